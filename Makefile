@@ -1,0 +1,67 @@
+# The commands a newcomer runs. `make demo` and `make test` need Python 3.11+ with venv, make and git, nothing else.
+#
+# pip's own environment variables choose where packages come from. The build of torch is the one pip picks for
+# `torch` of constraints.txt; README.md tells how to choose the CPU or a GPU build.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_FLAGS ?=
+PYTEST_FLAGS ?=
+
+.PHONY: demo test test-slow lint format examples bench bench-quick picture ci clean
+
+demo: $(VENV)/.train
+	$(BIN)/holdfast demo $(DEMO_FLAGS)
+
+test: $(VENV)/.dev $(VENV)/.debian
+	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term:skip-covered $(PYTEST_FLAGS)
+
+test-slow: $(VENV)/.dev $(VENV)/.debian
+	$(BIN)/python -m pytest -m slow $(PYTEST_FLAGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/codespell
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+examples: $(VENV)/.dev
+	$(BIN)/python examples/run_all.py
+
+bench: $(VENV)/.dev
+	for bench in benchmarks/*.py; do $(BIN)/python $$bench --json benchmarks/results/$$(basename $$bench .py).json || exit 1; done
+
+bench-quick: $(VENV)/.dev
+	for bench in benchmarks/*.py; do $(BIN)/python $$bench --quick || exit 1; done
+
+picture: $(VENV)/.dev $(VENV)/.debian
+	$(BIN)/python docs/images/make_report_picture.py
+
+ci: lint test test-slow examples bench-quick
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
+
+# What is installed is remembered by stamp files, renewed when the project's own lists change.
+
+$(VENV)/bin/pip:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Holdfast needs Python 3.11 or newer: make PYTHON=python3.11 …")'
+	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "python3 -m venv failed; on Debian: apt-get install python3-venv"; exit 1; }
+
+$(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[all]'
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(VENV)/.train
+
+$(VENV)/.debian: tests/debian-packages.txt tests/install-debian-packages.sh | $(VENV)/bin/pip
+	tests/install-debian-packages.sh tests/debian-packages.txt
+	@touch $@

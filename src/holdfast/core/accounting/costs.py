@@ -1,0 +1,112 @@
+"""What each incident and the checkpoints cost."""
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.core.accounting.records import (
+    AttemptCheckpoints,
+    CheckpointSummary,
+    IncidentSummary,
+    PassedOver,
+)
+from holdfast.core.accounting.survival import UNUSABLE_STATES
+from holdfast.core.ledger.records import Attempt, Checkpoint, Event, Incident
+
+
+def interventions(attempts: Sequence[Attempt], incidents: Sequence[Incident], events: Sequence[Event]) -> int:
+    """How often a person stepped in: asked the run to stop, or started it again.
+
+    An attempt after the first that no incident's `restart` led to was started by somebody (`run --resume`).
+    """
+    stops = sum(event.kind == "stop_asked" for event in events)
+    restarted = {incident.attempt for incident in incidents if incident.action == "restart"}
+    by_hand = sum(attempt.number not in restarted for attempt in attempts[:-1])
+    return stops + by_hand
+
+
+def incident_summaries(incidents: Sequence[Incident], events: Sequence[Event]) -> tuple[IncidentSummary, ...]:
+    """Each incident with its injected fault, its seconds, its steps and the checkpoints passed over."""
+    return tuple(_incident(number, incident, events) for number, incident in enumerate(incidents, start=1))
+
+
+def _incident(number: int, incident: Incident, events: Sequence[Event]) -> IncidentSummary:
+    injected = [
+        event
+        for event in events
+        if event.kind == "fault_injected"
+        and event.attempt == incident.attempt
+        and event.at_s <= incident.detected_at_s
+    ]
+    fault_at_s = max((event.at_s for event in injected), default=incident.fault_at_s)
+    restored = _restored_after(incident, events)
+    steps_lost = None
+    if incident.step is not None and incident.restored_step is not None:
+        steps_lost = max(0, incident.step - incident.restored_step)
+    seconds_to_restart = None
+    if incident.resumed_at_s is not None:
+        seconds_to_restart = max(0.0, incident.resumed_at_s - incident.detected_at_s)
+    return IncidentSummary(
+        number=number,
+        incident=incident,
+        injected=tuple(event.data for event in injected),
+        fault_at_s=fault_at_s,
+        seconds_to_detect=max(0.0, incident.detected_at_s - fault_at_s),
+        seconds_to_restart=seconds_to_restart,
+        steps_lost=steps_lost,
+        restore_s=_seconds(restored.get("restore_s")),
+        passed_over=tuple(
+            PassedOver(
+                step=int(passed.get("step", 0)),
+                path=str(passed.get("path", "")),
+                reason=str(passed.get("reason", "")),
+            )
+            for passed in restored.get("passed_over", ())
+        ),
+    )
+
+
+def _restored_after(incident: Incident, events: Sequence[Event]) -> Mapping[str, Any]:
+    """Data of the first `restored` event after the incident, that of the lowest rank."""
+    later = [event for event in events if event.kind == "restored" and event.attempt > incident.attempt]
+    if not later:
+        return {}
+    first = min(later, key=lambda event: (event.attempt, -1 if event.rank is None else event.rank))
+    return first.data
+
+
+def _seconds(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) else None
+
+
+def checkpoint_summary(checkpoints: Sequence[Checkpoint], wall_s: float) -> CheckpointSummary:
+    """Counts, stalls and sizes, over the run and of each attempt."""
+    numbers = sorted({checkpoint.attempt for checkpoint in checkpoints})
+    total_stall_s = sum(checkpoint.stall_s for checkpoint in checkpoints)
+    return CheckpointSummary(
+        count=len(checkpoints),
+        damaged=sum(checkpoint.state in UNUSABLE_STATES for checkpoint in checkpoints),
+        total_stall_s=total_stall_s,
+        share_of_wall=total_stall_s / wall_s if wall_s > 0 else 0.0,
+        overall=_stalls(0, checkpoints) if checkpoints else None,
+        by_attempt=tuple(
+            _stalls(number, [checkpoint for checkpoint in checkpoints if checkpoint.attempt == number])
+            for number in numbers
+        ),
+    )
+
+
+def _stalls(attempt: int, checkpoints: Sequence[Checkpoint]) -> AttemptCheckpoints:
+    stalls_s = [checkpoint.stall_s for checkpoint in checkpoints]
+    steps = [checkpoint.step for checkpoint in checkpoints]
+    return AttemptCheckpoints(
+        attempt=attempt,
+        count=len(checkpoints),
+        first_step=min(steps),
+        last_step=max(steps),
+        size_bytes=checkpoints[-1].size_bytes,
+        total_stall_s=sum(stalls_s),
+        mean_stall_s=statistics.fmean(stalls_s),
+        median_stall_s=statistics.median(stalls_s),
+        max_stall_s=max(stalls_s),
+    )

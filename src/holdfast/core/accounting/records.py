@@ -1,0 +1,170 @@
+"""What the accounting of a run says. Times without a date are seconds since the run's start."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from holdfast.core.ledger.records import Attempt, Incident, Run
+
+Cause = Literal["productive", "lost", "detecting", "restarting", "starting", "checkpoint", "other"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeBreakdown:
+    """Where the wall time went. The parts do not overlap and add up to it."""
+
+    productive_s: float
+    """Steps that survive in the final state."""
+    lost_s: float
+    """Steps executed and rolled back, and the unfinished step that a fault broke off."""
+    detecting_s: float
+    """From each fault to its detection."""
+    restarting_s: float
+    """From each detection to the next completed step, without that step's own time."""
+    starting_s: float
+    """From the first start to its first completed step, without that step's own time."""
+    checkpoint_s: float
+    """Training stood still for a checkpoint that became durable."""
+    other_s: float
+    """Evaluation, other sections without steps, and the run's end."""
+
+    @property
+    def total_s(self) -> float:
+        """The sum of the parts: the wall time."""
+        return sum(self.by_cause().values())
+
+    def by_cause(self) -> dict[Cause, float]:
+        """Seconds of each cause, in the order in which reports list them."""
+        return {
+            "productive": self.productive_s,
+            "lost": self.lost_s,
+            "detecting": self.detecting_s,
+            "restarting": self.restarting_s,
+            "starting": self.starting_s,
+            "checkpoint": self.checkpoint_s,
+            "other": self.other_s,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """A stretch of the time line. Stretches of steps include the checkpoints and evaluations between them."""
+
+    attempt: int
+    cause: Cause
+    start_s: float
+    end_s: float
+
+
+class Point(NamedTuple):
+    """One value of a curve."""
+
+    step: int
+    value: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LostSegment:
+    """Consecutive steps of one attempt that were rolled back."""
+
+    attempt: int
+    points: tuple[Point, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LossCurve:
+    """The reported losses, in step order. NaN and infinities are kept."""
+
+    surviving: tuple[Point, ...]
+    lost: tuple[LostSegment, ...]
+    validation: tuple[Point, ...]
+    """`metrics["val_loss"]` of surviving steps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassedOver:
+    """A newer checkpoint that did not verify, so that an older one was restored."""
+
+    step: int
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class IncidentSummary:
+    """One incident with what it cost."""
+
+    number: int
+    """1 for the run's first incident."""
+    incident: Incident
+    injected: tuple[Mapping[str, Any], ...]
+    """Data of this attempt's `fault_injected` events up to the detection; empty where none is recorded."""
+    fault_at_s: float
+    """Unix time of the last of those events, else `Incident.fault_at_s`."""
+    seconds_to_detect: float
+    seconds_to_restart: float | None
+    """From the detection to the next completed step; None where the job did not go on."""
+    steps_lost: int | None
+    """Completed before the incident and not in the state restored; None where the job did not go on."""
+    restore_s: float | None
+    """Of those seconds to restart, how long reading the checkpoint took."""
+    passed_over: tuple[PassedOver, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttemptCheckpoints:
+    """The checkpoints that became durable in one attempt, or, with attempt 0, in all."""
+
+    attempt: int
+    count: int
+    first_step: int
+    last_step: int
+    size_bytes: int
+    """Of the newest one."""
+    total_stall_s: float
+    mean_stall_s: float
+    median_stall_s: float
+    max_stall_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckpointSummary:
+    """What checkpoints cost."""
+
+    count: int
+    damaged: int
+    """Of those, how many were found damaged or incomplete since."""
+    total_stall_s: float
+    share_of_wall: float
+    """Stall seconds / wall seconds, 0 to 1."""
+    overall: AttemptCheckpoints | None
+    """None where there is no checkpoint."""
+    by_attempt: tuple[AttemptCheckpoints, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """Everything that a report says of a run."""
+
+    run: Run
+    attempts: tuple[Attempt, ...]
+    world_size: int | None
+    wall_s: float
+    """From the first start to the end, or to the last record of a run that is still running."""
+    final_step: int
+    """Steps completed in the final state."""
+    steps_executed: int
+    steps_lost: int
+    """Of those executed, how many were rolled back."""
+    median_step_s: float | None
+    breakdown: TimeBreakdown
+    ettr: float | None
+    """Effective training time ratio, 0 to 1: `breakdown.productive_s / wall_s`; None before any time passed."""
+    phases: tuple[Phase, ...]
+    incidents: tuple[IncidentSummary, ...]
+    interventions: int
+    """How often a person stepped in: asked the run to stop, or started it again."""
+    checkpoints: CheckpointSummary
+    loss: LossCurve
+    proof: Mapping[str, Any] | None
+    """Data of the newest `proof` event: the final weights compared with those of a reference run."""

@@ -1,0 +1,190 @@
+"""The two readings of a run's records, the ledger's rows and the journal's lines, put together."""
+
+import itertools
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.accounting.costs import checkpoint_summary, incident_summaries, interventions
+from holdfast.core.accounting.records import IncidentSummary, LossCurve, LostSegment, Point, RunSummary
+from holdfast.core.accounting.survival import ExecutedStep, executed_steps
+from holdfast.core.accounting.wall_time import Outage, wall_time
+from holdfast.core.ledger import Attempt, Checkpoint, Event, Incident, Ledger, Run
+from holdfast.core.paths import RunPaths
+from holdfast.core.telemetry import StepRecord, read_steps
+
+
+def summarize(ledger: Ledger, home: Path, run_id: str) -> RunSummary:
+    """Add up what the ledger and the journal of steps say of a run.
+
+    ETTR (effective training time ratio) is the time of the steps that survive in the final state, divided by
+    the wall time since the first start; an attempt's first step counts without its warm-up (see `survival`).
+    Seconds are those of the records; nothing is measured here.
+
+    Args:
+        ledger: where the run is recorded.
+        home: `$HOLDFAST_HOME`, below which its journal lies.
+        run_id: the run.
+
+    Raises:
+        NotFound: there is no such run.
+        HoldfastError: its journal is damaged.
+        LedgerError: the ledger cannot be read.
+    """
+    return account(
+        run=ledger.run(run_id),
+        attempts=ledger.attempts(run_id),
+        events=ledger.events(run_id),
+        incidents=ledger.incidents(run_id),
+        checkpoints=ledger.checkpoints(run_id),
+        steps=list(read_steps(RunPaths(home, run_id).steps)),
+    )
+
+
+def account(
+    *,
+    run: Run,
+    attempts: Sequence[Attempt],
+    events: Sequence[Event],
+    incidents: Sequence[Incident],
+    checkpoints: Sequence[Checkpoint],
+    steps: Sequence[StepRecord],
+) -> RunSummary:
+    """`summarize` as a pure function of the records."""
+    records = _by_attempt(steps)
+    known = {attempt.number for attempt in attempts}
+    # The supervisor adds the attempt before its first step; a journal restored from elsewhere may know more.
+    unknown = [
+        Attempt(run_id=run.run_id, number=number, started_at_s=lines[0].at_s)
+        for number, lines in records.items()
+        if number not in known
+    ]
+    attempts = sorted(
+        (_with_start_step(attempt, events) for attempt in [*attempts, *unknown]),
+        key=lambda attempt: attempt.number,
+    )
+    executed = executed_steps(run.state, attempts, records, checkpoints)
+    costs = incident_summaries(incidents, events)
+    end_s = run.ended_at_s
+    if end_s is None:
+        end_s = _last_record_s(attempts, events, incidents, checkpoints, steps)
+    wall_s = max(0.0, end_s - run.started_at_s)
+    breakdown, phases = wall_time(
+        start_s=run.started_at_s,
+        end_s=end_s,
+        running=run.state == "running",
+        attempts=[attempt.number for attempt in attempts],
+        steps=executed,
+        outages=_outages(costs),
+        stalls_s=_stalls_s(checkpoints),
+    )
+    in_order = [step for attempt in attempts for step in executed[attempt.number]]
+    later_s = [step.record.step_s for lines in executed.values() for step in lines[1:]]
+    return RunSummary(
+        run=run,
+        attempts=tuple(attempts),
+        world_size=_world_size(run, events),
+        wall_s=wall_s,
+        final_step=_final_step(attempts, in_order),
+        steps_executed=sum(step.covers for step in in_order),
+        steps_lost=sum(step.covers for step in in_order if not step.survives),
+        median_step_s=statistics.median(later_s) if later_s else None,
+        breakdown=breakdown,
+        ettr=breakdown.productive_s / wall_s if wall_s > 0 else None,
+        phases=phases,
+        incidents=costs,
+        interventions=interventions(attempts, incidents, events),
+        checkpoints=checkpoint_summary(checkpoints, wall_s),
+        loss=_loss_curve(in_order),
+        proof=next((event.data for event in reversed(events) if event.kind == "proof"), None),
+    )
+
+
+def _by_attempt(steps: Sequence[StepRecord]) -> dict[int, list[StepRecord]]:
+    records: dict[int, list[StepRecord]] = {}
+    for step in steps:
+        records.setdefault(step.attempt, []).append(step)
+    return records
+
+
+def _last_record_s(
+    attempts: Sequence[Attempt],
+    events: Sequence[Event],
+    incidents: Sequence[Incident],
+    checkpoints: Sequence[Checkpoint],
+    steps: Sequence[StepRecord],
+) -> float:
+    return max(
+        itertools.chain(
+            (attempt.ended_at_s or attempt.started_at_s for attempt in attempts),
+            (event.at_s for event in events),
+            (incident.resumed_at_s or incident.detected_at_s for incident in incidents),
+            (checkpoint.committed_at_s for checkpoint in checkpoints),
+            (step.at_s for step in steps),
+        ),
+        default=0.0,
+    )
+
+
+def _with_start_step(attempt: Attempt, events: Sequence[Event]) -> Attempt:
+    """An attempt that ended between its restore and its first step has its start in the event alone."""
+    if attempt.start_step is not None:
+        return attempt
+    restored = [event.data for event in events if (event.kind, event.attempt) == ("restored", attempt.number)]
+    return replace(attempt, start_step=int(restored[0]["step"])) if restored else attempt
+
+
+def _outages(costs: Sequence[IncidentSummary]) -> dict[int, Outage]:
+    outages: dict[int, Outage] = {}
+    for cost in costs:
+        # The first incident of an attempt ended it.
+        outage = Outage(fault_at_s=cost.fault_at_s, detected_at_s=cost.incident.detected_at_s)
+        outages.setdefault(cost.incident.attempt, outage)
+    return outages
+
+
+def _stalls_s(checkpoints: Sequence[Checkpoint]) -> dict[int, float]:
+    stalls_s: dict[int, float] = {}
+    for checkpoint in checkpoints:
+        stalls_s[checkpoint.attempt] = stalls_s.get(checkpoint.attempt, 0.0) + checkpoint.stall_s
+    return stalls_s
+
+
+def _world_size(run: Run, events: Sequence[Event]) -> int | None:
+    stated: list[Any] = [event.data.get("world_size") for event in reversed(events)]
+    if run.command and Path(run.command[0]).name != "torchrun":  # which says itself how many ranks it starts
+        stated.append(run.options.get("nproc"))
+    return next((size for size in stated if isinstance(size, int) and size > 0), None)
+
+
+def _final_step(attempts: Sequence[Attempt], steps: Sequence[ExecutedStep]) -> int:
+    surviving = [step.record.step for step in steps if step.survives]
+    if surviving:
+        return max(surviving)
+    return next((attempt.start_step for attempt in reversed(attempts) if attempt.start_step is not None), 0)
+
+
+def _loss_curve(steps: Sequence[ExecutedStep]) -> LossCurve:
+    surviving: list[Point] = []
+    validation: list[Point] = []
+    lost: list[LostSegment] = []
+    for (attempt, survives), group in itertools.groupby(
+        steps, lambda step: (step.record.attempt, step.survives)
+    ):
+        lines = [step.record for step in group]
+        points = [Point(line.step, line.loss) for line in lines if line.loss is not None]
+        if survives:
+            surviving += points
+            validation += _validation(lines)
+        elif points:
+            lost.append(LostSegment(attempt=attempt, points=tuple(points)))
+    surviving.sort(key=lambda point: point.step)
+    validation.sort(key=lambda point: point.step)
+    return LossCurve(surviving=tuple(surviving), lost=tuple(lost), validation=tuple(validation))
+
+
+def _validation(lines: Sequence[StepRecord]) -> list[Point]:
+    metrics: list[tuple[int, Mapping[str, float]]] = [(line.step, line.metrics) for line in lines]
+    return [Point(step, values["val_loss"]) for step, values in metrics if "val_loss" in values]

@@ -1,0 +1,43 @@
+"""Files that are whole or absent.
+
+A crash at any instant leaves the old file or the new one, never a mixture; what it can leave besides is a
+`.NAME.*.tmp` file in the same folder, which nobody reads and which the next write of that name does not mind.
+"""
+
+import os
+import secrets
+from pathlib import Path
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make the names in `folder` durable (creations, renames, removals)."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace `path` by a file that holds exactly `data`, durably, readable by whom the umask says.
+
+    Same-folder temporary file, fsync, rename, fsync of the folder.
+
+    Raises:
+        OSError: the write failed; `path` is as it was before, or, where only the last fsync (of the folder)
+            failed, holds `data` but may be as before after a power cut.
+    """
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    # Not tempfile.mkstemp: its files are 0600 whatever the umask, and a report or a checkpoint is there to be
+    # read by others.
+    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    fsync_folder(path.parent)

@@ -1,0 +1,126 @@
+"""How the ledger's database is opened, begun, created and migrated."""
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, text
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
+
+from holdfast.core.errors import LedgerError
+from holdfast.core.ledger import schema
+
+BUSY_TIMEOUT_S = 30.0
+
+
+def open_engine(url: str) -> Engine:
+    """An engine on the ledger at a SQLAlchemy URL, its tables those of `schema`.
+
+    A crash while they are made leaves a ledger as it was before.
+
+    Raises:
+        LedgerError: it cannot be opened, or a newer Holdfast wrote it.
+    """
+    engine = None
+    try:
+        engine = _engine(url)
+        with _migration_lock(engine):
+            _bring_up_to_date(engine)
+    except (ArgumentError, NoSuchModuleError, DBAPIError, OSError, ImportError) as error:
+        _dispose(engine)
+        raise LedgerError(
+            f"The ledger {_shown(url)} cannot be opened: {first_line(error)}. "
+            "Name another with --ledger URL, or a writable folder with HOLDFAST_HOME."
+        ) from error
+    except BaseException:
+        _dispose(engine)
+        raise
+    return engine
+
+
+def writing(engine: Engine) -> Engine:
+    """The same engine for transactions that write: they wait for the lock when they begin."""
+    return engine.execution_options(holdfast_writes=True)
+
+
+def first_line(error: Exception) -> str:
+    """What the database's driver said, without SQLAlchemy's lines about the statement."""
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return next(iter(str(cause).splitlines()), type(cause).__name__)
+
+
+def _engine(url: str) -> Engine:
+    parsed = make_url(url)
+    if parsed.get_backend_name() != "sqlite":
+        return create_engine(parsed)
+    if parsed.database and parsed.database != ":memory:":
+        Path(parsed.database).parent.mkdir(parents=True, exist_ok=True)
+    engine = create_engine(parsed, connect_args={"timeout": BUSY_TIMEOUT_S})
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: Any, _record: Any) -> None:
+        # Transactions are begun below, not by the driver: left to itself it begins none before CREATE TABLE,
+        # so that a migration killed half-way would leave a ledger that neither opens nor migrates.
+        # SQLAlchemy's SQLite dialect: "Enabling Non-Legacy SQLite Transactional Modes".
+        connection.isolation_level = None
+        connection.execute("PRAGMA journal_mode=WAL")
+        connection.execute("PRAGMA foreign_keys=ON")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Connection) -> None:
+        # A writer waits for the lock at once: a transaction that reads first and then writes would be refused
+        # without waiting (SQLITE_BUSY_SNAPSHOT) when another process wrote in between.
+        writes = connection.get_execution_options().get("holdfast_writes", False)
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine
+
+
+@contextmanager
+def _migration_lock(engine: Engine) -> Iterator[None]:
+    """One process at a time creates or migrates a SQLite file."""
+    database = engine.url.database
+    if engine.url.get_backend_name() != "sqlite" or not database or database == ":memory:":
+        yield
+        return
+    with Path(f"{database}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _bring_up_to_date(engine: Engine) -> None:
+    with engine.connect() as connection:
+        if _revision(connection) == schema.REVISION:
+            return
+    with writing(engine).begin() as connection:
+        revision = _revision(connection)
+        if revision is not None and revision > schema.REVISION:
+            raise LedgerError(
+                f"The ledger {engine.url} is of version {revision}; this Holdfast knows {schema.REVISION}. "
+                "Upgrade Holdfast, or name another ledger with --ledger URL."
+            )
+        from holdfast.core.ledger.migrations import upgrade
+
+        upgrade(connection)
+
+
+def _revision(connection: Connection) -> str | None:
+    if not inspect(connection).has_table("alembic_version"):
+        return None
+    return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def _shown(url: str) -> str:
+    """The URL as a message may show it: without its password."""
+    try:
+        return make_url(url).render_as_string(hide_password=True)
+    except ArgumentError:
+        return repr(url.rpartition("@")[2])
+
+
+def _dispose(engine: Engine | None) -> None:
+    if engine is not None:
+        engine.dispose()

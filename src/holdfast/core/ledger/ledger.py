@@ -1,0 +1,222 @@
+"""The operations on the ledger: add, change, read back."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from sqlalchemy import Connection, Engine, Table, select
+from sqlalchemy.exc import DBAPIError
+
+from holdfast.core.errors import LedgerError, NotFound
+from holdfast.core.ledger import schema
+from holdfast.core.ledger.engine import first_line, open_engine, writing
+from holdfast.core.ledger.records import Attempt, Checkpoint, Event, Incident, Run
+
+Record = TypeVar("Record", Run, Attempt, Event, Incident, Checkpoint)
+
+
+class Ledger:
+    """One database with the records of all runs. Safe to open in several processes at once."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+
+    @classmethod
+    def open(cls, url: str) -> Self:
+        """Open the ledger at a SQLAlchemy URL, creating or migrating it as needed.
+
+        Raises:
+            LedgerError: it cannot be opened, or a newer Holdfast wrote it.
+        """
+        return cls(open_engine(url))
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # Runs
+
+    def add_run(self, run: Run) -> None:
+        """Record a new run."""
+        self._insert(schema.runs, asdict(run))
+
+    def set_run(self, run_id: str, **changes: Any) -> None:
+        """Change columns of a run.
+
+        Raises:
+            NotFound: there is none of this id.
+        """
+        if not self._update(schema.runs, schema.runs.c.run_id == run_id, changes):
+            raise _no_run(run_id)
+
+    def run(self, run_id: str) -> Run:
+        """The run of this id.
+
+        Raises:
+            NotFound: there is none.
+        """
+        found = self._read(Run, schema.runs, schema.runs.c.run_id == run_id)
+        if not found:
+            raise _no_run(run_id)
+        return found[0]
+
+    def runs(self) -> list[Run]:
+        """All runs, oldest first."""
+        return self._read(Run, schema.runs, order_by=(schema.runs.c.started_at_s, schema.runs.c.run_id))
+
+    def remove_run(self, run_id: str) -> None:
+        """Forget a run and all that belongs to it."""
+        with self._write() as connection:
+            connection.execute(schema.runs.delete().where(schema.runs.c.run_id == run_id))
+
+    # Attempts
+
+    def add_attempt(self, attempt: Attempt) -> None:
+        """Record a start of the job."""
+        self._insert(schema.attempts, asdict(attempt))
+
+    def set_attempt(self, run_id: str, number: int, **changes: Any) -> None:
+        """Change columns of an attempt.
+
+        Raises:
+            NotFound: the run has no attempt of this number.
+        """
+        table = schema.attempts
+        if not self._update(table, (table.c.run_id == run_id) & (table.c.number == number), changes):
+            raise NotFound(
+                f"Run {run_id!r} has no attempt {number}. `holdfast runs show {run_id}` lists those it has."
+            )
+
+    def attempts(self, run_id: str) -> list[Attempt]:
+        """The attempts of a run, in order."""
+        table = schema.attempts
+        return self._read(Attempt, table, table.c.run_id == run_id, order_by=table.c.number)
+
+    # Events
+
+    def add_event(self, event: Event) -> None:
+        """Record an event."""
+        self._insert(schema.events, asdict(event))
+
+    def events(self, run_id: str, kind: str | None = None) -> list[Event]:
+        """The events of a run, of one kind or of all, in the order they were recorded."""
+        table = schema.events
+        where = table.c.run_id == run_id
+        if kind is not None:
+            where &= table.c.kind == kind
+        return self._read(Event, table, where, order_by=table.c.event_id)
+
+    # Incidents
+
+    def add_incident(self, incident: Incident) -> int:
+        """Record an incident; returns its id."""
+        values = asdict(incident)
+        del values["incident_id"]
+        with self._write() as connection:
+            key = connection.execute(schema.incidents.insert().values(**values)).inserted_primary_key
+        assert key is not None
+        return int(key[0])
+
+    def set_incident(self, incident_id: int, **changes: Any) -> None:
+        """Change columns of an incident.
+
+        Raises:
+            NotFound: there is none of this id.
+        """
+        if not self._update(schema.incidents, schema.incidents.c.incident_id == incident_id, changes):
+            raise _no_incident(incident_id)
+
+    def incident(self, incident_id: int) -> Incident:
+        """The incident of this id.
+
+        Raises:
+            NotFound: there is none.
+        """
+        found = self._read(Incident, schema.incidents, schema.incidents.c.incident_id == incident_id)
+        if not found:
+            raise _no_incident(incident_id)
+        return found[0]
+
+    def incidents(self, run_id: str | None = None) -> list[Incident]:
+        """The incidents of one run or of all, in the order they were recorded."""
+        table = schema.incidents
+        where = None if run_id is None else table.c.run_id == run_id
+        return self._read(Incident, table, where, order_by=table.c.incident_id)
+
+    # Checkpoints
+
+    def add_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """Record a durable checkpoint. The same step saved again in the same attempt replaces its record."""
+        table = schema.checkpoints
+        with self._write() as connection:
+            connection.execute(
+                table.delete().where(
+                    table.c.run_id == checkpoint.run_id,
+                    table.c.attempt == checkpoint.attempt,
+                    table.c.step == checkpoint.step,
+                    table.c.path == checkpoint.path,
+                )
+            )
+            connection.execute(table.insert().values(**asdict(checkpoint)))
+
+    def checkpoints(self, run_id: str) -> list[Checkpoint]:
+        """The checkpoints of a run, in the order they became durable."""
+        table = schema.checkpoints
+        return self._read(Checkpoint, table, table.c.run_id == run_id, order_by=table.c.checkpoint_id)
+
+    @contextmanager
+    def _write(self) -> Iterator[Connection]:
+        """One transaction that writes."""
+        with self._as_ledger_error("written"), writing(self._engine).begin() as connection:
+            yield connection
+
+    @contextmanager
+    def _as_ledger_error(self, verb: str) -> Iterator[None]:
+        # A full disk or a ledger locked for too long is the user's to mend: one sentence, no traceback.
+        try:
+            yield
+        except DBAPIError as error:
+            raise LedgerError(
+                f"The ledger {self._engine.url} cannot be {verb}: {first_line(error)}. "
+                "See that its disk has room and that nothing else holds it locked, then try again."
+            ) from error
+
+    def _insert(self, table: Table, values: dict[str, Any]) -> None:
+        with self._write() as connection:
+            connection.execute(table.insert().values(**values))
+
+    def _update(self, table: Table, where: Any, changes: dict[str, Any]) -> bool:
+        """Whether there was a row to change."""
+        with self._write() as connection:
+            return connection.execute(table.update().where(where).values(**changes)).rowcount > 0
+
+    def _read(
+        self, record: type[Record], table: Table, where: Any = None, order_by: Any = None
+    ) -> list[Record]:
+        # A table's own key (event_id, checkpoint_id) is for order only; the records do not carry it.
+        columns = [table.c[name] for name in record.__dataclass_fields__]
+        query = select(*columns)
+        if where is not None:
+            query = query.where(where)
+        if order_by is not None:
+            query = query.order_by(*order_by if isinstance(order_by, tuple) else (order_by,))
+        with self._as_ledger_error("read"), self._engine.connect() as connection:
+            return [record(**row) for row in connection.execute(query).mappings()]
+
+
+def _no_run(run_id: str) -> NotFound:
+    return NotFound(f"There is no run {run_id!r}. `holdfast runs ls` lists those there are.")
+
+
+def _no_incident(incident_id: int) -> NotFound:
+    return NotFound(f"There is no incident {incident_id}. `holdfast incidents ls` lists those there are.")

@@ -1,0 +1,10 @@
+"""Run by Alembic: migrate over the connection that `upgrade` was given."""
+
+from alembic import context
+
+from holdfast.core.ledger import schema
+
+context.configure(
+    connection=context.config.attributes["connection"], target_metadata=schema.metadata, render_as_batch=True
+)
+context.run_migrations()

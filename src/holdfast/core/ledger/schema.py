@@ -1,0 +1,100 @@
+"""The ledger's tables, in portable SQL.
+
+A change here goes with a migration in `migrations/versions` and a new `REVISION`;
+`tests/core/test_migrations.py` compares the two.
+"""
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Column,
+    Float,
+    ForeignKey,
+    Integer,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+
+REVISION = "0001"
+"""The migration that makes a ledger equal to these tables."""
+
+metadata = MetaData()
+
+RUN_KEY = "runs.run_id"
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("run_id", String(64), primary_key=True),
+    Column("state", String(16), nullable=False),
+    Column("command", JSON, nullable=False),
+    Column("options", JSON, nullable=False),
+    Column("cwd", Text, nullable=False),
+    Column("host", String(255), nullable=False),
+    Column("pid", Integer, nullable=False),
+    Column("started_at_s", Float(53), nullable=False),
+    Column("ended_at_s", Float(53)),
+    Column("exit_code", Integer),
+    Column("outcome", Text, nullable=False),
+)
+
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("run_id", ForeignKey(RUN_KEY, ondelete="CASCADE"), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("started_at_s", Float(53), nullable=False),
+    Column("outcome", String(16), nullable=False),
+    Column("start_step", Integer),
+    Column("first_step_at_s", Float(53)),
+    Column("last_step", Integer),
+    Column("ended_at_s", Float(53)),
+)
+
+events = Table(
+    "events",
+    metadata,
+    Column("event_id", Integer, primary_key=True, autoincrement=True),
+    Column("run_id", ForeignKey(RUN_KEY, ondelete="CASCADE"), nullable=False, index=True),
+    Column("attempt", Integer, nullable=False),
+    Column("at_s", Float(53), nullable=False),
+    Column("kind", String(64), nullable=False),
+    Column("rank", Integer),
+    Column("data", JSON, nullable=False),
+)
+
+incidents = Table(
+    "incidents",
+    metadata,
+    Column("incident_id", Integer, primary_key=True, autoincrement=True),
+    Column("run_id", ForeignKey(RUN_KEY, ondelete="CASCADE"), nullable=False, index=True),
+    Column("attempt", Integer, nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("rank", Integer),
+    Column("step", Integer),
+    Column("fault_at_s", Float(53), nullable=False),
+    Column("detected_at_s", Float(53), nullable=False),
+    Column("diagnosis", JSON, nullable=False),
+    Column("action", String(32), nullable=False),
+    Column("explanation", Text, nullable=False),
+    Column("resumed_at_s", Float(53)),
+    Column("restored_step", Integer),
+)
+
+checkpoints = Table(
+    "checkpoints",
+    metadata,
+    Column("checkpoint_id", Integer, primary_key=True, autoincrement=True),
+    Column("run_id", ForeignKey(RUN_KEY, ondelete="CASCADE"), nullable=False, index=True),
+    Column("attempt", Integer, nullable=False),
+    Column("step", Integer, nullable=False),
+    Column("path", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("size_bytes", BigInteger, nullable=False),
+    Column("stall_s", Float(53), nullable=False),
+    Column("committed_at_s", Float(53), nullable=False),
+    UniqueConstraint("run_id", "attempt", "step", "path"),
+)

@@ -1,0 +1,68 @@
+"""The seam between a rank's code and whoever supervises it.
+
+`holdfast.attach()` sets the process's link; the checkpoint room reads it. Where nobody supervises, the link is
+`Unsupervised`: it records nothing and never asks for a stop.
+"""
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
+
+
+class JobLink(Protocol):
+    """What a rank tells its supervisor and hears from it. Every method returns at once but where it says so."""
+
+    def emit(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Send an event of plain JSON values. Never blocks, never raises."""
+        ...
+
+    def section(self, name: str, *, limit_s: float | None = None) -> AbstractContextManager[None]:
+        """Mark a stretch without steps (save, restore, evaluate), so that it is not taken for a hang.
+
+        `limit_s` is how long it may last before it counts as one; None leaves that to the supervisor.
+        """
+        ...
+
+    def stop_due(self, step: int) -> bool:
+        """Whether the job was asked to stop and every rank agreed to do so at this `step` or an earlier one.
+
+        True on all ranks at the same step, so that a collective save can follow. May wait for the agreement.
+        """
+        ...
+
+    def leave(self, step: int) -> None:
+        """End this process because a stop was asked for and its state at `step` is safe. Does not return."""
+        ...
+
+
+class Unsupervised:
+    """The link of a process that nobody supervises."""
+
+    def emit(self, kind: str, data: Mapping[str, Any]) -> None:
+        """See `JobLink.emit`: nobody listens."""
+
+    def section(self, name: str, *, limit_s: float | None = None) -> AbstractContextManager[None]:  # noqa: ARG002
+        """See `JobLink.section`."""
+        return nullcontext()
+
+    def stop_due(self, step: int) -> bool:  # noqa: ARG002
+        """See `JobLink.stop_due`: nobody asks."""
+        return False
+
+    def leave(self, step: int) -> None:
+        """Cannot happen: `stop_due` is never true."""
+        raise AssertionError(f"asked to leave at step {step} without a supervisor")
+
+
+_link: JobLink = Unsupervised()
+
+
+def job_link() -> JobLink:
+    """The link of this process."""
+    return _link
+
+
+def set_job_link(link: JobLink) -> None:
+    """Make `link` the link of this process."""
+    global _link  # noqa: PLW0603 - one process is one rank: its link is process-wide by nature
+    _link = link

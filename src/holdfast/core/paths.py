@@ -1,0 +1,91 @@
+"""Where things lie: one class owns every file name of a run.
+
+`$HOLDFAST_HOME` (default `./.holdfast`) holds `ledger.db` and `runs/RUN/`.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import quote
+
+from holdfast.core.errors import BadUse
+
+RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+def holdfast_home() -> Path:
+    """`$HOLDFAST_HOME`, else `.holdfast` in the current folder; absolute."""
+    # `or`: a variable that is set and empty means the default, not the current folder.
+    return Path(os.environ.get("HOLDFAST_HOME") or ".holdfast").absolute()
+
+
+def ledger_url(home: Path) -> str:
+    """The default ledger of a home: SQLite beside its runs."""
+    # Quoted, because a `?` or `%` in a folder's name would end or change the path of the URL.
+    return f"sqlite:///{quote(str(home / 'ledger.db'))}"
+
+
+@dataclass(frozen=True)
+class RunPaths:
+    """Every file of one run, below `home/runs/RUN`.
+
+    Raises:
+        BadUse: the run id is not one; it could name a folder that is not a run's, to be read or removed.
+    """
+
+    home: Path
+    run_id: str
+
+    def __post_init__(self) -> None:
+        if not RUN_ID.fullmatch(self.run_id):
+            raise BadUse(
+                f"{self.run_id!r} is not a run id: at most 64 letters, digits, `.`, `_` and `-`, the first a "
+                "letter or digit. `holdfast runs ls` lists the runs there are."
+            )
+
+    @property
+    def root(self) -> Path:
+        """The run's folder."""
+        return self.home / "runs" / self.run_id
+
+    @property
+    def logs(self) -> Path:
+        """Folder of the logs, one folder an attempt."""
+        return self.root / "logs"
+
+    def attempt_logs(self, attempt: int) -> Path:
+        """Folder of the logs of one attempt."""
+        return self.logs / f"attempt-{attempt:03d}"
+
+    def rank_log(self, attempt: int, rank: int) -> Path:
+        """What rank `rank` printed, both streams, newest part; older parts end in `.1`, `.2` …."""
+        return self.attempt_logs(attempt) / f"rank-{rank}.log"
+
+    def launcher_log(self, attempt: int) -> Path:
+        """What PyTorch's launcher printed itself."""
+        return self.attempt_logs(attempt) / "launcher.log"
+
+    def observer_log(self, attempt: int) -> Path:
+        """What the supervisor saw of the ranks: a rank's exit, its signal, a missing step."""
+        return self.attempt_logs(attempt) / "observer.log"
+
+    @property
+    def supervisor_log(self) -> Path:
+        """What a detached supervisor printed."""
+        return self.logs / "supervisor.log"
+
+    @property
+    def steps(self) -> Path:
+        """The journal of steps (`holdfast.core.telemetry`)."""
+        return self.root / "telemetry" / "steps.jsonl"
+
+    @property
+    def report(self) -> Path:
+        """The run's page."""
+        return self.root / "report" / "report.html"
+
+    @property
+    def lock(self) -> Path:
+        """Locked while the supervisor or any process of its job lives."""
+        return self.root / "lock"

@@ -1,0 +1,95 @@
+"""How processes end: their exits said in words, trees killed, children tied to their parents.
+
+Linux's prctl is used where it is there; elsewhere those calls do nothing and the guard's sweep is what remains.
+"""
+
+import ctypes
+import os
+import signal
+import sys
+import time
+
+PR_SET_PDEATHSIG = 1  # linux/prctl.h
+PR_SET_CHILD_SUBREAPER = 36
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to SIGKILL this process when its parent ends, however that ends."""
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def become_subreaper() -> None:
+    """Adopt every descendant whose own parent ends, so that none can escape `kill_descendants`."""
+    _prctl(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def kill_descendants(*, timeout_s: float = 10.0) -> None:
+    """SIGKILL every descendant of this process until none is left; SIGKILL reaches stopped ones too.
+
+    Returns without success only when one survives `timeout_s` of it, stuck in the kernel: nobody can end those.
+    """
+    import psutil
+
+    deadline_s = time.monotonic() + timeout_s
+    while time.monotonic() < deadline_s:
+        # Listed anew each round: a process may fork between being seen and being killed.
+        living = [
+            child
+            for child in psutil.Process().children(recursive=True)
+            if _status(child) not in (None, psutil.STATUS_ZOMBIE)
+        ]
+        if not living:
+            return
+        for child in living:
+            try:
+                child.kill()
+            except psutil.NoSuchProcess:
+                continue
+        # Not psutil's own wait: it would reap a child whose exit somebody else is waiting for.
+        time.sleep(0.02)
+
+
+def process_state(pid: int) -> str | None:
+    """What the kernel says of a process, as psutil names it ("stopped", "disk-sleep", …); None if it is gone."""
+    import psutil
+
+    try:
+        return _status(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return None
+
+
+def _status(process: object) -> str | None:
+    import psutil
+
+    assert isinstance(process, psutil.Process)
+    try:
+        return str(process.status())
+    except psutil.NoSuchProcess:
+        return None
+
+
+def signal_name(number: int) -> str:
+    """SIGKILL for 9, and so on."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def exit_as(returncode: int) -> None:
+    """End this process as another ended: with its code, or by its signal (`subprocess` writes that negative)."""
+    if returncode >= 0:
+        sys.exit(returncode)
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the core that matters was the other's
+    if returncode != -signal.SIGKILL:
+        signal.signal(-returncode, signal.SIG_DFL)
+    os.kill(os.getpid(), -returncode)
+    sys.exit(128 - returncode)  # a signal that does not end a process

@@ -1,0 +1,163 @@
+"""The journal of steps: one JSON object a line, beside the ledger, because its rate is not a database's.
+
+What a crash can leave: kill -9 of the writer loses no line that `append` returned for; at most the last line
+is torn, which readers leave out and the next writer cuts off. The journal is not fsynced, so a power cut can
+cost the newest lines; they are telemetry, the state itself is in the checkpoints.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from holdfast.core.errors import HoldfastError
+
+READ_BACK_BYTES = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class StepRecord:
+    """One training step, as the lowest rank that reported it saw it."""
+
+    attempt: int
+    rank: int
+    step: int
+    """Steps completed."""
+    at_s: float
+    """When it was completed, seconds since the Unix epoch."""
+    step_s: float
+    """Seconds since the same rank's previous step, without sections such as save, restore and evaluate."""
+    loss: float | None = None
+    """May be NaN or infinite: that is news, not an error."""
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    """What else the script reported, `val_loss` for example."""
+
+
+class StepJournal:
+    """The journal's one writer: the supervisor. A line is in the file, whole, when `append` returns."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the journal at `path`, making its folder, and cut off a line that a killed writer left torn.
+
+        Raises:
+            OSError: the file cannot be opened.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+        whole_bytes = _whole_lines_bytes(self._fd)
+        if whole_bytes < os.fstat(self._fd).st_size:
+            os.ftruncate(self._fd, whole_bytes)
+
+    def append(self, record: StepRecord) -> None:
+        """Write one line.
+
+        Raises:
+            OSError: the line could not be written (a full disk); none of it is left in the file.
+        """
+        line = _encode(record)
+        # One write a line: what a reader or a kill -9 sees ends, but for a full disk, at a line's end.
+        start_bytes = os.fstat(self._fd).st_size
+        rest = memoryview(line)
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError:
+            os.ftruncate(self._fd, start_bytes)
+            raise
+
+    def close(self) -> None:
+        """Let go of the file. Closing twice is harmless."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def read_steps(path: Path) -> Iterator[StepRecord]:
+    """The steps of a journal, in the order they were written; nothing where there is no file yet.
+
+    A last line without its line end is torn or still being written, and left out.
+
+    Raises:
+        HoldfastError: a whole line is not a step record; the message names its number.
+    """
+    try:
+        journal = path.open("rb")
+    except FileNotFoundError:
+        return
+    with journal:
+        for number, line in enumerate(journal, start=1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                record = _decode(line)
+            except (ValueError, KeyError, TypeError) as error:
+                raise HoldfastError(
+                    f"{path}:{number} is not a step record ({error!r}). Something other "
+                    "than Holdfast changed it, or its disk is failing; delete that line to read the rest."
+                ) from error
+            yield record
+
+
+def _encode(record: StepRecord) -> bytes:
+    fields = {
+        "attempt": record.attempt,
+        "rank": record.rank,
+        "step": record.step,
+        "at_s": _to_json(record.at_s),
+        "step_s": _to_json(record.step_s),
+        "loss": None if record.loss is None else _to_json(record.loss),
+        "metrics": {name: _to_json(value) for name, value in record.metrics.items()},
+    }
+    # allow_nan=False: NaN is not JSON (RFC 8259, section 6), so it is written as a string, by `_to_json`.
+    return json.dumps(fields, separators=(", ", ": "), allow_nan=False).encode() + b"\n"
+
+
+def _decode(line: bytes) -> StepRecord:
+    fields = json.loads(line)
+    loss = fields["loss"]
+    return StepRecord(
+        attempt=int(fields["attempt"]),
+        rank=int(fields["rank"]),
+        step=int(fields["step"]),
+        at_s=_number(fields["at_s"]),
+        step_s=_number(fields["step_s"]),
+        loss=None if loss is None else _number(loss),
+        metrics={str(name): _number(value) for name, value in fields["metrics"].items()},
+    )
+
+
+def _to_json(value: float) -> float | str:
+    # "nan", "inf", "-inf": the words that float() reads back.
+    return value if math.isfinite(value) else str(float(value))
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise TypeError(f"{value!r} is not a number")
+    if isinstance(value, str) and value not in ("nan", "inf", "-inf"):
+        raise ValueError(f"{value!r} is not a number")
+    return float(value)
+
+
+def _whole_lines_bytes(fd: int) -> int:
+    """Where the last whole line ends."""
+    end_bytes = os.fstat(fd).st_size
+    while end_bytes > 0:
+        start_bytes = max(0, end_bytes - READ_BACK_BYTES)
+        newline = os.pread(fd, end_bytes - start_bytes, start_bytes).rfind(b"\n")
+        if newline >= 0:
+            return start_bytes + newline + 1
+        end_bytes = start_bytes
+    return 0
