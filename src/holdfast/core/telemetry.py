@@ -102,7 +102,7 @@ def read_steps(path: Path) -> Iterator[StepRecord]:
                 return
             try:
                 record = _decode(line)
-            except (ValueError, KeyError, TypeError) as error:
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
                 raise HoldfastError(
                     f"{path}:{number} is not a step record ({error!r}). Something other "
                     "than Holdfast changed it, or its disk is failing; delete that line to read the rest."

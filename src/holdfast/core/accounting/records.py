@@ -159,7 +159,7 @@ class RunSummary:
     median_step_s: float | None
     breakdown: TimeBreakdown
     ettr: float | None
-    """Effective training time ratio, 0 to 1: `breakdown.productive_s / wall_s`; None before any time passed."""
+    """ETTR, effective training time ratio, 0 to 1: `breakdown.productive_s / wall_s`; None at wall time 0."""
     phases: tuple[Phase, ...]
     incidents: tuple[IncidentSummary, ...]
     interventions: int

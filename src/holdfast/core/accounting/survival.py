@@ -75,9 +75,12 @@ def _survival(
         lines = records.get(attempt.number, ())
         limit = min(ceiling, final_limits.get(attempt.number, math.inf))
         kept = []
-        for line in reversed(lines):
-            kept.append(line.step <= limit)
-            limit = min(limit, line.step)
+        for index in range(len(lines) - 1, -1, -1):
+            step = lines[index].step
+            kept.append(step <= limit)
+            # A script may report one step in two lines, its loss and then its validation loss.
+            again = index > 0 and lines[index - 1].step == step
+            limit = min(limit, step if again else step - 1)
         survival[attempt.number] = kept[::-1]
         if final_limits.get(attempt.number) == -math.inf:
             continue  # nothing is left of this attempt, so it rolled nothing back

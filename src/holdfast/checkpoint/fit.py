@@ -1,0 +1,122 @@
+"""Does a state fit a checkpoint, and filling it once it does.
+
+`fit` only looks, so that a state that does not fit is left as it was; `fill` puts in what was read.
+"""
+
+from collections.abc import Mapping, MutableMapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from holdfast.checkpoint.tree import Skeleton, is_nested_list
+
+
+class _Absent:
+    """Stands where the state has nothing yet."""
+
+
+ABSENT = _Absent()
+
+
+class Fit:
+    """What to read for a state, and why it cannot take it.
+
+    `wanted`: flat name to the tensor to read into, or None for a plain value. `problems`: one sentence each,
+    naming the entry.
+    """
+
+    def __init__(self, saved: Mapping[str, Any]) -> None:
+        """`saved`: flat name to DCP's description of it."""
+        self._saved = saved
+        self.wanted: dict[str, torch.Tensor | None] = {}
+        self.problems: list[str] = []
+
+    def fit(self, name: str, target: Any, skeleton: Skeleton) -> None:
+        """Compare one entry of the state, `target`, with the checkpoint's `skeleton` of it, recursively.
+
+        A dict may lack keys of the checkpoint, they are added; it may have none that the checkpoint lacks. A
+        plain value takes whatever the checkpoint has.
+        """
+        if isinstance(skeleton, str):
+            self._fit_leaf(name, target, skeleton)
+        elif isinstance(target, torch.Tensor):
+            self.problems.append(f"{name!r} is a tensor in the state and a {_kind(skeleton)} in the checkpoint")
+        elif isinstance(skeleton, dict):
+            self._fit_dict(name, target, skeleton)
+        else:
+            self._fit_list(name, target, skeleton)
+
+    def require(self, name: str, target: Any) -> None:
+        """Note that the checkpoint lacks `target`; an empty container needs nothing of it."""
+        if not (isinstance(target, Mapping) and not target):
+            self.problems.append(f"the checkpoint has no {name!r}")
+
+    def _fit_leaf(self, name: str, target: Any, flat: str) -> None:
+        saved = self._saved[flat]
+        is_tensor = isinstance(saved, TensorStorageMetadata)
+        if isinstance(target, Mapping) or is_nested_list(target):
+            self.problems.append(f"{name!r} is a {_kind(target)} in the state and one value in the checkpoint")
+        elif not isinstance(target, torch.Tensor):
+            self.wanted[flat] = torch.empty(saved.size, dtype=saved.properties.dtype) if is_tensor else None
+        elif not is_tensor:
+            self.problems.append(f"{name!r} is a tensor in the state and a plain value in the checkpoint")
+        elif (target.size(), target.dtype) != (saved.size, saved.properties.dtype):
+            self.problems.append(
+                f"{name!r} is {_shape(target.size(), target.dtype)} in the state and "
+                f"{_shape(saved.size, saved.properties.dtype)} in the checkpoint"
+            )
+        else:
+            self.wanted[flat] = target
+
+    def _fit_dict(self, name: str, target: Any, skeleton: dict[Any, Any]) -> None:
+        if is_nested_list(target) or (isinstance(target, Mapping) and not isinstance(target, MutableMapping)):
+            self.problems.append(f"{name!r} is a {_kind(target)} in the state and a dict in the checkpoint")
+            return
+        present: Mapping[Any, Any] = target if isinstance(target, Mapping) else {}
+        for key in present:
+            if key not in skeleton:
+                self.require(f"{name}.{key}", present[key])
+        for key, part in skeleton.items():
+            self.fit(f"{name}.{key}", present.get(key, ABSENT), part)
+
+    def _fit_list(self, name: str, target: Any, skeleton: list[Any]) -> None:
+        if isinstance(target, Mapping):
+            self.problems.append(f"{name!r} is a dict in the state and a list in the checkpoint")
+            return
+        present = target if isinstance(target, list) else []
+        if len(present) > len(skeleton):
+            self.problems.append(f"{name!r} has {len(present)} items, the checkpoint has {len(skeleton)}")
+        for index, part in enumerate(skeleton):
+            self.fit(f"{name}.{index}", present[index] if index < len(present) else ABSENT, part)
+
+
+def fill(target: Any, skeleton: Skeleton, loaded: Mapping[str, Any]) -> Any:
+    """Put what was read into `target`, in place where it can be, and return what to keep in its stead.
+
+    Tensors of `target` that were read into are in `loaded` themselves.
+    """
+    if isinstance(skeleton, dict):
+        filled = target if isinstance(target, MutableMapping) else {}
+        for key, part in skeleton.items():
+            filled[key] = fill(filled.get(key, ABSENT), part, loaded)
+        return filled
+    if isinstance(skeleton, list):
+        items = target if isinstance(target, list) else []
+        items[:] = [
+            fill(items[index] if index < len(items) else ABSENT, part, loaded) for index, part in enumerate(skeleton)
+        ]
+        return items
+    value = loaded[skeleton]
+    if type(target) is list and type(value) is list:
+        target[:] = value
+        return target
+    return value
+
+
+def _kind(value: Any) -> str:
+    return "dict" if isinstance(value, Mapping) else "list"
+
+
+def _shape(size: torch.Size, dtype: torch.dtype) -> str:
+    return f"{str(dtype).removeprefix('torch.')}{list(size)}"

@@ -1,0 +1,113 @@
+"""Folders appear whole and disappear at once: the names in a checkpoint folder, and how they change.
+
+| name | what it is | after a crash |
+|---|---|---|
+| `step-0000000020` | a checkpoint | stays |
+| `step-0000000020.replaced` | the former, while its step is saved again | a candidate until the next save |
+| `.step-0000000020.RANDOM.tmp` | a save in progress, locked by its process | removed by a later first save |
+| `.deleting-NAME.RANDOM` | a checkpoint on its way out | the same |
+"""
+
+import fcntl
+import logging
+import os
+import re
+import secrets
+import shutil
+from pathlib import Path
+
+from holdfast.core.atomic import fsync_folder
+
+_logger = logging.getLogger("holdfast")
+_NAME = re.compile(r"step-(\d{10,})(\.replaced)?")
+_LEFTOVERS = (".step-*.tmp", ".deleting-*")
+
+
+def step_path(folder: Path, step: int) -> Path:
+    """Where the checkpoint of `step` lies."""
+    return folder / f"step-{step:010d}"
+
+
+def parse_name(name: str) -> tuple[int, bool] | None:
+    """The step of a checkpoint's folder name and whether it is a replaced one; None for any other name."""
+    match = _NAME.fullmatch(name)
+    return None if match is None else (int(match[1]), match[2] is not None)
+
+
+def replaced_path(path: Path) -> Path:
+    """Where the checkpoint at `path` waits while its step is saved again."""
+    return path.with_name(path.name + ".replaced")
+
+
+class Staging:
+    """The hidden folder in which one save is prepared; locked while the process that made it lives."""
+
+    def __init__(self, folder: Path, step: int) -> None:
+        self._final = step_path(folder, step)
+        self.path = folder / f".{self._final.name}.{secrets.token_hex(4)}.tmp"
+        self.path.mkdir()
+        self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+        except OSError as error:
+            # Some network file systems lock no folders; `remove_leftovers` cannot there, and leaves it.
+            _logger.debug("no lock on %s: %s", self.path, error)
+
+    def commit(self, *, final_is_damaged: bool) -> Path:
+        """Give the folder its proper name, durably. At every instant one of old and new has a good name.
+
+        Raises:
+            OSError: it has not got its name; an older one of the step still has its own or `.replaced`.
+        """
+        replaced = replaced_path(self._final)
+        fsync_folder(self.path)
+        if self._final.exists():
+            if replaced.exists():  # left by a crash: of the two, keep the one that may still be good
+                discard(self._final if final_is_damaged else replaced)
+            if self._final.exists():
+                self._final.rename(replaced)
+        self.path.rename(self._final)
+        fsync_folder(self._final.parent)
+        if replaced.exists():
+            discard(replaced)
+        os.close(self._fd)
+        return self._final
+
+    def abandon(self) -> None:
+        """Remove the folder; the save failed."""
+        os.close(self._fd)
+        if self.path.exists():
+            discard(self.path)
+
+
+def discard(path: Path) -> None:
+    """Take a folder out of sight in one step, then delete it.
+
+    What cannot be deleted is logged and left: a later first save tries again.
+    """
+    hidden = path.with_name(f".deleting-{path.name.lstrip('.')}.{secrets.token_hex(4)}")
+    try:
+        path.rename(hidden)
+        fsync_folder(path.parent)
+        shutil.rmtree(hidden)
+    except OSError as error:
+        _logger.warning("Could not delete %s (%s). Delete it by hand if it stays.", path, error)
+
+
+def remove_leftovers(folder: Path) -> None:
+    """Delete what saves and deletions of dead processes left in `folder`."""
+    for pattern in _LEFTOVERS:
+        for path in folder.glob(pattern):
+            try:
+                fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            except OSError as error:
+                _logger.debug("left %s alone: %s", path, error)
+                continue
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:  # its process lives, or this file system locks no folders
+                _logger.debug("left %s alone: %s", path, error)
+            else:
+                discard(path)
+            finally:
+                os.close(fd)

@@ -1,0 +1,157 @@
+"""The manifest of one checkpoint: which files it has, how large they are, and their checksums.
+
+`holdfast.json` is written last, so a folder that has it was complete once; its `digest` covers everything
+else in it, so the manifest itself cannot change unseen. Nothing here needs torch.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import xxhash
+
+from holdfast.core.atomic import write_atomic
+
+MANIFEST_NAME = "holdfast.json"
+SCHEMA = "holdfast.checkpoint"
+VERSION = 1
+_READ_BYTES = 4 << 20
+
+
+class ManifestError(Exception):
+    """A checkpoint's manifest or one of its files is not what it should be; the message names which."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileEntry:
+    """One file of a checkpoint; `path` is relative to its folder, with `/`."""
+
+    path: str
+    size_bytes: int
+    xxh3_128: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What `holdfast.json` says; `created_at_s` in seconds since the Unix epoch, `torch` a version."""
+
+    step: int
+    world_size: int
+    created_at_s: float
+    torch: str
+    files: tuple[FileEntry, ...]
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all files together, without the manifest."""
+        return sum(entry.size_bytes for entry in self.files)
+
+
+def describe_file(folder: Path, name: str) -> FileEntry:
+    """Read one file of `folder` and say what it holds.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    checksum = xxhash.xxh3_128()
+    size_bytes = 0
+    buffer = memoryview(bytearray(_READ_BYTES))
+    with (folder / name).open("rb", buffering=0) as file:
+        while count := file.readinto(buffer):
+            checksum.update(buffer[:count])
+            size_bytes += count
+    return FileEntry(path=name, size_bytes=size_bytes, xxh3_128=checksum.hexdigest())
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write `holdfast.json` into `folder`, atomically and durably.
+
+    Raises:
+        OSError: it was not written.
+    """
+    content = {"schema": SCHEMA, "version": VERSION, **asdict(manifest)}
+    content["digest"] = _digest(content)
+    write_atomic(folder / MANIFEST_NAME, json.dumps(content, indent=1).encode() + b"\n")
+
+
+def read_manifest(folder: Path, *, step: int) -> Manifest:
+    """Read `holdfast.json` of `folder`, which should be that of `step`.
+
+    Raises:
+        FileNotFoundError: there is none: the save never finished, or somebody removed it.
+        ManifestError: it is damaged, of another version or step, or names files outside of `folder`.
+    """
+    try:
+        content = json.loads((folder / MANIFEST_NAME).read_bytes())
+        digest = content.pop("digest")
+        # The digest first: only then is what the rest says worth a message of its own.
+        if digest != _digest(content):
+            raise ManifestError(f"{MANIFEST_NAME} does not match its own digest")
+        if (content["schema"], content["version"]) != (SCHEMA, VERSION):
+            raise ManifestError(
+                f"{MANIFEST_NAME} is {content['schema']} version {content['version']}, "
+                f"this Holdfast reads {SCHEMA} version {VERSION}"
+            )
+        if content["step"] != step:
+            raise ManifestError(f"{MANIFEST_NAME} is that of step {content['step']}")
+        return Manifest(
+            step=int(content["step"]),
+            world_size=int(content["world_size"]),
+            created_at_s=float(content["created_at_s"]),
+            torch=str(content["torch"]),
+            files=tuple(_file_entry(entry) for entry in content["files"]),
+        )
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ManifestError(f"{MANIFEST_NAME} is unreadable ({error!r})") from error
+
+
+def check_sizes(folder: Path, files: Iterable[FileEntry]) -> None:
+    """Check that each file is a regular one inside `folder` and of its size; reads no content.
+
+    Raises:
+        ManifestError: one is not; the message names it.
+    """
+    inside = folder.resolve()
+    for entry in files:
+        file = folder / entry.path
+        try:
+            found = file.resolve(strict=True)
+            size_bytes = found.stat().st_size
+        except OSError as error:
+            raise ManifestError(f"{entry.path} is missing or unreadable ({error.strerror})") from error
+        if not found.is_relative_to(inside) or not found.is_file():
+            raise ManifestError(f"{entry.path} leads out of the checkpoint or is no regular file")
+        if size_bytes != entry.size_bytes:
+            raise ManifestError(f"{entry.path} has {size_bytes} bytes instead of {entry.size_bytes}")
+
+
+def check_contents(folder: Path, files: Iterable[FileEntry]) -> None:
+    """Check every byte of `files` against its checksum.
+
+    Raises:
+        ManifestError: one differs; the message names it.
+    """
+    for entry in files:
+        check_sizes(folder, [entry])
+        try:
+            found = describe_file(folder, entry.path)
+        except OSError as error:
+            raise ManifestError(f"{entry.path} is unreadable ({error.strerror})") from error
+        if found != entry:
+            raise ManifestError(f"{entry.path} does not match its checksum")
+
+
+def _digest(content: dict[str, Any]) -> str:
+    canonical = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
+    return xxhash.xxh3_128(canonical).hexdigest()
+
+
+def _file_entry(raw: dict[str, Any]) -> FileEntry:
+    path = PurePosixPath(raw["path"])
+    if path.is_absolute() or ".." in path.parts or not path.parts:
+        raise ManifestError(f"{MANIFEST_NAME} names {raw['path']!r}, which is outside of the checkpoint")
+    return FileEntry(path=str(path), size_bytes=int(raw["size_bytes"]), xxh3_128=str(raw["xxh3_128"]))

@@ -1,0 +1,54 @@
+"""Acting as one: every rank does its part, and all go on or all raise the same error."""
+
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch.distributed as dist
+
+from holdfast.core.errors import CheckpointError, HoldfastError
+
+T = TypeVar("T")
+
+
+class Ranks:
+    """The ranks of the default process group; one rank where torch.distributed is not initialised.
+
+    Only object collectives are used, which work on every backend.
+    """
+
+    def __init__(self) -> None:
+        self.distributed = dist.is_available() and dist.is_initialized()
+        self.rank = dist.get_rank() if self.distributed else 0
+        self.world_size = dist.get_world_size() if self.distributed else 1
+
+    def together(self, work: Callable[[], T]) -> list[T]:
+        """Run `work` on every rank and return what each returned, in the order of ranks. Collective.
+
+        Raises:
+            Exception: the error of the lowest rank that failed, on every rank.
+        """
+        if not self.distributed:
+            return [work()]
+        own: Exception | None = None
+        result: T | None = None
+        try:
+            result = work()
+        except Exception as error:
+            own = error
+        sent = own
+        if own is not None and not isinstance(own, HoldfastError | OSError):
+            sent = CheckpointError(f"{type(own).__name__}: {own}")  # any other class may not be picklable
+        outcomes: list[tuple[T, Exception | None]] = [None] * self.world_size  # type: ignore[list-item]
+        dist.all_gather_object(outcomes, (result, sent))
+        for rank, (_result, failure) in enumerate(outcomes):
+            if failure is not None:
+                raise own if own is not None and rank == self.rank else failure
+        return [each for each, _failure in outcomes]
+
+    def first(self, work: Callable[[], T]) -> T:
+        """Run `work` on rank 0 alone and return its result on every rank. Collective.
+
+        Raises:
+            Exception: the error of rank 0, on every rank.
+        """
+        return self.together(lambda: work() if self.rank == 0 else None)[0]  # type: ignore[return-value]

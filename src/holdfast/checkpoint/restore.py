@@ -1,0 +1,246 @@
+"""Restoring: the newest checkpoint that verifies on all ranks, read into a state that fits it."""
+
+import logging
+from collections.abc import Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.distributed.checkpoint.metadata import Metadata
+
+from holdfast.checkpoint import dcp, rng
+from holdfast.checkpoint.catalog import CheckpointInfo, scan
+from holdfast.checkpoint.contents import STRUCTURE, has_state_dict, rank_structure, state_dicts
+from holdfast.checkpoint.fit import ABSENT, Fit, fill
+from holdfast.checkpoint.manifest import Manifest, ManifestError, check_contents, read_manifest
+from holdfast.checkpoint.metadata import check_against_files, read_metadata
+from holdfast.checkpoint.ranks import Ranks
+from holdfast.checkpoint.tree import Skeleton, skeleton_from_paths
+from holdfast.core.errors import CheckpointError, NoVerifiedCheckpoint, StateMismatch
+
+_logger = logging.getLogger("holdfast")
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenCheckpoint:
+    """A verified checkpoint. `shared`: the skeleton of the state; `own`: of each rank's part."""
+
+    path: Path
+    manifest: Manifest
+    metadata: Metadata
+    shared: dict[Any, Any]
+
+    def own(self, rank: int) -> dict[Any, Any] | None:
+        """The skeleton of what belongs to `rank`: `user` and `rng`. None where DCP alone wrote it."""
+        return _read_skeleton(self.path, self.metadata, rank_structure(rank))
+
+
+@dataclass(frozen=True, kw_only=True)
+class PassedOver:
+    """A checkpoint that was not taken, and why."""
+
+    step: int
+    path: Path
+    reason: str
+
+
+def open_checkpoint(path: Path, manifest: Manifest) -> OpenCheckpoint:
+    """Read what a checkpoint says of itself. The contents of its files have been checked already.
+
+    Raises:
+        ManifestError: it contradicts itself, or its metadata names what it must not; nothing of it has run.
+    """
+    metadata = read_metadata(path)
+    check_against_files(metadata, {entry.path: entry.size_bytes for entry in manifest.files})
+    try:
+        shared = _read_skeleton(path, metadata, STRUCTURE)
+        if shared is None:
+            names = metadata.state_dict_metadata
+            shared = skeleton_from_paths(metadata.planner_data or {name: (name,) for name in names})
+    except Exception as error:  # whoever made it up may have made up anything
+        raise ManifestError(f"its structure is unreadable ({type(error).__name__}: {error})") from error
+    return OpenCheckpoint(path=path, manifest=manifest, metadata=metadata, shared=shared)
+
+
+def open_newest(ranks: Ranks, folder: Path) -> tuple[OpenCheckpoint | None, list[PassedOver]]:
+    """Find the newest checkpoint that verifies; each rank reads its share of the files. Collective.
+
+    Returns:
+        It, or None where there is none at all, and those that were passed over, newest first.
+
+    Raises:
+        NoVerifiedCheckpoint: there are checkpoints, and none verifies.
+    """
+    passed_over: list[PassedOver] = []
+    for info in ranks.first(lambda: scan(folder)):
+        opened, reason = _try_open(ranks, info)
+        if opened is not None:
+            return opened, passed_over
+        passed_over.append(PassedOver(step=info.step, path=info.path, reason=reason))
+        if ranks.rank == 0:
+            _logger.warning("Passed over the checkpoint of step %d (%s): %s.", info.step, info.path, reason)
+    if not passed_over:
+        return None, []
+    reasons = "; ".join(f"step {item.step}: {item.reason}" for item in passed_over)
+    raise NoVerifiedCheckpoint(
+        f"No checkpoint in {folder} verifies ({reasons}). Put a good copy there, or move them away to start over."
+    )
+
+
+def _try_open(ranks: Ranks, info: CheckpointInfo) -> tuple[OpenCheckpoint | None, str]:
+    if info.state != "written":
+        return None, info.reason or info.state
+    opened: OpenCheckpoint | None = None
+
+    def check_share() -> str | None:
+        try:
+            manifest = read_manifest(info.path, step=info.step)
+            check_contents(info.path, manifest.files[ranks.rank :: ranks.world_size])
+        except (ManifestError, OSError) as error:
+            return str(error)
+        return None
+
+    def open_it() -> str | None:
+        nonlocal opened
+        try:
+            opened = open_checkpoint(info.path, read_manifest(info.path, step=info.step))
+        except (ManifestError, OSError) as error:
+            return str(error)
+        return None
+
+    # Nothing in it is interpreted before every byte of it is known to be what was written.
+    for stage in (check_share, open_it):
+        reasons = [reason for reason in ranks.together(stage) if reason]
+        if reasons:
+            return None, reasons[0]
+    return opened, ""
+
+
+def restore_into(
+    ranks: Ranks,
+    checkpoint: OpenCheckpoint,
+    state: MutableMapping[str, Any],
+    per_rank: MutableMapping[str, Any] | None,
+) -> None:
+    """Put a checkpoint into `state`, `per_rank` and this process's random generators. Collective.
+
+    Raises:
+        BadUse: `state` or `per_rank` is no dict of named entries.
+        StateMismatch: they do not fit the checkpoint; nothing was changed on any rank.
+        CheckpointError: something could not be read.
+    """
+    same_world = checkpoint.manifest.world_size == ranks.world_size
+    parts: list[_Part] = []
+    fit = Fit(checkpoint.metadata.state_dict_metadata)
+    rng_skeleton: Skeleton = {}
+
+    def look() -> None:
+        nonlocal rng_skeleton
+        parts.append(_Part(state, checkpoint.shared))
+        own = checkpoint.own(ranks.rank) if same_world else None
+        if per_rank is not None:
+            if not same_world:
+                raise _another_world(ranks, checkpoint)
+            parts.append(_Part(per_rank, own["user"] if own else {}))
+        for part in parts:
+            part.look(fit)
+        if own:
+            rng_skeleton = own["rng"]
+            fit.fit("rng", ABSENT, rng_skeleton)
+        if fit.problems:
+            more = f", and {len(fit.problems) - 3} more" if len(fit.problems) > 3 else ""
+            raise StateMismatch(
+                f"The state does not fit {checkpoint.path}: {'; '.join(fit.problems[:3])}{more}. "
+                "Build it with the same model and optimizer, or leave that entry out to restore the rest."
+            )
+
+    ranks.together(look)
+    loaded: dict[str, Any] = {}
+
+    def read(*, plain: bool) -> None:
+        wanted = {name: tensor for name, tensor in fit.wanted.items() if (tensor is None) == plain}
+        loaded.update(dcp.read(checkpoint.path, checkpoint.metadata, wanted))
+
+    # Plain values first: they are what may be refused, and until then no tensor has changed.
+    ranks.together(lambda: read(plain=True))
+    ranks.together(lambda: read(plain=False))
+    for part in parts:
+        part.put(loaded)
+    if rng_skeleton:
+        rng.put_back(fill(ABSENT, rng_skeleton, loaded))
+    elif ranks.rank == 0:
+        _logger.warning(
+            "The random generators were left alone: %s was saved by %d ranks and is restored by %d, "
+            "or was not saved by Holdfast.",
+            checkpoint.path,
+            checkpoint.manifest.world_size,
+            ranks.world_size,
+        )
+
+
+def per_rank_states(checkpoint: OpenCheckpoint) -> list[dict[str, Any]]:
+    """What every rank had saved under `per_rank`, by rank; tensors on the CPU. Not collective.
+
+    Raises:
+        CheckpointError: something could not be read.
+    """
+    states = []
+    for rank in range(checkpoint.manifest.world_size):
+        own = checkpoint.own(rank)
+        fit = Fit(checkpoint.metadata.state_dict_metadata)
+        skeleton = own["user"] if own else {}
+        fit.fit("per_rank", ABSENT, skeleton)
+        states.append(fill({}, skeleton, dcp.read(checkpoint.path, checkpoint.metadata, fit.wanted)))
+    return states
+
+
+class _Part:
+    """A dict of the user, of top-level entries, and the skeleton it is restored from."""
+
+    def __init__(self, entries: MutableMapping[str, Any], skeleton: dict[Any, Any]) -> None:
+        self._entries = entries
+        self._skeleton = skeleton
+        self._targets = state_dicts(entries)
+
+    def look(self, fit: Fit) -> None:
+        for name, target in self._targets.items():
+            if name in self._skeleton:
+                fit.fit(name, target, self._skeleton[name])
+            else:
+                fit.require(name, target)
+
+    def put(self, loaded: Mapping[str, Any]) -> None:
+        for name, target in self._targets.items():
+            filled = fill(target, self._skeleton.get(name, {}), loaded)
+            if has_state_dict(self._entries[name]):
+                self._entries[name].load_state_dict(filled)
+            else:
+                self._entries[name] = filled
+
+
+def _another_world(ranks: Ranks, checkpoint: OpenCheckpoint) -> StateMismatch:
+    step, saved_by = checkpoint.manifest.step, checkpoint.manifest.world_size
+    return StateMismatch(
+        f"{checkpoint.path} was saved by {saved_by} ranks and is restored by {ranks.world_size}, "
+        "so per_rank has no one to go to. Restore without per_rank, take what each of them had from "
+        f"Checkpointer.per_rank_states({step}), and share it out."
+    )
+
+
+def _read_skeleton(path: Path, metadata: Metadata, name: str) -> dict[Any, Any] | None:
+    """A skeleton that was stored under `name`, whose every leaf the metadata knows; None if there is none."""
+    if name not in metadata.state_dict_metadata:
+        return None
+    (skeleton,) = dcp.read(path, metadata, {name: None})[name]
+    unknown = set(_leaves(skeleton)) - metadata.state_dict_metadata.keys()
+    if unknown or not isinstance(skeleton, dict):
+        raise CheckpointError(f"{name} names what the checkpoint does not hold: {sorted(unknown)[:3]}")
+    return skeleton
+
+
+def _leaves(skeleton: Skeleton) -> Iterator[str]:
+    if isinstance(skeleton, str):
+        yield skeleton
+    else:
+        for part in skeleton.values() if isinstance(skeleton, dict) else skeleton:
+            yield from _leaves(part)

@@ -1,0 +1,134 @@
+"""A nested state as flat leaves and a skeleton of its shape.
+
+Leaves are named as DCP names them, the path joined by dots, so that stock `torch.distributed.checkpoint.load`
+finds them. DCP keeps every dict key as text and forgets empty containers; the skeleton keeps both: it is the
+nested dicts and lists themselves, with each leaf replaced by its flat name.
+"""
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from holdfast.core.errors import BadUse
+
+Skeleton = dict[Any, Any] | list[Any] | str
+_SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
+_INT_BITS = 2000  # `weights_only` reads integers of up to 255 bytes
+_KEYS = (str, int, bool, float, type(None))
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlatState:
+    """`leaves`: flat name to tensor or plain value. `skeleton`: the shape, see `Skeleton`."""
+
+    leaves: dict[str, Any]
+    skeleton: dict[Any, Any]
+
+
+def flatten(state: Mapping[Any, Any], *, prefix: str = "") -> FlatState:
+    """Flatten nested dicts and lists; `prefix` comes before every flat name.
+
+    Raises:
+        BadUse: a value or key could not be read back without trusting the file, or two leaves share a name.
+    """
+    leaves: dict[str, Any] = {}
+
+    def visit(name: str, value: Any) -> Skeleton:
+        if isinstance(value, Mapping):
+            for key in value:
+                if type(key) not in _KEYS:
+                    raise _not_plain(f"a key of {name!r}", key)
+            return {key: visit(f"{name}.{key}", item) for key, item in value.items()}
+        if is_nested_list(value):
+            return [visit(f"{name}.{index}", item) for index, item in enumerate(value)]
+        if not isinstance(value, torch.Tensor):
+            _check_plain(name, value)
+        if name in leaves:
+            raise BadUse(f"Two entries of the state have the name {name!r}. Rename one of them.")
+        leaves[name] = value
+        return name
+
+    skeleton = {key: visit(f"{prefix}{key}", value) for key, value in state.items()}
+    return FlatState(leaves=leaves, skeleton=skeleton)
+
+
+def is_nested_list(value: Any) -> bool:
+    """Whether DCP stores a list item by item: it holds a tensor, a dict or such a list. Else: one leaf."""
+    return isinstance(value, list) and any(
+        isinstance(item, torch.Tensor | Mapping) or is_nested_list(item) for item in value
+    )
+
+
+def merge_skeletons(skeletons: Sequence[Any]) -> Any:
+    """The shape that holds all of `skeletons`, as ranks may have different parts of one state.
+
+    Raises:
+        BadUse: the same name is a container on one rank and a value on another.
+    """
+    first = skeletons[0]
+    if all(isinstance(skeleton, dict) for skeleton in skeletons):
+        keys = dict.fromkeys(key for skeleton in skeletons for key in skeleton)
+        return {key: merge_skeletons([each[key] for each in skeletons if key in each]) for key in keys}
+    if all(isinstance(skeleton, list) for skeleton in skeletons):
+        length = max(len(skeleton) for skeleton in skeletons)
+        return [merge_skeletons([each[index] for each in skeletons if index < len(each)]) for index in range(length)]
+    if any(skeleton != first for skeleton in skeletons):
+        raise BadUse(f"Ranks disagree about the shape of the state: {skeletons}. Put what differs under per_rank.")
+    return first
+
+
+def skeleton_from_paths(paths: Mapping[str, Sequence[str | int]]) -> dict[Any, Any]:
+    """The skeleton of a checkpoint that DCP wrote alone, from the paths of its leaves.
+
+    DCP has turned integer keys into text. A dict whose keys are all digits was one with integer keys (that of
+    an optimizer's state) far more often than not, so it becomes one again.
+    """
+    root: dict[Any, Any] = {}
+    for name, path in paths.items():
+        node: Any = root
+        # Lists are dicts of integers at first: their items come in any order.
+        for part in path[:-1]:
+            node = node.setdefault(part, {})
+        node[path[-1]] = name
+
+    def settle(node: Any) -> Any:
+        if not isinstance(node, dict):
+            return node
+        children = {key: settle(child) for key, child in node.items()}
+        if all(isinstance(key, int) for key in children):
+            return [children[index] for index in sorted(children)]
+        if all(isinstance(key, str) and key.isdecimal() for key in children):
+            return {int(key): child for key, child in children.items()}
+        return children
+
+    return {key: settle(child) for key, child in root.items()}
+
+
+def _check_plain(name: str, value: Any) -> None:
+    """What is let in here is what `torch.load(weights_only=True)` reads back as it was."""
+    if type(value) is int and value.bit_length() > _INT_BITS:
+        raise BadUse(f"Cannot save {name!r}: an integer of {value.bit_length()} bits. Save it as text.")
+    if type(value) in _SCALARS or isinstance(value, torch.Tensor):
+        return
+    if type(value) in (list, tuple, set):
+        for item in value:
+            _check_plain(name, item)
+    elif type(value) in (dict, OrderedDict):
+        for key, item in value.items():
+            _check_plain(name, key)
+            _check_plain(name, item)
+    else:
+        raise _not_plain(repr(name), value)
+
+
+def _not_plain(where: str, value: Any) -> BadUse:
+    kind = f"{type(value).__module__}.{type(value).__qualname__}"
+    hint = "NumPy values by .item() or torch.from_numpy()" if kind.startswith("numpy.") else "it"
+    return BadUse(
+        f"Cannot save {where}: a {kind} cannot be read back without running code from the file. Convert "
+        f"{hint} to tensors or plain values (numbers, text, lists, tuples, dicts), or pass its object, with "
+        "state_dict and load_state_dict, at the top level of the state."
+    )

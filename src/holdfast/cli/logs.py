@@ -1,0 +1,115 @@
+"""`holdfast logs`: what a run's ranks printed."""
+
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from holdfast.cli.main import Place
+from holdfast.cli.output import print_json
+from holdfast.core.errors import BadUse, NotFound
+from holdfast.core.ledger import Ledger
+from holdfast.core.paths import RunPaths
+from holdfast.core.rotating_log import parts_oldest_first
+from holdfast.recover.runs import state_of
+
+CHUNK_BYTES = 1 << 20
+FOLLOW_S = 0.3
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@click.option("--rank", type=int, help="One rank only.")
+@click.option("--attempt", type=int, help="Which start of the job.  [default: the newest]")
+@click.option("--launcher", is_flag=True, help="What PyTorch's launcher and the supervisor wrote instead.")
+@click.option("-f", "--follow", is_flag=True, help="Go on as the run does.")
+@click.option("--json", "as_json", is_flag=True, help="Where the log files are, as one JSON object.")
+@click.pass_obj
+def command(
+    place: Place,
+    run_id: str,
+    rank: int | None,
+    attempt: int | None,
+    launcher: bool,
+    follow: bool,
+    as_json: bool,
+) -> None:
+    """Print what a run's ranks printed, rank by rank."""
+    if follow and as_json:
+        raise BadUse("--follow and --json do not go together.")
+    with Ledger.open(place.ledger) as ledger:
+        run = ledger.run(run_id)
+        newest = max((one.number for one in ledger.attempts(run_id)), default=0)
+    paths = RunPaths(place.home, run_id)
+    number = newest if attempt is None else attempt
+    logs = _logs(paths, number, rank, launcher=launcher)
+    if as_json:
+        files = [{"log": log.stem, "parts": [str(part) for part in parts_oldest_first(log)]} for log in logs]
+        print_json("logs", {"run": run_id, "attempt": number, "logs": files})
+        return
+    if not logs and not follow:
+        raise NotFound(_nothing(paths, number, rank))
+    out = sys.stdout.buffer
+    for log in logs:
+        if len(logs) > 1:
+            out.write(f"==> {log.name} <==\n".encode())
+        for part in parts_oldest_first(log):
+            with part.open("rb") as file:
+                while chunk := file.read(CHUNK_BYTES):
+                    out.write(chunk)
+    out.flush()
+    if follow:
+        _follow(place, paths, rank, number, launcher=launcher, run_id=run.run_id)
+
+
+def _logs(paths: RunPaths, attempt: int, rank: int | None, *, launcher: bool) -> list[Path]:
+    folder = paths.attempt_logs(attempt)
+    if launcher:
+        found = [paths.launcher_log(attempt), paths.observer_log(attempt)]
+        return [log for log in found if log.exists()]
+    if rank is not None:
+        log = paths.rank_log(attempt, rank)
+        return [log] if log.exists() else []
+    return sorted(folder.glob("rank-*.log"), key=lambda log: int(log.stem.removeprefix("rank-")))
+
+
+def _nothing(paths: RunPaths, attempt: int, rank: int | None) -> str:
+    there = sorted(int(log.stem.removeprefix("rank-")) for log in paths.attempt_logs(attempt).glob("rank-*.log"))
+    if rank is not None and there:
+        return f"Rank {rank} of attempt {attempt} left no log; there are ranks {there[0]} to {there[-1]}."
+    tried = sorted(int(folder.name.removeprefix("attempt-")) for folder in paths.logs.glob("attempt-*"))
+    if not tried:
+        return f"Run {paths.run_id} has no logs yet."
+    return (
+        f"Attempt {attempt} left no rank's log; there are attempts {tried[0]} to {tried[-1]}. "
+        "--launcher shows what the launcher printed."
+    )
+
+
+def _follow(place: Place, paths: RunPaths, rank: int | None, attempt: int, *, launcher: bool, run_id: str) -> None:
+    """Show what is appended from now on, over rotations and restarts, until the run ends."""
+    out = sys.stdout.buffer
+    seen: dict[tuple[int, Path], tuple[int, int]] = {}
+    for log in _logs(paths, attempt, rank, launcher=launcher):
+        status = log.stat()
+        seen[attempt, log] = (status.st_ino, status.st_size)
+    while True:
+        with Ledger.open(place.ledger) as ledger:
+            going = state_of(ledger.run(run_id), place.home) == "running"
+            attempt = max((one.number for one in ledger.attempts(run_id)), default=attempt)
+        for log in _logs(paths, attempt, rank, launcher=launcher):
+            inode, offset = seen.get((attempt, log), (0, 0))
+            with log.open("rb") as file:
+                now = log.stat()
+                if now.st_ino != inode:
+                    offset = 0
+                file.seek(offset)
+                while chunk := file.read(CHUNK_BYTES):
+                    out.write(chunk)
+                    offset += len(chunk)
+            seen[attempt, log] = (now.st_ino, offset)
+        out.flush()
+        if not going:
+            return
+        time.sleep(FOLLOW_S)

@@ -1,0 +1,82 @@
+"""`holdfast`: finds the command, turns errors into one sentence and an exit code.
+
+0 done, 1 the job failed for the user's reason, 2 bad use, 3 budget spent, 4 incomplete.
+"""
+
+import importlib
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+
+from holdfast import __version__
+from holdfast.core.errors import HoldfastError
+from holdfast.core.paths import holdfast_home, ledger_url
+
+COMMANDS = {
+    "run": ("holdfast.cli.run", "Run a training job and keep it running."),
+    "demo": ("holdfast.cli.demo", "Train a small GPT while faults strike, and report."),
+    "runs": ("holdfast.cli.runs", "List, show, stop and remove runs."),
+    "logs": ("holdfast.cli.logs", "Print what a run's ranks printed."),
+    "incidents": ("holdfast.cli.incidents", "List and show what went wrong and what was done."),
+    "checkpoint": ("holdfast.cli.checkpoint", "List and verify checkpoints."),
+}
+"""Where each command lives; its module is imported only when it is called, so that `--help` answers at once."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where the records are: click's context object."""
+
+    home: Path
+    ledger: str
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
+        if cmd_name not in COMMANDS:
+            return None
+        command = importlib.import_module(COMMANDS[cmd_name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, help_text) for name, (_, help_text) in COMMANDS.items()])
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="holdfast")
+@click.option("--ledger", metavar="URL", help="The ledger; default: ledger.db in $HOLDFAST_HOME or ./.holdfast.")
+@click.pass_context
+def cli(context: click.Context, ledger: str | None) -> None:
+    """Keep LLM development running on GPU clusters."""
+    home = holdfast_home()
+    context.obj = Place(home, ledger or ledger_url(home))
+
+
+def main() -> None:
+    """The `holdfast` program."""
+    try:
+        code = cli.main(standalone_mode=False)
+    except HoldfastError as error:
+        click.echo(f"holdfast: {error}", err=True)
+        sys.exit(error.exit_code)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:
+        # The reader of a pipe (`| head`) left; there is nobody to tell.
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+if __name__ == "__main__":
+    main()

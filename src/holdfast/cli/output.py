@@ -1,0 +1,48 @@
+"""How commands print: one JSON object for programs, tables for people."""
+
+import json
+import sys
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import Any
+
+import click
+
+PIPE_WIDTH = 240
+"""Characters a line where there is no terminal to ask."""
+
+
+def print_json(schema: str, fields: dict[str, Any], *, version: int = 1) -> None:
+    """One object, with the name and version of its schema first."""
+    click.echo(json.dumps({"schema": f"holdfast.{schema}", "version": version, **fields}, default=str))
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Columns as wide as they need, so that ids can be copied; only the last one folds."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in columns:
+        table.add_column(column, overflow="fold", no_wrap=column is not columns[-1])
+    for row in rows:
+        # Text, not markup: a log line may hold brackets.
+        table.add_row(*(Text("" if cell is None else str(cell)) for cell in row))
+    Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+
+
+def when(at_s: float | None) -> str:
+    """A time as people of this place read it."""
+    return "" if at_s is None else datetime.fromtimestamp(at_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+
+
+def seconds(value_s: float | None) -> str:
+    """A duration with its unit."""
+    if value_s is None:
+        return ""
+    if value_s < 120:
+        return f"{value_s:.1f} s"
+    minutes, rest_s = divmod(round(value_s), 60)
+    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest_s:02d} s"

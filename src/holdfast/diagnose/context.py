@@ -1,0 +1,107 @@
+"""What a supervisor saw of the ranks, for those who have one; `diagnose` also works without."""
+
+import signal as signals
+from dataclasses import dataclass
+
+_STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a device", "Z": "dead"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankExit:
+    """How one rank's process ended."""
+
+    rank: int
+    pid: int
+    at_monotonic_s: float
+    """When it was seen to have ended; the smallest of a job died first."""
+    exit_code: int | None = None
+    """What it returned; None where a signal ended it."""
+    signal: int | None = None
+    """The signal that ended it."""
+    last_step: int | None = None
+
+    def __post_init__(self) -> None:
+        """Demand exactly one of code and signal.
+
+        Raises:
+            ValueError: both or neither are given.
+        """
+        if (self.exit_code is None) == (self.signal is None):
+            raise ValueError(f"rank {self.rank}: give exit_code or signal, exactly one of them")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hang:
+    """A job that made no step for longer than its limit."""
+
+    ranks: tuple[int, ...] = ()
+    """The frozen ranks, as far as they could be told apart from those that wait for them."""
+    pids: tuple[int, ...] = ()
+    """Their processes, in the order of `ranks`."""
+    process_state: str | None = None
+    """The one letter of /proc/PID/stat (T stopped, D uninterruptible); None where it tells nothing."""
+    last_step: int | None = None
+    """The newest step of the job."""
+    frozen_step: int | None = None
+    """The newest step of the frozen ranks, where it is behind."""
+    waited_s: float = 0.0
+    limit_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class JobContext:
+    """What the supervisor of one attempt knows besides the logs."""
+
+    exits: tuple[RankExit, ...] = ()
+    hang: Hang | None = None
+    last_step: int | None = None
+    stopped_ranks: tuple[int, ...] = ()
+    """Ranks that the supervisor or the launcher ended itself: their deaths are teardown."""
+
+
+def observed_lines(context: JobContext) -> tuple[str, ...]:
+    """`context` in the words of `observer.log`, so that the same rules read both; time stamps left out."""
+    lines = [] if context.hang is None else _hang_lines(context.hang, context.last_step)
+    in_order = sorted(context.exits, key=lambda one: (one.at_monotonic_s, one.rank))
+    first_found = context.hang is not None
+    for one in in_order:
+        how = f"exited with code {one.exit_code}"
+        if one.signal:
+            how = f"was killed by {_signal_name(one.signal)}"
+        step = context.last_step if one.last_step is None else one.last_step
+        end = ""
+        if one.rank in context.stopped_ranks:
+            end = "; teardown"
+        elif not first_found and (one.signal or one.exit_code):
+            end, first_found = "; it ended first", True
+        lines.append(f"holdfast: rank {one.rank} (pid {one.pid}) {how} {_when(step, 'its')}{end}")
+    return tuple(lines)
+
+
+def _hang_lines(hang: Hang, job_step: int | None) -> list[str]:
+    step = job_step if hang.last_step is None else hang.last_step
+    limit = "" if hang.limit_s is None else f" (limit {hang.limit_s:.1f} s)"
+    start = f"holdfast: no step for {hang.waited_s:.1f} s{limit} {_when(step, 'the')}"
+    if not hang.ranks:
+        return [f"{start}; no rank can be told apart"]
+    pids = hang.pids or (0,) * len(hang.ranks)
+    if hang.process_state:
+        state = hang.process_state
+        why = f"process state {state} ({_STATES.get(state, 'unusual')})"
+    elif hang.frozen_step is not None:
+        why = f"it is behind the others at step {hang.frozen_step}"
+    else:
+        why = "it is behind the others"
+    frozen = zip(hang.ranks, pids, strict=True)
+    return [f"{start}; rank {rank} (pid {pid}) is frozen: {why}" for rank, pid in frozen]
+
+
+def _signal_name(number: int | None) -> str:
+    try:
+        return signals.Signals(number or 0).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _when(step: int | None, whose: str) -> str:
+    return f"before {whose} first step" if step is None else f"after step {step}"

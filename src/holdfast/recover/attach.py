@@ -1,0 +1,248 @@
+"""The rank's side: `run = holdfast.attach()` and `run.step(step, loss=loss)` in the user's script.
+
+Supervised, a thread sends what the script tells and hears when to stop; nothing here waits on the network in the
+training loop. Where nobody supervises, the same calls work and nobody listens.
+"""
+
+import atexit
+import math
+import os
+import queue
+import signal
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, SupportsFloat
+
+from holdfast.core.errors import BadUse, ChannelError
+from holdfast.core.link import Unsupervised, set_job_link
+from holdfast.recover.channel import ENV_ADDRESS, ENV_TOKEN, ChannelClient, Peer
+
+DECISION_TIMEOUT_S = 30.0
+"""How long a rank waits at the agreed step for the other ranks' votes; they come from threads, not from loops."""
+FLUSH_TIMEOUT_S = 2.0
+
+Number = float | SupportsFloat
+"""A number, or a tensor of one element."""
+
+
+class Run:
+    """What a training script tells its supervisor. All methods return at once and cost microseconds.
+
+    Not for several threads at once: one process is one rank with one loop.
+    """
+
+    def __init__(self, link: "_Link | None") -> None:
+        self._link = link
+        self._fallback = Unsupervised()
+
+    @property
+    def supervised(self) -> bool:
+        """Whether somebody listens."""
+        return self._link is not None
+
+    def step(self, step: int, *, loss: Number | None = None, **metrics: Number) -> None:
+        """Say that `step` steps are completed.
+
+        Args:
+            step: steps completed since the start of training, not of this process.
+            loss: this step's training loss. A tensor is read later, by another thread, so that the loop does not
+                wait for the GPU; do not change it in place.
+            metrics: further numbers for the record, such as `val_loss`.
+
+        Raises:
+            BadUse: `step` is not a whole number of at least 0.
+        """
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise BadUse(f"run.step({step!r}): give the number of steps completed, a whole number of at least 0.")
+        if self._link is not None:
+            self._link.step(step, loss, metrics)
+
+    @contextmanager
+    def section(self, name: str, *, limit_s: float | None = None) -> Iterator[None]:
+        """Mark a stretch without steps, such as an evaluation, so that it is not taken for a hang.
+
+        Args:
+            name: what it is, for the record.
+            limit_s: seconds after which it counts as a hang all the same; None: the run's `--section-limit-s`.
+        """
+        with (self._link or self._fallback).section(name, limit_s=limit_s):
+            yield
+
+    def emit(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Record an event of the script's own in the run's ledger. `data` holds plain JSON values."""
+        (self._link or self._fallback).emit(kind, data)
+
+
+_run: Run | None = None
+
+
+def attach() -> Run:
+    """Connect this process to the `holdfast run` that started it; called again, returns the same `Run`.
+
+    Outside supervision it returns a `Run` whose calls do nothing.
+
+    Raises:
+        ChannelError: a supervisor started this process and cannot be reached.
+    """
+    global _run  # noqa: PLW0603 - one process is one rank
+    if _run is not None:
+        return _run
+    address, token = os.environ.get(ENV_ADDRESS), os.environ.pop(ENV_TOKEN, None)
+    # The token is taken out of the environment, so that a program started by this rank cannot pose as it.
+    if address is None or token is None:
+        _run = Run(None)
+        return _run
+    peer = Peer(
+        role="rank",
+        rank=int(os.environ.get("RANK", "0")),
+        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        pid=os.getpid(),
+    )
+    link = _Link(ChannelClient(address, token, peer))
+    set_job_link(link)
+    _run = Run(link)
+    return _run
+
+
+class _Link:
+    """The supervised `JobLink`: a queue drained by one thread, a reader in another."""
+
+    def __init__(self, client: ChannelClient) -> None:
+        self._client = client
+        self._outgoing: queue.SimpleQueue[dict[str, Any] | threading.Event] = queue.SimpleQueue()
+        self._stop = _StopAgreement()
+        self._mark_s = time.monotonic()
+        self._sections_s = 0.0
+        threading.Thread(target=self._send_all, name="holdfast-send", daemon=True).start()
+        threading.Thread(target=self._receive_all, name="holdfast-receive", daemon=True).start()
+        atexit.register(self._flush)
+
+    def step(self, step: int, loss: Number | None, metrics: Mapping[str, Number]) -> None:
+        now_s = time.monotonic()
+        step_s = now_s - self._mark_s - self._sections_s
+        self._mark_s, self._sections_s = now_s, 0.0
+        self._outgoing.put(
+            {
+                "kind": "step",
+                "step": step,
+                "step_s": step_s,
+                "at_s": time.time(),
+                # Tensors are detached here, while they hold what the user means, and read by the sending thread.
+                "loss": _detached(loss),
+                "metrics": {name: _detached(value) for name, value in metrics.items()},
+            }
+        )
+
+    def emit(self, kind: str, data: Mapping[str, Any]) -> None:
+        self._outgoing.put({"kind": "event", "event": kind, "data": dict(data)})
+
+    @contextmanager
+    def section(self, name: str, *, limit_s: float | None = None) -> Iterator[None]:
+        began_s = time.monotonic()
+        self._outgoing.put({"kind": "section", "name": name, "open": True, "limit_s": limit_s})
+        try:
+            yield
+        finally:
+            self._sections_s += time.monotonic() - began_s
+            self._outgoing.put({"kind": "section", "name": name, "open": False, "limit_s": None})
+
+    def stop_due(self, step: int) -> bool:
+        return self._stop.reached(step)
+
+    def leave(self, step: int) -> None:
+        self._outgoing.put({"kind": "stopped", "step": step})
+        raise SystemExit(0)
+
+    def _send_all(self) -> None:
+        while True:
+            item = self._outgoing.get()
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
+            try:
+                self._client.send(_plain(item))
+            except ChannelError:
+                continue  # one event too long to send must not end the training that made it
+            except OSError:
+                return  # the reader sees the same and ends this process
+
+    def _receive_all(self) -> None:
+        try:
+            while (message := self._client.receive()) is not None:
+                if message["kind"] == "propose":
+                    vote = self._stop.vote(int(message["proposal"]), int(message["step"]))
+                    self._outgoing.put({"kind": "vote", "proposal": message["proposal"], **vote})
+                elif message["kind"] == "decide":
+                    self._stop.decide(int(message["proposal"]), commit=bool(message["commit"]))
+        except OSError:
+            pass
+        # Without a supervisor nobody would ever end or restart this job: a rank does not outlive it.
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _flush(self) -> None:
+        sent = threading.Event()
+        self._outgoing.put(sent)
+        sent.wait(FLUSH_TIMEOUT_S)
+
+
+class _StopAgreement:
+    """A vote, so that all ranks save and stop at the same step although each hears of it at another moment.
+
+    The supervisor proposes a step a little ahead. A rank that has not passed it votes yes and from then on does not
+    pass it without the decision. All yes: every rank saves at its first save of that step or later, the same one for
+    all since save is collective. One no: nobody stops there, and the supervisor proposes a later step.
+    """
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._last_save_step: int | None = None
+        self._proposal: int | None = None
+        self._stop_step = 0
+        self._decided: bool | None = None
+
+    def vote(self, proposal: int, step: int) -> dict[str, bool]:
+        with self._changed:
+            last = self._last_save_step
+            yes = last is None or last < step
+            if yes:
+                self._proposal, self._stop_step, self._decided = proposal, step, None
+            return {"yes": yes, "saves": last is not None}
+
+    def decide(self, proposal: int, *, commit: bool) -> None:
+        with self._changed:
+            if proposal == self._proposal:
+                self._decided = commit
+                self._changed.notify_all()
+
+    def reached(self, step: int) -> bool:
+        with self._changed:
+            if self._proposal is None or step < self._stop_step:
+                self._last_save_step = step
+                return False
+            self._changed.wait_for(lambda: self._decided is not None, DECISION_TIMEOUT_S)
+            self._last_save_step = step
+            agreed, self._proposal = bool(self._decided), None
+            return agreed
+
+
+def _detached(value: Number | None) -> Number | None:
+    detach = getattr(value, "detach", None)
+    return detach() if detach is not None else value
+
+
+def _plain(message: dict[str, Any]) -> dict[str, Any]:
+    if message["kind"] == "step":
+        message["loss"] = _number(message["loss"])
+        message["metrics"] = {name: _number(value) for name, value in message["metrics"].items()}
+    return message
+
+
+def _number(value: Number | None) -> float | str | None:
+    """A float as JSON can hold it: NaN and infinities as strings."""
+    if value is None:
+        return None
+    number = float(value)
+    return number if math.isfinite(number) else str(number)

@@ -1,0 +1,124 @@
+"""What the supervisor knows of one attempt: told by the ranks and their shims, and by the kernel."""
+
+import signal
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from holdfast.core.processes import process_state
+from holdfast.diagnose import Hang, JobContext, RankExit, observed_lines
+from holdfast.recover.channel import Peer
+from holdfast.recover.hang import Frozen, HangDetector, HangLimits
+
+
+@dataclass(kw_only=True)
+class AttemptView:
+    """One start of the job, as seen so far. Monotonic seconds throughout."""
+
+    number: int
+    detector: HangDetector
+    world_size: int | None = None
+    rank_pids: dict[int, int] = field(default_factory=dict)
+    """The process of each rank: the one that attached, before that the one its shim started."""
+    attached: set[int] = field(default_factory=set)
+    steps: dict[int, int] = field(default_factory=dict)
+    """The last step each rank reported."""
+    exits: list[RankExit] = field(default_factory=list)
+    frozen: Frozen | None = None
+    restored: dict[str, Any] | None = None
+    """The data of the `restored` event, once a rank sent it."""
+    dropped_log_bytes: int = 0
+
+    @classmethod
+    def begin(cls, number: int, limits: HangLimits) -> "AttemptView":
+        """Before anything was heard."""
+        return cls(number=number, detector=HangDetector(limits))
+
+    def heard(self, peer: Peer, message: dict[str, Any], now_s: float) -> None:
+        """Take in a message; malformed fields raise KeyError, TypeError or ValueError."""
+        kind, rank = message["kind"], peer.rank
+        if kind == "hello":
+            self.world_size = peer.world_size
+            if peer.role == "rank":
+                self.attached.add(rank)
+                self.rank_pids[rank] = peer.pid
+                self.detector.attached(rank, now_s)
+        elif kind == "started":
+            self.rank_pids.setdefault(rank, int(message["pid"]))
+        elif kind == "step" and rank in self.attached:
+            self.steps[rank] = int(message["step"])
+            self.detector.stepped(rank, int(message["step"]), float(message["step_s"]), now_s)
+        elif kind == "section" and rank in self.attached:
+            limit_s = None if message["limit_s"] is None else float(message["limit_s"])
+            self.detector.section(rank, now_s, is_open=bool(message["open"]), limit_s=limit_s)
+        elif kind == "exited":
+            self.dropped_log_bytes += int(message["log_dropped_bytes"])
+            self._exited(rank, int(message["pid"]), int(message["returncode"]), float(message["at_monotonic_s"]))
+        elif kind == "gone" and peer.role == "shim" and all(end.rank != rank for end in self.exits):
+            # A shim that ends without a word was killed, and the kernel killed its rank with it.
+            self._exited(rank, self.rank_pids.get(rank, peer.pid), -signal.SIGKILL, now_s)
+        elif kind == "event" and message["event"] == "restored":
+            self.restored = dict(message["data"])
+
+    def _exited(self, rank: int, pid: int, returncode: int, at_monotonic_s: float) -> None:
+        self.detector.finished(rank)
+        self.exits.append(
+            RankExit(
+                rank=rank,
+                pid=pid,
+                exit_code=returncode if returncode >= 0 else None,
+                signal=-returncode if returncode < 0 else None,
+                at_monotonic_s=at_monotonic_s,
+                last_step=self.steps.get(rank),
+            )
+        )
+
+    def check(self, now_s: float) -> Frozen | None:
+        """Whether the job stands still now; remembered in `frozen`."""
+        states = {rank: process_state(self.rank_pids[rank]) for rank in self.attached}
+        self.frozen = self.detector.check(now_s, states)
+        return self.frozen
+
+    @property
+    def last_step(self) -> int | None:
+        """The highest step that any rank completed."""
+        return max(self.steps.values(), default=None)
+
+    @property
+    def first_failure(self) -> RankExit | None:
+        """The rank that failed first, by the time of its death."""
+        failed = [end for end in self.exits if end.exit_code != 0]
+        return min(failed, key=lambda end: end.at_monotonic_s, default=None)
+
+    @property
+    def blamed_rank(self) -> int | None:
+        """The rank at which it began, where one is known."""
+        if self.frozen is not None:
+            return self.frozen.rank
+        return self.first_failure.rank if self.first_failure is not None else None
+
+    def context(self) -> JobContext:
+        """What to tell the diagnosis beside the logs."""
+        hang = None
+        if (frozen := self.frozen) is not None:
+            blamed = () if frozen.rank is None else (frozen.rank,)
+            hang = Hang(
+                ranks=blamed,
+                pids=tuple(self.rank_pids[rank] for rank in blamed),
+                process_state=frozen.state,
+                last_step=self.last_step,
+                frozen_step=frozen.behind_at_step,
+                waited_s=frozen.waited_s,
+                limit_s=frozen.limit_s,
+            )
+        # What ends after the first failure by the launcher's SIGTERM, or by our SIGKILL of a frozen job, was ended.
+        first = self.first_failure
+        ended = tuple(
+            end.rank for end in self.exits if end.signal is not None and (self.frozen is not None or end is not first)
+        )
+        return JobContext(exits=tuple(self.exits), hang=hang, last_step=self.last_step, stopped_ranks=ended)
+
+    def observations(self, at_s: float) -> list[str]:
+        """The lines of the observer's log, stamped `at_s` (Unix seconds): what the diagnosis cites of the ranks."""
+        stamp = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return [f"{stamp} {line}\n" for line in observed_lines(self.context())]

@@ -1,0 +1,198 @@
+"""The control channel between a supervisor and its ranks: one JSON object a line, over TCP on loopback.
+
+The first line of a connection must carry the run's token; anything else is closed unread. Every line is bounded,
+and nothing that arrives is unpickled or executed.
+
+| from | `kind` | fields |
+|---|---|---|
+| rank, shim | `hello` | `token`, `role` ("rank" or "shim"), `rank`, `local_rank`, `world_size`, `pid` |
+| shim | `started` | `pid` |
+| shim | `exited` | `pid`, `returncode` (negative: the signal), `at_monotonic_s`, `log_bytes`, `log_dropped_bytes` |
+| rank | `step` | `step`, `step_s`, `at_s`, `loss`, `metrics` |
+| rank | `section` | `name`, `open`, `limit_s` |
+| rank | `event` | `event`, `data`: for the ledger |
+| rank | `vote` | `proposal`, `yes`, `saves` |
+| rank | `stopped` | `step` |
+| supervisor | `welcome` | |
+| supervisor | `propose` | `proposal`, `step`: save and stop at the first save of `step` or later |
+| supervisor | `decide` | `proposal`, `commit` |
+"""
+
+import asyncio
+import hmac
+import json
+import secrets
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.core.errors import ChannelError
+
+ENV_ADDRESS = "HOLDFAST_CHANNEL"
+ENV_TOKEN = "HOLDFAST_TOKEN"
+MAX_LINE_BYTES = 64 * 1024
+HELLO_TIMEOUT_S = 10.0
+
+
+def encode(message: dict[str, Any]) -> bytes:
+    """One line. NaN and infinities become strings, since JSON has none.
+
+    Raises:
+        ChannelError: the message is longer than a line may be.
+    """
+    line = json.dumps(message, default=str, separators=(",", ":")).encode() + b"\n"
+    if len(line) > MAX_LINE_BYTES:
+        raise ChannelError(
+            f"A message of kind {message.get('kind')!r} has {len(line)} bytes; at most {MAX_LINE_BYTES} fit."
+        )
+    return line
+
+
+def decode(line: bytes) -> dict[str, Any] | None:
+    """The object of a line; None where it holds no object with a `kind`."""
+    try:
+        message = json.loads(line)
+    except ValueError:
+        return None
+    return message if isinstance(message, dict) and isinstance(message.get("kind"), str) else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """Who speaks on a connection, as its `hello` said."""
+
+    role: str
+    rank: int
+    local_rank: int
+    world_size: int
+    pid: int
+
+
+OnMessage = Callable[[Peer, dict[str, Any]], None]
+
+
+class ChannelServer:
+    """The supervisor's end. Call all of it from one event loop; `on_message` is called there too.
+
+    A `hello` and the end of a connection (`kind` "gone") are passed on like any message.
+    """
+
+    def __init__(self, on_message: OnMessage) -> None:
+        self._on_message = on_message
+        self._writers: dict[Peer, asyncio.StreamWriter] = {}
+        self._server: asyncio.Server | None = None
+        self.token = secrets.token_hex(16)
+
+    async def start(self) -> None:
+        """Listen on a free port of the loopback address."""
+        self._server = await asyncio.start_server(self._serve, "127.0.0.1", 0, limit=MAX_LINE_BYTES)
+
+    @property
+    def address(self) -> str:
+        """`host:port` for the ranks' environment."""
+        assert self._server is not None
+        host, port = self._server.sockets[0].getsockname()[:2]
+        return f"{host}:{port}"
+
+    def send_to_ranks(self, message: dict[str, Any]) -> None:
+        """Send to every attached rank; one that is gone or does not read is passed over."""
+        line = encode(message)
+        for peer, writer in self._writers.items():
+            if peer.role == "rank" and not writer.is_closing():
+                writer.write(line)
+
+    async def close(self) -> None:
+        """Stop listening and hang up on everyone."""
+        if self._server is not None:
+            self._server.close()
+        for writer in list(self._writers.values()):
+            writer.close()
+        await asyncio.sleep(0)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        peer: Peer | None = None
+        try:
+            peer = self._admit(await asyncio.wait_for(reader.readline(), HELLO_TIMEOUT_S))
+            if peer is None:
+                return
+            self._writers[peer] = writer
+            writer.write(encode({"kind": "welcome"}))
+            self._on_message(peer, {"kind": "hello"})
+            while line := await reader.readline():
+                message = decode(line)
+                if message is None or message["kind"] in ("hello", "gone"):
+                    return
+                self._on_message(peer, message)
+        except (OSError, ValueError, TimeoutError):
+            return  # cut, a line over the bound, or silent: all end in hanging up
+        finally:
+            if peer is not None and self._writers.pop(peer, None) is not None:
+                self._on_message(peer, {"kind": "gone"})
+            writer.close()
+
+    def _admit(self, line: bytes) -> Peer | None:
+        hello = decode(line)
+        if hello is None or hello["kind"] != "hello":
+            return None
+        if not hmac.compare_digest(str(hello.get("token", "")).encode(), self.token.encode()):
+            return None
+        try:
+            peer = Peer(
+                role=str(hello["role"]),
+                rank=int(hello["rank"]),
+                local_rank=int(hello["local_rank"]),
+                world_size=int(hello["world_size"]),
+                pid=int(hello["pid"]),
+            )
+        except (KeyError, TypeError, ValueError):
+            return None
+        taken = any((other.role, other.rank) == (peer.role, peer.rank) for other in self._writers)
+        return None if taken else peer
+
+
+class ChannelClient:
+    """A rank's or shim's end: a blocking socket."""
+
+    def __init__(self, address: str, token: str, peer: Peer, *, timeout_s: float = HELLO_TIMEOUT_S) -> None:
+        """Connect and be admitted.
+
+        Raises:
+            ChannelError: nobody listens there, or the supervisor did not admit this process.
+        """
+        host, _, port = address.rpartition(":")
+        try:
+            self._socket = socket.create_connection((host, int(port)), timeout=timeout_s)
+        except (OSError, ValueError) as error:
+            raise ChannelError(f"No supervisor answers at {address}: {error}.") from error
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._reader = self._socket.makefile("rb")
+        try:
+            self.send({"kind": "hello", "token": token, **vars(peer)})
+            welcomed = self.receive() is not None
+        except OSError:
+            welcomed = False
+        if not welcomed:
+            self.close()
+            raise ChannelError(
+                f"The supervisor at {address} did not admit {peer.role} {peer.rank}: wrong token or already there."
+            )
+        self._socket.settimeout(None)
+
+    def send(self, message: dict[str, Any]) -> None:
+        """Send one message.
+
+        Raises:
+            OSError: the connection is gone.
+        """
+        self._socket.sendall(encode(message))
+
+    def receive(self) -> dict[str, Any] | None:
+        """Wait for the next message; None when the supervisor is gone."""
+        line = self._reader.readline(MAX_LINE_BYTES + 1)
+        return decode(line) if line.endswith(b"\n") else None
+
+    def close(self) -> None:
+        """Hang up."""
+        self._reader.close()
+        self._socket.close()

@@ -1,0 +1,55 @@
+"""Stands between the supervisor and PyTorch's launcher, so that no process of a job outlives its supervisor.
+
+It adopts every orphan below it, and kills all of them when the launcher ends, when the supervisor asks (a line
+on standard input), or when the supervisor is gone in whatever way (end of file there). It keeps what the launcher
+itself prints on standard error in a bounded log. While it lives it holds the run's lock, which it inherited.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import IO
+
+from holdfast.core.processes import become_subreaper, die_with_parent, exit_as, kill_descendants
+from holdfast.core.rotating_log import RotatingLog
+
+CHUNK_BYTES = 64 * 1024
+
+
+def main() -> None:
+    """`guard LOG MAX_BYTES -- LAUNCHER …`: run the launcher, end as it ends."""
+    log_path, max_bytes, dashes, *command = sys.argv[1:]
+    assert dashes == "--"
+    become_subreaper()
+    log = RotatingLog(Path(log_path), max_bytes=int(max_bytes))
+    try:
+        launcher = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=die_with_parent  # noqa: PLW1509 - no thread runs yet
+        )
+    except OSError as error:
+        log.write(f"holdfast: cannot start {command[0]}: {error}\n".encode())
+        sys.exit(127)
+    assert launcher.stderr is not None
+    reader = threading.Thread(target=_keep, args=(launcher.stderr, log), daemon=True)
+    reader.start()
+    threading.Thread(target=_kill_when_told, daemon=True).start()
+    returncode = launcher.wait()
+    kill_descendants()
+    reader.join(1.0)
+    exit_as(returncode)
+
+
+def _keep(stream: IO[bytes], log: RotatingLog) -> None:
+    while chunk := os.read(stream.fileno(), CHUNK_BYTES):
+        log.write(chunk)
+
+
+def _kill_when_told() -> None:
+    os.read(sys.stdin.fileno(), 1)
+    kill_descendants()
+
+
+if __name__ == "__main__":
+    main()

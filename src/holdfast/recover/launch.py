@@ -1,0 +1,69 @@
+"""Starts one attempt of a job: guard → torchrun → a shim a rank → the user's command.
+
+Every attempt has a torchrun of its own and so a store of its own: torchrun's own in-place restarts reuse the
+workers' store and hang in up to half the cases. No rendezvous of ours.
+"""
+
+import asyncio
+import os
+import sys
+from dataclasses import dataclass
+
+from holdfast.core.paths import RunPaths
+from holdfast.recover import channel, rank_shim
+from holdfast.recover.spec import MIB, SHIM, RunSpec
+
+LAUNCHER_LOG_BYTES = 4 * MIB
+
+
+@dataclass(frozen=True)
+class Job:
+    """The processes of one attempt."""
+
+    guard: asyncio.subprocess.Process
+
+    def kill(self) -> None:
+        """End all of them with SIGKILL; `wait` returns soon after."""
+        assert self.guard.stdin is not None
+        self.guard.stdin.close()
+
+    async def wait(self) -> int:
+        """Wait until every one of them ended; returns the launcher's return code (negative: its signal)."""
+        return await self.guard.wait()
+
+
+async def launch(
+    spec: RunSpec, paths: RunPaths, attempt: int, *, address: str, token: str, lock_fd: int, echo: bool
+) -> Job:
+    """Start the job's processes. The ranks will report to the channel at `address`."""
+    logs = paths.attempt_logs(attempt)
+    logs.mkdir(parents=True, exist_ok=True)
+    environment = {
+        **os.environ,
+        channel.ENV_ADDRESS: address,
+        channel.ENV_TOKEN: token,
+        rank_shim.ENV_LOGS: str(logs),
+        rank_shim.ENV_LOG_MAX_BYTES: str(spec.log_max_mib * MIB),
+        rank_shim.ENV_PYTHON: spec.rank_python(),
+        rank_shim.ENV_ECHO: "1" if echo else "0",
+        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+    }
+    if spec.is_torchrun:
+        environment[rank_shim.ENV_PYTHON_EXEC] = str(SHIM)
+    guard = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "holdfast.recover.guard",
+        str(paths.launcher_log(attempt)),
+        str(LAUNCHER_LOG_BYTES),
+        "--",
+        *spec.launcher_command(),
+        cwd=spec.cwd,
+        env=environment,
+        stdin=asyncio.subprocess.PIPE,
+        stdout=None if echo else asyncio.subprocess.DEVNULL,
+        # A session of its own: Ctrl-C in the terminal reaches the supervisor alone, which saves state first.
+        start_new_session=True,
+        pass_fds=(lock_fd,),
+    )
+    return Job(guard)

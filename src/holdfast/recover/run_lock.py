@@ -1,0 +1,65 @@
+"""Whether a run is alive: a lock on a file in its folder, held by the supervisor and inherited by the guard.
+
+The kernel lets go of it when the last of the two is gone, so no process id can be mistaken and no stale file
+needs cleaning. The folder must be on a disk of this host.
+"""
+
+import fcntl
+import os
+import time
+from pathlib import Path
+from typing import Self
+
+from holdfast.core.errors import BadUse
+
+POLL_S = 0.05
+
+
+class RunLock:
+    """Held from `acquire` until `release`, and by every process that `fd` was passed to."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+
+    @classmethod
+    def acquire(cls, path: Path, *, timeout_s: float = 0.0) -> Self:
+        """Take the lock, waiting up to `timeout_s` for the processes of a dead supervisor to end.
+
+        Raises:
+            BadUse: another supervisor holds it.
+        """
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        deadline_s = time.monotonic() + timeout_s
+        while True:
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if time.monotonic() < deadline_s:
+                    time.sleep(POLL_S)
+                    continue
+                os.close(fd)
+                raise BadUse(
+                    f"Run {path.parent.name} is still going. `holdfast logs {path.parent.name} -f` follows it, "
+                    f"`holdfast runs stop {path.parent.name}` stops it."
+                ) from None
+            return cls(fd)
+
+    def release(self) -> None:
+        """Let go, unless a process that inherited it lives on."""
+        os.close(self.fd)
+
+
+def is_alive(path: Path) -> bool:
+    """Whether some process holds the lock."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False

@@ -1,0 +1,118 @@
+"""What a run is: the command, and how it is supervised. Validated before any work."""
+
+import shlex
+import shutil
+import sys
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, Self
+
+from holdfast.core.errors import BadUse, NotFound
+from holdfast.core.rotating_log import PARTS
+from holdfast.recover.hang import HangLimits
+from holdfast.recover.policy import RestartLimits
+
+MIB = 1024 * 1024
+SHIM = Path(sys.executable).with_name("holdfast-rank")
+"""The console script of `rank_shim`, installed beside this interpreter."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """Everything that `holdfast run` was told.
+
+    Raises:
+        BadUse: a value that cannot work; the message names it and what is allowed.
+        NotFound: the command's script does not exist.
+    """
+
+    command: tuple[str, ...]
+    cwd: str
+    nproc: int = 1
+    """Ranks on this node; a `torchrun` command says that itself."""
+    restarts: RestartLimits = field(default_factory=RestartLimits)
+    hangs: HangLimits = field(default_factory=HangLimits)
+    log_max_mib: int = 64
+    """How much of each rank's output is kept, an attempt."""
+
+    def __post_init__(self) -> None:
+        _require(bool(self.command), "command", "nothing", "the job's command after `--`")
+        _require(self.nproc >= 1, "--nproc", self.nproc, "at least 1")
+        _require(self.restarts.max_restarts >= 0, "--max-restarts", self.restarts.max_restarts, "at least 0")
+        _require(self.restarts.window_s > 0, "--window-s", self.restarts.window_s, "more than 0")
+        _require(self.restarts.stop_grace_s >= 0, "--stop-grace-s", self.restarts.stop_grace_s, "at least 0")
+        _require(self.hangs.factor >= 1, "--hang-factor", self.hangs.factor, "at least 1")
+        _require(self.hangs.floor_s > 0, "--hang-floor-s", self.hangs.floor_s, "more than 0")
+        _require(self.hangs.first_step_s > 0, "--first-step-limit-s", self.hangs.first_step_s, "more than 0")
+        _require(self.hangs.section_s > 0, "--section-limit-s", self.hangs.section_s, "more than 0")
+        _require(self.log_max_mib >= 1, "--log-max-mib", self.log_max_mib, f"at least 1 (kept in {PARTS} parts)")
+        self._check_command()
+
+    def _check_command(self) -> None:
+        program, *rest = self.command
+        if shutil.which(program, path=None) is None and shutil.which(str(Path(self.cwd) / program)) is None:
+            raise NotFound(f"There is no program {program!r} to run. Check its name, or give its full path.")
+        if self.is_torchrun:
+            self._check_torchrun(rest)
+            return
+        script = rest[0] if rest else None
+        is_python = Path(program).name.startswith("python")
+        if is_python and script is not None and not script.startswith("-") and not (Path(self.cwd) / script).is_file():
+            raise NotFound(f"There is no script {script!r} in {self.cwd}. Check the path after `python`.")
+
+    @staticmethod
+    def _check_torchrun(words: list[str]) -> None:
+        for word, following in zip(words, [*words[1:], ""], strict=True):
+            option, _, value = word.replace("_", "-").partition("=")
+            value = value or following
+            if option == "--max-restarts" and value != "0":
+                raise BadUse(
+                    "Leave torchrun's --max-restarts out: Holdfast restarts the job itself, see its own option."
+                )
+            if option == "--nnodes" and value not in ("1", "1:1"):
+                raise BadUse(f"torchrun --nnodes={value}: Holdfast supervises one node for now; leave --nnodes out.")
+            if option in ("--no-python", "--run-path"):
+                raise BadUse(
+                    f"torchrun {option} cannot be supervised. Use `holdfast run --nproc N -- COMMAND …` instead."
+                )
+
+    @property
+    def is_torchrun(self) -> bool:
+        """Whether the user's command is PyTorch's launcher itself."""
+        return Path(self.command[0]).name == "torchrun"
+
+    def launcher_command(self) -> list[str]:
+        """The launcher in front of which Holdfast stands."""
+        if self.is_torchrun:
+            return list(self.command)
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+        return [*torchrun, f"--nproc-per-node={self.nproc}", "--no-python", str(SHIM), *self.command]
+
+    def rank_python(self) -> str:
+        """The interpreter of a `torchrun` command's ranks: the one beside that torchrun."""
+        found = shutil.which(self.command[0])
+        beside = Path(found).with_name("python") if self.is_torchrun and found else None
+        return str(beside) if beside is not None and beside.exists() else sys.executable
+
+    def to_options(self) -> dict[str, Any]:
+        """As the ledger keeps it; `from_options` reads it back."""
+        options = asdict(self)
+        del options["command"], options["cwd"]
+        return options
+
+    @classmethod
+    def from_options(cls, command: list[str], cwd: str, options: dict[str, Any]) -> Self:
+        """The spec of a run that the ledger holds; options of a later Holdfast are left out."""
+        known = {item.name for item in fields(cls)}
+        values = {name: value for name, value in options.items() if name in known}
+        values["restarts"] = RestartLimits(**values["restarts"])
+        values["hangs"] = HangLimits(**values["hangs"])
+        return cls(command=tuple(command), cwd=cwd, **values)
+
+    def __str__(self) -> str:
+        return shlex.join(self.command)
+
+
+def _require(holds: bool, name: str, value: object, allowed: str) -> None:
+    if not holds:
+        raise BadUse(f"{name} is {value}; it must be {allowed}.")

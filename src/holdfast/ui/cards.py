@@ -1,0 +1,133 @@
+"""An incident's card: what was injected, seen, found, done."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.core.accounting import IncidentSummary, RunSummary
+from holdfast.ui import words
+from holdfast.ui.headline import KeyFigure
+
+EVIDENCE_LIMIT = 25
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """A cited log line."""
+
+    role: str
+    place: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Card:
+    """One incident."""
+
+    number: int
+    title: str
+    injected: tuple[str, ...]
+    seen: str
+    reason: str
+    verdict: str
+    evidence: tuple[Evidence, ...]
+    evidence_left_out: int
+    done: str
+    why: str
+    next_step: str
+    passed_over: tuple[str, ...]
+    figures: tuple[KeyFigure, ...]
+
+
+def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
+    """One incident of a run; a diagnosis of another version or shape shows what it has."""
+    incident, found = cost.incident, cost.incident.diagnosis
+    who = "A rank" if incident.rank is None else f"Rank {incident.rank}"
+    what = "frozen" if incident.kind == "hang" else "exited"
+    step = "before its first step" if incident.step is None else f"at step {incident.step}"
+    evidence = _evidence(found)
+    figures = [KeyFigure(name="to detect", value=words.duration(cost.seconds_to_detect), note="")]
+    if cost.seconds_to_restart is not None:
+        figures.append(KeyFigure(name="to restart", value=words.duration(cost.seconds_to_restart), note=""))
+    if cost.steps_lost is not None:
+        figures.append(KeyFigure(name="steps lost", value=str(cost.steps_lost), note=""))
+    return Card(
+        number=cost.number,
+        title=f"{who} {what} {step}",
+        injected=tuple(_injected(data) for data in cost.injected),
+        seen=_seen(cost, summary),
+        reason=str(found.get("reason") or "No diagnosis is recorded."),
+        verdict=_verdict(found),
+        evidence=tuple(evidence[:EVIDENCE_LIMIT]),
+        evidence_left_out=max(0, len(evidence) - EVIDENCE_LIMIT),
+        done=_done(cost, summary),
+        why=incident.explanation,
+        next_step="" if incident.action == "restart" else str(found.get("mitigation") or ""),
+        passed_over=tuple(f"step {passed.step} ({passed.path}): {passed.reason}" for passed in cost.passed_over),
+        figures=tuple(figures),
+    )
+
+
+def _injected(data: Mapping[str, Any]) -> str:
+    fault, detail = str(data.get("fault", "a fault")), str(data.get("detail", ""))
+    return f"{fault[:1].upper()}{fault[1:]}: {detail}" if detail else fault
+
+
+def _seen(cost: IncidentSummary, summary: RunSummary) -> str:
+    incident = cost.incident
+    who = "A rank" if incident.rank is None else f"Rank {incident.rank}"
+    what = f"{who} stopped making steps" if incident.kind == "hang" else f"{who} ended first"
+    after = words.duration(max(0.0, incident.detected_at_s - summary.run.started_at_s))
+    return f"{what} in attempt {incident.attempt}; seen {after} after the first start."
+
+
+def _verdict(found: Mapping[str, Any]) -> str:
+    said = []
+    if found.get("category"):
+        said.append(str(found["category"]))
+    confidence = found.get("confidence")
+    if isinstance(confidence, int | float):
+        said.append(f"confidence {words.percent(float(confidence))}")
+    elif confidence:
+        said.append(f"confidence {confidence}")
+    if found.get("action"):
+        said.append(f"advises {str(found['action']).replace('_', ' ')}")
+    if isinstance(found.get("restart_helps"), bool):
+        said.append("a restart helps" if found["restart_helps"] else "a restart does not help")
+    decided = found.get("decided_by")
+    if isinstance(decided, list) and decided:
+        said.append("decided by " + ", ".join(map(str, decided)))
+    return " · ".join(said)
+
+
+def _evidence(found: Mapping[str, Any]) -> list[Evidence]:
+    lines = [line for line in found.get("evidence") or () if isinstance(line, Mapping)]
+    root = found.get("root_line")
+    if isinstance(root, Mapping):
+        place = (root.get("file"), root.get("line"))
+        if all((line.get("file"), line.get("line")) != place for line in lines):
+            lines = [{**root, "role": "root"}, *lines]
+    return [
+        Evidence(
+            role=str(line.get("role", "")),
+            place=f"{line.get('file', 'unknown file')}:{line.get('line', '?')}",
+            text=str(line.get("text", "")),
+        )
+        for line in lines
+    ]
+
+
+def _done(cost: IncidentSummary, summary: RunSummary) -> str:
+    incident = cost.incident
+    if incident.action == "stop":
+        return "Stopped, no restart."
+    if not incident.action:
+        return "Nothing yet." if summary.run.state == "running" else "Nothing is recorded."
+    done = "Restarted" if incident.action == "restart" else incident.action.replace("_", " ").capitalize()
+    if incident.restored_step is None:
+        return f"{done}."
+    reading = "" if cost.restore_s is None else f", read in {words.duration(cost.restore_s)}"
+    where = (
+        f"from the checkpoint of step {incident.restored_step}{reading}" if incident.restored_step else "from step 0"
+    )
+    return f"{done} {where}."

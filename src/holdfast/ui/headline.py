@@ -1,0 +1,92 @@
+"""The answer first: one sentence, one line of context, the key figures. All computed."""
+
+import statistics
+from dataclasses import dataclass
+
+from holdfast.core.accounting import RunSummary
+from holdfast.ui import words
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyFigure:
+    """A number with its name and, in small, what it is made of."""
+
+    name: str
+    value: str
+    note: str
+
+
+def headline(summary: RunSummary) -> str:
+    """`3 faults, 0 people, final weights bit-identical: step 400, ETTR 71 %`."""
+    return _sentence(summary).replace(words.NBSP, " ")
+
+
+def _sentence(summary: RunSummary) -> str:
+    faults = words.count(len(summary.incidents), "fault") if summary.incidents else "No faults"
+    people = words.count(summary.interventions, "person", "people")
+    numbers = f"step {summary.final_step}, ETTR {words.percent(summary.ettr)}"
+    match summary.run.state:
+        case "running":
+            return f"Still running, {faults[0].lower()}{faults[1:]} so far: {numbers}"
+        case "completed":
+            how = [faults, people, *_weights(summary)] if summary.incidents else [faults, *_weights(summary)]
+            return f"{', '.join(how)}: {numbers}"
+        case "stopped":
+            return f"Stopped on request, {faults[0].lower()}{faults[1:]}: state kept at {numbers}"
+        case _:
+            return f"Stopped after {faults[0].lower()}{faults[1:]}: state kept at {numbers}"
+
+
+def _weights(summary: RunSummary) -> list[str]:
+    if summary.proof is None:
+        return ["completed"]
+    return ["final weights bit-identical" if summary.proof.get("identical") is True else "final weights DIFFER"]
+
+
+def context(summary: RunSummary) -> str:
+    """What ran, how long, how often it was started."""
+    ranks = f" on {words.count(summary.world_size, 'rank')}" if summary.world_size else ""
+    attempts = words.count(len(summary.attempts), "attempt")
+    return (
+        f"Run {summary.run.run_id}{ranks}: {words.duration(summary.wall_s)} of wall time, {attempts}, "
+        f"started {words.moment(summary.run.started_at_s)}."
+    )
+
+
+def key_figures(summary: RunSummary) -> list[KeyFigure]:
+    """The numbers that an engineer looks for first."""
+    stalls = summary.checkpoints
+    figures = [
+        KeyFigure(
+            name="ETTR",
+            value=words.percent(summary.ettr),
+            note=f"{words.duration(summary.breakdown.productive_s)} of {words.duration(summary.wall_s)}",
+        ),
+        KeyFigure(
+            name="Faults",
+            value=str(len(summary.incidents)),
+            note=f"{words.count(summary.interventions, 'person', 'people')} stepped in",
+        ),
+        KeyFigure(
+            name="Steps lost",
+            value=str(summary.steps_lost),
+            note=f"of {words.count(summary.steps_executed, 'step')} executed",
+        ),
+        KeyFigure(
+            name="Checkpoint stalls",
+            value=words.percent(stalls.share_of_wall),
+            note=f"{words.count(stalls.count, 'checkpoint')}, {words.duration(stalls.total_stall_s)} in all",
+        ),
+    ]
+    if summary.incidents:
+        restart_s = [cost.seconds_to_restart for cost in summary.incidents if cost.seconds_to_restart is not None]
+        detect = _spread("To detect", [cost.seconds_to_detect for cost in summary.incidents])
+        figures[2:2] = [detect, _spread("To restart", restart_s)] if restart_s else [detect]
+    return figures
+
+
+def _spread(name: str, seconds: list[float]) -> KeyFigure:
+    note = "the one fault"
+    if len(seconds) > 1:
+        note = f"median; longest {words.duration(max(seconds))}"
+    return KeyFigure(name=name, value=words.duration(statistics.median(seconds)), note=note)

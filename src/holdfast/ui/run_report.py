@@ -1,0 +1,59 @@
+"""The template filled and written, whole or not at all."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.accounting import RunSummary
+from holdfast.core.atomic import write_atomic
+from holdfast.ui import words
+from holdfast.ui.svg import missing_extra
+
+TEMPLATES = Path(__file__).parent / "templates"
+
+
+def write_report(path: Path, summaries: Sequence[RunSummary], *, title: str) -> None:
+    """Write one self-contained page about runs: the first in full, the others below it in short.
+
+    The page needs no network and runs no script. Text from logs is escaped, its control characters made visible.
+    Equal summaries give equal bytes.
+
+    Args:
+        path: where the page goes; its folder is made.
+        summaries: at least one.
+        title: the page's name.
+
+    Raises:
+        HoldfastError: jinja2 or matplotlib is not installed.
+        OSError: the page could not be written; an earlier one at `path` is untouched.
+    """
+    assert summaries, "a report is about at least one run"
+    page = render(summaries, title=title)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, page.encode())
+
+
+def render(summaries: Sequence[RunSummary], *, title: str) -> str:
+    """The page as text; see `write_report`."""
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError as error:
+        raise missing_extra("jinja2") from error
+    from holdfast.ui.view import run_view
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_finalize,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    views = [run_view(summary, key=f"r{number}") for number, summary in enumerate(summaries, start=1)]
+    template = environment.get_template("run_report.html.j2")
+    return template.render(title=title, main=views[0], others=views[1:])
+
+
+def _finalize(value: Any) -> Any:
+    """Every text the page shows passes here, on its way to being escaped; markup made here does not."""
+    return words.clean(value) if type(value) is str else value

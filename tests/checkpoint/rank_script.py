@@ -1,0 +1,134 @@
+"""One rank of a test of several; run as `rank_script.py FOLDER RANK WORLD_SIZE SCENARIO`. Exits 0 when all is well.
+
+The ranks find each other through a file in FOLDER, so that no port is needed.
+"""
+
+import json
+import logging
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from checkpoint_training import Training, assert_same
+
+from holdfast.checkpoint import Checkpointer, scan
+from holdfast.core.errors import BadUse, SaveFailed, StateMismatch
+
+
+def draws():
+    return random.random(), float(np.random.rand()), torch.rand(2).tolist()
+
+
+def expect(kind, text, work):
+    with pytest.raises(kind) as raised:
+        work()
+    assert text in str(raised.value)
+
+
+def round_trip(folder, rank, world_size):
+    """What is alike is written once; what differs by rank, and each rank's generators, come back to it."""
+    training = Training().run(2)
+    for seed in (random.seed, np.random.seed, torch.manual_seed):
+        seed(100 + rank)
+    state = {**training.objects, "note": "the same"}
+    path = Checkpointer(folder).save(2, state, per_rank={"position": 1000 + rank, "t": torch.tensor(rank)}).result()
+    expected = draws()
+
+    fresh = Training(seed=5)
+    mine = {"position": 0, "t": torch.tensor(-1)}
+    assert Checkpointer(folder).restore({**fresh.objects, "note": ""}, per_rank=mine) == 2
+    assert draws() == expected
+    assert (mine["position"], mine["t"].item()) == (1000 + rank, rank)
+    for name, value in training.objects.items():
+        assert_same(fresh.objects[name].state_dict(), value.state_dict(), name)
+    manifest = json.loads((path / "holdfast.json").read_text())
+    assert manifest["world_size"] == world_size
+    theirs = Checkpointer(folder).per_rank_states(2)
+    assert [each["position"] for each in theirs] == [1000 + each for each in range(world_size)]
+
+
+def fallback(folder, rank, world_size):
+    """Each rank reads only its share of the files, and all of them come to the same answer."""
+    for step in (1, 2):
+        Checkpointer(folder).save(step, {"a": step}, per_rank={"r": rank})
+    dist.barrier()
+    if rank == 0:
+        # The file that one rank alone will read.
+        data = scan(folder)[0].path / "__1_0.distcp"
+        content = bytearray(data.read_bytes())
+        content[len(content) // 2] ^= 4
+        data.write_bytes(content)
+    dist.barrier()
+    state, mine = {"a": 0}, {"r": -1}
+    assert Checkpointer(folder).restore(state, per_rank=mine) == 1
+    assert (state, mine) == ({"a": 1}, {"r": rank})
+
+
+def errors_are_shared(folder, rank, world_size):
+    """What is wrong on one rank ends the call on all, with one message, and changes nothing."""
+    ckpt = Checkpointer(folder)
+    expect(BadUse, "'bad'", lambda: ckpt.save(1, {"ok": 1} if rank == 0 else {"bad": object()}))
+    expect(BadUse, "disagree about the step to save: [1, 2]", lambda: ckpt.save(1 + rank, {"ok": 1}))
+    assert list(Path(folder).glob("*step*")) == []
+    ckpt.save(1, {"t": torch.ones(2)})
+    target = torch.zeros(2 + rank)
+    expect(StateMismatch, "'t' is float32[3]", lambda: ckpt.restore({"t": target}))
+    assert target.eq(0).all()
+
+    def fails_on_rank_1():
+        from holdfast.checkpoint import save
+
+        real = save.describe_file
+
+        def describe(path, name):
+            if rank == 1:
+                raise OSError(5, "Input/output error", name)
+            return real(path, name)
+
+        save.describe_file = describe
+        try:
+            ckpt.save(2, {"t": torch.ones(2)})
+        finally:
+            save.describe_file = real
+
+    expect(SaveFailed, "Input/output error", fails_on_rank_1)
+    dist.barrier()
+    assert [info.step for info in scan(folder)] == [1]
+    assert list(Path(folder).glob(".step*")) == []
+    assert ckpt.restore({"t": torch.zeros(2)}) == 1
+
+
+def different_parts(folder, rank, world_size):
+    """Ranks may hold different parts of one state, as in pipeline parallelism, and shards of one tensor."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", (world_size,))
+    full = torch.arange(12.0).view(6, 2)
+    sharded = distribute_tensor(full, mesh, [Shard(0)])
+    part = {"layers": {rank: torch.full((2,), float(rank))}, "sharded": sharded}
+    Checkpointer(folder).save(1, part)
+    target = {
+        "layers": {rank: torch.zeros(2)},
+        "sharded": distribute_tensor(torch.zeros(6, 2), mesh, [Shard(0)]),
+    }
+    Checkpointer(folder).restore(target)
+    assert torch.equal(target["sharded"].full_tensor(), full)
+    assert {key: value.tolist() for key, value in target["layers"].items()} == {0: [0, 0], 1: [1, 1]}
+
+
+def main(folder, rank, world_size, scenario):
+    torch.set_num_threads(1)
+    logging.getLogger("holdfast").setLevel(logging.ERROR)
+    dist.init_process_group("gloo", init_method=f"file://{folder}.store", rank=rank, world_size=world_size)
+    globals()[scenario](folder, rank, world_size)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4])

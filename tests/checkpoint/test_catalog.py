@@ -1,0 +1,161 @@
+import json
+import os
+import random
+import shutil
+
+import pytest
+import torch
+
+from holdfast.checkpoint import Checkpointer, scan, verify
+from holdfast.checkpoint.manifest import ManifestError, read_manifest
+from holdfast.core.errors import NotFound
+
+FILES = [".metadata", "__0_0.distcp", "holdfast.json"]
+
+
+@pytest.fixture
+def two(tmp_path):
+    """Steps 1 and 2, each with a plain value and tensors; the value is the step."""
+    ckpt = Checkpointer(tmp_path)
+    for step in (1, 2):
+        ckpt.save(step, {"value": step, "t": torch.full((50,), float(step))})
+    return tmp_path
+
+
+def assert_falls_back(folder, reason):
+    """The newest is passed over for `reason`, and step 1 is restored whole."""
+    info = verify(folder / "step-0000000002")
+    assert info.state == "damaged"
+    assert reason in info.reason
+    state = {"value": 0, "t": torch.zeros(50)}
+    assert Checkpointer(folder).restore(state) == 1
+    assert (state["value"], state["t"].unique().tolist()) == (1, [1.0])
+
+
+def test_good_checkpoints_are_listed_newest_first_and_verify(two):
+    infos = scan(two)
+    assert [(info.step, info.state, info.reason) for info in infos] == [(2, "written", None), (1, "written", None)]
+    newest = infos[0]
+    data_bytes = sum(path.stat().st_size for path in newest.path.iterdir() if path.name != "holdfast.json")
+    assert newest.size_bytes == data_bytes
+    assert newest.created_at_s > infos[1].created_at_s > 1.7e9
+    assert {verify(info).state for info in infos} == {"verified"}
+    assert verify(str(newest.path)).state == "verified"
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("seed", range(12))
+def test_any_flipped_bit_is_caught(two, name, seed):
+    path = two / "step-0000000002" / name
+    content = bytearray(path.read_bytes())
+    bit = random.Random(f"{name}{seed}").randrange(len(content) * 8)
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+    assert_falls_back(two, name)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_truncated_file_is_caught(two, name):
+    path = two / "step-0000000002" / name
+    os.truncate(path, path.stat().st_size - 1 - (name == "holdfast.json"))
+    assert_falls_back(two, name)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_missing_file_is_caught(two, name):
+    (two / "step-0000000002" / name).unlink()
+    assert_falls_back(two, "no manifest" if name == "holdfast.json" else name)
+    assert scan(two)[0].state == ("incomplete" if name == "holdfast.json" else "damaged")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_another_step_is_caught(two, name):
+    shutil.copy(two / "step-0000000001" / name, two / "step-0000000002" / name)
+    assert_falls_back(two, name)
+
+
+def test_a_whole_folder_of_another_step_is_caught(two):
+    shutil.rmtree(two / "step-0000000002")
+    shutil.copytree(two / "step-0000000001", two / "step-0000000002")
+    assert_falls_back(two, "holdfast.json is that of step 1")
+
+
+def test_a_lost_page_is_caught(tmp_path):
+    for step in (1, 2):
+        Checkpointer(tmp_path).save(step, {"value": step, "t": torch.full((50_000,), float(step))})
+    with (tmp_path / "step-0000000002" / "__0_0.distcp").open("r+b") as file:
+        file.seek(8 * 4096)
+        file.write(bytes(4096))
+    assert verify(tmp_path / "step-0000000002").reason == "__0_0.distcp does not match its checksum"
+
+
+def rewrite_manifest(path, change):
+    """Change a manifest as somebody would who knows the format: the digest is made to fit."""
+    from holdfast.checkpoint import manifest
+
+    file = path / "holdfast.json"
+    content = json.loads(file.read_text())
+    del content["digest"]
+    change(content)
+    content["digest"] = manifest._digest(content)
+    file.write_text(json.dumps(content))
+
+
+@pytest.mark.parametrize("name", ["../step-0000000001/.metadata", "/etc/passwd", "a/../../x", "", "."])
+def test_a_manifest_that_leads_out_is_refused(two, name):
+    path = two / "step-0000000002"
+    rewrite_manifest(path, lambda content: content["files"][0].update(path=name))
+    with pytest.raises(ManifestError, match="outside of the checkpoint"):
+        read_manifest(path, step=2)
+    assert_falls_back(two, "outside of the checkpoint")
+
+
+def test_a_link_that_leads_out_is_refused(two):
+    data = two / "step-0000000002" / "__0_0.distcp"
+    data.rename(two / "elsewhere")
+    data.symlink_to(two / "elsewhere")
+    assert_falls_back(two, "leads out of the checkpoint")
+
+
+def test_a_manifest_of_another_version_says_so(two):
+    rewrite_manifest(two / "step-0000000002", lambda content: content.update(version=2))
+    assert_falls_back(two, "version 2, this Holdfast reads holdfast.checkpoint version 1")
+
+
+@pytest.mark.parametrize("content", ["[]", "{}", "null", '{"digest": 1}', "\\", '{"digest": {}, "files": 3}'])
+def test_a_manifest_that_is_no_manifest_is_damaged(two, content):
+    (two / "step-0000000002" / "holdfast.json").write_text(content)
+    assert_falls_back(two, "holdfast.json")
+
+
+def test_a_replaced_checkpoint_is_a_candidate_after_the_proper_one(two):
+    old, new = two / "step-0000000001", two / "step-0000000002"
+    shutil.copytree(new, two / "step-0000000002.replaced")
+    assert [info.path.name for info in scan(two)] == [new.name, new.name + ".replaced", old.name]
+    (new / "__0_0.distcp").unlink()
+    ckpt = Checkpointer(two, keep=2)
+    assert ckpt.restore({"value": 0}) == 2
+    # The proper one is known to be damaged, so the replaced one is what is left of step 2, and stays.
+    ckpt.save(3, {"value": 3})
+    assert [info.path.name for info in scan(two)] == ["step-0000000003", new.name, new.name + ".replaced"]
+    # Saving step 2 again keeps the good one until the new one has the name.
+    ckpt.save(2, {"value": 22})
+    assert [info.path.name for info in scan(two)] == ["step-0000000003", new.name]
+
+
+def test_other_things_in_the_folder_are_left_out(two):
+    (two / "notes.txt").write_text("")
+    (two / "step-0000000009").write_text("")
+    (two / "step-9").mkdir()
+    (two / ".step-0000000003.abcd.tmp").mkdir()
+    (two / "step-0000000004").symlink_to(two / "step-0000000001")
+    assert [info.step for info in scan(two)] == [2, 1]
+
+
+def test_what_is_not_there_is_named(tmp_path):
+    with pytest.raises(NotFound, match="no checkpoint folder"):
+        scan(tmp_path / "nowhere")
+    with pytest.raises(NotFound, match="is not a checkpoint"):
+        verify(tmp_path / "step-0000000001")
+    with pytest.raises(NotFound, match="is not a checkpoint"):
+        verify(tmp_path)

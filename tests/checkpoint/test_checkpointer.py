@@ -1,0 +1,342 @@
+import copy
+import logging
+import random
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from checkpoint_training import Training, assert_same
+
+from holdfast.checkpoint import Checkpointer, scan
+from holdfast.core.errors import BadUse, NotFound, NoVerifiedCheckpoint, StateMismatch
+
+
+def test_objects_come_back_bit_equal_and_go_on_alike(tmp_path):
+    ours = Training().run(5)
+    path = Checkpointer(tmp_path).save(5, ours.objects).result()
+    assert path == tmp_path / "step-0000000005"
+    ours.run(4)
+
+    fresh = Training(seed=1)
+    assert Checkpointer(tmp_path).restore(fresh.objects) == 5
+    fresh.run(4)
+    for name, ours_object in ours.objects.items():
+        assert_same(fresh.objects[name].state_dict(), ours_object.state_dict(), name)
+
+
+def test_a_fresh_optimizers_plain_state_dict_gets_its_missing_keys_in_place(tmp_path):
+    ours = Training().run(3)
+    saved = copy.deepcopy(ours.optimizer.state_dict())
+    with Checkpointer(tmp_path) as ckpt:
+        ckpt.save(3, {"optimizer": ours.optimizer.state_dict()})
+
+        fresh = Training(seed=1)
+        theirs = fresh.optimizer.state_dict()
+        state = {"optimizer": theirs}
+        ckpt.restore(state)
+    assert state["optimizer"] is theirs
+    assert_same(theirs, saved)
+    fresh.optimizer.load_state_dict(theirs)
+    assert_same(fresh.optimizer.state_dict(), saved)
+
+
+def test_tensors_and_state_dicts_are_filled_in_place_and_plain_values_replaced(tmp_path):
+    state = {
+        "weights": {"a": torch.arange(4.0), "deep": [{"b": torch.ones(2, 2)}, torch.tensor(3)]},
+        "alone": torch.full((3,), 5, dtype=torch.int16),
+        "step": 12,
+        "losses": [1.5, 2.5],
+    }
+    Checkpointer(tmp_path).save(1, state)
+    target = {
+        "weights": {"a": torch.zeros(4), "deep": [{"b": torch.zeros(2, 2)}, torch.tensor(0)]},
+        "alone": torch.zeros(3, dtype=torch.int16),
+        "step": 0,
+        "losses": [],
+    }
+    kept = [target["weights"], target["weights"]["a"], target["weights"]["deep"][0]["b"], target["alone"]]
+    kept.append(target["losses"])
+    assert Checkpointer(tmp_path).restore(target) == 1
+    assert_same(target, state)
+    now = [target["weights"], target["weights"]["a"], target["weights"]["deep"][0]["b"], target["alone"]]
+    now.append(target["losses"])
+    assert all(left is right for left, right in zip(kept, now, strict=True))
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.arange(12).view(3, 4).t(),
+        torch.tensor(float("nan")),
+        torch.zeros(0, 3),
+        torch.randn(4).to(torch.bfloat16),
+        torch.tensor([True, False]),
+        torch.randn(3, dtype=torch.complex64),
+        torch.arange(10)[2:5],
+        torch.nn.Parameter(torch.ones(2)),
+    ],
+    ids=["transposed", "nan", "empty", "bfloat16", "bool", "complex", "slice", "parameter"],
+)
+def test_every_kind_of_tensor(tmp_path, tensor):
+    Checkpointer(tmp_path).save(0, {"t": tensor})
+    target = torch.zeros_like(tensor).requires_grad_(tensor.requires_grad)
+    Checkpointer(tmp_path).restore({"t": target})
+    assert_same(target.detach(), tensor.detach())
+
+
+def test_random_generators_continue_where_they_were(tmp_path):
+    def draw():
+        return random.random(), random.gauss(0, 1), np.random.randn(3).tolist(), torch.randn(3).tolist()
+
+    draw()
+    ckpt = Checkpointer(tmp_path)
+    ckpt.save(1, {})
+    expected = draw()
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    ckpt.restore({})
+    assert draw() == expected
+
+
+def test_saving_does_not_draw_from_the_generators(tmp_path):
+    before = (random.getstate(), torch.get_rng_state())
+    Checkpointer(tmp_path).save(1, {"a": torch.ones(2)})
+    assert random.getstate() == before[0]
+    assert torch.equal(torch.get_rng_state(), before[1])
+
+
+def test_stock_pytorch_loads_it(tmp_path):
+    ours = Training().run(3)
+    path = Checkpointer(tmp_path).save(3, ours.objects, per_rank={"position": 7}).result()
+    fresh = Training(seed=1).run(1)
+    theirs = {"model": fresh.model.state_dict(), "optimizer": fresh.optimizer.state_dict()}
+    with pytest.warns(UserWarning, match=r"torch.distributed is disabled"):
+        dcp.load(theirs, checkpoint_id=path)
+    assert_same(theirs["model"], ours.model.state_dict())
+    assert_same(theirs["optimizer"], ours.optimizer.state_dict())
+
+
+def test_entries_that_nobody_asks_for_are_left_out(tmp_path):
+    Checkpointer(tmp_path).save(1, {"a": 1, "b": torch.ones(2)})
+    state = {"a": 0}
+    assert Checkpointer(tmp_path).restore(state) == 1
+    assert state == {"a": 1}
+
+
+@pytest.mark.parametrize(
+    ("target", "named"),
+    [
+        ({"model": {"w": torch.zeros(3), "extra": torch.zeros(1)}}, "no 'model.extra'"),
+        ({"model": {"w": torch.zeros(3)}, "other": 1}, "no 'other'"),
+        ({"model": {"w": torch.zeros(2)}}, "'model.w' is float32[2] in the state and float32[3]"),
+        ({"model": {"w": torch.zeros(3, dtype=torch.float64)}}, "'model.w' is float64[3]"),
+        ({"model": {"w": {"x": 1}}}, "'model.w' is a dict"),
+        ({"model": torch.zeros(3)}, "'model' is a tensor"),
+        ({"model": [{}]}, "'model' is a list"),
+        ({"items": [torch.zeros(1), torch.zeros(1), torch.zeros(1)]}, "'items' has 3 items"),
+        ({"items": {"0": torch.zeros(1)}}, "'items' is a dict"),
+        ({"plain": torch.zeros(1)}, "'plain' is a tensor in the state and a plain value"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_named_and_left_alone(tmp_path, target, named):
+    saved = {"model": {"w": torch.ones(3)}, "items": [torch.ones(1), torch.ones(1)], "plain": 4, "first": 9}
+    Checkpointer(tmp_path).save(1, saved)
+    # `first` fits and would be filled before the misfit is met.
+    target = {"first": 0, **target}
+    before = copy.deepcopy(target)
+    rng_before = torch.get_rng_state()
+    with pytest.raises(StateMismatch) as raised:
+        Checkpointer(tmp_path).restore(target)
+    assert named in str(raised.value)
+    assert_same(target, before)
+    assert torch.equal(torch.get_rng_state(), rng_before)
+
+
+def test_an_empty_folder_restores_nothing(tmp_path):
+    state = {"a": 1}
+    assert Checkpointer(tmp_path / "new" / "folder").restore(state) == 0
+    assert state == {"a": 1}
+
+
+def test_nothing_is_done_and_the_callable_not_called_unless_due(tmp_path):
+    ckpt = Checkpointer(tmp_path, every=10)
+    handle = ckpt.save(9, lambda: pytest.fail("called"))
+    assert (handle.step, handle.done(), handle.result(0)) == (None, True, None)
+    assert list(tmp_path.iterdir()) == []
+    handle = ckpt.save(10, lambda: {"a": 1})
+    assert (handle.step, handle.result(0)) == (10, tmp_path / "step-0000000010")
+
+
+def test_a_stop_saves_whatever_is_due_and_leaves(tmp_path, stop_at):
+    link = stop_at(7)
+    ckpt = Checkpointer(tmp_path, every=100)
+    assert ckpt.save(6, {"a": 6}).step is None
+    assert link.left_at is None
+    ckpt.save(7, {"a": 7})
+    assert link.left_at == 7
+    state = {"a": 0}
+    assert ckpt.restore(state) == 7
+
+
+def test_what_is_told(tmp_path, link):
+    ckpt = Checkpointer(tmp_path, every=2)
+    ckpt.save(1, {"a": 1})
+    assert (link.events, link.sections) == ([], [])
+    path = ckpt.save(2, {"a": 1}).result()
+    (event,) = link.of("checkpoint")
+    assert event.pop("stall_s") > 0
+    assert event == {"step": 2, "path": str(path), "size_bytes": scan(tmp_path)[0].size_bytes}
+    ckpt.save(4, {"a": 1}).result().joinpath("__0_0.distcp").write_bytes(b"x")
+    ckpt.restore({"a": 0})
+    (event,) = link.of("restored")
+    assert event.pop("restore_s") > 0
+    (passed,) = event.pop("passed_over")
+    assert event == {"step": 2, "path": str(path)}
+    assert (passed["step"], passed["path"]) == (4, str(tmp_path / "step-0000000004"))
+    assert "__0_0.distcp has 1 bytes" in passed["reason"]
+    assert link.sections == ["save", "save", "restore"]
+
+
+def test_only_the_newest_are_kept(tmp_path):
+    ckpt = Checkpointer(tmp_path, keep=2)
+    for step in range(5):
+        ckpt.save(step, {"a": step})
+    assert [info.step for info in scan(tmp_path)] == [4, 3]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000000003", "step-0000000004"]
+
+
+def test_all_are_kept_with_none(tmp_path):
+    ckpt = Checkpointer(tmp_path, keep=None)
+    for step in range(5):
+        ckpt.save(step, {"a": step})
+    assert len(scan(tmp_path)) == 5
+
+
+def test_damaged_ones_neither_count_nor_push_out_good_ones(tmp_path, caplog):
+    for step in (1, 2, 3):
+        Checkpointer(tmp_path, keep=None).save(step, {"a": step})
+    data = tmp_path / "step-0000000003" / "__0_0.distcp"
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    ckpt = Checkpointer(tmp_path, keep=2)
+    state = {"a": 0}
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        assert ckpt.restore(state) == 2
+    assert "Passed over the checkpoint of step 3" in caplog.text
+    assert "__0_0.distcp does not match its checksum" in caplog.text
+    ckpt.save(4, {"a": 4})
+    assert [info.step for info in scan(tmp_path)] == [4, 3, 2]
+    # Its step is saved again: the damaged one is replaced.
+    ckpt.save(3, {"a": 33}).result()
+    assert Checkpointer(tmp_path).restore(state) == 4
+    assert [info.step for info in scan(tmp_path)] == [4, 3]
+    assert list(tmp_path.glob("*.replaced")) == []
+
+
+def test_a_save_below_older_ones_keeps_itself(tmp_path):
+    for step in (100, 200):
+        Checkpointer(tmp_path, keep=None).save(step, {"a": step})
+    Checkpointer(tmp_path, keep=1).save(1, {"a": 1})
+    assert [info.step for info in scan(tmp_path)] == [200, 1]
+
+
+def test_saving_a_step_again_replaces_it(tmp_path):
+    ckpt = Checkpointer(tmp_path)
+    for value in (1, 2):
+        ckpt.save(5, {"a": value})
+    state = {"a": 0}
+    ckpt.restore(state)
+    assert state == {"a": 2}
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000005"]
+
+
+def test_it_raises_only_where_checkpoints_exist_and_none_verifies(tmp_path):
+    ckpt = Checkpointer(tmp_path)
+    (ckpt.save(1, {"a": 1}).result() / "holdfast.json").unlink()
+    state = {"a": 0}
+    with pytest.raises(NoVerifiedCheckpoint, match=r"step 1: there is no manifest.*start over"):
+        ckpt.restore(state)
+    assert state == {"a": 0}
+
+
+def test_per_rank_states_come_back_and_can_be_listed(tmp_path):
+    ckpt = Checkpointer(tmp_path)
+    ckpt.save(1, {"a": 1}, per_rank={"data": {"position": 41, 7: [torch.ones(2)]}, "seen": torch.arange(3)})
+    mine = {"data": {"position": 0}}
+    ckpt.restore({"a": 0}, per_rank=mine)
+    assert_same(mine, {"data": {"position": 41, 7: [torch.ones(2)]}})
+    (theirs,) = ckpt.per_rank_states(1)
+    assert_same(theirs, {"data": {"position": 41, 7: [torch.ones(2)]}, "seen": torch.arange(3)})
+    with pytest.raises(NotFound, match=r"There is no checkpoint of step 2"):
+        ckpt.per_rank_states(2)
+    with pytest.raises(StateMismatch, match="no 'other'"):
+        ckpt.restore({"a": 0}, per_rank={"other": 1})
+
+
+@pytest.mark.parametrize(
+    ("state", "named"),
+    [
+        ({"config": {"path": object()}}, r"'config.path': a builtins.object"),
+        ({"loss": np.float64(1.0)}, r"'loss': a numpy.float64.*\.item\(\)"),
+        ({"losses": [1.0, np.zeros(2)]}, r"'losses': a numpy.ndarray"),
+        ({"nested": {"model": torch.nn.Linear(1, 1)}}, r"'nested.model'.*at the top level"),
+        ({"n": [1 << 2500]}, r"'n': an integer of 2501 bits"),
+        ({"d": {(1, 2): 3}}, r"a key of 'd': a builtins.tuple"),
+        ({"d": {1: 1, "1": 2}}, r"Two entries of the state have the name 'd.1'"),
+        ({"a.b": 1, "a": {"b": 2}}, r"the name 'a.b'"),
+        ({"holdfast": 1}, r"entry 'holdfast'"),
+        ({3: 1}, r"entry 3"),
+        ([1], r"must be a dict"),
+    ],
+)
+def test_a_state_that_could_not_be_read_back_is_refused_at_save(tmp_path, state, named):
+    with pytest.raises(BadUse, match=named):
+        Checkpointer(tmp_path).save(1, state)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"every": 0}, "every is 0; allowed is a whole number from 1 on"),
+        ({"every": True}, "every is True"),
+        ({"keep": 0}, "keep is 0"),
+        ({"on_failure": "retry"}, "on_failure is 'retry'; allowed are 'raise' and 'warn'"),
+    ],
+)
+def test_bad_arguments_are_named_before_any_work(tmp_path, arguments, named):
+    with pytest.raises(BadUse) as raised:
+        Checkpointer(tmp_path / "new", **arguments)
+    assert named in str(raised.value)
+    assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("step", [-1, 1.0, True])
+def test_a_bad_step_is_named(tmp_path, step):
+    with pytest.raises(BadUse, match="step is"):
+        Checkpointer(tmp_path).save(step, {})
+
+
+def test_a_folder_below_a_file_is_refused_in_one_sentence(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(BadUse, match=r"cannot be written \(Not a directory\). Make it writable"):
+        Checkpointer(tmp_path / "file" / "checkpoints")
+
+
+def test_closing_twice_does_no_harm_and_saving_after_is_refused(tmp_path):
+    with Checkpointer(tmp_path) as ckpt:
+        ckpt.save(1, {})
+        ckpt.wait()
+    ckpt.close()
+    with pytest.raises(BadUse, match="closed"):
+        ckpt.save(2, {})
+
+
+def test_the_catalog_imports_no_torch():
+    program = "import sys, holdfast.checkpoint, holdfast.checkpoint.catalog; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0

@@ -1,0 +1,140 @@
+"""What comes from outside is not trusted: pickles, and checkpoints that DCP alone wrote."""
+
+import os
+import pickle
+import warnings
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from checkpoint_training import Training, assert_same
+
+from holdfast.checkpoint import Checkpointer
+from holdfast.checkpoint.manifest import Manifest, ManifestError, describe_file, write_manifest
+from holdfast.checkpoint.metadata import read_metadata
+from holdfast.core.errors import CheckpointError, NoVerifiedCheckpoint, StateMismatch
+
+
+def seal(path, step):
+    """Give a folder a manifest that fits it, as somebody would who knows the format."""
+    names = sorted(file.name for file in path.iterdir() if file.name != "holdfast.json")
+    files = tuple(describe_file(path, name) for name in names)
+    write_manifest(path, Manifest(step=step, world_size=1, created_at_s=0.0, torch="2", files=files))
+
+
+def stock_save(path, state):
+    with warnings.catch_warnings(action="ignore"):
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(path))
+
+
+class Evil:
+    def __init__(self, function, *arguments):
+        self._call = function, arguments
+
+    def __reduce__(self):
+        return self._call
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda mark: Evil(os.system, f"touch {mark}"),
+        lambda mark: Evil(eval, f"open({str(mark)!r}, 'w')"),
+        lambda mark: Evil(getattr, "text", "upper"),
+        lambda mark: Evil(torch.load, str(mark)),
+    ],
+    ids=["os.system", "eval", "getattr", "torch.load"],
+)
+def test_a_malicious_metadata_is_refused_and_runs_nothing(tmp_path, how):
+    ckpt = Checkpointer(tmp_path / "checkpoints")
+    ckpt.save(1, {"a": 1})
+    path = ckpt.save(2, {"a": 2}).result()
+    mark = tmp_path / "executed"
+    (path / ".metadata").write_bytes(pickle.dumps(how(mark)))
+    seal(path, 2)
+    with pytest.raises(ManifestError, match=r"names .* which no metadata of PyTorch has"):
+        read_metadata(path)
+    state = {"a": 0}
+    assert ckpt.restore(state) == 1
+    assert state == {"a": 1}
+    assert not mark.exists()
+
+
+def test_a_malicious_plain_value_is_refused_runs_nothing_and_changes_nothing(tmp_path):
+    mark = tmp_path / "executed"
+    path = tmp_path / "step-0000000001"
+    stock_save(path, {"t": torch.ones(2), "evil": Evil(os.system, f"touch {mark}")})
+    mark.unlink(missing_ok=True)
+    seal(path, 1)
+    state = {"t": torch.zeros(2), "evil": 0}
+    with pytest.raises(CheckpointError, match=r"'evil' is no plain value.*Leave its top-level entry out"):
+        Checkpointer(tmp_path).restore(state)
+    assert state["t"].tolist() == [0, 0]
+    assert not mark.exists()
+    state = {"t": torch.zeros(2)}
+    Checkpointer(tmp_path).restore(state)
+    assert state["t"].tolist() == [1, 1]
+
+
+def test_metadata_that_leads_out_of_the_checkpoint_is_refused(tmp_path):
+    ckpt = Checkpointer(tmp_path)
+    path = ckpt.save(1, {"a": 1, "t": torch.ones(3)}).result()
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    for stored in metadata.storage_data.values():
+        stored.relative_path = "../../elsewhere"
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    seal(path, 1)
+    with pytest.raises(NoVerifiedCheckpoint, match="elsewhere, which is no file of it"):
+        ckpt.restore({"a": 0})
+
+
+@pytest.mark.parametrize(
+    ("break_it", "reason"),
+    [
+        (lambda stored: setattr(stored, "length", 10**9), "lies beyond the end"),
+        (lambda stored: setattr(stored, "offset", -1), "lies beyond the end"),
+    ],
+)
+def test_metadata_that_promises_more_than_the_files_hold_is_refused(tmp_path, break_it, reason):
+    ckpt = Checkpointer(tmp_path)
+    path = ckpt.save(1, {"a": 1}).result()
+    metadata = pickle.loads((path / ".metadata").read_bytes())
+    break_it(next(iter(metadata.storage_data.values())))
+    (path / ".metadata").write_bytes(pickle.dumps(metadata))
+    seal(path, 1)
+    with pytest.raises(NoVerifiedCheckpoint, match=reason):
+        ckpt.restore({"a": 0})
+
+
+def test_metadata_pickled_with_enum_members_by_name_is_read(tmp_path):
+    """As some Python versions do; what else `getattr` might reach stays out of reach."""
+    path = Checkpointer(tmp_path).save(1, {"t": torch.ones(3)}).result()
+    metadata = read_metadata(path)
+    enum = type(metadata.state_dict_metadata["t"].properties.__getstate__()[3])
+
+    class Pickler(pickle.Pickler):
+        def reducer_override(self, value):
+            return (getattr, (enum, value.name)) if isinstance(value, enum) else NotImplemented
+
+    with (path / ".metadata").open("wb") as file:
+        Pickler(file).dump(metadata)
+    assert b"getattr" in (path / ".metadata").read_bytes()
+    assert read_metadata(path).state_dict_metadata == metadata.state_dict_metadata
+
+
+def test_a_checkpoint_that_dcp_alone_wrote_restores(tmp_path, caplog):
+    ours = Training().run(3)
+    path = tmp_path / "step-0000000003"
+    stock_save(path, {"model": ours.model.state_dict(), "optimizer": ours.optimizer.state_dict(), "n": 3})
+    seal(path, 3)
+    fresh = Training(seed=1)
+    state = {"model": fresh.model, "optimizer": fresh.optimizer, "n": 0}
+    before = torch.get_rng_state()
+    assert Checkpointer(tmp_path).restore(state) == 3
+    assert state["n"] == 3
+    assert_same(fresh.model.state_dict(), ours.model.state_dict())
+    assert_same(fresh.optimizer.state_dict(), ours.optimizer.state_dict())
+    assert torch.equal(torch.get_rng_state(), before)
+    assert "random generators were left alone" in caplog.text
+    with pytest.raises(StateMismatch, match="no 'position'"):
+        Checkpointer(tmp_path).restore({"n": 0}, per_rank={"position": 0})

@@ -1,0 +1,69 @@
+"""Two real processes over gloo, and one that restores what two have saved."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from holdfast.checkpoint import Checkpointer
+from holdfast.checkpoint.metadata import read_metadata
+from holdfast.core.errors import StateMismatch
+
+SCRIPT = Path(__file__).parent / "rank_script.py"
+
+
+def run_two_ranks(folder, scenario):
+    def start(rank):
+        command = [sys.executable, SCRIPT, folder, str(rank), "2", scenario]
+        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+    processes = [start(rank) for rank in range(2)]
+    try:
+        outputs = [process.communicate(timeout=60)[0] for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+    assert [process.returncode for process in processes] == [0, 0], "\n".join(outputs)
+
+
+@pytest.mark.parametrize("scenario", ["fallback", "errors_are_shared"])
+def test_ranks_act_as_one(tmp_path, scenario):
+    run_two_ranks(tmp_path / "checkpoints", scenario)
+
+
+def test_two_ranks_save_and_one_restores(tmp_path, caplog):
+    folder = tmp_path / "checkpoints"
+    run_two_ranks(folder, "round_trip")
+    stored = read_metadata(folder / "step-0000000002").storage_data
+    names = [index.fqn for index in stored]
+    # What is alike is there once; what differs by rank is there for each.
+    assert names.count("model.0.weight") == 1
+    assert names.count("note") == 1
+    assert {"holdfast.rank-0.user.position", "holdfast.rank-1.user.position"} <= set(names)
+
+    before = torch.get_rng_state()
+    state = {"note": ""}
+    ckpt = Checkpointer(folder)
+    assert ckpt.restore(state) == 2
+    assert state == {"note": "the same"}
+    assert torch.equal(torch.get_rng_state(), before)
+    assert "random generators were left alone" in caplog.text
+    assert "saved by 2 ranks and is restored by 1" in caplog.text
+    state = {"note": ""}
+    with pytest.raises(StateMismatch, match=r"saved by 2 ranks .* by 1.*per_rank_states\(2\), and share it out"):
+        ckpt.restore(state, per_rank={"position": 0})
+    assert state == {"note": ""}
+    positions = [each["position"] for each in ckpt.per_rank_states(2)]
+    assert positions == [1000, 1001]
+
+
+def test_parts_and_shards_of_two_ranks_are_restored_whole_by_one(tmp_path):
+    folder = tmp_path / "checkpoints"
+    run_two_ranks(folder, "different_parts")
+    state = {"layers": {}, "sharded": torch.zeros(6, 2)}
+    Checkpointer(folder).restore(state)
+    assert torch.equal(state["sharded"], torch.arange(12.0).view(6, 2))
+    assert {key: value.tolist() for key, value in state["layers"].items()} == {0: [0, 0], 1: [1, 1]}

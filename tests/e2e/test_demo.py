@@ -1,0 +1,97 @@
+"""The demonstration itself, as a newcomer runs it: three runs, three faults, the proof, the page."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from holdfast.core.ledger import Ledger
+from holdfast.core.paths import ledger_url
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """Run `holdfast demo --json` once; returns its folder and its answer."""
+    out = tmp_path_factory.mktemp("demo") / "report"
+    command = [sys.executable, "-m", "holdfast.cli.main", "demo", "--seed", "7", "--out", str(out), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=os.environ)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out, json.loads(done.stdout)
+
+
+def test_three_faults_and_nobody_stepped_in(demo):
+    _, answer = demo
+    assert answer["interventions"] == 0
+    injected = sorted(fault for incident in answer["incidents"] for fault in incident["injected"])
+    assert injected == ["SIGKILL", "SIGSTOP", "damaged checkpoint"]
+    for incident in answer["incidents"]:
+        assert incident["action"] == "restart"
+        assert 0 <= incident["seconds_to_detect"] < 10
+        assert incident["seconds_to_restart"] > 0
+        assert incident["steps_lost"] > 0
+    (fallback,) = [one for one in answer["incidents"] if one["injected"] == ["damaged checkpoint"]]
+    assert len(fallback["passed_over"]) == 1
+
+
+def test_each_fault_is_laid_at_the_right_ranks_door(demo):
+    out, _ = demo
+    with Ledger.open(ledger_url(out / "holdfast")) as ledger:
+        faults = ledger.events("faults", "fault_injected")
+        incidents = ledger.incidents("faults")
+    assert [incident.rank for incident in incidents] == [fault.data["rank"] for fault in faults]
+    assert [incident.kind for incident in incidents] == [
+        "hang" if fault.data["fault"] == "SIGSTOP" else "exit" for fault in faults
+    ]
+    for incident in incidents:
+        assert incident.diagnosis["root_line"] is not None
+        assert incident.diagnosis["scope"]["rank"] == incident.rank
+
+
+def test_the_final_weights_are_bit_identical_and_stock_pytorch_says_so(demo):
+    out, answer = demo
+    assert answer["proof"]["identical"] is True
+    assert answer["proof"]["sha256"] == answer["proof"]["reference_sha256"]
+    loaded = []
+    for run in ("faults", "reference"):
+        path = max((out / "checkpoints" / run).glob("step-*"))
+        metadata = dcp.FileSystemReader(path).read_metadata()
+        state = {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for name, entry in metadata.state_dict_metadata.items()
+            if hasattr(entry, "size") and name.startswith(("model.", "optimizer."))
+        }
+        with pytest.warns(UserWarning, match="single process"):
+            dcp.load(state, checkpoint_id=path)
+        loaded.append(state)
+    assert loaded[0].keys() == loaded[1].keys()
+    assert len(loaded[0]) > 100
+    for name, tensor in loaded[0].items():
+        assert torch.equal(tensor.view(torch.uint8) if tensor.dim() else tensor, loaded[1][name].view(torch.uint8) if tensor.dim() else loaded[1][name]), name
+
+
+def test_the_users_own_error_stopped_the_second_run_at_once(demo):
+    out, answer = demo
+    assert answer["own_error"]["exit_code"] == 1
+    assert "CorruptVocabulary" in answer["own_error"]["outcome"]
+    with Ledger.open(ledger_url(out / "holdfast")) as ledger:
+        assert len(ledger.attempts("own-error")) == 1
+
+
+def test_the_page_says_what_the_answer_says(demo):
+    out, answer = demo
+    page = (out / "report.html").read_text()
+    assert answer["proof"]["sha256"] in page
+    assert "CorruptVocabulary" in page
+    assert len(page) < 1_000_000
+
+
+def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path):
+    (tmp_path / "precious").write_text("x")
+    command = [sys.executable, "-m", "holdfast.cli.main", "demo", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, "another folder" in done.stderr) == (2, True)
+    assert (tmp_path / "precious").read_text() == "x"

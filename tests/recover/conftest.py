@@ -1,0 +1,105 @@
+"""Real runs of small jobs: `holdfast run` in a process of its own, in a home of its own."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast.core.ledger import Ledger
+from holdfast.core.paths import RunPaths, ledger_url
+
+HOLDFAST = [sys.executable, "-m", "holdfast.cli.main"]
+TIMEOUT_S = 90
+
+
+@dataclass
+class Place:
+    """A folder with jobs and a ledger, and the commands run there."""
+
+    folder: Path
+
+    @property
+    def home(self) -> Path:
+        return self.folder / ".holdfast"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "HOLDFAST_HOME": str(self.home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+
+    def job(self, text: str, name: str = "job.py") -> str:
+        (self.folder / name).write_text(text)
+        return name
+
+    def start(self, *arguments: str, **options) -> subprocess.Popen:
+        return subprocess.Popen(
+            [*HOLDFAST, *arguments],
+            cwd=self.folder,
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            **options,
+        )
+
+    def holdfast(self, *arguments: str) -> tuple[int, str, str]:
+        """Run a command to its end; returns its exit code and what it printed."""
+        with self.start(*arguments) as process:
+            out, err = process.communicate(timeout=TIMEOUT_S)
+        return process.returncode, out, err
+
+    def json(self, *arguments: str) -> dict:
+        code, out, err = self.holdfast(*arguments, "--json")
+        assert code == 0, err
+        return json.loads(out)
+
+    def ledger(self) -> Ledger:
+        return Ledger.open(ledger_url(self.home))
+
+    def paths(self, run: str) -> RunPaths:
+        return RunPaths(self.home, run)
+
+    def wait_for_step(self, run: str, step: int) -> None:
+        """Wait until the run's journal tells of `step`."""
+        self.wait_until(lambda: any(f'"step": {number},' in self._journal(run) for number in (step, step + 1, step + 2)))
+
+    def _journal(self, run: str) -> str:
+        steps = self.paths(run).steps
+        return steps.read_text() if steps.exists() else ""
+
+    @staticmethod
+    def wait_until(holds, timeout_s: float = TIMEOUT_S) -> None:
+        deadline_s = time.monotonic() + timeout_s
+        while not holds():
+            assert time.monotonic() < deadline_s, "it did not happen in time"
+            time.sleep(0.02)
+
+    def processes(self) -> list[psutil.Process]:
+        """Every living process that this place's runs started, recognised by their environment."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                mine = process.environ().get("HOLDFAST_HOME") == str(self.home)
+                if mine and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+            except (psutil.NoSuchProcess, psutil.AccessDenied):
+                continue
+        return found
+
+
+@pytest.fixture
+def place(tmp_path):
+    """A place whose processes are gone when the test ends, and were gone by themselves."""
+    place = Place(tmp_path)
+    yield place
+    left = place.processes()
+    for process in left:
+        process.send_signal(signal.SIGKILL)
+    assert not left, f"left behind: {left}"

@@ -1,0 +1,121 @@
+"""The control channel over real sockets, spoken to by friends and strangers."""
+
+import asyncio
+import json
+import socket
+
+import pytest
+
+from holdfast.core.errors import ChannelError
+from holdfast.recover.channel import MAX_LINE_BYTES, ChannelClient, ChannelServer, Peer, decode, encode
+
+RANK = Peer(role="rank", rank=0, local_rank=0, world_size=1, pid=1)
+
+
+def with_server(scenario):
+    """Run `scenario(server, heard)` beside a listening server; returns what was heard."""
+    heard = []
+
+    async def run():
+        server = ChannelServer(lambda peer, message: heard.append((peer, message)))
+        await server.start()
+        try:
+            await scenario(server, heard)
+        finally:
+            await server.close()
+
+    asyncio.run(asyncio.wait_for(run(), 30))
+    return heard
+
+
+async def heard_kinds(heard, count):
+    while len(heard) < count:
+        await asyncio.sleep(0.005)
+    return [message["kind"] for _, message in heard]
+
+
+def connect(server, token=None, peer=RANK):
+    return asyncio.to_thread(ChannelClient, server.address, token or server.token, peer, timeout_s=5)
+
+
+def test_messages_pass_both_ways_and_the_end_is_told():
+    async def scenario(server, heard):
+        client = await connect(server)
+        client.send({"kind": "step", "step": 1})
+        await heard_kinds(heard, 2)
+        server.send_to_ranks({"kind": "propose", "proposal": 1, "step": 5})
+        assert await asyncio.to_thread(client.receive) == {"kind": "propose", "proposal": 1, "step": 5}
+        client.close()
+        assert await heard_kinds(heard, 3) == ["hello", "step", "gone"]
+
+    with_server(scenario)
+
+
+def test_a_wrong_token_and_a_second_rank_of_the_same_number_are_turned_away():
+    async def scenario(server, heard):
+        with pytest.raises(ChannelError, match="did not admit"):
+            await connect(server, token="wrong")
+        client = await connect(server)
+        with pytest.raises(ChannelError, match="already there"):
+            await connect(server)
+        client.close()
+        await heard_kinds(heard, 2)
+
+    assert [message["kind"] for _, message in with_server(scenario)] == ["hello", "gone"]
+
+
+def test_nobody_listening_is_said():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        with pytest.raises(ChannelError, match="No supervisor answers"):
+            ChannelClient(f"127.0.0.1:{taken.getsockname()[1]}", "token", RANK)
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x80\x04\x95 pickle",
+        b"[]\n",
+        b"{}\n",
+        b'{"kind": "step"}\n',
+        b'{"kind": "hello"}\n',
+        b'{"kind": "hello", "token": "TOKEN", "role": "rank"}\n',
+        b'{"kind": "hello", "token": "TOKEN", "role": "rank", "rank": "x", "local_rank": 0, "world_size": 1, "pid": 1}\n',
+        b"x" * (2 * MAX_LINE_BYTES),
+    ],
+)
+def test_strangers_are_hung_up_on_and_nothing_is_heard_of_them(first):
+    async def scenario(server, heard):
+        host, port = server.address.split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.write(first.replace(b"TOKEN", server.token.encode()))
+        writer.write_eof()
+        try:
+            assert await reader.read() == b""
+        except ConnectionResetError:
+            pass
+        writer.close()
+
+    assert with_server(scenario) == []
+
+
+def test_an_admitted_rank_that_sends_rubbish_is_hung_up_on():
+    async def scenario(server, heard):
+        for rubbish in (b"x" * (MAX_LINE_BYTES + 10) + b"\n", b"not json\n", encode({"kind": "hello"})):
+            client = await connect(server)
+            client._socket.sendall(rubbish)
+            assert await asyncio.to_thread(client.receive) is None
+            client.close()
+        await heard_kinds(heard, 6)
+
+    kinds = [message["kind"] for _, message in with_server(scenario)]
+    assert kinds == ["hello", "gone"] * 3
+
+
+def test_encode_bounds_a_line_and_decode_takes_objects_only():
+    with pytest.raises(ChannelError, match="at most"):
+        encode({"kind": "event", "data": "x" * MAX_LINE_BYTES})
+    assert decode(encode({"kind": "a", "n": 1})) == {"kind": "a", "n": 1}
+    for line in (b"", b"1", b'"kind"', b'{"kind": 1}', json.dumps({"no": "kind"}).encode(), b"\xff\xfe"):
+        assert decode(line) is None

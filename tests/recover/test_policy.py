@@ -1,0 +1,214 @@
+"""The policy is a pure function: every claim of its docstring, and properties over random histories."""
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.recover import policy
+from holdfast.recover.policy import (
+    AskRanksToSave,
+    Begin,
+    CannotSave,
+    Diagnose,
+    Diagnosed,
+    End,
+    JobExited,
+    JobFrozen,
+    Kill,
+    Launch,
+    Phase,
+    RankFailed,
+    Resolve,
+    RestartLimits,
+    State,
+    StateSaved,
+    StopAsked,
+    Tick,
+    decide,
+)
+
+LIMITS = RestartLimits(max_restarts=3, window_s=100.0, backoff_first_s=2.0, backoff_max_s=7.0)
+
+
+def diagnosed(root="a", step=10, *, helps=True, outside=False):
+    return Diagnosed(
+        fingerprint=root,
+        step=step,
+        summary=f"root {root}",
+        mitigation="Mend it.",
+        restart_helps=helps,
+        waits_for_outside=outside,
+    )
+
+
+def play(events, state=None, limits=LIMITS):
+    """Feed (time, event) pairs; returns the last state and all actions."""
+    state, done = state or State(), []
+    for now_s, event in events:
+        state, actions = decide(limits, state, event, now_s)
+        done += actions
+    return state, done
+
+
+def crash(at_s, root="a", step=10, **options):
+    return [(at_s, RankFailed()), (at_s, JobExited(1)), (at_s, diagnosed(root, step, **options))]
+
+
+def test_a_job_that_ends_well_is_completed():
+    state, actions = play([(0, Begin()), (5, JobExited(0))])
+    assert state.phase is Phase.ENDED
+    assert actions == [Launch(), End(state="completed", exit_code=0, outcome="The job completed.")]
+
+
+def test_first_failure_after_progress_restarts_at_once():
+    state, actions = play([(0, Begin()), *crash(5)])
+    assert state.phase is Phase.RUNNING
+    assert [type(action) for action in actions] == [Launch, Diagnose, Resolve, Launch]
+
+
+def test_a_failed_rank_leaves_the_launcher_time_and_then_everything_is_killed():
+    state, actions = play([(0, Begin()), (5, RankFailed()), (5 + LIMITS.teardown_grace_s - 0.1, Tick())])
+    assert actions == [Launch()]
+    state, actions = play([(5 + LIMITS.teardown_grace_s, Tick()), (30, Tick())], state)
+    assert actions == [Kill()], "killed once, when the grace is over"
+
+
+def test_a_frozen_job_is_killed_at_once():
+    state, actions = play([(0, Begin()), (5, JobFrozen())])
+    assert (state.phase, actions) == (Phase.FAILING, [Launch(), Kill()])
+
+
+def test_stops_at_once_on_what_a_restart_does_not_mend():
+    state, actions = play([(0, Begin()), *crash(5, helps=False)])
+    end = actions[-1]
+    assert isinstance(end, End)
+    assert (end.state, end.exit_code) == ("failed", 1)
+    assert "root a" in end.outcome
+    assert end.outcome.endswith("Mend it.")
+
+
+@pytest.mark.parametrize("second_step", [9, 10, 11])
+def test_never_loops_on_the_same_root_at_the_same_step(second_step):
+    state, actions = play([(0, Begin()), *crash(5), *crash(10, step=second_step)])
+    assert state.phase is Phase.ENDED
+    assert "same root" in actions[-1].outcome
+
+
+def test_the_same_root_at_another_step_is_restarted():
+    state, _ = play([(0, Begin()), *crash(5, step=10), *crash(10, step=20)])
+    assert state.phase is Phase.RUNNING
+
+
+def test_another_root_at_the_same_step_is_restarted_after_a_wait():
+    state, actions = play([(0, Begin()), *crash(5, "a"), *crash(10, "b")])
+    assert state.phase is Phase.WAITING
+    assert state.deadline_s == 10 + LIMITS.backoff_first_s
+    state, actions = play([(11.9, Tick())], state)
+    assert actions == []
+    state, actions = play([(12.0, Tick())], state)
+    assert (state.phase, actions) == (Phase.RUNNING, [Launch()])
+
+
+def test_waits_double_without_progress_up_to_a_bound_and_start_over_with_it():
+    limits = replace(LIMITS, max_restarts=100)
+    state, waits, now_s = State(phase=Phase.RUNNING), [], 0.0
+    for index, step in enumerate([10, 10, 10, 10, 10, 30, 30]):
+        state, _ = play(crash(now_s, root=str(index), step=step), state, limits)
+        waits.append((state.deadline_s or now_s) - now_s)
+        now_s += 20
+        state, _ = play([(now_s, Tick())], state, limits)
+    assert waits == [0, 2, 4, 7, 7, 0, 2]
+
+
+def test_a_cause_outside_the_job_is_waited_for():
+    state, _ = play([(0, Begin()), *crash(5, outside=True)])
+    assert state.deadline_s == 5 + LIMITS.outside_wait_s
+
+
+def test_the_budget_is_per_window():
+    state = State(phase=Phase.RUNNING)
+    for index in range(LIMITS.max_restarts):
+        state, _ = play(crash(index, root=str(index), step=10 * (index + 1)), state)
+    assert state.phase is Phase.RUNNING
+    spent, actions = play(crash(50, root="x", step=500), state)
+    assert spent.phase is Phase.ENDED
+    assert actions[-1].exit_code == 3
+    later, _ = play(crash(LIMITS.window_s + 10, root="x", step=500), state)
+    assert later.phase is Phase.RUNNING, "restarts older than the window no longer count"
+
+
+def test_stop_saves_first():
+    state, actions = play([(0, Begin()), (5, StopAsked("Ctrl-C")), (6, StateSaved()), (7, JobExited(0))])
+    assert actions == [Launch(), AskRanksToSave(), End(state="stopped", exit_code=4, outcome="Stopped by Ctrl-C.")]
+
+
+def test_ranks_that_saved_and_do_not_leave_are_killed():
+    state, actions = play([(0, Begin()), (5, StopAsked("x")), (6, StateSaved()), (6 + LIMITS.teardown_grace_s, Tick())])
+    assert actions[-1] == Kill()
+
+
+@pytest.mark.parametrize("event", [CannotSave(), StopAsked("again"), JobFrozen()])
+def test_stop_does_not_wait_for_what_cannot_come(event):
+    state, actions = play([(0, Begin()), (5, StopAsked("x")), (6, event)])
+    assert (state.phase, actions[-1]) == (Phase.LEAVING, Kill())
+
+
+def test_stop_is_bounded():
+    _, actions = play([(0, Begin()), (5, StopAsked("x")), (5 + LIMITS.stop_grace_s, Tick())])
+    assert actions[-1] == Kill()
+
+
+def test_stop_during_a_failure_is_not_followed_by_a_restart():
+    state, actions = play([(0, Begin()), (5, RankFailed()), (5, StopAsked("x")), (6, JobExited(1)), (7, diagnosed())])
+    assert (state.phase, actions[-1].state) == (Phase.ENDED, "stopped")
+
+
+def test_stop_while_waiting_ends_the_run():
+    state, actions = play([(0, Begin()), *crash(5, "a"), *crash(10, "b"), (10.5, StopAsked("x"))])
+    assert (state.phase, actions[-1].state) == (Phase.ENDED, "stopped")
+
+
+EVENTS = st.one_of(
+    st.builds(Begin),
+    st.builds(RankFailed),
+    st.builds(JobFrozen),
+    st.builds(JobExited, st.integers(-9, 2)),
+    st.builds(diagnosed, st.sampled_from("abc"), st.integers(0, 30), helps=st.booleans(), outside=st.booleans()),
+    st.builds(StopAsked, st.just("x")),
+    st.builds(StateSaved),
+    st.builds(CannotSave),
+    st.builds(Tick),
+)
+
+
+@given(st.lists(st.tuples(st.floats(0, 50), EVENTS), max_size=60))
+def test_whatever_happens(history):
+    """Never two jobs at once, nothing after the end, the budget is kept, and a dead run stays dead."""
+    state, now_s, running, ended, launches_s = State(), 0.0, False, False, []
+    for wait_s, event in history:
+        now_s += wait_s
+        if isinstance(event, JobExited):
+            if not running:
+                continue
+            running = False
+        if isinstance(event, Diagnosed) and state.phase is not Phase.DIAGNOSING:
+            continue
+        state, actions = decide(LIMITS, state, event, now_s)
+        assert not (ended and actions)
+        for action in actions:
+            if isinstance(action, Launch):
+                assert not running, "two jobs at once"
+                running = True
+                launches_s.append(now_s)
+            ended = ended or isinstance(action, End)
+        recent = [at_s for at_s in launches_s if now_s - at_s < LIMITS.window_s / 2]
+        assert len(recent) <= LIMITS.max_restarts + 1
+    assert ended == (state.phase is Phase.ENDED)
+
+
+def test_every_phase_but_the_end_can_be_left():
+    for phase in Phase:
+        ways = [pair for pair in policy.TABLE if pair[0] is phase]
+        assert bool(ways) == (phase is not Phase.ENDED)

@@ -1,0 +1,309 @@
+"""Real runs, real faults: torchrun, two ranks, signals. The jobs need no torch, so a run takes seconds."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+HOLDFAST = [sys.executable, "-m", "holdfast.cli.main"]
+
+TRAIN = """
+import os, sys, time, pathlib, signal
+import holdfast
+
+run = holdfast.attach()
+rank = int(os.environ["RANK"])
+once = pathlib.Path("fault-happened")
+attempt = os.environ["MASTER_PORT"]
+
+def fault(step):
+    if step == 8 and rank == 1 and not once.exists():
+        once.touch()
+        return True
+
+start = int(pathlib.Path("progress").read_text()) if pathlib.Path("progress").exists() else 0
+for step in range(start + 1, 21):
+    time.sleep(0.02)
+    if fault(step):
+        FAULT
+    run.step(step, loss=1 / step)
+    print(f"step {step} loss {1 / step}")
+    if rank == 0 and step % 5 == 0:
+        pathlib.Path("progress").write_text(str(step))
+    (barrier := pathlib.Path(f"at-{attempt}-{rank}")).write_text(str(step))
+    deadline = time.monotonic() + 60
+    while True:
+        other = pathlib.Path(f"at-{attempt}-{1 - rank}")
+        text = other.read_text() if other.exists() else ""
+        if text and int(text) >= step:
+            break
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+"""
+"""Two ranks that wait for each other after every step, as collectives make them, and save every fifth."""
+
+QUICK_HANG = ["--hang-floor-s", "1"]
+
+
+def train(fault: str) -> str:
+    return TRAIN.replace("FAULT", fault)
+
+
+def only_run(place) -> str:
+    with place.ledger() as ledger:
+        (run,) = ledger.runs()
+    return run.run_id
+
+
+def incidents(place):
+    with place.ledger() as ledger:
+        return ledger.incidents()
+
+
+def cited(incident) -> str:
+    return "\n".join(line["text"] for line in incident.diagnosis["evidence"])
+
+
+@pytest.mark.parametrize("form", ["python", "torchrun"])
+def test_a_killed_rank_is_found_and_the_run_goes_on(place, form):
+    script = place.job(train("os.kill(os.getpid(), signal.SIGKILL)"))
+    command = ["--nproc", "2", "--", "python", script] if form == "python" else ["--", "torchrun", "--nproc-per-node=2", script]
+    code, _, err = place.holdfast("run", *command)
+    assert code == 0, err
+    (incident,) = incidents(place)
+    assert (incident.kind, incident.rank, incident.action) == ("exit", 1, "restart")
+    assert "was killed by SIGKILL" in cited(incident)
+    assert incident.diagnosis["restart_helps"]
+    assert incident.fault_at_s <= incident.detected_at_s < incident.resumed_at_s
+    assert incident.detected_at_s - incident.fault_at_s < 1.0
+    run = only_run(place)
+    with place.ledger() as ledger:
+        first, second = ledger.attempts(run)
+        assert ledger.run(run).state == "completed"
+    assert (first.outcome, second.outcome) == ("failed", "completed")
+    assert (second.start_step, second.last_step) == (5, 20)
+
+
+def test_a_frozen_rank_is_named_and_the_run_goes_on(place):
+    script = place.job(train("os.kill(os.getpid(), signal.SIGSTOP)"))
+    code, _, err = place.holdfast("run", "--nproc", "2", *QUICK_HANG, "--", "python", script)
+    assert code == 0, err
+    (incident,) = incidents(place)
+    assert (incident.kind, incident.rank, incident.action) == ("hang", 1, "restart")
+    assert "rank 1" in cited(incident)
+    assert "process state T" in cited(incident)
+
+
+def test_a_rank_that_waits_for_ever_is_named_because_it_is_behind(place):
+    script = place.job(train("time.sleep(1000)"))
+    code, _, err = place.holdfast("run", "--nproc", "2", *QUICK_HANG, "--", "python", script)
+    assert code == 0, err
+    (incident,) = incidents(place)
+    assert (incident.kind, incident.rank) == ("hang", 1)
+    assert "behind the others at step 7" in cited(incident)
+
+
+def test_an_error_of_the_users_own_stops_the_run_at_once(place):
+    script = place.job(train("raise KeyError('tokens')"))
+    code, out, err = place.holdfast("run", "--nproc", "2", "--", "python", script)
+    assert code == 1
+    (incident,) = incidents(place)
+    assert (incident.action, incident.diagnosis["reason"]) == ("stop", "KeyError")
+    assert incident.diagnosis["root_line"]["text"].endswith("KeyError: 'tokens'")
+    assert "A restart does not mend this: KeyError" in err
+    with place.ledger() as ledger:
+        assert len(ledger.attempts(only_run(place))) == 1
+
+
+def test_a_rank_that_dies_at_the_same_step_again_is_not_restarted_for_ever(place):
+    script = place.job(train("os.kill(os.getpid(), signal.SIGSEGV)").replace("not once.exists()", "True"))
+    code, _, err = place.holdfast("run", "--nproc", "2", "--", "python", script)
+    assert code == 1
+    assert "The same root came back" in err
+    assert [incident.action for incident in incidents(place)] == ["restart", "stop"]
+
+
+def test_a_spent_budget_is_an_exit_code_of_its_own(place):
+    script = place.job(train("os.kill(os.getpid(), signal.SIGKILL)"))
+    code, _, err = place.holdfast("run", "--nproc", "2", "--max-restarts", "0", "--", "python", script)
+    assert code == 3
+    assert "--max-restarts" in err
+
+
+def test_exit_0_without_a_step_is_said(place):
+    script = place.job("print('nothing to do')")
+    code, out, err = place.holdfast("run", "--", "python", script)
+    assert code == 0
+    assert "nothing to do" in out
+    assert "without reporting a step" in err
+    assert "holdfast.attach()" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--", "python", "no-such-script.py"], "There is no script 'no-such-script.py'"),
+        (["--", "no-such-program"], "There is no program 'no-such-program'"),
+        ([], "Nothing to run"),
+        (["--nproc", "0", "--", "python", "job.py"], "--nproc is 0; it must be at least 1"),
+        (["--window-s", "-1", "--", "python", "job.py"], "--window-s is -1.0; it must be more than 0"),
+        (["--name", "a/b", "--", "python", "job.py"], "--name 'a/b'"),
+        (["--resume", "no-such-run"], "There is no run 'no-such-run'"),
+        (["--resume", "x", "--", "python", "job.py"], "leave the command and --name out"),
+        (["--", "torchrun", "--max-restarts", "3", "job.py"], "Holdfast restarts the job itself"),
+        (["--", "torchrun", "--nnodes=2", "job.py"], "one node"),
+        (["--", "torchrun", "--no-python", "job.sh"], "holdfast run --nproc N"),
+    ],
+)
+def test_bad_use_is_one_clear_sentence(place, arguments, said):
+    place.job("")
+    code, out, err = place.holdfast("run", *arguments)
+    assert code == 2
+    assert said in err
+    assert "Traceback" not in err
+    assert out == ""
+
+
+def test_a_missing_script_of_torchrun_ends_in_its_diagnosis(place):
+    code, _, err = place.holdfast("run", "--", "torchrun", "--nproc-per-node=1", "no-such-script.py")
+    assert code == 1
+    assert "FileNotFoundError" in err
+    assert "no-such-script.py" in err
+
+
+def test_a_flood_of_output_is_bounded_and_said(place):
+    script = place.job(
+        "import sys, holdfast\nrun = holdfast.attach()\nline = 'x' * 1023 + '\\n'\n"
+        "for _ in range(64 * 1024):\n    sys.stdout.write(line)\nprint('the end')\nrun.step(1)"
+    )
+    code, _, err = place.holdfast("run", "--no-echo", "--log-max-mib", "4", "--", "python", script)
+    assert code == 0, err
+    assert "--log-max-mib" in err
+    logs = place.paths(only_run(place)).logs
+    kept_bytes = sum(log.stat().st_size for log in logs.rglob("rank-0.log*"))
+    assert 2 * 2**20 < kept_bytes <= 5 * 2**20
+    _, out, _ = place.holdfast("logs", only_run(place), "--rank", "0")
+    assert out.endswith("the end\n")
+    assert len(out) == kept_bytes
+
+
+ENDLESS = """
+import os, subprocess, sys, time
+import holdfast
+
+run = holdfast.attach()
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(1000)"], start_new_session=True)
+step = 0
+while True:
+    step += 1
+    time.sleep(0.02)
+    run.step(step)
+"""
+"""Trains for ever, without a Checkpointer, beside a child of its own in a session of its own."""
+
+
+def test_ctrl_c_leaves_no_process(place):
+    script = place.job(ENDLESS)
+    with place.start("run", "--name", "r", "--nproc", "2", "--", "python", script) as process:
+        place.wait_for_step("r", 3)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 4
+    assert "Stopped by Ctrl-C." in err
+    assert "No checkpoint was saved" in err
+    assert place.processes() == []
+
+
+@pytest.mark.parametrize("victim", ["supervisor", "guard", "launcher", "shim"])
+def test_whatever_is_killed_no_process_is_left_and_the_run_goes_on(place, victim):
+    """kill -9 of each process between the supervisor and the ranks."""
+    script = place.job(train("time.sleep(0.3)"))
+    with place.start("run", "--name", "r", "--nproc", "2", "--", "python", script) as process:
+        place.wait_for_step("r", 3)
+        guard = psutil.Process(process.pid).children()[0]
+        (launcher,) = guard.children()
+        targets = {"supervisor": psutil.Process(process.pid), "guard": guard, "launcher": launcher, "shim": launcher.children()[1]}
+        targets[victim].kill()
+        if victim != "supervisor":
+            _, err = process.communicate(timeout=60)
+            assert process.returncode == 0, err
+            return
+        process.communicate(timeout=60)
+    place.wait_until(lambda: not place.processes(), timeout_s=10)
+    assert place.json("runs", "ls")["runs"][0]["state"] == "lost"
+    code, _, err = place.holdfast("run", "--resume", "r")
+    assert code == 0, err
+    with place.ledger() as ledger:
+        assert [attempt.outcome for attempt in ledger.attempts("r")] == ["failed", "completed"]
+        assert ledger.run("r").state == "completed"
+        assert ledger.events("r", "supervisor_lost")
+
+
+def test_supervisor_and_guard_killed_together_leave_no_rank(place):
+    script = place.job(ENDLESS.replace("subprocess.Popen(", "(lambda *a, **k: None)("))
+    with place.start("run", "--name", "r", "--nproc", "2", "--", "python", script) as process:
+        place.wait_for_step("r", 3)
+        guard = psutil.Process(process.pid).children()[0]
+        guard.suspend()
+        os.kill(process.pid, signal.SIGKILL)
+        guard.kill()
+        process.communicate(timeout=30)
+    place.wait_until(lambda: not place.processes(), timeout_s=10)
+
+
+def test_a_run_that_is_going_cannot_be_resumed_or_removed(place):
+    script = place.job(ENDLESS)
+    with place.start("run", "--name", "r", "--", "python", script) as process:
+        place.wait_for_step("r", 1)
+        for command in (["run", "--resume", "r"], ["runs", "rm", "r"]):
+            code, _, err = place.holdfast(*command)
+            assert (code, "still going" in err) == (2, True)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+
+
+def test_detached_runs_need_no_terminal(place):
+    """Started from a shell whose session ends, followed, stopped and removed with other commands."""
+    script = place.job(ENDLESS + "    print('step', step, flush=True)\n")
+    command = [*HOLDFAST, "run", "--detach", "--name", "r", "--json", "--", "python", script]
+    shell = subprocess.run(
+        [sys.executable, "-c", f"import subprocess, sys; sys.exit(subprocess.call({command!r}))"],
+        cwd=place.folder,
+        env=place.environment,
+        start_new_session=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert shell.returncode == 0, shell.stderr
+    place.wait_for_step("r", 3)
+    assert place.json("runs", "ls")["runs"][0]["state"] == "running"
+    with place.start("logs", "r", "-f") as follower:
+        assert "step" in follower.stdout.readline()
+        code, out, err = place.holdfast("runs", "stop", "r")
+        assert code == 0, err
+        assert "Stopped by" in out
+        follower.communicate(timeout=30)
+    assert place.json("runs", "show", "r")["state"] == "stopped"
+    assert place.holdfast("runs", "stop", "r")[0] == 2
+    assert place.holdfast("runs", "rm", "r")[0] == 0
+    assert not place.paths("r").root.exists()
+    assert place.json("runs", "ls")["runs"] == []
+
+
+def test_a_suspended_supervisor_blames_nobody(place):
+    """SIGSTOP of the supervisor for longer than the hang limit: no incident when it goes on."""
+    script = place.job(train("pass"))
+    with place.start("run", "--name", "r", "--nproc", "2", *QUICK_HANG, "--", "python", script) as process:
+        place.wait_for_step("r", 2)
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(3.0)
+        os.kill(process.pid, signal.SIGCONT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert incidents(place) == []

@@ -1,0 +1,287 @@
+import html
+import os
+import re
+import subprocess
+import sys
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+import sample_runs
+
+from holdfast.core.accounting import Point, summarize
+from holdfast.core.errors import HoldfastError
+from holdfast.core.ledger import Event
+from holdfast.ui import words, write_report
+from holdfast.ui.headline import headline
+
+CHROMIUM = Path("/usr/bin/chromium")
+VOID = {"meta", "br", "img", "link", "input", "hr"}
+
+
+class Page(HTMLParser):
+    """A page taken apart: its text, its attributes, its elements, and whether each of them is closed."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.open, self.words, self.attributes, self.ids, self.elements = [], [], [], [], set()
+        self.source = path.read_text()
+        self.feed(self.source)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.add(tag)
+        self.attributes += [(tag, name, value or "") for name, value in attrs]
+        self.ids += [value for name, value in attrs if name == "id"]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.handle_starttag(tag, attrs)
+        self.open.pop()
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.words.append(data)
+
+    @property
+    def text(self):
+        return re.sub(r"\s+", " ", "".join(self.words))
+
+
+@pytest.fixture(scope="module")
+def summaries(tmp_path_factory):
+    home = tmp_path_factory.mktemp("home")
+    with sample_runs.open_home(home) as ledger:
+        sample_runs.faulty_run(ledger, home)
+        sample_runs.stopped_run(ledger, home)
+        sample_runs.reference_run(ledger, home)
+        return [summarize(ledger, home, run_id) for run_id in ("demo-1", "demo-2", "demo-reference")]
+
+
+@pytest.fixture(scope="module")
+def report(summaries, tmp_path_factory):
+    path = tmp_path_factory.mktemp("report") / "made" / "report.html"
+    write_report(path, summaries, title="Holdfast demo")
+    return path
+
+
+@pytest.fixture(scope="module")
+def page(report):
+    return Page(report)
+
+
+def written(tmp_path, *summaries):
+    write_report(tmp_path / "report.html", summaries, title="a run")
+    return Page(tmp_path / "report.html")
+
+
+def test_the_answer_comes_first(summaries, page):
+    answer = "3 faults, 0 people, final weights bit-identical: step 400, ETTR 65 %"
+    assert headline(summaries[0]) == answer
+    assert f"<title>Holdfast demo: {answer}</title>" in page.source
+    assert f"Holdfast demo {answer} Run demo-1 on 2 ranks" in page.text
+
+
+def test_it_contains_every_number(summaries, page):
+    faulty = summaries[0]
+    expected = [words.percent(faulty.ettr), words.duration(faulty.wall_s), str(faulty.steps_executed)]
+    for cost in faulty.incidents:
+        expected += [
+            (
+                f"Rank {cost.incident.rank} {'frozen' if cost.incident.kind == 'hang' else 'exited'} "
+                f"at step {cost.incident.step}"
+            ),
+            f"to detect {words.duration(cost.seconds_to_detect)}",
+            f"to restart {words.duration(cost.seconds_to_restart)}",
+            f"steps lost {cost.steps_lost}",
+            f"from the checkpoint of step {cost.incident.restored_step}",
+            cost.incident.explanation,
+            cost.incident.diagnosis["reason"],
+            *(data["detail"] for data in cost.injected),
+            *(f"{line['file']}:{line['line']}" for line in cost.incident.diagnosis["evidence"]),
+            *(f"step {passed.step} ({passed.path}): {passed.reason}" for passed in cost.passed_over),
+        ]
+    expected += [faulty.proof["sha256"], "148", "9 640 448 bytes", faulty.proof["loaded_with"]]
+    for row in faulty.checkpoints.by_attempt:
+        expected += [f"{row.median_stall_s * 1000:.0f}", f"{row.max_stall_s * 1000:.0f}", f"{row.total_stall_s:.2f}"]
+    text = page.text.replace(words.NBSP, " ")
+    assert [part for part in expected if part.replace(words.NBSP, " ") not in text] == []
+
+
+def test_where_the_time_went_adds_up_as_printed(page):
+    tables = re.findall(r'<table class="times">.*?</table>', page.source, re.DOTALL)
+    assert len(tables) == 3
+    for table in tables:
+        body, foot = table.split("<tfoot>")
+        cells = [float(cell) for cell in re.findall(r'<td class="number">([\d.]+)</td>', body)]
+        total, percent = map(float, re.findall(r'<td class="number">([\d.]+)</td>', foot))
+        assert sum(cells[::2]) == pytest.approx(total)
+        assert sum(cells[1::2]) == pytest.approx(percent) == 100
+
+
+def test_a_run_that_stopped_says_why_prominently(summaries, page, tmp_path):
+    outcome = summaries[1].run.outcome
+    assert f'<p class="outcome"><strong>How it ended</strong>\n{html.escape(outcome)}' in page.source
+    alone = written(tmp_path, summaries[1])
+    assert alone.source.index(html.escape(outcome)) < alone.source.index("<h2>")
+    assert "Set a positive learning rate in train.py" in alone.text
+    assert headline(summaries[1]) == "Stopped after 1 fault: state kept at step 20, ETTR 33 %"
+
+
+def test_log_lines_are_text_and_nothing_else(page):
+    assert "<script>" in page.text
+    assert "script" not in page.elements
+    assert not any(mark in page.source for mark in ("\x1b", "\u202e"))
+    assert "& red \\u202etxt.exe" in page.text
+
+
+def test_it_refers_to_nothing_outside(page):
+    assert {"img", "link", "iframe", "object", "embed", "image", "foreignobject"} & page.elements == set()
+    for tag, name, value in page.attributes:
+        assert not name.startswith("on")
+        assert name != "src"
+        assert "http" not in value or (tag, name, value) == ("meta", "http-equiv", "Content-Security-Policy")
+        if name == "href":
+            assert value[0] == "#"
+            assert value[1:] in page.ids
+    assert re.findall(r"url\((?!#)|@import", page.source) == []
+    assert "default-src 'none'" in page.source
+
+
+def test_its_ids_are_unique(page):
+    assert len(page.ids) == len(set(page.ids)) > 0
+
+
+def test_its_colours_are_those_of_the_page(page):
+    drawings = re.findall(r"<svg .*?</svg>", page.source, re.DOTALL)
+    assert len(drawings) == 8  # loss and time of the main run, loss of the two others, each in two widths
+    for drawing in drawings:
+        assert "var(--productive)" in drawing
+        assert set(re.findall(r"#[0-9a-f]{6}", drawing)) <= {"#000000", "#ffffff"}
+
+
+def test_it_is_small_and_equal_summaries_give_equal_bytes(summaries, report, tmp_path):
+    write_report(tmp_path / "again.html", summaries, title="Holdfast demo")
+    assert (tmp_path / "again.html").read_bytes() == report.read_bytes()
+    assert report.stat().st_size < 400_000
+
+
+def test_a_long_run_still_makes_a_small_page(summaries, tmp_path):
+    points = tuple(Point(step, 2.0 + step % 7) for step in range(200_000))
+    spike = replace(summaries[0].loss, surviving=(*points, Point(200_000, 99.0), Point(200_001, float("nan"))))
+    many = summaries[0].incidents * 80
+    found = written(tmp_path, replace(summaries[0], loss=spike, incidents=many))
+    assert len(found.source) < 1_000_000
+    assert "140 more: holdfast incidents ls." in found.text
+    assert ">100<" in found.source.replace("\n", "")  # the spike is on the axis
+
+
+def test_a_run_just_started_renders(tmp_path):
+    with sample_runs.open_home(tmp_path) as ledger:
+        sample_runs.Scribe(ledger, tmp_path, "new").journal.close()
+        summary = summarize(ledger, tmp_path, "new")
+    found = written(tmp_path, summary)
+    assert headline(summary) == "Still running, no faults so far: step 0, ETTR unknown"
+    assert {"svg"} & found.elements == set()
+    for sentence in ("No loss was reported.", "No time has passed yet.", "Nothing happened.", "No checkpoint became"):
+        assert sentence in found.text
+    assert "Further runs" not in found.text
+
+
+def test_a_run_with_a_fault_being_worked_on_renders(tmp_path):
+    with sample_runs.open_home(tmp_path) as ledger:
+        job = sample_runs.Scribe(ledger, tmp_path, "half")
+        job.begin()
+        job.train(30)
+        job.fail("hang", None, 2.0, {}, "", "")
+        job.journal.close()
+        summary = summarize(ledger, tmp_path, "half")
+    found = written(tmp_path, summary)
+    assert headline(summary).startswith("Still running, 1 fault so far: step 30")
+    assert "A rank frozen at step 30" in found.text
+    assert "No diagnosis is recorded." in found.text
+    assert "Nothing yet." in found.text
+
+
+def test_a_run_without_faults_renders(summaries, tmp_path):
+    found = written(tmp_path, summaries[2])
+    assert headline(summaries[2]) == "No faults, completed: step 400, ETTR 88 %"
+    assert "Nothing happened." in found.text
+
+
+def test_weights_that_differ_are_said_so(summaries, tmp_path):
+    proof = {**summaries[0].proof, "identical": False, "reference_sha256": "0" * 64}
+    found = written(tmp_path, replace(summaries[0], proof=proof))
+    assert "final weights DIFFER" in found.text
+    assert "bit-identical" not in found.text
+    assert "The final weights differ from the reference" in found.text
+
+
+def test_a_diagnosis_of_any_shape_renders(summaries, tmp_path):
+    cost = summaries[1].incidents[0]
+    odd = {
+        "reason": "<b>bold</b>",
+        "root_line": {"file": "a<i>.log", "line": 7, "text": "\x00 null \udcff " + "x" * 9000},
+        "evidence": [None, {"role": "<u>"}, *({"file": "f", "line": n, "text": "t"} for n in range(40))],
+        "confidence": "high",
+        "decided_by": ["<s>"],
+    }
+    strange = replace(cost, incident=replace(cost.incident, diagnosis=odd, rank=None, step=None))
+    found = written(tmp_path, replace(summaries[1], incidents=(strange,)))
+    assert {"b", "i", "u", "s"} & found.elements <= {"b", "i"}
+    for text in ("<b>bold</b>", "a<i>.log:7", "\u2400 null \\udcff", "more characters)", "17 more cited lines"):
+        assert text in found.text
+
+
+@pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
+def test_a_missing_extra_is_named(summaries, tmp_path, monkeypatch, package):
+    for name in [name for name in sys.modules if name.split(".")[0] == package]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, package, None)
+    monkeypatch.setitem(sys.modules, f"{package}.figure", None)
+    with pytest.raises(HoldfastError, match=rf"needs {package}.*pip install 'holdfast\[report\]'$"):
+        write_report(tmp_path / "report.html", summaries, title="a run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_proof_of_a_run_is_its_newest(tmp_path):
+    with sample_runs.open_home(tmp_path) as ledger:
+        sample_runs.reference_run(ledger, tmp_path, "twice")
+        for identical in (False, True):
+            data = {"identical": identical}
+            ledger.add_event(Event(run_id="twice", attempt=1, at_s=0.0, kind="proof", data=data))
+        assert "bit-identical" in headline(summarize(ledger, tmp_path, "twice"))
+
+
+@pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is not installed, so no browser opens the page")
+def test_it_opens_in_a_browser(summaries, report, tmp_path):
+    command = [
+        str(CHROMIUM),
+        "--headless",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-quic",
+        "--no-first-run",
+        "--disable-background-networking",
+        "--disable-component-update",
+        "--disable-sync",
+        "--host-resolver-rules=MAP * ~NOTFOUND",
+        "--enable-logging=stderr",
+        f"--user-data-dir={tmp_path}",
+        "--dump-dom",
+        f"file://{report}",
+    ]
+    # No bus: there is none in a container, and the browser says so at length.
+    environment = {**os.environ, "DBUS_SESSION_BUS_ADDRESS": "disabled:", "DBUS_SYSTEM_BUS_ADDRESS": "disabled:"}
+    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=True)
+    text = re.sub(r"<[^>]*>", "", shown.stdout)
+    assert headline(summaries[0]) in text
+    assert shown.stdout.count("<svg") == report.read_text().count("<svg")
+    # What a page reports to its console: refused styles, broken references, failed requests.
+    assert [line for line in shown.stderr.splitlines() if re.search(r"CONSOLE|net::ERR|Refused to", line)] == []
