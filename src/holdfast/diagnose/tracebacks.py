@@ -16,7 +16,7 @@ _SENTENCES: Final[dict[str, Link]] = {
     "The above exception was the direct cause of the following exception:": "cause",
     "During handling of the above exception, another exception occurred:": "context",
 }
-_FRAME = re2.compile(r'^\s+File "([^"]*)", line [0-9]+')
+_FRAME = re2.compile(r'^\s+File "([^"]*)", line [0-9]+(, in <module>)?')
 _EXCEPTION = re2.compile(r"^([A-Za-z_]\w*(?:\.\w+)*)(?::\s|:$|$)")
 _LIBRARY = re2.compile(r"/site-packages/|/dist-packages/|/lib(?:64)?/python[0-9.]+/|^<frozen ")
 _FOREIGN_LIMIT: Final = 8
@@ -30,7 +30,8 @@ class Raised:
 
     line: Line
     in_user_code: bool
-    """Whether the deepest frame lies outside the standard library and the installed packages."""
+    """Whether the deepest frame lies beside the job's script, or else outside the standard library and the
+    installed packages."""
     link: Link
     ignored: bool
     """Python printed it and went on (`Exception ignored in: …`)."""
@@ -46,6 +47,7 @@ class TracebackReader:
         self._ignored = False
         self._next_ignored = False
         self._deepest = ""
+        self._script_folder = ""
         self._length = 0
         self._foreign = 0
 
@@ -62,21 +64,27 @@ class TracebackReader:
         if not text or text[0] in " \t":
             if frame := _FRAME.search(text):
                 self._deepest = frame[1]
+                if frame[2] and not self._script_folder:
+                    self._script_folder = frame[1].rpartition("/")[0]
         elif self._deepest and is_exception(text):
             self.is_open = False
-            in_user_code = _LIBRARY.search(self._deepest) is None
-            return Raised(line, in_user_code, self._link, self._ignored)
+            return Raised(line, self._in_user_code(), self._link, self._ignored)
         else:
             self._foreign += 1
         if self._foreign > _FOREIGN_LIMIT or self._length > _LENGTH_LIMIT:
             self.is_open = False
         return None
 
+    def _in_user_code(self) -> bool:
+        # A user's package may be installed like any library; what lies beside the script that runs is still his.
+        beside_script = self._script_folder and self._deepest.startswith(self._script_folder + "/")
+        return bool(beside_script) or _LIBRARY.search(self._deepest) is None
+
     def _begin(self, link: Link) -> None:
         self.is_open = True
         self._link, self._next_link = link, "none"
         self._ignored, self._next_ignored = self._next_ignored, False
-        self._deepest = ""
+        self._deepest = self._script_folder = ""
         self._length = self._foreign = 0
 
     def _look_for_link(self, text: str) -> None:

@@ -34,9 +34,7 @@ def _incident(number: int, incident: Incident, events: Sequence[Event]) -> Incid
     injected = [
         event
         for event in events
-        if event.kind == "fault_injected"
-        and event.attempt == incident.attempt
-        and event.at_s <= incident.detected_at_s
+        if event.kind == "fault_injected" and event.attempt == incident.attempt and event.at_s <= incident.detected_at_s
     ]
     fault_at_s = max((event.at_s for event in injected), default=incident.fault_at_s)
     restored = _restored_after(incident, events)

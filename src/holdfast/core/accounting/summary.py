@@ -170,9 +170,7 @@ def _loss_curve(steps: Sequence[ExecutedStep]) -> LossCurve:
     surviving: list[Point] = []
     validation: list[Point] = []
     lost: list[LostSegment] = []
-    for (attempt, survives), group in itertools.groupby(
-        steps, lambda step: (step.record.attempt, step.survives)
-    ):
+    for (attempt, survives), group in itertools.groupby(steps, lambda step: (step.record.attempt, step.survives)):
         lines = [step.record for step in group]
         points = [Point(line.step, line.loss) for line in lines if line.loss is not None]
         if survives:

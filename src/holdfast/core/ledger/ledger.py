@@ -93,9 +93,7 @@ class Ledger:
         """
         table = schema.attempts
         if not self._update(table, (table.c.run_id == run_id) & (table.c.number == number), changes):
-            raise NotFound(
-                f"Run {run_id!r} has no attempt {number}. `holdfast runs show {run_id}` lists those it has."
-            )
+            raise NotFound(f"Run {run_id!r} has no attempt {number}. `holdfast runs show {run_id}` lists those it has.")
 
     def attempts(self, run_id: str) -> list[Attempt]:
         """The attempts of a run, in order."""
@@ -200,9 +198,7 @@ class Ledger:
         with self._write() as connection:
             return connection.execute(table.update().where(where).values(**changes)).rowcount > 0
 
-    def _read(
-        self, record: type[Record], table: Table, where: Any = None, order_by: Any = None
-    ) -> list[Record]:
+    def _read(self, record: type[Record], table: Table, where: Any = None, order_by: Any = None) -> list[Record]:
         # A table's own key (event_id, checkpoint_id) is for order only; the records do not carry it.
         columns = [table.c[name] for name in record.__dataclass_fields__]
         query = select(*columns)
