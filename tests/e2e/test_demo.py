@@ -70,7 +70,10 @@ def test_the_final_weights_are_bit_identical_and_stock_pytorch_says_so(demo):
     assert loaded[0].keys() == loaded[1].keys()
     assert len(loaded[0]) > 100
     for name, tensor in loaded[0].items():
-        assert torch.equal(tensor.view(torch.uint8) if tensor.dim() else tensor, loaded[1][name].view(torch.uint8) if tensor.dim() else loaded[1][name]), name
+        assert torch.equal(
+            tensor.view(torch.uint8) if tensor.dim() else tensor,
+            loaded[1][name].view(torch.uint8) if tensor.dim() else loaded[1][name],
+        ), name
 
 
 def test_the_users_own_error_stopped_the_second_run_at_once(demo):

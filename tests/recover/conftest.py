@@ -31,7 +31,11 @@ class Place:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {**os.environ, "HOLDFAST_HOME": str(self.home), "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        return {
+            **os.environ,
+            "HOLDFAST_HOME": str(self.home),
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        }
 
     def job(self, text: str, name: str = "job.py") -> str:
         (self.folder / name).write_text(text)
@@ -68,7 +72,9 @@ class Place:
 
     def wait_for_step(self, run: str, step: int) -> None:
         """Wait until the run's journal tells of `step`."""
-        self.wait_until(lambda: any(f'"step": {number},' in self._journal(run) for number in (step, step + 1, step + 2)))
+        self.wait_until(
+            lambda: any(f'"step": {number},' in self._journal(run) for number in (step, step + 1, step + 2))
+        )
 
     def _journal(self, run: str) -> str:
         steps = self.paths(run).steps

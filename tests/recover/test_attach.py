@@ -13,7 +13,8 @@ from holdfast.recover.attach import Run, _number
 def test_outside_supervision_every_call_works_and_nobody_listens():
     script = (
         "import holdfast\nrun = holdfast.attach()\nassert run is holdfast.attach()\nassert not run.supervised\n"
-        "run.step(1, loss=0.5, lr=1e-3)\nwith run.section('evaluate', limit_s=3):\n    pass\nrun.emit('note', {'a': 1})\n"
+        "run.step(1, loss=0.5, lr=1e-3)\nwith run.section('evaluate', limit_s=3):\n    pass\n"
+        "run.emit('note', {'a': 1})\n"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -37,6 +38,7 @@ def test_numbers_that_json_lacks_are_words():
 
 
 def test_attach_imports_neither_torch_nor_the_ledger():
-    script = "import sys, holdfast; holdfast.attach(); print(sorted({'torch', 'sqlalchemy', 'psutil', 're2'} & set(sys.modules)))"
+    heavy = "{'torch', 'sqlalchemy', 'psutil', 're2'}"
+    script = f"import sys, holdfast; holdfast.attach(); print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"

@@ -36,7 +36,7 @@ def diagnosed(root="a", step=10, *, helps=True, outside=False):
     return Diagnosed(
         fingerprint=root,
         step=step,
-        summary=f"root {root}",
+        summary=f"Root {root}.",
         mitigation="Mend it.",
         restart_helps=helps,
         waits_for_outside=outside,
@@ -81,11 +81,11 @@ def test_a_frozen_job_is_killed_at_once():
 
 
 def test_stops_at_once_on_what_a_restart_does_not_mend():
-    state, actions = play([(0, Begin()), *crash(5, helps=False)])
+    _state, actions = play([(0, Begin()), *crash(5, helps=False)])
     end = actions[-1]
     assert isinstance(end, End)
     assert (end.state, end.exit_code) == ("failed", 1)
-    assert "root a" in end.outcome
+    assert "Root a." in end.outcome
     assert end.outcome.endswith("Mend it.")
 
 
@@ -140,12 +140,13 @@ def test_the_budget_is_per_window():
 
 
 def test_stop_saves_first():
-    state, actions = play([(0, Begin()), (5, StopAsked("Ctrl-C")), (6, StateSaved()), (7, JobExited(0))])
+    _state, actions = play([(0, Begin()), (5, StopAsked("Ctrl-C")), (6, StateSaved()), (7, JobExited(0))])
     assert actions == [Launch(), AskRanksToSave(), End(state="stopped", exit_code=4, outcome="Stopped by Ctrl-C.")]
 
 
 def test_ranks_that_saved_and_do_not_leave_are_killed():
-    state, actions = play([(0, Begin()), (5, StopAsked("x")), (6, StateSaved()), (6 + LIMITS.teardown_grace_s, Tick())])
+    too_late_s = 6 + LIMITS.teardown_grace_s
+    _, actions = play([(0, Begin()), (5, StopAsked("x")), (6, StateSaved()), (too_late_s, Tick())])
     assert actions[-1] == Kill()
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from holdfast.cli.output import print_json, seconds
+from holdfast.cli.output import print_json, seconds, shorten
 from holdfast.core.accounting import IncidentSummary, RunSummary
 from holdfast.core.errors import HoldfastError
 
@@ -107,8 +107,8 @@ def _narrate(kind: str, data: Mapping[str, Any]) -> str | None:
         case "incident":
             who = "" if data["rank"] is None else f", rank {data['rank']}"
             return f"detected: {'the job stands still' if data['kind'] == 'hang' else 'a rank ended'}{who}"
-        case "resolved":
-            return f"{data['diagnosis']['reason']}: {data['explanation']}"
+        case "resolved" if data["action"] == "restart":  # a stop is told by the outcome
+            return f"{data['summary']} {data['explanation']}"
         case "restored":
             over = "".join(f"; passed over step {one['step']}: {one['reason']}" for one in data["passed_over"])
             return f"restored step {data['step']}{over}"
@@ -153,7 +153,7 @@ def _print_verdict(faulty: RunSummary, stopped: RunSummary, report: Path) -> Non
         click.echo(f"{cost.number}. step {incident.step}: {struck}")
         click.echo(f"   {incident.diagnosis['reason']}, action: {incident.action}")
         for line in incident.diagnosis["evidence"][:3]:
-            click.echo(f"   {line['role']:<9} {Path(line['file']).name}:{line['line']}: {line['text'][:140]}")
+            click.echo(f"   {line['role']:<9} {Path(line['file']).name}:{line['line']}: {shorten(line['text'])}")
         for over in cost.passed_over:
             click.echo(f"   passed over the checkpoint of step {over.step}: {over.reason}")
         click.echo(

@@ -42,7 +42,14 @@ def seconds(value_s: float | None) -> str:
     """A duration with its unit."""
     if value_s is None:
         return ""
+    if value_s < 1:
+        return f"{value_s * 1000:.0f} ms"
     if value_s < 120:
         return f"{value_s:.1f} s"
     minutes, rest_s = divmod(round(value_s), 60)
     return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest_s:02d} s"
+
+
+def shorten(text: str, characters: int = 140) -> str:
+    """`text`, cut where it is longer."""
+    return text if len(text) <= characters else text[: characters - 1] + "…"

@@ -161,8 +161,8 @@ class _Narrator:
             case "incident":
                 rank = "" if data["rank"] is None else f" at rank {data['rank']}"
                 return f"{'the job stands still' if data['kind'] == 'hang' else 'the job failed'}{rank}; diagnosing"
-            case "resolved":
-                return f"incident {data['incident_id']}: {data['diagnosis']['reason']}. {data['explanation']}"
+            case "resolved" if data["action"] == "restart":  # a stop is told by the outcome
+                return f"incident {data['incident_id']}: {data['summary']} {data['explanation']}"
             case "resumed":
                 return f"training again at step {data['step']}, {data['seconds_to_restart']:.1f} s after detection"
             case "stopping":

@@ -14,7 +14,7 @@ from holdfast.demo.model import GPT, GPTConfig
 def final_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     """The model's weights in a checkpoint, loaded with `torch.distributed.checkpoint.load` as PyTorch ships it."""
     state: dict[str, Any] = {"model": GPT(GPTConfig(vocabulary_size=VOCABULARY_SIZE)).state_dict()}
-    dcp.load(state, checkpoint_id=checkpoint)  # type: ignore[attr-defined]  # public, but not declared so
+    dcp.load(state, checkpoint_id=checkpoint, no_dist=True)  # type: ignore[attr-defined]  # public, but not declared so
     weights: dict[str, torch.Tensor] = state["model"]
     return weights
 

@@ -140,9 +140,7 @@ def check_vocabulary(tokens: Tensor, step: int) -> None:
     """Raise `CorruptVocabulary` for a token that the embedding has no row for."""
     largest = int(tokens.max())
     if largest >= VOCABULARY_SIZE:
-        raise CorruptVocabulary(
-            f"step {step}: token {largest} is outside the vocabulary of {VOCABULARY_SIZE} bytes"
-        )
+        raise CorruptVocabulary(f"step {step}: token {largest} is outside the vocabulary of {VOCABULARY_SIZE} bytes")
 
 
 @torch.no_grad()

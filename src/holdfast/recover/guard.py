@@ -26,7 +26,10 @@ def main() -> None:
     log = RotatingLog(Path(log_path), max_bytes=int(max_bytes))
     try:
         launcher = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, preexec_fn=die_with_parent  # noqa: PLW1509 - no thread runs yet
+            command,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread runs yet
         )
     except OSError as error:
         log.write(f"holdfast: cannot start {command[0]}: {error}\n".encode())

@@ -81,7 +81,7 @@ class Diagnosed:
     step: int | None
     """Steps completed by then."""
     summary: str
-    """The cause in a few words."""
+    """The cause, a sentence."""
     mitigation: str
     """What a person should do, a sentence."""
     restart_helps: bool
@@ -213,14 +213,15 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
         return _resolved(state, _stopped(state), f"{state.stop_by} asked to stop, so it was not restarted.")
     at = f"at step {event.step}" if event.step is not None else "before the first step"
     if not event.restart_helps:
-        why = f"A restart does not mend this: {event.summary}."
+        why = f"A restart does not mend this. {event.summary}"
         return _resolved(state, _failed(f"{why} {event.mitigation}"), why)
     if _struck_before(state, event):
-        why = f"The same root came back {at} after a restart: {event.summary}."
+        why = f"The same root came back {at} after a restart. {event.summary}"
         return _resolved(state, _failed(f"{why} {event.mitigation}"), why)
     recent = tuple(at_s for at_s in state.restarts_at_s if now_s - at_s < limits.window_s)
     if len(recent) >= limits.max_restarts:
-        why = f"The budget of {limits.max_restarts} restarts in {limits.window_s:g} s is spent; last: {event.summary}."
+        budget = f"The budget of {limits.max_restarts} restarts in {limits.window_s:g} s is spent."
+        why = f"{budget} The last failure: {event.summary}"
         next_step = "Mend the cause, or raise --max-restarts, then `holdfast run --resume`."
         return _resolved(state, End(state="failed", exit_code=3, outcome=f"{why} {next_step}"), why)
     gained = state.last_failed_step is None or (event.step or 0) > state.last_failed_step

@@ -6,6 +6,7 @@ writes it down.
 """
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,9 @@ from holdfast.recover.stop_vote import StopVote
 TICK_S = 0.1
 STANDSTILL_S = 2.0
 """A tick this late means that the supervisor itself stood still (suspended, starved), not the job."""
+OWN_ERROR = re.compile(r"^holdfast(?:\.core\.errors\.\w+)?: ")
+"""What Holdfast's own sentences begin with: they say the rest better."""
+SUMMARY_CHARACTERS = 400
 NO_STEP = (
     "It ended without reporting a step, so its progress could not be watched. If it trains, add "
     "`run = holdfast.attach()` and `run.step(step, loss=loss)` to it; if it should have trained, see "
@@ -76,6 +80,7 @@ class Supervisor:
         self._vote: StopVote | None = None
         self._incident: Incident | None = None
         """The one being worked on, until the job is training again."""
+        self._summary = ""
         self._detected = (0.0, 0.0)
         """When the fault happened and when it was seen, wall time; of the incident being worked on."""
         self._awaiting_first_step = True
@@ -306,11 +311,12 @@ class Supervisor:
             diagnosis=diagnosis.to_json(),
         )
         self._incident = Incident(**{**vars(incident), "incident_id": self._ledger.add_incident(incident)})
+        self._summary = _summary(diagnosis)
         self._tell(
             policy.Diagnosed(
                 fingerprint=diagnosis.fingerprint,
                 step=view.last_step,
-                summary=_summary(diagnosis),
+                summary=self._summary,
                 mitigation=diagnosis.mitigation,
                 restart_helps=diagnosis.restart_helps,
                 waits_for_outside=diagnosis.action == "wait_and_retry",
@@ -321,12 +327,15 @@ class Supervisor:
         assert self._incident is not None
         assert self._incident.incident_id is not None
         self._ledger.set_incident(self._incident.incident_id, action=resolve.action, explanation=resolve.explanation)
-        data = {
-            "action": resolve.action,
-            "explanation": resolve.explanation,
-            "diagnosis": self._incident.diagnosis,
-        }
-        self._observe("resolved", {"incident_id": self._incident.incident_id, **data})
+        self._observe(
+            "resolved",
+            {
+                "incident_id": self._incident.incident_id,
+                "action": resolve.action,
+                "summary": self._summary,
+                "explanation": resolve.explanation,
+            },
+        )
 
     def _ask_ranks_to_save(self) -> None:
         living = self._view.attached - {end.rank for end in self._view.exits}
@@ -401,5 +410,8 @@ class Supervisor:
 
 
 def _summary(diagnosis: Diagnosis) -> str:
-    said = diagnosis.root_text.strip()
-    return f"{diagnosis.reason} ({said[:200]})" if said else diagnosis.reason
+    """The cause in a sentence: the reason, and what the root line says after its class or its time stamp."""
+    said = OWN_ERROR.sub("", diagnosis.root_text.strip())[:SUMMARY_CHARACTERS]
+    if diagnosis.reason == "Others" and said:  # a name for what has none says nothing
+        return f"{said.rstrip('.')}."
+    return f"{diagnosis.reason}: {said.rstrip('.')}." if said else f"{diagnosis.reason}."
