@@ -84,6 +84,7 @@ class Supervisor:
         self._detected = (0.0, 0.0)
         """When the fault happened and when it was seen, wall time; of the incident being worked on."""
         self._awaiting_first_step = True
+        self._world_size_known = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[Outcome] | None = None
 
@@ -127,6 +128,9 @@ class Supervisor:
                     self._record("rank_exited", ended, end.rank)
                     self._tell(policy.RankFailed())
             match message["kind"]:
+                case "hello" if not self._world_size_known:
+                    self._world_size_known = True
+                    self._record("started", {"world_size": peer.world_size})
                 case "step":
                     self._stepped(peer, message)
                 case "event":
@@ -255,7 +259,7 @@ class Supervisor:
 
     async def _attempt(self) -> None:
         self._view = AttemptView.begin(self._view.number + 1, self._spec.hangs)
-        self._awaiting_first_step = True
+        self._awaiting_first_step, self._world_size_known = True, False
         self._vote = None
         number = self._view.number
         self._ledger.add_attempt(Attempt(run_id=self._run_id, number=number, started_at_s=self._clock.now_s()))

@@ -45,7 +45,7 @@ def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
     who = "A rank" if incident.rank is None else f"Rank {incident.rank}"
     what = "frozen" if incident.kind == "hang" else "exited"
     step = "before its first step" if incident.step is None else f"at step {incident.step}"
-    evidence = _evidence(found)
+    evidence = _evidence(found, incident.run_id)
     figures = [KeyFigure(name="to detect", value=words.duration(cost.seconds_to_detect), note="")]
     if cost.seconds_to_restart is not None:
         figures.append(KeyFigure(name="to restart", value=words.duration(cost.seconds_to_restart), note=""))
@@ -100,7 +100,7 @@ def _verdict(found: Mapping[str, Any]) -> str:
     return " · ".join(said)
 
 
-def _evidence(found: Mapping[str, Any]) -> list[Evidence]:
+def _evidence(found: Mapping[str, Any], run_id: str) -> list[Evidence]:
     lines = [line for line in found.get("evidence") or () if isinstance(line, Mapping)]
     root = found.get("root_line")
     if isinstance(root, Mapping):
@@ -110,11 +110,16 @@ def _evidence(found: Mapping[str, Any]) -> list[Evidence]:
     return [
         Evidence(
             role=str(line.get("role", "")),
-            place=f"{line.get('file', 'unknown file')}:{line.get('line', '?')}",
+            place=f"{_within_run(str(line.get('file', 'unknown file')), run_id)}:{line.get('line', '?')}",
             text=str(line.get("text", "")),
         )
         for line in lines
     ]
+
+
+def _within_run(file: str, run_id: str) -> str:
+    """A file's path from its run's folder on, which is what tells one log from another."""
+    return file.rpartition(f"/runs/{run_id}/")[2]
 
 
 def _done(cost: IncidentSummary, summary: RunSummary) -> str:
