@@ -5,9 +5,11 @@ holdfast run -- torchrun --nproc-per-node 2 examples/ddp.py --checkpoints /tmp/d
 """
 
 import argparse
+import gc
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # before there is a group, which it would else keep alive for ever
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -37,6 +39,12 @@ def main() -> None:
     args = parser.parse_args()
 
     dist.init_process_group("gloo")
+    train(args)
+    gc.collect()  # the DDP module: a gloo group that outlives the next line can abort a clean exit
+    dist.destroy_process_group()
+
+
+def train(args: argparse.Namespace) -> None:
     rank = dist.get_rank()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -66,7 +74,6 @@ def main() -> None:
             print(f"step {step} loss {loss.item():.4f}", flush=True)
 
     ckpt.close()
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ however often the run was killed and restored on the way.
 """
 
 import argparse
+import gc
 import hashlib
 import math
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # see `main`
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its name in every PyTorch program
 from torch.nn.parallel import DistributedDataParallel
@@ -36,9 +38,21 @@ class CorruptVocabulary(Exception):
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Train as the arguments say, from the newest checkpoint if there is one."""
+    """Join the other ranks, train, and leave so that no thread of the process group outlives it.
+
+    One that does aborts now and then what was a clean exit (SIGABRT, seen with gloo in torch 2.13). Two things keep
+    a group alive: a DDP module, gone here with the frame of `train`; and functions of torch.distributed.nn, whose
+    default argument is the group that they find when imported, hence before there is one.
+    """
     args = parse_arguments(arguments)
     rank, world_size = join_process_group()
+    train(args, rank, world_size)
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def train(args: argparse.Namespace, rank: int, world_size: int) -> None:
+    """Train as the arguments say, from the newest checkpoint if there is one."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
     torch.manual_seed(args.seed * world_size + rank)  # of the dropout; DDP gives all ranks rank 0's weights
@@ -84,7 +98,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     ckpt.close()
     say(f"done: weights {fingerprint(model)}")
-    dist.destroy_process_group()
 
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:

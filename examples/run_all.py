@@ -1,0 +1,65 @@
+"""Runs every example at small size, by itself and under supervision, and interrupts one on the way. Part of CI."""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+HERE = Path(__file__).parent
+PYTHON = sys.executable
+HOLDFAST = [PYTHON, "-m", "holdfast.cli.main"]
+TORCHRUN = [PYTHON, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+TIMEOUT_S = 120
+
+
+def run(title: str, command: list[str], folder: Path) -> str:
+    """Run a command to its end; leaves with an error if it fails."""
+    print(f"\n== {title}", flush=True)
+    environment = {**os.environ, "HOLDFAST_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+    )
+    print(done.stdout[-600:] + done.stderr[-600:], flush=True)
+    if done.returncode != 0:
+        sys.exit(f"{title}: exit code {done.returncode}")
+    return done.stdout
+
+
+def interrupt_after_first_checkpoint(command: list[str], checkpoints: Path) -> None:
+    """Start a command and kill it with SIGKILL once a checkpoint is there."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as process:
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while not list(checkpoints.glob("step-*")):
+            if process.poll() is not None or time.monotonic() > deadline_s:
+                sys.exit("the example ended before it saved a checkpoint")
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+
+
+def main() -> None:
+    """All of them."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        minimal = [PYTHON, str(HERE / "minimal_loop.py"), "--steps", "2000", "--save-every", "50"]
+        minimal += ["--checkpoints", str(folder / "minimal")]
+        interrupt_after_first_checkpoint(minimal, folder / "minimal")
+        short = [word if word != "2000" else "400" for word in minimal]
+        said = run("minimal_loop.py, killed and started again", short, folder)
+        if "from step 0\n" in said:
+            sys.exit("minimal_loop.py did not go on from its checkpoint")
+        ddp = [str(HERE / "ddp.py"), "--steps", "40", "--save-every", "20", "--checkpoints"]
+        run("ddp.py under torchrun", [*TORCHRUN, *ddp, str(folder / "ddp")], folder)
+        run(
+            "ddp.py under holdfast run",
+            [*HOLDFAST, "run", "--nproc", "2", "--", PYTHON, *ddp, str(folder / "ddp-2")],
+            folder,
+        )
+        run("what it left", [*HOLDFAST, "checkpoint", "verify", str(folder / "ddp-2")], folder)
+    print("\nAll examples ran.")
+
+
+if __name__ == "__main__":
+    main()
