@@ -10,7 +10,7 @@ import pytest
 from holdfast.core.errors import ChannelError
 from holdfast.recover.channel import MAX_LINE_BYTES, ChannelClient, ChannelServer, Peer, decode, encode
 
-RANK = Peer(role="rank", rank=0, local_rank=0, world_size=1, pid=1)
+RANK = Peer(role="rank", attempt=1, rank=0, local_rank=0, world_size=1, pid=1)
 
 
 def with_server(scenario):
@@ -82,7 +82,7 @@ def test_nobody_listening_is_said():
         b'{"kind": "step"}\n',
         b'{"kind": "hello"}\n',
         b'{"kind": "hello", "token": "TOKEN", "role": "rank"}\n',
-        b'{"kind":"hello","token":"TOKEN","role":"rank","rank":"x","local_rank":0,"world_size":1,"pid":1}\n',
+        b'{"kind":"hello","token":"TOKEN","role":"rank","attempt":1,"rank":"x","local_rank":0,"world_size":1,"pid":1}\n',
         b"x" * (2 * MAX_LINE_BYTES),
     ],
 )

@@ -114,6 +114,8 @@ def _narrate(kind: str, data: Mapping[str, Any]) -> str | None:
             return f"restored step {data['step']}{over}"
         case "resumed":
             return f"training again at step {data['step']}, {data['seconds_to_restart']:.1f} s after detection"
+        case "trouble":
+            return str(data["text"])
         case "ended":
             return str(data["outcome"])
     return None

@@ -167,6 +167,8 @@ class _Narrator:
                 return f"training again at step {data['step']}, {data['seconds_to_restart']:.1f} s after detection"
             case "stopping":
                 return f"{data['by']}: saving state, then stopping (once more: stop now)"
+            case "trouble":
+                return str(data["text"])
             case "save_failed":
                 return f"a save failed and training goes on: {data}"
             case "ended":

@@ -5,6 +5,18 @@ and injects what befalls it; `proof` compares the final weights with those of a 
 `demonstration` runs the three runs and writes the page.
 """
 
-from holdfast.demo.demonstration import Demonstration, Verdict
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.demo.demonstration import Demonstration, Verdict
 
 __all__ = ["Demonstration", "Verdict"]
+
+
+def __getattr__(name: str) -> Any:
+    # Lazy: the ranks of the job import `train` from here and need no supervisor.
+    if name in __all__:
+        from holdfast.demo import demonstration
+
+        return getattr(demonstration, name)
+    raise AttributeError(f"module 'holdfast.demo' has no attribute {name!r}")

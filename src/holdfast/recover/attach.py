@@ -94,13 +94,7 @@ def attach() -> Run:
     if address is None or token is None:
         _run = Run(None)
         return _run
-    peer = Peer(
-        role="rank",
-        rank=int(os.environ.get("RANK", "0")),
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-        world_size=int(os.environ.get("WORLD_SIZE", "1")),
-        pid=os.getpid(),
-    )
+    peer = Peer.of_this_process("rank")
     link = _Link(ChannelClient(address, token, peer))
     set_job_link(link)
     _run = Run(link)

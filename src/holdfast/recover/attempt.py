@@ -25,6 +25,8 @@ class AttemptView:
     """The last step each rank reported."""
     exits: list[RankExit] = field(default_factory=list)
     frozen: Frozen | None = None
+    start_step: int | None = None
+    """Steps completed in the state it began from; None before its first step."""
     restored: dict[str, Any] | None = None
     """The data of the `restored` event, once a rank sent it."""
     dropped_log_bytes: int = 0

@@ -5,7 +5,7 @@ and nothing that arrives is unpickled or executed.
 
 | from | `kind` | fields |
 |---|---|---|
-| rank, shim | `hello` | `token`, `role` ("rank" or "shim"), `rank`, `local_rank`, `world_size`, `pid` |
+| rank, shim | `hello` | `token`, `role` ("rank" or "shim"), `attempt`, `rank`, `local_rank`, `world_size`, `pid` |
 | shim | `started` | `pid` |
 | shim | `exited` | `pid`, `returncode` (negative: the signal), `at_monotonic_s`, `log_bytes`, `log_dropped_bytes` |
 | rank | `step` | `step`, `step_s`, `at_s`, `loss`, `metrics` |
@@ -21,16 +21,18 @@ and nothing that arrives is unpickled or executed.
 import asyncio
 import hmac
 import json
+import os
 import secrets
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from holdfast.core.errors import ChannelError
 
 ENV_ADDRESS = "HOLDFAST_CHANNEL"
 ENV_TOKEN = "HOLDFAST_TOKEN"
+ENV_ATTEMPT = "HOLDFAST_ATTEMPT"
 MAX_LINE_BYTES = 64 * 1024
 HELLO_TIMEOUT_S = 10.0
 
@@ -63,10 +65,23 @@ class Peer:
     """Who speaks on a connection, as its `hello` said."""
 
     role: str
+    attempt: int
     rank: int
     local_rank: int
     world_size: int
     pid: int
+
+    @classmethod
+    def of_this_process(cls, role: str) -> Self:
+        """This process's place in the job, as the launchers' environment variables tell it."""
+        return cls(
+            role=role,
+            attempt=int(os.environ.get(ENV_ATTEMPT, "0")),
+            rank=int(os.environ.get("RANK", "0")),
+            local_rank=int(os.environ.get("LOCAL_RANK", "0")),
+            world_size=int(os.environ.get("WORLD_SIZE", "1")),
+            pid=os.getpid(),
+        )
 
 
 OnMessage = Callable[[Peer, dict[str, Any]], None]
@@ -140,6 +155,7 @@ class ChannelServer:
         try:
             peer = Peer(
                 role=str(hello["role"]),
+                attempt=int(hello["attempt"]),
                 rank=int(hello["rank"]),
                 local_rank=int(hello["local_rank"]),
                 world_size=int(hello["world_size"]),
@@ -147,7 +163,8 @@ class ChannelServer:
             )
         except (KeyError, TypeError, ValueError):
             return None
-        taken = any((other.role, other.rank) == (peer.role, peer.rank) for other in self._writers)
+        place = (peer.role, peer.attempt, peer.rank)
+        taken = any((other.role, other.attempt, other.rank) == place for other in self._writers)
         return None if taken else peer
 
 

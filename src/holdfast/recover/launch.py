@@ -42,6 +42,7 @@ async def launch(
         **os.environ,
         channel.ENV_ADDRESS: address,
         channel.ENV_TOKEN: token,
+        channel.ENV_ATTEMPT: str(attempt),
         rank_shim.ENV_LOGS: str(logs),
         rank_shim.ENV_LOG_MAX_BYTES: str(spec.log_max_mib * MIB),
         rank_shim.ENV_PYTHON: spec.rank_python(),

@@ -42,13 +42,7 @@ def main() -> None:
     # Python's own options come first only where torchrun takes this program for its Python.
     python = [os.environ.get(ENV_PYTHON, sys.executable)] if arguments[0].startswith("-") else []
     command = [*python, *arguments]
-    peer = Peer(
-        role="shim",
-        rank=int(os.environ.get("RANK", "0")),
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")),
-        world_size=int(os.environ.get("WORLD_SIZE", "1")),
-        pid=os.getpid(),
-    )
+    peer = Peer.of_this_process("shim")
     try:
         client = ChannelClient(os.environ[ENV_ADDRESS], os.environ[ENV_TOKEN], peer)
     except (KeyError, ChannelError) as error:

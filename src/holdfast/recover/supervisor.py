@@ -1,25 +1,26 @@
 """Keeps one run going: launches, watches, diagnoses, restarts, until it is over.
 
 One event loop. What happens comes from the ranks (over the channel), from the job's processes, from a ticker and
-from whoever asks to stop; what to do about it is decided by `policy.decide` alone; this file carries it out and
-writes it down.
+from whoever asks to stop; what to do about it is decided by `policy.decide` alone; this file carries it out.
 """
 
 import asyncio
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from holdfast.core.clock import Clock, SystemClock
-from holdfast.core.ledger import Attempt, Checkpoint, Event, Incident, Ledger
+from holdfast.core.errors import HoldfastError
+from holdfast.core.ledger import Incident, Ledger
 from holdfast.core.paths import RunPaths
-from holdfast.core.telemetry import StepJournal, StepRecord
+from holdfast.core.telemetry import StepRecord
 from holdfast.diagnose import Diagnosis, diagnose
 from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.channel import ChannelServer, Peer
 from holdfast.recover.launch import Job, launch
+from holdfast.recover.recorder import Recorder
 from holdfast.recover.run_lock import RunLock
 from holdfast.recover.spec import MIB, RunSpec
 from holdfast.recover.stop_vote import StopVote
@@ -38,7 +39,7 @@ NO_STEP = (
 
 Observer = Callable[[str, Mapping[str, Any]], None]
 """Told what happens, as it happens: a kind (launch, step, restored, checkpoint, incident, resolved, resumed,
-stopping, ended) and its data. It must return quickly."""
+stopping, trouble, ended, or an event of the script's own) and its data. It must return quickly."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,25 +67,22 @@ class Supervisor:
     ) -> None:
         self._spec = spec
         self._paths = paths
-        self._ledger = ledger
         self._lock = lock
         self._observe = observer
         self._clock = clock or SystemClock()
         self._echo = echo
-        self._run_id = paths.run_id
-        self._state = policy.State()
+        self._recorder = Recorder(paths, ledger, self._clock, lambda text: observer("trouble", {"text": text}))
         self._channel = ChannelServer(self._heard)
-        self._journal = StepJournal(paths.steps)
-        self._view = AttemptView.begin(0, spec.hangs)
+        self._state = policy.State()
+        self._view = AttemptView.begin(self._recorder.attempt, spec.hangs)
         self._job: Job | None = None
+        self._kill_asked = False
         self._vote: StopVote | None = None
+        self._detected = (0.0, 0.0)
+        """When the fault happened and when it was seen, wall time; of the incident being worked on."""
         self._incident: Incident | None = None
         """The one being worked on, until the job is training again."""
         self._summary = ""
-        self._detected = (0.0, 0.0)
-        """When the fault happened and when it was seen, wall time; of the incident being worked on."""
-        self._awaiting_first_step = True
-        self._world_size_known = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended: asyncio.Future[Outcome] | None = None
 
@@ -96,42 +94,44 @@ class Supervisor:
         """
         self._ended = asyncio.get_running_loop().create_future()
         if resumed:
-            self._state = self._remembered()
-        self._view.number = max((attempt.number for attempt in self._ledger.attempts(self._run_id)), default=0)
-        await self._channel.start()
-        ticker = asyncio.create_task(self._tick_forever())
+            self._state = self._recorder.remembered()
         try:
+            await self._channel.start()
+            self._spawn(self._tick_forever())
             self._tell(policy.Begin())
             return await self._ended
+        except Exception as error:
+            said = f"Holdfast itself failed: {type(error).__name__}: {error}."
+            self._recorder.run_ended(state="failed", exit_code=1, outcome=said)
+            if isinstance(error, OSError):  # the machine's refusal, not a bug: no traceback
+                raise HoldfastError(f"{said} Mend that, then `holdfast run --resume {self._paths.run_id}`.") from error
+            raise
         finally:
-            ticker.cancel()
             if self._job is not None:
                 self._job.kill()
+            for task in self._tasks:
+                task.cancel()
             await self._channel.close()
-            self._journal.close()
+            self._recorder.close()
 
     def ask_to_stop(self, by: str) -> None:
         """Save state and stop; asked again, stop at once."""
-        self._record("stop_asked", {"by": by})
+        self._recorder.event("stop_asked", {"by": by})
         self._observe("stopping", {"by": by})
         self._tell(policy.StopAsked(by))
 
     # What happens
 
     def _heard(self, peer: Peer, message: dict[str, Any]) -> None:
-        exits = len(self._view.exits)
+        if peer.attempt != self._view.number:
+            return  # the last words of an attempt that is over
+        began, ended = self._view.world_size is None, len(self._view.exits)
         try:
             self._view.heard(peer, message, self._clock.monotonic_s())
-            for end in self._view.exits[exits:]:
-                if end.exit_code != 0:
-                    ended = {"pid": end.pid, "exit_code": end.exit_code, "signal": end.signal}
-                    self._record("rank_exited", ended, end.rank)
-                    self._tell(policy.RankFailed())
             match message["kind"]:
-                case "hello" if not self._world_size_known:
-                    self._world_size_known = True
-                    self._record("started", {"world_size": peer.world_size})
-                case "step":
+                case "hello" if began:
+                    self._recorder.event("started", {"world_size": peer.world_size})
+                case "step" if peer.rank == min(self._view.attached):
                     self._stepped(peer, message)
                 case "event":
                     self._event(peer, str(message["event"]), dict(message["data"]))
@@ -141,56 +141,49 @@ class Supervisor:
                     self._tell(policy.StateSaved())
         except (KeyError, TypeError, ValueError) as error:
             # The ranks run the user's code: what they send is recorded as wrong, and ends nothing.
-            self._record("malformed_message", {"message": str(message)[:500], "error": repr(error)}, peer.rank)
+            wrong = {"message": str(message)[:500], "error": repr(error)}
+            self._recorder.event("malformed_message", wrong, peer.rank)
+        for end in self._view.exits[ended:]:
+            if end.exit_code != 0:
+                how = {"pid": end.pid, "exit_code": end.exit_code, "signal": end.signal}
+                self._recorder.event("rank_exited", how, end.rank)
+                self._tell(policy.RankFailed())
 
     def _stepped(self, peer: Peer, message: dict[str, Any]) -> None:
-        if peer.rank != min(self._view.attached):
-            return
-        step, at_s = int(message["step"]), float(message["at_s"])
-        if self._awaiting_first_step:
-            self._first_step(step, at_s)
-        metrics = {str(name): float(value) for name, value in message["metrics"].items()}
-        loss = None if message["loss"] is None else float(message["loss"])
         record = StepRecord(
             attempt=self._view.number,
             rank=peer.rank,
-            step=step,
-            at_s=at_s,
+            step=int(message["step"]),
+            at_s=float(message["at_s"]),
             step_s=float(message["step_s"]),
-            loss=loss,
-            metrics=metrics,
+            loss=None if message["loss"] is None else float(message["loss"]),
+            metrics={str(name): float(value) for name, value in message["metrics"].items()},
         )
-        self._journal.append(record)
-        self._observe("step", {"step": step, "loss": loss, "pids": dict(self._view.rank_pids), **metrics})
+        if self._view.start_step is None:
+            self._first_step(record)
+        self._recorder.step(record)
+        told = {"step": record.step, "loss": record.loss, "pids": dict(self._view.rank_pids)}
+        self._observe("step", {**told, **record.metrics})
 
-    def _first_step(self, step: int, at_s: float) -> None:
-        self._awaiting_first_step = False
+    def _first_step(self, record: StepRecord) -> None:
         restored = self._view.restored
-        start_step = int(restored["step"]) if restored is not None else step - 1
-        self._ledger.set_attempt(self._run_id, self._view.number, start_step=start_step, first_step_at_s=at_s)
-        if self._incident is not None:
-            assert self._incident.incident_id is not None
-            self._ledger.set_incident(self._incident.incident_id, resumed_at_s=at_s, restored_step=start_step)
-            seconds = at_s - self._incident.detected_at_s
-            self._observe("resumed", {"step": step, "restored_step": start_step, "seconds_to_restart": seconds})
-            self._incident = None
+        start_step = int(restored["step"]) if restored is not None else record.step - 1
+        self._view.start_step = start_step
+        self._recorder.first_step(start_step, record.at_s)
+        incident, self._incident = self._incident, None
+        if incident is None:
+            return
+        if incident.incident_id is not None:
+            self._recorder.resumed(incident.incident_id, record.at_s, start_step)
+        seconds = record.at_s - incident.detected_at_s
+        told = {"step": record.step, "restored_step": start_step, "seconds_to_restart": seconds}
+        self._observe("resumed", told)
 
     def _event(self, peer: Peer, kind: str, data: dict[str, Any]) -> None:
         if kind == "checkpoint":
-            self._ledger.add_checkpoint(
-                Checkpoint(
-                    run_id=self._run_id,
-                    attempt=self._view.number,
-                    step=int(data["step"]),
-                    path=str(data["path"]),
-                    state="written",
-                    size_bytes=int(data["size_bytes"]),
-                    stall_s=float(data["stall_s"]),
-                    committed_at_s=self._clock.now_s(),
-                )
-            )
+            self._recorder.checkpoint(data)
         else:
-            self._record(kind, data, peer.rank)
+            self._recorder.event(kind, data, peer.rank)
         self._observe(kind, data)
 
     def _voted(self, vote: StopVote, rank: int, message: dict[str, Any]) -> None:
@@ -222,10 +215,8 @@ class Supervisor:
         before = self._state.phase
         now_s = self._clock.monotonic_s()
         self._state, actions = policy.decide(self._spec.restarts, self._state, event, now_s)
-        if before is policy.Phase.RUNNING and self._state.phase in (
-            policy.Phase.FAILING,
-            policy.Phase.DIAGNOSING,
-        ):
+        failing = (policy.Phase.FAILING, policy.Phase.DIAGNOSING)
+        if before is policy.Phase.RUNNING and self._state.phase in failing:
             self._begin_incident(now_s)
         for action in actions:
             self._do(action)
@@ -235,6 +226,7 @@ class Supervisor:
             case policy.Launch():
                 self._spawn(self._attempt())
             case policy.Kill():
+                self._kill_asked = True
                 if self._job is not None:
                     self._job.kill()
             case policy.Diagnose():
@@ -246,7 +238,7 @@ class Supervisor:
             case policy.End():
                 self._end(action)
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._finished)
@@ -259,10 +251,9 @@ class Supervisor:
 
     async def _attempt(self) -> None:
         self._view = AttemptView.begin(self._view.number + 1, self._spec.hangs)
-        self._awaiting_first_step, self._world_size_known = True, False
-        self._vote = None
+        self._vote, self._kill_asked = None, False
         number = self._view.number
-        self._ledger.add_attempt(Attempt(run_id=self._run_id, number=number, started_at_s=self._clock.now_s()))
+        self._recorder.attempt_began(number)
         self._observe("launch", {"attempt": number})
         self._job = await launch(
             self._spec,
@@ -273,18 +264,16 @@ class Supervisor:
             lock_fd=self._lock.fd,
             echo=self._echo,
         )
+        if self._kill_asked:  # while it was being started
+            self._job.kill()
         returncode = await self._job.wait()
         self._job = None
-        now_s = self._clock.now_s()
-        with self._paths.observer_log(number).open("a", encoding="utf-8") as log:
-            log.writelines(self._view.observations(now_s))
+        self._recorder.observed(self._view.observations(self._clock.now_s()))
         if self._view.dropped_log_bytes:
-            self._record("log_dropped", {"bytes": self._view.dropped_log_bytes})
+            self._recorder.event("log_dropped", {"bytes": self._view.dropped_log_bytes})
         stopping = self._state.stop_by is not None
         outcome = "stopped" if stopping else "completed" if returncode == 0 else "failed"
-        self._ledger.set_attempt(
-            self._run_id, number, ended_at_s=now_s, outcome=outcome, last_step=self._view.last_step
-        )
+        self._recorder.attempt_ended(outcome=outcome, last_step=self._view.last_step)
         self._tell(policy.JobExited(returncode))
 
     def _begin_incident(self, monotonic_s: float) -> None:
@@ -300,12 +289,16 @@ class Supervisor:
 
     async def _diagnose(self) -> None:
         view = self._view
-        diagnosis: Diagnosis = await asyncio.to_thread(
-            diagnose, [self._paths.attempt_logs(view.number)], view.context()
-        )
+        logs, context = self._paths.attempt_logs(view.number), view.context()
+        try:
+            diagnosis = await asyncio.to_thread(diagnose, [logs], context)
+        except Exception as error:
+            # Logs are untrusted: a run does not end because they could not be read.
+            self._observe("trouble", {"text": f"The diagnosis failed: {type(error).__name__}: {error}."})
+            diagnosis = diagnose([], context)
         fault_at_s, detected_at_s = self._detected
         incident = Incident(
-            run_id=self._run_id,
+            run_id=self._paths.run_id,
             attempt=view.number,
             kind="hang" if view.frozen is not None else "exit",
             rank=view.blamed_rank,
@@ -314,7 +307,7 @@ class Supervisor:
             detected_at_s=detected_at_s,
             diagnosis=diagnosis.to_json(),
         )
-        self._incident = Incident(**{**vars(incident), "incident_id": self._ledger.add_incident(incident)})
+        self._incident = replace(incident, incident_id=self._recorder.incident(incident))
         self._summary = _summary(diagnosis)
         self._tell(
             policy.Diagnosed(
@@ -329,17 +322,11 @@ class Supervisor:
 
     def _resolve(self, resolve: policy.Resolve) -> None:
         assert self._incident is not None
-        assert self._incident.incident_id is not None
-        self._ledger.set_incident(self._incident.incident_id, action=resolve.action, explanation=resolve.explanation)
-        self._observe(
-            "resolved",
-            {
-                "incident_id": self._incident.incident_id,
-                "action": resolve.action,
-                "summary": self._summary,
-                "explanation": resolve.explanation,
-            },
-        )
+        incident_id = self._incident.incident_id
+        if incident_id is not None:
+            self._recorder.resolved(incident_id, resolve)
+        told = {"incident_id": incident_id, "summary": self._summary}
+        self._observe("resolved", {**told, "action": resolve.action, "explanation": resolve.explanation})
 
     def _ask_ranks_to_save(self) -> None:
         living = self._view.attached - {end.rank for end in self._view.exits}
@@ -351,71 +338,40 @@ class Supervisor:
 
     def _end(self, end: policy.End) -> None:
         sentence = " ".join([end.outcome, *self._remarks(end)])
-        self._ledger.set_run(
-            self._run_id,
-            state=end.state,
-            ended_at_s=self._clock.now_s(),
-            exit_code=end.exit_code,
-            outcome=sentence,
-        )
+        self._recorder.run_ended(state=end.state, exit_code=end.exit_code, outcome=sentence)
         self._observe("ended", {"state": end.state, "outcome": sentence})
         assert self._ended is not None
         self._ended.set_result(Outcome(state=end.state, exit_code=end.exit_code, sentence=sentence))
 
     def _remarks(self, end: policy.End) -> list[str]:
         remarks = []
-        if end.state == "completed" and not any(
-            attempt.first_step_at_s for attempt in self._ledger.attempts(self._run_id)
-        ):
-            remarks.append(NO_STEP.format(run_id=self._run_id))
+        if end.state == "completed" and not self._recorder.any_step:
+            restored = self._view.restored
+            done = f"It restored step {restored['step']} and had no step left to make." if restored else NO_STEP
+            remarks.append(done.format(run_id=self._paths.run_id))
         if end.state == "stopped":
             remarks.append(self._where_to_go_on())
         if self._view.dropped_log_bytes:
             remarks.append(
                 f"Its output was cut: the last {self._spec.log_max_mib} MiB of each rank were kept and "
-                f"{self._view.dropped_log_bytes / MIB:.0f} MiB before them dropped; print less, or raise --log-max-mib."
+                f"{self._view.dropped_log_bytes / MIB:.0f} MiB before them dropped; "
+                "print less, or raise --log-max-mib."
             )
         return remarks
 
     def _where_to_go_on(self) -> str:
-        checkpoints = self._ledger.checkpoints(self._run_id)
-        if not checkpoints:
+        newest = self._recorder.newest_checkpoint()
+        if newest is None:
             return "No checkpoint was saved."
-        newest = checkpoints[-1]
         return (
             f"State is safe at step {newest.step} in {newest.path}; "
-            f"`holdfast run --resume {self._run_id}` goes on from there."
-        )
-
-    def _remembered(self) -> policy.State:
-        """What a dead supervisor of this run had learnt: the roots it saw and the restarts it spent."""
-        incidents = self._ledger.incidents(self._run_id)
-        ago_s = self._clock.now_s() - self._clock.monotonic_s()
-        steps = [incident.step or 0 for incident in incidents]
-        return policy.State(
-            failed_at=frozenset((str(incident.diagnosis.get("fingerprint")), incident.step) for incident in incidents),
-            restarts_at_s=tuple(
-                incident.detected_at_s - ago_s for incident in incidents if incident.action == "restart"
-            ),
-            last_failed_step=max(steps, default=None),
-        )
-
-    def _record(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
-        self._ledger.add_event(
-            Event(
-                run_id=self._run_id,
-                attempt=self._view.number,
-                at_s=self._clock.now_s(),
-                kind=kind,
-                rank=rank,
-                data=data,
-            )
+            f"`holdfast run --resume {self._paths.run_id}` goes on from there."
         )
 
 
 def _summary(diagnosis: Diagnosis) -> str:
     """The cause in a sentence: the reason, and what the root line says after its class or its time stamp."""
-    said = OWN_ERROR.sub("", diagnosis.root_text.strip())[:SUMMARY_CHARACTERS]
+    said = OWN_ERROR.sub("", diagnosis.root_text.strip())[:SUMMARY_CHARACTERS].rstrip(".")
     if diagnosis.reason == "Others" and said:  # a name for what has none says nothing
-        return f"{said.rstrip('.')}."
-    return f"{diagnosis.reason}: {said.rstrip('.')}." if said else f"{diagnosis.reason}."
+        return f"{said}."
+    return f"{diagnosis.reason}: {said}." if said else f"{diagnosis.reason}."

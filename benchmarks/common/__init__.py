@@ -1,0 +1,1 @@
+"""What the benchmarks share: rows and their table (`table`), the jobs they start (`jobs`), the machine (`machine`)."""

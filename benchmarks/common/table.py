@@ -1,0 +1,127 @@
+"""What a benchmark answers: rows, printed as a table and written as JSON."""
+
+import argparse
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+PIPE_WIDTH = 160
+"""Characters a line where there is no terminal to ask."""
+
+
+@dataclass(frozen=True)
+class Must:
+    """What our figure must satisfy."""
+
+    relation: Literal["=", "<=", ">="]
+    value: float
+
+    def holds(self, figure: float | None) -> bool:
+        """Whether `figure` satisfies it; one that could not be measured does not."""
+        if figure is None:
+            return False
+        return {
+            "=": figure == self.value,
+            "<=": figure <= self.value,
+            ">=": figure >= self.value,
+        }[self.relation]
+
+    def __str__(self) -> str:
+        return f"{self.relation} {_number(self.value)}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One measure. None where there is no such figure; never NaN, which JSON has not."""
+
+    measure: str
+    unit: str
+    ours: float | None = None
+    peer: float | None = None
+    limit: float | None = None
+    """What the machine permits at best, measured in the same run where it can be."""
+    must: Must | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("ours", "peer", "limit"):
+            value = getattr(self, name)
+            if value is not None and not math.isfinite(value):
+                raise ValueError(f"{self.measure}: {name} is {value}; give None where there is no figure")
+
+    @property
+    def met(self) -> bool | None:
+        """Whether ours satisfies the must; None where there is none."""
+        return None if self.must is None else self.must.holds(self.ours)
+
+    def to_json(self) -> dict[str, Any]:
+        """As it is kept in `benchmarks/results/`."""
+        return {
+            "measure": self.measure,
+            "ours": self.ours,
+            "peer": self.peer,
+            "limit": self.limit,
+            "unit": self.unit,
+            "must": None if self.must is None else str(self.must),
+            "met": self.met,
+        }
+
+
+def parse_arguments(description: str, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """The options that every benchmark has: `quick`, `json`, `seed`."""
+    parser = argparse.ArgumentParser(description=description.partition("\n\n")[0])
+    parser.add_argument("--quick", action="store_true", help="a smoke test of less than a minute on two cores")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
+    parser.add_argument("--seed", type=int, default=0, help="of everything random (default: %(default)s)")
+    return parser.parse_args(arguments)
+
+
+def report(title: str, rows: Sequence[Row], *, notes: Sequence[str] = (), json_file: Path | None = None) -> None:
+    """Print the rows and the notes below them; write the rows to `json_file`."""
+    columns = ("measure", "ours", "peer", "limit", "unit", "must", "met")
+    lines = [
+        (row.measure, *map(_number, (row.ours, row.peer, row.limit)), row.unit, row.must or "", _yes(row.met))
+        for row in rows
+    ]
+    print_table(title, columns, lines)
+    for note in notes:
+        console().print(f"• {note}", markup=False)
+    if json_file is not None:
+        json_file.parent.mkdir(parents=True, exist_ok=True)
+        json_file.write_text(json.dumps([row.to_json() for row in rows], indent=1, allow_nan=False) + "\n")
+
+
+def print_table(title: str, columns: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
+    """The first column is text, the others are figures."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for number, column in enumerate(columns):
+        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number > 0, overflow="fold")
+    for line in lines:
+        table.add_row(*(Text(_number(cell) if isinstance(cell, float) else str(cell)) for cell in line))
+    console().print(table)
+
+
+def console() -> Console:
+    """Standard output, wide enough where it is no terminal."""
+    found = Console(highlight=False)
+    return found if found.is_terminal else Console(highlight=False, width=PIPE_WIDTH)
+
+
+def _number(value: float | None) -> str:
+    """Three significant digits, no exponent."""
+    if value is None:
+        return ""
+    if value == 0 or float(value).is_integer():
+        return f"{value:.0f}"
+    return f"{value:.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+
+
+def _yes(met: bool | None) -> str:
+    return "" if met is None else "yes" if met else "NO"

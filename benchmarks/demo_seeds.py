@@ -1,0 +1,207 @@
+"""The demonstration with several seeds: every one must end bit-identical, with no person stepping in.
+
+Each seed strikes a training run with a rank killed, a rank frozen and the newest checkpoint damaged, at steps of its
+own, and compares the final weights with those of a run left alone. No peer: torchrun neither sees a frozen rank nor
+a damaged checkpoint (`restart.py` measures what it does see). The limit is the same seed's run without any fault.
+Leaves with 1 if any seed fails.
+"""
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.jobs import HOLDFAST, adopt_orphans, job, last_words, say
+from common.machine import OthersLoad
+from common.table import Must, Row, parse_arguments, print_table, report
+
+from holdfast.core.accounting import RunSummary, summarize
+from holdfast.core.ledger import Ledger
+from holdfast.core.paths import ledger_url
+
+SEEDS, STEPS = 5, 240
+QUICK_STEPS = 100
+"""The fewest that leave room for three faults."""
+FAULTS = ("SIGKILL", "SIGSTOP", "damaged checkpoint")
+TIMEOUT_S = 600.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What one seed showed."""
+
+    seed: int
+    wall_s: float
+    """Of the whole demonstration, its three runs."""
+    failures: tuple[str, ...]
+    identical: bool = False
+    right_ranks: int = 0
+    interventions: int | None = None
+    struck: RunSummary | None = None
+    reference: RunSummary | None = None
+
+
+def show(seed: int, steps: int) -> Shown:
+    """Run `holdfast demo` once and read its ledger."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as name:
+        folder = Path(name)
+        out = folder / "report"
+        command = (*HOLDFAST, "demo", "--seed", str(seed), "--steps", str(steps), "--out", str(out), "--json")
+        began_s = time.monotonic()
+        with job(command, folder) as process:
+            try:
+                code: int | None = process.wait(TIMEOUT_S)
+            except subprocess.TimeoutExpired:
+                code = None
+        wall_s = time.monotonic() - began_s
+        if code != 0:
+            how = f"not over within {TIMEOUT_S:.0f} s" if code is None else f"exit code {code}"
+            say(f"seed {seed}: {how}:\n{last_words(folder)}")
+        try:
+            return _read(seed, wall_s, out / "holdfast", code)
+        except Exception as error:  # noqa: BLE001 - a ledger that cannot be read is a failed seed, told as one
+            return Shown(seed=seed, wall_s=wall_s, failures=(f"exit code {code}; its ledger: {error}",))
+
+
+def _read(seed: int, wall_s: float, home: Path, code: int | None) -> Shown:
+    with Ledger.open(ledger_url(home)) as ledger:
+        struck, reference = (summarize(ledger, home, run) for run in ("faults", "reference"))
+        injected = [event.data for event in ledger.events("faults", "fault_injected")]
+    found = [(cost.incident.kind, cost.incident.rank) for cost in struck.incidents]
+    expected = [("hang" if fault["fault"] == "SIGSTOP" else "exit", fault["rank"]) for fault in injected]
+    identical = struck.proof is not None and bool(struck.proof["identical"])
+    right_ranks = sum(one == other for one, other in zip(found, expected, strict=False))
+    checks = {
+        f"exit code {code}": code == 0,
+        "the final weights differ": identical,
+        f"{struck.interventions} interventions": struck.interventions == 0,
+        f"injected were {[fault['fault'] for fault in injected]}": sorted(one["fault"] for one in injected)
+        == sorted(FAULTS),
+        f"incidents {found}, faults {expected}": found == expected,
+    }
+    return Shown(
+        seed=seed,
+        wall_s=wall_s,
+        failures=tuple(text for text, holds in checks.items() if not holds),
+        identical=identical,
+        right_ranks=right_ranks,
+        interventions=struck.interventions,
+        struck=struck,
+        reference=reference,
+    )
+
+
+def _costs(shown: Sequence[Shown], name: str, fault: str | None = None) -> list[float]:
+    """A figure of each incident, of one kind of fault or of all."""
+    return [
+        float(value)
+        for one in shown
+        if one.struck is not None
+        for cost in one.struck.incidents
+        if (value := getattr(cost, name)) is not None
+        and (fault is None or fault in [str(injected["fault"]) for injected in cost.injected])
+    ]
+
+
+def _seed_lines(shown: Sequence[Shown]) -> list[tuple[object, ...]]:
+    lines = []
+    for one in shown:
+        struck = one.struck
+        costs: Sequence[Any] = struck.incidents if struck is not None else ()
+        lines.append(
+            (
+                one.seed,
+                "identical" if one.identical else "NOT",
+                "" if one.interventions is None else one.interventions,
+                f"{one.right_ranks}/{len(FAULTS)}",
+                (struck.ettr or 0.0) if struck is not None else "",
+                " ".join(f"{cost.seconds_to_detect:.2f}" for cost in costs),
+                " ".join(f"{cost.seconds_to_restart or 0:.1f}" for cost in costs),
+                " ".join(str(cost.steps_lost) for cost in costs),
+                f"{one.wall_s:.0f}",
+                "; ".join(one.failures) or "-",
+            )
+        )
+    return lines
+
+
+def rows_of(shown: Sequence[Shown]) -> list[Row]:
+    """The seeds together, then each seed's own figures."""
+    count, faults = len(shown), len(shown) * len(FAULTS)
+    known = [one for one in shown if one.struck is not None and one.reference is not None]
+    interventions = sum(one.interventions or 0 for one in shown) if len(known) == count else None
+    rows = [
+        Row(
+            measure=f"seeds that end bit-identical, of {count}",
+            ours=sum(one.identical for one in shown),
+            limit=count,
+            unit="seeds",
+            must=Must("=", count),
+        ),
+        Row(
+            measure=f"faults found, at the right rank, of {faults}",
+            ours=sum(one.right_ranks for one in shown),
+            limit=faults,
+            unit="faults",
+            must=Must("=", faults),
+        ),
+        Row(measure="interventions by people", ours=interventions, limit=0, unit="", must=Must("=", 0)),
+    ]
+    for fault in FAULTS:
+        for words, name, unit in (
+            ("fault → detected", "seconds_to_detect", "s"),
+            ("detected → first new step", "seconds_to_restart", "s"),
+            ("steps lost", "steps_lost", "steps"),
+        ):
+            values = _costs(shown, name, fault)
+            rows.append(
+                Row(
+                    measure=f"{fault}: {words}, median",
+                    ours=statistics.median(values) if values else None,
+                    unit=unit,
+                )
+            )
+    for one in known:
+        assert one.struck is not None
+        assert one.reference is not None
+        rows += [
+            Row(measure=f"seed {one.seed}: ETTR", ours=one.struck.ettr, limit=one.reference.ettr, unit=""),
+            Row(
+                measure=f"seed {one.seed}: the struck run, its wall time",
+                ours=one.struck.wall_s,
+                limit=one.reference.wall_s,
+                unit="s",
+            ),
+        ]
+    return rows
+
+
+def main() -> int:
+    args = parse_arguments(__doc__ or "")
+    adopt_orphans()
+    steps, seeds = (QUICK_STEPS, 1) if args.quick else (STEPS, SEEDS)
+    shown = []
+    with OthersLoad() as others:
+        for seed in range(args.seed, args.seed + seeds):
+            shown.append(show(seed, steps))
+            say(f"seed {seed}: {'; '.join(shown[-1].failures) or 'as it must be'}, {shown[-1].wall_s:.0f} s")
+    columns = ("seed", "weights", "interv.", "ranks", "ETTR", "detect s", "restart s", "steps lost", "wall s", "wrong")
+    print_table(f"holdfast demo, {steps} steps", columns, _seed_lines(shown))
+    notes = [
+        "limit: the same seed's run that is left alone; ETTR counts start-up as lost, so a run this short never nears 1",
+        "detect, restart and steps lost: a value for each of the three incidents in the order they struck; the hang "
+        "floor is 3 s, so that no frozen rank can be detected sooner",
+        others.sentence(),
+    ]
+    report("All seeds", rows_of(shown), notes=notes, json_file=args.json)
+    return 1 if any(one.failures for one in shown) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,145 @@
+"""Writes a run's history down: the ledger's rows and the journal of steps.
+
+A record that cannot be written (a full disk, a locked database) is complained about and given up: training does not
+end because its history has a gap. Everything else about the run goes on as if it had been written.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from holdfast.core.clock import Clock
+from holdfast.core.errors import LedgerError
+from holdfast.core.ledger import Attempt, Checkpoint, Event, Incident, Ledger
+from holdfast.core.paths import RunPaths
+from holdfast.core.telemetry import StepJournal, StepRecord
+from holdfast.recover import policy
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _or_complain(write: "Callable[Concatenate[Recorder, P], R]") -> "Callable[Concatenate[Recorder, P], R | None]":
+    @functools.wraps(write)
+    def written(self: "Recorder", /, *args: P.args, **kwargs: P.kwargs) -> R | None:
+        try:
+            return write(self, *args, **kwargs)
+        except (LedgerError, OSError) as error:
+            self.complain(str(error))
+            return None
+
+    return written
+
+
+class Recorder:
+    """The only writer of one run's history while it is supervised."""
+
+    def __init__(self, paths: RunPaths, ledger: Ledger, clock: Clock, complain: Callable[[str], None]) -> None:
+        self._paths = paths
+        self._run_id = paths.run_id
+        self._ledger = ledger
+        self._clock = clock
+        self.complain = complain
+        self._journal = StepJournal(paths.steps)
+        self.attempt = max((one.number for one in ledger.attempts(self._run_id)), default=0)
+        """The number of the newest attempt, 0 before the first."""
+        self.any_step = any(one.first_step_at_s is not None for one in ledger.attempts(self._run_id))
+        """Whether any attempt reported a step."""
+
+    def close(self) -> None:
+        """Let go of the journal."""
+        self._journal.close()
+
+    @_or_complain
+    def event(self, kind: str, data: dict[str, Any], rank: int | None = None) -> None:
+        """Something for the record."""
+        now_s = self._clock.now_s()
+        self._ledger.add_event(
+            Event(run_id=self._run_id, attempt=self.attempt, at_s=now_s, kind=kind, rank=rank, data=data)
+        )
+
+    @_or_complain
+    def attempt_began(self, number: int) -> None:
+        """A start of the job."""
+        self.attempt = number
+        self._ledger.add_attempt(Attempt(run_id=self._run_id, number=number, started_at_s=self._clock.now_s()))
+
+    @_or_complain
+    def first_step(self, start_step: int, at_s: float) -> None:
+        """The attempt's first completed step, and the step it began from."""
+        self.any_step = True
+        self._ledger.set_attempt(self._run_id, self.attempt, start_step=start_step, first_step_at_s=at_s)
+
+    @_or_complain
+    def step(self, record: StepRecord) -> None:
+        """A completed step."""
+        self._journal.append(record)
+
+    @_or_complain
+    def checkpoint(self, data: dict[str, Any]) -> None:
+        """A durable checkpoint, as its `checkpoint` event tells of it."""
+        self._ledger.add_checkpoint(
+            Checkpoint(
+                run_id=self._run_id,
+                attempt=self.attempt,
+                step=int(data["step"]),
+                path=str(data["path"]),
+                state="written",
+                size_bytes=int(data["size_bytes"]),
+                stall_s=float(data["stall_s"]),
+                committed_at_s=self._clock.now_s(),
+            )
+        )
+
+    @_or_complain
+    def observed(self, lines: list[str]) -> None:
+        """What the supervisor saw of the ranks: the lines that a diagnosis cites."""
+        with self._paths.observer_log(self.attempt).open("a", encoding="utf-8") as log:
+            log.writelines(lines)
+
+    @_or_complain
+    def attempt_ended(self, *, outcome: str, last_step: int | None) -> None:
+        """The job's processes are gone."""
+        now_s = self._clock.now_s()
+        self._ledger.set_attempt(self._run_id, self.attempt, ended_at_s=now_s, outcome=outcome, last_step=last_step)
+
+    @_or_complain
+    def incident(self, incident: Incident) -> int:
+        """A diagnosed failure; returns its id, None where it could not be recorded."""
+        return self._ledger.add_incident(incident)
+
+    @_or_complain
+    def resolved(self, incident_id: int, resolve: policy.Resolve) -> None:
+        """What is done about an incident."""
+        self._ledger.set_incident(incident_id, action=resolve.action, explanation=resolve.explanation)
+
+    @_or_complain
+    def resumed(self, incident_id: int, at_s: float, restored_step: int) -> None:
+        """The job completed its next step after an incident."""
+        self._ledger.set_incident(incident_id, resumed_at_s=at_s, restored_step=restored_step)
+
+    @_or_complain
+    def run_ended(self, *, state: str, exit_code: int, outcome: str) -> None:
+        """The run is over."""
+        now_s = self._clock.now_s()
+        self._ledger.set_run(self._run_id, state=state, ended_at_s=now_s, exit_code=exit_code, outcome=outcome)
+
+    @_or_complain
+    def newest_checkpoint(self) -> Checkpoint | None:
+        """The last one that became durable."""
+        checkpoints = self._ledger.checkpoints(self._run_id)
+        return checkpoints[-1] if checkpoints else None
+
+    def remembered(self) -> policy.State:
+        """What a dead supervisor of this run had learnt: the roots it saw and the restarts it spent.
+
+        Raises:
+            LedgerError: the ledger cannot be read.
+        """
+        incidents = self._ledger.incidents(self._run_id)
+        since_epoch_s = self._clock.now_s() - self._clock.monotonic_s()
+        return policy.State(
+            failed_at=frozenset((str(one.diagnosis.get("fingerprint")), one.step) for one in incidents),
+            restarts_at_s=tuple(one.detected_at_s - since_epoch_s for one in incidents if one.action == "restart"),
+            last_failed_step=max((one.step or 0 for one in incidents), default=None),
+        )
