@@ -26,7 +26,6 @@ from typing import NamedTuple
 from common.jobs import HOLDFAST, TORCHRUN, WORKERS, DoesNotWork, adopt_orphans, job, last_words, say, wait_until
 from common.machine import OthersLoad
 from common.table import Must, Row, parse_arguments, report
-
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import ledger_url
 
@@ -280,16 +279,19 @@ def main() -> int:
     rows = rows_of(found, limit_s)
     bounds = ", ".join(f"{bound_s:.0f} s after {fault}" for fault, bound_s in RECOVERY_BOUND_S.items())
     peer_bound = f" ({QUICK_BOUND_S:.0f} s for the peers with --quick)" if args.quick else ""
-    notes = [
+    setting = (
         f"{WORLD_SIZE} gloo ranks, steps of 0.06 s, a checkpoint every 5 steps, hang floor {HANG_FLOOR_S:g} s; "
-        "the order is random within each round",
+        "the order is random within each round"
+    )
+    not_recovered = (
         f"not recovered: no new step within {bounds}{peer_bound}. torchrun has no detector of hangs: its ranks wait "
-        "for gloo's own timeout of 30 min, so that its SIGSTOP runs one round only",
-        "silence is counted from the last step, so a hang can be detected up to a step sooner than the floor; "
-        "limit: a fresh group without launcher, supervisor and checkpoint, to its first step"
-        " (after SIGSTOP: plus the hang floor)",
-        others.sentence(),
-    ]
+        "for gloo's own timeout of 30 min, so that its SIGSTOP runs one round only"
+    )
+    limit = (
+        "limit: a fresh group without launcher, supervisor and checkpoint, to its first step, median of a start a "
+        "round (after SIGSTOP: plus the hang floor, less up to a step, since silence counts from the last step)"
+    )
+    notes = (setting, not_recovered, limit, others.sentence())
     report("Fault → first new step", rows, notes=notes, json_file=args.json)
     broken = [fault for fault in FAULTS if all(one.first_step_s is None for one in found[fault, OURS.name])]
     if broken:

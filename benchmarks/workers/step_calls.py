@@ -18,7 +18,7 @@ PAUSE_S = 0.002
 WARM_UP = 50
 
 
-def nothing(_step: int, *, loss: torch.Tensor) -> None:  # noqa: ARG001 - the signature of `run.step`
+def nothing(_step: int, *, loss: torch.Tensor) -> None:
     """Do nothing."""
 
 

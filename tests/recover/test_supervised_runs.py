@@ -316,3 +316,14 @@ def test_a_suspended_supervisor_blames_nobody(place):
         _, err = process.communicate(timeout=60)
     assert process.returncode == 0, err
     assert incidents(place) == []
+
+
+def test_a_resume_keeps_the_options_and_takes_new_ones(place):
+    script = place.job(train("os.kill(os.getpid(), signal.SIGKILL)").replace("not once.exists()", "True"))
+    assert place.holdfast("run", "--name", "r", "--nproc", "2", "--max-restarts", "0", "--", "python", script)[0] == 3
+    place.job(train("pass"))
+    code, _, err = place.holdfast("run", "--resume", "r", "--max-restarts", "7")
+    assert code == 0, err
+    with place.ledger() as ledger:
+        options = ledger.run("r").options
+    assert (options["nproc"], options["restarts"]["max_restarts"]) == (2, 7)

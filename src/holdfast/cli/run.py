@@ -1,8 +1,8 @@
 """`holdfast run`: supervise a job."""
 
-import dataclasses
+import copy
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,52 +12,45 @@ from holdfast.cli.main import Place
 from holdfast.cli.output import print_json
 from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Ledger
-from holdfast.recover.hang import HangLimits
-from holdfast.recover.policy import RestartLimits
-from holdfast.recover.runs import begin_run, detach, supervise
+from holdfast.recover.runs import begin_run, change_options, detach, supervise
 from holdfast.recover.spec import RunSpec
 
-RESTARTS, HANGS = RestartLimits(), HangLimits()
+SETTINGS = (
+    ("--nproc", "nproc", "Ranks on this node."),
+    ("--max-restarts", "restarts.max_restarts", "Restarts within the window."),
+    ("--window-s", "restarts.window_s", "The window of the restart budget."),
+    ("--hang-factor", "hangs.factor", "A hang: no step for this many median step times …"),
+    ("--hang-floor-s", "hangs.floor_s", "… and at least this long."),
+    ("--first-step-limit-s", "hangs.first_step_s", "A hang before the first step."),
+    ("--section-limit-s", "hangs.section_s", "A hang in a save, restore or evaluation."),
+    ("--stop-grace-s", "restarts.stop_grace_s", "How long a stop may take to save first."),
+    ("--log-max-mib", "log_max_mib", "How much of each rank's output is kept."),
+)
+"""Each option of supervision, the field of `RunSpec` that it sets, and its help."""
 
 
-@click.command(context_settings={"ignore_unknown_options": False, "show_default": True})
-@click.option("--nproc", type=int, default=1, metavar="N", help="Ranks on this node.")
-@click.option(
-    "--max-restarts", type=int, default=RESTARTS.max_restarts, metavar="N", help="Restarts within the window."
-)
-@click.option(
-    "--window-s", type=float, default=RESTARTS.window_s, metavar="S", help="The window of the restart budget."
-)
-@click.option(
-    "--hang-factor",
-    type=float,
-    default=HANGS.factor,
-    metavar="K",
-    help="A hang: no step for K median step times …",
-)
-@click.option("--hang-floor-s", type=float, default=HANGS.floor_s, metavar="S", help="… and at least this long.")
-@click.option(
-    "--first-step-limit-s",
-    type=float,
-    default=HANGS.first_step_s,
-    metavar="S",
-    help="A hang before the first step.",
-)
-@click.option(
-    "--section-limit-s",
-    type=float,
-    default=HANGS.section_s,
-    metavar="S",
-    help="A hang in a save, restore or evaluation.",
-)
-@click.option(
-    "--stop-grace-s",
-    type=float,
-    default=RESTARTS.stop_grace_s,
-    metavar="S",
-    help="How long a stop may take to save first.",
-)
-@click.option("--log-max-mib", type=int, default=64, metavar="MIB", help="How much of each rank's output is kept.")
+def _with_settings(command: Callable[..., int]) -> Callable[..., int]:
+    """Add the options of `SETTINGS`: None where not given, so that a resume keeps what the run had."""
+    for flag, path, text in reversed(SETTINGS):
+        default = _default(path)
+        shown = f"{text}  [default: {default:g}]"
+        command = click.option(flag, path.replace(".", "_"), type=type(default), metavar="N", help=shown)(command)
+    return command
+
+
+def _default(path: str) -> int | float:
+    value: Any = DEFAULTS
+    for name in path.split("."):
+        value = value[name]
+    assert isinstance(value, int | float)
+    return value
+
+
+DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
+
+
+@click.command()
+@_with_settings
 @click.option("--name", metavar="RUN", help="The run's id.  [default: the script's name and the time]")
 @click.option("--detach", "detached", is_flag=True, help="Supervise in the background; no terminal is needed.")
 @click.option("--resume", metavar="RUN", help="Go on with a run that was stopped, failed or lost its supervisor.")
@@ -67,69 +60,55 @@ RESTARTS, HANGS = RestartLimits(), HangLimits()
 @click.pass_obj
 def command(
     place: Place,
+    /,
     job: tuple[str, ...],
     resume: str | None,
     name: str | None,
     detached: bool,
     no_echo: bool,
     as_json: bool,
-    nproc: int,
-    max_restarts: int,
-    window_s: float,
-    hang_factor: float,
-    hang_floor_s: float,
-    first_step_limit_s: float,
-    section_limit_s: float,
-    stop_grace_s: float,
-    log_max_mib: int,
+    **settings: float | None,
 ) -> int:
-    r"""Run a training job and keep it running.
+    """Run a training job and keep it running.
 
     \b
     holdfast run --nproc 8 -- python train.py --lr 3e-4
     holdfast run -- torchrun --nproc-per-node 8 train.py
     holdfast run --resume RUN
-    """
+
+    A resumed run keeps its options; those given again replace them.
+    """  # noqa: D301 - click wants the character itself
     if resume is not None and (job or name):
         raise BadUse("--resume takes the command of the run that it resumes; leave the command and --name out.")
     if resume is None and not job:
         raise BadUse("Nothing to run. Give the job's command after `--`: holdfast run -- python train.py")
+    given = {path: value for _, path, _ in SETTINGS if (value := settings[path.replace(".", "_")]) is not None}
     with Ledger.open(place.ledger) as ledger:
-        if resume is not None:
-            run_id = ledger.run(resume).run_id
-        else:
-            spec = RunSpec(
-                command=job,
-                cwd=str(Path.cwd()),
-                nproc=nproc,
-                restarts=dataclasses.replace(
-                    RESTARTS, max_restarts=max_restarts, window_s=window_s, stop_grace_s=stop_grace_s
-                ),
-                hangs=HangLimits(
-                    factor=hang_factor,
-                    floor_s=hang_floor_s,
-                    first_step_s=first_step_limit_s,
-                    section_s=section_limit_s,
-                ),
-                log_max_mib=log_max_mib,
-            )
+        if resume is None:
+            spec = RunSpec.from_options(list(job), str(Path.cwd()), _merged(DEFAULTS, given))
             run_id = begin_run(spec, ledger, place.home, name=name).run_id
+        else:
+            run = ledger.run(resume)
+            run_id = run.run_id
+            if given:
+                change_options(run, _merged(run.options, given), ledger, place.home)
         if detached:
             pid = detach(run_id, place.home, ["--ledger", place.ledger])
             _print_detached(run_id, pid, as_json=as_json)
             return 0
         outcome = supervise(run_id, ledger, place.home, observer=_Narrator(run_id), echo=not (no_echo or as_json))
     if as_json:
-        print_json(
-            "run",
-            {
-                "run": run_id,
-                "state": outcome.state,
-                "exit_code": outcome.exit_code,
-                "outcome": outcome.sentence,
-            },
-        )
+        fields = {"state": outcome.state, "exit_code": outcome.exit_code, "outcome": outcome.sentence}
+        print_json("run", {"run": run_id, **fields})
     return outcome.exit_code
+
+
+def _merged(options: Mapping[str, Any], given: Mapping[str, float]) -> dict[str, Any]:
+    merged = copy.deepcopy(dict(options))
+    for path, value in given.items():
+        group, _, name = path.rpartition(".")
+        (merged[group] if group else merged)[name] = value
+    return merged
 
 
 def _print_detached(run_id: str, pid: int, *, as_json: bool) -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.ledger import Event, Ledger, Run
@@ -68,6 +69,17 @@ def _new_id(spec: RunSpec) -> str:
     scripts = [Path(word).stem for word in spec.command if word.endswith(".py")]
     stem = re.sub(r"[^A-Za-z0-9._-]", "-", scripts[0] if scripts else Path(spec.command[0]).name).lstrip("._-")
     return f"{stem[:32] or 'run'}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
+
+
+def change_options(run: Run, options: dict[str, Any], ledger: Ledger, home: Path) -> None:
+    """Give a run that is about to be resumed other options.
+
+    Raises:
+        BadUse: an option is not allowed, or the run is still going.
+    """
+    spec = RunSpec.from_options(run.command, run.cwd, options)
+    RunLock.acquire(RunPaths(home, run.run_id).lock).release()
+    ledger.set_run(run.run_id, options=spec.to_options())
 
 
 def state_of(run: Run, home: Path) -> str:

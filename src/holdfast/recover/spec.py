@@ -101,6 +101,16 @@ class RunSpec:
         return options
 
     @classmethod
+    def default_options(cls) -> dict[str, Any]:
+        """The options of a run of which nothing was said."""
+        return {
+            "nproc": cls.nproc,
+            "restarts": asdict(RestartLimits()),
+            "hangs": asdict(HangLimits()),
+            "log_max_mib": cls.log_max_mib,
+        }
+
+    @classmethod
     def from_options(cls, command: list[str], cwd: str, options: dict[str, Any]) -> Self:
         """The spec of a run that the ledger holds; options of a later Holdfast are left out."""
         known = {item.name for item in fields(cls)}

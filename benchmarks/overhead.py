@@ -1,0 +1,325 @@
+"""What supervision costs a job that nothing happens to: its steps, its calls, its checkpoints, its memory.
+
+The peers are plain torchrun with the same script, and `torch.distributed.checkpoint.save` with the same state. All
+are interleaved: A/B/A/B. Limits: a call that does nothing, the same steps without supervision, one file of the same
+size written and fsynced.
+"""
+
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from common.jobs import HOLDFAST, TORCHRUN, WORKERS, DoesNotWork, adopt_orphans, job, last_words, say, wait_until
+from common.machine import OthersLoad
+from common.table import Row, parse_arguments, report
+
+WORLD_SIZE = 2
+MIB = 1024 * 1024
+JOB_TIMEOUT_S = 300.0
+WARM_UP_STEPS = 10
+"""Left out of the step times: memory is read once the job has done so many."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much to measure."""
+
+    calls: int
+    step_rounds: int
+    steps: int
+    save_rounds: int
+    state_mib: int
+
+
+FULL = Size(calls=2000, step_rounds=4, steps=150, save_rounds=9, state_mib=128)
+QUICK = Size(calls=300, step_rounds=1, steps=30, save_rounds=3, state_mib=16)
+
+
+# run.step
+
+
+def call_rows(size: Size) -> list[Row]:
+    """Microseconds of one `run.step`, with and without a supervisor."""
+    script = str(WORKERS / "step_calls.py")
+    times_us: dict[str, dict[str, list[float]]] = {}
+    for name, launcher in (
+        ("supervised", (*HOLDFAST, "run", "--name", "r", "--", sys.executable)),
+        ("unsupervised", (sys.executable,)),
+    ):
+        with tempfile.TemporaryDirectory(prefix="holdfast-overhead-") as temporary:
+            folder = Path(temporary)
+            result = folder / "times.json"
+            with job((*launcher, script, str(size.calls), str(result)), folder) as process:
+                answer = _answer_of(process, folder, result)
+        if answer["supervised"] != (name == "supervised"):
+            raise DoesNotWork(f"run.supervised is {answer['supervised']} where the job is {name}")
+        times_us[name] = answer
+    no_op_us = [time_us for answer in times_us.values() for time_us in answer["no_op_us"]]
+    return [
+        Row(
+            measure=f"run.step, {name}, {words}",
+            ours=pick(answer["step_us"]),
+            limit=pick(no_op_us),
+            unit="µs",
+        )
+        for name, answer in times_us.items()
+        for words, pick in (("median", statistics.median), ("99th percentile", _percentile_99))
+    ]
+
+
+def _percentile_99(values: Sequence[float]) -> float:
+    return statistics.quantiles(values, n=100)[-1]
+
+
+def _answer_of(process: subprocess.Popen[bytes], folder: Path, result: Path) -> Any:
+    try:
+        code = process.wait(JOB_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        raise DoesNotWork(f"not over within {JOB_TIMEOUT_S:.0f} s:\n{last_words(folder)}") from None
+    if code != 0 or not result.exists():
+        raise DoesNotWork(f"exit code {code}:\n{last_words(folder)}")
+    return json.loads(result.read_text())
+
+
+# Steps and memory
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trained:
+    """One short run of the demonstration's training."""
+
+    step_s: list[float]
+    memory_mib: dict[str, float]
+    """Of each kind of process around the ranks, all of its kind together."""
+
+
+def step_rows(size: Size, seed: int) -> list[Row]:
+    """Step time and memory: `holdfast run` and plain torchrun, in turn."""
+    launchers = {
+        "ours": (*HOLDFAST, "run", "--name", "r", "--nproc", str(WORLD_SIZE), "--", sys.executable),
+        "peer": (*TORCHRUN, "--standalone", f"--nproc-per-node={WORLD_SIZE}"),
+    }
+    found: dict[str, list[Trained]] = {name: [] for name in launchers}
+    for number in range(size.step_rounds):
+        # Who goes first changes, so that a drift of the machine falls on both alike.
+        for name in list(launchers) if number % 2 == 0 else list(reversed(launchers)):
+            one = _train(launchers[name], size.steps, seed)
+            say(f"steps, round {number + 1}, {name}: median {statistics.median(one.step_s) * 1000:.1f} ms")
+            found[name].append(one)
+    medians_s = {name: [statistics.median(one.step_s) for one in runs] for name, runs in found.items()}
+    ours_s, peer_s = (statistics.median(step_s for one in found[name] for step_s in one.step_s) for name in launchers)
+    ratios = [mine / theirs for mine, theirs in zip(medians_s["ours"], medians_s["peer"], strict=True)]
+    rows = [
+        Row(measure="training step, median", ours=ours_s * 1000, peer=peer_s * 1000, limit=peer_s * 1000, unit="ms"),
+        Row(measure="training step, ours ÷ plain torchrun", ours=ours_s / peer_s, peer=1, limit=1, unit="ratio"),
+        Row(measure="  the same, lowest of the pairs of runs", ours=min(ratios), peer=1, limit=1, unit="ratio"),
+        Row(measure="  the same, highest of the pairs of runs", ours=max(ratios), peer=1, limit=1, unit="ratio"),
+        Row(
+            measure="  noise: plain torchrun's slowest run ÷ its fastest",
+            peer=max(medians_s["peer"]) / min(medians_s["peer"]),
+            unit="ratio",
+        ),
+    ]
+    kinds = sorted({kind for one in found["ours"] for kind in one.memory_mib})
+    memory = {
+        name: {kind: statistics.median(one.memory_mib.get(kind, 0.0) for one in runs) for kind in kinds}
+        for name, runs in found.items()
+    }
+    rows += [
+        Row(
+            measure=f"memory, {kind}",
+            ours=memory["ours"][kind] / WORLD_SIZE,
+            peer=memory["peer"][kind] / WORLD_SIZE,
+            unit="MiB a rank",
+        )
+        for kind in kinds
+    ]
+    added = {name: sum(kinds.values()) - kinds.get("torchrun", 0.0) for name, kinds in memory.items()}
+    rows.append(
+        Row(
+            measure="memory, shims + guard + supervisor",
+            ours=added["ours"] / WORLD_SIZE,
+            peer=added["peer"] / WORLD_SIZE,
+            limit=0,
+            unit="MiB a rank",
+        )
+    )
+    return rows
+
+
+def _train(launcher: tuple[str, ...], steps: int, seed: int) -> Trained:
+    with tempfile.TemporaryDirectory(prefix="holdfast-overhead-") as temporary:
+        folder = Path(temporary)
+        result = folder / "moments.json"
+        script = (str(WORKERS / "timed_demo.py"), str(result), "--checkpoints", str(folder / "checkpoints"))
+        options = {"--steps": steps, "--save-every": steps, "--eval-every": steps, "--seed": seed}
+        arguments = [str(word) for option in options.items() for word in option]
+        with job((*launcher, *script, *arguments), folder) as process:
+            training = result.with_suffix(".training")
+            wait_until(lambda: training.exists() or process.poll() is not None, timeout_s=JOB_TIMEOUT_S)
+            memory_mib = _memory_mib(process.pid) if process.poll() is None else {}
+            moments_s = _answer_of(process, folder, result)
+        if len(moments_s) != steps:
+            raise DoesNotWork(f"{len(moments_s)} steps instead of {steps}:\n{last_words(folder)}")
+        later_s = moments_s[WARM_UP_STEPS:]
+        return Trained(
+            step_s=[after_s - before_s for before_s, after_s in zip(later_s, later_s[1:], strict=False)],
+            memory_mib=memory_mib,
+        )
+
+
+def _memory_mib(launched: int) -> dict[str, float]:
+    """PSS (pages shared by n processes count 1/n) of the processes around the ranks, by kind."""
+    found: dict[str, float] = {}
+    top = psutil.Process(launched)
+    for process in (top, *top.children(recursive=True)):
+        try:
+            words, pss_bytes = " ".join(process.cmdline()), process.memory_full_info().pss
+        except psutil.NoSuchProcess:
+            continue
+        kind = _kind(words)
+        if kind is not None:
+            found[kind] = found.get(kind, 0.0) + pss_bytes / MIB
+    return found
+
+
+def _kind(words: str) -> str | None:
+    """What a process around the ranks is; None: a rank. The innermost names of a command line come last."""
+    for mark, kind in (
+        ("holdfast.cli.main", "supervisor"),
+        ("holdfast.recover.guard", "guard"),
+        ("torch.distributed.run", "torchrun"),
+        ("holdfast-rank", "shims"),
+    ):
+        if mark in words:
+            return kind
+    return None
+
+
+# Checkpoints
+
+
+def save_rows(size: Size, folder: Path) -> list[Row]:
+    """How long one process's training stands still for a durable checkpoint of the same state."""
+    import torch
+
+    import holdfast
+
+    count = 8
+    torch.manual_seed(0)
+    state = {"model": {f"weight{i}": torch.randn(size.state_mib * MIB // 4 // count) for i in range(count)}}
+    flat = {f"model.{name}": tensor for name, tensor in state["model"].items()}
+    raw = b"".join(tensor.numpy().tobytes() for tensor in flat.values())
+    ckpt = holdfast.Checkpointer(folder / "ours", keep=1)
+    ways: dict[str, Callable[[int], None]] = {
+        "ours": lambda number: ckpt.save(number, state).result() and None,
+        "peer": lambda number: _save_with_dcp(flat, folder / f"peer-{number}"),
+        "limit": lambda number: _write(raw, folder / f"limit-{number}"),
+    }
+    times_s: dict[str, list[float]] = {name: [] for name in ways}
+    names = list(ways)
+    for number in range(1, size.save_rounds + 2):
+        for name in (names[number % 3 :] + names[: number % 3])[:3]:
+            began_s = time.perf_counter()
+            ways[name](number)
+            took_s = time.perf_counter() - began_s
+            if number > 1:  # the first round imports and fills caches
+                times_s[name].append(took_s)
+        for name in ("peer", "limit"):
+            shutil.rmtree(folder / f"{name}-{number}")
+    ckpt.close()
+    if ckpt.restore(dict(state)) != size.save_rounds + 1:
+        raise DoesNotWork("the last checkpoint is not the one restored")
+    medians_s = {name: statistics.median(values) for name, values in times_s.items()}
+    ratios = sorted(mine / theirs for mine, theirs in zip(times_s["ours"], times_s["peer"], strict=True))
+    text = f"checkpoint of {size.state_mib} MiB"
+    return [
+        Row(
+            measure=f"{text}: training stands still, median",
+            **{name: value * 1000 for name, value in medians_s.items()},
+            unit="ms",
+        ),
+        Row(
+            measure=f"{text}: ÷ torch.distributed.checkpoint.save + fsync",
+            ours=medians_s["ours"] / medians_s["peer"],
+            peer=1,
+            limit=medians_s["limit"] / medians_s["peer"],
+            unit="ratio",
+        ),
+        Row(measure="  the same, lowest of the rounds", ours=ratios[0], peer=1, unit="ratio"),
+        Row(measure="  the same, highest of the rounds", ours=ratios[-1], peer=1, unit="ratio"),
+    ]
+
+
+def _save_with_dcp(state: dict[str, Any], folder: Path) -> None:
+    import torch.distributed.checkpoint as dcp
+
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder, sync_files=True), no_dist=True)
+    _sync_folder(folder)
+
+
+def _write(raw: bytes, folder: Path) -> None:
+    folder.mkdir()
+    with (folder / "data").open("wb") as file:
+        file.write(raw)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(folder)
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def main() -> int:
+    args = parse_arguments(__doc__ or "")
+    adopt_orphans()
+    size = QUICK if args.quick else FULL
+    try:
+        with OthersLoad() as others, tempfile.TemporaryDirectory(prefix="holdfast-overhead-") as folder:
+            rows = [*call_rows(size), *step_rows(size, args.seed), *save_rows(size, Path(folder))]
+    except DoesNotWork as error:
+        say(f"overhead.py: {error}")
+        return 1
+    per_call = (
+        "run.step: single calls with a loss tensor, 2 ms apart, in turn with a call that does nothing (the limit); "
+        "the line to the supervisor is written by another thread"
+    )
+    per_step = (
+        f"training step: the demonstration's GPT, {WORLD_SIZE} gloo ranks, {size.steps} steps a run, "
+        f"{size.step_rounds} pairs of runs in turn; a ratio nearer to 1 than the noise says no more than the noise does"
+    )
+    per_save = (
+        f"checkpoint: one process, {size.save_rounds} rounds in turn, all of them fsync; ours also reads back, hashes "
+        "and checks what it wrote, which the peer does not; the limit is one file of the same size, with fsync"
+    )
+    memory = "memory: PSS, shared pages divided among their users; torchrun itself runs in both"
+    report(
+        "The cost of supervision",
+        rows,
+        notes=(per_call, per_step, per_save, memory, others.sentence()),
+        json_file=args.json,
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
