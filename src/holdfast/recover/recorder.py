@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from holdfast.core.clock import Clock
-from holdfast.core.errors import LedgerError
+from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Attempt, Checkpoint, Event, Incident, Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.telemetry import StepJournal, StepRecord
@@ -24,7 +24,7 @@ def _or_complain(write: "Callable[Concatenate[Recorder, P], R]") -> "Callable[Co
     def written(self: "Recorder", /, *args: P.args, **kwargs: P.kwargs) -> R | None:
         try:
             return write(self, *args, **kwargs)
-        except (LedgerError, OSError) as error:
+        except (HoldfastError, OSError) as error:
             self.complain(str(error))
             return None
 

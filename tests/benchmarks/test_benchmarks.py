@@ -1,0 +1,93 @@
+"""What the benchmarks share: the rows, their JSON, their table. No timings."""
+
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
+KEYS = ["measure", "ours", "peer", "limit", "unit", "must", "met"]
+
+
+@pytest.fixture
+def table(monkeypatch):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    return importlib.import_module("common.table")
+
+
+def test_rows_are_written_as_a_list_of_objects_with_the_same_keys(table, tmp_path, capsys):
+    rows = [
+        table.Row(measure="restart", ours=1.5, peer=6.0, limit=0.25, unit="s"),
+        table.Row(measure="recovered, of 5", ours=5, unit="rounds", must=table.Must("=", 5)),
+        table.Row(measure="hang", ours=None, unit="s", must=table.Must("<=", 2)),
+    ]
+    file = tmp_path / "new" / "rows.json"
+    table.report("Title", rows, notes=["[1] as it is"], json_file=file)
+    written = json.loads(file.read_text())
+    assert [list(row) for row in written] == [KEYS] * 3
+    assert written[0] == dict(zip(KEYS, ["restart", 1.5, 6.0, 0.25, "s", None, None], strict=True))
+    assert [(row["must"], row["met"]) for row in written[1:]] == [("= 5", True), ("<= 2", False)]
+    printed = capsys.readouterr().out
+    for text in ("Title", "restart", "1.50", "0.250", "= 5", "NO", "[1] as it is"):
+        assert text in printed
+
+
+@pytest.mark.parametrize(
+    ("relation", "figure", "holds"),
+    [
+        ("=", 2.0, True),
+        ("=", 2.1, False),
+        ("<=", 2.0, True),
+        ("<=", 2.1, False),
+        (">=", 2.0, True),
+        (">=", 1.9, False),
+        ("<=", None, False),
+    ],
+)
+def test_a_must_holds_or_not(table, relation, figure, holds):
+    assert table.Must(relation, 2).holds(figure) is holds
+
+
+@pytest.mark.parametrize("name", ["ours", "peer", "limit"])
+def test_a_figure_that_json_has_not_is_refused(table, name):
+    with pytest.raises(ValueError, match=f"restart: {name} is nan"):
+        table.Row(measure="restart", unit="s", **{name: float("nan")})
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.0, "0"), (5.0, "5"), (0.00123, "0.00123"), (1.005, "1.00"), (52.74, "52.7"), (1234.5, "1234")],
+)
+def test_figures_have_three_digits(table, tmp_path, capsys, value, text):
+    table.report("T", [table.Row(measure="m", ours=value, unit="s")])
+    assert capsys.readouterr().out.splitlines()[4].split()[:2] == ["m", text]
+
+
+def test_arguments_that_every_benchmark_has(table, tmp_path):
+    args = table.parse_arguments("What it does.", ["--quick", "--json", "out.json", "--seed", "3"])
+    assert (args.quick, args.json, args.seed) == (True, Path("out.json"), 3)
+    args = table.parse_arguments("What it does.", [])
+    assert (args.quick, args.json, args.seed) == (False, None, 0)
+
+
+@pytest.mark.parametrize("script", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
+def test_every_benchmark_takes_the_options_and_says_what_it_measures(script):
+    done = subprocess.run(
+        [sys.executable, str(script), "--help"], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "--quick" in done.stdout
+    assert "--json FILE" in done.stdout
+
+
+@pytest.mark.parametrize("results", sorted((BENCHMARKS / "results").glob("*.json")), ids=lambda path: path.stem)
+def test_kept_results_belong_to_a_benchmark_and_have_its_shape(results):
+    assert (BENCHMARKS / f"{results.stem}.py").exists()
+    rows = json.loads(results.read_text())
+    assert rows
+    for row in rows:
+        assert list(row) == KEYS
+        assert (row["must"] is None) == (row["met"] is None)

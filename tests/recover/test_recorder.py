@@ -1,0 +1,130 @@
+"""What is written down, when, and what happens when it cannot be."""
+
+import pytest
+
+from holdfast.core.ledger import Incident, Ledger, Run
+from holdfast.core.paths import RunPaths, ledger_url
+from holdfast.core.telemetry import StepRecord, read_steps
+from holdfast.recover import policy
+from holdfast.recover.recorder import Recorder
+from holdfast.testing import FakeClock
+
+
+@pytest.fixture
+def ledger(tmp_path):
+    with Ledger.open(ledger_url(tmp_path)) as ledger:
+        ledger.add_run(
+            Run(
+                run_id="r",
+                state="running",
+                command=["python"],
+                options={},
+                cwd="/",
+                host="h",
+                pid=1,
+                started_at_s=0.0,
+            )
+        )
+        yield ledger
+
+
+@pytest.fixture
+def clock():
+    return FakeClock()
+
+
+@pytest.fixture
+def complaints():
+    return []
+
+
+@pytest.fixture
+def recorder(tmp_path, ledger, clock, complaints):
+    paths = RunPaths(tmp_path, "r")
+    paths.attempt_logs(1).mkdir(parents=True)
+    recorder = Recorder(paths, ledger, clock, complaints.append)
+    yield recorder
+    recorder.close()
+
+
+def incident(clock, step=7, fingerprint="f"):
+    return Incident(
+        run_id="r",
+        attempt=1,
+        kind="exit",
+        rank=0,
+        step=step,
+        fault_at_s=clock.now_s(),
+        detected_at_s=clock.now_s(),
+        diagnosis={"fingerprint": fingerprint},
+    )
+
+
+def step(number):
+    return StepRecord(attempt=1, rank=0, step=number, at_s=1.0, step_s=0.1, loss=2.0)
+
+
+def test_times_are_the_clocks(recorder, ledger, clock):
+    began_s = clock.now_s()
+    recorder.attempt_began(1)
+    clock.advance(5)
+    recorder.event("note", {"a": 1}, rank=1)
+    recorder.first_step(0, clock.now_s())
+    clock.advance(5)
+    recorder.attempt_ended(outcome="completed", last_step=3)
+    recorder.run_ended(state="completed", exit_code=0, outcome="Done.")
+    (attempt,) = ledger.attempts("r")
+    assert (attempt.started_at_s, attempt.first_step_at_s, attempt.ended_at_s) == (began_s, began_s + 5, began_s + 10)
+    (event,) = ledger.events("r")
+    assert (event.at_s, event.attempt, event.rank, event.data) == (began_s + 5, 1, 1, {"a": 1})
+    assert (ledger.run("r").state, ledger.run("r").ended_at_s) == ("completed", began_s + 10)
+
+
+def test_an_incident_is_resolved_and_resumed(recorder, ledger, clock):
+    recorder.attempt_began(1)
+    incident_id = recorder.incident(incident(clock))
+    recorder.resolved(incident_id, policy.Resolve(action="restart", explanation="It helps."))
+    recorder.resumed(incident_id, 9.0, 5)
+    (found,) = ledger.incidents("r")
+    assert (found.action, found.explanation, found.resumed_at_s, found.restored_step) == (
+        "restart",
+        "It helps.",
+        9.0,
+        5,
+    )
+
+
+def test_what_a_dead_supervisor_had_learnt_is_remembered(recorder, ledger, clock):
+    recorder.attempt_began(1)
+    incident_id = recorder.incident(incident(clock, step=7, fingerprint="f"))
+    recorder.resolved(incident_id, policy.Resolve(action="restart", explanation=""))
+    clock.advance(30)
+    state = recorder.remembered()
+    assert state.failed_at == {("f", 7)}
+    assert state.last_failed_step == 7
+    (restart_at_s,) = state.restarts_at_s
+    assert clock.monotonic_s() - restart_at_s == pytest.approx(30)
+
+
+def test_a_new_recorder_goes_on_where_the_last_one_was(recorder, tmp_path, ledger, clock):
+    recorder.attempt_began(1)
+    recorder.first_step(0, 1.0)
+    recorder.step(step(1))
+    recorder.close()
+    other = Recorder(RunPaths(tmp_path, "r"), ledger, clock, print)
+    assert (other.attempt, other.any_step) == (1, True)
+    other.step(step(2))
+    other.close()
+    assert [one.step for one in read_steps(RunPaths(tmp_path, "r").steps)] == [1, 2]
+
+
+def test_a_record_that_cannot_be_written_is_complained_about_and_given_up(recorder, ledger, clock, complaints):
+    recorder.attempt_began(1)
+    ledger.remove_run("r")
+    recorder.event("note", {})
+    assert recorder.incident(incident(clock)) is None
+    recorder.run_ended(state="completed", exit_code=0, outcome="")
+    assert len(complaints) == 3
+    recorder.close()
+    recorder.step(step(1))
+    assert len(complaints) == 4, "a journal that is gone is complained about as well"
