@@ -1,6 +1,7 @@
 """Real runs, real faults: torchrun, two ranks, signals. The jobs need no torch, so a run takes seconds."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -179,13 +180,16 @@ def test_a_missing_script_of_torchrun_ends_in_its_diagnosis(place):
     assert "no-such-script.py" in err
 
 
-def test_a_flood_of_output_is_bounded_and_said(place):
+@pytest.mark.parametrize("mib", [64, pytest.param(1024, marks=pytest.mark.slow)])
+def test_a_flood_of_output_is_bounded_and_said(place, mib):
     script = place.job(
         "import sys, holdfast\nrun = holdfast.attach()\nline = 'x' * 1023 + '\\n'\n"
-        "for _ in range(64 * 1024):\n    sys.stdout.write(line)\nprint('the end')\nrun.step(1)"
+        f"for _ in range({mib} * 1024):\n    sys.stdout.write(line)\nprint('the end')\nrun.step(1)"
     )
     code, _, err = place.holdfast("run", "--no-echo", "--log-max-mib", "4", "--", "python", script)
     assert code == 0, err
+    dropped = int(re.search(r"and (\d+) MiB before them dropped", err)[1])
+    assert mib - 6 < dropped < mib
     assert "--log-max-mib" in err
     logs = place.paths(only_run(place)).logs
     kept_bytes = sum(log.stat().st_size for log in logs.rglob("rank-0.log*"))

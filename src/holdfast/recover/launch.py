@@ -6,6 +6,7 @@ workers' store and hang in up to half the cases. No rendezvous of ours.
 
 import asyncio
 import os
+import shutil
 import sys
 from dataclasses import dataclass
 
@@ -14,6 +15,8 @@ from holdfast.recover import channel, rank_shim
 from holdfast.recover.spec import MIB, SHIM, RunSpec
 
 LAUNCHER_LOG_BYTES = 4 * MIB
+ATTEMPTS_WITH_LOGS = 20
+"""Logs of older attempts are deleted; what their incidents cite is in the ledger."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +41,8 @@ async def launch(
     """Start the job's processes. The ranks will report to the channel at `address`."""
     logs = paths.attempt_logs(attempt)
     logs.mkdir(parents=True, exist_ok=True)
+    for old in sorted(paths.logs.glob("attempt-*"))[:-ATTEMPTS_WITH_LOGS]:
+        shutil.rmtree(old)
     environment = {
         **os.environ,
         channel.ENV_ADDRESS: address,

@@ -1,0 +1,27 @@
+"""What a launch does beside starting processes."""
+
+import asyncio
+
+from holdfast.core.paths import RunPaths
+from holdfast.recover.launch import ATTEMPTS_WITH_LOGS, launch
+from holdfast.recover.run_lock import RunLock
+from holdfast.recover.spec import RunSpec
+
+
+def test_the_logs_of_old_attempts_are_deleted(tmp_path):
+    """Started with a launcher that ends at once, since only the folder matters here."""
+    paths = RunPaths(tmp_path, "r")
+    for attempt in range(1, 31):
+        paths.attempt_logs(attempt).mkdir(parents=True)
+        paths.rank_log(attempt, 0).write_text("x")
+    spec = RunSpec(command=("torchrun", "--help"), cwd=str(tmp_path))
+    lock = RunLock.acquire(paths.lock)
+
+    async def start():
+        job = await launch(spec, paths, 31, address="127.0.0.1:1", token="x", lock_fd=lock.fd, echo=False)
+        return await job.wait()
+
+    assert asyncio.run(start()) == 0
+    lock.release()
+    kept = sorted(int(folder.name[-3:]) for folder in paths.logs.iterdir())
+    assert kept == list(range(32 - ATTEMPTS_WITH_LOGS, 32))
