@@ -162,6 +162,7 @@ def test_exit_0_without_a_step_is_said(place):
         (["--", "torchrun", "--max-restarts", "3", "job.py"], "Holdfast restarts the job itself"),
         (["--", "torchrun", "--nnodes=2", "job.py"], "one node"),
         (["--", "torchrun", "--no-python", "job.sh"], "holdfast run --nproc N"),
+        (["--", "torchrun", "--run-path", "job.py"], "holdfast run --nproc N"),
     ],
 )
 def test_bad_use_is_one_clear_sentence(place, arguments, said):

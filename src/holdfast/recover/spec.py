@@ -50,7 +50,9 @@ class RunSpec:
 
     def _check_command(self) -> None:
         program, *rest = self.command
-        if shutil.which(program, path=None) is None and shutil.which(str(Path(self.cwd) / program)) is None:
+        if not Path(self.cwd).is_dir():
+            raise NotFound(f"The run's folder {self.cwd} is gone. Make it again, or start a new run elsewhere.")
+        if self._program() is None:
             raise NotFound(f"There is no program {program!r} to run. Check its name, or give its full path.")
         if self.is_torchrun:
             self._check_torchrun(rest)
@@ -63,6 +65,8 @@ class RunSpec:
     @staticmethod
     def _check_torchrun(words: list[str]) -> None:
         for word, following in zip(words, [*words[1:], ""], strict=True):
+            if word.endswith(".py") or word in ("-m", "--module"):
+                return  # from here on they are the script's own
             option, _, value = word.replace("_", "-").partition("=")
             value = value or following
             if option == "--max-restarts" and value != "0":
@@ -81,17 +85,28 @@ class RunSpec:
         """Whether the user's command is PyTorch's launcher itself."""
         return Path(self.command[0]).name == "torchrun"
 
+    def _program(self) -> str | None:
+        """The command's program: as the shell finds it, else beside Holdfast's own interpreter.
+
+        The latter for whoever did not activate its environment, or has a `python3` but no `python`.
+        """
+        name = self.command[0]
+        beside = Path(sys.executable).with_name(name) if "/" not in name else Path(self.cwd) / name
+        return shutil.which(name) or shutil.which(str(beside))
+
     def launcher_command(self) -> list[str]:
         """The launcher in front of which Holdfast stands."""
+        program = self._program()
+        assert program is not None, "checked when this was made"
         if self.is_torchrun:
-            return list(self.command)
+            return [program, *self.command[1:]]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        return [*torchrun, f"--nproc-per-node={self.nproc}", "--no-python", str(SHIM), *self.command]
+        return [*torchrun, f"--nproc-per-node={self.nproc}", "--no-python", str(SHIM), program, *self.command[1:]]
 
     def rank_python(self) -> str:
         """The interpreter of a `torchrun` command's ranks: the one beside that torchrun."""
-        found = shutil.which(self.command[0])
-        beside = Path(found).with_name("python") if self.is_torchrun and found else None
+        program = self._program()
+        beside = Path(program).with_name("python") if self.is_torchrun and program else None
         return str(beside) if beside is not None and beside.exists() else sys.executable
 
     def to_options(self) -> dict[str, Any]:

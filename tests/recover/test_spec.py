@@ -1,0 +1,42 @@
+"""What a run is, checked before it starts."""
+
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.errors import NotFound
+from holdfast.recover.hang import HangLimits
+from holdfast.recover.spec import SHIM, RunSpec
+
+
+def test_what_the_ledger_keeps_is_the_same_run_again(tmp_path):
+    (tmp_path / "a b.py").touch()
+    spec = RunSpec(command=("python", "a b.py", "--x=ü"), cwd=str(tmp_path), nproc=3, hangs=HangLimits(floor_s=2))
+    assert RunSpec.from_options(list(spec.command), spec.cwd, {**spec.to_options(), "of a later version": 1}) == spec
+    assert str(spec) == "python 'a b.py' --x=ü"
+
+
+def test_any_command_runs_under_torchrun_through_the_shim(tmp_path):
+    launcher = RunSpec(command=("bash", "-c", "echo 1"), cwd=str(tmp_path), nproc=2).launcher_command()
+    at = launcher.index(str(SHIM))
+    assert launcher[at - 2 : at] == ["--nproc-per-node=2", "--no-python"]
+    assert launcher[at + 1 :] == [shutil.which("bash"), "-c", "echo 1"]
+
+
+def test_programs_beside_holdfast_are_found_without_an_activated_environment(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", "/nowhere")
+    spec = RunSpec(command=("torchrun", "train.py"), cwd=str(tmp_path))
+    assert spec.launcher_command()[0] == str(Path(sys.executable).with_name("torchrun"))
+    assert spec.rank_python() == str(Path(sys.executable).with_name("python"))
+
+
+def test_the_scripts_own_arguments_are_not_taken_for_torchruns(tmp_path):
+    RunSpec(command=("torchrun", "train.py", "--nnodes", "4", "--max-restarts=3"), cwd=str(tmp_path))
+    RunSpec(command=("torchrun", "--nnodes=1", "--max_restarts", "0", "-m", "train", "--no-python"), cwd=str(tmp_path))
+
+
+def test_a_folder_that_is_gone_is_said(tmp_path):
+    with pytest.raises(NotFound, match="is gone"):
+        RunSpec(command=("bash",), cwd=str(tmp_path / "gone"))
