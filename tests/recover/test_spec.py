@@ -15,7 +15,7 @@ def test_what_the_ledger_keeps_is_the_same_run_again(tmp_path):
     (tmp_path / "a b.py").touch()
     spec = RunSpec(command=("python", "a b.py", "--x=ü"), cwd=str(tmp_path), nproc=3, hangs=HangLimits(floor_s=2))
     assert RunSpec.from_options(list(spec.command), spec.cwd, {**spec.to_options(), "of a later version": 1}) == spec
-    assert str(spec) == "python 'a b.py' --x=ü"
+    assert str(spec) == "python 'a b.py' '--x=ü'"
 
 
 def test_any_command_runs_under_torchrun_through_the_shim(tmp_path):
