@@ -3,11 +3,15 @@
 import math
 import subprocess
 import sys
+import threading
 
+import numpy as np
 import pytest
+import torch
 
 from holdfast.core.errors import BadUse
-from holdfast.recover.attach import Run, _number
+from holdfast.recover.attach import Run, _Link, _number
+from holdfast.recover.channel import encode
 
 
 def test_outside_supervision_every_call_works_and_nobody_listens():
@@ -42,3 +46,68 @@ def test_attach_imports_neither_torch_nor_the_ledger():
     script = f"import sys, holdfast; holdfast.attach(); print(sorted({heavy} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+class _Sent:
+    """Stands in for the channel: keeps what is sent, refuses nothing but what cannot be a line."""
+
+    def __init__(self):
+        self.messages = []
+
+    def send(self, message):
+        encode(message)
+        self.messages.append(message)
+
+    def receive(self):
+        threading.Event().wait()
+
+
+@pytest.fixture
+def sent():
+    return _Sent()
+
+
+@pytest.fixture
+def run(sent):
+    return Run(_Link(sent))
+
+
+def flushed(run, sent):
+    run._link._flush()
+    return sent.messages
+
+
+def test_numbers_of_every_kind_are_taken(run, sent):
+    run.step(np.int64(3), loss=np.float32(0.5), value=torch.tensor(2.0, requires_grad=True), odd=math.nan)
+    (step,) = flushed(run, sent)
+    assert (step["step"], step["loss"], step["metrics"]) == (3, 0.5, {"value": 2.0, "odd": "nan"})
+
+
+@pytest.mark.parametrize(
+    "bad", [{"loss": "high"}, {"loss": torch.ones(2)}, {"m": object()}, {f"m{number}": 1.0 for number in range(9000)}]
+)
+def test_a_step_arrives_whatever_its_numbers_are(run, sent, bad):
+    run.step(5, **bad)
+    run.step(6, loss=1.0)
+    first, told, second = flushed(run, sent)
+    assert (first["step"], first["loss"], first["metrics"]) == (5, None, {})
+    assert told["event"] == "not_sent"
+    assert second["loss"] == 1.0
+
+
+def test_an_event_that_does_not_fit_is_told_of(run, sent):
+    run.emit("big", {"x": "y" * 100_000})
+    (told,) = flushed(run, sent)
+    assert (told["event"], told["data"]["kind"]) == ("not_sent", "event")
+
+
+def test_a_save_within_an_evaluation_leaves_it_open_with_its_own_limit(run, sent):
+    with run.section("evaluate", limit_s=50), run.section("save"):
+        pass
+    edges = [(one["name"], one["open"], one["limit_s"]) for one in flushed(run, sent)]
+    assert edges == [
+        ("evaluate", True, 50),
+        ("save", True, None),
+        ("evaluate", True, 50),
+        ("evaluate", False, None),
+    ]

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 
 import pytest
 
@@ -83,32 +82,12 @@ def test_resume_after_the_supervisor_was_killed_goes_on_from_the_last_checkpoint
     assert "r" in report.read_text()
 
 
-@pytest.fixture
-def small_disk(tmp_path):
-    """A real file system of 3 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    folder = tmp_path / "small-disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-def fill(path):
-    """Write until the disk is full."""
-    with path.open("wb", buffering=0) as file:
-        while True:
-            file.write(b"x" * 65536)
-
-
-def test_a_full_disk_ends_in_one_clear_sentence_and_costs_no_good_checkpoint(place, small_disk):
+def test_a_full_disk_ends_in_one_clear_sentence_and_costs_no_good_checkpoint(place, small_disk, fill):
     folder = small_disk / "checkpoints"
     ballast = small_disk / "ballast"
     with place.start(*run_arguments(place, folder, size=100_000, every=10)) as process:
         place.wait_for_step("r", 12)
-        with pytest.raises(OSError, match="No space left"):
-            fill(ballast)
+        fill(ballast)
         _out, err = process.communicate(timeout=60)
     assert process.returncode == 1
     last_line = err.strip().splitlines()[-1]

@@ -332,3 +332,17 @@ def test_a_resume_keeps_the_options_and_takes_new_ones(place):
     with place.ledger() as ledger:
         options = ledger.run("r").options
     assert (options["nproc"], options["restarts"]["max_restarts"]) == (2, 7)
+
+
+def test_a_full_disk_under_the_records_costs_records_and_not_the_training(place, small_disk, fill, monkeypatch):
+    """Ledger, journal and logs on a disk that fills: the job, whose own files are elsewhere, completes."""
+    monkeypatch.setattr(type(place), "home", small_disk / "home")
+    script = place.job(train("pass").replace("range(start + 1, 21)", "range(start + 1, 200)"))
+    with place.start("run", "--name", "r", "--nproc", "2", "--no-echo", "--", "python", script) as process:
+        place.wait_for_step("r", 5)
+        fill(small_disk / "ballast")
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 0, err
+    assert (place.folder / "progress").read_text() == "195"
+    assert "The job completed." in err
+    assert "full" in err or "No space" in err

@@ -29,8 +29,17 @@ class RotatingLog:
         self._filled_bytes = self._file.tell()
 
     def write(self, data: bytes) -> None:
-        """Append `data`, turning to a new part where this one is full."""
+        """Append `data`, turning to a new part where this one is full.
+
+        A disk that does not take it costs those lines, never the process that prints them.
+        """
         self.written_bytes += len(data)
+        try:
+            self._write(data)
+        except OSError:
+            self.dropped_bytes += len(data)
+
+    def _write(self, data: bytes) -> None:
         while data:
             room = self._part_bytes - self._filled_bytes
             if len(data) <= room:

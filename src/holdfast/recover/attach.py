@@ -6,6 +6,7 @@ training loop. Where nobody supervises, the same calls work and nobody listens.
 
 import atexit
 import math
+import operator
 import os
 import queue
 import signal
@@ -15,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, SupportsFloat
 
-from holdfast.core.errors import BadUse, ChannelError
+from holdfast.core.errors import BadUse
 from holdfast.core.link import Unsupervised, set_job_link
 from holdfast.recover.channel import ENV_ADDRESS, ENV_TOKEN, ChannelClient, Peer
 
@@ -54,10 +55,12 @@ class Run:
         Raises:
             BadUse: `step` is not a whole number of at least 0.
         """
-        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+        # NumPy's integers and tensors of one integer are whole numbers too.
+        completed = -1 if isinstance(step, bool) or not hasattr(step, "__index__") else operator.index(step)
+        if completed < 0:
             raise BadUse(f"run.step({step!r}): give the number of steps completed, a whole number of at least 0.")
         if self._link is not None:
-            self._link.step(step, loss, metrics)
+            self._link.step(completed, loss, metrics)
 
     @contextmanager
     def section(self, name: str, *, limit_s: float | None = None) -> Iterator[None]:
@@ -110,6 +113,7 @@ class _Link:
         self._stop = _StopAgreement()
         self._mark_s = time.monotonic()
         self._sections_s = 0.0
+        self._open_sections: list[tuple[str, float | None]] = []
         threading.Thread(target=self._send_all, name="holdfast-send", daemon=True).start()
         threading.Thread(target=self._receive_all, name="holdfast-receive", daemon=True).start()
         atexit.register(self._flush)
@@ -136,12 +140,20 @@ class _Link:
     @contextmanager
     def section(self, name: str, *, limit_s: float | None = None) -> Iterator[None]:
         began_s = time.monotonic()
-        self._outgoing.put({"kind": "section", "name": name, "open": True, "limit_s": limit_s})
+        self._open_sections.append((name, limit_s))
+        self._tell_section(name, limit_s, is_open=True)
         try:
             yield
         finally:
-            self._sections_s += time.monotonic() - began_s
-            self._outgoing.put({"kind": "section", "name": name, "open": False, "limit_s": None})
+            self._open_sections.pop()
+            if self._open_sections:  # a save within an evaluation: the outer one goes on with its own limit
+                self._tell_section(*self._open_sections[-1], is_open=True)
+            else:
+                self._sections_s += time.monotonic() - began_s
+                self._tell_section(name, None, is_open=False)
+
+    def _tell_section(self, name: str, limit_s: float | None, *, is_open: bool) -> None:
+        self._outgoing.put({"kind": "section", "name": name, "open": is_open, "limit_s": limit_s})
 
     def stop_due(self, step: int) -> bool:
         return self._stop.reached(step)
@@ -157,11 +169,22 @@ class _Link:
                 item.set()
                 continue
             try:
-                self._client.send(_plain(item))
-            except ChannelError:
-                continue  # one event too long to send must not end the training that made it
+                self._send(item)
             except OSError:
                 return  # the reader sees the same and ends this process
+
+    def _send(self, message: dict[str, Any]) -> None:
+        try:
+            self._client.send(_plain(message))
+        except OSError:
+            raise
+        except Exception as error:
+            # The user's values may be anything; nothing they hold may end supervision. A step must arrive whatever
+            # its numbers are: a silent rank is taken for a frozen one.
+            if message["kind"] == "step":
+                self._client.send({**message, "loss": None, "metrics": {}})
+            refused = {"kind": message["kind"], "error": str(error)[:500]}
+            self._client.send({"kind": "event", "event": "not_sent", "data": refused})
 
     def _receive_all(self) -> None:
         try:

@@ -56,6 +56,9 @@ class AttemptView:
         elif kind == "exited":
             self.dropped_log_bytes += int(message["log_dropped_bytes"])
             self._exited(rank, int(message["pid"]), int(message["returncode"]), float(message["at_monotonic_s"]))
+        elif kind == "gone" and peer.role == "rank":
+            # The process that reported steps ended; what the rank's command does after it has no steps.
+            self.detector.finished(rank)
         elif kind == "gone" and peer.role == "shim" and all(end.rank != rank for end in self.exits):
             # A shim that ends without a word was killed, and the kernel killed its rank with it.
             self._exited(rank, self.rank_pids.get(rank, peer.pid), -signal.SIGKILL, now_s)

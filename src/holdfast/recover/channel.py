@@ -55,7 +55,7 @@ def decode(line: bytes) -> dict[str, Any] | None:
     """The object of a line; None where it holds no object with a `kind`."""
     try:
         message = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return message if isinstance(message, dict) and isinstance(message.get("kind"), str) else None
 

@@ -68,10 +68,12 @@ class Supervisor:
         self._spec = spec
         self._paths = paths
         self._lock = lock
-        self._observe = observer
+        self._observer: Observer | None = observer
         self._clock = clock or SystemClock()
         self._echo = echo
-        self._recorder = Recorder(paths, ledger, self._clock, lambda text: observer("trouble", {"text": text}))
+        self._recorder = Recorder(
+            paths, ledger, self._clock, complain=lambda text: self._observe("trouble", {"text": text})
+        )
         self._channel = ChannelServer(self._heard)
         self._state = policy.State()
         self._view = AttemptView.begin(self._recorder.attempt, spec.hangs)
@@ -116,9 +118,9 @@ class Supervisor:
 
     def ask_to_stop(self, by: str) -> None:
         """Save state and stop; asked again, stop at once."""
+        self._tell(policy.StopAsked(by))
         self._recorder.event("stop_asked", {"by": by})
         self._observe("stopping", {"by": by})
-        self._tell(policy.StopAsked(by))
 
     # What happens
 
@@ -139,7 +141,7 @@ class Supervisor:
                     self._voted(self._vote, peer.rank, message)
                 case "stopped" if self._vote is not None and self._vote.left(peer.rank):
                     self._tell(policy.StateSaved())
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             # The ranks run the user's code: what they send is recorded as wrong, and ends nothing.
             wrong = {"message": str(message)[:500], "error": repr(error)}
             self._recorder.event("malformed_message", wrong, peer.rank)
@@ -342,6 +344,15 @@ class Supervisor:
         self._observe("ended", {"state": end.state, "outcome": sentence})
         assert self._ended is not None
         self._ended.set_result(Outcome(state=end.state, exit_code=end.exit_code, sentence=sentence))
+
+    def _observe(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Tell the observer, for as long as it can be told: a terminal that was closed ends no run."""
+        if self._observer is None:
+            return
+        try:
+            self._observer(kind, data)
+        except OSError:
+            self._observer = None
 
     def _remarks(self, end: policy.End) -> list[str]:
         remarks = []
