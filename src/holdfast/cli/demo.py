@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from holdfast.cli.narration import narrate
 from holdfast.cli.output import print_json, seconds, shorten
 from holdfast.core.accounting import IncidentSummary, RunSummary
 from holdfast.core.errors import HoldfastError
@@ -92,33 +93,12 @@ class _Display:
             self._bars.start_task(self._tasks[run])
             self._say(f"{NAMES[run]}: starting")
             return
-        text = _narrate(kind, data)
+        text = narrate(kind, data)
         if text is not None:
             self._say(f"  {text}")
 
     def _say(self, text: str) -> None:
-        self._console.print(text, markup=False)
-
-
-def _narrate(kind: str, data: Mapping[str, Any]) -> str | None:
-    match kind:
-        case "fault_injected":
-            return f"step {data['step']}: {data['detail']}"
-        case "incident":
-            who = "" if data["rank"] is None else f", rank {data['rank']}"
-            return f"detected: {'the job stands still' if data['kind'] == 'hang' else 'a rank ended'}{who}"
-        case "resolved" if data["action"] == "restart":  # a stop is told by the outcome
-            return f"{data['summary']} {data['explanation']}"
-        case "restored":
-            over = "".join(f"; passed over step {one['step']}: {one['reason']}" for one in data["passed_over"])
-            return f"restored step {data['step']}{over}"
-        case "resumed":
-            return f"training again at step {data['step']}, {data['seconds_to_restart']:.1f} s after detection"
-        case "trouble":
-            return str(data["text"])
-        case "ended":
-            return str(data["outcome"])
-    return None
+        self._console.print(text, markup=False, soft_wrap=True)
 
 
 def _incident_fields(cost: IncidentSummary) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from holdfast.cli.main import Place
+from holdfast.cli.narration import narrate
 from holdfast.cli.output import print_json
 from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Ledger
@@ -126,30 +127,6 @@ class _Narrator:
         self._run_id = run_id
 
     def __call__(self, kind: str, data: Mapping[str, Any]) -> None:
-        text = self._text(kind, data)
+        text = f"run {self._run_id}, attempt {data['attempt']}" if kind == "launch" else narrate(kind, data)
         if text is not None:
             print(f"holdfast: {text}", file=sys.stderr, flush=True)  # noqa: T201 - not click's: the ranks print too
-
-    def _text(self, kind: str, data: Mapping[str, Any]) -> str | None:
-        match kind:
-            case "launch":
-                return f"run {self._run_id}, attempt {data['attempt']}"
-            case "restored":
-                over = "".join(f"; passed over step {one['step']}: {one['reason']}" for one in data["passed_over"])
-                return f"restored step {data['step']} from {data['path']}{over}"
-            case "incident":
-                rank = "" if data["rank"] is None else f" at rank {data['rank']}"
-                return f"{'the job stands still' if data['kind'] == 'hang' else 'the job failed'}{rank}; diagnosing"
-            case "resolved" if data["action"] == "restart":  # a stop is told by the outcome
-                return f"incident {data['incident_id']}: {data['summary']} {data['explanation']}"
-            case "resumed":
-                return f"training again at step {data['step']}, {data['seconds_to_restart']:.1f} s after detection"
-            case "stopping":
-                return f"{data['by']}: saving state, then stopping (once more: stop now)"
-            case "trouble":
-                return str(data["text"])
-            case "save_failed":
-                return f"a save failed and training goes on: {data}"
-            case "ended":
-                return str(data["outcome"])
-        return None

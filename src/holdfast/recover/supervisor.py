@@ -37,9 +37,12 @@ NO_STEP = (
     "`holdfast logs {run_id}`."
 )
 
+RANK_EVENTS = ("restored", "checkpoint", "save_failed")
+"""What ranks tell that the observer hears too; a script's own events are for the record."""
+
 Observer = Callable[[str, Mapping[str, Any]], None]
-"""Told what happens, as it happens: a kind (launch, step, restored, checkpoint, incident, resolved, resumed,
-stopping, trouble, ended, or an event of the script's own) and its data. It must return quickly."""
+"""Told what happens, as it happens: a kind (launch, step, restored, checkpoint, save_failed, incident, resolved,
+resumed, stopping, trouble, ended) and its data. It must return quickly."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -186,7 +189,8 @@ class Supervisor:
             self._recorder.checkpoint(data)
         else:
             self._recorder.event(kind, data, peer.rank)
-        self._observe(kind, data)
+        if kind in RANK_EVENTS:
+            self._observe(kind, data)
 
     def _voted(self, vote: StopVote, rank: int, message: dict[str, Any]) -> None:
         decision = vote.voted(rank, message)

@@ -1,0 +1,30 @@
+"""What a supervised run does, said in a line each: for `holdfast run` and the demonstration."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def narrate(kind: str, data: Mapping[str, Any]) -> str | None:
+    """The line for what the supervisor tells its observer; None for what needs no words (`Observer` has the kinds)."""
+    match kind:
+        case "restored":
+            over = "".join(f"; passed over step {one['step']}: {one['reason']}" for one in data["passed_over"])
+            return f"restored step {data['step']} from {data['path']}{over}"
+        case "incident":
+            rank = "" if data["rank"] is None else f", rank {data['rank']}"
+            return f"detected: {'the job stands still' if data['kind'] == 'hang' else 'the job failed'}{rank}"
+        case "resolved" if data["action"] == "restart":  # a stop is told by the outcome
+            return f"incident {data['incident_id']}: {data['summary']} {data['explanation']}"
+        case "resumed":
+            return f"training again at step {data['step']}, {data['seconds_to_restart']:.1f} s after detection"
+        case "stopping":
+            return f"{data['by']}: saving state, then stopping (once more: stop now)"
+        case "save_failed":
+            return f"training goes on after a failed save: {data['reason']}"
+        case "fault_injected":
+            return f"step {data['step']}: {data['detail']}"
+        case "trouble":
+            return str(data["text"])
+        case "ended":
+            return str(data["outcome"])
+    return None
