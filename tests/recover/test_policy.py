@@ -25,6 +25,7 @@ from holdfast.recover.policy import (
     State,
     StateSaved,
     StopAsked,
+    Terminate,
     Tick,
     decide,
 )
@@ -150,10 +151,42 @@ def test_ranks_that_saved_and_do_not_leave_are_killed():
     assert actions[-1] == Kill()
 
 
-@pytest.mark.parametrize("event", [CannotSave(), StopAsked("again"), JobFrozen()])
+@pytest.mark.parametrize("event", [StopAsked("again"), JobFrozen()])
 def test_stop_does_not_wait_for_what_cannot_come(event):
     state, actions = play([(0, Begin()), (5, StopAsked("x")), (6, event)])
     assert (state.phase, actions[-1]) == (Phase.LEAVING, Kill())
+
+
+def test_ranks_that_cannot_save_are_asked_to_end_and_then_killed():
+    state, actions = play([(0, Begin()), (5, StopAsked("x")), (6, CannotSave())])
+    assert (state.phase, actions[-1]) == (Phase.LEAVING, Terminate())
+    _, actions = play([(6 + LIMITS.teardown_grace_s, Tick())], state)
+    assert actions == [Kill()]
+
+
+def test_a_job_that_completes_while_asked_to_stop_is_complete():
+    _, actions = play([(0, Begin()), (5, StopAsked("x")), (6, JobExited(0))])
+    assert (actions[-1].state, actions[-1].exit_code) == ("completed", 0)
+
+
+def test_asked_twice_nothing_is_waited_for():
+    failing, actions = play([(0, Begin()), (5, RankFailed()), (5, StopAsked("x")), (5, StopAsked("x"))])
+    assert actions[-1] == Kill()
+    state, actions = play([(6, JobExited(1)), (6, StopAsked("x"))], failing)
+    assert (state.phase, actions[-1].state) == (Phase.ENDED, "stopped")
+
+
+def test_what_lies_outside_may_strike_again_a_few_times_after_longer_and_longer_waits():
+    limits = replace(LIMITS, outside_wait_s=30, outside_retries=4, backoff_max_s=100)
+    state, now_s, waits = State(phase=Phase.RUNNING), 0.0, []
+    while state.phase is not Phase.ENDED:
+        state, actions = play(crash(now_s, outside=True), state, replace(limits, max_restarts=99))
+        if state.deadline_s is not None:
+            waits.append(state.deadline_s - now_s)
+        now_s += 200
+        state, _ = play([(now_s, Tick())], state, limits)
+    assert waits == [30, 60, 100, 100]
+    assert "same root" in actions[-1].outcome
 
 
 def test_stop_is_bounded():

@@ -100,7 +100,7 @@ def test_what_a_dead_supervisor_had_learnt_is_remembered(recorder, ledger, clock
     recorder.resolved(incident_id, policy.Resolve(action="restart", explanation=""))
     clock.advance(30)
     state = recorder.remembered()
-    assert state.failed_at == {("f", 7)}
+    assert state.failed_at == (("f", 7),)
     assert state.last_failed_step == 7
     (restart_at_s,) = state.restarts_at_s
     assert clock.monotonic_s() - restart_at_s == pytest.approx(30)

@@ -8,7 +8,7 @@ import pytest
 
 from holdfast.core.errors import NotFound
 from holdfast.recover.hang import HangLimits
-from holdfast.recover.spec import SHIM, RunSpec
+from holdfast.recover.spec import RunSpec
 
 
 def test_what_the_ledger_keeps_is_the_same_run_again(tmp_path):
@@ -20,8 +20,8 @@ def test_what_the_ledger_keeps_is_the_same_run_again(tmp_path):
 
 def test_any_command_runs_under_torchrun_through_the_shim(tmp_path):
     launcher = RunSpec(command=("bash", "-c", "echo 1"), cwd=str(tmp_path), nproc=2).launcher_command()
-    at = launcher.index(str(SHIM))
-    assert launcher[at - 2 : at] == ["--nproc-per-node=2", "--no-python"]
+    at = launcher.index("holdfast.recover.rank_shim")
+    assert launcher[at - 4 : at] == ["--nproc-per-node=2", "--no-python", sys.executable, "-m"]
     assert launcher[at + 1 :] == [shutil.which("bash"), "-c", "echo 1"]
 
 

@@ -48,7 +48,7 @@ def ls(place: Place, run_id: str | None, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("incident_id", type=int, metavar="ID")
+@click.argument("incident_id", type=click.IntRange(1, 2**31 - 1), metavar="ID")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def show(place: Place, incident_id: int, as_json: bool) -> None:

@@ -1,8 +1,11 @@
 """`holdfast logs`: what a run's ranks printed."""
 
+import os
 import sys
 import time
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import BinaryIO
 
 import click
 
@@ -39,7 +42,7 @@ def command(
     if follow and as_json:
         raise BadUse("--follow and --json do not go together.")
     with Ledger.open(place.ledger) as ledger:
-        run = ledger.run(run_id)
+        ledger.run(run_id)
         newest = max((one.number for one in ledger.attempts(run_id)), default=0)
     paths = RunPaths(place.home, run_id)
     number = newest if attempt is None else attempt
@@ -50,17 +53,14 @@ def command(
         return
     if not logs and not follow:
         raise NotFound(_nothing(paths, number, rank))
-    out = sys.stdout.buffer
+    if follow:
+        _follow(place, paths, rank, attempt, launcher=launcher)
+        return
     for log in logs:
         if len(logs) > 1:
-            out.write(f"==> {log.name} <==\n".encode())
-        for part in parts_oldest_first(log):
-            with part.open("rb") as file:
-                while chunk := file.read(CHUNK_BYTES):
-                    out.write(chunk)
-    out.flush()
-    if follow:
-        _follow(place, paths, rank, number, launcher=launcher, run_id=run.run_id)
+            click.echo(f"==> {log.name} <==")
+        with closing(Tail(log)) as tail:
+            tail.show()
 
 
 def _logs(paths: RunPaths, attempt: int, rank: int | None, *, launcher: bool) -> list[Path]:
@@ -87,29 +87,66 @@ def _nothing(paths: RunPaths, attempt: int, rank: int | None) -> str:
     )
 
 
-def _follow(place: Place, paths: RunPaths, rank: int | None, attempt: int, *, launcher: bool, run_id: str) -> None:
-    """Show what is appended from now on, over rotations and restarts, until the run ends."""
-    out = sys.stdout.buffer
-    seen: dict[tuple[int, Path], tuple[int, int]] = {}
-    for log in _logs(paths, attempt, rank, launcher=launcher):
-        status = log.stat()
-        seen[attempt, log] = (status.st_ino, status.st_size)
-    while True:
-        with Ledger.open(place.ledger) as ledger:
-            going = state_of(ledger.run(run_id), place.home) == "running"
-            attempt = max((one.number for one in ledger.attempts(run_id)), default=attempt)
-        for log in _logs(paths, attempt, rank, launcher=launcher):
-            inode, offset = seen.get((attempt, log), (0, 0))
-            with log.open("rb") as file:
-                now = log.stat()
-                if now.st_ino != inode:
-                    offset = 0
-                file.seek(offset)
-                while chunk := file.read(CHUNK_BYTES):
+class Tail:
+    """Shows a bounded log from its oldest part on, and what is appended later, over its rotations."""
+
+    def __init__(self, log: Path) -> None:
+        self._log = log
+        self._file: BinaryIO | None = None
+
+    def show(self) -> None:
+        """Print all that was not shown yet."""
+        out = sys.stdout.buffer
+        while True:
+            if self._file is not None:
+                while chunk := self._file.read(CHUNK_BYTES):
                     out.write(chunk)
-                    offset += len(chunk)
-            seen[attempt, log] = (now.st_ino, offset)
-        out.flush()
-        if not going:
-            return
-        time.sleep(FOLLOW_S)
+            # Only now: what was appended to a part before it was rotated away has been read above.
+            following = self._next_part()
+            if following is None:
+                out.flush()
+                return
+            self.close()
+            self._file = following
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _next_part(self) -> BinaryIO | None:
+        """The part after the one being read; the oldest if that one is gone; None if it is the newest."""
+        reading = None if self._file is None else os.fstat(self._file.fileno()).st_ino
+        parts = parts_oldest_first(self._log)
+        try:
+            inodes = [part.stat().st_ino for part in parts]
+            at = inodes.index(reading) + 1 if reading in inodes else 0
+            if at == len(parts):
+                return None
+            following = parts[at].open("rb")
+        except FileNotFoundError:
+            return None  # rotated just now; the next look finds it
+        if os.fstat(following.fileno()).st_ino != inodes[at]:
+            following.close()
+            return None
+        return following
+
+
+def _follow(place: Place, paths: RunPaths, rank: int | None, attempt: int | None, *, launcher: bool) -> None:
+    """Show everything and what comes, over rotations and restarts, until the run ends."""
+    tails: dict[Path, Tail] = {}
+    with Ledger.open(place.ledger) as ledger, ExitStack() as opened:
+        shown = attempt or max((one.number for one in ledger.attempts(paths.run_id)), default=1)
+        while True:
+            going = state_of(ledger.run(paths.run_id), place.home) == "running"
+            newest = max((one.number for one in ledger.attempts(paths.run_id)), default=shown)
+            for number in range(shown, (attempt or newest) + 1):
+                for log in _logs(paths, number, rank, launcher=launcher):
+                    if log not in tails:
+                        tails[log] = opened.enter_context(closing(Tail(log)))
+                    tails[log].show()
+            shown = attempt or newest
+            if not going or (attempt is not None and newest > attempt):
+                return
+            time.sleep(FOLLOW_S)

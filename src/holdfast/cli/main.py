@@ -4,6 +4,7 @@
 """
 
 import importlib
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,9 +73,12 @@ def main() -> None:
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
     except BrokenPipeError:
-        # The reader of a pipe (`| head`) left; there is nobody to tell.
-        sys.stderr.close()
+        # The reader of a pipe (`| head`) left; there is nobody to tell, not even when Python flushes at its end.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except OSError as error:
+        click.echo(f"holdfast: {error}. Check that path and its permissions.", err=True)
+        sys.exit(2)
     sys.exit(code if isinstance(code, int) else 0)
 
 

@@ -1,7 +1,9 @@
 """`holdfast run`: supervise a job."""
 
 import copy
+import queue
 import sys
+import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,9 @@ SETTINGS = (
     ("--log-max-mib", "log_max_mib", "How much of each rank's output is kept."),
 )
 """Each option of supervision, the field of `RunSpec` that it sets, and its help."""
+
+
+LAST_WORDS_S = 2.0
 
 
 def _with_settings(command: Callable[..., int]) -> Callable[..., int]:
@@ -97,7 +102,11 @@ def command(
             pid = detach(run_id, place.home, ["--ledger", place.ledger])
             _print_detached(run_id, pid, as_json=as_json)
             return 0
-        outcome = supervise(run_id, ledger, place.home, observer=_Narrator(run_id), echo=not (no_echo or as_json))
+        narrator = _Narrator(run_id)
+        try:
+            outcome = supervise(run_id, ledger, place.home, observer=narrator, echo=not (no_echo or as_json))
+        finally:
+            narrator.finish()
     if as_json:
         fields = {"state": outcome.state, "exit_code": outcome.exit_code, "outcome": outcome.sentence}
         print_json("run", {"run": run_id, **fields})
@@ -121,12 +130,27 @@ def _print_detached(run_id: str, pid: int, *, as_json: bool) -> None:
 
 
 class _Narrator:
-    """Says what happens, a line each, on standard error."""
+    """Says what happens, a line each, on standard error; from a thread, so that a blocked terminal holds up nothing."""
 
     def __init__(self, run_id: str) -> None:
         self._run_id = run_id
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._print, daemon=True)
+        self._thread.start()
 
     def __call__(self, kind: str, data: Mapping[str, Any]) -> None:
         text = f"run {self._run_id}, attempt {data['attempt']}" if kind == "launch" else narrate(kind, data)
         if text is not None:
-            print(f"holdfast: {text}", file=sys.stderr, flush=True)  # noqa: T201 - not click's: the ranks print too
+            self._lines.put(text)
+
+    def finish(self) -> None:
+        """Wait for what is still to be said, but not for ever."""
+        self._lines.put(None)
+        self._thread.join(LAST_WORDS_S)
+
+    def _print(self) -> None:
+        while (text := self._lines.get()) is not None:
+            try:
+                print(f"holdfast: {text}", file=sys.stderr, flush=True)  # noqa: T201 - not click's: the ranks print too
+            except OSError:
+                return  # the terminal was closed

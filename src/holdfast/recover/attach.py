@@ -23,6 +23,8 @@ from holdfast.recover.channel import ENV_ADDRESS, ENV_TOKEN, ChannelClient, Peer
 DECISION_TIMEOUT_S = 30.0
 """How long a rank waits at the agreed step for the other ranks' votes; they come from threads, not from loops."""
 FLUSH_TIMEOUT_S = 2.0
+WAITING_STEPS = 10_000
+"""A loop faster than the channel skips reports beyond so many unsent ones; its last step is always reported."""
 
 Number = float | SupportsFloat
 """A number, or a tensor of one element."""
@@ -113,6 +115,8 @@ class _Link:
         self._stop = _StopAgreement()
         self._mark_s = time.monotonic()
         self._sections_s = 0.0
+        self._skipped: dict[str, Any] | None = None
+        self._pid = os.getpid()
         self._open_sections: list[tuple[str, float | None]] = []
         threading.Thread(target=self._send_all, name="holdfast-send", daemon=True).start()
         threading.Thread(target=self._receive_all, name="holdfast-receive", daemon=True).start()
@@ -122,17 +126,20 @@ class _Link:
         now_s = time.monotonic()
         step_s = now_s - self._mark_s - self._sections_s
         self._mark_s, self._sections_s = now_s, 0.0
-        self._outgoing.put(
-            {
-                "kind": "step",
-                "step": step,
-                "step_s": step_s,
-                "at_s": time.time(),
-                # Tensors are detached here, while they hold what the user means, and read by the sending thread.
-                "loss": _detached(loss),
-                "metrics": {name: _detached(value) for name, value in metrics.items()},
-            }
-        )
+        report = {
+            "kind": "step",
+            "step": step,
+            "step_s": step_s,
+            "at_s": time.time(),
+            # Tensors are detached here, while they hold what the user means, and read by the sending thread.
+            "loss": _detached(loss),
+            "metrics": {name: _detached(value) for name, value in metrics.items()},
+        }
+        if self._outgoing.qsize() < WAITING_STEPS:
+            self._skipped = None
+            self._outgoing.put(report)
+        else:
+            self._skipped = report
 
     def emit(self, kind: str, data: Mapping[str, Any]) -> None:
         self._outgoing.put({"kind": "event", "event": kind, "data": dict(data)})
@@ -200,6 +207,10 @@ class _Link:
         os.kill(os.getpid(), signal.SIGKILL)
 
     def _flush(self) -> None:
+        if os.getpid() != self._pid:
+            return  # a forked child has the queue and not the thread
+        if self._skipped is not None:
+            self._outgoing.put(self._skipped)
         sent = threading.Event()
         self._outgoing.put(sent)
         sent.wait(FLUSH_TIMEOUT_S)

@@ -21,6 +21,7 @@ and nothing that arrives is unpickled or executed.
 import asyncio
 import hmac
 import json
+import math
 import os
 import secrets
 import socket
@@ -35,6 +36,8 @@ ENV_TOKEN = "HOLDFAST_TOKEN"
 ENV_ATTEMPT = "HOLDFAST_ATTEMPT"
 MAX_LINE_BYTES = 64 * 1024
 HELLO_TIMEOUT_S = 10.0
+STRANGERS = 256
+"""Connections that may be open without having said hello; more are closed, so that they cannot use up the files."""
 
 
 def encode(message: dict[str, Any]) -> bytes:
@@ -43,12 +46,22 @@ def encode(message: dict[str, Any]) -> bytes:
     Raises:
         ChannelError: the message is longer than a line may be.
     """
-    line = json.dumps(message, default=str, separators=(",", ":")).encode() + b"\n"
+    line = json.dumps(_finite(message), default=str, allow_nan=False, separators=(",", ":")).encode() + b"\n"
     if len(line) > MAX_LINE_BYTES:
         raise ChannelError(
             f"A message of kind {message.get('kind')!r} has {len(line)} bytes; at most {MAX_LINE_BYTES} fit."
         )
     return line
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return value
 
 
 def decode(line: bytes) -> dict[str, Any] | None:
@@ -96,6 +109,7 @@ class ChannelServer:
     def __init__(self, on_message: OnMessage) -> None:
         self._on_message = on_message
         self._writers: dict[Peer, asyncio.StreamWriter] = {}
+        self._strangers = 0
         self._server: asyncio.Server | None = None
         self.token = secrets.token_hex(16)
 
@@ -128,7 +142,7 @@ class ChannelServer:
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer: Peer | None = None
         try:
-            peer = self._admit(await asyncio.wait_for(reader.readline(), HELLO_TIMEOUT_S))
+            peer = await self._greet(reader)
             if peer is None:
                 return
             self._writers[peer] = writer
@@ -145,6 +159,15 @@ class ChannelServer:
             if peer is not None and self._writers.pop(peer, None) is not None:
                 self._on_message(peer, {"kind": "gone"})
             writer.close()
+
+    async def _greet(self, reader: asyncio.StreamReader) -> Peer | None:
+        if self._strangers >= STRANGERS:
+            return None
+        self._strangers += 1
+        try:
+            return self._admit(await asyncio.wait_for(reader.readline(), HELLO_TIMEOUT_S))
+        finally:
+            self._strangers -= 1
 
     def _admit(self, line: bytes) -> Peer | None:
         hello = decode(line)

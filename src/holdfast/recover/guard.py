@@ -1,8 +1,9 @@
 """Stands between the supervisor and PyTorch's launcher, so that no process of a job outlives its supervisor.
 
-It adopts every orphan below it, and kills all of them when the launcher ends, when the supervisor asks (a line
-on standard input), or when the supervisor is gone in whatever way (end of file there). It keeps what the launcher
-itself prints on standard error in a bounded log. While it lives it holds the run's lock, which it inherited.
+It adopts every orphan below it, and kills all of them when the launcher ends, and when its standard input does:
+the supervisor closed it, or is gone in whatever way. `TERMINATE` on standard input is passed on to the launcher as
+SIGTERM, which passes it on to the ranks. The guard keeps what the launcher itself prints on standard error in a
+bounded log. While it lives it holds the run's lock, which it inherited.
 """
 
 import os
@@ -16,6 +17,7 @@ from holdfast.core.processes import become_subreaper, die_with_parent, exit_as, 
 from holdfast.core.rotating_log import RotatingLog
 
 CHUNK_BYTES = 64 * 1024
+TERMINATE = b"t"
 
 
 def main() -> None:
@@ -37,7 +39,7 @@ def main() -> None:
     assert launcher.stderr is not None
     reader = threading.Thread(target=_keep, args=(launcher.stderr, log), daemon=True)
     reader.start()
-    threading.Thread(target=_kill_when_told, daemon=True).start()
+    threading.Thread(target=_obey, args=(launcher,), daemon=True).start()
     returncode = launcher.wait()
     kill_descendants()
     reader.join(1.0)
@@ -49,8 +51,9 @@ def _keep(stream: IO[bytes], log: RotatingLog) -> None:
         log.write(chunk)
 
 
-def _kill_when_told() -> None:
-    os.read(sys.stdin.fileno(), 1)
+def _obey(launcher: subprocess.Popen[bytes]) -> None:
+    while os.read(sys.stdin.fileno(), 1) == TERMINATE:
+        launcher.terminate()
     kill_descendants()
 
 

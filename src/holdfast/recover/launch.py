@@ -12,9 +12,11 @@ from dataclasses import dataclass
 
 from holdfast.core.paths import RunPaths
 from holdfast.recover import channel, rank_shim
+from holdfast.recover.guard import TERMINATE
 from holdfast.recover.spec import MIB, SHIM, RunSpec
 
 LAUNCHER_LOG_BYTES = 4 * MIB
+GUARD_TIMEOUT_S = 15.0
 ATTEMPTS_WITH_LOGS = 20
 """Logs of older attempts are deleted; what their incidents cite is in the ledger."""
 
@@ -25,10 +27,22 @@ class Job:
 
     guard: asyncio.subprocess.Process
 
+    def terminate(self) -> None:
+        """Have the launcher send every rank SIGTERM."""
+        assert self.guard.stdin is not None
+        if not self.guard.stdin.is_closing():
+            self.guard.stdin.write(TERMINATE)
+
     def kill(self) -> None:
         """End all of them with SIGKILL; `wait` returns soon after."""
         assert self.guard.stdin is not None
         self.guard.stdin.close()
+        # A guard that was stopped hears nothing. Killed, it takes the launcher with it, and that the rest.
+        asyncio.get_running_loop().call_later(GUARD_TIMEOUT_S, self._kill_guard)
+
+    def _kill_guard(self) -> None:
+        if self.guard.returncode is None:
+            self.guard.kill()
 
     async def wait(self) -> int:
         """Wait until every one of them ended; returns the launcher's return code (negative: its signal)."""
@@ -53,6 +67,7 @@ async def launch(
         rank_shim.ENV_PYTHON: spec.rank_python(),
         rank_shim.ENV_ECHO: "1" if echo else "0",
         "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        "PET_MAX_RESTARTS": "0",  # torchrun reads its options from PET_ variables too
     }
     if spec.is_torchrun:
         environment[rank_shim.ENV_PYTHON_EXEC] = str(SHIM)

@@ -6,11 +6,12 @@ changes nothing.
 
 A restart is worth it when the diagnosis says so, the budget of restarts within the window is not spent, and the
 same root did not already fail at the same step. The first restart after progress is immediate; each further one
-without progress waits twice as long as the one before.
+without progress waits twice as long as the one before. Only what lies outside the job (storage, network) may strike
+again at the same step, a few times, since waiting can mend it.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from enum import Enum
 
 
@@ -23,7 +24,9 @@ class RestartLimits:
     backoff_first_s: float = 2.0
     backoff_max_s: float = 300.0
     outside_wait_s: float = 30.0
-    """The least wait where the cause lies outside the job (storage, network) and must pass by itself."""
+    """The first wait where the cause lies outside the job (storage, network) and must pass by itself."""
+    outside_retries: int = 4
+    """How often such a cause may strike at the same step."""
     teardown_grace_s: float = 10.0
     """How long the ranks may take to end by themselves, after one failed or when all saved: for last words."""
     stop_grace_s: float = 60.0
@@ -126,6 +129,11 @@ class Kill:
 
 
 @dataclass(frozen=True)
+class Terminate:
+    """Ask every rank to end with SIGTERM, so that its own handler can run."""
+
+
+@dataclass(frozen=True)
 class Diagnose:
     """Find out why the job failed; answer with `Diagnosed`."""
 
@@ -152,7 +160,7 @@ class End:
     outcome: str
 
 
-Action = Launch | Kill | Diagnose | AskRanksToSave | Resolve | End
+Action = Launch | Kill | Terminate | Diagnose | AskRanksToSave | Resolve | End
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -164,8 +172,8 @@ class State:
     """When the present phase is over by itself, monotonic seconds."""
     restarts_at_s: tuple[float, ...] = ()
     """The restarts of the last window."""
-    failed_at: frozenset[tuple[str, int | None]] = field(default_factory=frozenset)
-    """Every root seen, with the step it struck at."""
+    failed_at: tuple[tuple[str, int | None], ...] = ()
+    """Every root that was restarted from, with the step it struck at."""
     last_failed_step: int | None = None
     in_vain: int = 0
     """Restarts in a row that gained no step."""
@@ -203,7 +211,7 @@ def _kill_when_due(_limits: RestartLimits, state: State, _event: Event, now_s: f
 def _exited(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
     assert isinstance(event, JobExited)
     if event.returncode == 0 and state.phase is Phase.RUNNING:
-        return _ended(state, End(state="completed", exit_code=0, outcome="The job completed."))
+        return _ended(state, _completed())
     return replace(state, phase=Phase.DIAGNOSING, deadline_s=None), (Diagnose(),)
 
 
@@ -215,7 +223,7 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
     if not event.restart_helps:
         why = f"A restart does not mend this. {event.summary}"
         return _resolved(state, _failed(f"{why} {event.mitigation}"), why)
-    if _struck_before(state, event):
+    if _times_struck(state, event) >= (limits.outside_retries if event.waits_for_outside else 1):
         why = f"The same root came back {at} after a restart. {event.summary}"
         return _resolved(state, _failed(f"{why} {event.mitigation}"), why)
     recent = tuple(at_s for at_s in state.restarts_at_s if now_s - at_s < limits.window_s)
@@ -226,9 +234,11 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
         return _resolved(state, End(state="failed", exit_code=3, outcome=f"{why} {next_step}"), why)
     gained = state.last_failed_step is None or (event.step or 0) > state.last_failed_step
     in_vain = 0 if gained else state.in_vain + 1
-    wait_s = min(limits.backoff_max_s, limits.backoff_first_s * 2 ** (in_vain - 1)) if in_vain else 0.0
     if event.waits_for_outside:
-        wait_s = max(wait_s, limits.outside_wait_s)
+        longer_s = min(limits.backoff_max_s, limits.outside_wait_s * 2**in_vain)
+        wait_s = max(limits.outside_wait_s, longer_s)
+    else:
+        wait_s = min(limits.backoff_max_s, limits.backoff_first_s * 2 ** (in_vain - 1)) if in_vain else 0.0
     waited = f" after {wait_s:g} s" if wait_s else ""
     why = f"A restart helps here: restart {len(recent) + 1} of {limits.max_restarts} in this window{waited}."
     waiting = replace(
@@ -236,7 +246,7 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
         phase=Phase.WAITING,
         deadline_s=now_s + wait_s,
         restarts_at_s=(*recent, now_s),
-        failed_at=state.failed_at | {(event.fingerprint, event.step)},
+        failed_at=(*state.failed_at, (event.fingerprint, event.step)),
         last_failed_step=max(event.step or 0, state.last_failed_step or 0),
         in_vain=in_vain,
     )
@@ -247,9 +257,9 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
     return waiting, (resolve,)
 
 
-def _struck_before(state: State, event: Diagnosed) -> bool:
+def _times_struck(state: State, event: Diagnosed) -> int:
     # One step either way is the same step: a rank's last report may die with it.
-    return any(
+    return sum(
         fingerprint == event.fingerprint and abs((step or 0) - (event.step or 0)) <= 1
         for fingerprint, step in state.failed_at
     )
@@ -271,12 +281,24 @@ def _let_leave(limits: RestartLimits, state: State, _event: Event, now_s: float)
     return replace(state, phase=Phase.LEAVING, deadline_s=now_s + limits.teardown_grace_s), ()
 
 
+def _terminate(limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
+    return replace(state, phase=Phase.LEAVING, deadline_s=now_s + limits.teardown_grace_s), (Terminate(),)
+
+
 def _kill_leaving(_limits: RestartLimits, state: State, _event: Event, _now_s: float) -> Decision:
     return replace(state, phase=Phase.LEAVING, deadline_s=None), (Kill(),)
 
 
-def _remember_stop(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
+def _stop_failing(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
     assert isinstance(event, StopAsked)
+    again = state.stop_by is not None
+    return replace(state, stop_by=event.by), (Kill(),) if again else ()
+
+
+def _stop_diagnosing(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
+    assert isinstance(event, StopAsked)
+    if state.stop_by is not None:  # asked again: not even for the diagnosis
+        return _ended(state, _stopped(state))
     return replace(state, stop_by=event.by), ()
 
 
@@ -285,8 +307,19 @@ def _stop_waiting(_limits: RestartLimits, state: State, event: Event, _now_s: fl
     return _ended(state, _stopped(replace(state, stop_by=event.by)))
 
 
+def _exited_stopping(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
+    assert isinstance(event, JobExited)
+    if event.returncode == 0:  # by itself, before the ranks agreed on where to stop
+        return _ended(state, _completed())
+    return _ended(state, _stopped(state))
+
+
 def _stopped_now(_limits: RestartLimits, state: State, _event: Event, _now_s: float) -> Decision:
     return _ended(state, _stopped(state))
+
+
+def _completed() -> End:
+    return End(state="completed", exit_code=0, outcome="The job completed.")
 
 
 def _stopped(state: State) -> End:
@@ -316,17 +349,17 @@ TABLE: dict[tuple[Phase, type[Event]], Rule] = {
     (Phase.RUNNING, StopAsked): _save_first,
     (Phase.FAILING, Tick): _kill_when_due,
     (Phase.FAILING, JobExited): _exited,
-    (Phase.FAILING, StopAsked): _remember_stop,
+    (Phase.FAILING, StopAsked): _stop_failing,
     (Phase.DIAGNOSING, Diagnosed): _diagnosed,
-    (Phase.DIAGNOSING, StopAsked): _remember_stop,
+    (Phase.DIAGNOSING, StopAsked): _stop_diagnosing,
     (Phase.WAITING, Tick): _launch_when_due,
     (Phase.WAITING, StopAsked): _stop_waiting,
     (Phase.STOPPING, StateSaved): _let_leave,
-    (Phase.STOPPING, CannotSave): _kill_leaving,
+    (Phase.STOPPING, CannotSave): _terminate,
     (Phase.STOPPING, StopAsked): _kill_leaving,
     (Phase.STOPPING, JobFrozen): _kill_leaving,
     (Phase.STOPPING, Tick): _kill_when_due,
-    (Phase.STOPPING, JobExited): _stopped_now,
+    (Phase.STOPPING, JobExited): _exited_stopping,
     (Phase.LEAVING, StopAsked): _kill_leaving,
     (Phase.LEAVING, Tick): _kill_when_due,
     (Phase.LEAVING, JobExited): _stopped_now,

@@ -31,8 +31,8 @@ ENV_PYTHON_EXEC = "PYTHON_EXEC"
 CHUNK_BYTES = 256 * 1024
 DRAIN_S = 1.0
 """How long to go on reading after the rank ended, when a child of its own still holds the pipe."""
-ECHO_LINES = 10_000
-"""Lines that may wait for the terminal; a blocked terminal must not block training."""
+ECHO_BYTES = 8 * 1024 * 1024
+"""So much may wait for the terminal; a blocked terminal must not block training."""
 
 
 def main() -> None:
@@ -115,7 +115,8 @@ class _Echo:
 
     def __init__(self, peer: Peer) -> None:
         self._prefix = f"[rank{peer.rank}] ".encode() if peer.world_size > 1 else b""
-        self._waiting: queue.Queue[bytes | None] = queue.Queue(ECHO_LINES)
+        self._waiting: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._put_bytes = self._shown_bytes = 0
         self._rest = b""
         self._dropped = 0
         self._thread = threading.Thread(target=self._show, daemon=True)
@@ -126,21 +127,22 @@ class _Echo:
         if len(self._rest) > CHUNK_BYTES:
             lines, self._rest = [*lines, self._rest], b""
         for line in lines:
-            try:
-                self._waiting.put_nowait(self._prefix + line + b"\n")
-            except queue.Full:
+            if self._put_bytes - self._shown_bytes > ECHO_BYTES:
                 self._dropped += 1
+                continue
+            shown = self._prefix + line + b"\n"
+            self._put_bytes += len(shown)
+            self._waiting.put(shown)
 
     def finish(self) -> None:
-        for last in (self._prefix + self._rest + b"\n" if self._rest else b"", None):
-            try:
-                self._waiting.put(last, timeout=DRAIN_S)
-            except queue.Full:
-                return
+        if self._rest:
+            self.put(b"\n")
+        self._waiting.put(None)
         self._thread.join(DRAIN_S)
 
     def _show(self) -> None:
         while (line := self._waiting.get()) is not None:
+            self._shown_bytes += len(line)
             dropped, self._dropped = self._dropped, 0
             if dropped:
                 line = self._prefix + b"holdfast: %d lines not shown; see `holdfast logs`\n" % dropped + line

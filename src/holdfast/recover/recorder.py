@@ -139,7 +139,7 @@ class Recorder:
         incidents = self._ledger.incidents(self._run_id)
         since_epoch_s = self._clock.now_s() - self._clock.monotonic_s()
         return policy.State(
-            failed_at=frozenset((str(one.diagnosis.get("fingerprint")), one.step) for one in incidents),
+            failed_at=tuple((str(one.diagnosis.get("fingerprint")), one.step) for one in incidents),
             restarts_at_s=tuple(one.detected_at_s - since_epoch_s for one in incidents if one.action == "restart"),
             last_failed_step=max((one.step or 0 for one in incidents), default=None),
         )

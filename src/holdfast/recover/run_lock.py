@@ -22,8 +22,10 @@ class RunLock:
         self.fd = fd
 
     @classmethod
-    def acquire(cls, path: Path, *, timeout_s: float = 0.0) -> Self:
+    def acquire(cls, path: Path, *, timeout_s: float = 1.0) -> Self:
         """Take the lock, waiting up to `timeout_s` for the processes of a dead supervisor to end.
+
+        The default is for those who only look (`is_alive`), which takes an instant.
 
         Raises:
             BadUse: another supervisor holds it.
@@ -43,11 +45,21 @@ class RunLock:
                     f"Run {path.parent.name} is still going. `holdfast logs {path.parent.name} -f` follows it, "
                     f"`holdfast runs stop {path.parent.name}` stops it."
                 ) from None
+            os.ftruncate(fd, 0)
+            os.pwrite(fd, str(os.getpid()).encode(), 0)
             return cls(fd)
 
     def release(self) -> None:
         """Let go, unless a process that inherited it lives on."""
         os.close(self.fd)
+
+
+def holder_pid(path: Path) -> int | None:
+    """The supervisor that took the lock last; None where that cannot be read."""
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
 
 
 def is_alive(path: Path) -> bool:
@@ -57,7 +69,7 @@ def is_alive(path: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
     finally:

@@ -18,7 +18,7 @@ from typing import Any
 from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.ledger import Event, Ledger, Run
 from holdfast.core.paths import RunPaths
-from holdfast.recover.run_lock import POLL_S, RunLock, is_alive
+from holdfast.recover.run_lock import POLL_S, RunLock, holder_pid, is_alive
 from holdfast.recover.spec import RunSpec
 from holdfast.recover.supervisor import Observer, Outcome, Supervisor
 
@@ -96,18 +96,18 @@ def supervise(run_id: str, ledger: Ledger, home: Path, *, observer: Observer, ec
 
     Raises:
         NotFound: there is no such run.
-        BadUse: it completed, or it is still going.
+        BadUse: it completed, it is still going, or its command cannot run any more; nothing was changed.
     """
     run = ledger.run(run_id)
     if run.state == "completed":
         raise BadUse(f"Run {run_id} completed. Start a new one, or give its script more steps in a new run.")
     paths = RunPaths(home, run_id)
-    lock = RunLock.acquire(paths.lock, timeout_s=TEARDOWN_TIMEOUT_S if run.state == "running" else 0.0)
+    spec = RunSpec.from_options(run.command, run.cwd, run.options)
+    lock = RunLock.acquire(paths.lock, timeout_s=TEARDOWN_TIMEOUT_S)
     try:
         attempts = ledger.attempts(run_id)
         _close_lost_attempts(run, ledger)
         ledger.set_run(run_id, state="running", pid=os.getpid(), ended_at_s=None, exit_code=None, outcome="")
-        spec = RunSpec.from_options(run.command, run.cwd, run.options)
         supervisor = Supervisor(spec, paths, ledger, lock, observer=observer, echo=echo)
         lost = run.state == "running" and bool(attempts)
         return asyncio.run(_until_the_end(supervisor, resumed=lost))
@@ -175,7 +175,12 @@ def stop_run(run: Run, home: Path, *, timeout_s: float) -> None:
         raise BadUse(f"Run {run.run_id} is supervised on {run.host}; stop it there.")
     if not is_alive(paths.lock):
         raise BadUse(f"Run {run.run_id} is not going. `holdfast runs show {run.run_id}` tells how it ended.")
-    os.kill(run.pid, signal.SIGTERM)
+    pid = holder_pid(paths.lock)
+    try:
+        if pid is not None:
+            os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        pass  # its supervisor is gone, and what it left is ending: wait for that
     deadline_s = time.monotonic() + timeout_s
     while is_alive(paths.lock):
         if time.monotonic() > deadline_s:

@@ -55,6 +55,10 @@ class RunSpec:
         if self._program() is None:
             raise NotFound(f"There is no program {program!r} to run. Check its name, or give its full path.")
         if self.is_torchrun:
+            if self.nproc != 1:
+                raise BadUse("--nproc does not go with a torchrun command; give --nproc-per-node to torchrun.")
+            if not SHIM.exists():
+                raise BadUse(f"{SHIM} is missing. Install Holdfast anew, or use `holdfast run --nproc N -- python …`.")
             self._check_torchrun(rest)
             return
         script = rest[0] if rest else None
@@ -101,7 +105,8 @@ class RunSpec:
         if self.is_torchrun:
             return [program, *self.command[1:]]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-        return [*torchrun, f"--nproc-per-node={self.nproc}", "--no-python", str(SHIM), program, *self.command[1:]]
+        shim = [sys.executable, "-m", "holdfast.recover.rank_shim"]
+        return [*torchrun, f"--nproc-per-node={self.nproc}", "--no-python", *shim, program, *self.command[1:]]
 
     def rank_python(self) -> str:
         """The interpreter of a `torchrun` command's ranks: the one beside that torchrun."""

@@ -85,6 +85,8 @@ class Supervisor:
         self._vote: StopVote | None = None
         self._detected = (0.0, 0.0)
         """When the fault happened and when it was seen, wall time; of the incident being worked on."""
+        self._failed_after: int | None = None
+        """Steps completed by then: ranks that do not wait for each other may report more before they are ended."""
         self._incident: Incident | None = None
         """The one being worked on, until the job is training again."""
         self._summary = ""
@@ -230,7 +232,13 @@ class Supervisor:
     def _do(self, action: policy.Action) -> None:
         match action:
             case policy.Launch():
+                self._kill_asked = False
                 self._spawn(self._attempt())
+            case policy.Terminate():
+                if self._job is None:  # still being started: there is no rank to ask
+                    self._kill_asked = True
+                else:
+                    self._job.terminate()
             case policy.Kill():
                 self._kill_asked = True
                 if self._job is not None:
@@ -257,7 +265,7 @@ class Supervisor:
 
     async def _attempt(self) -> None:
         self._view = AttemptView.begin(self._view.number + 1, self._spec.hangs)
-        self._vote, self._kill_asked = None, False
+        self._vote = None
         number = self._view.number
         self._recorder.attempt_began(number)
         self._observe("launch", {"attempt": number})
@@ -291,6 +299,7 @@ class Supervisor:
         elif view.first_failure is not None:
             fault_at_s = now_s - monotonic_s + view.first_failure.at_monotonic_s
         self._detected = (fault_at_s, now_s)
+        self._failed_after = view.last_step
         self._observe("incident", {"kind": "hang" if view.frozen else "exit", "rank": view.blamed_rank})
 
     async def _diagnose(self) -> None:
@@ -308,7 +317,7 @@ class Supervisor:
             attempt=view.number,
             kind="hang" if view.frozen is not None else "exit",
             rank=view.blamed_rank,
-            step=view.last_step,
+            step=self._failed_after,
             fault_at_s=fault_at_s,
             detected_at_s=detected_at_s,
             diagnosis=diagnosis.to_json(),
@@ -318,7 +327,7 @@ class Supervisor:
         self._tell(
             policy.Diagnosed(
                 fingerprint=diagnosis.fingerprint,
-                step=view.last_step,
+                step=self._failed_after,
                 summary=self._summary,
                 mitigation=diagnosis.mitigation,
                 restart_helps=diagnosis.restart_helps,

@@ -13,7 +13,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from holdfast.core.errors import LedgerError
 from holdfast.core.ledger import schema
 
-BUSY_TIMEOUT_S = 30.0
+BUSY_TIMEOUT_S = 5.0
 
 
 def open_engine(url: str) -> Engine:
