@@ -31,6 +31,7 @@ __all__ = ["CheckpointInfo", "Checkpointer", "SaveHandle", "scan", "verify"]
 
 def __getattr__(name: str) -> Any:
     if name in ("Checkpointer", "SaveHandle"):
+        from holdfast.checkpoint import group_free  # noqa: F401, I001 - before anything imports torch.distributed.nn
         from holdfast.checkpoint import checkpointer
 
         return getattr(checkpointer, name)
