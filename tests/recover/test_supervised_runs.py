@@ -1,10 +1,13 @@
 """Real runs, real faults: torchrun, two ranks, signals. The jobs need no torch, so a run takes seconds."""
 
+import fcntl
 import os
+import pty
 import re
 import signal
 import subprocess
 import sys
+import termios
 import time
 
 import psutil
@@ -346,3 +349,61 @@ def test_a_full_disk_under_the_records_costs_records_and_not_the_training(place,
     assert (place.folder / "progress").read_text() == "195"
     assert "The job completed." in err
     assert "full" in err or "No space" in err
+
+
+def test_a_scripts_own_sigterm_handler_runs_when_there_is_no_checkpointer(place):
+    script = place.job(
+        "import signal, sys, time, pathlib, holdfast\nrun = holdfast.attach()\n"
+        "def save(*_):\n    pathlib.Path('saved').write_text('x')\n    sys.exit(0)\n"
+        "signal.signal(signal.SIGTERM, save)\nstep = 0\n"
+        "while True:\n    step += 1\n    time.sleep(0.02)\n    run.step(step)\n"
+    )
+    with place.start("run", "--name", "r", "--", "python", script) as process:
+        place.wait_for_step("r", 3)
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=30)
+    assert process.returncode == 4
+    assert (place.folder / "saved").exists()
+
+
+@pytest.mark.parametrize("delay_s", [0.0, 0.01, 0.05, 0.3, 1.2])
+def test_ctrl_c_while_the_job_is_being_started(place, delay_s):
+    script = place.job(ENDLESS)
+    with place.start("run", "--name", "r", "--", "python", script) as process:
+        assert "attempt 1" in process.stderr.readline()
+        time.sleep(delay_s)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=30)
+    assert process.returncode == 4
+
+
+def test_a_closed_terminal_stops_the_run(place):
+    """A pseudo-terminal that goes away: SIGHUP, and every write to it fails."""
+    script = place.job(ENDLESS)
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*HOLDFAST, "run", "--name", "r", "--", "python", script],
+        cwd=place.folder,
+        env=place.environment,
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        preexec_fn=lambda: (os.setsid(), fcntl.ioctl(0, termios.TIOCSCTTY, 0)),  # noqa: PLW1509
+    )
+    os.close(theirs)
+    place.wait_for_step("r", 3)
+    os.close(ours)
+    assert process.wait(timeout=30) == 4
+    with place.ledger() as ledger:
+        assert ledger.run("r").outcome.startswith("Stopped by a closed terminal.")
+
+
+def test_a_frozen_guard_does_not_make_a_run_unstoppable(place):
+    script = place.job(ENDLESS)
+    with place.start("run", "--name", "r", "--", "python", script) as process:
+        place.wait_for_step("r", 3)
+        psutil.Process(process.pid).children()[0].suspend()
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert process.returncode == 4

@@ -28,8 +28,8 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def kill_descendants(*, timeout_s: float = 10.0) -> None:
-    """SIGKILL every descendant of this process until none is left; SIGKILL reaches stopped ones too.
+def kill_descendants(of_pid: int | None = None, *, timeout_s: float = 10.0) -> None:
+    """SIGKILL every descendant of a process, by default this one, until none is left; it reaches stopped ones too.
 
     Returns without success only when one survives `timeout_s` of it, stuck in the kernel: nobody can end those.
     """
@@ -40,7 +40,7 @@ def kill_descendants(*, timeout_s: float = 10.0) -> None:
         # Listed anew each round: a process may fork between being seen and being killed.
         living = [
             child
-            for child in psutil.Process().children(recursive=True)
+            for child in psutil.Process(of_pid).children(recursive=True)
             if _status(child) not in (None, psutil.STATUS_ZOMBIE)
         ]
         if not living:

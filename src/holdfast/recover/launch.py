@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 
 from holdfast.core.paths import RunPaths
+from holdfast.core.processes import kill_descendants
 from holdfast.recover import channel, rank_shim
 from holdfast.recover.guard import TERMINATE
 from holdfast.recover.spec import MIB, SHIM, RunSpec
@@ -37,11 +38,12 @@ class Job:
         """End all of them with SIGKILL; `wait` returns soon after."""
         assert self.guard.stdin is not None
         self.guard.stdin.close()
-        # A guard that was stopped hears nothing. Killed, it takes the launcher with it, and that the rest.
+        # A guard that was stopped hears nothing.
         asyncio.get_running_loop().call_later(GUARD_TIMEOUT_S, self._kill_guard)
 
     def _kill_guard(self) -> None:
         if self.guard.returncode is None:
+            kill_descendants(self.guard.pid, timeout_s=2.0)
             self.guard.kill()
 
     async def wait(self) -> int:
