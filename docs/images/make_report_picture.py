@@ -11,8 +11,8 @@ import tempfile
 from pathlib import Path
 
 PICTURE = Path(__file__).with_name("report.png")
-WIDTH, HEIGHT = 1100, 1310
-"""Down to the first incident's card; the page goes on below."""
+WIDTH, HEIGHT = 1100, 1260
+"""Down to the time line; the incidents, with their cited lines, and the proof come below."""
 
 
 def main() -> None:
