@@ -7,6 +7,9 @@ from typing import Self
 
 import psutil
 
+QUIET_CORES = 0.25
+QUIET_WINDOW_S = 1.0
+
 
 class OthersLoad:
     """Cores that processes other than this one's kept busy, over a stretch of time.
@@ -34,6 +37,36 @@ class OthersLoad:
             f"{len(os.sched_getaffinity(0))} cores, no GPU used; other processes kept {self.cores or 0:.2f} of them "
             f"busy on average; load averages at the end (1, 5, 15 min; ours included): {load}"
         )
+
+
+class Quiet:
+    """Waits before each measurement until others leave the machine alone, for a while; no measurement is dropped."""
+
+    def __init__(self, *, patience_s: float) -> None:
+        self._patience_s = patience_s
+        self._cores: list[float] = []
+
+    def wait(self) -> None:
+        """Call while none of our own jobs runs. Returns in the end even if it is never quiet."""
+        deadline_s = time.monotonic() + self._patience_s
+        while (cores := _busy_cores(QUIET_WINDOW_S)) > QUIET_CORES and time.monotonic() < deadline_s:
+            pass
+        self._cores.append(cores)
+
+    def sentence(self) -> str:
+        """For the notes below a table."""
+        quiet = sum(cores <= QUIET_CORES for cores in self._cores)
+        return (
+            f"{quiet} of {len(self._cores)} measurements began while others used at most {QUIET_CORES:g} cores "
+            f"(waited for up to {self._patience_s:.0f} s each); all of them are in the table, and what others did "
+            "meanwhile lengthens seconds by up to several times"
+        )
+
+
+def _busy_cores(window_s: float) -> float:
+    busy_s, began_s = _busy_s(), time.monotonic()
+    time.sleep(window_s)
+    return (_busy_s() - busy_s) / (time.monotonic() - began_s)
 
 
 def _busy_s() -> float:
