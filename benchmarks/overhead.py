@@ -258,8 +258,8 @@ def save_rows(size: Size, folder: Path, quiet: Quiet) -> list[Row]:
     }
     times_s: dict[str, list[float]] = {name: [] for name in ways}
     names = list(ways)
+    quiet.wait()
     for number in range(1, size.save_rounds + 2):
-        quiet.wait()
         for name in (names[number % 3 :] + names[: number % 3])[:3]:
             began_s = time.perf_counter()
             ways[name](number)

@@ -1,6 +1,7 @@
 """Whether two runs ended with the same weights, to the last bit; read by stock PyTorch, not by Holdfast."""
 
 import hashlib
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from holdfast.demo.model import GPT, GPTConfig
 def final_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     """The model's weights in a checkpoint, loaded with `torch.distributed.checkpoint.load` as PyTorch ships it."""
     state: dict[str, Any] = {"model": GPT(GPTConfig(vocabulary_size=VOCABULARY_SIZE)).state_dict()}
-    dcp.load(state, checkpoint_id=checkpoint, no_dist=True)  # type: ignore[attr-defined]  # public, but not declared so
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as is right for one process
+        dcp.load(state, checkpoint_id=checkpoint)  # type: ignore[attr-defined]  # public, but not declared so
     weights: dict[str, torch.Tensor] = state["model"]
     return weights
 
