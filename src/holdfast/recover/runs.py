@@ -17,12 +17,11 @@ from typing import Any
 
 from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.ledger import Event, Ledger, Run
-from holdfast.core.paths import RunPaths
+from holdfast.core.paths import RUN_ID, RunPaths
 from holdfast.recover.run_lock import POLL_S, RunLock, holder_pid, is_alive
 from holdfast.recover.spec import RunSpec
 from holdfast.recover.supervisor import Observer, Outcome, Supervisor
 
-RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 TEARDOWN_TIMEOUT_S = 5.0
 """How long the guard of a dead supervisor may need to end what it left."""
 STOPPERS = {
@@ -40,7 +39,7 @@ def begin_run(spec: RunSpec, ledger: Ledger, home: Path, *, name: str | None = N
     """
     run_id = name or _new_id(spec)
     if RUN_ID.fullmatch(run_id) is None:
-        raise BadUse(f"--name {run_id!r}: use letters, digits, '.', '_' and '-', at most 63.")
+        raise BadUse(f"--name {run_id!r}: use letters, digits, '.', '_' and '-', at most 64.")
     if any(run.run_id == run_id for run in ledger.runs()):
         raise BadUse(f"There is already a run {run_id!r}. Choose another --name, or `holdfast run --resume {run_id}`.")
     paths = RunPaths(home, run_id)
