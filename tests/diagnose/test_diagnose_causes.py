@@ -330,3 +330,15 @@ def test_one_step_of_the_same_rank_or_three_of_another_survive_an_error(job):
     others = STEPS + error.replace("\n", "\n[rank1]: ").join(("[rank1]: ", "\n"))
     assert job(job=others + "step 38 loss 1\nstep 39 loss 1\n").reason == "ConnectionError"
     assert job(job=others + "step 38 loss 1\nstep 39 loss 1\nstep 40 loss 1\n").reason == "Unknown"
+
+
+@pytest.mark.parametrize(
+    ("root", "said"),
+    [
+        ("KeyError: 'tokens'", "KeyError: KeyError: 'tokens'."),
+        ("__main__.DataBad: shard 7 is corrupt", "__main__.DataBad: shard 7 is corrupt."),
+        ("holdfast.core.errors.BadUse: `every` is 0; use 1.", "ArgumentError: `every` is 0; use 1."),
+    ],
+)
+def test_the_summary_is_one_sentence(job, root, said):
+    assert job(rank_0=STEPS + traceback(root)).summary == said

@@ -98,3 +98,10 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path):
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, "another folder" in done.stderr) == (2, True)
     assert (tmp_path / "precious").read_text() == "x"
+
+
+def test_a_length_without_a_last_checkpoint_is_refused_before_any_work(tmp_path):
+    command = [sys.executable, "-m", "holdfast.cli.main", "demo", "--steps", "205", "--out", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, "not a multiple of 20" in done.stderr) == (2, True)
+    assert not (tmp_path / "out").exists()

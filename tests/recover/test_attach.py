@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from holdfast.core.errors import BadUse
-from holdfast.recover.attach import Run, _Link, _number
+from holdfast.recover.attach import WAITING_STEPS, Run, _Link, _number
 from holdfast.recover.channel import encode
 
 
@@ -111,3 +111,26 @@ def test_a_save_within_an_evaluation_leaves_it_open_with_its_own_limit(run, sent
         ("evaluate", True, 50),
         ("evaluate", False, None),
     ]
+
+
+def test_a_loop_that_outruns_the_channel_still_reports_its_last_step():
+    """While nothing is taken, reports beyond a bound are skipped, never the newest one nor an event."""
+    go_on = threading.Event()
+
+    class Slow(_Sent):
+        def send(self, message):
+            go_on.wait(30)
+            self.messages.append(message)
+
+    slow = Slow()
+    run = Run(_Link(slow))
+    last = 2 * WAITING_STEPS
+    for step in range(1, last + 1):
+        run.step(step)
+    run.emit("note", {})
+    go_on.set()
+    told = flushed(run, slow)
+    steps = [one["step"] for one in told if one["kind"] == "step"]
+    assert steps[-1] == last
+    assert len(steps) <= WAITING_STEPS + 2
+    assert [one["event"] for one in told if one["kind"] == "event"] == ["note"]

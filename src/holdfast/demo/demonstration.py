@@ -55,8 +55,10 @@ class Demonstration:
         """Show it; returns None when somebody stopped it.
 
         Raises:
-            BadUse: `out` holds something else.
+            BadUse: `out` holds something else, or the last step would be in no checkpoint; nothing was done.
         """
+        if self.steps % self.save_every:
+            raise BadUse(f"--steps {self.steps} is not a multiple of {self.save_every}, the steps between checkpoints.")
         home = self._make_folder()
         source = random.Random(self.seed)
         with Ledger.open(ledger_url(home)) as ledger:

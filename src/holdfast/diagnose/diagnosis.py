@@ -76,6 +76,11 @@ class Alternative:
     decided_by: str
 
 
+_OWN_WORDS = re2.compile(r"^holdfast(?:\.core\.errors\.\w+)?: ")
+"""What Holdfast's own sentences begin with; the rest of them says it better."""
+_SUMMARY_CHARACTERS: Final = 400
+
+
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
     """Why a job failed, with the lines that say so, and what to do next."""
@@ -100,6 +105,14 @@ class Diagnosis:
     """Ids of the rules that decided, the deciding one first."""
     root_text: str = ""
     """What states the root, without time stamps and rank prefixes; given also where no line can be cited."""
+
+    @property
+    def summary(self) -> str:
+        """The cause in a sentence: the reason, and what states the root."""
+        said = str(_OWN_WORDS.sub("", self.root_text.strip()))[:_SUMMARY_CHARACTERS].rstrip(".")
+        if self.reason == "Others" and said:  # a name for what has none says nothing
+            return f"{said}."
+        return f"{self.reason}: {said}." if said else f"{self.reason}."
 
     @property
     def fingerprint(self) -> str:

@@ -5,7 +5,6 @@ from whoever asks to stop; what to do about it is decided by `policy.decide` alo
 """
 
 import asyncio
-import re
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +14,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Incident, Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.telemetry import StepRecord
-from holdfast.diagnose import Diagnosis, diagnose
+from holdfast.diagnose import diagnose
 from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.channel import ChannelServer, Peer
@@ -28,9 +27,6 @@ from holdfast.recover.stop_vote import StopVote
 TICK_S = 0.1
 STANDSTILL_S = 2.0
 """A tick this late means that the supervisor itself stood still (suspended, starved), not the job."""
-OWN_ERROR = re.compile(r"^holdfast(?:\.core\.errors\.\w+)?: ")
-"""What Holdfast's own sentences begin with: they say the rest better."""
-SUMMARY_CHARACTERS = 400
 NO_STEP = (
     "It ended without reporting a step, so its progress could not be watched. If it trains, add "
     "`run = holdfast.attach()` and `run.step(step, loss=loss)` to it; if it should have trained, see "
@@ -323,7 +319,7 @@ class Supervisor:
             diagnosis=diagnosis.to_json(),
         )
         self._incident = replace(incident, incident_id=self._recorder.incident(incident))
-        self._summary = _summary(diagnosis)
+        self._summary = diagnosis.summary
         self._tell(
             policy.Diagnosed(
                 fingerprint=diagnosis.fingerprint,
@@ -391,11 +387,3 @@ class Supervisor:
             f"State is safe at step {newest.step} in {newest.path}; "
             f"`holdfast run --resume {self._paths.run_id}` goes on from there."
         )
-
-
-def _summary(diagnosis: Diagnosis) -> str:
-    """The cause in a sentence: the reason, and what the root line says after its class or its time stamp."""
-    said = OWN_ERROR.sub("", diagnosis.root_text.strip())[:SUMMARY_CHARACTERS].rstrip(".")
-    if diagnosis.reason == "Others" and said:  # a name for what has none says nothing
-        return f"{said}."
-    return f"{diagnosis.reason}: {said}." if said else f"{diagnosis.reason}."
