@@ -342,3 +342,17 @@ def test_one_step_of_the_same_rank_or_three_of_another_survive_an_error(job):
 )
 def test_the_summary_is_one_sentence(job, root, said):
     assert job(rank_0=STEPS + traceback(root)).summary == said
+
+
+def test_a_users_package_may_be_installed_like_a_library(job):
+    """What lies beside the script that runs is the user's own, wherever it lies; what lies elsewhere there is not."""
+    installed = "/venv/lib/python3.11/site-packages"
+    frames = (
+        f'Traceback (most recent call last):\n  File "{installed}/trainer/train.py", line 9, in <module>\n    main()\n'
+    )
+    own = job(
+        rank_0=f'{frames}  File "{installed}/trainer/data.py", line 3, in check\n    f()\ntrainer.data.Bad: shard 7\n'
+    )
+    assert (own.category, own.restart_helps) == ("Script", False)
+    library = job(rank_0=f'{frames}  File "{installed}/acme/a.py", line 3, in call\n    f()\nacme.Odd: x\n')
+    assert (library.category, library.restart_helps) == ("Framework", True)
