@@ -1,0 +1,1 @@
+"""WHERE TIME GOES: from job records and telemetry to one report."""

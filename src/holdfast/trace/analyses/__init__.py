@@ -1,0 +1,12 @@
+"""Pure functions from a trace to a table, a figure and its numbers; a module a question."""
+
+SECTIONS = (
+    "The cluster and its jobs",
+    "Waiting and capacity",
+    "How jobs end",
+    "Failures and what they cost",
+    "Utilisation",
+    "Power, heat and carbon",
+    "People",
+)
+"""Sections of the report, in its order."""

@@ -1,0 +1,1 @@
+"""Adapters: one module a form of job records."""
