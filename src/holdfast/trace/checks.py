@@ -1,0 +1,268 @@
+"""Checks of job records: what contradicts itself, how often, and what was done about it.
+
+They run before any analysis, on each adapter's table. A row whose times are impossible keeps its place among the
+counts and loses the impossible time; a row that is there twice is dropped; a contradiction that cannot be settled is
+kept and told. Telemetry has checks of its own (`holdfast.trace.telemetry`).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from holdfast.trace.sources.reading import Note, Reading
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from holdfast.trace.clusters import Cluster
+
+EXAMPLES = 3
+LONGEST_RUN_S = 366 * 86400
+FUTURE_S = 86400
+"""How far past the present a time may lie: clocks differ, and zones are mistaken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """A contradiction that one row can hold.
+
+    `when` and `mend` are SQL over the adapter's table. `when` may use what is known of the row's cluster:
+    `known_gpu_num`, `known_gpus_per_node`, `counts_queue`, `resolution_s` (NULL where unknown), and `now`; a check
+    with a `mend` uses the row alone.
+    """
+
+    name: str
+    sentence: str
+    needs: tuple[str, ...]
+    when: str
+    mend: str = ""
+    """Assignments that make the row consistent; empty: the row is kept as it is."""
+
+
+CHECKS: tuple[Check, ...] = (
+    Check(
+        name="end-before-start",
+        sentence="end before they start; their run time is left out",
+        needs=("start_at", "end_at", "run_s"),
+        when="end_at < start_at",
+        mend="end_at = NULL, run_s = NULL",
+    ),
+    Check(
+        name="negative-run-time",
+        sentence="have a negative run time; it is left out",
+        needs=("run_s",),
+        when="run_s < 0",
+        mend="run_s = NULL",
+    ),
+    Check(
+        name="start-before-submission",
+        sentence="start before they are submitted; their waiting time is left out",
+        needs=("submit_at", "start_at", "queue_s"),
+        when="start_at < submit_at",
+        mend="queue_s = NULL",
+    ),
+    Check(
+        name="negative-waiting-time",
+        sentence="have a negative waiting time; it is left out",
+        needs=("queue_s",),
+        when="queue_s < 0",
+        mend="queue_s = NULL",
+    ),
+    Check(
+        name="negative-gpus",
+        sentence="have a negative number of GPUs; it is left out",
+        needs=("gpu_num",),
+        when="gpu_num < 0",
+        mend="gpu_num = NULL",
+    ),
+    Check(
+        name="in-the-future",
+        sentence="have times after this report was made: is the time zone right?",
+        needs=("submit_at",),
+        when=f"submit_at > now + to_seconds({FUTURE_S})",
+    ),
+    Check(
+        name="longer-than-a-year",
+        sentence="ran for over a year",
+        needs=("run_s",),
+        when=f"run_s > {LONGEST_RUN_S}",
+    ),
+    Check(
+        name="duration-contradicts-times",
+        sentence="have a duration that differs from their times",
+        needs=("reported_duration_s", "submit_at", "start_at", "end_at"),
+        when="abs(reported_duration_s - epoch(end_at - CASE WHEN counts_queue THEN submit_at ELSE start_at END))"
+        " > greatest(resolution_s, 1)",
+    ),
+    Check(
+        name="gpu-time-contradicts-duration",
+        sentence="have a GPU time that is not their GPUs times their duration; it is computed anew",
+        needs=("reported_gpu_time_s", "reported_duration_s", "gpu_num"),
+        # A second for rounding, a thousandth for single-precision figures.
+        when="abs(reported_gpu_time_s - reported_duration_s * gpu_num)"
+        " > greatest(1, gpu_num, 0.001 * abs(reported_gpu_time_s))",
+    ),
+    Check(
+        name="wider-than-the-cluster",
+        sentence="hold more GPUs than the cluster has",
+        needs=("gpu_num",),
+        when="gpu_num > known_gpu_num",
+    ),
+    Check(
+        name="more-gpus-than-their-nodes-have",
+        sentence="hold more GPUs than their nodes have",
+        needs=("gpu_num", "node_num"),
+        when="node_num > 0 AND gpu_num > node_num * known_gpus_per_node",
+    ),
+    Check(
+        name="ended-without-an-end",
+        sentence="have ended, and nobody wrote when",
+        needs=("state", "end_at", "start_at"),
+        when="state NOT IN ('RUNNING', 'PENDING', 'UNKNOWN') AND start_at IS NOT NULL AND end_at IS NULL",
+    ),
+    Check(
+        name="running-with-an-end",
+        sentence="are said to be running or pending and have an end",
+        needs=("state", "end_at"),
+        when="state IN ('RUNNING', 'PENDING') AND end_at IS NOT NULL",
+    ),
+    Check(
+        name="unknown-state",
+        sentence="have a state that is not known",
+        needs=("state",),
+        when="coalesce(state, 'UNKNOWN') = 'UNKNOWN'",
+    ),
+)
+
+
+def check_jobs(connection: "duckdb.DuckDBPyConnection", reading: Reading, *, now_s: float) -> tuple[Note, ...]:
+    """Run every check on an adapter's table, mend and drop, and tell.
+
+    Args:
+        connection: where the table is.
+        reading: the table, its columns and its clusters.
+        now_s: the present, seconds since the Unix epoch.
+
+    Returns:
+        A note for each check that found something and cluster that it found it in.
+    """
+    notes = list(_drop_repeated(connection, reading))
+    checks = [check for check in CHECKS if reading.columns.issuperset(check.needs)]
+    rows = _rows_with_what_is_known(reading.table, reading.clusters, now_s)
+    counts = ", ".join(f"count(*) FILTER ({check.when})" for check in checks)
+    found = connection.execute(f"SELECT cluster, {counts} FROM {rows} GROUP BY cluster ORDER BY cluster").fetchall()
+    for cluster, *numbers in found:
+        for check, number in zip(checks, numbers, strict=True):
+            if number:
+                notes.append(
+                    Note(
+                        cluster=cluster,
+                        check=check.name,
+                        sentence=_plural(number, check.sentence),
+                        rows=number,
+                        action="mended" if check.mend else "kept",
+                        examples=_examples(connection, rows, reading, cluster, check.when),
+                    )
+                )
+    mends = {note.check for note in notes if note.action == "mended"}
+    for check in checks:
+        if check.name in mends:
+            connection.execute(f"UPDATE {reading.table} SET {check.mend} WHERE {check.when}")
+    if "submit_at" in reading.columns:
+        notes += _days_without_submissions(connection, reading.table)
+    return tuple(notes)
+
+
+def _rows_with_what_is_known(table: str, clusters: Sequence["Cluster"], now_s: float) -> str:
+    """The table's rows, each with what is known of its cluster."""
+
+    def sql(value: float | bool | None) -> str:
+        return "NULL" if value is None else str(value).lower()
+
+    known = ", ".join(
+        f"('{_quoted(one.name)}', {sql(one.gpu_num)}::DOUBLE, {sql(one.gpus_per_node)}::DOUBLE, "
+        f"{sql(one.duration_counts_queue)}, {one.time_resolution_s})"
+        for one in clusters
+    )
+    return (
+        f"(SELECT *, make_timestamp({round(now_s * 1e6)}) AS now FROM {table} LEFT JOIN (VALUES {known}) "
+        "known(cluster, known_gpu_num, known_gpus_per_node, counts_queue, resolution_s) USING (cluster))"
+    )
+
+
+def _examples(
+    connection: "duckdb.DuckDBPyConnection", rows: str, reading: Reading, cluster: str, when: str
+) -> tuple[str, ...]:
+    if "job_id" not in reading.columns:
+        return ()
+    found = connection.execute(
+        f"SELECT job_id FROM {rows} WHERE cluster = ? AND ({when}) LIMIT {EXAMPLES}", [cluster]
+    ).fetchall()
+    return tuple(str(job_id) for (job_id,) in found)
+
+
+def _drop_repeated(connection: "duckdb.DuckDBPyConnection", reading: Reading) -> list[Note]:
+    """One row an attempt: of several, the one that ended last is kept."""
+    if "job_id" not in reading.columns:
+        return []
+    key = ["cluster", "job_id", *(["attempt"] if "attempt" in reading.columns else [])]
+    order = "end_at DESC NULLS LAST" if "end_at" in reading.columns else "rowid"
+    action: Literal["kept", "dropped"] = "dropped"
+    # Hashes first: they are a third of the memory, and nearly every trace has no repeated id at all.
+    hashed = f"hash({', '.join(key)})"
+    repeated = (
+        f"SELECT rowid AS place, cluster, job_id, row_number() OVER (PARTITION BY {', '.join(key)} ORDER BY {order})"
+        f" AS turn FROM {reading.table} WHERE {hashed} IN"
+        f" (SELECT {hashed} FROM {reading.table} WHERE job_id IS NOT NULL GROUP BY 1 HAVING count(*) > 1)"
+    )
+    connection.execute(f"CREATE OR REPLACE TEMP TABLE repeated AS SELECT * FROM ({repeated}) WHERE turn > 1")
+    found = connection.execute(
+        f"SELECT cluster, count(*), list(DISTINCT job_id)[:{EXAMPLES}] FROM repeated GROUP BY cluster ORDER BY cluster"
+    ).fetchall()
+    if found:
+        connection.execute(f"DELETE FROM {reading.table} WHERE rowid IN (SELECT place FROM repeated)")
+    connection.execute("DROP TABLE repeated")
+    return [
+        Note(
+            cluster=cluster,
+            check="repeated-job-id",
+            sentence=_plural(number, "repeat the id of another; the one that ended last is kept"),
+            rows=number,
+            action=action,
+            examples=tuple(sorted(examples)),
+        )
+        for cluster, number, examples in found
+    ]
+
+
+def _days_without_submissions(connection: "duckdb.DuckDBPyConnection", table: str) -> list[Note]:
+    """Whole days in the middle of a busy trace in which nobody submitted anything: more likely lost than quiet."""
+    found = connection.execute(
+        f"""
+        WITH days AS (SELECT cluster, submit_at::DATE AS day, count(*) AS n FROM {table}
+                      WHERE submit_at IS NOT NULL GROUP BY ALL),
+        steps AS (SELECT cluster, day, lead(day) OVER (PARTITION BY cluster ORDER BY day) - day - 1 AS missing,
+                  avg(n) OVER (PARTITION BY cluster) AS usual FROM days)
+        SELECT cluster, sum(missing)::BIGINT, list(day::VARCHAR ORDER BY missing DESC)[:{EXAMPLES}]
+        FROM steps WHERE missing > 0 AND usual >= 100 GROUP BY cluster ORDER BY cluster
+        """
+    ).fetchall()
+    return [
+        Note(
+            cluster=cluster,
+            check="days-without-submissions",
+            sentence=f"{number:,} {'day has' if number == 1 else 'days have'} no submission at all: is a part missing?",
+            rows=number,
+            action="kept",
+            examples=tuple(f"after {day}" for day in days),
+        )
+        for cluster, number, days in found
+    ]
+
+
+def _plural(number: int, sentence: str) -> str:
+    return f"{number:,} jobs {sentence}" if number != 1 else f"1 job: {sentence}"
+
+
+def _quoted(text: str) -> str:
+    return text.replace("'", "''")
