@@ -1,0 +1,221 @@
+"""Workers of a Slurm cluster: one job array, watched by polling.
+
+Needs sbatch, squeue, scontrol and scancel, and no accounting. What a task came to is told by the files that it leaves
+(`slurm_task`); Slurm is only asked which elements of the array it still has. Everything of one submission lies in
+FOLDER/slurm-TOKEN, and the job is named holdfast-TOKEN: a submission whose caller was killed is found by that, and
+cancelled, when the next run starts in the same folder.
+"""
+
+import logging
+import re
+import secrets
+import shlex
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.cluster.slurm_task import Manifest, read_record
+from holdfast.cluster.tasks import Finished, Task, check_tasks, log_of, settle, skip_finished
+from holdfast.core.clock import Clock, SystemClock
+from holdfast.core.errors import BadUse, HoldfastError
+
+_COMMAND_TIMEOUT_S = 120.0  # Slurm's own clients retry for up to MessageTimeout, 10 s by default, several times
+_DEFAULT_MAX_ARRAY_SIZE = 1001  # slurm.conf(5), MaxArraySize
+_FIRST_POLL_S, _LONGEST_POLL_S, _POLL_GROWTH = 1.0, 20.0, 1.5
+_FORGOTTEN = "Invalid job id specified"  # squeue of a job that ended long enough ago: none of it is left
+_OUTPUT_SHOWN_CHARS = 4000
+
+_log = logging.getLogger(__name__)
+
+
+def run_slurm_command(argv: Sequence[str]) -> str:
+    """Run one of Slurm's commands; its standard output.
+
+    Raises:
+        HoldfastError: it failed or hung; with what it said.
+    """
+    try:
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise HoldfastError(f"{argv[0]} gave no answer within {_COMMAND_TIMEOUT_S:.0f} s.") from error
+    except OSError as error:
+        raise HoldfastError(f"{argv[0]} cannot be run: {error.strerror}.") from error
+    if done.returncode != 0:
+        raise HoldfastError(f"{argv[0]} failed: {(done.stderr or done.stdout).strip()}")
+    return done.stdout
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmWorkers:
+    """Runs the tasks as one job array, at most `limit` elements at a time.
+
+    Attributes:
+        limit: the array's throttle; None for none.
+        sbatch_options: passed to sbatch before the rest.
+        grace_s: how long after its element left the queue a task's result or record may take to show here; network
+            file systems cache for up to a minute (nfs(5), acdirmax).
+        clock, sleep, command: for tests.
+
+    Raises:
+        BadUse: there is no sbatch on this machine.
+    """
+
+    limit: int | None = None
+    sbatch_options: tuple[str, ...] = ()
+    grace_s: float = 90.0
+    clock: Clock = field(default_factory=SystemClock)
+    sleep: Callable[[float], None] = time.sleep
+    command: Callable[[Sequence[str]], str] = run_slurm_command
+
+    def __post_init__(self) -> None:
+        if self.command is run_slurm_command and shutil.which("sbatch") is None:
+            raise BadUse("There is no sbatch on this machine. Run this on a login node of the Slurm cluster.")
+
+    def run(self, tasks: Sequence[Task], *, folder: Path) -> Generator[Finished, None, None]:
+        """See `Workers.run`.
+
+        Raises:
+            BadUse: also, on the first step, when sbatch refuses the array.
+            HoldfastError: also, on closing early, when the array could not be cancelled.
+        """
+        check_tasks(tasks)
+        folder.mkdir(parents=True, exist_ok=True)
+        return self._run(tasks, folder.absolute())
+
+    def _run(self, tasks: Sequence[Task], folder: Path) -> Generator[Finished, None, None]:
+        for orphan in sorted(folder.glob("slurm-*")):
+            self._cancel(orphan)
+        skipped, pending = skip_finished(tasks, folder)
+        yield from skipped
+        if not pending:
+            return
+        elements = min(len(pending), self._max_array_size())
+        submission = folder / f"slurm-{secrets.token_hex(8)}"
+        ended = False
+        try:
+            # Inside the try: sbatch may be interrupted after Slurm took the job.
+            array = self._submit(pending, folder, submission, elements)
+            yield from self._watch(array, pending, folder)
+            ended = True
+        finally:
+            if ended:
+                _remove(submission)
+            else:
+                self._cancel(submission)
+
+    def _submit(self, tasks: Sequence[Task], folder: Path, submission: Path, elements: int) -> "_Array":
+        records = submission / "records"
+        records.mkdir(parents=True)
+        logs = [log_of(task, folder) for task in tasks]
+        for log in logs:
+            log.write_bytes(b"")  # a requeued element appends
+        manifest = Manifest(
+            elements=elements,
+            records=str(records),
+            commands=tuple(task.command for task in tasks),
+            results=tuple(str(task.result.absolute()) for task in tasks),
+            logs=tuple(map(str, logs)),
+        )
+        manifest.write(submission / "manifest.json")
+        far_end = shlex.join([sys.executable, "-m", "holdfast.cluster.slurm_task", str(submission / "manifest.json")])
+        script = submission / "array.sh"
+        script.write_text(f"#!/bin/sh\nexec {far_end}\n")
+        throttle = f"%{self.limit}" if self.limit else ""
+        argv = ["sbatch", *self.sbatch_options, "--parsable", f"--job-name={_job_name(submission)}"]
+        argv += [f"--array=0-{elements - 1}{throttle}", "--ntasks=1", "--requeue", "--open-mode=append"]
+        argv += ["--export=ALL", f"--chdir={Path.cwd()}", f"--output={submission}/%a.out", str(script)]
+        try:
+            told = self.command(argv)
+        except HoldfastError as error:
+            raise BadUse(f"{error} Set what this cluster demands by sbatch options, such as --partition.") from error
+        return _Array(
+            # --parsable prints JOB or JOB;CLUSTER.
+            job_id=told.strip().split(";")[0],
+            elements=elements,
+            submission=submission,
+            records=records,
+        )
+
+    def _max_array_size(self) -> int:
+        found = re.search(r"^MaxArraySize\s*=\s*(\d+)", self.command(["scontrol", "show", "config"]), re.MULTILINE)
+        return max(1, int(found[1])) if found else _DEFAULT_MAX_ARRAY_SIZE
+
+    def _watch(self, array: "_Array", tasks: Sequence[Task], folder: Path) -> Generator[Finished, None, None]:
+        outstanding = dict(enumerate(tasks))
+        unexplained_since_s: dict[int, float] = {}
+        poll_s = _FIRST_POLL_S
+        while outstanding:
+            self.sleep(poll_s)
+            poll_s = min(poll_s * _POLL_GROWTH, _LONGEST_POLL_S)
+            # Before the records: of an element that ends in between, the record is then seen, and not its absence.
+            queued = self._queued_elements(array)
+            for number, task in list(outstanding.items()):
+                exit_code = read_record(array.records, number)
+                left = queued is not None and number % array.elements not in queued
+                if exit_code is None and not left:
+                    unexplained_since_s.pop(number, None)  # it had left, and was requeued
+                    continue
+                if exit_code is not None and exit_code < 0 and not left:
+                    continue  # a signal may be Slurm's, about to requeue the element
+                why = None
+                if not exit_code and not task.result.exists():
+                    # It ended well, or nobody knows how: a result may still be on its way through the file system.
+                    since_s = unexplained_since_s.setdefault(number, self.clock.monotonic_s())
+                    if self.clock.monotonic_s() - since_s < self.grace_s:
+                        continue
+                    why = None if exit_code == 0 else self._explain(array, number % array.elements)
+                del outstanding[number]
+                poll_s = max(poll_s / 2, _FIRST_POLL_S)
+                yield settle(task, exit_code or 0, folder, why=why)
+
+    def _queued_elements(self, array: "_Array") -> set[int] | None:
+        """The elements that Slurm still has, waiting, running or ending; None when it does not say."""
+        try:
+            told = self.command(["squeue", "--noheader", "--array", f"--jobs={array.job_id}", "--format=%K"])
+        except HoldfastError as error:
+            if _FORGOTTEN in str(error):
+                return set()
+            # The tasks run on without slurmctld, and their records are read all the same.
+            _log.warning("%s Asking again.", error)
+            return None
+        return {int(line) for line in told.split() if line.isdigit()}
+
+    def _explain(self, array: "_Array", element: int) -> str:
+        output = array.submission / f"{element}.out"
+        said = output.read_text(errors="replace")[-_OUTPUT_SHOWN_CHARS:] if output.exists() else ""
+        try:
+            told = self.command(["scontrol", "--oneliner", "show", "job", f"{array.job_id}_{element}"])
+        except HoldfastError as error:
+            told = str(error)  # already forgotten
+        facts = re.findall(r"\b(?:JobState|Reason|ExitCode|RunTime|TimeLimit|NodeList)=\S+", told)
+        state = ", ".join(facts) or told.strip()
+        return f"element {element} of Slurm job {array.job_id} left the queue without a result ({state}) {said}"
+
+    def _cancel(self, submission: Path) -> None:
+        name = _job_name(submission)
+        try:
+            self.command(["scancel", "--quiet", f"--name={name}"])
+        except HoldfastError as error:
+            raise HoldfastError(f"{error} The job may still run: scancel --name={name}") from error
+        _remove(submission)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Array:
+    job_id: str
+    elements: int
+    submission: Path
+    records: Path
+
+
+def _remove(submission: Path) -> None:
+    # An element that is just ending may still write there; what is then left goes with the next run's _cancel.
+    shutil.rmtree(submission, ignore_errors=True)
+
+
+def _job_name(submission: Path) -> str:
+    return f"holdfast-{submission.name.removeprefix('slurm-')}"

@@ -1,0 +1,305 @@
+"""A real Slurm of several nodes, private to one test, on one Linux machine.
+
+`slurmctld` and one `slurmd` a node, all on 127.0.0.1 with ports of their own; no munge, cgroups, systemd or root
+are needed. With accounting, `slurmdbd` and a MariaDB of its own on a unix socket, so that `sacct` answers.
+
+    with PrivateSlurm(tmp_path, nodes=2, gpus_per_node=4) as slurm:
+        job_id = slurm.run(["sbatch", "--parsable", "--wrap", "hostname"]).strip()
+        slurm.kill_node("n1")
+
+Nodes are n1, n2, …; the one partition is `main`. Made with Slurm 22.05 (Debian 12: slurmctld, slurmd, slurm-client;
+for accounting also slurmdbd, mariadb-server).
+"""
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from holdfast.core.errors import BadUse
+from holdfast.core.processes import die_with_parent
+from holdfast.testing.slurm_guard import end_processes
+
+_START_TIMEOUT_S = 30.0
+_SOCKET_PATH_LIMIT_BYTES = 107  # sun_path of unix(7), less the closing zero
+_SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"])
+
+# Every line is a thing that would else need a service of the machine (munge, cgroups) or make a test wait.
+_SLURM_CONF = """\
+ClusterName=holdfast
+SlurmctldHost={host}(127.0.0.1)
+SlurmctldPort={controller_port}
+SlurmUser={user}
+SlurmdUser={user}
+AuthType=auth/none
+AuthInfo=cred_expire=5
+CredType=cred/none
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool/%n
+SlurmctldPidFile={folder}/run/slurmctld.pid
+SlurmdPidFile={folder}/run/slurmd.%n.pid
+SlurmctldLogFile={folder}/log/slurmctld.log
+SlurmdLogFile={folder}/log/slurmd.%n.log
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/linux
+JobAcctGatherFrequency=task=1
+SelectType=select/cons_tres
+SelectTypeParameters=CR_Core
+SchedulerType=sched/backfill
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
+MpiDefault=none
+SwitchType=switch/none
+ReturnToService=2
+SlurmdTimeout={node_timeout_s}
+InactiveLimit=0
+KillWait=1
+MessageTimeout=10
+TCPTimeout=2
+JobRequeue=1
+SlurmdParameters=config_overrides
+PropagateResourceLimits=NONE
+GresTypes=gpu
+"""
+
+
+class PrivateSlurm:
+    """Starts on entering, is gone on leaving, together with everything its jobs started; also when killed.
+
+    Args:
+        folder: holds configuration, state, spool and logs; unused before, and its path short (a socket's limit).
+        nodes: how many nodes.
+        cpus: of each node; they are invented, not those of this machine. RealMemory is 2000 MiB each.
+        gpus_per_node: counted and allocated (gres/gpu), but no device behind them.
+        accounting: with slurmdbd, for `sacct` and `sacctmgr`; takes two seconds more. `sacct` tells of a job's
+            change only seconds after it happened: poll.
+        node_timeout_s: after how long of silence Slurm calls a node down (SlurmdTimeout).
+
+    Attributes:
+        folder: as given, absolute; `log/` in it has the daemons' logs.
+        node_names: n1, n2, ….
+        environment: what a process needs to talk to this cluster and no other (SLURM_CONF).
+
+    Raises:
+        BadUse: a program is missing, or the folder's path is too long.
+        RuntimeError: on entering, when a daemon does not come up; the message ends with the tail of its log.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        nodes: int = 2,
+        cpus: int = 2,
+        gpus_per_node: int = 0,
+        accounting: bool = False,
+        node_timeout_s: int = 5,
+    ) -> None:
+        if reason := self.missing(accounting=accounting):
+            raise BadUse(reason)
+        self.folder = folder.absolute()
+        longest = self.folder / "spool" / f"n{nodes}" / f"n{nodes}_4294967295.4294967295"
+        if len(os.fsencode(longest)) > _SOCKET_PATH_LIMIT_BYTES:
+            raise BadUse(f"The path {self.folder} is too long for the sockets of Slurm. Choose a shorter one.")
+        self.node_names = tuple(f"n{number}" for number in range(1, nodes + 1))
+        self._cpus, self._gpus_per_node, self._accounting = cpus, gpus_per_node, accounting
+        self._node_timeout_s = node_timeout_s
+        self._conf = self.folder / "slurm.conf"
+        # A job of another Slurm may run this test: nothing of that one's may leak in.
+        outer = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
+        self.environment = {**outer, "PATH": _SEARCH_PATH, "SLURM_CONF": str(self._conf)}
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        self._guard: subprocess.Popen[bytes] | None = None
+
+    @staticmethod
+    def missing(*, accounting: bool = False) -> str | None:
+        """A sentence with the programs that are not installed here, None when nothing is missing."""
+        needed = ["slurmctld", "slurmd", "sbatch", "sinfo"]
+        if accounting:
+            needed += ["slurmdbd", "sacct", "mariadbd", "mariadb-install-db"]
+        absent = [program for program in needed if shutil.which(program, path=_SEARCH_PATH) is None]
+        if not absent:
+            return None
+        packages = "slurmctld slurmd slurm-client" + (" slurmdbd mariadb-server" if accounting else "")
+        return f"No {', '.join(absent)} on this machine. Install Slurm (Debian: apt-get install {packages})."
+
+    def __enter__(self) -> Self:
+        for name in ("state", "log", "run", *(f"spool/{node}" for node in self.node_names)):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+        # First of all, so that whatever is started after it is ended.
+        self._guard = subprocess.Popen(
+            [sys.executable, "-m", "holdfast.testing.slurm_guard", str(self._conf)],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
+        )
+        try:
+            ports = _free_ports(len(self.node_names) + 2)
+            self._write_configuration(*ports)
+            if self._accounting:
+                self._start_accounting(accounting_port=ports[1])
+            self._start("slurmctld", ["slurmctld", "-D", "-f", str(self._conf)])
+            # Before sinfo, which would try for long to reach a slurmctld that has ended.
+            self._await("slurmctld", lambda: _listens(("127.0.0.1", ports[0])))
+            for node in self.node_names:
+                self._start_node(node)
+            self._await("slurmctld", lambda: self._all_in_state("idle", self.node_names))
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End every process of the cluster; the folder stays. Does nothing the second time."""
+        if self._guard is None:
+            return
+        self._guard.communicate(timeout=20)  # closes its standard input, for which it waits
+        guard_exit_code, self._guard = self._guard.returncode, None
+        for daemon in self._daemons.values():
+            daemon.wait(timeout=10)
+        self._daemons.clear()
+        if guard_exit_code != 0:
+            raise RuntimeError(f"processes of the private Slurm in {self.folder} are left; the guard says which, above")
+
+    def run(self, argv: Sequence[str], *, timeout_s: float = 30.0) -> str:
+        """Run a command against this cluster (sbatch, squeue, sacct, scontrol, …); its standard output.
+
+        Raises:
+            RuntimeError: it failed; the message has what it said.
+            subprocess.TimeoutExpired: it took longer than `timeout_s`, and was killed.
+        """
+        # check=False and a raise: CalledProcessError does not say what the command said.
+        done = subprocess.run(
+            argv, env=self.environment, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+        if done.returncode != 0:
+            raise RuntimeError(f"{' '.join(argv)} ended with {done.returncode}: {done.stderr}{done.stdout}")
+        return done.stdout
+
+    def kill_node(self, name: str) -> None:
+        """SIGKILL the node's slurmd, step daemons and tasks, at once: the machine lost power.
+
+        Slurm notices after `node_timeout_s` and up to half a minute more; `scontrol update nodename=NAME state=down
+        reason=dead` says so to it at once. A requeued job waits 5 s (cred_expire) before it may start again.
+        """
+        end_processes({"SLURM_CONF": str(self._conf), "HOLDFAST_SLURM_NODE": name})  # slurmd and its step daemons
+        end_processes({"SLURM_CONF": str(self._conf), "SLURMD_NODENAME": name})  # tasks that left those
+        self._daemons.pop(name).wait(timeout=10)
+
+    def restart_node(self, name: str) -> None:
+        """Bring back a killed node; returns when it takes jobs."""
+        self._start_node(name)
+        self._await(name, lambda: self._all_in_state("idle", [name]) or self._all_in_state("mixed", [name]))
+
+    def _all_in_state(self, state: str, nodes: Sequence[str]) -> bool:
+        try:
+            told = self.run(["sinfo", "--noheader", "--Node", "--nodes", ",".join(nodes), "--format", "%N %T"])
+        except RuntimeError:  # slurmctld does not answer yet
+            return False
+        return sorted(told.splitlines()) == sorted(f"{node} {state}" for node in nodes)
+
+    def _write_configuration(self, controller_port: int, accounting_port: int, *node_ports: int) -> None:
+        host = socket.gethostname().split(".")[0]
+        user = pwd.getpwuid(os.getuid()).pw_name
+        lines = _SLURM_CONF.format(
+            host=host,
+            controller_port=controller_port,
+            user=user,
+            folder=self.folder,
+            node_timeout_s=self._node_timeout_s,
+        )
+        if self._accounting:
+            lines += "AccountingStorageType=accounting_storage/slurmdbd\nAccountingStorageHost=127.0.0.1\n"
+            lines += f"AccountingStoragePort={accounting_port}\nAccountingStorageTRES=gres/gpu\n"
+        else:
+            lines += "AccountingStorageType=accounting_storage/none\n"
+        gres = f" Gres=gpu:{self._gpus_per_node}" if self._gpus_per_node else ""
+        for node, port in zip(self.node_names, node_ports, strict=True):
+            lines += f"NodeName={node} NodeHostname={host} NodeAddr=127.0.0.1 Port={port} CPUs={self._cpus}"
+            lines += f" RealMemory=2000 State=UNKNOWN{gres}\n"
+        lines += "PartitionName=main Nodes=ALL Default=YES MaxTime=INFINITE State=UP\n"
+        self._conf.write_text(lines)
+        # slurmd drops a gpu without a device file of its own, and asks no more of it than to be some device.
+        devices = [self.folder / f"gpu{number}" for number in range(self._gpus_per_node)]
+        for device in devices:
+            device.symlink_to("/dev/null")
+        (self.folder / "gres.conf").write_text("".join(f"Name=gpu File={device}\n" for device in devices))
+        slurmdbd_conf = self.folder / "slurmdbd.conf"
+        slurmdbd_conf.write_text(
+            f"AuthType=auth/none\nDbdHost=localhost\nDbdAddr=127.0.0.1\nDbdPort={accounting_port}\nSlurmUser={user}\n"
+            "StorageType=accounting_storage/mysql\nStorageHost=localhost\nStorageUser=root\nStorageLoc=accounting\n"
+            f"LogFile={self.folder}/log/slurmdbd.log\nPidFile={self.folder}/run/slurmdbd.pid\n"
+        )
+        slurmdbd_conf.chmod(0o600)  # slurmdbd refuses another
+
+    def _start_accounting(self, accounting_port: int) -> None:
+        user = pwd.getpwuid(os.getuid()).pw_name
+        database, database_socket = self.folder / "db", self.folder / "run" / "db.sock"
+        # Nothing here outlives the test, so nothing is worth an fsync. Same user: root, too, must be named.
+        options = [f"--user={user}", f"--datadir={database}", "--innodb-flush-method=nosync", "--innodb-doublewrite=0"]
+        options += ["--innodb-flush-log-at-trx-commit=0", "--innodb-log-file-size=16M", "--innodb-buffer-pool-size=64M"]
+        # "normal": root of this database has no password, so it works for any user; the socket is all there is.
+        install = ["mariadb-install-db", "--no-defaults", "--skip-test-db", "--auth-root-authentication-method=normal"]
+        done = subprocess.run([*install, *options], env=self.environment, capture_output=True, timeout=60, check=False)
+        if done.returncode != 0:
+            raise RuntimeError(f"mariadb-install-db failed: {(done.stdout + done.stderr).decode()[-2000:]}")
+        served = ["--skip-networking", f"--socket={database_socket}", "--innodb-lock-wait-timeout=900"]
+        served += [f"--pid-file={self.folder}/run/mariadbd.pid"]
+        self._start("mariadbd", ["mariadbd", "--no-defaults", *options, *served])
+        self._await("mariadbd", lambda: _listens(str(database_socket)))
+        self._start("slurmdbd", ["slurmdbd", "-D"], MYSQL_UNIX_PORT=str(database_socket))
+        self._await("slurmdbd", lambda: _listens(("127.0.0.1", accounting_port)))
+
+    def _start_node(self, name: str) -> None:
+        # Its step daemons inherit the variable, and kill_node finds them by it.
+        self._start(name, ["slurmd", "-D", "-f", str(self._conf), "-N", name], HOLDFAST_SLURM_NODE=name)
+
+    def _start(self, name: str, argv: list[str], **variables: str) -> None:
+        with (self.folder / "log" / f"{name}.out").open("ab") as log:
+            self._daemons[name] = subprocess.Popen(
+                argv,
+                env={**self.environment, **variables},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_parent,  # noqa: PLW1509  a test's process, single-threaded where it matters
+            )
+
+    def _await(self, name: str, ready: Callable[[], bool]) -> None:
+        deadline_s = time.monotonic() + _START_TIMEOUT_S
+        while not ready():
+            ended = [daemon for daemon, process in self._daemons.items() if process.poll() is not None]
+            if ended or time.monotonic() > deadline_s:
+                told = (self.folder / "log" / f"{(ended or [name])[0]}.out").read_text(errors="replace")[-2000:]
+                raise RuntimeError(f"{(ended or [name])[0]} of the private Slurm did not come up: {told}")
+            time.sleep(0.05)
+
+
+def _free_ports(count: int) -> list[int]:
+    # All held at once, so that they differ. Linux gives a bind() to port 0 odd ports and outgoing connections even
+    # ones (until those run out), so nobody is likely to take one between here and the daemon's own bind().
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in sockets]
+    finally:
+        for each in sockets:
+            each.close()
+
+
+def _listens(address: str | tuple[str, int]) -> bool:
+    with socket.socket(socket.AF_UNIX if isinstance(address, str) else socket.AF_INET) as probe:
+        return probe.connect_ex(address) == 0
