@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 import sample_runs
 
+from holdfast.core import words
 from holdfast.core.accounting import Point, summarize
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Event
-from holdfast.ui import words, write_report
+from holdfast.ui import write_report
 from holdfast.ui.headline import headline
 
 CHROMIUM = Path("/usr/bin/chromium")

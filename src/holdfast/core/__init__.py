@@ -12,4 +12,6 @@
 | `ledger` | the one memory: runs, attempts, events, incidents, checkpoints |
 | `telemetry` | the journal of steps, a file beside the ledger |
 | `accounting` | what a run's records add up to: lost steps, seconds, ETTR |
+| `words` | quantities and untrusted text as a page shows them |
+| `drawing` | a matplotlib figure as inline SVG that follows a page's colours |
 """

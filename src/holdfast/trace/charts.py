@@ -42,6 +42,17 @@ class Series:
     role: Literal["main", "compared"] = "main"
     """`compared` is drawn thinner: another trace, or a published curve."""
 
+    @property
+    def cumulative(self) -> bool:
+        """Whether it is a whole empirical CDF: a step that rises to 1, or to 100 %.
+
+        Only then is it known what holds outside its x: 0 before the first, all from the last on.
+        """
+        if self.style != "step" or not len(self.y) or not np.isfinite(self.y).all():
+            return False
+        rising = bool((np.diff(self.y) >= -1e-9).all()) and self.y[0] >= 0
+        return rising and bool(np.isclose(self.y[-1], (1.0, 100.0), rtol=1e-6).any())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Lines:

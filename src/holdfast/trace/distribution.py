@@ -56,6 +56,17 @@ class Distribution:
         right = self.values[np.minimum(np.searchsorted(ranks, below + 1, side="right"), len(self.values) - 1)]
         return np.asarray(left + (right - left) * (position - below))
 
+    def reached(self, share: float) -> float:
+        """The least value at which the share of the weight that is at most it reaches `share`; NaN of nothing.
+
+        A quantile for any weights: half of the GPU time is of jobs of at most `reached(0.5)`.
+        """
+        if not len(self.values):
+            return float("nan")
+        cumulative = np.cumsum(self.weights)
+        place = int(np.searchsorted(cumulative, share * cumulative[-1], side="left"))
+        return float(self.values[min(place, len(self.values) - 1)])
+
     @property
     def median(self) -> float:
         """The median of counted data; NaN of nothing."""

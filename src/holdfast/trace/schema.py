@@ -14,6 +14,7 @@ JOB_COLUMNS: Final = {
     "username": "VARCHAR",
     "pool": "VARCHAR",  # virtual cluster, partition, namespace or queue: what quota it ran on
     "type": "VARCHAR",  # one of TYPES, NULL where unknown
+    "type_rule": "VARCHAR",  # how `holdfast.trace.jobtypes` told the type; absent where the source has types
     "state": "VARCHAR",  # one of STATES
     "reason": "VARCHAR",  # why it failed, where the source knows: a reason of the study's Table 3, or its own word
     "exit_code": "INTEGER",
@@ -87,11 +88,12 @@ def jobs_view(tables: dict[str, frozenset[str]], *, duration: str) -> str:
     """
     parts = []
     for table, present in tables.items():
-        own = "coalesce(reported_duration_s, run_s)" if "reported_duration_s" in present else "run_s"
+        run = "run_s" if "run_s" in present else "NULL::DOUBLE"
+        own = f"coalesce(reported_duration_s, {run})" if "reported_duration_s" in present else run
         columns = [
             f'"{name}"' if name in present else f'NULL::{kind} AS "{name}"' for name, kind in JOB_COLUMNS.items()
         ]
-        chosen = own if duration == "released" else "run_s"
+        chosen = own if duration == "released" else run
         parts.append(f"SELECT {', '.join(columns)}, {chosen} AS duration_s FROM {table}")
     outcome = " ".join(f"WHEN '{state}' THEN '{outcome}'" for state, outcome in OUTCOMES.items())
     return (

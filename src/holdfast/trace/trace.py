@@ -1,13 +1,17 @@
 """A trace: the normalised tables of one or more clusters in a scratch database, and its aggregates."""
 
+import os
+import re
 import shutil
+import tempfile
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Self
 
+from holdfast.core.errors import BadUse
 from holdfast.trace import aggregates
-from holdfast.trace.clusters import Cluster
 from holdfast.trace.errors import LeftOut
 from holdfast.trace.schema import jobs_view
 from holdfast.trace.sources.reading import Note, Reading
@@ -16,11 +20,41 @@ from holdfast.trace.table import Table
 if TYPE_CHECKING:
     import duckdb
 
+    from holdfast.trace.clusters import Cluster
+
+_AGGREGATES_READ: Final = re.compile(r"\b(?:FROM|JOIN)\s+agg_(\w+)")
+_TELEMETRY_READ: Final = re.compile(r"\b(?:FROM|JOIN)\s+(samples|devices|metrics)\b")
+MOST_THREADS: Final = 8
+"""More gain nothing here, and each holds buffers of its own."""
+
+
+def open_scratch(*, memory_limit_mb: int) -> "tuple[duckdb.DuckDBPyConnection, Path]":
+    """A database on disk in a folder of its own: what a `Trace` owns.
+
+    Args:
+        memory_limit_mb: what the database may hold in memory; the rest spills into the folder.
+    """
+    import duckdb
+
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-trace-"))
+    spill = folder / "spill"
+    spill.mkdir()
+    connection = duckdb.connect(
+        folder / "trace.duckdb",
+        config={"memory_limit": f"{memory_limit_mb}MB", "temp_directory": str(spill)},
+    )
+    # Times are naive UTC, and a text with an offset is read on this clock.
+    connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET python_enable_replacements = false; SET autoinstall_known_extensions = false")
+    connection.execute(f"SET threads = {min(MOST_THREADS, os.cpu_count() or 1)}")
+    return connection, folder
+
 
 class Trace:
     """Job records, and telemetry where there is any, of one or more clusters.
 
-    Made by `holdfast.trace.load`; use it as a context manager, or call `close`: it owns a scratch folder.
+    Made by `holdfast.trace.load`, or from partial results by `holdfast.trace.store.merge_partials`. Use it as a context
+    manager, or call `close`: it owns a scratch folder.
     """
 
     def __init__(
@@ -31,6 +65,7 @@ class Trace:
         *,
         duration: str,
         compared: frozenset[str] = frozenset(),
+        has_jobs: bool = True,
     ) -> None:
         self.connection = connection
         self.duration = duration
@@ -42,15 +77,26 @@ class Trace:
         """Names of the clusters that are only there to be compared with."""
         self.notes: list[Note] = [note for reading in readings for note in reading.notes]
         """What was found, dropped or mended so far."""
-        self._scratch = scratch
-        self._columns = {cluster.name: reading.columns for reading in readings for cluster in reading.clusters}
+        self.metrics: frozenset[str] = frozenset()
+        """Metrics of telemetry that the views `samples` and `devices`, or adopted aggregates, hold."""
+        self.folders: list[Path] = []
+        """Folders that views read Parquet from, if any: what `select` may still read."""
+        self._remove_scratch = weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
+        self._locked = False
+        self.columns: Mapping[str, frozenset[str]] = {
+            cluster.name: reading.columns_of(cluster.name) for reading in readings for cluster in reading.clusters
+        }
+        """The columns of `jobs` that each cluster has values of."""
+        self._prepared: set[str] = set()
         self._aggregated: dict[str, Table] = {}
-        connection.execute(jobs_view({reading.table: reading.columns for reading in readings}, duration=duration))
+        self._has_jobs = has_jobs
+        if has_jobs:
+            connection.execute(jobs_view({reading.table: reading.columns for reading in readings}, duration=duration))
 
     def has(self, *columns: str, cluster: str | None = None) -> bool:
         """Whether all of these columns of `jobs` are there: in `cluster`, or in any one."""
-        names = [cluster] if cluster else list(self._columns)
-        return any(self._columns.get(name, frozenset()).issuperset(columns) for name in names)
+        names = [cluster] if cluster else list(self.columns)
+        return any(self.columns.get(name, frozenset()).issuperset(columns) for name in names)
 
     def require(self, *columns: str) -> None:
         """Leave the analysis out unless some cluster has all of these columns.
@@ -62,22 +108,94 @@ class Trace:
             missing = [column for column in columns if not self.has(column)] or list(columns)
             raise LeftOut(f"Left out: the trace has no {' and no '.join(missing)}.")
 
+    def has_metrics(self, *metrics: str) -> bool:
+        """Whether telemetry of all these metrics is there."""
+        return self.metrics.issuperset(metrics)
+
+    def require_metrics(self, *metrics: str) -> None:
+        """Leave the analysis out unless telemetry of all these metrics is there.
+
+        Raises:
+            LeftOut: with the metrics that are missing.
+        """
+        if missing := [metric for metric in metrics if metric not in self.metrics]:
+            raise LeftOut(f"Left out: no telemetry of {' and '.join(missing)} was given.")
+
+    def prepare(self, name: str) -> str:
+        """Compute the aggregate `name` of `holdfast.trace.aggregates`, once; the name of its table, for SQL over it.
+
+        Raises:
+            LeftOut: it reads telemetry and there is none, or single samples where aggregates alone were given; or the
+                trace was merged from partial results, and this one was not among them.
+        """
+        if name not in self._prepared:
+            if not self._has_jobs:
+                raise LeftOut(f"Left out: the partial results that were merged hold no {name}.")
+            sql = aggregates.sql(name)
+            for other in set(_AGGREGATES_READ.findall(sql)):
+                self.prepare(other)
+            if missing := set(_TELEMETRY_READ.findall(sql)) - self._tables():
+                what = f"single {min(missing)}" if self.metrics else "telemetry"
+                raise LeftOut(f"Left out: the trace has no {what}.")
+            self.adopt(name, sql)
+        return f"agg_{name}"
+
+    def _tables(self) -> set[str]:
+        """Names of all tables and views."""
+        return {row[0] for row in self.connection.execute("SHOW TABLES").fetchall()}
+
+    def adopt(self, name: str, sql: str) -> None:
+        """Take the answer of `sql` as the aggregate `name`, in place of the SQL in its file.
+
+        For what is better computed another way, or elsewhere: telemetry as it streams by, partial results merged.
+        """
+        self.connection.execute(f"CREATE OR REPLACE TABLE agg_{name} AS {sql}")
+        self._prepared.add(name)
+        self._aggregated.pop(name, None)
+
     def aggregate(self, name: str) -> Table:
-        """The aggregate `name` of `holdfast.trace.aggregates`; computed once, also there as table `agg_NAME`."""
+        """The whole aggregate `name`, which `prepare` computes."""
         if name not in self._aggregated:
-            self.connection.execute(f"CREATE OR REPLACE TABLE agg_{name} AS {aggregates.sql(name)}")
-            self._aggregated[name] = self.query(f"SELECT * FROM agg_{name}")
+            self._aggregated[name] = self.query(f"SELECT * FROM {self.prepare(name)}")
         return self._aggregated[name]
 
     def query(self, sql: str, parameters: Sequence[Any] | Mapping[str, Any] = ()) -> Table:
-        """The answer of any SQL over `jobs`, the aggregates and telemetry's tables."""
+        """The answer of SQL of this project's own over `jobs`, the aggregates and telemetry's tables."""
         cursor = self.connection.execute(sql, parameters)
         return Table(_filled(cursor.fetchnumpy()))
+
+    def select(self, sql: str) -> Table:
+        """The answer of a user's SELECT, which can change nothing and read no file but the trace's own.
+
+        From then on the trace is shut off from files: it can be queried and aggregated, not written elsewhere.
+
+        Raises:
+            BadUse: it is no single SELECT, or it is wrong; says what the database says.
+        """
+        import duckdb
+
+        try:
+            statements = self.connection.extract_statements(sql)
+            if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
+                raise BadUse("Expected one SELECT over jobs, samples, devices or an agg_ table. Give a single SELECT.")
+            self._shut()
+            return self.query(sql)
+        except duckdb.Error as error:
+            raise BadUse(
+                f"The query cannot be answered: {error}. Correct it; `DESCRIBE jobs` lists columns."
+            ) from error
+
+    def _shut(self) -> None:
+        if not self._locked:
+            self.connection.execute("SET allowed_directories = ?", [[str(folder) for folder in self.folders]])
+            self.connection.execute("SET enable_external_access = false")
+            self.connection.execute("SET lock_configuration = true")
+            self._locked = True
 
     def close(self) -> None:
         """Close the database and remove the scratch folder."""
         self.connection.close()
-        shutil.rmtree(self._scratch, ignore_errors=True)
+        self._remove_scratch()
 
     def __enter__(self) -> Self:
         return self
@@ -88,20 +206,24 @@ class Trace:
 
 def _filled(columns: Mapping[str, Any]) -> dict[str, Any]:
     """NumPy's masked columns with NaN, NaT or None where a value is missing."""
+    return {name: _unmasked(column) for name, column in columns.items()}
+
+
+def _unmasked(column: Any) -> Any:
     import numpy as np
 
-    filled = {}
-    for name, column in columns.items():
-        if isinstance(column, np.ma.MaskedArray):
-            if column.mask is np.ma.nomask or not column.mask.any():
-                column = column.data
-            elif column.dtype.kind in "iub":
-                column = column.astype(float).filled(np.nan)
-            elif column.dtype.kind == "f":
-                column = column.filled(np.nan)
-            elif column.dtype.kind in "mM":
-                column = column.filled(np.datetime64("NaT"))
-            else:
-                column = np.where(column.mask, None, column.data)
-        filled[name] = column
-    return filled
+    if not hasattr(column, "filled"):
+        return column
+    if not np.any(column.mask):
+        return column.data
+    match column.dtype.kind:
+        case "i" | "u" | "b":
+            return column.astype(float).filled(np.nan)
+        case "f":
+            return column.filled(np.nan)
+        case "M":
+            return column.filled(np.datetime64("NaT"))
+        case "m":
+            return column.filled(np.timedelta64("NaT"))
+        case _:
+            return np.where(column.mask, None, column.data)  # filled(None) would mean NumPy's own filler, '?'

@@ -8,8 +8,7 @@ Enter `RunSummary` objects of `holdfast.core.accounting`, leaves an HTML file. T
 | `cards` | an incident's card |
 | `view` | every other section's words, computed from the summary |
 | `charts` | the loss curve and the time line |
-| `svg` | a matplotlib figure as inline SVG that follows the page's colours |
-| `words` | quantities and untrusted text as the page shows them |
+| `svg` | the page's colours |
 | `run_report` | the template filled and written, whole or not at all |
 """
 

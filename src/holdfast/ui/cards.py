@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.core import words
 from holdfast.core.accounting import IncidentSummary, RunSummary
-from holdfast.ui import words
 from holdfast.ui.headline import KeyFigure
 
 EVIDENCE_LIMIT = 25

@@ -5,9 +5,10 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from holdfast.core import words
 from holdfast.core.accounting import Point, RunSummary
-from holdfast.ui import words
-from holdfast.ui.svg import COLOUR, inline_svg, new_figure
+from holdfast.core.drawing import new_figure
+from holdfast.ui.svg import COLOUR, inline_svg
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

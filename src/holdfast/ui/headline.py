@@ -3,8 +3,8 @@
 import statistics
 from dataclasses import dataclass
 
+from holdfast.core import words
 from holdfast.core.accounting import RunSummary
-from holdfast.ui import words
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,10 +4,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from holdfast.core import words
 from holdfast.core.accounting import RunSummary
 from holdfast.core.atomic import write_atomic
-from holdfast.ui import words
-from holdfast.ui.svg import missing_extra
+from holdfast.core.drawing import missing_extra
 
 TEMPLATES = Path(__file__).parent / "templates"
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from markupsafe import Markup
 
+from holdfast.core import words
 from holdfast.core.accounting import AttemptCheckpoints, RunSummary
-from holdfast.ui import words
 from holdfast.ui.cards import Card, incident_card
 from holdfast.ui.charts import loss_chart, time_line
 from holdfast.ui.headline import KeyFigure, context, headline, key_figures

@@ -1,14 +1,19 @@
-"""What an adapter makes of its source, and the one way to read CSV: an explicit schema and located errors."""
+"""What an adapter is, and what it makes of its source."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zoneinfo import ZoneInfo
 
 from holdfast.trace.clusters import Cluster
+from holdfast.trace.sources.plain_text import csv_header, head
+from holdfast.trace.sources.rows import read_rows
 
 if TYPE_CHECKING:
     import duckdb
+
+__all__ = ["Note", "Reading", "Source", "assumed_zone", "csv_header", "drops_bad_rows", "head", "read_rows"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +42,20 @@ class Reading:
     columns: frozenset[str]
     clusters: tuple[Cluster, ...]
     notes: tuple[Note, ...] = field(default=())
+    lacking: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    """By cluster, columns of the table that it has no values of, where only others of the table's clusters do."""
+
+    def columns_of(self, cluster: str) -> frozenset[str]:
+        """The columns that a cluster has."""
+        return self.columns - self.lacking.get(cluster, frozenset())
+
+    @classmethod
+    def of(
+        cls, connection: "duckdb.DuckDBPyConnection", table: str, *clusters: Cluster, notes: tuple[Note, ...] = ()
+    ) -> "Reading":
+        """The reading of a table that was made: its columns are asked of the database."""
+        columns = frozenset(row[0] for row in connection.execute(f"DESCRIBE {table}").fetchall())
+        return cls(table=table, columns=columns, clusters=clusters, notes=notes)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,41 +71,13 @@ class Source:
     """`read(connection, path, table)` makes the table. Raises BadTrace."""
 
 
-def head(path: Path, size_bytes: int = 65536) -> str:
-    """The first bytes of a file as text; empty where it is a folder or cannot be read."""
-    try:
-        with path.open("rb") as file:
-            return file.read(size_bytes).decode("utf-8", errors="replace")
-    except OSError:
-        return ""
+def drops_bad_rows(connection: "duckdb.DuckDBPyConnection") -> bool:
+    """Whether rows that cannot be read are to be dropped and counted, in place of failing: `load` says so."""
+    row = connection.execute("SELECT getvariable('bad_rows')").fetchone()
+    return row is not None and row[0] == "drop"
 
 
-def csv_header(path: Path) -> tuple[str, ...]:
-    """The names in the first line of a CSV file; empty where there is none."""
-    line = head(path).partition("\n")[0].strip().lstrip("\ufeff")
-    return tuple(name.strip().strip('"') for name in line.split(",")) if line else ()
-
-
-def read_csv(
-    connection: "duckdb.DuckDBPyConnection",
-    path: Path,
-    *,
-    columns: Mapping[str, str],
-    select: str,
-    table: str,
-    delimiter: str = ",",
-) -> None:
-    """Create `table` as `select` over the CSV file, which the SELECT names `source`.
-
-    Args:
-        connection: the database; its `TimeZone` is UTC, so that a TIMESTAMPTZ column is right whatever its offset.
-        path: the file; its header must name exactly `columns`, in any order.
-        columns: name and DuckDB type of each column of the file.
-        select: `SELECT … FROM source`.
-        table: name of the table made.
-        delimiter: between fields.
-
-    Raises:
-        BadTrace: with the line, the column and what was expected.
-    """
-    raise NotImplementedError  # written by the owner of the sources
+def assumed_zone(connection: "duckdb.DuckDBPyConnection") -> ZoneInfo | None:
+    """The zone of times that are written without one, where the user said so to `load`."""
+    row = connection.execute("SELECT getvariable('zone')").fetchone()
+    return ZoneInfo(row[0]) if row and row[0] else None

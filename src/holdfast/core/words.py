@@ -1,4 +1,4 @@
-"""Quantities and untrusted text as the page shows them."""
+"""Quantities and untrusted text as a page shows them."""
 
 import math
 import re

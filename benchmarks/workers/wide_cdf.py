@@ -1,0 +1,76 @@
+"""Peers for the exact CDF of a wide CSV of telemetry: bare DuckDB, bare Polars, and the notebook's melt and quantile.
+
+Prints one JSON object: the samples, their sum and median, so that all can be seen to agree.
+
+    python wide_cdf.py duckdb|polars|notebook WIDE.csv
+"""
+
+import itertools
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def header(path: str) -> list[str]:
+    with Path(path).open() as file:
+        return file.readline().rstrip("\n").split(",")
+
+
+def answer(values: Sequence[float], counts: Sequence[int]) -> dict[str, float]:
+    pairs = sorted(zip(values, counts, strict=True))
+    n = sum(count for _, count in pairs)
+    ranks = itertools.accumulate(count for _, count in pairs)
+    median = next(value for (value, _), rank in zip(pairs, ranks, strict=True) if rank >= (n + 1) // 2)
+    return {"n": n, "sum": sum(value * count for value, count in pairs), "median": median}
+
+
+def by_duckdb(path: str) -> dict[str, float]:
+    import duckdb
+
+    names = header(path)
+    columns = {name: "VARCHAR" if name == "Time" else "FLOAT" for name in names}
+    connection = duckdb.connect()
+    connection.execute("SET preserve_insertion_order = false")
+    found = connection.execute(
+        f"""
+        SELECT value, count(*) FROM (UNPIVOT (
+            SELECT * EXCLUDE "Time"
+            FROM read_csv('{path}', auto_detect = false, header = true, delim = ',', columns = {columns})
+        ) ON COLUMNS(*) INTO NAME device VALUE value) GROUP BY value
+        """
+    ).fetchnumpy()
+    return answer(found["value"].tolist(), found["count_star()"].tolist())
+
+
+def by_polars(path: str) -> dict[str, float]:
+    import polars as pl
+
+    names = header(path)
+    schema = {name: pl.String if name == "Time" else pl.Float32 for name in names}
+    found = (
+        pl.scan_csv(path, schema=schema)
+        .drop("Time")
+        .unpivot()
+        .drop_nulls("value")
+        .group_by("value")
+        .len()
+        .collect(engine="streaming")
+    )
+    return answer(found["value"].to_list(), found["len"].to_list())
+
+
+def by_notebook(path: str) -> dict[str, float]:
+    import numpy as np
+    import pandas as pd
+
+    data = pd.read_csv(path).melt(id_vars="Time", var_name="Server")
+    data = data.dropna(subset=["value"])
+    curve = data["value"].quantile(np.linspace(0, 1, num=1000)).to_numpy()
+    return {"n": len(data), "sum": float(data["value"].sum()), "median": float(curve[500])}
+
+
+METHODS = {"duckdb": by_duckdb, "polars": by_polars, "notebook": by_notebook}
+
+if __name__ == "__main__":
+    print(json.dumps(METHODS[sys.argv[1]](sys.argv[2])))

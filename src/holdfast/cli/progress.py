@@ -1,0 +1,49 @@
+"""Progress of work that may take longer than two seconds: a bar on a terminal, plain lines elsewhere."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import click
+
+QUIET_S = 2.0
+"""Work that ends sooner says nothing; plain lines come no faster than this."""
+
+Progress = Callable[[str, float, float | None], None]
+"""`progress(what, done, total)`: what is under way and how much of it is done; total None where nobody knows."""
+
+
+@contextmanager
+def shown() -> Iterator[Progress]:
+    """A `Progress` that shows on standard error."""
+    if not sys.stderr.isatty():
+        yield _plain_lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress as Bars, TextColumn, TimeElapsedColumn
+
+    bars = Bars(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True)
+    task = bars.add_task("", total=None, visible=False)
+    began_s = time.monotonic()
+
+    def progress(what: str, done: float, total: float | None) -> None:
+        bars.update(task, description=what, completed=done, total=total, visible=time.monotonic() - began_s > QUIET_S)
+
+    with bars:
+        yield progress
+
+
+def _plain_lines() -> Progress:
+    last_s, last_what = time.monotonic(), ""
+
+    def progress(what: str, done: float, total: float | None) -> None:
+        nonlocal last_s, last_what
+        now_s = time.monotonic()
+        if now_s - last_s > QUIET_S:
+            share = f" {done / total:.0%}" if total else ""
+            if (line := f"{what}{share}") != last_what:
+                click.echo(line, err=True)
+            last_s, last_what = now_s, line
+
+    return progress

@@ -1,0 +1,73 @@
+"""A matplotlib figure as inline SVG that follows a page's colours, in light and in dark.
+
+Figures are drawn in stand-in colours, one for each of the page's CSS variables, and the SVG's stand-ins are then
+replaced by those variables. So one drawing serves both schemes, and equal figures give equal bytes.
+"""
+
+import io
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal
+
+from holdfast.core.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_TAG = re.compile(r"<[^>]*>")
+_DECIMALS = re.compile(r"(\d+\.\d{2})\d+")
+
+
+def stand_ins(variables: Sequence[str]) -> dict[str, str]:
+    """Stand-in colours: what to pass to matplotlib for each CSS variable."""
+    return {name: f"#0000{index:02x}" for index, name in enumerate(variables, start=1)}
+
+
+def new_figure(width_in: float, height_in: float, *, layout: Literal["constrained"] | None = "constrained") -> "Figure":
+    """An empty figure without any global state of pyplot.
+
+    Raises:
+        HoldfastError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise missing_extra("matplotlib") from error
+    return Figure(figsize=(width_in, height_in), layout=layout)
+
+
+def missing_extra(package: str) -> HoldfastError:
+    """The error for a package of the extra that is not installed."""
+    return HoldfastError(f"The report needs {package}, which is not installed. Run: pip install 'holdfast[report]'")
+
+
+def inline_svg(figure: "Figure", *, name: str, label: str, variables: Sequence[str]) -> str:
+    """The figure as an `<svg>` element for an HTML page.
+
+    Args:
+        figure: drawn in the colours of `stand_ins(variables)`.
+        name: unique on the page; the element's ids begin with it.
+        label: what a reader hears who cannot see it; HTML-escaped by the caller.
+        variables: the page's CSS variables, as they were given to `stand_ins`.
+    """
+    import matplotlib as mpl
+
+    target = io.BytesIO()
+    # Text stays text; salted hashes instead of random ids; no date.
+    with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
+        figure.savefig(target, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    text = target.getvalue().decode()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # Two decimals are a hundredth of a point. Only in tags: a number that is text says what it says.
+    text = _TAG.sub(lambda tag: _DECIMALS.sub(r"\1", tag[0]), text)
+    # HTML knows these namespaces by itself, and a page without a network address is easy to check.
+    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
+    text = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg role="img" aria-label="{label}" \1>', text, count=1)
+    text = re.sub(r'\bid="', f'id="{name}-', text)
+    text = text.replace('href="#', f'href="#{name}-').replace("url(#", f"url(#{name}-")
+    # The page's own font, at the sizes matplotlib laid out.
+    text = re.sub(r"font: ([\d.]+px) [^;\"]*", r"font-size: \1", text)
+    variable = {stand_in: f"var(--{name})" for name, stand_in in stand_ins(variables).items()}
+    text = re.sub(r"#0000[0-9a-f]{2}", lambda found: variable.get(found[0], found[0]), text)
+    return re.sub(r"\n\s*", "\n", text).strip()

@@ -1,0 +1,6 @@
+-- Samples of all devices together in each hour.
+SELECT
+    cluster, metric, date_trunc('hour', "at") AS hour,
+    count(*) AS n, sum(value::DOUBLE) AS sum_value, count(*) FILTER (value = 0) AS n_zero
+FROM samples
+GROUP BY ALL

@@ -1,0 +1,10 @@
+-- Transitions of the Xid gauge from no fault into a code. A code at a device's first sample began before the trace.
+SELECT cluster, device, "at", value::INTEGER AS code
+FROM (
+    SELECT
+        cluster, device, "at", value,
+        lag(value) OVER (PARTITION BY cluster, device ORDER BY "at") AS before
+    FROM samples
+    WHERE metric = 'XID_ERRORS'
+)
+WHERE value > 0 AND before = 0

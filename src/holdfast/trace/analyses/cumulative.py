@@ -1,0 +1,115 @@
+"""Empirical CDFs of groups of jobs under both weights, jobs and GPU time: panels and the table behind them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from holdfast.trace.analyses.selection import slug
+from holdfast.trace.charts import Axis, Lines, Series
+from holdfast.trace.distribution import Distribution
+from holdfast.trace.table import Table
+
+if TYPE_CHECKING:
+    from holdfast.trace.trace import Trace
+
+Weight = Literal["jobs", "gpu_time"]
+BOTH: tuple[Weight, ...] = ("jobs", "gpu_time")
+OF = {"jobs": "jobs", "gpu_time": "GPU time"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """Some quantity of a group of jobs: its values with the number of jobs, and the GPU time in seconds, at each."""
+
+    jobs: Distribution
+    gpu_time: Distribution
+
+    def under(self, weight: Weight) -> Distribution:
+        """The distribution by one of the weights."""
+        return self.jobs if weight == "jobs" else self.gpu_time
+
+
+@dataclass(frozen=True, kw_only=True)
+class Group:
+    """A curve: the jobs of one cluster, or of a part of it."""
+
+    label: str
+    cluster: str
+    counted: Counted
+    part: str = ""
+    role: Literal["main", "compared"] = "main"
+
+
+def counted(
+    trace: "Trace", aggregate: str, column: str, where: str = "TRUE", parameters: Sequence[Any] = ()
+) -> Counted:
+    """The value counts of `column` in the rows of an aggregate (with `n` and `sum_gpu_time_s`) where `where` holds."""
+    table = trace.query(
+        f"SELECT {column} AS x, sum(n)::DOUBLE AS n, sum(sum_gpu_time_s)::DOUBLE AS gpu_time_s "
+        f"FROM {trace.prepare(aggregate)} WHERE {where} AND {column} IS NOT NULL GROUP BY ALL",
+        parameters,
+    )
+    return Counted(
+        jobs=Distribution.of(table["x"], table["n"]), gpu_time=Distribution.of(table["x"], table["gpu_time_s"])
+    )
+
+
+def cdf_panel(groups: Sequence[Group], *, x: Axis, weight: Weight = "jobs", title: str = "", of: str = "") -> Lines:
+    """A CDF of each group that has any weight; what lies below the low end of the axis is drawn at that end.
+
+    The legend has n, or the GPU time in hours. `of` says what is counted where it is not jobs.
+    """
+    low = x.low if x.low is not None else -np.inf
+    series = []
+    for group in groups:
+        distribution = group.counted.under(weight)
+        if distribution.total == 0:
+            continue
+        values, shares = distribution.curve(log=x.scale.startswith("log"))
+        below = int(np.searchsorted(values, low, side="right"))
+        if below:  # one vertex at the low end stands for all up to it
+            values, shares = np.append(low, values[below:]), shares[below - 1 :]
+        unit = f"n = {distribution.total:,.0f}" if weight == "jobs" else f"{distribution.total / 3600:,.0f} GPU h"
+        series.append(Series(label=f"{group.label} ({unit})", x=values, y=shares, style="step", role=group.role))
+    return Lines(
+        title=title, x=x, y=Axis(label=f"share of {of or OF[weight]} at most x", low=0.0, high=1.0), series=series
+    )
+
+
+def cdf_table(groups: Sequence[Group], *, column: str, weights: Sequence[Weight] = BOTH) -> Table:
+    """The vertices of the curves: `cluster`, `part`, `weight`, `column` and `share_at_most`, each on the exact CDF."""
+    parts: list[tuple[Group, Weight]] = [(group, weight) for group in groups for weight in weights]
+    curves = [group.counted.under(weight).curve(log=True) for group, weight in parts]
+    lengths = [len(values) for values, _ in curves]
+    named = {
+        "cluster": [group.cluster for group, _ in parts],
+        "part": [group.part for group, _ in parts],
+        "weight": [weight for _, weight in parts],
+    }
+    return Table(
+        {name: np.repeat(np.array(cells, dtype=object), lengths) for name, cells in named.items()}
+        | {
+            column: np.concatenate([np.empty(0), *(values for values, _ in curves)]),
+            "share_at_most": np.concatenate([np.empty(0), *(shares for _, shares in curves)]),
+        }
+    )
+
+
+def headline(group: Group, quantity: str, *, kind: str) -> dict[str, float]:
+    """Numbers of a group: n, mean, median, 90th percentile and maximum of its jobs, and the median of its GPU time.
+
+    Keys are `CLUSTER.KIND.median_QUANTITY` and the like; the quantity has its unit (`duration_s`).
+    """
+    jobs, key = group.counted.jobs, f"{slug(group.cluster)}.{slug(kind)}"
+    numbers = {
+        f"{key}.n_with_{quantity}": jobs.total,
+        f"{key}.mean_{quantity}": jobs.mean,
+        f"{key}.median_{quantity}": jobs.median,
+        f"{key}.p90_{quantity}": float(jobs.quantile(0.9)),
+        f"{key}.max_{quantity}": float(jobs.values[-1]),
+    }
+    if group.counted.gpu_time.total > 0:
+        numbers[f"{key}.gpu_time_median_{quantity}"] = group.counted.gpu_time.reached(0.5)
+    return numbers

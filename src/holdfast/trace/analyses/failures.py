@@ -1,0 +1,355 @@
+"""Why jobs fail, what it costs and when: the study's Table 3, for any source of causes."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from holdfast.trace.analyses.measured import sentences
+from holdfast.trace.analyses.result import Analysis, Result
+from holdfast.trace.analyses.selection import UNKNOWN, in_order, slug
+from holdfast.trace.causes import CATEGORIES, Cause, causes_of
+from holdfast.trace.charts import Axis, Bars, Figure, Heatmap
+from holdfast.trace.distribution import Distribution
+from holdfast.trace.errors import LeftOut
+from holdfast.trace.table import Table
+
+if TYPE_CHECKING:
+    from holdfast.trace.trace import Trace
+
+ALL = "all"
+"""The row of all clusters together, where there is more than one: Table 3 pools Seren and Kalos."""
+NONE_FAILED = "Left out: no job of this trace failed."
+
+COLUMNS = (
+    "cluster",
+    "category",
+    "reason",
+    "number",
+    "share_of_failures",
+    "mean_gpus",
+    "median_gpus",
+    "mean_minutes_to_failure",
+    "median_minutes_to_failure",
+    "gpu_time_h",
+    "share_of_failure_gpu_time",
+    "mean_minutes_to_restart",
+    "median_minutes_to_restart",
+    "restarts",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Failures:
+    """The failures of one cause."""
+
+    number: float
+    gpu_time_s: float
+    gpus: Distribution
+    run_s: Distribution
+    restart_s: Distribution
+    """Of those after which work went on in time."""
+
+
+def failure_table(trace: "Trace", *, cpu_jobs: bool = False, restart_within_h: float = 24.0) -> Result:
+    """Failures by cause: how many, of what size, after how long, their GPU time, and how soon work went on.
+
+    Study, Table 3. A cause that nobody recorded is `unknown`, shown with its share. Times to restart are of GPU jobs:
+    until the next attempt, or until the same user's next job of the same name and GPUs starts.
+
+    Args:
+        trace: with the column `state`.
+        cpu_jobs: whether failed jobs without GPUs count.
+        restart_within_h: work that goes on later than this did not go on.
+
+    Raises:
+        LeftOut: there are no states, or no job failed.
+    """
+    found = _by_cause(trace, cpu_jobs=cpu_jobs, restart_within_s=3600 * restart_within_h)
+    if not found:
+        raise LeftOut(NONE_FAILED)
+    rows: list[tuple[Any, ...]] = []
+    numbers: dict[str, float] = {}
+    said: dict[str, str] = {}
+    for cluster, causes in found.items():
+        number = sum(failures.number for failures in causes.values())
+        gpu_time_s = sum(failures.gpu_time_s for failures in causes.values())
+        order = sorted(causes, key=lambda cause: (CATEGORIES.index(cause.category), -causes[cause].gpu_time_s))
+        rows += [_row(cluster, cause, causes[cause], number, gpu_time_s) for cause in order]
+        numbers[f"{slug(cluster)}.failures.number"] = number
+        numbers[f"{slug(cluster)}.failures.gpu_time_h"] = gpu_time_s / 3600
+        for category in CATEGORIES:
+            of_it = [failures for cause, failures in causes.items() if cause.category == category]
+            stem = f"{slug(cluster)}.failures.{category.lower()}"
+            numbers[f"{stem}.number"] = sum(failures.number for failures in of_it)
+            numbers[f"{stem}.share_of_failures"] = sum(failures.number for failures in of_it) / number
+            if gpu_time_s:
+                numbers[f"{stem}.share_of_gpu_time"] = sum(failures.gpu_time_s for failures in of_it) / gpu_time_s
+        if cluster != ALL:
+            said[cluster] = _sentence(cluster, numbers)
+    table = Table.of_rows(COLUMNS, rows)
+    return Result(table=table, chart=_bars(table, list(found)), caption=sentences(said), numbers=numbers)
+
+
+def lost_gpu_time(trace: "Trace", *, by: str = "state") -> Result:
+    """GPU time of jobs that did not complete, by how they ended (`state`), by cause (`category`) or by `type`.
+
+    The study counts cancelled jobs too: 6 to 7% of jobs and over 60% of GPU time (section 3.3). That time is not all
+    lost: of a cancelled run, what was saved stays.
+
+    Args:
+        trace: with the column `state`.
+        by: `state`, `category` or `type`.
+
+    Raises:
+        LeftOut: a column is missing, or every job completed.
+    """
+    trace.require("state", *(["type"] if by == "type" else []))
+    table = trace.aggregate("failure_causes").where(is_gpu=True)
+    held_s = np.nan_to_num(table["sum_gpu_time_s"].astype(float))
+    lost = ~np.isin(table["outcome"], ["completed", "unfinished"])
+    if not held_s[lost].sum():
+        raise LeftOut("Left out: every GPU job of this trace completed.")
+    groups = _groups(table, by)
+    rows, numbers, said, bars = [], {}, {}, {}
+    names = list(dict.fromkeys(groups[lost].tolist()))
+    for cluster in _clusters(trace, table):
+        own = table["cluster"] == cluster
+        all_s, all_n = held_s[own].sum(), table["n"][own].sum()
+        parts = {name: own & lost & (groups == name) for name in names}
+        bars[cluster] = np.array([held_s[part].sum() / 3600 for part in parts.values()])
+        for name, part in parts.items():
+            if not part.any():
+                continue
+            number, gpu_time_s = float(table["n"][part].sum()), float(held_s[part].sum())
+            rows.append((cluster, name, number, number / all_n, gpu_time_s / 3600, gpu_time_s / max(all_s, 1e-300)))
+            numbers[f"{slug(cluster)}.lost.{slug(name)}.share_of_jobs"] = number / all_n
+            numbers[f"{slug(cluster)}.lost.{slug(name)}.share_of_gpu_time"] = gpu_time_s / max(all_s, 1e-300)
+        total_s = float(held_s[own & lost].sum())
+        numbers[f"{slug(cluster)}.lost.share_of_gpu_time"] = total_s / max(all_s, 1e-300)
+        largest = max(parts, key=lambda name: float(held_s[parts[name]].sum()))
+        said[cluster] = (
+            f"{total_s / 3600:,.0f} of {all_s / 3600:,.0f} GPU-hours ({total_s / max(all_s, 1e-300):.1%}) went to jobs "
+            f"that did not complete, most of it to {largest} "
+            f"({float(held_s[parts[largest]].sum()) / max(total_s, 1e-300):.1%})"
+        )
+    order = sorted(range(len(names)), key=lambda index: -sum(float(values[index]) for values in bars.values()))
+    chart = Bars(
+        title=f"GPU time not completed, by {by}",
+        value=Axis(label="GPU-hours", low=0),
+        groups=[str(names[index]) for index in order],
+        parts={cluster: values[order] for cluster, values in bars.items()},
+    )
+    columns = ("cluster", by, "number", "share_of_jobs", "gpu_time_h", "share_of_gpu_time")
+    return Result(
+        table=Table.of_rows(columns, rows),
+        chart=Figure(panels=[chart], columns=1),
+        caption=sentences(said),
+        numbers=numbers,
+    )
+
+
+def failures_by_month(trace: "Trace", *, cpu_jobs: bool = False, top: int = 15) -> Result:
+    """How many jobs failed in each UTC month, by reason: the study saw NVLink and ECC errors cluster in its hottest.
+
+    Args:
+        trace: with the columns `state` and `end_at`.
+        cpu_jobs: whether failed jobs without GPUs count.
+        top: how many of the commonest reasons the chart shows; the table has all.
+
+    Raises:
+        LeftOut: a column is missing, or no job failed.
+    """
+    trace.require("state", "end_at")
+    table = trace.aggregate("failure_months")
+    if not cpu_jobs:
+        table = table.where(is_gpu=True)
+    if not len(table):
+        raise LeftOut(NONE_FAILED)
+    causes = np.array(causes_of(table), dtype=object)
+    months = table["month"].astype("datetime64[M]")
+    rows, panels, numbers, said = [], [], {}, {}
+    for cluster in _clusters(trace, table):
+        own = table["cluster"] == cluster
+        span = np.arange(months[own].min(), months[own].max() + 1)
+        counts = {
+            cause: np.array([table["n"][own & (causes == cause) & (months == month)].sum() for month in span])
+            for cause in dict.fromkeys(causes[own].tolist())
+        }
+        order = sorted(counts, key=lambda cause: -float(counts[cause].sum()))
+        for cause in order:
+            rows += [
+                (cluster, str(month), cause.category, cause.reason, float(n))
+                for month, n in zip(span, counts[cause], strict=True)
+            ]
+        totals = np.sum(list(counts.values()), axis=0)
+        infrastructure = np.sum(
+            [n for cause, n in counts.items() if cause.category == "Infrastructure"] or [0 * totals], 0
+        )
+        for month, n, own_n in zip(span, totals, infrastructure, strict=True):
+            numbers[f"{slug(cluster)}.failures.{month}.number"] = float(n)
+            numbers[f"{slug(cluster)}.failures.{month}.infrastructure.number"] = float(own_n)
+        said[cluster] = (
+            f"{int(totals.sum()):,} failures in {len(span)} months, most ({int(totals.max()):,}) in "
+            f"{span[totals.argmax()]}"
+        )
+        if infrastructure.any():
+            said[cluster] += (
+                f"; of infrastructure most ({int(infrastructure.max()):,}) in {span[infrastructure.argmax()]}"
+            )
+        panels.append(
+            Heatmap(
+                title=cluster,
+                x=Axis(label="Month (UTC)", scale="category", ticks=[str(month) for month in span]),
+                y=Axis(label="", scale="category", ticks=[cause.reason for cause in order[:top]]),
+                values=np.array([counts[cause] for cause in order[:top]], dtype=float),
+                unit="failures",
+            )
+        )
+    return Result(
+        table=Table.of_rows(("cluster", "month", "category", "reason", "number"), rows),
+        chart=Figure(panels=panels),
+        caption=sentences(said),
+        numbers=numbers,
+    )
+
+
+def _by_cause(trace: "Trace", *, cpu_jobs: bool, restart_within_s: float) -> dict[str, dict[Cause, _Failures]]:
+    """Failures by cluster and cause, with the row `ALL` where the trace has several clusters of its own."""
+    trace.require("state")
+    causes, jobs = _failed(trace.aggregate("failure_causes"), cpu_jobs=cpu_jobs)
+    run_causes, runs = _failed(trace.aggregate("failure_durations"), cpu_jobs=cpu_jobs)
+    has_times = trace.has("submit_at", "start_at", "end_at")
+    restart_causes, restarts = (
+        _failed(trace.aggregate("failure_restarts"), cpu_jobs=True) if has_times else (None, None)
+    )
+    found: dict[str, dict[Cause, _Failures]] = {}
+    own = [name for name in trace.clusters if name not in trace.compared]
+    for name in [*in_order(trace), *([ALL] if len(own) > 1 else [])]:
+        members = own if name == ALL else [name]
+        for cause in dict.fromkeys(causes.tolist()):
+            these = (causes == cause) & np.isin(jobs["cluster"], members)
+            if not these.any():
+                continue
+            ran = (run_causes == cause) & np.isin(runs["cluster"], members)
+            restart = Distribution.of([], [])
+            if restarts is not None:
+                again = (restart_causes == cause) & np.isin(restarts["cluster"], members)
+                again &= restarts["restart_s"] <= restart_within_s  # NaN: it did not go on
+                restart = Distribution.of(restarts["restart_s"][again], restarts["n"][again])
+            found.setdefault(name, {})[cause] = _Failures(
+                number=float(jobs["n"][these].sum()),
+                gpu_time_s=float(np.nansum(jobs["sum_gpu_time_s"][these].astype(float))),
+                gpus=Distribution.of(jobs["gpu_num"][these], jobs["n"][these]),
+                run_s=Distribution.of(runs["run_s"][ran], runs["n"][ran]),
+                restart_s=restart,
+            )
+    return found
+
+
+def _failed(table: Table, *, cpu_jobs: bool) -> tuple[np.ndarray[Any, Any], Table]:
+    """The rows of failures of an aggregate, and the cause of each."""
+    keep = np.ones(len(table), dtype=bool)
+    if "outcome" in table:
+        keep &= table["outcome"] == "failed"
+    if not cpu_jobs:
+        keep &= table["is_gpu"] == True  # noqa: E712 - NumPy; missing is neither
+    kept = Table({name: column[keep] for name, column in table.columns.items()})
+    causes = np.empty(len(kept), dtype=object)
+    causes[:] = causes_of(kept)
+    return causes, kept
+
+
+def _row(cluster: str, cause: Cause, failures: _Failures, number: float, gpu_time_s: float) -> tuple[Any, ...]:
+    return (
+        cluster,
+        cause.category,
+        cause.reason,
+        failures.number,
+        failures.number / number,
+        failures.gpus.mean,
+        failures.gpus.median,
+        failures.run_s.mean / 60,
+        failures.run_s.median / 60,
+        failures.gpu_time_s / 3600,
+        failures.gpu_time_s / gpu_time_s if gpu_time_s else np.nan,
+        failures.restart_s.mean / 60,
+        failures.restart_s.median / 60,
+        failures.restart_s.total,
+    )
+
+
+def _sentence(cluster: str, numbers: dict[str, float]) -> str:
+    stem = f"{slug(cluster)}.failures"
+    words = f"{numbers[f'{stem}.number']:,.0f} failures took {numbers[f'{stem}.gpu_time_h']:,.0f} GPU-hours"
+    for category in CATEGORIES:
+        share = numbers[f"{stem}.{category.lower()}.share_of_failures"]
+        if share:
+            time = numbers.get(f"{stem}.{category.lower()}.share_of_gpu_time", np.nan)
+            words += f", {category.lower()} {share:.1%} of them and {time:.1%} of that time"
+    return words
+
+
+def _bars(table: Table, clusters: Sequence[str], *, top: int = 20) -> Figure:
+    """A panel a cluster: each reason's share of the failures beside its share of their GPU time."""
+    panels = []
+    for cluster in clusters:
+        own = table.where(cluster=cluster)
+        order = np.argsort(-np.nan_to_num(own["share_of_failure_gpu_time"]), kind="stable")[:top]
+        panels.append(
+            Bars(
+                title=cluster,
+                value=Axis(label="Share (%)", low=0),
+                groups=[f"{own['reason'][row]} ({own['category'][row]})" for row in order],
+                parts={
+                    "of failures": 100 * own["share_of_failures"][order],
+                    "of failure GPU time": 100 * own["share_of_failure_gpu_time"][order],
+                },
+            )
+        )
+    return Figure(panels=panels, columns=1)
+
+
+def _groups(table: Table, by: str) -> np.ndarray[Any, Any]:
+    if by == "category":
+        failed = table["outcome"] == "failed"
+        names = [cause.category for cause in causes_of(table)]
+        return np.where(failed, np.array(names, dtype=object), table["state"])
+    return np.array([name or UNKNOWN for name in table[by].tolist()], dtype=object)
+
+
+def _clusters(trace: "Trace", table: Table) -> list[str]:
+    present = set(table["cluster"].tolist())
+    return [name for name in in_order(trace) if name in present]
+
+
+ANALYSES = (
+    Analysis(
+        name="failure_table",
+        section="Failures and what they cost",
+        title="Failures by cause",
+        run=failure_table,
+        source="Table 3",
+    ),
+    Analysis(
+        name="lost_gpu_time",
+        section="Failures and what they cost",
+        title="GPU time of jobs that did not complete",
+        run=lost_gpu_time,
+        source="Section 3.3",
+    ),
+    Analysis(
+        name="lost_gpu_time_by_type",
+        section="Failures and what they cost",
+        title="GPU time of jobs that did not complete, by type",
+        run=lambda trace: lost_gpu_time(trace, by="type"),
+    ),
+    Analysis(
+        name="failures_by_month",
+        section="Failures and what they cost",
+        title="Failures over the months",
+        run=failures_by_month,
+        source="Section 5.2",
+    ),
+)

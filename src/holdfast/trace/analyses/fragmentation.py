@@ -1,0 +1,171 @@
+"""How scattered the free GPUs are: partly used nodes, what is free on them, the largest job that would fit."""
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.trace.analyses.capacity import last_submission_hour
+from holdfast.trace.analyses.hourly import coarser, starts_s, step_for
+from holdfast.trace.analyses.result import Analysis, Result
+from holdfast.trace.analyses.selection import in_order, slug, some
+from holdfast.trace.charts import Axis, Figure, Lines, Series
+from holdfast.trace.table import Table
+
+if TYPE_CHECKING:
+    from holdfast.trace.trace import Trace
+
+Values = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Placement:
+    """The state of a cluster's nodes at whole hours: each array shape (hours,)."""
+
+    first_hour: int
+    """From the Unix epoch."""
+    nodes: float
+    partly_used: Values
+    """Nodes with some GPUs in use and some free."""
+    free_on_partly_used: Values
+    """GPUs."""
+    free_nodes: Values
+    """Nodes with no GPU in use."""
+    largest_fit: Values
+    """GPUs of the largest job that would fit: whole free nodes together, or what is free on one node."""
+
+
+def placement(trace: "Trace", cluster: str) -> Placement | None:
+    """The state of a cluster's nodes at every whole hour from the first start to the last submission.
+
+    A node has the cluster's `gpus_per_node`, or where nobody said the most that it ever had in use. Nodes that no job
+    holds at any whole hour are free; they are counted where the cluster's `node_num` is known. A job's GPUs are evenly
+    spread over its nodes. None where no job names nodes.
+    """
+    known = trace.clusters[cluster]
+    # How many nodes come to a level of use and leave one by each hour, and how many there are of each size (no hour):
+    # few rows however many nodes there are.
+    table = trace.query(
+        f"""
+        WITH used AS (
+            SELECT node, hour, round(sum(sum_step) OVER (PARTITION BY node ORDER BY hour), 3) AS used
+            FROM {trace.prepare("node_hours")} WHERE cluster = ?
+        ),
+        sized AS MATERIALIZED (
+            SELECT *, coalesce(?, max(used) OVER (PARTITION BY node))::DOUBLE AS size,
+                coalesce(lag(used) OVER (PARTITION BY node ORDER BY hour), 0) AS before
+            FROM used
+        ),
+        moved AS (
+            SELECT hour, size, used, 1 AS nodes FROM sized
+            UNION ALL SELECT hour, size, before, -1 FROM sized
+            UNION ALL SELECT NULL, size, 0, 1 FROM (SELECT DISTINCT node, size FROM sized)
+        )
+        SELECT hour, size, used, sum(nodes)::DOUBLE AS nodes FROM moved GROUP BY ALL
+        """,
+        [cluster, known.gpus_per_node],
+    )
+    if not len(table):
+        return None
+    counts, moves = (_rows(table, of) for of in (np.isnan(table["hour"]), ~np.isnan(table["hour"])))
+    sizes = {float(size): float(nodes) for size, nodes in zip(counts["size"], counts["nodes"], strict=True)}
+    if known.node_num is not None:
+        most = max(sizes)
+        sizes[most] += max(0.0, known.node_num - sum(sizes.values()))
+    first = int(moves["hour"].min())
+    hours = int(moves["hour"].max()) - first + 1
+    partly, free_partly, free_nodes, free_whole, block = (np.zeros(hours) for _ in range(5))
+    levels = {(float(size), float(used)) for size, used in zip(moves["size"], moves["used"], strict=True)}
+    for size, used in levels | {(size, 0.0) for size in sizes}:
+        rows = moves.where(size=size, used=used)
+        change = np.bincount(rows["hour"].astype(np.int64) - first, weights=rows["nodes"], minlength=hours)
+        count = np.cumsum(change) + (sizes[size] if used == 0 else 0.0)
+        free = max(size - used, 0.0)
+        if used <= 0:
+            free_nodes += count
+            free_whole += count * size
+        elif free > 0:
+            partly += count
+            free_partly += count * free
+        block = np.maximum(block, np.where(count > 0, free, 0.0))
+    kept = slice(0, max(1, last_submission_hour(trace, cluster, first + hours - 1) - first + 1))
+    return Placement(
+        first_hour=first,
+        nodes=sum(sizes.values()),
+        partly_used=partly[kept],
+        free_on_partly_used=free_partly[kept],
+        free_nodes=free_nodes[kept],
+        largest_fit=np.maximum(free_whole, block)[kept],
+    )
+
+
+def _rows(table: Table, kept: npt.NDArray[np.bool_]) -> Table:
+    return Table({name: column[kept] for name, column in table.columns.items()})
+
+
+def fragmentation(trace: "Trace", *, points: int = 1000) -> Result:
+    """Partly used nodes, the GPUs free on them, and the largest job that would fit, at whole hours.
+
+    Table: `cluster`, `at_s` (Unix epoch), `share_of_nodes_partly_used`, `free_gpus_on_partly_used_nodes`,
+    `largest_fit_gpus`; means of several hours where there are more than `points`.
+
+    Raises:
+        LeftOut: no cluster says on which nodes its jobs ran.
+    """
+    trace.require("nodes")
+    tables, panels, sentences = [], [], []
+    numbers: dict[str, float] = {}
+    for cluster in in_order(trace):
+        found = placement(trace, cluster) if trace.has("nodes", cluster=cluster) else None
+        if found is None:
+            continue
+        step = step_for(len(found.partly_used), points)
+        at_s = starts_s(found.first_hour, len(found.partly_used), step)
+        share = found.partly_used / found.nodes
+        shown = [coarser(values, step) for values in (share, found.free_on_partly_used, found.largest_fit)]
+        tables.append((np.full(len(at_s), cluster, object), at_s, *shown))
+        labels = ("share of nodes partly used", "GPUs free on partly used nodes", "GPUs of the largest job that fits")
+        panels += [
+            Lines(
+                title=f"{cluster} ({found.nodes:,.0f} nodes)",
+                x=Axis(label="time (UTC)", scale="time"),
+                y=Axis(label=label, low=0.0, high=1.0 if place == 0 else None),
+                series=[Series(label=cluster, x=at_s, y=values)],
+            )
+            for place, (label, values) in enumerate(zip(labels, shown, strict=True))
+        ]
+        key = f"{slug(cluster)}.fragmentation"
+        numbers |= {
+            f"{key}.mean_share_of_nodes_partly_used": float(share.mean()),
+            f"{key}.mean_free_gpus_on_partly_used_nodes": float(found.free_on_partly_used.mean()),
+            f"{key}.median_largest_fit_gpus": float(np.median(found.largest_fit)),
+        }
+        sentences.append(
+            f"{cluster}: on average {share.mean():.1%} of {found.nodes:,.0f} nodes are partly used, with "
+            f"{found.free_on_partly_used.mean():,.1f} GPUs free on them; in the median of {len(share):,} hours a job "
+            f"of {np.median(found.largest_fit):,.0f} GPUs would fit."
+        )
+    some(panels, "no GPU job that was running at a whole hour says on which nodes")
+    names = (
+        "cluster",
+        "at_s",
+        "share_of_nodes_partly_used",
+        "free_gpus_on_partly_used_nodes",
+        "largest_fit_gpus",
+    )
+    columns = [np.concatenate(parts) for parts in zip(*tables, strict=True)]
+    return Result(
+        table=Table(dict(zip(names, columns, strict=True))),
+        chart=Figure(panels=panels, columns=3),
+        caption=" ".join(sentences),
+        numbers=numbers,
+    )
+
+
+ANALYSES = (
+    Analysis(
+        name="fragmentation", section="Waiting and capacity", title="How scattered the free GPUs are",
+        run=fragmentation,
+    ),
+)  # fmt: skip

@@ -1,0 +1,143 @@
+"""What GPUs and servers draw: the study's Fig 8 and Fig 9."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from holdfast.trace.analyses.measured import cdf, distributions, optional, over, sentences
+from holdfast.trace.analyses.result import Analysis, Result
+from holdfast.trace.analyses.selection import slug
+from holdfast.trace.charts import Axis, Bars, Figure
+from holdfast.trace.errors import LeftOut
+from holdfast.trace.table import Table
+
+if TYPE_CHECKING:
+    from holdfast.trace.distribution import Distribution
+    from holdfast.trace.trace import Trace
+
+SECTION = "Power, heat and carbon"
+STUDY_SHARES = {"GPUs": 2 / 3, "CPUs": 0.112, "PSU": 0.096}
+"""Shares of a GPU server's power as the study has them (Fig 9); the rest is memory, fans, drives and mainboard."""
+
+
+def gpu_power(trace: "Trace", *, idle_w: float = 70.0) -> Result:
+    """CDF of the power of GPUs, with the share that idles and the share above the rated power (study: Fig 8a).
+
+    An idle A100 draws about 60 W, one of them 55 and another 69: in the study's released data at most 70 W are the 30%
+    that it calls idle.
+
+    Args:
+        trace: with the metric POWER_USAGE; `Cluster.gpu_tdp_w` for the rated power.
+        idle_w: at most this is idle.
+
+    Raises:
+        LeftOut: there is no such telemetry.
+    """
+    found = distributions(trace, "POWER_USAGE")
+    numbers: dict[str, float] = {}
+    said: dict[str, str] = {}
+    for cluster, power in found.items():
+        key = f"{slug(cluster)}.gpu_power"
+        idle = float(power.at_most(idle_w))
+        numbers |= {f"{key}.mean_w": power.mean, f"{key}.median_w": power.median, f"{key}.idle_share": idle}
+        said[cluster] = f"mean {power.mean:,.0f} W, {idle:.1%} of the samples idle (at most {idle_w:g} W)"
+        known = trace.clusters.get(cluster)
+        if known and known.gpu_tdp_w:
+            numbers[f"{key}.over_tdp_share"] = over(power, known.gpu_tdp_w)
+            said[cluster] += f", {over(power, known.gpu_tdp_w):.1%} above the rated {known.gpu_tdp_w:g} W"
+    panel, table = cdf(
+        trace,
+        "GPU power",
+        Axis(label="GPU power (W)", low=0.0),
+        {(c, "POWER_USAGE"): d for c, d in found.items()},
+        unit="w",
+    )
+    return Result(table=table, chart=Figure(panels=[panel], columns=1), caption=sentences(said), numbers=numbers)
+
+
+def server_power(trace: "Trace") -> Result:
+    """CDF of the power of GPU and CPU servers, and how many times the mean of one is that of the other (Fig 8b).
+
+    A server that draws less than 1 W is a board that did not answer, and telemetry drops it.
+
+    Raises:
+        LeftOut: there is no such telemetry.
+    """
+    curves: dict[tuple[str, str], Distribution] = {}
+    for kind in ("GPU", "CPU"):
+        found = optional(trace, f"{kind}_SERVER_POWER")
+        curves |= {(cluster, f"{kind} server"): power for cluster, power in found.items()}
+    if not curves:
+        raise LeftOut("Left out: the telemetry has no power of servers (GPU_SERVER_POWER, CPU_SERVER_POWER).")
+    numbers: dict[str, float] = {}
+    said: dict[str, str] = {}
+    for (cluster, kind), power in curves.items():
+        numbers[f"{slug(cluster)}.{slug(kind)}_power.mean_w"] = power.mean
+        numbers[f"{slug(cluster)}.{slug(kind)}_power.median_w"] = power.median
+        words = f"a {kind} draws {power.mean:,.0f} W in the mean"
+        said[cluster] = f"{said[cluster]}, {words}" if cluster in said else words
+    for cluster in said:
+        gpu, cpu = (numbers.get(f"{slug(cluster)}.{kind}_server_power.mean_w") for kind in ("gpu", "cpu"))
+        if gpu and cpu:
+            numbers[f"{slug(cluster)}.server_power.gpu_to_cpu"] = gpu / cpu
+            said[cluster] += f": {gpu / cpu:.1f} times as much"
+    panel, table = cdf(trace, "Server power", Axis(label="server power (W)", low=0.0), curves, unit="w")
+    return Result(table=table, chart=Figure(panels=[panel], columns=1), caption=sentences(said), numbers=numbers)
+
+
+def power_breakdown(trace: "Trace") -> Result:
+    """Where a GPU server's power goes, as far as telemetry tells: its GPUs and the rest, beside the study's (Fig 9).
+
+    The GPUs' part is GPUs a node x mean POWER_USAGE, of mean GPU_SERVER_POWER; both over all the samples there are.
+
+    Raises:
+        LeftOut: no cluster has both metrics and a number of GPUs a node.
+    """
+    servers = distributions(trace, "GPU_SERVER_POWER")
+    gpus = distributions(trace, "POWER_USAGE")
+    rows, numbers, said = [], {}, {}
+    parts: dict[str, dict[str, float]] = {}
+    for cluster in servers:
+        known = trace.clusters.get(cluster)
+        if cluster not in gpus or not known or not known.gpus_per_node:
+            continue
+        server_w, gpus_w = servers[cluster].mean, known.gpus_per_node * gpus[cluster].mean
+        share = gpus_w / server_w
+        parts[cluster] = {"GPUs": share, "the rest": 1 - share}
+        rows += [(cluster, "GPUs", gpus_w, share), (cluster, "the rest", server_w - gpus_w, 1 - share)]
+        numbers[f"{slug(cluster)}.server_power.gpu_share"] = share
+        said[cluster] = (
+            f"the {known.gpus_per_node} GPUs draw {gpus_w:,.0f} of a server's {server_w:,.0f} W in the mean "
+            f"({share:.0%}; the study: {STUDY_SHARES['GPUs']:.0%})"
+        )
+    if not rows:
+        raise LeftOut("Left out: no cluster has the power of GPUs and of servers, and a number of GPUs a node.")
+    parts["the study"] = {**STUDY_SHARES, "the rest": 1 - sum(STUDY_SHARES.values())}
+    rows += [("the study", part, np.nan, share) for part, share in parts["the study"].items()]
+    names = [*STUDY_SHARES, "the rest"]
+    chart = Bars(
+        title="Power of a GPU server",
+        value=Axis(label="share of the server's power", low=0.0, high=1.0),
+        groups=list(parts),
+        parts={name: np.array([shares.get(name, 0.0) for shares in parts.values()]) for name in names},
+        stacked=True,
+    )
+    return Result(
+        table=Table.of_rows(("cluster", "part", "power_w", "share"), rows),
+        chart=Figure(panels=[chart], columns=1),
+        caption=sentences(said),
+        numbers=numbers,
+    )
+
+
+ANALYSES = (
+    Analysis(name="gpu_power", section=SECTION, title="GPU power", run=gpu_power, source="Fig 8a"),
+    Analysis(name="server_power", section=SECTION, title="Server power", run=server_power, source="Fig 8b"),
+    Analysis(
+        name="power_breakdown",
+        section=SECTION,
+        title="Where a server's power goes",
+        run=power_breakdown,
+        source="Fig 9",
+    ),
+)

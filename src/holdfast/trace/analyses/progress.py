@@ -1,0 +1,265 @@
+"""ETTR, effective training time ratio: what a run's wall time brought it; measured, bounded, or to be expected."""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.trace.analyses.failure_rates import SECTION, buckets, by_size
+from holdfast.trace.analyses.measured import sentences
+from holdfast.trace.analyses.result import Analysis, Result
+from holdfast.trace.analyses.selection import in_order, size_label, slug
+from holdfast.trace.charts import Axis, Bars, Figure, Lines, Series
+from holdfast.trace.errors import LeftOut
+from holdfast.trace.table import Table
+
+if TYPE_CHECKING:
+    from holdfast.core.accounting import RunSummary
+    from holdfast.core.ledger import Ledger
+    from holdfast.trace.trace import Trace
+
+Values = npt.NDArray[np.float64]
+
+
+def ettr_bound(
+    trace: "Trace", *, least_gpus: float = 9.0, checkpoint_interval_h: float = 0.5, restart_within_h: float = 1.0
+) -> Result:
+    """An upper bound of the ETTR of large jobs, from job records alone, by size.
+
+    Of all the time that their GPUs were held, a failed job loses what it ran since the last multiple of the checkpoint
+    interval. Records say no more: that steps ran without a stall, that a cancelled job kept all it did, and that none
+    was rolled back further is assumed, so the truth lies below. GPU time, not runs, is what is weighted.
+
+    With waits the number is a guess: after a failure the GPUs' worth of time is counted too until work goes on, with
+    the next attempt or the same user's next job of the same name and GPUs, which may be another's work.
+
+    Args:
+        trace: with states, sizes, run times and, for the waits, users and submission times.
+        least_gpus: only jobs of at least so many; by default those that outgrow a node of eight.
+        checkpoint_interval_h: hours; the study saves every 30 minutes (section 6.1).
+        restart_within_h: work that goes on later than this did not go on.
+
+    Raises:
+        LeftOut: columns are missing, or there are no such jobs.
+    """
+    trace.require("state", "gpu_num", "run_s")
+    has_waits = trace.has("username", "submit_at", "start_at", "end_at") or trace.has("attempt", "start_at", "end_at")
+    held = _hours(_large(trace.aggregate("failure_causes").where(is_gpu=True), least_gpus), "sum_run_s")
+    failed = _large(trace.aggregate("failure_durations").where(is_gpu=True), least_gpus)
+    lost = _hours(failed, "run_s", modulo_h=checkpoint_interval_h)
+    waits = _hours(_large(trace.aggregate("failure_restarts"), least_gpus), "restart_s", most_h=restart_within_h)
+    rows, numbers, said = [], {}, {}
+    for cluster in in_order(trace):
+        if cluster in trace.compared or cluster not in held:
+            continue
+        held_h, lost_h = held[cluster], lost.get(cluster, {})
+        waits_h = waits.get(cluster, {}) if has_waits else {}
+        for size in sorted(held_h):
+            gone, waited = lost_h.get(size, 0.0), waits_h.get(size, 0.0) if has_waits else np.nan
+            bound, guess = 1 - gone / held_h[size], (held_h[size] - gone) / (held_h[size] + waited)
+            rows.append((cluster, size, held_h[size], gone, waited, bound, guess))
+            numbers[f"{slug(cluster)}.ettr_bound.{size:g}_gpus"] = bound
+        used, gone, waited = sum(held_h.values()), sum(lost_h.values()), sum(waits_h.values())
+        numbers[f"{slug(cluster)}.ettr_bound"] = 1 - gone / used
+        said[cluster] = (
+            f"at most {1 - gone / used:.1%} of the GPU time of jobs of at least {least_gpus:g} GPUs brought training "
+            f"forward: {gone:,.0f} of {used:,.0f} GPU-hours were computed since a last save"
+        )
+        if has_waits:
+            numbers[f"{slug(cluster)}.ettr_with_waits"] = (used - gone) / (used + waited)
+            said[cluster] += f" ({(used - gone) / (used + waited):.1%} with {waited:,.0f} GPU-hours of likely waits)"
+    if not rows:
+        raise LeftOut(f"Left out: no job of at least {least_gpus:g} GPUs ran and ended.")
+    columns = (
+        "cluster",
+        "gpus",
+        "gpu_time_h",
+        "lost_gpu_time_h",
+        "waiting_gpu_time_h",
+        "ettr_bound",
+        "ettr_with_waits",
+    )
+    table = Table.of_rows(columns, rows)
+    parts = {"at most": table["ettr_bound"]} | ({"with likely waits": table["ettr_with_waits"]} if has_waits else {})
+    chart = Bars(
+        title="Upper bound of ETTR",
+        value=Axis(label="ETTR", low=0.0, high=1.0),
+        groups=[f"{row[0]}: {size_label(row[1])} GPUs" for row in rows],
+        parts=parts,
+    )
+    return Result(
+        table=table,
+        chart=Figure(panels=[chart], columns=1),
+        caption=f"{sentences(said)} An upper bound, assuming a checkpoint every {60 * checkpoint_interval_h:g} min: "
+        "records do not say what a run saved or rolled back.",
+        numbers=numbers,
+    )
+
+
+def ettr_of_runs(ledger: "Ledger", home: Path) -> Result:
+    """The measured ETTR of each run of a ledger, and where the rest of its wall time went.
+
+    From the run's records and its journal of steps (`holdfast.core.accounting`): the time of the steps that survive in
+    the final state, divided by the wall time since the first start.
+
+    Args:
+        ledger: where the runs are recorded.
+        home: `$HOLDFAST_HOME`, below which their journals lie.
+
+    Raises:
+        LeftOut: the ledger has no run that took any time.
+        HoldfastError: a journal is damaged.
+    """
+    from holdfast.core.accounting import summarize
+
+    found = [summarize(ledger, home, run.run_id) for run in ledger.runs()]
+    runs: list[RunSummary] = [summary for summary in found if summary.ettr is not None]
+    if not runs:
+        raise LeftOut("Left out: the ledger has no run that took any time.")
+    causes = list(runs[0].breakdown.by_cause())
+    spent_h = np.array([list(summary.breakdown.by_cause().values()) for summary in runs]) / 3600
+    wall_s = np.array([summary.wall_s for summary in runs])
+    ettr = np.array([float(summary.ettr or 0.0) for summary in runs])
+    whole = float((ettr * wall_s).sum() / wall_s.sum())
+    least = int(ettr.argmin())
+    return Result(
+        table=Table(
+            {
+                "run": np.array([summary.run.run_id for summary in runs], dtype=object),
+                "wall_s": wall_s,
+                "ettr": ettr,
+                "incidents": np.array([len(summary.incidents) for summary in runs]),
+                **{f"{cause}_s": 3600 * spent_h[:, number] for number, cause in enumerate(causes)},
+            }
+        ),
+        chart=Figure(
+            panels=[
+                Bars(
+                    title="Where the wall time of runs went",
+                    value=Axis(label="Wall time (h)", low=0.0),
+                    groups=[summary.run.run_id for summary in runs],
+                    parts={str(cause): spent_h[:, number] for number, cause in enumerate(causes)},
+                    stacked=True,
+                )
+            ],
+            columns=1,
+        ),
+        caption=f"ETTR {whole:.1%} over {len(runs)} runs ({wall_s.sum() / 3600:,.1f} h of wall time), the least "
+        f"{ettr[least]:.1%} of {runs[least].run.run_id}. Measured from the ledger and the journals of steps.",
+        numbers={"ettr": whole, "ettr.least": float(ettr.min()), "ettr.runs": float(len(runs))},
+    )
+
+
+def expected_ettr(
+    mttf_h: npt.ArrayLike, *, checkpoint_interval_h: float, restart_h: float, queue_h: float = 0.0
+) -> Values:
+    """The ETTR (effective training time ratio) to expect of a long run, 0 to 1.
+
+    (1 - f (u + c / 2)) / (1 + f q), with f = 1 / MTTF, u the restart, c the checkpoint interval and q the wait for GPUs
+    after a failure: the first-order estimate of Kokolis et al. (HPCA 2025, section III) for a run much longer than u
+    and q, whose saves do not stall it. First order in f: 0 where it would be negative.
+
+    Args:
+        mttf_h: mean time to failure of the run, hours.
+        checkpoint_interval_h: hours from one checkpoint to the next.
+        restart_h: hours from getting the GPUs until training goes on.
+        queue_h: hours of waiting for the GPUs after each failure.
+    """
+    rate = 1 / np.asarray(mttf_h, dtype=float)
+    return np.maximum(1 - rate * (restart_h + checkpoint_interval_h / 2), 0.0) / (1 + rate * queue_h)
+
+
+def expected_ettr_by_size(
+    trace: "Trace",
+    *,
+    checkpoint_intervals_h: tuple[float, ...] = (0.25, 0.5, 1.0),
+    restart_h: float = 5 / 60,
+    queue_h: float = 0.0,
+) -> Result:
+    """The ETTR to expect of a run against its size, if infrastructure failures come at this trace's rate of a GPU.
+
+    The study saves every 30 minutes (section 6.1); 5 minutes to restart is the assumption of Kokolis et al.
+
+    Args:
+        trace: with states, sizes and run times.
+        checkpoint_intervals_h: hours, one curve each.
+        restart_h: hours to restart, see `expected_ettr`.
+        queue_h: hours of waiting, see `expected_ettr`.
+
+    Raises:
+        LeftOut: as `by_size`, or no failure is known to be the infrastructure's: users' mistakes, which come at the
+            start of a job, say nothing of a long run.
+    """
+    rows, series, numbers, said = [], [], {}, {}
+    for cluster, jobs in by_size(trace).items():
+        failures = jobs.failures["infrastructure"].sum()
+        if cluster in trace.compared or not failures:
+            continue
+        gpu_mttf_h = jobs.gpu_time_h.sum() / failures
+        gpus = np.exp2(np.arange(3, max(14, int(np.log2(jobs.gpus[-1])) + 1)))
+        for interval_h in checkpoint_intervals_h:
+            ettr = expected_ettr(
+                gpu_mttf_h / gpus, checkpoint_interval_h=interval_h, restart_h=restart_h, queue_h=queue_h
+            )
+            rows += [(cluster, interval_h, *row) for row in zip(gpus, gpu_mttf_h / gpus, ettr, strict=True)]
+            series.append(Series(label=f"{cluster}, saved every {60 * interval_h:g} min", x=gpus, y=ettr))
+            for size, value in zip(gpus, ettr, strict=True):
+                numbers[f"{slug(cluster)}.expected_ettr.{60 * interval_h:g}_min.{size:g}_gpus"] = float(value)
+        words = [
+            f"{numbers[f'{slug(cluster)}.expected_ettr.{60 * interval_h:g}_min.1024_gpus']:.3f} saved every "
+            f"{60 * interval_h:g} min"
+            for interval_h in checkpoint_intervals_h
+        ]
+        said[cluster] = f"at 1,024 GPUs and the rate of infrastructure failures, an ETTR of {', '.join(words)}"
+    if not rows:
+        raise LeftOut("Left out: no failure is known to be the infrastructure's, and only those have a steady rate.")
+    chart = Lines(
+        title="ETTR to expect by job size",
+        x=Axis(label="GPUs of the run", scale="log2"),
+        y=Axis(label="Expected ETTR", low=0, high=1),
+        series=series,
+    )
+    columns = ("cluster", "checkpoint_interval_h", "gpus", "mttf_h", "expected_ettr")
+    return Result(
+        table=Table.of_rows(columns, rows),
+        chart=Figure(panels=[chart], columns=1),
+        caption=f"{sentences(said)} A model, not a measurement: {60 * restart_h:g} min to restart, "
+        f"{60 * queue_h:g} min of waiting.",
+        numbers=numbers,
+    )
+
+
+def _large(table: Table, least_gpus: float) -> Table:
+    keep = table["gpu_num"] >= least_gpus
+    return Table({name: column[keep] for name, column in table.columns.items()})
+
+
+def _hours(
+    table: Table, column: str, *, modulo_h: float = math.inf, most_h: float = math.inf
+) -> dict[str, dict[float, float]]:
+    """GPU-hours by cluster and bucket of size: seconds of `column` times GPUs, times `n` unless it is a sum.
+
+    Args:
+        table: with `cluster`, `gpu_num` and `n`.
+        column: seconds; NaN does not count.
+        modulo_h: only what is left after whole multiples of so many hours.
+        most_h: rows of more hours do not count.
+    """
+    hours = table[column].astype(float) / 3600
+    hours = np.where(hours <= most_h, hours, 0.0) % modulo_h  # NaN is no such hours
+    gpu_h = hours * table["gpu_num"] * (1 if column.startswith("sum_") else table["n"])
+    found: dict[str, dict[float, float]] = {}
+    size = buckets(table["gpu_num"])
+    for cluster in dict.fromkeys(table["cluster"].tolist()):
+        own = table["cluster"] == cluster
+        found[cluster] = {float(one): float(gpu_h[own & (size == one)].sum()) for one in np.unique(size[own])}
+        found[cluster] = {one: value for one, value in found[cluster].items() if value}
+    return {cluster: sizes for cluster, sizes in found.items() if sizes}
+
+
+ANALYSES = (
+    Analysis(name="ettr_bound", section=SECTION, title="ETTR, at most", run=ettr_bound),
+    Analysis(name="expected_ettr_by_size", section=SECTION, title="ETTR to expect", run=expected_ettr_by_size),
+)

@@ -1,0 +1,206 @@
+"""How long jobs wait between submission and start: CDFs of all, by type, by number of GPUs and by pool."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from holdfast.core import words
+from holdfast.trace.analyses.cumulative import BOTH, Counted, Group, cdf_panel, cdf_table, counted, headline
+from holdfast.trace.analyses.result import Analysis, Result
+from holdfast.trace.analyses.selection import (
+    OTHERS,
+    UNKNOWN,
+    in_order,
+    named,
+    role,
+    size_label,
+    size_of,
+    size_slug,
+    slug,
+    some,
+    types_in_order,
+)
+from holdfast.trace.charts import Axis, Figure
+
+if TYPE_CHECKING:
+    from holdfast.trace.trace import Trace
+
+NONE_WAITED = "no GPU job has both a time of submission and one of start"
+
+
+def queues(
+    trace: "Trace", cluster: str, *, split: str = "type", parts: Sequence[str] | None = None, gpu: bool = True
+) -> Counted:
+    """Seconds that a cluster's GPU jobs (or CPU jobs) waited.
+
+    Args:
+        trace: the trace.
+        cluster: one of its clusters.
+        split: `type`, `pool` or `gpu_num`.
+        parts: only the jobs whose `split` is one of these; a job without is `UNKNOWN`; None: all.
+        gpu: GPU jobs, not CPU jobs.
+    """
+    where = f"cluster = ? AND split = ? AND is_gpu = {gpu}"
+    parameters: list[object] = [cluster, split]
+    if parts is not None:
+        where += f" AND list_contains(?, coalesce(part, '{UNKNOWN}'))"
+        parameters.append(list(parts))
+    return counted(trace, "job_queues", "queue_s", where, parameters)
+
+
+def queue(trace: "Trace") -> Result:
+    """CDF of the time that GPU jobs waited, by jobs and by the GPU time that they then took, every cluster together.
+
+    Table: `cluster`, `part`, `weight`, `queue_s`, `share_at_most`. CPU jobs are in the numbers.
+
+    Raises:
+        LeftOut: no GPU job has both times.
+    """
+    groups = []
+    numbers: dict[str, float] = {}
+    for cluster in in_order(trace):
+        of_cpu = queues(trace, cluster, gpu=False)
+        if of_cpu.jobs.total > 0:
+            numbers |= headline(Group(label="", cluster=cluster, counted=of_cpu), "queue_s", kind="cpu_job")
+        group = Group(label=cluster, cluster=cluster, counted=queues(trace, cluster), role=role(trace, cluster))
+        if group.counted.jobs.total > 0:
+            groups.append(group)
+            numbers |= headline(group, "queue_s", kind="gpu_job")
+    some(groups, NONE_WAITED)
+    each = [
+        f"{words.duration(group.counted.jobs.median)} in {group.cluster} (mean "
+        f"{words.duration(group.counted.jobs.mean)}, n = {group.counted.jobs.total:,.0f})"
+        for group in groups
+    ]
+    return Result(
+        table=cdf_table(groups, column="queue_s"),
+        chart=Figure(panels=[cdf_panel(groups, x=_axis(), weight=weight) for weight in BOTH]),
+        caption=f"The median GPU job waits {', '.join(each)}; what waited less than a second is drawn at 1 s.",
+        numbers=numbers,
+    )
+
+
+def queue_by_type(trace: "Trace") -> Result:
+    """CDF of the time that GPU jobs waited by type, a cluster a row (study: Fig 6b and 6d), and by GPU time.
+
+    Table: `cluster`, `part` (the type), `weight`, `queue_s`, `share_at_most`.
+
+    Raises:
+        LeftOut: no cluster has types, or no job both times.
+    """
+    trace.require("type")
+    return _by_part(trace, "type", "type")
+
+
+def queue_by_size(trace: "Trace") -> Result:
+    """CDF of the time that GPU jobs waited by number of GPUs, in buckets up to powers of two.
+
+    Table: `cluster`, `part` (the bucket), `weight`, `queue_s`, `share_at_most`.
+
+    Raises:
+        LeftOut: no GPU job has both times.
+    """
+    return _by_part(trace, "gpu_num", "number of GPUs")
+
+
+def queue_by_pool(trace: "Trace", *, most: int = 8) -> Result:
+    """CDF of the time that GPU jobs waited by pool: the `most` pools with the most jobs, and the others together.
+
+    Table: `cluster`, `part` (the pool), `weight`, `queue_s`, `share_at_most`.
+
+    Raises:
+        LeftOut: no cluster has pools, or no job both times.
+    """
+    trace.require("pool")
+    return _by_part(trace, "pool", "pool", most=most)
+
+
+def _by_part(trace: "Trace", split: str, word: str, *, most: int | None = None) -> Result:
+    by_cluster = [
+        _groups(trace, cluster, split, most) for cluster in in_order(trace) if trace.has(split, cluster=cluster)
+    ]
+    shown = [groups for groups in by_cluster if named(group.part for group in groups)]
+    some(shown, f"{NONE_WAITED}, and a {word}")
+    numbers: dict[str, float] = {}
+    sentences = []
+    for groups in shown:
+        for group in groups:
+            numbers |= headline(group, "queue_s", kind=_kind(split, group.part))
+        by_mean = sorted((group for group in groups if named([group.part])), key=lambda group: group.counted.jobs.mean)
+        shortest, longest = by_mean[0], by_mean[-1]
+        sentence = (
+            f"{longest.cluster}: by {word}, {longest.part} waits longest (mean "
+            f"{words.duration(longest.counted.jobs.mean)}, median {words.duration(longest.counted.jobs.median)}, "
+            f"n = {longest.counted.jobs.total:,.0f})"
+        )
+        if len(by_mean) > 1:
+            sentence += (
+                f", {shortest.part} least (mean {words.duration(shortest.counted.jobs.mean)}, "
+                f"n = {shortest.counted.jobs.total:,.0f})"
+            )
+        sentences.append(f"{sentence}.")
+    return Result(
+        table=cdf_table([group for groups in shown for group in groups], column="queue_s"),
+        chart=Figure(
+            panels=[
+                cdf_panel(groups, x=_axis(), weight=weight, title=groups[0].cluster)
+                for groups in shown
+                for weight in BOTH
+            ]
+        ),
+        caption=" ".join(sentences),
+        numbers=numbers,
+    )
+
+
+def _groups(trace: "Trace", cluster: str, split: str, most: int | None) -> list[Group]:
+    found = trace.query(
+        f"SELECT coalesce(part, '{UNKNOWN}') AS part, sum(n)::DOUBLE AS n FROM {trace.prepare('job_queues')} "
+        "WHERE cluster = ? AND split = ? AND is_gpu GROUP BY ALL ORDER BY n DESC, part",
+        [cluster, split],
+    )
+    parts = [str(part) for part in found["part"].tolist()]
+    if split == "type":
+        gathered = {part: [part] for part in types_in_order(parts)}
+    else:
+        gathered = {}
+        for place, part in enumerate(sorted(parts, key=float) if split == "gpu_num" else parts):
+            name = size_label(size_of(float(part))) if split == "gpu_num" else part
+            gathered.setdefault(name if most is None or place < most else OTHERS, []).append(part)
+    return [
+        Group(
+            label=name,
+            cluster=cluster,
+            part=name,
+            counted=queues(trace, cluster, split=split, parts=members),
+            role=role(trace, cluster),
+        )
+        for name, members in gathered.items()
+    ]
+
+
+def _kind(split: str, part: str) -> str:
+    """How a part is named in the key of a number: a type alone, `gpus_5_8`, `pool_vc1`."""
+    if split == "gpu_num":
+        return size_slug(part)
+    return slug(part) if split == "type" else f"pool_{slug(part)}"
+
+
+def _axis() -> Axis:
+    return Axis(label="queue time of GPU jobs (s)", scale="log", low=1.0)
+
+
+ANALYSES = (
+    Analysis(name="queue", section="Waiting and capacity", title="How long GPU jobs wait", run=queue),
+    Analysis(
+        name="queue_by_type", section="Waiting and capacity", title="How long GPU jobs wait, by type",
+        run=queue_by_type, source="Fig 6b, 6d",
+    ),
+    Analysis(
+        name="queue_by_size", section="Waiting and capacity", title="How long GPU jobs wait, by number of GPUs",
+        run=queue_by_size,
+    ),
+    Analysis(
+        name="queue_by_pool", section="Waiting and capacity", title="How long GPU jobs wait, by pool",
+        run=queue_by_pool,
+    ),
+)  # fmt: skip

@@ -1,0 +1,77 @@
+"""What the cluster is used for: each type's share of the jobs and of the GPU time."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from holdfast.trace.analyses.result import Analysis, Result
+from holdfast.trace.analyses.selection import UNKNOWN, in_order, named, slug, some, types_in_order
+from holdfast.trace.charts import Axis, Bars, Figure
+from holdfast.trace.table import Table
+
+if TYPE_CHECKING:
+    from holdfast.trace.trace import Trace
+
+
+def workload_shares(trace: "Trace") -> Result:
+    """Each type's share of GPU jobs and of GPU time, a cluster a panel (study: Fig 4), those without a type too.
+
+    Table: `cluster`, `type`, `jobs`, `gpu_time_h`, `share_of_jobs`, `share_of_gpu_time`.
+
+    Raises:
+        LeftOut: no cluster has types of GPU jobs.
+    """
+    trace.require("type")
+    sums = trace.query(
+        f"SELECT cluster, coalesce(type, '{UNKNOWN}') AS type, sum(n)::DOUBLE AS n, "
+        "coalesce(sum(sum_gpu_time_s), 0)::DOUBLE AS gpu_time_s "
+        f"FROM {trace.prepare('job_counts')} WHERE is_gpu GROUP BY ALL"
+    )
+    rows, panels, sentences = [], [], []
+    numbers: dict[str, float] = {}
+    for cluster in in_order(trace):
+        own = {row[1]: row[2:] for row in sums.where(cluster=cluster).rows()}
+        if not named(own):
+            continue
+        types = types_in_order(own)
+        jobs, gpu_time_s = (np.array([own[kind][measure] for kind in types], dtype=float) for measure in (0, 1))
+        of_jobs, of_time = jobs / jobs.sum(), gpu_time_s / max(gpu_time_s.sum(), 1e-300)
+        for place, kind in enumerate(types):
+            rows.append((cluster, kind, jobs[place], gpu_time_s[place] / 3600, of_jobs[place], of_time[place]))
+            key = f"{slug(cluster)}.{slug(kind)}"
+            numbers[f"{key}.n"] = float(jobs[place])
+            numbers[f"{key}.share_of_jobs"] = float(of_jobs[place])
+            numbers[f"{key}.share_of_gpu_time"] = float(of_time[place])
+        panels.append(
+            Bars(
+                title=f"{cluster} (n = {jobs.sum():,.0f} GPU jobs, {gpu_time_s.sum() / 3600:,.0f} GPU h)",
+                value=Axis(label="share", low=0.0),
+                groups=types,
+                parts={"jobs": of_jobs, "GPU time": of_time},
+            )
+        )
+        many, much = (int(shares[: len(named(types))].argmax()) for shares in (of_jobs, of_time))
+        sentence = (
+            f"{cluster}: {types[many]} is {of_jobs[many]:.1%} of {jobs.sum():,.0f} GPU jobs and {of_time[many]:.1%} of "
+            f"the GPU time"
+        )
+        if much != many:
+            sentence += f"; {types[much]} is {of_jobs[much]:.1%} of jobs and {of_time[much]:.1%} of GPU time"
+        if UNKNOWN in own:
+            sentence += f"; the type of {of_jobs[-1]:.1%} of jobs is unknown"
+        sentences.append(sentence + ".")
+    some(panels, "no GPU job has a type")
+    return Result(
+        table=Table.of_rows(("cluster", "type", "jobs", "gpu_time_h", "share_of_jobs", "share_of_gpu_time"), rows),
+        chart=Figure(panels=panels),
+        caption=" ".join(sentences),
+        numbers=numbers,
+    )
+
+
+ANALYSES = (
+    Analysis(
+        name="workload_shares", section="The cluster and its jobs", title="What the cluster is used for",
+        run=workload_shares, source="Fig 4",
+    ),
+)  # fmt: skip

@@ -1,0 +1,143 @@
+"""Curves and points over a common x."""
+
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from holdfast.trace import charts
+from holdfast.trace.figures.look import DASHES, MARKERS, Look
+from holdfast.trace.figures.plan import PLOT_HEIGHT_IN, Key, Plan, empty
+from holdfast.trace.figures.text import shown
+from holdfast.trace.figures.ticks import AxisPlan, plan_axis
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from holdfast.trace.charts import Values
+
+DENSE = 200
+"""Curves over time of more points than this are thin and have no dashes, which a jagged line would make a blur of."""
+FEW_POINTS = 60
+"""Up to so many points have markers of their own shape; more are dots."""
+
+
+def plan_curves(panel: charts.Lines, look: Look, *, width_in: float) -> Plan:
+    """The plan of curves, bands, error bars and points."""
+    every = [np.empty(0), *(series.x for series in panel.series)]
+    heights = [np.empty(0)]
+    for series in panel.series:
+        heights += [part for part in (series.y, series.low, series.high) if part is not None]
+    x = plan_axis(panel.x, np.concatenate(every), length_pt=width_in * 62, gap_pt=38)
+    y = plan_axis(panel.y, np.concatenate(heights), length_pt=PLOT_HEIGHT_IN * 72, gap_pt=26)
+    if not y.category:  # so that a curve along the edge keeps its full stroke
+        y = replace(y, high=y.high + 0.012 * (y.high - y.low) if y.scale == "linear" else y.high * 1.12)
+    dense = panel.x.scale == "time" and max((len(series.x) for series in panel.series), default=0) > DENSE
+    keys = [_key(series, number, look, dense=dense) for number, series in enumerate(panel.series)]
+    return Plan(
+        title=shown(panel.title),
+        x=x,
+        y=y,
+        keys=[key for key in keys if key.label],
+        draw=partial(_draw, panel, keys, x, y, look),
+    )
+
+
+def _key(series: charts.Series, number: int, look: Look, *, dense: bool) -> Key:
+    dash = DASHES[1] if series.style == "dashed" else "solid" if dense else DASHES[number % len(DASHES)]
+    thin = series.role == "compared" or (dense and len(series.x) > DENSE)
+    return Key(
+        label=shown(series.label),
+        colour=look.series(number),
+        kind="points" if series.style == "points" else "line",
+        width_pt=look.compared_pt if thin else look.line_pt,
+        dash=dash,
+        marker=MARKERS[number % len(MARKERS)],
+        opacity=0.85 if series.role == "compared" else 1.0,
+    )
+
+
+def _draw(panel: charts.Lines, keys: list[Key], x: AxisPlan, y: AxisPlan, look: Look, axes: "Axes") -> dict[str, str]:
+    if not any(np.isfinite(series.x).any() and np.isfinite(series.y).any() for series in panel.series):
+        empty(axes, look)
+    # Those compared lie behind; of equals the first is on top, as it is first in the legend.
+    for number in reversed(range(len(panel.series))):
+        series, key = panel.series[number], keys[number]
+        order = 2.5 if series.role == "compared" else 3.0
+        if series.style == "points":
+            _points(series, key, x, y, axes, order)
+            continue
+        across, up = vertices(series, x, y)
+        if series.low is not None and series.high is not None:
+            _, low = vertices(series, x, y, series.low)
+            _, high = vertices(series, x, y, series.high)
+            axes.fill_between(across, low, high, color=key.colour, alpha=0.18, linewidth=0, zorder=order - 1)
+        alone = np.isfinite(up) & np.isnan(np.r_[np.nan, up[:-1]]) & np.isnan(np.r_[up[1:], np.nan])
+        style: dict[str, Any] = {"color": key.colour, "alpha": key.opacity, "zorder": order}
+        axes.plot(across, up, linewidth=key.width_pt, linestyle=key.dash, solid_joinstyle="round", **style)
+        if alone.any():  # a point without neighbours is no line
+            axes.plot(across[alone], up[alone], linestyle="none", marker=key.marker, markersize=3.5, **style)
+    return {}
+
+
+def vertices(
+    series: charts.Series, x: AxisPlan, y: AxisPlan, values: "Values | None" = None
+) -> tuple["Values", "Values"]:
+    """The corners of a curve, as they can be drawn on these axes.
+
+    What lies at or below 0 has no place on a logarithmic axis: a curve has a gap there; a step comes in from the
+    left edge at the height it has by then, so the share of zeros is seen.
+    """
+    across = np.asarray(series.x, dtype=float)
+    up = np.asarray(series.y if values is None else values, dtype=float)
+    keep = np.isfinite(across)
+    across, up = across[keep], up[keep]
+    if series.style == "step" and len(across):
+        entering = np.flatnonzero(across <= x.low)
+        if len(entering):
+            across, up = across[entering[-1] :].copy(), up[entering[-1] :]
+            across[0] = x.low
+        if values is None and series.cumulative:
+            start = [] if len(entering) else [0.0]
+            across, up = np.r_[across[: len(start)], across, x.high], np.r_[start, up, up[-1]]
+        across, up = np.repeat(across, 2)[1:], np.repeat(up, 2)[:-1]
+    elif x.scale == "log":
+        across, up = across[across > 0], up[across > 0]
+    if y.scale == "log":
+        up = np.where(up > 0, up, np.nan)
+    return across, np.where(np.isfinite(up), up, np.nan)
+
+
+def _points(series: charts.Series, key: Key, x: AxisPlan, y: AxisPlan, axes: "Axes", order: float) -> None:
+    across, up = np.asarray(series.x, dtype=float), np.asarray(series.y, dtype=float)
+    keep = np.isfinite(across) & np.isfinite(up)
+    keep &= (across > 0) if x.scale == "log" else True
+    keep &= (up > 0) if y.scale == "log" else True
+    if series.low is not None and series.high is not None:
+        bottom = np.maximum(series.low, y.low if y.scale == "log" else -np.inf)
+        axes.vlines(across[keep], bottom[keep], series.high[keep], color=key.colour, linewidth=0.8, zorder=order)
+    across, up = across[keep], up[keep]
+    if len(across) <= FEW_POINTS:
+        axes.plot(
+            across, up, linestyle="none", marker=key.marker, markersize=4, color=key.colour, markeredgewidth=0,
+            zorder=order,
+        )  # fmt: skip
+        return
+    _dots(across, up, key, axes, order)
+
+
+def _dots(across: "Values", up: "Values", key: Key, axes: "Axes", order: float) -> None:
+    """Dots as one path of strokes without length, round at their ends: a tenth of the size of as many markers."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    corners = np.repeat(np.column_stack([across, up]), 2, axis=0)
+    codes = np.tile(np.array([Path.MOVETO, Path.LINETO], dtype=Path.code_type), len(across))
+    path = Path(corners, codes)
+    path.should_simplify = False
+    axes.add_patch(
+        PathPatch(
+            path, facecolor="none", edgecolor=key.colour, linewidth=2.2, capstyle="round", alpha=0.6, zorder=order
+        )
+    )

@@ -1,0 +1,242 @@
+"""Margins, axes, keys and titles around what a plan draws."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from holdfast.trace.figures.look import Look
+from holdfast.trace.figures.plan import Key, Plan
+from holdfast.trace.figures.text import cut, width_pt
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+_LINE_KEY_PT, _AREA_KEY_PT, _POINT_KEY_PT = 17.0, 12.0, 6.0
+_KEY_GAP_PT, _COLUMN_GAP_PT = 4.0, 13.0
+_LEAD = 1.42
+"""Distance of lines of text, in sizes."""
+_TILT_DEGREES = 40
+_BOLD = 1.16
+"""How much wider bold text is, at most: that of DejaVu Sans."""
+_LEFT_SHARE = 0.42
+"""Of the width, at most, for the labels on the left."""
+
+
+@dataclass(frozen=True)
+class Margins:
+    """Room around the axes, in points."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A plan and what stands around it."""
+
+    plan: Plan
+    title: str
+    left_labels: Sequence[str]
+    tilted: bool
+    """Whether the labels below stand at a slant: categories too long to lie side by side."""
+    margins: Margins
+
+
+def frame(plan: Plan, look: Look, *, width_in: float, letter: str = "") -> Frame:
+    """Measure what stands around a panel of this width."""
+    size, width = look.text_pt, width_in * 72
+    limit = width * _LEFT_SHARE
+    labels = [cut(text, size, look.fonts, limit) for _, text in plan.y.ticks]
+    left = max((width_pt(text, size, look.fonts) for text in labels), default=0.0) + 6
+    right = 5.0
+    below = [width_pt(text, size, look.fonts) for _, text in plan.x.ticks]
+    tilted = plan.x.category and len(below) > 1 and sum(below) + 6 * len(below) > width - left - right
+    if tilted:
+        longest = min(max(below), 110.0)
+        bottom = longest * math.sin(math.radians(_TILT_DEGREES)) + size * 1.6
+    else:
+        lines = max((text.count("\n") + 1 for _, text in plan.x.ticks), default=0)
+        bottom = lines * size * 1.2 + 5
+        if plan.x.ticks:  # the last label reaches over the end of its axis by what is not inside it
+            end, overhang = plan.x.place(plan.x.ticks[-1][0]), below[-1] / 2
+            right = max(right, overhang - (1 - end) * (width - left - right) + 2)
+            left = max(left, below[0] / 2 - plan.x.place(plan.x.ticks[0][0]) * (width - left - right) + 2)
+    for at, length in plan.beside:
+        end = max(plan.x.place(at), 0.05)
+        right = max(right, (end * (width - left) + length - (width - left)) / end)
+    if plan.x.label:
+        bottom += size * 1.3
+    title = f"({letter}) {plan.title}".strip() if letter else plan.title
+    top = 3.0
+    top += look.title_pt * _LEAD + 2 if title else 0
+    top += _key_rows(plan.keys, look, width) * size * _LEAD
+    top += _above_axes(plan, size)
+    return Frame(plan, title, labels, tilted, Margins(left, right, top, bottom))
+
+
+def _above_axes(plan: Plan, size: float) -> float:
+    """Room between the keys and the axes, in points: for the label of the vertical axis, where there is one."""
+    return size * (_LEAD + 0.55) if plan.y.label else size * 0.5
+
+
+def _key_columns(keys: Sequence[Key], look: Look, width: float) -> list[float]:
+    """Where each column of the legend begins, in points: as many columns as there is room for."""
+    entries = [_key_pt(key) + width_pt(key.label, look.text_pt, look.fonts) + _COLUMN_GAP_PT for key in keys]
+    for columns in range(len(keys), 1, -1):
+        widths = [max(entries[number::columns]) for number in range(columns)]
+        if sum(widths) - _COLUMN_GAP_PT <= width:
+            return [sum(widths[:number]) for number in range(columns)]
+    return [0.0]
+
+
+def _key_rows(keys: Sequence[Key], look: Look, width: float) -> int:
+    return math.ceil(len(keys) / len(_key_columns(keys, look, width)))
+
+
+def _key_pt(key: Key) -> float:
+    """How far the label of a key stands from its left end."""
+    return {"line": _LINE_KEY_PT, "area": _AREA_KEY_PT, "points": _POINT_KEY_PT}[key.kind] + _KEY_GAP_PT
+
+
+def draw_frame(
+    figure: "Figure", framed: Frame, look: Look, *, left_in: float, top_in: float, width_in: float, height_in: float
+) -> dict[str, str]:
+    """Draw a panel into a box of the figure.
+
+    Args:
+        figure: drawn on.
+        framed: what to draw.
+        look: colours and sizes.
+        left_in: of the box, from the figure's left.
+        top_in: of the box, from the figure's top.
+        width_in: of the box.
+        height_in: of the axes alone; the margins come on top.
+
+    Returns:
+        The titles that a reader sees on hover, by the artist's gid.
+    """
+    plan, margins = framed.plan, framed.margins
+    total_width, total_height = figure.get_size_inches()
+    x0, y1 = left_in * 72 + margins.left, top_in * 72 + margins.top
+    box = (
+        x0 / 72 / total_width,
+        1 - (y1 / 72 + height_in) / total_height,
+        (width_in * 72 - margins.left - margins.right) / 72 / total_width,
+        height_in / total_height,
+    )
+    axes = figure.add_axes(box)
+    _axes(axes, framed, look)
+    titles = plan.draw(axes)
+    axes.set_xlim(plan.x.low, plan.x.high)
+    axes.set_ylim(plan.y.low, plan.y.high)
+    _around(figure, framed, look, left=left_in * 72, top=top_in * 72, width=width_in * 72, height=height_in * 72)
+    return titles
+
+
+def _axes(axes: "Axes", framed: Frame, look: Look) -> None:
+    from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
+
+    plan = framed.plan
+    axes.patch.set_alpha(0)
+    for axis, side, set_scale in ((axes.xaxis, plan.x, axes.set_xscale), (axes.yaxis, plan.y, axes.set_yscale)):
+        if side.scale != "linear":
+            linear: dict[str, Any] = (
+                {"linthresh": side.linear_within} if side.scale == "symlog" else {"nonpositive": "mask"}
+            )
+            set_scale(side.scale, **linear)
+        labels = framed.left_labels if side is plan.y else [text for _, text in side.ticks]
+        axis.set_major_locator(FixedLocator([at for at, _ in side.ticks]))
+        axis.set_major_formatter(FixedFormatter(list(labels)))
+        axis.set_minor_locator(NullLocator())
+    for name, spine in axes.spines.items():
+        spine.set_visible(name == "bottom" and plan.framed)
+        spine.set_color(look.colours["muted"])
+        spine.set_linewidth(0.7)
+    for name in ("x", "y"):
+        if plan.grid in (name, "both"):
+            axes.grid(visible=True, axis=name, color=look.colours["hair"], linewidth=0.6)  # type: ignore[arg-type]
+    axes.set_axisbelow(True)
+    axes.tick_params(axis="x", pad=5)
+    axes.tick_params(length=0, labelsize=look.text_pt, labelcolor=look.colours["muted"])
+    for label in (*axes.get_xticklabels(), *axes.get_yticklabels()):
+        label.set_fontfamily(list(look.fonts))
+        label.set_parse_math(False)
+    if framed.tilted:
+        for label in axes.get_xticklabels():
+            label.set(rotation=_TILT_DEGREES, ha="right", rotation_mode="anchor")
+
+
+def _around(
+    figure: "Figure", framed: Frame, look: Look, *, left: float, top: float, width: float, height: float
+) -> None:
+    """Title, keys and labels, from the top of the panel's box down; all in points."""
+    plan, margins = framed.plan, framed.margins
+    total_width, total_height = (side * 72 for side in figure.get_size_inches())
+
+    def write(x: float, y: float, text: str, *, size: float, colour: str, **more: Any) -> None:
+        figure.text(
+            x / total_width, 1 - y / total_height, text, fontsize=size, color=look.colours[colour],
+            family=list(look.fonts), parse_math=False, **more,
+        )  # fmt: skip
+
+    size, y = look.text_pt, top + 2
+    if framed.title:
+        y += look.title_pt
+        title = cut(framed.title, look.title_pt * _BOLD, look.fonts, width)
+        write(left, y, title, size=look.title_pt, colour="ink", weight="bold")
+        y += look.title_pt * (_LEAD - 1) + 2
+    columns = _key_columns(plan.keys, look, width)
+    for number, key in enumerate(plan.keys):
+        x, line = left + columns[number % len(columns)], y + (number // len(columns)) * size * _LEAD + size
+        _draw_key(figure, key, x / total_width, 1 - (line - size * 0.36) / total_height, look)
+        label = cut(key.label, size, look.fonts, width - _key_pt(key))
+        write(x + _key_pt(key), line, label, size=size, colour="ink")
+    if plan.y.label:
+        label = cut(plan.y.label, size, look.fonts, width)
+        write(left, top + margins.top - size * 0.85, label, size=size, colour="muted")
+    if plan.x.label:
+        middle = left + (margins.left + width - margins.right) / 2
+        label = cut(plan.x.label, size, look.fonts, width)
+        half = width_pt(label, size, look.fonts) / 2
+        middle = min(max(middle, left + half), left + width - half)
+        write(
+            middle,
+            top + margins.top + height + margins.bottom - size * 0.25,
+            label,
+            size=size,
+            colour="muted",
+            ha="center",
+        )
+
+
+def _draw_key(figure: "Figure", key: Key, x: float, y: float, look: Look) -> None:
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Rectangle
+
+    width, height = (side * 72 for side in figure.get_size_inches())
+    if key.kind == "area":
+        tall = look.text_pt * 0.86
+        figure.add_artist(
+            Rectangle(
+                (x, y - tall / 2 / height), _AREA_KEY_PT / width, tall / height, facecolor=key.colour,
+                alpha=key.opacity, hatch=key.hatch, edgecolor=look.colours["paper"], linewidth=0,
+            )
+        )  # fmt: skip
+    elif key.kind == "points":
+        figure.add_artist(
+            Line2D(
+                [x + _POINT_KEY_PT / 2 / width], [y], linestyle="none", marker=key.marker, markersize=4,
+                color=key.colour, markeredgewidth=0,
+            )
+        )  # fmt: skip
+    else:
+        figure.add_artist(
+            Line2D(
+                [x, x + _LINE_KEY_PT / width], [y, y], color=key.colour, linewidth=key.width_pt, linestyle=key.dash,
+                alpha=key.opacity,
+            )
+        )  # fmt: skip

@@ -1,0 +1,116 @@
+"""A matrix as shades of one colour."""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from holdfast.trace import charts
+from holdfast.trace.figures import numerals
+from holdfast.trace.figures.look import Look
+from holdfast.trace.figures.plan import Key, Plan, empty
+from holdfast.trace.figures.text import shown
+from holdfast.trace.figures.ticks import LABEL_LIMIT, AxisPlan
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SHADES = 12
+"""Steps of opacity: one colour over the page's own, so that a map serves light and dark and prints in grey."""
+FAINTEST = 0.05
+CELLS_APART = 400
+"""Up to so many cells are drawn with a gap about each."""
+
+
+def plan_heatmap(panel: charts.Heatmap, look: Look, *, width_in: float) -> Plan:
+    """The plan of a map: cells of `SHADES` shades, row 0 on top; what is not a number is left blank."""
+    values = np.asarray(panel.values, dtype=float)
+    rows, columns = values.shape
+    low, high = shade_ends(values)
+    colour = look.series(0)
+    marks = [low + share * (high - low) for share in (0, 0.25, 0.5, 0.75, 1)] if np.isfinite(low) else []
+    keys = [
+        Key(label=numerals.number(mark), colour=colour, kind="area", opacity=_opacity(mark, low, high))
+        for mark in (marks if high > low else marks[:1])
+    ]
+    if keys and panel.unit:
+        keys[-1] = Key(
+            label=f"{keys[-1].label} {shown(panel.unit, 40)}", colour=colour, kind="area", opacity=keys[-1].opacity
+        )
+    across = _positions(panel.x, columns, width_in * 58)
+    down = _positions(panel.y, rows, max(rows * 13.0, 120.0), gap_pt=11)
+    return Plan(
+        title=shown(panel.title),
+        x=across,
+        y=AxisPlan(
+            label=down.label, scale="linear", low=down.high, high=down.low, ticks=down.ticks, category=down.category
+        ),
+        keys=keys,
+        draw=partial(_draw, values, low, high, look),
+        height_in=min(max(rows * 0.18, 0.5), 3.2),
+        grid="",
+        framed=False,
+    )
+
+
+def shade_ends(values: charts.Values) -> tuple[float, float]:
+    """What the faintest and the strongest shade stand for; NaN of nothing.
+
+    Shades begin at 0 unless the values are far from it.
+    """
+    finite = values[np.isfinite(values)]
+    if not finite.size:
+        return float("nan"), float("nan")
+    low, high = float(finite.min()), float(finite.max())
+    return (0.0 if 0 <= low < 0.6 * high else low), high
+
+
+def _opacity(value: float, low: float, high: float) -> float:
+    share = (value - low) / (high - low) if high > low else 0.5
+    return FAINTEST + (1 - FAINTEST) * round(share * (SHADES - 1)) / (SHADES - 1)
+
+
+def _positions(axis: charts.Axis, number: int, length_pt: float, *, gap_pt: float = 0.0) -> AxisPlan:
+    """An axis of cells: the middle of cell k is at k."""
+    labels = [shown(text, LABEL_LIMIT) for text in axis.ticks] or [str(index) for index in range(number)]
+    longest = max(map(len, labels), default=1)
+    gap_pt = gap_pt or (longest * 5.6 + 4 if longest <= 6 else 12)
+    every = max(1, int(np.ceil(number * gap_pt / length_pt)))
+    ticks = [(float(index), label) for index, label in enumerate(labels[:number]) if index % every == 0]
+    return AxisPlan(
+        label=shown(axis.label), scale="linear", low=-0.5, high=max(number, 1) - 0.5, ticks=ticks, category=True
+    )
+
+
+def _draw(values: charts.Values, low: float, high: float, look: Look, axes: "Axes") -> dict[str, str]:
+    """One path a shade; in a large map neighbours in a row are one rectangle, so it stays a small drawing."""
+    from matplotlib.patches import PathPatch
+    from matplotlib.path import Path
+
+    shades = np.full(values.shape, -1)
+    finite = np.isfinite(values)
+    if not finite.any():
+        empty(axes, look)
+    span = high - low if high > low else 1.0
+    apart = values.size <= CELLS_APART
+    shades[finite] = np.rint((values[finite] - low) / span * (SHADES - 1)).astype(int)
+    gap = 0.03 if apart else 0.0
+    runs: dict[int, list[tuple[float, float, float]]] = {}
+    for row, line in enumerate(shades):
+        starts = np.arange(len(line)) if apart else np.flatnonzero(np.r_[True, line[1:] != line[:-1]][: len(line)])
+        for start, end in zip(starts, np.r_[starts[1:], len(line)], strict=True):
+            runs.setdefault(int(line[start]), []).append((row - 0.5 + gap, start - 0.5 + gap, end - 0.5 - gap))
+    for shade, spans in runs.items():
+        if shade < 0:
+            continue
+        corners = [
+            corner
+            for top, left, right in spans
+            for corner in (
+                (left, top), (right, top), (right, top + 1 - 2 * gap), (left, top + 1 - 2 * gap), (left, top),
+            )
+        ]  # fmt: skip
+        codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(spans)
+        opacity = _opacity(low + shade * span / (SHADES - 1), low, high) if high > low else 0.5
+        axes.add_patch(PathPatch(Path(corners, codes), facecolor=look.series(0), alpha=opacity, linewidth=0, zorder=2))
+    return {}

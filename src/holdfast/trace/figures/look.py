@@ -1,0 +1,92 @@
+"""Colours, dashes and sizes: of the page, in light and dark, and of a paper."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from holdfast.core.drawing import stand_ins
+
+SERIES_COLOURS: Final = 7
+
+LIGHT: Final = {
+    "ink": "#1b1c1f",
+    "muted": "#5c6068",
+    "hair": "#dddcd6",
+    "paper": "#fcfcfa",
+    # The palette of Okabe and Ito, 2008 ("Color Universal Design"), less its yellow, which white paper swallows.
+    "s1": "#0072b2",
+    "s2": "#d55e00",
+    "s3": "#009e73",
+    "s4": "#cc79a7",
+    "s5": "#e69f00",
+    "s6": "#56b4e9",
+    "s7": "#44474d",
+}
+"""The CSS variables of the page and their values on light paper."""
+
+DARK: Final = {
+    "ink": "#e7e5df",
+    "muted": "#a2a6ad",
+    "hair": "#34383e",
+    "paper": "#15171a",
+    "s1": "#4ea8e6",
+    "s2": "#f08a4b",
+    "s3": "#35c49a",
+    "s4": "#e59cc5",
+    "s5": "#f0c545",
+    "s6": "#a9dbff",
+    "s7": "#c9c7c0",
+}
+"""The same, lighter, on dark paper."""
+
+DASHES: Final[Sequence[Any]] = (
+    "solid",
+    (0, (5.5, 1.7)),
+    (0, (1.3, 1.3)),
+    (0, (7, 1.6, 1.3, 1.6)),
+    (0, (3, 1.2)),
+)
+"""Five dashes and seven colours: 35 curves, each with its own pair, told apart in greyscale too."""
+MARKERS: Final = ("o", "s", "^", "D", "v", "P", "X")
+HATCHES: Final = ("", "/////", "....", "xxxx", "-----", "\\\\\\\\\\", "++++")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """How a figure is drawn; sizes in points."""
+
+    colours: Mapping[str, str]
+    """A matplotlib colour for each name of `LIGHT`."""
+    fonts: Sequence[str]
+    text_pt: float = 8.2
+    """Tick labels, keys and axis labels."""
+    title_pt: float = 9.0
+    line_pt: float = 1.5
+    compared_pt: float = 1.0
+    hatched: bool = False
+    """Whether areas carry hatches, for greyscale print."""
+
+    def series(self, index: int) -> str:
+        """Colour of the series or part `index`."""
+        return self.colours[f"s{index % SERIES_COLOURS + 1}"]
+
+
+PAGE: Final = Look(colours=stand_ins(tuple(LIGHT)), fonts=("DejaVu Sans",))
+"""The page: stand-in colours; laid out in the wide font that comes with matplotlib, shown in the page's own."""
+
+
+def paper_look() -> Look:
+    """A paper: real colours on white, the sans serif of the trade where it is installed."""
+    from matplotlib import font_manager
+
+    installed = {font.name for font in font_manager.fontManager.ttflist}
+    fonts = [name for name in ("Helvetica", "Arial", "Liberation Sans", "Nimbus Sans") if name in installed]
+    return Look(
+        colours=LIGHT | {"ink": "#000000", "muted": "#222222", "hair": "#d9d9d9", "paper": "#ffffff"},
+        fonts=(*fonts[:1], "DejaVu Sans"),
+        text_pt=7.0,
+        title_pt=7.5,
+        line_pt=1.2,
+        compared_pt=0.8,
+        hatched=True,
+    )

@@ -1,0 +1,202 @@
+"""From files to a trace: recognise, read, join what is one cluster's, tell types, check."""
+
+import shutil
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+from zoneinfo import ZoneInfo
+
+from holdfast.core.errors import BadUse
+from holdfast.trace.checks import check_jobs
+from holdfast.trace.clusters import sized
+from holdfast.trace.jobtypes import DEFAULT_RULES, read_rules, tell_types
+from holdfast.trace.schema import DURATIONS
+from holdfast.trace.sources.joining import ASSUMED_SIZE, joined, renamed
+from holdfast.trace.sources.mapped import mapped_source
+from holdfast.trace.sources.reading import Reading, Source
+from holdfast.trace.sources.recognition import Input, named_source, recognised
+from holdfast.trace.sources.span import keep_span, set_span
+from holdfast.trace.sources.stored import is_store
+from holdfast.trace.trace import Trace, open_scratch
+
+if TYPE_CHECKING:
+    import duckdb
+
+Progress = Callable[[str, float, float | None], None]
+"""`progress(description, done, total)`; total None where nobody knows."""
+
+BAD_ROWS: Final = ("fail", "drop")
+
+
+def load(
+    *paths: str | Path,
+    compare: Sequence[str | Path] | Mapping[str, str | Path] = (),
+    metrics: Sequence[str | Path] = (),
+    format: str | None = None,  # noqa: A002 - the command line's word
+    column_map: Path | None = None,
+    types: Path | None = None,
+    capacity: Mapping[str, str] | Sequence[str] = (),
+    zone: str | None = None,
+    duration: str = "run",
+    since: str | None = None,
+    until: str | None = None,
+    bad_rows: str = "fail",
+    memory_limit_mb: int = 700,
+    progress: Progress | None = None,
+    now_s: float | None = None,
+) -> Trace:
+    """Read job records of one or more clusters.
+
+    Args:
+        paths: files, folders of files, or stores that `store.convert` wrote; `NAME=PATH` calls the cluster NAME.
+            Files of one cluster are joined.
+        compare: further ones, only there to be compared with; a mapping gives them names.
+        metrics: telemetry, each a file, a folder, a store or a Prometheus URL; `NAME=WHERE` says which cluster's.
+        format: name of the adapter of all `paths`; None: each is recognised by its header or first lines.
+        column_map: a TOML file that says what the columns of CSV or Parquet `paths` are; see `sources.mapped`.
+        types: a YAML file of rules that tell the type of a job where the source has none; None: Holdfast's own.
+        capacity: sizes of clusters as `NODESxGPUS`, such as `286x8` (GPUs of each node); by name, or as `NAME=286x8`,
+            where NAME may be left out if there is one cluster.
+        zone: of times that are written without one, where the adapter knows none; a name of the IANA database.
+        duration: what a job's duration means, one of `schema.DURATIONS`.
+        since: leave out jobs submitted before, ISO 8601 in UTC. A job of unknown submission is left out then, too.
+        until: leave out jobs submitted then or later.
+        bad_rows: what to do about a row that cannot be read: `fail`, or `drop` and count it in a note.
+        memory_limit_mb: what the database may hold in memory; beyond, it spills to disk.
+        progress: told as files are read: description, bytes done, bytes in all.
+        now_s: the present, seconds since the Unix epoch; None: what the clock says.
+
+    Raises:
+        BadUse: the arguments are wrong.
+        BadTrace: a file cannot be read; says where. NotFound: it is not there.
+    """
+    _check("bad_rows", bad_rows, BAD_ROWS)
+    _check("duration", duration, DURATIONS)
+    if zone is not None:
+        _check_zone(zone)
+    rules = read_rules(types or DEFAULT_RULES)
+    if format is not None and column_map is not None:
+        raise BadUse("A format and a column map were given. Choose one: a map describes a format of its own.")
+    chosen = mapped_source(column_map) if column_map else named_source(format) if format else None
+    named = compare.items() if isinstance(compare, Mapping) else [("", path) for path in compare]
+    inputs = [Input.of(path) for path in paths]
+    inputs += [replace(Input.of(path, name), compared=True) for name, path in named]
+    if not inputs:
+        raise BadUse("No job records were given. Name a file, or a folder of them.")
+    connection, scratch = open_scratch(memory_limit_mb=memory_limit_mb)
+    try:
+        connection.execute("SET VARIABLE bad_rows = $1", [bad_rows])
+        connection.execute("SET VARIABLE zone = $1", [zone])
+        set_span(connection, since, until)
+        readings, compared = _read_all(connection, inputs, chosen, progress)
+        own = [name for name in _names(readings) if name not in compared]
+        readings = [tell_types(connection, reading, rules) for reading in _sized(readings, _by_name(capacity, own))]
+        if progress:
+            progress("Checking", 0, None)
+        now_s = time.time() if now_s is None else now_s
+        readings = [
+            replace(reading, notes=reading.notes + check_jobs(connection, reading, now_s=now_s)) for reading in readings
+        ]
+        trace = Trace(connection, scratch, readings, duration=duration, compared=compared)
+        for name, where in _by_name(metrics, own).items():
+            _attach(trace, name, where)
+    except BaseException:
+        connection.close()
+        shutil.rmtree(scratch, ignore_errors=True)
+        raise
+    return trace
+
+
+def _check(name: str, value: str, allowed: Sequence[str]) -> None:
+    if value not in allowed:
+        raise BadUse(f"{name} is {value!r}. Allowed: {', '.join(allowed)}.")
+
+
+def _read_all(
+    connection: "duckdb.DuckDBPyConnection",
+    inputs: Sequence[Input],
+    chosen: Source | None,
+    progress: Progress | None,
+) -> tuple[list[Reading], frozenset[str]]:
+    """Readings, one a cluster or a group of clusters, and the names of those that are only compared with."""
+    files: list[tuple[Input, Source]] = []
+    for given in inputs:
+        # A store's or a compared trace's form is its own, whatever was said of the others.
+        files += recognised(given, None if given.compared or is_store(given.path) else chosen)
+    total, done = sum(_size_bytes(one.path) for one, _ in files), 0
+    readings: list[Reading] = []
+    owner: dict[str, bool] = {}
+    for number, (one, source) in enumerate(files):
+        if progress:
+            progress(f"Reading {one.path.name}", done, total)
+        reading = source.read(connection, one.path, f"jobs_{number}")
+        keep_span(connection, reading)
+        if one.name:
+            reading = renamed(connection, reading, one.name)
+        for cluster in reading.clusters:
+            if owner.setdefault(cluster.name, one.compared) != one.compared:
+                raise BadUse(
+                    f"{cluster.name} is to be compared with itself. Give one of the two a name: NAME={one.path}."
+                )
+        readings = joined(connection, readings, reading)
+        done += _size_bytes(one.path)
+    if progress:
+        progress("Reading", total, total)
+    return readings, frozenset(name for name, compared in owner.items() if compared)
+
+
+def _names(readings: Sequence[Reading]) -> list[str]:
+    return [cluster.name for reading in readings for cluster in reading.clusters]
+
+
+def _by_name(given: Mapping[str, str] | Sequence[str | Path], clusters: Sequence[str]) -> dict[str, str]:
+    """What was given for clusters, by their names; `NAME=WHAT`, or WHAT alone where there is one cluster."""
+    if isinstance(given, Mapping):
+        return dict(given)
+    named = {}
+    for text in map(str, given):
+        name, equals, what = text.partition("=")
+        if not equals or name not in clusters:
+            if len(clusters) != 1:
+                raise BadUse(f"Which cluster is {text!r} of? Give NAME={text}, NAME one of {', '.join(clusters)}.")
+            name, what = clusters[0], text
+        named[name] = what
+    return named
+
+
+def _sized(readings: Sequence[Reading], capacity: Mapping[str, str]) -> list[Reading]:
+    known = _names(readings)
+    if unknown := sorted(set(capacity) - set(known)):
+        raise BadUse(f"A capacity was given for {unknown[0]!r}. The clusters are {', '.join(known)}.")
+    return [
+        replace(
+            reading,
+            clusters=tuple(
+                sized(cluster, capacity[cluster.name]) if cluster.name in capacity else cluster
+                for cluster in reading.clusters
+            ),
+            notes=tuple(note for note in reading.notes if note.check != ASSUMED_SIZE or note.cluster not in capacity),
+        )
+        for reading in readings
+    ]
+
+
+def _attach(trace: Trace, cluster: str, where: str) -> None:
+    from holdfast.trace.telemetry.attach import attach
+
+    attach(trace, where, cluster=cluster)
+
+
+def _check_zone(zone: str) -> None:
+    try:
+        ZoneInfo(zone)
+    except (KeyError, ValueError, OSError) as error:
+        raise BadUse(
+            f"There is no time zone {zone!r}. Give a name of the IANA database, such as Asia/Shanghai."
+        ) from error
+
+
+def _size_bytes(path: Path) -> int:
+    return path.stat().st_size if path.is_file() else sum(one.stat().st_size for one in path.glob("*"))

@@ -1,0 +1,110 @@
+"""The manifest of a folder of results: what its Parquet files hold, for whoever reads them later."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.core.atomic import write_atomic
+from holdfast.trace.clusters import Cluster
+from holdfast.trace.errors import BadTrace
+from holdfast.trace.sources.reading import Note
+
+FILE: Final = "manifest.json"
+VERSION: Final = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What a folder holds of one cluster."""
+
+    cluster: Cluster
+    compared: bool
+    """It is only there to be compared with."""
+    columns: frozenset[str]
+    """Those of `schema.JOB_COLUMNS` that its jobs have."""
+    rows: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What a folder holds."""
+
+    kind: str
+    """`store`: jobs.parquet and perhaps telemetry; `partial`: an agg_NAME.parquet for each of `aggregates`."""
+    duration: str
+    """One of `schema.DURATIONS`: what durations in aggregates mean, or meant where the jobs were stored."""
+    clusters: tuple[Held, ...]
+    notes: tuple[Note, ...]
+    aggregates: tuple[str, ...] = ()
+    metrics: frozenset[str] = frozenset()
+    """Metrics of telemetry."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Further entries, as whoever adds files to the folder keeps them; preserved."""
+
+
+def is_folder_of(path: Path, kind: str) -> bool:
+    """Whether the path is a folder whose manifest says that it is of this kind; never raises."""
+    try:
+        content = json.loads((path / FILE).read_bytes())
+    except (OSError, ValueError):
+        return False
+    return isinstance(content, dict) and content.get("schema") == f"holdfast.trace.{kind}"
+
+
+def read_manifest(folder: Path, kind: str) -> Manifest:
+    """The manifest of a folder.
+
+    Raises:
+        BadTrace: there is none of this kind, or it is of another version.
+    """
+    path = folder / FILE
+    try:
+        content = json.loads(path.read_bytes())
+        version = content["version"] if content["schema"] == f"holdfast.trace.{kind}" else None
+        if version != VERSION:
+            raise BadTrace(  # noqa: TRY301 - what follows is one reading of the file
+                path,
+                f"It says {content['schema']} {content['version']}; expected holdfast.trace.{kind} {VERSION}.",
+                next_step="Give another folder, or write it again with this Holdfast.",
+            )
+        return Manifest(
+            kind=kind,
+            duration=content["duration"],
+            clusters=tuple(_held(entry) for entry in content["clusters"]),
+            notes=tuple(Note(**{**note, "examples": tuple(note["examples"])}) for note in content["notes"]),
+            aggregates=tuple(content["aggregates"]),
+            metrics=frozenset(content["metrics"]),
+            more=content["more"],
+        )
+    except BadTrace:
+        raise
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise BadTrace(
+            path, f"This is no manifest of a {kind}: {error}.", next_step="Write the folder again."
+        ) from error
+
+
+def write_manifest(folder: Path, manifest: Manifest) -> None:
+    """Write, or replace, the manifest of a folder; whole or not at all."""
+    content = {
+        "schema": f"holdfast.trace.{manifest.kind}",
+        "version": VERSION,
+        "duration": manifest.duration,
+        "clusters": [
+            {**asdict(held.cluster), "compared": held.compared, "columns": sorted(held.columns), "rows": held.rows}
+            for held in manifest.clusters
+        ],
+        "notes": [asdict(note) for note in manifest.notes],
+        "aggregates": list(manifest.aggregates),
+        "metrics": sorted(manifest.metrics),
+        "more": dict(manifest.more),
+    }
+    write_atomic(folder / FILE, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def _held(entry: Mapping[str, Any]) -> Held:
+    beside = {"compared", "columns", "rows"}
+    cluster = Cluster(**{name: value for name, value in entry.items() if name not in beside})
+    return Held(cluster=cluster, compared=entry["compared"], columns=frozenset(entry["columns"]), rows=entry["rows"])

@@ -1,0 +1,56 @@
+"""What a report is made of."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.trace.analyses.result import Analysis, Result
+from holdfast.trace.clusters import Cluster
+from holdfast.trace.findings import Finding
+from holdfast.trace.sources.reading import Note
+
+Progress = Callable[[str, float, float | None], None]
+"""`progress(description, done, total)`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """An analysis and what came of it."""
+
+    analysis: Analysis
+    result: Result | None = None
+    left_out: str = ""
+    """Where there is no result: the sentence that says why."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Read:
+    """What was read of a cluster."""
+
+    cluster: Cluster
+    jobs: int
+    gpu_jobs: int
+    gpu_time_s: float
+    first: str
+    """Of the submissions, ISO 8601, UTC; empty where no job has one."""
+    last: str
+    compared: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """Everything the page shows."""
+
+    title: str
+    clusters: Sequence[Read]
+    notes: Sequence[Note]
+    findings: Sequence[Finding]
+    entries: Sequence[Entry]
+    parameters: Mapping[str, str] = field(default_factory=dict)
+    """What was assumed, and its value, in words: `PUE`: `1.25`."""
+    duration: str = "run"
+    """What a duration is: one of `schema.DURATIONS`."""
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """The named numbers of all analyses together."""
+        return {name: number for entry in self.entries if entry.result for name, number in entry.result.numbers.items()}

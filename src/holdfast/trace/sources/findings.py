@@ -1,0 +1,42 @@
+"""What an adapter comes upon while it reads, counted as it streams."""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from holdfast.trace.sources.reading import Note
+
+MOST_EXAMPLES: Final = 3
+
+
+@dataclass
+class Findings:
+    """Counts by check, with a few examples of each."""
+
+    rows: dict[str, int] = field(default_factory=dict)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, check: str, *examples: str, rows: int = 1) -> None:
+        """Count a row, or several, for a check."""
+        self.rows[check] = self.rows.get(check, 0) + rows
+        kept = self.examples.setdefault(check, [])
+        kept += [example for example in dict.fromkeys(examples) if example not in kept][: MOST_EXAMPLES - len(kept)]
+
+    def notes(self, cluster: str, sentences: dict[str, tuple[str, str]]) -> tuple[Note, ...]:
+        """A note of each check that counted anything.
+
+        Args:
+            cluster: whose they are.
+            sentences: the action and the sentence of each check.
+        """
+        return tuple(
+            Note(
+                cluster=cluster,
+                check=check,
+                sentence=sentence,
+                rows=self.rows[check],
+                action=action,
+                examples=tuple(self.examples[check]),
+            )
+            for check, (action, sentence) in sentences.items()
+            if self.rows.get(check)
+        )

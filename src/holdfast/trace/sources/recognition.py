@@ -1,0 +1,89 @@
+"""Which adapter reads which file: paths as a user gives them in, (file, adapter) pairs out."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from holdfast.core.errors import BadUse, NotFound
+from holdfast.trace.errors import BadTrace
+from holdfast.trace.sources import sources
+from holdfast.trace.sources.reading import Source
+
+_NAME: Final = re.compile(r"[\w.:+-]+( [\w.:+-]+)*")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Input:
+    """A file or folder that was given, or a file of such a folder."""
+
+    path: Path
+    name: str = ""
+    """What its cluster is to be called; empty: as the source has it."""
+    compared: bool = False
+    """It is only there to be compared with."""
+
+    @classmethod
+    def of(cls, path: str | Path, name: str = "") -> "Input":
+        """From `NAME=PATH` or a path, which may itself hold a `=`.
+
+        Raises:
+            NotFound: there is no such path.
+            BadUse: NAME is no name.
+        """
+        text = str(path)
+        before, equals, after = text.partition("=")
+        if isinstance(path, str) and equals and not name and not Path(text).exists():
+            name, text = before, after
+            if not _NAME.fullmatch(name):
+                raise BadUse(f"{name!r} is no name of a cluster. Give NAME=PATH, NAME of letters, digits, - and _.")
+        if not text or not Path(text).exists():
+            raise NotFound(f"There is no file or folder {text!r}. Check the path.")
+        return cls(path=Path(text), name=name)
+
+
+def named_source(name: str) -> Source:
+    """The adapter of a name.
+
+    Raises:
+        BadUse: there is none; lists them all.
+    """
+    for source in sources():
+        if source.name == name:
+            return source
+    raise BadUse(f"There is no format {name!r}. Known are {', '.join(source.name for source in sources())}.")
+
+
+def recognised(given: Input, chosen: Source | None) -> Iterator[tuple[Input, Source]]:
+    """The files of what was given, each with its adapter; folders in the order of their files' names.
+
+    In a folder, files that no adapter knows are passed over; a file that was named must be known.
+
+    Raises:
+        BadTrace: a file was named that no adapter knows, or a folder holds none that one does.
+    """
+    if source := _source_of(given.path, chosen, forced=given.path.is_file()):
+        yield given, source
+        return
+    if given.path.is_file():
+        raise BadTrace(given.path, "This is no form of job records that is known.", next_step=_next_step())
+    found = False
+    for path in sorted(given.path.rglob("*")):
+        hidden = any(part.startswith(".") for part in path.relative_to(given.path).parts)
+        if path.is_file() and not hidden and (source := _source_of(path, chosen, forced=False)):
+            found = True
+            yield replace(given, path=path), source
+    if not found:
+        raise BadTrace(given.path, "No file in this folder holds job records that are known.", next_step=_next_step())
+
+
+def _source_of(path: Path, chosen: Source | None, *, forced: bool) -> Source | None:
+    if chosen is not None:
+        return chosen if forced or chosen.recognises(path) else None
+    return next((source for source in sources() if source.recognises(path)), None)
+
+
+def _next_step() -> str:
+    known = "; ".join(f"{source.name}: {source.title}" for source in sources())
+    return f"Name its form by --format, or describe its columns by --map. Forms known are {known}."

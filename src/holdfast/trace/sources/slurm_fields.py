@@ -1,0 +1,269 @@
+"""What Slurm writes in one field: a state, a time, an exit code, trackable resources (TRES), a list of nodes.
+
+Pure functions, the same for `sacct --parsable2` and `sacct --json`. Each raises ValueError, with what was expected,
+where a field cannot be read. Sources: the manual pages sacct(1), slurm.conf(5) and scontrol(1) of Slurm 22.05 to 24.11.
+"""
+
+import itertools
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from functools import lru_cache
+from typing import Final
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from holdfast.core.errors import BadUse
+from holdfast.trace.sources.mig import is_slice, mig_share
+
+NEVER: Final = frozenset({"", "Unknown", "None", "N/A", "NONE", "Invalid"})
+"""What Slurm writes for a time that has not come."""
+NO_NODES: Final = frozenset({"", "None assigned", "(null)", "None"})
+MOST_NODES: Final = 65_536
+"""Slurm's own limit of a cluster (MAX_SLURM_NODES): a longer list is damage."""
+
+_STATES: Final = {
+    "COMPLETED": "COMPLETED",
+    "CANCELLED": "CANCELLED",
+    "REVOKED": "CANCELLED",  # a federation's sibling ran it instead
+    "FAILED": "FAILED",
+    "LAUNCH_FAILED": "FAILED",
+    "RECONFIG_FAIL": "FAILED",
+    "TIMEOUT": "TIMEOUT",
+    "DEADLINE": "TIMEOUT",
+    "NODE_FAIL": "NODE_FAIL",
+    "BOOT_FAIL": "NODE_FAIL",
+    "OUT_OF_MEMORY": "OUT_OF_MEMORY",
+    "PREEMPTED": "PREEMPTED",
+    "REQUEUED": "PREEMPTED",  # ended in order to be run again, which no failure of its own asked for
+    "RUNNING": "RUNNING",
+    "SUSPENDED": "RUNNING",
+    "COMPLETING": "RUNNING",
+    "CONFIGURING": "RUNNING",
+    "POWER_UP_NODE": "RUNNING",
+    "SIGNALING": "RUNNING",
+    "STAGE_OUT": "RUNNING",
+    "STOPPED": "RUNNING",
+    "PENDING": "PENDING",
+    "REQUEUE_FED": "PENDING",
+    "REQUEUE_HOLD": "PENDING",
+    "RESV_DEL_HOLD": "PENDING",
+    "SPECIAL_EXIT": "PENDING",
+    "EXPEDITING": "PENDING",
+    "RESIZING": "UNKNOWN",  # this record ended, the job went on in another one
+}
+_REASONS: Final = {"NODE_FAIL": "NodeFailure", "BOOT_FAIL": "NodeFailure", "OUT_OF_MEMORY": "OutOfMemory"}
+"""States that are a reason in themselves: the study's word (Table 3), or Slurm's own."""
+_FAILURE_REASONS: Final = frozenset(
+    {"NonZeroExitCode", "TimeLimit", "InactiveLimit", "NodeDown", "JobLaunchFailure", "SystemFailure", "OutOfMemory"}
+)
+"""Words of Slurm's Reason that tell of a failure; the others tell why the job waited."""
+
+_RAW_STATE = re.compile(r"([A-Z][A-Z_]*)\+?(?: by .*)?$", re.DOTALL)
+_EXIT_CODE = re.compile(r"(\d+):(\d+)$")
+_ELAPSED = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?$")
+_NUMBER = re.compile(r"(\d+(?:\.\d+)?)([KMGTPE]?)", re.IGNORECASE)
+_UNITS: Final = {unit: 1024**power for power, unit in enumerate(("", "K", "M", "G", "T", "P", "E"))}
+_OFFSET = re.compile(r"([+-])(\d\d):?(\d\d)$")
+
+
+@lru_cache(maxsize=1024)
+def state_of(words: str) -> tuple[str, str | None]:
+    """A state of `schema.STATES`, and why it failed where the state itself says so.
+
+    Args:
+        words: a state as Slurm writes it, such as `CANCELLED by 1000`, or several joined by commas, as JSON has them:
+            the first that says how the job stands decides.
+
+    Returns:
+        The state, UNKNOWN for a word that Slurm's manual does not have, and a reason or None.
+    """
+    for word in words.split(","):
+        match = _RAW_STATE.match(word.strip())
+        if match and match[1] in _STATES:
+            return _STATES[match[1]], _REASONS.get(match[1])
+    return "UNKNOWN", None
+
+
+def is_known(words: str) -> bool:
+    """Whether Slurm's manual has this state."""
+    return state_of(words)[0] != "UNKNOWN" or words.startswith("RESIZING")
+
+
+def failure_reason(words: str | None) -> str | None:
+    """Slurm's Reason where it tells of a failure; None where it tells why the job waited, which is the usual."""
+    if words and (words in _FAILURE_REASONS or words.startswith("RaisedSignal")):
+        return words
+    return None
+
+
+@lru_cache(maxsize=1024)
+def exit_code_of(text: str) -> int | None:
+    """An exit code, of `CODE:SIGNAL`; killed by a signal is 128 + its number, as shells write it.
+
+    POSIX.1-2017, Shell Command Language 2.8.2, asks for more than 128; bash and others add exactly 128.
+    """
+    if text in NEVER:
+        return None
+    match = _EXIT_CODE.match(text)
+    if match is None:
+        raise ValueError("expected an exit code and a signal, such as 1:0")
+    code, signal = int(match[1]), int(match[2])
+    return 128 + signal if signal else code
+
+
+def elapsed_s(text: str) -> float | None:
+    """Seconds, of `[DAYS-][HOURS:]MINUTES:SECONDS` or of plain seconds."""
+    if text in NEVER:
+        return None
+    if text.isdecimal():
+        return float(text)
+    match = _ELAPSED.match(text)
+    if match is None:
+        raise ValueError("expected seconds, or DAYS-HOURS:MINUTES:SECONDS such as 1-02:03:04")
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def zone_of(text: str) -> tzinfo:
+    """A time zone, of its name in the IANA data base (`Asia/Shanghai`), an offset (`+08:00`) or `UTC`.
+
+    Raises:
+        BadUse: it is none of these.
+    """
+    if match := _OFFSET.match(text):
+        offset = timedelta(hours=int(match[2]), minutes=int(match[3]))
+        if offset < timedelta(hours=24):
+            return timezone(-offset if match[1] == "-" else offset)
+    if text in ("UTC", "Z"):
+        return UTC
+    try:
+        return ZoneInfo(text)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise BadUse(
+            f"{text!r} is no time zone. Give an offset such as +08:00, or a name such as Asia/Shanghai."
+        ) from None
+
+
+def check_time(text: str) -> None:
+    """Raise ValueError unless it is a time, with or without an offset, a Unix time, or one that has not come."""
+    if text in NEVER or text.isdecimal():
+        return
+    try:
+        datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError("expected a time such as 2023-03-01T00:18:22, or seconds since 1970") from None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resources:
+    """What a job holds, or asked for."""
+
+    gpu_num: float = 0.0
+    gpu_model: str | None = None
+    cpu_num: float | None = None
+    mem_gb: float | None = None
+    """In units of 2**30 bytes, which Slurm writes G."""
+    node_num: int | None = None
+    has_shares: bool = False
+    """Holds shards or MPS shares of GPUs; how many make one GPU, no record says."""
+
+
+@lru_cache(maxsize=65536)
+def resources_of(tres: str) -> Resources | None:
+    """Resources of a TRES text such as `billing=8,cpu=8,gres/gpu:a100=8,gres/gpu=8,mem=500G,node=1`.
+
+    Returns:
+        None of an empty text: nothing was allocated.
+    """
+    if tres in NEVER:
+        return None
+    pairs = []
+    for item in tres.split(","):
+        name, equals, count = item.rpartition("=")
+        if not equals:
+            raise ValueError("expected resources such as cpu=8,gres/gpu=8,mem=500G,node=1")
+        if name in ("cpu", "mem", "node") or name.startswith("gres/"):
+            pairs.append((name, _amount(count)))
+    return resources_of_pairs(pairs)
+
+
+def resources_of_pairs(pairs: Iterable[tuple[str, float]]) -> Resources:
+    """Resources of names and amounts; `mem` in bytes.
+
+    GPUs: `gres/gpu` counts all, `gres/gpu:TYPE` those of a type among them, so that they are never added up. A slice
+    that MIG cuts (a type such as `1g.5gb`) counts as its share of a GPU.
+    """
+    amounts = dict(pairs)
+    typed = {name.partition(":")[2]: count for name, count in amounts.items() if name.startswith("gres/gpu:")}
+    whole = sum(typed.values())
+    slices = {kind: count for kind, count in typed.items() if is_slice(kind)}
+    shares = sum(mig_share(kind) * count for kind, count in slices.items())
+    mem = amounts.get("mem")
+    node_num = amounts.get("node")
+    return Resources(
+        gpu_num=amounts.get("gres/gpu", whole) - sum(slices.values()) + shares,
+        gpu_model="+".join(sorted(typed)) or None,
+        cpu_num=amounts.get("cpu"),
+        mem_gb=None if mem is None else mem / _UNITS["G"],
+        node_num=None if node_num is None else int(node_num),
+        has_shares=any(amounts.get(name) for name in ("gres/shard", "gres/mps")),
+    )
+
+
+def _amount(text: str) -> float:
+    match = _NUMBER.match(text)
+    if match is None:
+        raise ValueError(f"expected an amount such as 8 or 500G where there is {text!r}")
+    return float(match[1]) * float(_UNITS[match[2].upper()])
+
+
+@lru_cache(maxsize=65536)
+def nodes_of(text: str) -> tuple[str, ...] | None:
+    """Names of nodes, of a list such as `gpu[001-003,007],login1`; None where none were assigned."""
+    if text in NO_NODES:
+        return None
+    names: list[str] = []
+    for part in _parts(text):
+        names += _expanded(part)
+        if len(names) > MOST_NODES:
+            raise ValueError(f"expected at most {MOST_NODES} nodes")
+    return tuple(names)
+
+
+def _parts(text: str) -> list[str]:
+    """What stands between the commas that are in no bracket."""
+    parts, depth, start = [], 0, 0
+    for index, letter in enumerate(text):
+        depth += (letter == "[") - (letter == "]")
+        if letter == "," and depth == 0:
+            parts.append(text[start:index])
+            start = index + 1
+    if depth != 0:
+        raise ValueError("expected a list of nodes such as gpu[001-003,007] with every bracket closed")
+    return [part for part in (*parts, text[start:]) if part]
+
+
+def _expanded(part: str) -> list[str]:
+    """The names of one part: plain text and brackets of numbers, in turn."""
+    pieces: list[Sequence[str]] = []
+    count = 1
+    for index, piece in enumerate(re.split(r"\[([^\]]*)\]", part)):
+        choices = [piece] if index % 2 == 0 else _numbers(piece)
+        count *= len(choices)
+        if count > MOST_NODES:
+            raise ValueError(f"expected at most {MOST_NODES} nodes")
+        pieces.append(choices)
+    return ["".join(name) for name in itertools.product(*pieces)]
+
+
+def _numbers(text: str) -> list[str]:
+    numbers: list[str] = []
+    for item in text.split(","):
+        first, dash, last = item.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()):
+            raise ValueError(f"expected numbers such as 001-003,007 where there is [{text}]")
+        if dash and not 0 <= int(last) - int(first) < MOST_NODES:
+            raise ValueError(f"expected a range of at most {MOST_NODES} nodes where there is [{text}]")
+        numbers += [first] if not dash else [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+    return numbers

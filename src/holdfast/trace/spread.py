@@ -1,0 +1,196 @@
+"""A trace read by many workers: each takes a file, a month of a store or a metric, and their aggregates are merged.
+
+The parts are the same reading as `load`'s, on less: a worker writes its part's aggregates (or, of telemetry, a store
+with its aggregates), and what is merged is a `Trace` like any other, but for analyses that need single jobs or samples:
+those are left out and say so. Contradictions between jobs of different parts, such as one id twice, are not seen.
+"""
+
+import hashlib
+import json
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from holdfast.core.atomic import write_atomic
+from holdfast.core.errors import HoldfastError
+from holdfast.trace import aggregates
+from holdfast.trace.errors import LeftOut
+from holdfast.trace.load import load
+from holdfast.trace.sources.recognition import Input, recognised
+from holdfast.trace.sources.stored import JOBS_FILE, is_store
+from holdfast.trace.store import merge_partials, write_partials
+from holdfast.trace.telemetry import attach
+from holdfast.trace.telemetry import convert as convert_telemetry
+from holdfast.trace.telemetry.inputs import telemetry_in
+
+if TYPE_CHECKING:
+    from holdfast.cluster import Workers
+    from holdfast.trace.load import Progress
+    from holdfast.trace.trace import Trace
+
+FAILED_LINES: Final = 5
+"""Of a failed part's log, in the error's message."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """What one worker reads: job records, or one telemetry file."""
+
+    jobs: str = ""
+    """`NAME=PATH` or a path, as `load` takes it."""
+    compared: bool = False
+    since: str | None = None
+    until: str | None = None
+    """Submissions of a month, as `load` takes it."""
+    options: Mapping[str, Any]
+    """Further arguments of `load`."""
+    telemetry: str = ""
+    """A telemetry file or store; then there are no jobs."""
+    metric: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The same for the same part, so that a run that was cut goes on; a file that changed is another part."""
+        source = Path((self.telemetry or self.jobs).rpartition("=")[2])
+        stat = source.stat()
+        text = json.dumps([asdict(self), stat.st_size, stat.st_mtime_ns], sort_keys=True, default=str)
+        stem = "".join(letter for letter in source.stem if letter.isalnum() or letter in "-_")[:40] or "part"
+        return f"p-{stem}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
+
+
+def load_spread(
+    *paths: str,
+    compare: Sequence[str] = (),
+    telemetry: Mapping[str, Sequence[str]] | None = None,
+    workers: "Workers",
+    folder: Path,
+    options: Mapping[str, Any] | None = None,
+    progress: "Progress | None" = None,
+) -> "Trace":
+    """Read job records and telemetry with many workers.
+
+    Args:
+        paths: as `load` takes them; every file is a part, of a store every month.
+        compare: traces that are only there to be compared with, as `load` takes them.
+        telemetry: by cluster, files or folders; every file is a part.
+        workers: what runs the parts (`holdfast.cluster.workers`).
+        folder: where parts leave their results and logs; what is there already is not read again. All workers share it.
+        options: further arguments of `load`.
+        progress: told after each part: description, parts done, parts in all.
+
+    Raises:
+        HoldfastError: a part failed; with the end of its log.
+        BadUse: as `load`.
+    """
+    from holdfast.cluster import Task
+
+    options = dict(options or {})
+    parts = [part for path in paths for part in _job_parts(path, options, compared=False)]
+    parts += [part for path in compare for part in _job_parts(path, options, compared=True)]
+    measured = {
+        cluster: [part for where in places for part in _telemetry_parts(where)]
+        for cluster, places in (telemetry or {}).items()
+    }
+    everything = parts + [part for some in measured.values() for part in some]
+    folder.mkdir(parents=True, exist_ok=True)
+    tasks = []
+    for name, part in {part.name: part for part in everything}.items():
+        description = folder / f"{name}.json"
+        write_atomic(description, json.dumps(asdict(part), default=str).encode())
+        command = (sys.executable, "-m", "holdfast.trace.spread", str(description), str(folder / name))
+        tasks.append(Task(name=name, command=command, result=folder / name))
+    if progress:
+        progress("Reading in parts", 0, len(tasks))
+    with closing(workers.run(tasks, folder=folder / "logs")) as finished:
+        for number, one in enumerate(finished, start=1):
+            if one.exit_code:
+                said = one.log.read_text(errors="replace").splitlines()[-FAILED_LINES:] if one.log.exists() else []
+                raise HoldfastError(
+                    f"Part {one.task.name} failed: {' '.join(said) or f'exit code {one.exit_code}'} "
+                    f"Its log is {one.log}; run the same command again to go on with the parts that are left."
+                )
+            if progress:
+                progress("Reading in parts", number, len(tasks))
+    trace = merge_partials([folder / part.name for part in parts])
+    for cluster, some in measured.items():
+        for part in some:
+            attach(trace, folder / part.name, cluster=cluster)
+    return trace
+
+
+def _job_parts(given: str, options: Mapping[str, Any], *, compared: bool) -> Iterator[Part]:
+    one = Input.of(given)
+    prefix = f"{one.name}=" if one.name else ""
+    if is_store(one.path):
+        for since, until in _months(one.path):
+            yield Part(jobs=f"{prefix}{one.path}", compared=compared, since=since, until=until, options=options)
+    elif one.path.is_file() or options.get("format") or options.get("column_map"):
+        yield Part(jobs=f"{prefix}{one.path}", compared=compared, options=options)
+    else:
+        for file, source in recognised(one, None):
+            named = {**options, "format": source.name}
+            yield Part(jobs=f"{prefix}{file.path}", compared=compared, options=named)
+
+
+def _months(store: Path) -> list[tuple[str | None, str | None]]:
+    """The months of submission in a store, as (since, until); open at both ends, so that no job is left out."""
+    import duckdb
+
+    with duckdb.connect() as connection:
+        firsts = [
+            str(month)
+            for (month,) in connection.execute(
+                "SELECT DISTINCT strftime(date_trunc('month', submit_at), '%Y-%m-%d') FROM read_parquet(?) "
+                "WHERE submit_at IS NOT NULL ORDER BY 1",
+                [str(store / JOBS_FILE)],
+            ).fetchall()
+        ]
+    cuts = [None, *firsts[1:], None]
+    return list(zip(cuts, cuts[1:], strict=False))
+
+
+def _telemetry_parts(where: str) -> Iterator[Part]:
+    for given in telemetry_in(Path(where)):
+        yield Part(telemetry=str(given.path), metric=given.metric.name if given.metric else None, options={})
+
+
+def read_part(part: Part, result: Path) -> None:
+    """What a worker does: read the part and write its result, a folder that is there whole or not at all."""
+    building = result.with_name(f".{result.name}.tmp")
+    shutil.rmtree(building, ignore_errors=True)
+    if part.telemetry:
+        convert_telemetry(part.telemetry, building, metric=part.metric)
+    else:
+        jobs, compare = ((), (part.jobs,)) if part.compared else ((part.jobs,), ())
+        with load(*jobs, compare=compare, since=part.since, until=part.until, **part.options) as trace:
+            write_partials(trace, building, _of_jobs(trace))
+    building.replace(result)
+
+
+def _of_jobs(trace: "Trace") -> Iterator[str]:
+    """The aggregates that these jobs permit."""
+    for name in aggregates.names():
+        try:
+            trace.prepare(name)
+        except LeftOut:
+            continue
+        yield name
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m holdfast.trace.spread PART.json RESULT`: what workers run."""
+    described, result = map(Path, arguments)
+    try:
+        read_part(Part(**json.loads(described.read_text())), result)
+    except HoldfastError as error:
+        print(error)  # noqa: T201 - the log of the part
+        return error.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,18 @@
+"""TELEMETRY: what GPUs and servers measured of themselves, to aggregates that a trace's analyses read.
+
+In: wide CSV (AcmeTrace), long Parquet, a store converted before, or a Prometheus. Out: exact value counts, hours and
+devices of every metric, Xid onsets, and notes of what was dropped, mended or contradicts itself.
+
+1. `metrics`: names, units, physical ranges, DCGM's words for no value; `devices`: names of GPUs and nodes.
+2. `inputs`: which telemetry a path holds.
+3. `wide_csv`, over `dictionary`, `values` and `times`: a wide file as blocks of numbers.
+4. `scan`: one pass by several threads into a `tally` and `onsets`; `checks`: its notes; `summary`: its tables.
+5. `long`: rows of one sample each, by SQL over the same aggregates.
+6. `store` and `convert`: Parquet with its aggregates beside it; `prometheus`: from a server into a store.
+7. `attach`: into a trace.
+"""
+
+from holdfast.trace.telemetry.attach import attach, value_counts
+from holdfast.trace.telemetry.convert import convert
+
+__all__ = ["attach", "convert", "value_counts"]

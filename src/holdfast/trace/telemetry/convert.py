@@ -1,0 +1,139 @@
+"""Telemetry files into a store: one pass over each, which also computes the aggregates."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from holdfast.core.errors import BadUse
+from holdfast.trace import aggregates
+from holdfast.trace.telemetry.devices import device_named
+from holdfast.trace.telemetry.inputs import Given, telemetry_in
+from holdfast.trace.telemetry.long import LongSource, open_long, summary_of_long
+from holdfast.trace.telemetry.metrics import METRICS, Metric
+from holdfast.trace.telemetry.scan import scan_wide
+from holdfast.trace.telemetry.store import MetricWriter, PartWriter, Store, open_database
+from holdfast.trace.telemetry.summary import AGGREGATES, Columns, Summary, summary_of_scan
+from holdfast.trace.telemetry.wide_csv import WideFile
+
+if TYPE_CHECKING:
+    import duckdb
+
+    from holdfast.trace.telemetry.dictionary import Ids
+
+
+def convert(
+    where: Path | str, folder: Path | str, *, metric: str | None = None, columns: Mapping[str, str] | None = None
+) -> Store:
+    """Convert the telemetry of a file, or of a folder of them, into a store; a metric that is there is left as it is.
+
+    A kill in the middle leaves every metric whole or absent; converting again goes on with the next metric.
+
+    Args:
+        where: a file or a folder of them.
+        folder: the store; made where it is not there.
+        metric: what a file is of whose name does not tell.
+        columns: of a long Parquet file, what its columns are called: see `long.NAMES`.
+
+    Raises:
+        BadUse: there is no telemetry, the folder is something else, or holds the metric from other files.
+        BadTrace: a file is not readable; says where.
+    """
+    given = telemetry_in(Path(where), metric=metric)
+    store = Store.create(Path(folder))
+    with open_database() as connection:
+        found: dict[str, list[Given | LongSource]] = {}
+        for one in given:
+            if one.form == "store":
+                raise BadUse(f"{one.path} is a converted store already. Attach it as it is.")
+            for source in [one] if one.form == "wide" else open_long(connection, one, columns):
+                assert source.metric is not None
+                found.setdefault(source.metric.name, []).append(source)
+        for name in sorted(found, key=list(METRICS).index):
+            _convert_metric(store, METRICS[name], found[name], connection)
+    return store
+
+
+def _convert_metric(
+    store: Store, metric: Metric, files: Sequence[Given | LongSource], connection: "duckdb.DuckDBPyConnection"
+) -> None:
+    sources = [_identity(one.path) for one in files]
+    if there := store.manifest(metric):
+        if there["sources"] != sources:
+            raise BadUse(
+                f"{store.folder} holds {metric.name} from other files, or they have changed. "
+                f"Convert into a new folder, or remove {store.place(metric)} first."
+            )
+        return
+    writer = MetricWriter(store, metric, connection)
+    try:
+        summaries = [
+            _convert_wide(writer, one, connection) if isinstance(one, Given) else _convert_long(writer, one, connection)
+            for one in files
+        ]
+        tables = {name: _merged(name, summaries, connection) for name in AGGREGATES}
+        notes = [note for summary in summaries for note in summary.notes]
+        writer.finish(tables, sources, notes)
+    except BaseException:
+        writer.abandon()
+        raise
+
+
+class _WideConversion:
+    """Writes the blocks of a wide file into parts."""
+
+    def __init__(self, writer: MetricWriter, connection: "duckdb.DuckDBPyConnection") -> None:
+        self.ids: Ids = np.empty(0, dtype=np.int64)
+        self.parts: list[PartWriter] = []
+        self._writer, self._connection = writer, connection
+        writer.begin_source()
+
+    def begin(self, wide: WideFile) -> None:
+        self._writer.restart_source()
+        self.parts = []
+        devices = [device_named(name, self._writer.metric) for name in wide.devices]
+        self.ids = self._writer.store.with_devices(self._connection, devices)
+
+    def thread(self) -> PartWriter:
+        self.parts.append(self._writer.part_writer(self.ids))
+        return self.parts[-1]
+
+
+def _convert_wide(writer: MetricWriter, given: Given, connection: "duckdb.DuckDBPyConnection") -> Summary:
+    """The file's samples into parts; its summary, with the store's ids."""
+    conversion = _WideConversion(writer, connection)
+    scan = scan_wide(given.path, writer.metric, factor=given.factor, watcher=conversion)
+    for part in conversion.parts:
+        part.flush()
+    summary = summary_of_scan(scan, "")
+    onsets = summary.tables["xid_onsets"]
+    onsets["device"] = conversion.ids[onsets["device"]]
+    return summary
+
+
+def _convert_long(writer: MetricWriter, source: LongSource, connection: "duckdb.DuckDBPyConnection") -> Summary:
+    summary, rows = summary_of_long(connection, source, "")
+    ids = writer.store.with_devices(connection, summary.devices)
+    writer.begin_source()
+    writer.write_rows(rows, ids)
+    onsets = summary.tables["xid_onsets"]
+    onsets["device"] = ids[onsets["device"]]
+    return summary
+
+
+def _merged(name: str, summaries: list[Summary], connection: "duckdb.DuckDBPyConnection") -> Columns:
+    """An aggregate of several files, as one."""
+    columns = {key: np.concatenate([one.tables[name][key] for one in summaries]) for key in summaries[0].tables[name]}
+    if len(summaries) == 1:
+        return columns
+    connection.register("arriving", columns)
+    merged: Columns = connection.execute(aggregates.merge_sql(list(columns), "arriving")).fetchnumpy()
+    connection.unregister("arriving")
+    return merged
+
+
+def _identity(path: Path) -> dict[str, Any]:
+    """What tells whether a source is still the same file."""
+    stat = path.stat()
+    return {"name": path.name, "size_bytes": stat.st_size, "modified_ns": stat.st_mtime_ns}

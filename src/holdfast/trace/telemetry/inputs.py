@@ -1,0 +1,69 @@
+"""Which telemetry a path holds: wide CSV, IPMI rows, long Parquet or a converted store, and of which metric."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal
+
+from holdfast.core.errors import BadUse
+from holdfast.trace.sources.reading import csv_header
+from holdfast.trace.telemetry.metrics import METRICS, Metric, metric_named
+
+STORE_MARK: Final = "telemetry.json"
+"""The file that makes a folder a converted store."""
+SERVER_POWER: Final = "Sys_Total_Power"
+"""The column of AcmeTrace's IPMI files that is the power of a whole server."""
+
+Form = Literal["wide", "ipmi", "long", "store"]
+
+
+@dataclass(frozen=True)
+class Given:
+    """A file of telemetry, or a store."""
+
+    path: Path
+    form: Form
+    metric: Metric | None = None
+    """None: the file says, row by row, or the store does."""
+    factor: float | None = 1.0
+    """From the file's unit to the metric's; None: the values tell."""
+
+
+def telemetry_in(where: Path, *, metric: str | None = None) -> list[Given]:
+    """The telemetry of a file or of a folder and what is below it, in order of names.
+
+    Args:
+        where: a file, a folder of AcmeTrace's form (`GPU_UTIL.csv`, …), or a converted store.
+        metric: what a file is of whose name does not tell; of a folder, the only one that is wanted.
+
+    Raises:
+        BadUse: there is none, or a file's metric is not known.
+    """
+    wanted = metric_named(metric) if metric is not None else None
+    if metric is not None and wanted is None:
+        raise BadUse(f"There is no metric {metric!r}. Known: {', '.join(METRICS)}.")
+    if not where.exists():
+        raise BadUse(f"There is no file or folder {where}. Check the path.")
+    if where.is_dir() and (where / STORE_MARK).is_file():
+        return [Given(where, "store")]
+    if where.is_file():
+        return [_file(where, metric)]
+    files = sorted(path for path in where.rglob("*") if path.suffix.lower() in (".csv", ".parquet") and path.is_file())
+    found = [_file(path, None) for path in files if path.suffix.lower() != ".csv" or metric_named(path.stem)]
+    if wanted:
+        found = [one for one in found if one.metric in (None, wanted[0])]
+    if not found:
+        raise BadUse(
+            f"{where} holds no telemetry. Give a CSV file named after its metric (GPU_UTIL.csv), a Parquet file, "
+            "or a folder of them."
+        )
+    return found
+
+
+def _file(path: Path, metric: str | None) -> Given:
+    if path.suffix.lower() == ".parquet":
+        return Given(path, "long", *(metric_named(metric) or ()) if metric else (None, None))
+    named = metric_named(metric or path.stem)
+    if named is None:
+        raise BadUse(f"{path}: its name is no metric's. Say which it is with metric=, one of {', '.join(METRICS)}.")
+    form: Form = "ipmi" if SERVER_POWER in csv_header(path) else "wide"
+    return Given(path, form, *named)

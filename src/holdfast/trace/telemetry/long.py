@@ -1,0 +1,253 @@
+"""Long telemetry: a row a sample. Parquet of anybody's, and AcmeTrace's IPMI files (CSV).
+
+Columns are found by their usual names or given by a map; a device is a column of its own, or the labels of
+dcgm-exporter (`Hostname` or `instance`, and `gpu`).
+"""
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from holdfast.core.errors import BadUse
+from holdfast.trace.errors import BadTrace
+from holdfast.trace.sources.reading import Note, csv_header
+from holdfast.trace.telemetry.checks import unit_sentence
+from holdfast.trace.telemetry.devices import device_named
+from holdfast.trace.telemetry.inputs import SERVER_POWER, Given
+from holdfast.trace.telemetry.metrics import FP64_BLANK, INT32_BLANK, INT64_BLANK, Metric, metric_named
+from holdfast.trace.telemetry.summary import Summary, insert, quoted, summary_of_rows
+
+if TYPE_CHECKING:
+    import duckdb
+
+NAMES: Final = {
+    "at": ("at", "time", "timestamp", "ts", "datetime", "date"),
+    "value": ("value", "val"),
+    "metric": ("metric", "__name__", "name_of_metric", "metric_name"),
+    "device": ("device", "device_name", "series", "uuid", "node", "host", "hostname", "instance", "name"),
+    "node": ("hostname", "node", "host", "instance"),
+    "gpu": ("gpu", "gpu_index", "gpu_id"),
+}
+"""What columns are called, in lower case, the likeliest first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LongSource:
+    """Rows of one metric: a SELECT of at (TIMESTAMP, UTC), name (of the device) and value (DOUBLE, as written)."""
+
+    path: Path
+    metric: Metric
+    factor: float | None
+    select: str
+
+
+def open_long(
+    connection: "duckdb.DuckDBPyConnection", given: Given, columns: Mapping[str, str] | None = None
+) -> list[LongSource]:
+    """The metrics of a long Parquet file or of an IPMI file.
+
+    Args:
+        connection: to look at the file with.
+        given: the file, and its metric where its name or the user tells.
+        columns: of the roles of `NAMES`, the file's own names.
+
+    Raises:
+        BadUse: the metric is not told.
+        BadTrace: a column is missing or of the wrong kind.
+    """
+    if given.form == "ipmi":
+        return [_ipmi(connection, given)]
+    import duckdb
+
+    source = f"read_parquet({quoted(str(given.path))})"
+    try:
+        described = connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()
+    except duckdb.Error as error:
+        raise BadTrace(given.path, f"cannot be read ({error}).", next_step="Check that it is Parquet.") from error
+    types = {row[0]: row[1] for row in described}
+    roles = _roles(given.path, tuple(types), dict(columns or {}))
+    device = f'"{roles["device"]}"::VARCHAR'
+    if "gpu" in roles and roles["device"] != roles["gpu"] and "node" in roles:
+        device = f"""concat("{roles["node"]}", '-', "{roles["gpu"]}")"""
+    at = _time_sql(given.path, roles["at"], types[roles["at"]])
+    base = f'SELECT {at} AS "at", {device} AS name, "{roles["value"]}"::DOUBLE AS value FROM {source}'
+    if given.metric is not None:
+        return [LongSource(path=given.path, metric=given.metric, factor=given.factor, select=base)]
+    if "metric" not in roles:
+        raise BadUse(f"{given.path}: it has no column of metrics. Say which metric it is with metric=.")
+    of_metric = f'"{roles["metric"]}"'
+    found = []
+    for (name,) in connection.execute(f"SELECT DISTINCT {of_metric} FROM {source} ORDER BY ALL").fetchall():
+        if name is not None and (named := metric_named(str(name))):
+            select = f"{base} WHERE {of_metric} = {quoted(str(name))}"
+            found.append(LongSource(path=given.path, metric=named[0], factor=named[1], select=select))
+    if not found:
+        raise BadUse(f"{given.path}: none of its metrics is known. Say which metric it is with metric=.")
+    return found
+
+
+def factor_of(connection: "duckdb.DuckDBPyConnection", source: LongSource) -> float:
+    """From the file's unit to the metric's: as `scan.found_factor`."""
+    if source.factor is not None or source.metric.coarse is None:
+        return source.factor or 1.0
+    most, factor = source.metric.coarse
+    finer = f"SELECT count(*) > 0 FROM ({source.select}) WHERE value > {most} AND value <= {source.metric.high}"
+    return 1.0 if connection.execute(finer).fetchall()[0][0] else factor
+
+
+def kept_sql(source: LongSource, factor: float) -> str:
+    """SELECT of at, name and value (FLOAT, in the metric's unit) of the samples that can be real."""
+    metric = source.metric
+    return (
+        f'SELECT "at", name, (value * {factor})::FLOAT AS value FROM ({source.select}) WHERE "at" IS NOT NULL '
+        f"AND name IS NOT NULL AND NOT ({_sentinel_sql()}) AND (value * {factor})::FLOAT "
+        f"BETWEEN {metric.low} AND {metric.high}"
+    )
+
+
+def summary_of_long(connection: "duckdb.DuckDBPyConnection", source: LongSource, cluster: str) -> tuple[Summary, str]:
+    """A metric's aggregates, and the SELECT of at, device and value that they were computed from."""
+    factor = factor_of(connection, source)
+    kept = kept_sql(source, factor)
+    notes = _notes_of_values(connection, source, factor, cluster)
+    names = [name for (name,) in connection.execute(f"SELECT DISTINCT name FROM ({kept}) ORDER BY name").fetchall()]
+    devices = [device_named(name, source.metric) for name in names]
+    # A name of its own: the rows stay in use, in a view, when another file of the metric is read.
+    table = f"names_of_{source.metric.name.lower()}_{secrets.token_hex(4)}"
+    connection.execute(f"CREATE TABLE {table} (name VARCHAR, device INTEGER)")
+    columns = {"name": np.array(names, dtype=object), "device": np.arange(len(names), dtype=np.int32)}
+    insert(connection, table, columns, {})
+    rows = f'SELECT "at", device, value FROM ({kept}) JOIN {table} USING (name)'
+    duplicates, gaps = steps_of(connection, rows, source.path.name, cluster)
+    if duplicates:
+        rows = f'SELECT "at", device, any_value(value) AS value FROM ({rows}) GROUP BY "at", device'
+    return summary_of_rows(connection, source.metric, rows, devices, [*notes, *duplicates, *gaps]), rows
+
+
+def steps_of(
+    connection: "duckdb.DuckDBPyConnection", rows: str, file: str, cluster: str
+) -> tuple[list[Note], list[Note]]:
+    """Notes of samples that repeat a device's time, and of gaps, from the steps between a device's samples."""
+    steps = connection.execute(
+        f'SELECT device, step_us, count(*) AS n FROM (SELECT device, epoch_us("at") - '
+        f'lag(epoch_us("at")) OVER (PARTITION BY device ORDER BY "at") AS step_us FROM ({rows})) '
+        "WHERE step_us IS NOT NULL GROUP BY ALL"
+    ).fetchnumpy()
+    step_us, n = np.asarray(steps["step_us"], dtype=np.int64), np.asarray(steps["n"], dtype=np.int64)
+    moves = step_us > 0
+    if not moves.any():
+        return [], []
+    distinct, where = np.unique(step_us[moves], return_inverse=True)
+    interval_us = distinct[np.bincount(where, weights=n[moves]).argmax()]
+    duplicates, gaps = int(n[~moves].sum()), step_us > 2 * interval_us
+    repeated, silent = [], []
+    if duplicates:
+        sentence = f"{file}: {duplicates:,} samples repeated a device's time; one of each was kept."
+        repeated = [
+            Note(
+                cluster=cluster, check="telemetry-duplicate-time", sentence=sentence, rows=duplicates, action="dropped"
+            )
+        ]
+    if gaps.any():
+        count, hours = int(n[gaps].sum()), float(((step_us - interval_us) * n)[gaps].sum()) / 3.6e9
+        sentence = f"{file}: {count:,} gaps of more than two sampling intervals, {hours:,.1f} device hours in all."
+        silent = [Note(cluster=cluster, check="telemetry-gap", sentence=sentence, rows=count, action="kept")]
+    return repeated, silent
+
+
+def _notes_of_values(
+    connection: "duckdb.DuckDBPyConnection", source: LongSource, factor: float, cluster: str
+) -> list[Note]:
+    metric, file = source.metric, source.path.name
+    rows, sentinels, out = connection.execute(
+        f"SELECT count(*), count(*) FILTER (sentinel), count(*) FILTER (NOT sentinel AND "
+        f"NOT (value * {factor})::FLOAT BETWEEN {metric.low} AND {metric.high}) "
+        f"FROM (SELECT *, {_sentinel_sql()} AS sentinel FROM ({source.select}) "
+        f"WHERE value IS NOT NULL AND NOT isnan(value))"
+    ).fetchall()[0]
+    between = f"{metric.low:g} to {metric.high:g} {metric.unit}"
+    found = [
+        ("telemetry-sentinel", sentinels, "dropped", f"{sentinels:,} samples were DCGM's words for no value."),
+        ("telemetry-out-of-range", out, "dropped", f"{out:,} samples of {metric.name} lay outside {between}."),
+    ]
+    if factor != 1 and source.factor is None:
+        found.append(("telemetry-unit", rows - sentinels - out, "mended", unit_sentence(metric)))
+    return [
+        Note(cluster=cluster, check=check, sentence=f"{file}: {sentence}", rows=count, action=action)
+        for check, count, action, sentence in found
+        if count
+    ]
+
+
+def _sentinel_sql() -> str:
+    return (
+        f"value >= {INT32_BLANK} AND value < {INT32_BLANK + 16} OR value >= {FP64_BLANK:.0f} AND "
+        f"value < {FP64_BLANK + 16:.0f} OR value >= {float(INT64_BLANK)!r}"
+    )
+
+
+def _roles(path: Path, present: tuple[str, ...], mapped: dict[str, str]) -> dict[str, str]:
+    by_lower = {name.lower(): name for name in reversed(present)}
+    roles = {role: by_lower[name] for role, names in NAMES.items() for name in reversed(names) if name in by_lower}
+    for role, name in mapped.items():
+        if role not in NAMES or name not in present:
+            raise BadUse(f"{path}: no column {name!r} for {role!r}. Its columns: {', '.join(present)}.")
+    roles |= mapped
+    for role in ("at", "value", "device"):
+        if role not in roles:
+            expected = ", ".join(NAMES[role])
+            raise BadTrace(
+                path, f"no column looks like the {role} of a sample; expected one of {expected}.",
+                next_step="Name it with columns=.",
+            )  # fmt: skip
+    return roles
+
+
+def _time_sql(path: Path, column: str, kind: str) -> str:
+    if kind == "TIMESTAMP WITH TIME ZONE":
+        return f"timezone('UTC', \"{column}\")"
+    if kind.startswith("TIMESTAMP"):
+        return f'"{column}"::TIMESTAMP'
+    if kind in ("BIGINT", "INTEGER", "UBIGINT", "UINTEGER", "DOUBLE", "FLOAT"):
+        # Seconds, or milliseconds as Prometheus' own files have them.
+        seconds = f'CASE WHEN "{column}" > 1e11 THEN "{column}" / 1000.0 ELSE "{column}" END'
+        return f"make_timestamp((({seconds}) * 1e6)::BIGINT)"
+    if kind == "VARCHAR":
+        return f"timezone('UTC', \"{column}\"::TIMESTAMPTZ)"
+    raise BadTrace(path, f"is of type {kind}, no time.", column=column, next_step="Name another with columns=.")
+
+
+def _ipmi(connection: "duckdb.DuckDBPyConnection", given: Given) -> LongSource:
+    """AcmeTrace's ipmi/*.csv: a row a reading of a server's board; the power of the whole server is kept."""
+    assert given.metric is not None
+    names = csv_header(given.path)
+    time = next((name for name in names if name.lower() in NAMES["at"]), None)
+    if time is None:
+        raise BadTrace(given.path, "no column `Time`.", line=1, next_step="Give the file with its first line.")
+    node = next((name for name in names if name.lower() in NAMES["device"]), None)
+    types = ", ".join(f"{quoted(name)}: 'VARCHAR'" for name in names)
+    source = (
+        f"read_csv({quoted(str(given.path))}, auto_detect = false, header = true, delim = ',', quote = '\"', "
+        f"columns = {{{types}}})"
+    )
+    wrong = connection.execute(
+        f'SELECT line, "{time}", power FROM (SELECT row_number() OVER () + 1 AS line, "{time}", '
+        f'"{SERVER_POWER}" AS power FROM {source}) WHERE try_cast("{time}" AS TIMESTAMPTZ) IS NULL '
+        f"OR (power IS NOT NULL AND try_cast(power AS DOUBLE) IS NULL) ORDER BY line LIMIT 1"
+    ).fetchall()
+    if wrong:
+        line, stamp, power = wrong[0]
+        raise BadTrace(
+            given.path, f"{stamp!r} is no time, or {power!r} no number.", line=line, column=SERVER_POWER,
+            next_step="Correct or delete that line.",
+        )  # fmt: skip
+    name = f'"{node}"' if node else quoted(given.path.stem)
+    select = (
+        f'SELECT timezone(\'UTC\', "{time}"::TIMESTAMPTZ) AS "at", {name} AS name, '
+        f'"{SERVER_POWER}"::DOUBLE AS value FROM {source}'
+    )
+    return LongSource(path=given.path, metric=given.metric, factor=1.0, select=select)

@@ -1,0 +1,182 @@
+"""The metrics that telemetry is read into: names, units, physical ranges, and what their values do not say.
+
+One name a metric whatever wrote it: AcmeTrace's files, dcgm-exporter, node-exporter, an IPMI exporter. A value outside
+the metric's physical range is no measurement and is dropped and counted, as are the words of DCGM for "no value"
+(`DCGM_INT64_BLANK` and its family in NVIDIA's `dcgm_structs.h`), which reach exporters as huge numbers.
+"""
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """A canonical metric."""
+
+    name: str
+    title: str
+    """For an axis, without the unit."""
+    unit: str
+    low: float
+    """Least and greatest value that can be real, inclusive, in `unit`."""
+    high: float
+    decimals: int
+    """Value counts are kept to this many decimals: 3 is 0.001, -5 is 100,000."""
+    kind: Literal["gpu", "node"] = "gpu"
+    coarse: tuple[float, float] | None = None
+    """Where some sources write a coarser unit: the most a value of that unit can be, and the factor from it."""
+    blank: float = math.nan
+    """What an empty cell of a wide table means; NaN: nothing was measured."""
+    constant_is_normal: bool = True
+    """Whether a device may honestly report one and the same value, not 0, for hours."""
+    dcgm: str = ""
+    """Its name at dcgm-exporter."""
+    promql: str = ""
+    """The expression for `query_range` over node-exporter or an IPMI exporter: `$window` stands for the window of a
+    rate, `$matchers` for the user's conditions."""
+    note: str = ""
+    """What a reader must know of it."""
+
+    @property
+    def resolution(self) -> float:
+        """The step of its value counts, in `unit`."""
+        return 10.0**-self.decimals
+
+    @property
+    def label(self) -> str:
+        """Title and unit, for an axis."""
+        return f"{self.title} ({self.unit})"
+
+
+_RATIO: Final[dict[str, Any]] = {"unit": "%", "low": 0.0, "high": 100.0, "decimals": 3, "coarse": (1.0, 100.0)}
+_PERCENT: Final[dict[str, Any]] = {"unit": "%", "low": 0.0, "high": 100.0, "decimals": 0}
+_MEMORY: Final[dict[str, Any]] = {"unit": "MiB", "low": 0.0, "high": 2.0**20, "decimals": 0}
+_PORTS: Final[dict[str, Any]] = {
+    "unit": "bytes/s", "low": 0.0, "high": 1e12, "decimals": -5, "kind": "node", "coarse": (1e6, 1e6),
+}  # fmt: skip
+_SERVER: Final[dict[str, Any]] = {
+    "unit": "W", "low": 1.0, "high": 50_000.0, "decimals": 0, "kind": "node", "constant_is_normal": False,
+}  # fmt: skip
+_BOARD = "A server that draws less than 1 W is a board that did not answer."
+
+METRICS: Final[dict[str, Metric]] = {
+    metric.name: metric
+    for metric in (
+        Metric(
+            name="GPU_UTIL", title="GPU utilisation", dcgm="DCGM_FI_DEV_GPU_UTIL", **_PERCENT,
+            note="GPU utilisation counts the time in which any kernel was running, on however few of the GPU's "
+            "multiprocessors: 100 % is not a GPU used to the full. SM activity says how many were busy.",
+        ),
+        Metric(
+            name="SM_ACTIVE", title="SM activity", dcgm="DCGM_FI_PROF_SM_ACTIVE", **_RATIO,
+            note="The share of multiprocessors with at least one warp assigned, averaged over all of them.",
+        ),
+        Metric(
+            name="SM_OCCUPANCY", title="SM occupancy", dcgm="DCGM_FI_PROF_SM_OCCUPANCY", **_RATIO,
+            note="Resident warps as a share of what fits; more is not always faster.",
+        ),
+        Metric(
+            name="PIPE_TENSOR_ACTIVE", title="Tensor-core activity", dcgm="DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", **_RATIO,
+            note="The share of cycles in which the tensor cores worked.",
+        ),
+        Metric(
+            name="DRAM_ACTIVE", title="GPU memory bandwidth", dcgm="DCGM_FI_PROF_DRAM_ACTIVE", **_RATIO,
+            note="The share of cycles in which the memory interface moved data.",
+        ),
+        Metric(name="MEM_COPY_UTIL", title="GPU memory utilisation", dcgm="DCGM_FI_DEV_MEM_COPY_UTIL", **_PERCENT,
+               note="The time in which memory was read or written at all, not the share of its bandwidth."),
+        Metric(name="FB_USED", title="GPU memory used", dcgm="DCGM_FI_DEV_FB_USED", **_MEMORY,
+               note="What processes have reserved, caching allocators included, not what they touch."),
+        Metric(name="FB_FREE", title="GPU memory free", dcgm="DCGM_FI_DEV_FB_FREE", **_MEMORY),
+        Metric(name="POWER_USAGE", title="GPU power", unit="W", low=0.0, high=5000.0, decimals=1,
+               constant_is_normal=False, dcgm="DCGM_FI_DEV_POWER_USAGE"),
+        Metric(name="GPU_TEMP", title="GPU core temperature", unit="°C", low=-40.0, high=150.0, decimals=0,
+               dcgm="DCGM_FI_DEV_GPU_TEMP"),
+        Metric(name="MEMORY_TEMP", title="GPU memory temperature", unit="°C", low=-40.0, high=150.0, decimals=0,
+               dcgm="DCGM_FI_DEV_MEMORY_TEMP", note="GPUs without this sensor report 0."),
+        Metric(
+            name="XID_ERRORS", title="Xid error", unit="code", low=0.0, high=1023.0, decimals=0, blank=0.0,
+            dcgm="DCGM_FI_DEV_XID_ERRORS",
+            note="The gauge holds the last code until it is cleared: a fault is a transition into a code, not a sample "
+            "of one. An empty cell of a wide table is no fault.",
+        ),
+        Metric(name="SM_CLOCK", title="SM clock", unit="MHz", low=0.0, high=10_000.0, decimals=0,
+               dcgm="DCGM_FI_DEV_SM_CLOCK"),
+        Metric(name="MEM_CLOCK", title="GPU memory clock", unit="MHz", low=0.0, high=50_000.0, decimals=0,
+               dcgm="DCGM_FI_DEV_MEM_CLOCK"),
+        Metric(
+            name="NODE_CPU_UTILIZATION", title="CPU utilisation of a node", kind="node", **_RATIO,
+            promql="clamp(100 * (1 - avg by (instance) "
+            '(rate(node_cpu_seconds_total{mode="idle",$matchers}[$window]))), 0, 100)',
+        ),
+        Metric(
+            name="NODE_MEMORY_UTILIZATION", title="Memory utilisation of a node", kind="node", **_RATIO,
+            promql="100 * (1 - node_memory_MemAvailable_bytes{$matchers} / node_memory_MemTotal_bytes{$matchers})",
+        ),
+        Metric(
+            name="NODE_IB_SEND", title="InfiniBand sent by a node", **_PORTS,
+            promql="sum by (instance) (rate(node_infiniband_port_data_transmitted_bytes_total{$matchers}[$window]))",
+        ),
+        Metric(
+            name="NODE_IB_RECEIVE", title="InfiniBand received by a node", **_PORTS,
+            promql="sum by (instance) (rate(node_infiniband_port_data_received_bytes_total{$matchers}[$window]))",
+        ),
+        Metric(
+            name="GPU_SERVER_POWER", title="Power of a GPU server", note=_BOARD, **_SERVER,
+            promql="ipmi_dcmi_power_consumption_watts{$matchers} or sum by (instance) (ipmi_power_watts{$matchers})",
+        ),
+        Metric(
+            name="CPU_SERVER_POWER", title="Power of a CPU server", note=_BOARD, **_SERVER,
+            promql="ipmi_dcmi_power_consumption_watts{$matchers} or sum by (instance) (ipmi_power_watts{$matchers})",
+        ),
+    )
+}  # fmt: skip
+"""By canonical name."""
+
+_OTHER_NAMES: Final = {
+    "CPU_UTILIZATION": "NODE_CPU_UTILIZATION",
+    "MEMORY_UTILIZATION": "NODE_MEMORY_UTILIZATION",
+    "IB_SEND": "NODE_IB_SEND",
+    "IB_RECEIVE": "NODE_IB_RECEIVE",
+    "GPU_AB_POWER": "GPU_SERVER_POWER",
+    "GPU_C_POWER": "GPU_SERVER_POWER",
+    "CPU_D_POWER": "CPU_SERVER_POWER",
+}
+_DCGM: Final = {metric.dcgm: name for name, metric in METRICS.items() if metric.dcgm}
+_DATE_SUFFIX: Final = re.compile(r"[-_.]?\d{4}-\d{2}(-\d{2})?$|[-_]\d+$")
+
+INT32_BLANK: Final = 0x7FFFFFF0
+INT64_BLANK: Final = 0x7FFFFFFFFFFFFFF0
+FP64_BLANK: Final = 140737488355328.0
+"""2 ** 47; the 16 values from each of the three mean blank, not found, not supported, not permissioned, …"""
+
+
+def metric_named(name: str) -> tuple[Metric, float | None] | None:
+    """The metric that a file stem, a column or an exporter calls `name`, and what to multiply its values by.
+
+    `GPU_UTIL`, `GPU_UTIL-2023-07` (AcmeTrace splits some files by month) and `DCGM_FI_DEV_GPU_UTIL` are the same.
+    The factor is None where the source may have written another unit and only the values tell: ratios for per cent
+    (dcgm-exporter writes ratios, AcmeTrace's own script multiplies them by 100 before it publishes), or MB/s for
+    bytes/s (AcmeTrace's InfiniBand: at most 23,695, just under a port of 200 Gb/s). None: no such metric.
+    """
+    for word in (name, _DATE_SUFFIX.sub("", name)):
+        upper = word.strip().upper()
+        if upper in _DCGM:
+            metric = METRICS[_DCGM[upper]]
+            return metric, metric.coarse[1] if metric.coarse else 1.0
+        found = METRICS.get(_OTHER_NAMES.get(upper, upper))
+        if found:
+            return found, None if found.coarse else 1.0
+    return None
+
+
+def is_sentinel(value: Any) -> Any:
+    """Whether a value, or each of an array, is one of DCGM's words for "no value" (16 about each `…_BLANK`)."""
+    return (
+        ((value >= INT32_BLANK) & (value < INT32_BLANK + 16))
+        | ((value >= FP64_BLANK) & (value < FP64_BLANK + 16))
+        # A double has no room for the last digits of an int64: all 16 come as 2 ** 63.
+        | (value >= float(INT64_BLANK))
+    )

@@ -1,0 +1,309 @@
+"""Telemetry from a Prometheus into a store, a chunk of time at a time.
+
+A server gives at most 11,000 points of a series in an answer, and an answer must fit into memory, so the time is cut
+into chunks and, where there are many series, the instances into shards. Each chunk is written as Parquet, then
+marked; a run that was killed or cut off goes on at the first chunk without a mark, and at the end the metric becomes
+seen in the store like one converted from files.
+"""
+
+import datetime as dt
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from holdfast.core.atomic import write_atomic
+from holdfast.core.errors import BadUse
+from holdfast.trace.sources.reading import Note
+from holdfast.trace.telemetry.devices import Device
+from holdfast.trace.telemetry.long import steps_of
+from holdfast.trace.telemetry.metrics import METRICS, Metric, metric_named
+from holdfast.trace.telemetry.prometheus_http import MOST_POINTS, AnswerTooLarge, Prometheus, Series
+from holdfast.trace.telemetry.store import DAY_US, Store, finish_metric, open_database, write_parquet
+from holdfast.trace.telemetry.summary import quoted, summary_of_rows
+from holdfast.trace.telemetry.values import judged
+
+if TYPE_CHECKING:
+    import duckdb
+
+SAMPLES_PER_ANSWER: Final = 400_000
+"""About 12 MB of JSON, 100 MB of Python."""
+INSTANCES_PER_SHARD: Final = 200
+NODE_LABELS: Final = ("Hostname", "hostname", "node", "nodename", "kubernetes_node", "instance", "target")
+"""Labels that may name the node, the likeliest first; a port is cut off."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Span:
+    """From when to when, and how often: seconds since the epoch, both ends included."""
+
+    start_s: float
+    end_s: float
+    step_s: float = 15.0
+
+    def __post_init__(self) -> None:
+        if not (self.step_s > 0 and self.start_s <= self.end_s and math.isfinite(self.end_s)):
+            raise BadUse(
+                f"From {self.start_s} to {self.end_s} every {self.step_s} s is no span of time. "
+                "Give a start, a later end and a positive step."
+            )
+
+    @classmethod
+    def of(cls, start: str, end: str, *, step_s: float = 15.0) -> "Span":
+        """From ISO 8601 times; one without an offset is UTC.
+
+        Raises:
+            BadUse: one is no time, or the end is before the start.
+        """
+        try:
+            times = [dt.datetime.fromisoformat(text) for text in (start, end)]
+        except ValueError as error:
+            raise BadUse(f"{error}. Give times like 2023-07-01T00:00:00Z.") from error
+        first, last = [time if time.tzinfo else time.replace(tzinfo=dt.UTC) for time in times]
+        return cls(start_s=first.timestamp(), end_s=last.timestamp(), step_s=step_s)
+
+    def chunks(self, points: int) -> list["Span"]:
+        """The same points in spans of at most so many."""
+        number = int((self.end_s - self.start_s) / self.step_s + 1e-9) + 1
+        return [
+            replace(
+                self,
+                start_s=self.start_s + first * self.step_s,
+                end_s=self.start_s + (min(first + points, number) - 1) * self.step_s,
+            )
+            for first in range(0, number, points)
+        ]
+
+
+def fetch(
+    server: Prometheus,
+    folder: Path | str,
+    span: Span,
+    *,
+    metrics: Sequence[str] | None = None,
+    matchers: str = "",
+    expressions: dict[str, str] | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
+) -> Store:
+    """Fetch metrics into a store; those that are there are left, those half fetched are gone on with.
+
+    Args:
+        server: where from.
+        folder: the store; made where it is not there.
+        span: which time.
+        metrics: names of `metrics.METRICS`; None: all that the server has.
+        matchers: more conditions on every series, as PromQL writes them: `cluster="a",modelName=~"H100.*"`.
+        expressions: PromQL for some metrics in place of the usual; `$matchers` and `$window` may stand in it.
+        progress: told metric, chunks done and chunks.
+
+    Raises:
+        BadUse: a metric is not known, the server refuses, or the store holds another fetch of the metric.
+        PrometheusError: the server does not answer; what was fetched is kept.
+    """
+    store = Store.create(Path(folder))
+    with open_database() as connection:
+        for metric in _wanted(metrics):
+            if not store.manifest(metric):
+                expression = (expressions or {}).get(metric.name) or _expression(metric)
+                job = _Fetch(store, server, metric, expression, matchers, span, connection)
+                if job.plan(always=metrics is not None):
+                    job.run(progress)
+    return store
+
+
+def _wanted(names: Sequence[str] | None) -> list[Metric]:
+    if names is None:
+        return [metric for metric in METRICS.values() if metric.name != "CPU_SERVER_POWER"]
+    found = [metric_named(name) for name in names]
+    if None in found:
+        raise BadUse(f"There is no metric {names[found.index(None)]!r}. Known: {', '.join(METRICS)}.")
+    return [one[0] for one in found if one]
+
+
+def _expression(metric: Metric) -> str:
+    """PromQL of a metric with `$matchers` and `$window` to be filled in."""
+    factor = f"{metric.coarse[1]:g} * " if metric.coarse and metric.dcgm else ""
+    return metric.promql or f"{factor}{metric.dcgm}{{$matchers}}"
+
+
+class _Fetch:
+    """One metric, from the plan to the finished store."""
+
+    def __init__(
+        self,
+        store: Store,
+        server: Prometheus,
+        metric: Metric,
+        expression: str,
+        matchers: str,
+        span: Span,
+        connection: "duckdb.DuckDBPyConnection",
+    ) -> None:
+        self._store, self._server, self._metric, self._connection = store, server, metric, connection
+        self._template, self._matchers, self._span = expression, matchers, span
+        self._building = store.folder / "samples" / f".metric={metric.name}.fetch"
+        self._shards: list[str] = [""]
+        self._points = MOST_POINTS
+
+    def plan(self, *, always: bool) -> bool:
+        """Decide on chunks and shards, or take up those decided before; whether there is anything to fetch."""
+        path = self._building / "plan.json"
+        asked = {"url": self._server.url, "query": self._template, "matchers": self._matchers, **asdict(self._span)}
+        if path.exists():
+            plan = json.loads(path.read_text())
+            if plan["asked"] != asked:
+                raise BadUse(
+                    f"{self._building} holds part of another fetch of {self._metric.name}. "
+                    "Repeat that one to finish it, or remove the folder."
+                )
+            self._shards, self._points = plan["shards"], plan["points"]
+            return True
+        # Series come and go: the middle and both ends say about how many there are at a time.
+        times = (self._span.start_s, (self._span.start_s + self._span.end_s) / 2, self._span.end_s)
+        series = max(self._server.number_at(f"count({self._query('')})", at_s) for at_s in times)
+        if not series and not always:
+            return False
+        self._shards = self._instances()
+        each = max(1, math.ceil(series / len(self._shards)))
+        self._points = max(1, min(MOST_POINTS, SAMPLES_PER_ANSWER // each))
+        shutil.rmtree(self._building, ignore_errors=True)
+        self._building.mkdir(parents=True)
+        plan = {"asked": asked, "shards": self._shards, "points": self._points}
+        write_atomic(path, json.dumps(plan).encode())
+        return True
+
+    def run(self, progress: Callable[[str, int, int], None] | None) -> None:
+        """Fetch what is not there yet, and finish the metric."""
+        chunks = [(shard, chunk) for chunk in self._span.chunks(self._points) for shard in self._shards]
+        for number, (shard, chunk) in enumerate(chunks):
+            mark = self._building / f"chunk-{number:06}.json"
+            if not mark.exists():
+                write_atomic(mark, json.dumps(self._fetch_chunk(number, shard, chunk)).encode())
+            if progress:
+                progress(self._metric.name, number + 1, len(chunks))
+        self._finish()
+
+    def _query(self, shard: str) -> str:
+        matchers = ",".join(part for part in (self._matchers, shard) if part)
+        # Four points of a counter are enough for a rate and hide a lost scrape (Prometheus' own advice).
+        window = f"{max(60, math.ceil(4 * self._span.step_s))}s"
+        query = self._template.replace("$window", window)
+        if "$matchers" in query:
+            return re.sub(r",?\s*\$matchers", lambda found: _joined(found.group(), matchers), query)
+        return query
+
+    def _instances(self) -> list[str]:
+        """A matcher for each shard of the instances; [''] where they are few, or the expression takes none."""
+        selector = re.search(r"[a-zA-Z_:][a-zA-Z0-9_:]*\{[^{}]*\$matchers[^{}]*\}", self._template)
+        if not selector:
+            return [""]
+        chosen = re.sub(r",?\s*\$matchers", lambda found: _joined(found.group(), self._matchers), selector.group())
+        instances = self._server.label_values("instance", chosen, start_s=self._span.start_s, end_s=self._span.end_s)
+        if len(instances) <= INSTANCES_PER_SHARD:
+            return [""]
+        return [
+            f"instance=~{json.dumps('|'.join(map(re.escape, instances[first : first + INSTANCES_PER_SHARD])))}"
+            for first in range(0, len(instances), INSTANCES_PER_SHARD)
+        ]
+
+    def _fetch_chunk(self, number: int, shard: str, chunk: Span) -> dict[str, Any]:
+        """Write a chunk's samples; what the mark says of it."""
+        dropped = {"sentinel": 0, "out-of-range": 0, "missing": 0}
+        devices, at_us, values = [], [], []
+        for series in self._answers(shard, chunk):
+            kept = _kept(self._metric, series, dropped)
+            devices.append(device_of(series.labels, self._metric))
+            at_us.append(series.at_us[kept])
+            values.append(series.values[kept])
+        if not devices:
+            return {"samples": 0, "dropped": dropped}
+        ids = self._store.with_devices(self._connection, devices)
+        columns = {
+            "at": np.concatenate(at_us).astype("datetime64[us]"),
+            "device": np.repeat(ids.astype(np.int32), [len(one) for one in at_us]),
+            "value": np.concatenate(values).astype(np.float32),
+        }
+        days = columns["at"].astype(np.int64) // DAY_US
+        for day in np.unique(days).tolist():
+            place = self._building / f"date={np.datetime64(day, 'D')}"
+            place.mkdir(exist_ok=True)
+            of_day = {name: column[days == day] for name, column in columns.items()}
+            # Where two series are one device, as when a pod label changes hands, one sample of a time is kept.
+            select = (
+                'SELECT arriving."at", device, any_value(value) AS value FROM arriving '
+                'GROUP BY arriving."at", device ORDER BY device, arriving."at"'
+            )
+            write_parquet(self._connection, select, of_day, place / f"part-{number:06}.parquet")
+        return {"samples": len(days), "dropped": dropped}
+
+    def _answers(self, shard: str, chunk: Span) -> Iterator[Series]:
+        try:
+            yield from self._server.range(
+                self._query(shard), start_s=chunk.start_s, end_s=chunk.end_s, step_s=chunk.step_s
+            )
+        except AnswerTooLarge:
+            points = round((chunk.end_s - chunk.start_s) / chunk.step_s) + 1
+            if points == 1:
+                raise BadUse(
+                    f"One point of {self._metric.name} is more than an answer may hold. Ask for fewer series at a "
+                    "time with matchers."
+                ) from None
+            for half in chunk.chunks((points + 1) // 2):
+                yield from self._answers(shard, half)
+
+    def _finish(self) -> None:
+        marks = [json.loads(path.read_text()) for path in sorted(self._building.glob("chunk-*.json"))]
+        rows = f'SELECT "at", device, value FROM read_parquet({quoted(f"{self._building}/date=*/part-*.parquet")})'
+        if not any(mark["samples"] for mark in marks):
+            raise BadUse(
+                f"{self._server.url} has no samples of {self._metric.name} in that time "
+                f"({self._query('')}). Correct the time, the matchers or the expression."
+            )
+        notes = list(self._notes(marks))
+        notes += [note for notes_of in steps_of(self._connection, rows, self._metric.name, "") for note in notes_of]
+        summary = summary_of_rows(self._connection, self._metric, rows, self._store.devices(self._connection), notes)
+        sources = [{"url": self._server.url, "query": self._query(""), **asdict(self._span)}]
+        finish_metric(self._store, self._metric, self._building, self._connection, summary.tables, sources, notes)
+
+    def _notes(self, marks: list[dict[str, Any]]) -> Iterator[Note]:
+        for reason, sentence in (
+            ("sentinel", "samples were DCGM's words for no value."),
+            ("out-of-range", f"samples lay outside {self._metric.low:g} to {self._metric.high:g} {self._metric.unit}."),
+        ):
+            if count := sum(mark["dropped"][reason] for mark in marks):
+                words = f"{self._metric.name}: {count:,} {sentence}"
+                yield Note(cluster="", check=f"telemetry-{reason}", sentence=words, rows=count, action="dropped")
+
+
+def _joined(found: str, matchers: str) -> str:
+    """What stands in a selector for `$matchers`, with the comma before it where there is one."""
+    return f"{',' if found.startswith(',') and matchers else ''}{matchers}"
+
+
+def device_of(labels: Any, metric: Metric) -> Device:
+    """The device of a series: node and GPU by dcgm-exporter's labels, a MIG instance by its own."""
+    node = next((labels[label] for label in NODE_LABELS if labels.get(label)), "unknown")
+    node = re.sub(r":\d+$", "", node)
+    if metric.kind == "node" or "gpu" not in labels:
+        return Device(node, node, None)
+    part = f"/{labels['GPU_I_ID']}" if labels.get("GPU_I_ID") else ""
+    gpu = int(labels["gpu"]) if labels["gpu"].isdigit() else None
+    return Device(f"{node}-{labels['gpu']}{part}", node, gpu)
+
+
+def _kept(metric: Metric, series: Series, dropped: dict[str, int]) -> Any:
+    """Which samples of a series can be real; counts the others by reason."""
+    kept = np.ones(len(series.values), dtype=bool)
+    wrong = ~((series.values >= metric.low) & (series.values <= metric.high))
+    for place in np.flatnonzero(wrong).tolist():
+        _, reason = judged(metric, float(series.values[place]))
+        if reason:
+            kept[place] = False
+            dropped[reason] += 1
+    return kept

@@ -1,0 +1,206 @@
+"""The HTTP API of Prometheus: bounded answers, retries, and credentials that no message shows.
+
+Prometheus' HTTP API, "Range queries" and "Format overview"; servers that speak it (Thanos, Mimir, VictoriaMetrics)
+answer the same.
+"""
+
+import base64
+import http.client
+import json
+import os
+import random
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.core.errors import BadUse, HoldfastError
+
+MOST_POINTS: Final = 11_000
+"""Of one series in one answer; a server refuses more ("exceeded maximum resolution", prometheus' web/api/v1)."""
+TOKEN_VARIABLE: Final = "HOLDFAST_PROMETHEUS_TOKEN"
+PASSWORD_VARIABLE: Final = "HOLDFAST_PROMETHEUS_PASSWORD"
+PASSING: Final = frozenset({429, 500, 502, 503, 504})
+"""Statuses that another try may cure."""
+
+
+class PrometheusError(HoldfastError):
+    """A server could not be reached or would not answer, though asked again."""
+
+
+class AnswerTooLarge(Exception):
+    """An answer passed the bound, or the server's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Credentials:
+    """A bearer token, or a user and password; what prints shows neither."""
+
+    token: str = field(default="", repr=False)
+    user: str = ""
+    password: str = field(default="", repr=False)
+
+    @classmethod
+    def found(
+        cls, *, token_file: Path | None = None, user: str = "", password_file: Path | None = None
+    ) -> "Credentials":
+        """From files, or from the environment (`HOLDFAST_PROMETHEUS_TOKEN`, `HOLDFAST_PROMETHEUS_PASSWORD`).
+
+        Raises:
+            BadUse: a file cannot be read.
+        """
+        return cls(
+            token=_secret(token_file, TOKEN_VARIABLE) if not user else "",
+            user=user,
+            password=_secret(password_file, PASSWORD_VARIABLE) if user else "",
+        )
+
+    def headers(self) -> dict[str, str]:
+        """What a request carries."""
+        if self.user:
+            pair = base64.b64encode(f"{self.user}:{self.password}".encode()).decode()
+            return {"Authorization": f"Basic {pair}"}
+        return {"Authorization": f"Bearer {self.token}"} if self.token else {}
+
+
+def _secret(path: Path | None, variable: str) -> str:
+    if path is None:
+        return os.environ.get(variable, "")
+    try:
+        return path.read_text().strip()
+    except OSError as error:
+        raise BadUse(f"{path} cannot be read ({error.strerror}). Give the file that holds the secret.") from error
+
+
+@dataclass(frozen=True)
+class Series:
+    """A series of an answer."""
+
+    labels: Mapping[str, str]
+    at_us: npt.NDArray[np.int64]
+    values: npt.NDArray[np.float64]
+
+
+class _NoRedirects(urllib.request.HTTPRedirectHandler):
+    """A redirect would carry the credentials to wherever it points."""
+
+    def redirect_request(self, *_: Any, **__: Any) -> None:
+        return None
+
+
+class Prometheus:
+    """A server's HTTP API.
+
+    Args:
+        url: of the server, such as `http://prometheus:9090`; a user and password in it are taken out of it.
+        credentials: what to show it.
+        pause: waits so many seconds; for tests.
+        chance: a number from 0 to 1, for the jitter of the waits.
+        timeout_s: of a connection and of each read.
+        tries: of one request, in all.
+        most_bytes: of one answer.
+
+    Raises:
+        BadUse: the URL is not of http or https.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        credentials: Credentials | None = None,
+        *,
+        pause: Callable[[float], None] = time.sleep,
+        chance: Callable[[], float] = random.random,
+        timeout_s: float = 60.0,
+        tries: int = 6,
+        most_bytes: int = 64 << 20,
+    ) -> None:
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise BadUse("A Prometheus is reached by http:// or https://. Give its URL, such as http://host:9090.")
+        if parts.username and credentials is None:
+            user, password = urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or "")
+            credentials = Credentials(user=user, password=password)
+        self.url = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl().rstrip("/")
+        """Without a user or password."""
+        self._headers = (credentials or Credentials.found()).headers()
+        self._pause, self._chance, self._timeout_s, self._tries = pause, chance, timeout_s, tries
+        self._most_bytes = most_bytes
+        self._opener = urllib.request.build_opener(_NoRedirects)
+
+    def range(self, expression: str, *, start_s: float, end_s: float, step_s: float) -> list[Series]:
+        """The series of an expression from `start_s` to `end_s`, both inclusive, a point every `step_s`.
+
+        Raises:
+            AnswerTooLarge: ask for a shorter time or for fewer series.
+            BadUse: the server refuses the expression or the credentials.
+            PrometheusError: no answer after all tries.
+        """
+        query = {"query": expression, "start": f"{start_s:.3f}", "end": f"{end_s:.3f}", "step": f"{step_s:.3f}"}
+        return [_series(one["metric"], one["values"]) for one in self._ask("query_range", query)["result"]]
+
+    def number_at(self, expression: str, at_s: float) -> float:
+        """The value of an expression of one series at a time; 0 where there is none. Raises as `range` does."""
+        result = self._ask("query", {"query": expression, "time": f"{at_s:.3f}"})["result"]
+        return float(result[0]["value"][1]) if result else 0.0
+
+    def label_values(self, label: str, selector: str, *, start_s: float, end_s: float) -> list[str]:
+        """The values that a label has in the series of a selector. Raises as `range` does."""
+        query = {"match[]": selector, "start": f"{start_s:.3f}", "end": f"{end_s:.3f}"}
+        return sorted(self._ask(f"label/{label}/values?{urllib.parse.urlencode(query)}", None))
+
+    def _ask(self, path: str, query: dict[str, str] | None) -> Any:
+        data = urllib.parse.urlencode(query).encode() if query is not None else None
+        request = urllib.request.Request(f"{self.url}/api/v1/{path}", data=data, headers=self._headers)
+        problem = ""
+        for attempt in range(self._tries):
+            if attempt:
+                # Full jitter (Brooker, "Exponential backoff and jitter"): many who wait do not come back together.
+                self._pause(min(30.0, 0.5 * 2**attempt) * (0.5 + 0.5 * self._chance()))
+            try:
+                with self._opener.open(request, timeout=self._timeout_s) as response:
+                    body = response.read(self._most_bytes + 1)
+                    if len(body) > self._most_bytes:
+                        raise AnswerTooLarge
+                    return json.loads(body)["data"]
+            except urllib.error.HTTPError as error:
+                with error:
+                    message = _error_of(error)
+                if error.code not in PASSING:
+                    self._refuse(error.code, message)
+                problem = f"answered {error.code} {message}".strip()
+            except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
+                # A cut connection, a time-out, or half an answer.
+                problem = f"failed ({type(error).__name__}: {error})"
+        raise PrometheusError(
+            f"{self.url} {problem}, {self._tries} times. Look whether the server is up, then run the same again: "
+            "what was fetched is kept."
+        )
+
+    def _refuse(self, status: int, message: str) -> None:
+        if "too many samples" in message or "exceeded maximum resolution" in message:
+            raise AnswerTooLarge
+        if status in (401, 403):
+            raise BadUse(
+                f"{self.url} refuses the credentials ({status}). Set {TOKEN_VARIABLE}, or give a file with the token."
+            )
+        raise BadUse(f"{self.url} refuses the query ({status}): {message} Correct the query or the URL.")
+
+
+def _error_of(error: urllib.error.HTTPError) -> str:
+    try:
+        return str(json.loads(error.read(1 << 16))["error"])[:500]
+    except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError):
+        return str(error.reason)
+
+
+def _series(labels: Mapping[str, str], points: list[tuple[float, str]]) -> Series:
+    at_us = np.rint(np.array([at for at, _ in points]) * 1e6).astype(np.int64)
+    return Series(labels, at_us, np.array([float(value) for _, value in points]))

@@ -1,0 +1,225 @@
+"""One pass over a wide file by several threads: its tally, and whatever else wants to see the blocks."""
+
+import os
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.trace.telemetry.metrics import Metric
+from holdfast.trace.telemetry.onsets import Onset, Onsets
+from holdfast.trace.telemetry.tally import DeviceTotals, ValueCounts
+from holdfast.trace.telemetry.values import FieldValues
+from holdfast.trace.telemetry.wide_csv import Block, WideFile, blocks, open_wide, parts
+
+PART_BYTES: Final = 1 << 24
+"""A thread is worth its start for this much."""
+
+
+See = Callable[[Block], None]
+"""Takes a block of one thread; the blocks of a thread come in the file's order."""
+
+
+class Watcher(Protocol):
+    """Something else that wants to see the blocks of a pass."""
+
+    def begin(self, wide: WideFile) -> None:
+        """A pass begins. It may be the second: then what was seen before is void."""
+
+    def thread(self) -> See:
+        """What takes the blocks of one more thread; called in that order, before the pass."""
+
+
+@dataclass
+class Scan:
+    """What one pass over a wide file, or over a part of it, found."""
+
+    wide: WideFile
+    metric: Metric
+    factor: float
+    counts: ValueCounts
+    totals: DeviceTotals | None
+    """None where only the values were asked for."""
+    onsets: Onsets | None
+    """None but for XID_ERRORS."""
+    rows: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Fields without a value, by reason."""
+    duplicates: list[int] = field(default_factory=list)
+    """Times, microseconds, of rows left out because a row of the same time came before."""
+    backward_steps: int = 0
+    offsets: set[str] = field(default_factory=set)
+    first_us: int | None = None
+    last_us: int | None = None
+
+    def merge(self, later: "Scan") -> None:
+        """Join the part that follows."""
+        self.counts.merge(later.counts)
+        if self.totals and later.totals:
+            self.totals.merge(later.totals)
+        if self.onsets and later.onsets:
+            self.onsets.merge(later.onsets)
+        self.rows += later.rows
+        self.dropped += later.dropped
+        self.duplicates += later.duplicates
+        self.backward_steps += later.backward_steps
+        self.offsets |= later.offsets
+        self.last_us = later.last_us
+
+    @property
+    def xid_onsets(self) -> list[Onset]:
+        """Onsets of Xid errors, by time."""
+        return sorted(self.onsets.found, key=lambda onset: (onset.at_us, onset.device)) if self.onsets else []
+
+
+def scan_wide(
+    path: Path,
+    metric: Metric,
+    *,
+    factor: float | None = 1.0,
+    values_only: bool = False,
+    threads: int | None = None,
+    watcher: Watcher | None = None,
+) -> Scan:
+    """Read a wide file once; a row whose time was there before is left out, as AcmeTrace's own script does.
+
+    Args:
+        path: the file.
+        metric: what its values are.
+        factor: from the file's unit to the metric's; None: find out (`found_factor`), which may take a pass.
+        values_only: only count values.
+        threads: how many, by default one a core; each holds a few MB.
+        watcher: sees every block too.
+
+    Raises:
+        BadTrace: the file is not readable as such; says where.
+    """
+    wide = open_wide(path)
+    if factor is None:
+        factor = found_factor(wide, metric)
+    number = threads or min(len(os.sched_getaffinity(0)), 1 + wide.size_bytes // PART_BYTES)
+    ranges = parts(wide, number) or [(wide.body, wide.size_bytes)]
+    if watcher:
+        watcher.begin(wide)
+    sees = [watcher.thread() if watcher else None for _ in ranges]
+    readers = [_Reader(wide, metric, factor, values_only, see) for see in sees]
+    _run([reader.read for reader in readers], ranges)
+    found = [reader.scan for reader in readers]
+    times = [np.concatenate(reader.times) if reader.times else np.empty(0, dtype=np.int64) for reader in readers]
+    if len(ranges) > 1 and not _ascend(times):
+        return scan_wide(path, metric, factor=factor, values_only=values_only, threads=1, watcher=watcher)
+    whole, *rest = found
+    for part in rest:
+        whole.merge(part)
+    return whole
+
+
+def found_factor(wide: WideFile, metric: Metric) -> float:
+    """From the file's unit to the metric's: 1, or that of the coarser unit where no real value is too great for it.
+
+    Usually the first block tells; a file in the coarser unit, or of a cluster idle throughout, is read to its end.
+    """
+    if metric.coarse is None:
+        return 1.0
+    most, factor = metric.coarse
+    fields = FieldValues(metric, 1.0)
+    for block in blocks(wide, fields, wide.body, wide.size_bytes):
+        if (block.values > most).any():
+            return 1.0
+    return factor
+
+
+def _ascend(times: list[npt.NDArray[np.int64]]) -> bool:
+    """Whether each part's rows are all later than those of the part before, so that parts can simply be joined."""
+    ends = [(int(part.min()), int(part.max())) for part in times if len(part)]
+    return all(before[1] < after[0] for before, after in pairwise(ends))
+
+
+def _run(reads: list[Callable[[int, int], None]], ranges: list[tuple[int, int]]) -> None:
+    """Run each on its range, in threads; the first error of the file's order is raised."""
+    errors: dict[int, BaseException] = {}
+
+    def run(index: int) -> None:
+        try:
+            reads[index](*ranges[index])
+        except BaseException as error:
+            errors[index] = error
+
+    others = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(1, len(reads))]
+    for thread in others:
+        thread.start()
+    run(0)
+    for thread in others:
+        thread.join()
+    if errors:
+        raise errors[min(errors)]
+
+
+class _Reader:
+    """Reads a part into a scan."""
+
+    def __init__(
+        self,
+        wide: WideFile,
+        metric: Metric,
+        factor: float,
+        values_only: bool,
+        see: See | None,
+    ) -> None:
+        devices = len(wide.devices)
+        self.scan = Scan(
+            wide,
+            metric,
+            factor,
+            ValueCounts(metric),
+            None if values_only else DeviceTotals(devices, wide.interval_s),
+            Onsets(devices) if metric.name == "XID_ERRORS" and not values_only else None,
+        )
+        self.times: list[npt.NDArray[np.int64]] = []
+        self._fields = FieldValues(metric, factor)
+        self._see = see
+        self._seen_us: set[int] = set()
+
+    def read(self, low: int, high: int) -> None:
+        scan = self.scan
+        for block in blocks(scan.wide, self._fields, low, high):
+            for fresh in self._fresh(block):
+                scan.rows += len(fresh.at_us)
+                scan.counts.add(fresh)
+                if scan.totals:
+                    scan.totals.add(fresh.at_us, fresh.values)
+                if scan.onsets:
+                    scan.onsets.add(fresh.at_us, fresh.values)
+                if self._see:
+                    self._see(fresh)
+        scan.dropped += scan.counts.settle(self._fields)
+
+    def _fresh(self, block: Block) -> Iterator[Block]:
+        """The block without rows of times seen before; notes what its times tell."""
+        scan, at_us = self.scan, block.at_us
+        if not len(at_us):
+            return
+        scan.offsets |= block.offsets
+        before = at_us[:1] if scan.last_us is None else np.array([scan.last_us])
+        steps = np.diff(at_us, prepend=before)
+        scan.first_us = int(at_us[0]) if scan.first_us is None else scan.first_us
+        scan.last_us = int(at_us[-1])
+        scan.backward_steps += int((steps < 0).sum())
+        self.times.append(at_us)
+        new = []
+        for row, time_us in enumerate(at_us.tolist()):
+            if time_us in self._seen_us:
+                scan.duplicates.append(time_us)
+            else:
+                self._seen_us.add(time_us)
+                new.append(row)
+        if len(new) == len(at_us):
+            yield block
+        elif new:
+            yield Block(at_us[new], block.values[new], None if block.ids is None else block.ids[new], block.offsets)

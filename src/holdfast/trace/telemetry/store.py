@@ -1,0 +1,298 @@
+"""The converted store: long Parquet by metric and day, with the aggregates of every metric beside its samples.
+
+    FOLDER/telemetry.json                                        what makes it a store
+    FOLDER/devices.parquet                                       device, name, node, gpu
+    FOLDER/samples/metric=NAME/date=YYYY-MM-DD/part-*.parquet    at TIMESTAMP (UTC), device INTEGER, value FLOAT
+    FOLDER/samples/metric=NAME/manifest.json                     its sources, rows and notes
+    FOLDER/samples/metric=NAME/aggregates/*.parquet              see `summary.AGGREGATES`
+
+A metric's folder is made whole under another name and renamed, so it is there whole or not at all; what a kill leaves
+besides is a folder `.metric=NAME.*.tmp`, which nobody reads and the next conversion of that metric removes. Devices
+are written before: a store may know a device without samples, never samples of an unknown device.
+"""
+
+import json
+import os
+import secrets
+import shutil
+import threading
+from collections.abc import Iterable
+from dataclasses import asdict
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+
+from holdfast.core.atomic import fsync_folder, write_atomic
+from holdfast.core.errors import BadUse
+from holdfast.trace.sources.reading import Note
+from holdfast.trace.telemetry.devices import Device
+from holdfast.trace.telemetry.dictionary import Ids
+from holdfast.trace.telemetry.inputs import STORE_MARK
+from holdfast.trace.telemetry.metrics import METRICS, Metric
+from holdfast.trace.telemetry.summary import AGGREGATES, Columns, Summary, quoted
+from holdfast.trace.telemetry.wide_csv import Block
+
+if TYPE_CHECKING:
+    import duckdb
+
+VERSION: Final = 1
+PART_SAMPLES: Final = 3_000_000
+"""A part of so many samples takes about 100 MB to make."""
+DAY_US: Final = 86_400_000_000
+DEVICES: Final = "devices.parquet"
+
+
+def open_database() -> "duckdb.DuckDBPyConnection":
+    """A database in memory that reads and writes Parquet in little of it."""
+    import duckdb
+
+    connection = duckdb.connect(config={"memory_limit": "300MB", "threads": min(8, os.cpu_count() or 1)})
+    connection.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false; SET enable_progress_bar = false")
+    connection.execute("SET python_enable_replacements = false; SET autoinstall_known_extensions = false")
+    return connection
+
+
+class Store:
+    """A folder of converted telemetry."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    @classmethod
+    def create(cls, folder: Path) -> "Store":
+        """Make the folder a store, if it is not yet.
+
+        Raises:
+            BadUse: the folder holds other things, or a store of another version.
+        """
+        mark = folder / STORE_MARK
+        if not mark.exists():
+            if folder.exists() and (not folder.is_dir() or any(not path.match(".*") for path in folder.iterdir())):
+                raise BadUse(f"{folder} is not empty and no telemetry store. Give a new folder, or remove it first.")
+            folder.mkdir(parents=True, exist_ok=True)
+            write_atomic(mark, json.dumps({"schema": "holdfast-telemetry", "version": VERSION}).encode() + b"\n")
+        return cls.open(folder)
+
+    @classmethod
+    def open(cls, folder: Path) -> "Store":
+        """The store in a folder.
+
+        Raises:
+            BadUse: there is none, or it is of another version.
+        """
+        try:
+            version = json.loads((folder / STORE_MARK).read_text())["version"]
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise BadUse(f"{folder} is no telemetry store. Make one by converting telemetry into it.") from error
+        if version != VERSION:
+            raise BadUse(f"{folder} is a store of version {version}, expected {VERSION}. Convert the telemetry again.")
+        return cls(folder)
+
+    def metrics(self) -> list[Metric]:
+        """The metrics that are there, whole."""
+        found = [path.parent.name.partition("=")[2] for path in self.folder.glob("samples/metric=*/manifest.json")]
+        return [METRICS[name] for name in METRICS if name in found]
+
+    def place(self, metric: Metric) -> Path:
+        """The folder of a metric."""
+        return self.folder / "samples" / f"metric={metric.name}"
+
+    def manifest(self, metric: Metric) -> dict[str, Any]:
+        """What a metric was made of; empty where it is not there."""
+        try:
+            manifest: dict[str, Any] = json.loads((self.place(metric) / "manifest.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return manifest
+
+    def samples_sql(self, metric: Metric | None = None) -> str:
+        """SELECT of metric, at, device and value from the Parquet files of one metric, or of all."""
+        pattern = f"{self.folder}/samples/metric={metric.name if metric else '*'}/date=*/part-*.parquet"
+        return f'SELECT metric, "at", device, value FROM read_parquet({quoted(pattern)}, hive_partitioning = true)'
+
+    def devices(self, connection: "duckdb.DuckDBPyConnection") -> list[Device]:
+        """Its devices; a device's id is its index here."""
+        if not (self.folder / DEVICES).exists():
+            return []
+        table = quoted(str(self.folder / DEVICES))
+        rows = connection.execute(f"SELECT name, node, gpu FROM {table} ORDER BY device").fetchall()
+        return [Device(*row) for row in rows]
+
+    def with_devices(self, connection: "duckdb.DuckDBPyConnection", devices: Iterable[Device]) -> Ids:
+        """The ids of devices, which the store from now on knows."""
+        known = self.devices(connection)
+        ids = {device.name: index for index, device in enumerate(known)}
+        wanted = list(devices)
+        for device in wanted:
+            if device.name not in ids:
+                ids[device.name] = len(known)
+                known.append(device)
+        columns = {
+            "device": np.arange(len(known), dtype=np.int32),
+            "name": np.array([device.name for device in known], dtype=object),
+            "node": np.array([device.node for device in known], dtype=object),
+            "gpu": np.array([-1 if device.gpu is None else device.gpu for device in known], dtype=np.int32),
+        }
+        select = "SELECT device, name, node, nullif(gpu, -1) AS gpu FROM arriving ORDER BY device"
+        write_parquet(connection, select, columns, self.folder / DEVICES)
+        return np.array([ids[device.name] for device in wanted], dtype=np.int64)
+
+    def summary(self, connection: "duckdb.DuckDBPyConnection", metric: Metric) -> Summary:
+        """A metric's aggregates, as they were computed when it was converted."""
+        tables: dict[str, Columns] = {}
+        for name, types in AGGREGATES.items():
+            path = self.place(metric) / "aggregates" / f"{name}.parquet"
+            names = ", ".join(f'"{column}"' for column in types if column != "metric")
+            tables[name] = connection.execute(f"SELECT {names} FROM {quoted(str(path))}").fetchnumpy()
+        notes = tuple(
+            Note(**{**note, "examples": tuple(note["examples"])}) for note in self.manifest(metric).get("notes", [])
+        )
+        return Summary(metric=metric, devices=self.devices(connection), tables=tables, notes=notes)
+
+
+class MetricWriter:
+    """Writes one metric into a store: parts first, then `finish`; without it nothing of it is seen."""
+
+    def __init__(self, store: Store, metric: Metric, connection: "duckdb.DuckDBPyConnection") -> None:
+        self.store, self.metric = store, metric
+        self._connection = connection
+        samples = store.folder / "samples"
+        samples.mkdir(exist_ok=True)
+        for stale in samples.glob(f".metric={metric.name}.*.tmp"):
+            shutil.rmtree(stale)
+        self._building = samples / f".metric={metric.name}.{secrets.token_hex(8)}.tmp"
+        self._building.mkdir()
+        self._source = self._parts = 0
+        self._lock = threading.Lock()
+
+    def begin_source(self) -> None:
+        """Number the parts that follow after their own source."""
+        self._source += 1
+
+    def restart_source(self) -> None:
+        """Remove the parts of this source."""
+        for part in self._building.glob(f"date=*/part-{self._source:03}-*.parquet"):
+            part.unlink()
+
+    def part_writer(self, ids: Ids) -> "PartWriter":
+        """What takes the blocks of one thread; `ids` are the store's ids of the file's columns."""
+        return PartWriter(self, ids, self._connection.cursor())
+
+    def write_rows(self, rows: str, ids: Ids) -> None:
+        """Write a SELECT of at, device and value; `ids` are the store's ids of its devices."""
+        columns = {"device": np.arange(len(ids), dtype=np.int32), "own": ids.astype(np.int32)}
+        self._connection.register("arriving", columns)
+        try:
+            self._connection.execute(
+                f'COPY (SELECT r."at", i.own AS device, r.value, strftime(r."at", \'%Y-%m-%d\') AS date '
+                f'FROM ({rows}) r JOIN arriving i USING (device) ORDER BY date, i.own, r."at") '
+                f"TO {quoted(str(self._building))} (FORMAT parquet, COMPRESSION zstd, PARTITION_BY (date), "
+                f"FILENAME_PATTERN 'part-{self._source:03}-{{i}}', OVERWRITE_OR_IGNORE)"
+            )
+        finally:
+            self._connection.unregister("arriving")
+        for part in self._building.glob("date=*/part-*.parquet"):
+            with part.open("rb") as file:
+                os.fsync(file.fileno())
+
+    def next_part(self, day: int) -> Path:
+        """Where the next part of a day (since the epoch) goes."""
+        with self._lock:
+            self._parts += 1
+            folder = self._building / f"date={np.datetime64(day, 'D')}"
+            folder.mkdir(exist_ok=True)
+            return folder / f"part-{self._source:03}-{self._parts:05}.parquet"
+
+    def finish(self, tables: dict[str, Columns], sources: list[dict[str, Any]], notes: Iterable[Note]) -> None:
+        """Write the aggregates and the manifest, and make the metric seen."""
+        finish_metric(self.store, self.metric, self._building, self._connection, tables, sources, notes)
+
+    def abandon(self) -> None:
+        """Remove what was written; for when the source turned out unreadable."""
+        shutil.rmtree(self._building, ignore_errors=True)
+
+
+class PartWriter:
+    """Gathers blocks of one thread into parts of one day each, ordered by device, then time."""
+
+    def __init__(self, writer: MetricWriter, ids: Ids, connection: "duckdb.DuckDBPyConnection") -> None:
+        self._writer, self._connection = writer, connection
+        self._ids = ids.astype(np.int32)
+        self._at_us: list[Any] = []
+        self._values: list[Any] = []
+        self._day: int | None = None
+        self._held = 0
+
+    def __call__(self, block: Block) -> None:
+        """Take a block."""
+        days = block.at_us // DAY_US
+        cuts = [0, *(np.flatnonzero(np.diff(days)) + 1).tolist(), len(days)]
+        values = block.values.astype(np.float32)
+        for low, high in pairwise(cuts):
+            if self._day != days[low] or self._held > PART_SAMPLES:
+                self.flush()
+                self._day = int(days[low])
+            self._at_us.append(block.at_us[low:high])
+            self._values.append(values[low:high])
+            self._held += values[low:high].size
+
+    def flush(self) -> None:
+        """Write what is held."""
+        if not self._held or self._day is None:
+            return
+        at_us = np.concatenate(self._at_us).astype("datetime64[us]")
+        # Device by device: neighbours are alike, and a question about one device reads few row groups.
+        values = np.concatenate(self._values).T
+        there = ~np.isnan(values)
+        columns = {
+            "at": np.broadcast_to(at_us, values.shape)[there],
+            "device": np.broadcast_to(self._ids[:, None], values.shape)[there],
+            "value": values[there],
+        }
+        self._at_us, self._values, self._held = [], [], 0
+        if len(columns["value"]):
+            select = 'SELECT arriving."at", device, value FROM arriving'
+            write_parquet(self._connection, select, columns, self._writer.next_part(self._day))
+
+
+def finish_metric(
+    store: Store,
+    metric: Metric,
+    building: Path,
+    connection: "duckdb.DuckDBPyConnection",
+    tables: dict[str, Columns],
+    sources: list[dict[str, Any]],
+    notes: Iterable[Note],
+) -> None:
+    """Add aggregates and manifest to a folder of parts, and rename it to be the metric's."""
+    place = building / "aggregates"
+    place.mkdir(exist_ok=True)
+    for name, columns in tables.items():
+        names = ", ".join(f'arriving."{column}"::{AGGREGATES[name][column]} AS "{column}"' for column in columns)
+        write_parquet(connection, f"SELECT {names} FROM arriving", columns, place / f"{name}.parquet")
+    record = {"metric": metric.name, "unit": metric.unit, "sources": sources, "notes": [asdict(n) for n in notes]}
+    write_atomic(building / "manifest.json", json.dumps(record, indent=1).encode() + b"\n")
+    for folder in building.iterdir():
+        if folder.is_dir():
+            fsync_folder(folder)
+    building.rename(store.place(metric))
+    fsync_folder(store.place(metric).parent)
+
+
+def write_parquet(connection: "duckdb.DuckDBPyConnection", select: str, columns: Columns, path: Path) -> None:
+    """Write `select` over `arriving` (NumPy columns) to a Parquet file, whole or not at all, and durably."""
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
+    connection.register("arriving", columns)
+    try:
+        connection.execute(f"COPY ({select}) TO {quoted(str(temporary))} (FORMAT parquet, COMPRESSION zstd)")
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    finally:
+        connection.unregister("arriving")
+    fsync_folder(path.parent)

@@ -1,0 +1,150 @@
+"""What is counted of a metric's samples in one pass: the mergeable aggregates, and what the checks want to know.
+
+A tally of a part of a file, a day or a shard is merged with the next by `merge`; nothing else is kept of the samples.
+"""
+
+import math
+from collections import Counter
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.trace.telemetry.metrics import Metric
+from holdfast.trace.telemetry.values import FieldValues, Values, rounded
+from holdfast.trace.telemetry.wide_csv import Block
+
+HOUR_US: Final = 3_600_000_000
+Counts = npt.NDArray[np.int64]
+
+
+class ValueCounts:
+    """How often each value occurred, rounded to the metric's resolution."""
+
+    def __init__(self, metric: Metric) -> None:
+        self._decimals = metric.decimals
+        self._values = np.empty(0)
+        self._counts = np.empty(0, dtype=np.int64)
+        self._by_id = np.zeros(0, dtype=np.int64)
+        self._pending: list[tuple[Values, Counts]] = []
+        self._pending_size = 0
+
+    def add(self, block: Block) -> None:
+        """Count a block."""
+        if block.ids is None:
+            self._add_values(block.values)
+            return
+        counts = np.bincount(block.ids.ravel(), minlength=len(self._by_id))
+        counts[: len(self._by_id)] += self._by_id
+        self._by_id = counts
+
+    def _add_values(self, values: Values) -> None:
+        distinct, counts = np.unique(rounded(values[~np.isnan(values)], self._decimals), return_counts=True)
+        self._append(distinct, counts)
+
+    def _append(self, values: Values, counts: Counts) -> None:
+        self._pending.append((values, counts))
+        self._pending_size += len(values)
+        if self._pending_size > 1 << 20:
+            self._compact()
+
+    def _compact(self) -> None:
+        values = np.concatenate([self._values, *(values for values, _ in self._pending)])
+        counts = np.concatenate([self._counts, *(counts for _, counts in self._pending)])
+        self._values, where = np.unique(values, return_inverse=True)
+        self._counts = np.zeros(len(self._values), dtype=np.int64)
+        np.add.at(self._counts, where, counts)
+        self._pending, self._pending_size = [], 0
+
+    def settle(self, fields: FieldValues) -> Counter[str]:
+        """Turn counts of ids into counts of values; how many fields had none, by reason."""
+        by_id = fields.by_id[: len(self._by_id)]
+        real = ~np.isnan(by_id) & (self._by_id > 0)
+        self._append(rounded(by_id[real], self._decimals), self._by_id[real])
+        self._compact()
+        dropped = Counter(fields.dropped)
+        for reason, count in zip(fields.reasons, self._by_id.tolist(), strict=False):
+            if reason and count:
+                dropped[reason] += count
+        self._by_id = np.zeros(0, dtype=np.int64)
+        return dropped
+
+    def merge(self, other: "ValueCounts") -> None:
+        """Add the counts of another part, settled."""
+        self._append(other._values, other._counts)
+
+    def result(self) -> tuple[Values, Counts]:
+        """Distinct values, ascending, and how often each occurred."""
+        self._compact()
+        return self._values, self._counts
+
+
+class DeviceTotals:
+    """Sums, extremes and silences of each device, and sums of each hour."""
+
+    def __init__(self, devices: int, interval_s: float) -> None:
+        self.n = np.zeros(devices, dtype=np.int64)
+        self.n_zero = np.zeros(devices, dtype=np.int64)
+        self.sum = np.zeros(devices)
+        self.min = np.full(devices, math.inf)
+        self.max = np.full(devices, -math.inf)
+        self.hours: dict[int, tuple[int, float, int]] = {}
+        """Hours since the epoch: samples, their sum, how many were 0."""
+        self.gaps = np.zeros(devices, dtype=np.int64)
+        self.gap_s = np.zeros(devices)
+        """Silence between two samples of a device, where longer than twice the interval, less one interval."""
+        self._interval_s = interval_s
+        self._first_s = np.full(devices, math.nan)
+        self._last_s = np.full(devices, -math.inf)
+
+    def add(self, at_us: Counts, values: Values) -> None:
+        """Add samples of shape (rows, devices) at ascending times."""
+        there = values == values  # noqa: PLR0124 - NaN differs from itself
+        zero = values == 0
+        known = np.where(there, values, 0.0)
+        self.n += there.sum(axis=0, dtype=np.int32)
+        self.n_zero += zero.sum(axis=0, dtype=np.int32)
+        self.sum += known.sum(axis=0)
+        np.fmin(self.min, np.fmin.reduce(values, axis=0), out=self.min)
+        np.fmax(self.max, np.fmax.reduce(values, axis=0), out=self.max)
+        self._add_hours(at_us, there.sum(axis=1), known.sum(axis=1), zero.sum(axis=1))
+        self._add_gaps(at_us / 1e6, there)
+
+    def _add_hours(self, at_us: Counts, n: Counts, total: Values, n_zero: Counts) -> None:
+        hours, where = np.unique(at_us // HOUR_US, return_inverse=True)
+        for index, hour in enumerate(hours.tolist()):
+            rows = where == index
+            self._add_hour(hour, int(n[rows].sum()), float(total[rows].sum()), int(n_zero[rows].sum()))
+
+    def _add_hour(self, hour: int, n: int, total: float, n_zero: int) -> None:
+        old = self.hours.get(hour, (0, 0.0, 0))
+        self.hours[hour] = (old[0] + n, old[1] + total, old[2] + n_zero)
+
+    def _add_gaps(self, at_s: Values, there: npt.NDArray[np.bool_]) -> None:
+        if math.isnan(self._interval_s):
+            return
+        seen_s = np.maximum.accumulate(np.vstack([self._last_s, np.where(there, at_s[:, None], -math.inf)]), axis=0)
+        silent_s = at_s[:, None] - seen_s[:-1]
+        gap = there & (silent_s > 2 * self._interval_s) & (silent_s < math.inf)
+        if gap.any():
+            self.gaps += gap.sum(axis=0)
+            self.gap_s += np.where(gap, silent_s - self._interval_s, 0.0).sum(axis=0)
+        fresh = np.isnan(self._first_s) & there.any(axis=0)
+        self._first_s[fresh] = at_s[there.argmax(axis=0)[fresh]]
+        self._last_s = seen_s[-1]
+
+    def merge(self, later: "DeviceTotals") -> None:
+        """Add the totals of a part whose samples are all later."""
+        self.n += later.n
+        self.n_zero += later.n_zero
+        self.sum += later.sum
+        np.fmin(self.min, later.min, out=self.min)
+        np.fmax(self.max, later.max, out=self.max)
+        for hour, row in later.hours.items():
+            self._add_hour(hour, *row)
+        between_s = later._first_s - self._last_s
+        gap = (between_s > 2 * self._interval_s) & (between_s < math.inf)
+        self.gaps += later.gaps + gap
+        self.gap_s += later.gap_s + np.where(gap, between_s - self._interval_s, 0.0)
+        self._first_s = np.where(np.isnan(self._first_s), later._first_s, self._first_s)
+        self._last_s = np.maximum(self._last_s, later._last_s)

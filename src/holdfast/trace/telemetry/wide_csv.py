@@ -1,0 +1,231 @@
+"""Wide CSV, as AcmeTrace publishes telemetry: `Time`, then a column for each device; hundreds to thousands of them.
+
+Read as bytes, a block of whole lines at a time: where the separators are gives every field its place, and a
+dictionary its value, so a number is parsed once however many million times it is written. Memory is a few
+blocks and the distinct fields, whatever the file's size; the threads of `scan` each read a part of the file.
+"""
+
+import csv
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Final, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.trace.errors import BadTrace
+from holdfast.trace.telemetry.dictionary import PADDING_BYTES, Ids
+from holdfast.trace.telemetry.times import parse_time
+from holdfast.trace.telemetry.values import BadField, FieldValues, Values
+
+BLOCK_BYTES: Final = 1 << 18
+"""Small enough that a block and what is made of it stay in a core's cache."""
+LONGEST_LINE_BYTES: Final = 1 << 26
+COMMA, NEWLINE = 44, 10
+TIME_NAMES: Final = frozenset({"time", "timestamp", "ts", "date", "datetime", ""})
+
+
+@dataclass(frozen=True, kw_only=True)
+class WideFile:
+    """A wide file as its first lines show it."""
+
+    path: Path
+    devices: tuple[str, ...]
+    """Names of the columns after the first."""
+    time_column: str
+    body: int
+    """Where the second line begins."""
+    size_bytes: int
+    interval_s: float
+    """Between samples: the commonest step of the first lines; NaN where there are fewer than two."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some whole lines of a file."""
+
+    at_us: npt.NDArray[np.int64]
+    """Microseconds since the epoch, UTC, shape (rows,)."""
+    values: Values
+    """In the metric's unit, NaN where there is none; shape (rows, devices)."""
+    ids: Ids | None
+    """Ids of the fields in the reader's dictionary, shape (rows, devices); None where it gave up."""
+    offsets: frozenset[str]
+    """Offsets from UTC as these lines wrote them; '' where they wrote none."""
+
+
+def open_wide(path: Path) -> WideFile:
+    """Read a wide file's header and first lines.
+
+    Raises:
+        BadTrace: it is not such a file.
+    """
+    try:
+        with path.open("rb") as file:
+            header = file.readline(LONGEST_LINE_BYTES)
+            first_lines = [line for _ in range(8) if (line := file.readline(LONGEST_LINE_BYTES)).strip()]
+            size_bytes = os.fstat(file.fileno()).st_size
+    except OSError as error:
+        raise BadTrace(path, f"cannot be read ({error.strerror}).", next_step="Check the path.") from error
+    names = next(csv.reader([header.decode("utf-8", errors="replace").lstrip("\ufeff").strip("\r\n")]), [])
+    if len(names) < 2 or names[0].strip().lower() not in TIME_NAMES:
+        raise BadTrace(
+            path,
+            f"this is no wide table: its first column is {names[0] if names else ''!r}, expected `Time`.",
+            line=1,
+            next_step="Give a CSV file whose first line is `Time` and the names of the devices.",
+        )
+    stamps = [parse_stamp(line.partition(b",")[0]) for line in first_lines]
+    steps = np.diff([stamp for stamp in stamps if stamp is not None])
+    values, counts = np.unique(steps[steps > 0], return_counts=True)
+    return WideFile(
+        path=path,
+        devices=tuple(name.strip() for name in names[1:]),
+        time_column=names[0],
+        body=len(header),
+        size_bytes=size_bytes,
+        interval_s=float(values[counts.argmax()]) / 1e6 if len(values) else float("nan"),
+    )
+
+
+def parse_stamp(field: bytes) -> int | None:
+    """Microseconds since the epoch of a time stamp's bytes; None where it is none."""
+    try:
+        return parse_time(field.decode("ascii"))[0]
+    except ValueError:
+        return None
+
+
+def parts(wide: WideFile, number: int) -> list[tuple[int, int]]:
+    """The body cut into at most `number` byte ranges of whole lines, about equal, in order."""
+    cuts = [wide.body]
+    with wide.path.open("rb") as file:
+        for part in range(1, number):
+            file.seek(max(wide.body, wide.body + (wide.size_bytes - wide.body) * part // number - 1))
+            file.readline()
+            cuts.append(file.tell())
+    cuts.append(wide.size_bytes)
+    return [(low, high) for low, high in pairwise(cuts) if low < high]
+
+
+def blocks(
+    wide: WideFile, fields: FieldValues, low: int, high: int, *, block_bytes: int = BLOCK_BYTES
+) -> Iterator[Block]:
+    """The lines of the bytes from `low` to `high`, a block at a time.
+
+    Args:
+        wide: the file.
+        fields: what reads its fields.
+        low: where a line begins.
+        high: where a line ends.
+        block_bytes: about how much to hold at a time; a longer line is held whole.
+
+    Raises:
+        BadTrace: a line has too many or too few fields, or a field is no number or no time; says where.
+    """
+    with wide.path.open("rb", buffering=0) as file:
+        file.seek(low)
+        buffer = bytearray(max(block_bytes, 2 * wide.body) + PADDING_BYTES)
+        held, position, begins = 0, low, low
+        while position < high or held:
+            room = min(len(buffer) - PADDING_BYTES - held, high - position)
+            got = file.readinto(memoryview(buffer)[held : held + room]) if room else 0
+            position += got
+            held += got
+            if position >= high and held and buffer[held - 1] != NEWLINE:
+                buffer[held] = NEWLINE
+                held += 1
+            whole = buffer.rfind(b"\n", 0, held) + 1
+            if not whole:
+                if len(buffer) > LONGEST_LINE_BYTES:
+                    _fail(wide, begins, "a line is longer than 64 MiB.")
+                buffer.extend(bytes(len(buffer)))
+                continue
+            yield from _read_block(wide, fields, buffer, whole, begins)
+            begins += whole
+            rest = bytes(memoryview(buffer)[whole:held])
+            buffer[: len(rest)] = rest
+            held = len(rest)
+
+
+def _read_block(wide: WideFile, fields: FieldValues, buffer: bytearray, whole: int, begins: int) -> Iterator[Block]:
+    text = np.frombuffer(buffer, dtype=np.uint8, count=whole)
+    separates = text == COMMA
+    separates |= text == NEWLINE
+    ends = np.flatnonzero(separates)
+    columns = len(wide.devices) + 1
+    rows, over = divmod(len(ends), columns)
+    if over or (text[ends[columns - 1 :: columns]] != NEWLINE).any() or buffer.count(b"\n", 0, whole) != rows:
+        del text  # a view would forbid the buffer to change its size
+        mended = _without_blank_lines(wide, bytes(memoryview(buffer)[:whole]), begins)
+        if mended:
+            padded = bytearray(mended + bytes(PADDING_BYTES))
+            yield from _read_block(wide, fields, padded, len(mended), begins)
+        return
+    starts = np.empty_like(ends)
+    starts[0] = 0
+    np.add(ends[:-1], 1, out=starts[1:])
+    lengths = ends - starts
+    stamps = slice(None, None, columns)
+    at_us, offsets = _times(wide, buffer, starts[stamps], ends[stamps], begins)
+    # The stamps go through the dictionary as empty fields: cheaper than to cut them out.
+    lengths[stamps] = 0
+    try:
+        values, ids = fields.look_up(buffer, starts, lengths)
+    except BadField as bad:
+        _fail_at_field(wide, buffer, starts, lengths, begins, bad.args[0])
+    shape = (rows, columns)
+    yield Block(at_us, values.reshape(shape)[:, 1:], None if ids is None else ids.reshape(shape)[:, 1:], offsets)
+
+
+def _times(
+    wide: WideFile, buffer: bytearray, starts: Ids, ends: Ids, begins: int
+) -> tuple[npt.NDArray[np.int64], frozenset[str]]:
+    at_us, offsets = np.empty(len(starts), dtype=np.int64), set()
+    for row, (start, end) in enumerate(zip(starts.tolist(), ends.tolist(), strict=True)):
+        try:
+            at_us[row], offset = parse_time(buffer[start:end].decode("ascii"))
+        except ValueError:
+            shown = buffer[start : min(end, start + 40)].decode("utf-8", errors="replace")
+            _fail(wide, begins + start, f"{shown!r} is no time stamp.", column=wide.time_column)
+        offsets.add(offset)
+    return at_us, frozenset(offsets)
+
+
+def _without_blank_lines(wide: WideFile, text: bytes, begins: int) -> bytes:
+    """The lines that are not blank, each checked for its number of fields."""
+    kept, place = [], begins
+    for line in text.splitlines(keepends=True):
+        if line.strip():
+            fields = line.count(b",") + 1
+            if fields != len(wide.devices) + 1:
+                _fail(wide, place, f"{fields} fields, where the first line has {len(wide.devices) + 1}.")
+            kept.append(line)
+        place += len(line)
+    return b"".join(kept)
+
+
+def _fail_at_field(wide: WideFile, buffer: bytearray, starts: Ids, lengths: Ids, begins: int, field: bytes) -> NoReturn:
+    for place in np.flatnonzero(lengths == len(field)).tolist():
+        start = int(starts[place])
+        if buffer[start : start + len(field)] == field:
+            column = wide.devices[place % (len(wide.devices) + 1) - 1]
+            shown = field[:40].decode("utf-8", errors="replace")
+            _fail(wide, begins + start, f"{shown!r} is no number.", column=column)
+    raise AssertionError(f"{field!r} was read and is not there")
+
+
+def _fail(wide: WideFile, place: int, problem: str, *, column: str | None = None) -> NoReturn:
+    line = 1
+    with wide.path.open("rb") as file:
+        left = place
+        while left > 0 and (piece := file.read(min(left, 1 << 20))):
+            line += piece.count(b"\n")
+            left -= len(piece)
+    raise BadTrace(
+        wide.path, problem, line=line, column=column,
+        next_step="Correct or delete that line, or fetch the file again if it was cut off.",
+    )  # fmt: skip

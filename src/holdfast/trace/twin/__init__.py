@@ -1,0 +1,32 @@
+"""The twin: a synthetic trace that has a trace's counts and none of its rows.
+
+In goes a calibration, tables of counts: of Seren or Kalos as AcmeTrace's authors published them (`calibration`), or of
+any normalised trace (`fit`). Out comes a trace of any size (`draw`), written in AcmeTrace's own form (`write_jobs`,
+`write_telemetry`) or that of the common simulators (`export`). The same seed draws the same bytes.
+
+The stages, a module each:
+
+1. `published`, `tilt`, `outcomes`: the joint table of type, GPUs, duration and state that nobody published, from the
+   margins that were. `fitting` counts it in a trace instead, and merges what fewer than five jobs share.
+2. `rounding`: whole jobs, with every margin kept.
+3. `values`: seconds within the bins, with the totals and medians given.
+4. `waiting`: queueing times, by batch.
+5. `arrivals`: batches, and when a moment is likely.
+6. `placing`: a moment for each batch such that the cluster's GPUs suffice.
+7. `writing`, `telemetry`, `formats`: files.
+
+`model` has what passes between them, `bins` the bins of powers of two, `habits` what had to be chosen, `drawing` the
+whole draw. `tables/*.toml` are the counts that are carried. They are compiled from figures of AcmeTrace (InternLM,
+CC-BY-4.0) and of Hu et al., "Characterization of Large Language Model Development in the Datacenter", NSDI 2024; no row
+of any trace is among them.
+"""
+
+from holdfast.trace.twin.drawing import draw
+from holdfast.trace.twin.fitting import fit
+from holdfast.trace.twin.formats import export
+from holdfast.trace.twin.model import Calibration, TwinJobs
+from holdfast.trace.twin.published import calibration
+from holdfast.trace.twin.telemetry import write_telemetry
+from holdfast.trace.twin.writing import write_jobs
+
+__all__ = ["Calibration", "TwinJobs", "calibration", "draw", "export", "fit", "write_jobs", "write_telemetry"]

@@ -1,0 +1,36 @@
+"""Bins of powers of two, as the published curves have them, and what values look like inside."""
+
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.trace.twin.model import Floats, Ints
+
+BINS: Final = 26
+"""Bin 0 holds <= 1 s, bin i (2^(i-1), 2^i] s; the last ends at 2^25 s, more than a year."""
+
+
+def bin_of(seconds: npt.NDArray[np.number]) -> Ints:
+    """The bin of each value; seconds may be fractions."""
+    return np.asarray(np.ceil(np.log2(np.clip(seconds, 1, 2 ** (BINS - 1)))), dtype=np.int64)
+
+
+def padded(counts: list[float] | list[int]) -> Floats:
+    """Counts by bin, zeros for the bins not listed."""
+    return np.pad(np.asarray(counts, dtype=float), (0, BINS - len(counts)))
+
+
+def bin_edges(limit_s: float) -> tuple[Floats, Floats]:
+    """Lower (exclusive) and upper (inclusive) edge of each bin, the upper cut at `limit_s`."""
+    upper = 2.0 ** np.arange(BINS)
+    lower = np.where(upper > 1, upper / 2, 0.0)
+    return lower, np.where(lower < limit_s, np.minimum(upper, limit_s), upper)
+
+
+def bin_means(limit_s: float) -> Floats:
+    """Mean of each bin where values are log-uniform inside (durations are near log-normal over many bins)."""
+    lower, upper = bin_edges(limit_s)
+    with np.errstate(divide="ignore"):
+        means = (upper - lower) / np.log(upper / np.maximum(lower, 1e-300))
+    return np.where(upper <= 1, 0.7, np.where(upper == 2, 2.0, means))

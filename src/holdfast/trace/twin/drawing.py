@@ -1,0 +1,198 @@
+"""The draw: a calibration, a number of jobs and a seed become a trace."""
+
+import numpy as np
+
+from holdfast.core.errors import BadUse
+from holdfast.trace.twin.arrivals import arrival_rate, batched, offsets_s
+from holdfast.trace.twin.model import Calibration, Column, Floats, Ints, TwinJobs
+from holdfast.trace.twin.outcomes import StateModel, dealt_states
+from holdfast.trace.twin.placing import Demand, peak_gpus, placed
+from holdfast.trace.twin.rounding import cumulative_rounded, rounded_cells
+from holdfast.trace.twin.values import drawn_values, shifted_to_totals, with_median
+from holdfast.trace.twin.waiting import dealt_queues
+
+
+def draw(calibration: Calibration, n: int | None = None, *, seed: int = 0) -> TwinJobs:
+    """A synthetic trace of `n` jobs (default: as many as the trace that it is like), the same for the same seed.
+
+    At another size every count is scaled in proportion and rounded so that cumulative curves hold; the window stays,
+    except that more jobs than the full size take proportionally longer, so that they fit in the cluster.
+
+    Raises:
+        BadUse: `n` is not positive.
+    """
+    n = calibration.jobs if n is None else n
+    if n < 1:
+        message = f"A twin of {n} jobs is none. Ask for one job or more."
+        raise BadUse(message)
+    return _Draw(calibration, n, seed).jobs()
+
+
+class _Draw:
+    """One draw; each stage has a generator of its own, so that a change of one leaves the others' draws alone."""
+
+    def __init__(self, calibration: Calibration, n: int, seed: int) -> None:
+        self.calibration = calibration
+        self.n = n
+        self.factor = n / calibration.cells.sum()
+        self.seed = seed
+
+    def rng(self, stage: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, stage])
+
+    def jobs(self) -> TwinJobs:
+        known = self.calibration
+        # Not of the seed: every draw of a size has the same counts.
+        cells, seconds = rounded_cells(
+            known.cells, known.seconds, known.duration_limit_s, known.gpu_nums, self.n, np.random.default_rng(1)
+        )
+        types, places, bins = (
+            np.repeat(index, cells.ravel()) for index in (i.ravel() for i in np.indices(cells.shape))
+        )
+        gpus = known.gpu_nums[places].astype(np.int64)
+        durations = self._durations(types, places, bins, gpus, seconds)
+        batches, batch_places = batched(types, gpus, known.batch_sizes, known.capacity_gpus, self.rng(3))
+        queues = self._queues(types, durations, batches, batch_places)
+        states = dealt_states(
+            types, places, bins, (gpus * durations).astype(float),
+            StateModel(
+                states=known.states, shares=known.state_shares, totals=known.state_totals,
+                gpu_time=known.state_gpu_time,
+            ),
+            gpus > 0, self.rng(5),
+        )  # fmt: skip
+        names = np.array(known.states)[states]
+        # A job that still runs was not submitted with others: it gets its own moment.
+        running = np.flatnonzero(names == "RUNNING")
+        batches[running] = batches.max() + 1 + np.arange(len(running))
+        batch_places[running] = 0
+        _, batches = np.unique(batches, return_inverse=True)
+        submits = self._submits(gpus, durations, queues, batches, batch_places, running)
+        users = self._users(types, batches)
+        order = np.lexsort((np.arange(self.n), submits))
+        runs = durations - queues if known.counts_queue else durations
+        starts = submits + queues
+        gpu = gpus > 0
+        return TwinJobs(
+            cluster=known.cluster,
+            zone=known.zone,
+            counts_queue=known.counts_queue,
+            capacity_gpus=known.capacity_gpus,
+            peak_gpus=peak_gpus(starts[gpu], (starts + runs)[gpu], gpus[gpu]),
+            job_id=self._ids(),
+            user=users[order],
+            type=np.array(known.types)[types][order],
+            state=names[order],
+            gpu_num=gpus[order],
+            node_num=np.maximum(-(-gpus // 8), 1)[order],
+            cpu_num=self._cpus(types, places)[order],
+            submit_s=submits[order],
+            queue_s=queues[order],
+            duration_s=durations[order],
+        )
+
+    def _durations(self, types: Ints, places: Ints, bins: Ints, gpus: Ints, seconds: Floats) -> Ints:
+        known = self.calibration
+        limit_s = known.duration_limit_s[types]
+        longest = None
+        if known.longest is not None:
+            of_type = np.flatnonzero(types == known.longest[0])
+            if len(of_type) and self.factor >= 1:
+                longest = int(of_type[np.argmax(bins[of_type])])
+                # Only where the bin is the limit's own can the job be as long.
+                longest = longest if 2.0 ** (bins[longest] - 1) < known.longest[1] <= 2.0 ** bins[longest] else None
+        count = len(known.gpu_nums)
+        values = drawn_values(bins, types * count + places, limit_s, seconds.ravel(), self.rng(2), longest)
+        gpu_time = seconds * known.gpu_nums
+        by_type = np.where(gpu_time.sum(axis=1) > 0, gpu_time.sum(axis=1), np.nan)
+        by_gpus = np.where(gpu_time.sum(axis=0) > 0, gpu_time.sum(axis=0), np.nan)
+        values = shifted_to_totals(
+            values, bins, limit_s, gpus.astype(float), [(types, by_type), (places, by_gpus)], keep=longest
+        )
+        return self._with_medians(values, bins, gpus, "duration")
+
+    def _with_medians(self, values: Ints, bins: Ints, gpus: Ints, what: str) -> Ints:
+        for kind, members in (("gpu", gpus > 0), ("cpu", gpus == 0)):
+            median = self.calibration.medians_s.get(f"{kind}_{what}")
+            if median is not None:
+                values[members] = with_median(values[members], bins[members], median)
+        return values
+
+    def _queues(self, types: Ints, durations: Ints, batches: Ints, places: Ints) -> Ints:
+        known = self.calibration
+        gpu_of_type = known.cells[:, known.gpu_nums > 0].sum(axis=(1, 2)) > 0
+        counts = np.bincount(types, minlength=len(known.types))
+        by_bin = np.array(
+            [cumulative_rounded(own, int(count)) for own, count in zip(known.queue_cells, counts, strict=True)]
+        )
+        own_types, bins = (np.repeat(index.ravel(), by_bin.ravel()) for index in np.indices(by_bin.shape))
+        limit_s = np.full(len(bins), 2.0**24)
+        seconds = known.queue_seconds * self.factor
+        values = drawn_values(bins, own_types, limit_s, seconds, self.rng(4))
+        values = shifted_to_totals(values, bins, limit_s, np.ones(len(bins)), [(own_types, seconds)])
+        values = self._with_medians(values, bins, gpu_of_type[own_types].astype(np.int64), "queue")
+        ceiling = durations if known.counts_queue else None
+        return dealt_queues(values, types, batches, places, ceiling, self.rng(6))
+
+    def _submits(self, gpus: Ints, durations: Ints, queues: Ints, batches: Ints, places: Ints, running: Ints) -> Ints:
+        known = self.calibration
+        rng = self.rng(7)
+        window_s = known.window_s * max(self.factor, 1.0)
+        stretch_s = window_s - known.window_s
+        offsets = offsets_s(places, batches, rng)
+        runs = durations - queues if known.counts_queue else durations
+        count = int(batches.max()) + 1
+        latest = np.full(count, window_s)
+        np.minimum.at(latest, batches, window_s - offsets)
+        fixed = {}
+        if known.snapshot_s is not None:
+            snapshot = known.snapshot_s - known.start_s + stretch_s
+            np.minimum.at(latest, batches, snapshot - offsets - queues - runs - 1.0)
+            fixed = {int(batches[job]): int(snapshot - queues[job] - runs[job]) for job in running}
+        rate = arrival_rate(known.start_s, window_s, known.zone, known.hour_of_week, known.dispersion, rng)
+        gpu = np.flatnonzero(gpus > 0)
+        starts = np.empty(count, dtype=np.int64)
+        for members, capacity in ((gpu, known.capacity_gpus), (np.flatnonzero(gpus == 0), None)):
+            own, numbers = np.unique(batches[members], return_inverse=True)
+            begins = (offsets + queues)[members]
+            starts[own] = placed(
+                Demand(
+                    batches=numbers, gpu_nums=gpus[members], begins_s=begins, ends_s=begins + runs[members],
+                ),
+                rate=rate,
+                latest_s=np.maximum(latest[own], 0.0),
+                fixed={int(np.searchsorted(own, batch)): start for batch, start in fixed.items() if batch in own},
+                capacity_gpus=capacity,
+                may_exceed_window=known.snapshot_s is None,
+                rng=rng,
+            )  # fmt: skip
+        return np.asarray(starts[batches] + offsets + round(known.start_s), dtype=np.int64)
+
+    def _users(self, types: Ints, batches: Ints) -> Column:
+        known, rng = self.calibration, self.rng(8)
+        count = int(batches.max()) + 1
+        type_of = np.zeros(count, dtype=np.int64)
+        type_of[batches] = types
+        who = np.empty(count, dtype=np.int64)
+        for type_ in np.unique(type_of):
+            curve = np.cumsum(known.users[type_])
+            own = np.flatnonzero(type_of == type_)
+            who[own] = np.searchsorted(curve, rng.random(len(own)) * curve[-1], side="right")
+        numbers = rng.permutation(16**4)[: known.users.shape[1]]
+        names = np.array([f"u{number:04x}" for number in numbers])
+        return np.asarray(names[np.minimum(who, len(names) - 1)][batches])
+
+    def _cpus(self, types: Ints, places: Ints) -> Ints:
+        cpus = self.calibration.cpus[types, places]
+        alone = self.calibration.gpu_nums[places] == 0
+        # A CPU job asks for its usual cores, half or twice as many.
+        scale = np.where(alone, 2.0 ** self.rng(9).integers(-1, 2, size=len(types)), 1.0)
+        return np.maximum(np.rint(cpus * scale), 1).astype(np.int64)
+
+    def _ids(self) -> Column:
+        rng = self.rng(10)
+        if self.calibration.cluster == "kalos":
+            letters = np.array(list("0123456789abcdefghijklmnopqrstuvwxyz"))
+            drawn = rng.choice(letters, size=(self.n, 13))
+            return np.char.add("dlc", drawn.view("U13").ravel())
+        return np.cumsum(rng.integers(1, 4, size=self.n)) + 5_000_000

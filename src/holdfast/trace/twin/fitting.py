@@ -1,0 +1,276 @@
+"""A calibration from any trace: the same tables, counted; what few jobs share is merged before it is kept.
+
+What a calibration of a private trace may tell: counts of at least `SMALLEST_CELL` jobs. Rarer types become `Other`,
+rarer GPU counts the nearest that is common enough, rarer bins of a type and GPU count are merged with their neighbours
+and spread evenly, rarer states become the most usual one, users that submitted less are alike. Totals are kept to three
+digits. Names, job ids, single times and the order of jobs are not kept at all. This is a rule of smallest counts, not
+differential privacy: who knows all jobs but one can still learn something of the last.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.core.errors import BadUse
+from holdfast.trace.twin.bins import BINS, bin_of
+from holdfast.trace.twin.model import CPU, Calibration, Floats, Ints
+from holdfast.trace.twin.placing import peak_gpus
+
+SMALLEST_TRACE: Final = 100
+"""Jobs below which a draw would give rows away."""
+SMALLEST_CELL: Final = 5
+"""Jobs that a count must hold to be kept by itself."""
+
+NEEDED: Final = ("gpu_num", "submit_s", "queue_s", "duration_s")
+_UNFINISHED: Final = ("RUNNING", "PENDING")
+_TOGETHER_S: Final = 10.0
+"""Submissions of one user and type that follow within this time are one batch."""
+
+
+def fit(
+    jobs: Mapping[str, npt.NDArray[Any]],
+    *,
+    name: str = "trace",
+    zone: str = "+00:00",
+    capacity_gpus: int | None = None,
+) -> Calibration:
+    """The tables of a normalised trace, for `draw`.
+
+    Args:
+        jobs: columns of one length: `gpu_num`, `submit_s` (Unix time), `queue_s`, `duration_s` (from the start), and
+            where there are `type`, `state`, `cpu_num`, `user`. Jobs that have not ended, or whose times are missing or
+            negative, are left out. A part of a GPU counts as one.
+        name: of the twin's cluster.
+        zone: offset from UTC by which its hours are counted.
+        capacity_gpus: GPUs of the cluster; the most that the trace holds at one time unless given.
+
+    Raises:
+        BadUse: a column is missing, fewer than `SMALLEST_TRACE` jobs are left, or one does not fit in the cluster.
+    """
+    table = _cleaned(jobs)
+    gpus, types = table["gpu_num"], table["type"]
+    names, numbers = np.unique(types, return_inverse=True)
+    values, places = _common_counts(gpus, numbers)
+    bins = bin_of(table["duration_s"])
+    shape = (len(names), len(values), BINS)
+    cells = np.zeros(shape)
+    np.add.at(cells, (numbers, places, bins), 1.0)
+    kept = np.apply_along_axis(_merged, 2, cells)
+    seconds = np.zeros(shape[:2])
+    np.add.at(seconds, (numbers, places), table["duration_s"])
+    queue_cells = np.zeros((shape[0], BINS))
+    np.add.at(queue_cells, (numbers, bin_of(table["queue_s"])), 1.0)
+    states, shares, totals, gpu_time = _states(table, cells, numbers, places, bins, values)
+    starts = table["submit_s"] + table["queue_s"]
+    if capacity_gpus is None:
+        whole = (np.rint(starts), np.rint(starts + table["duration_s"]), gpus)
+        capacity_gpus = peak_gpus(*(column.astype(np.int64) for column in whole))
+    if capacity_gpus < gpus.max():
+        message = (
+            f"A cluster of {capacity_gpus} GPUs cannot hold the trace's job of {gpus.max()}. "
+            "Say how many GPUs the cluster has, or leave it to be read off the trace."
+        )
+        raise BadUse(message)
+    first_s = float(np.floor(table["submit_s"].min() / 3600) * 3600)
+    hours, dispersion = _rhythm(table["submit_s"], zone)
+    gpu = gpus > 0
+    return Calibration(
+        cluster=name,
+        zone=zone,
+        start_s=first_s,
+        window_s=float(np.ceil(table["submit_s"].max() - first_s)) + 1.0,
+        snapshot_s=None,
+        counts_queue=False,
+        capacity_gpus=capacity_gpus,
+        types=tuple(names.tolist()),
+        gpu_nums=values,
+        cells=kept,
+        seconds=_three_digits(seconds),
+        duration_limit_s=np.array([2.0 ** np.flatnonzero(own.sum(axis=0)).max() for own in kept]),
+        longest=None,
+        queue_cells=np.apply_along_axis(_merged, 1, queue_cells),
+        queue_seconds=_three_digits(np.bincount(numbers, table["queue_s"], minlength=len(names))),
+        medians_s={
+            f"{kind}_{what}": float(np.rint(np.median(table[f"{what}_s"][own])))
+            for kind, own in (("gpu", gpu), ("cpu", ~gpu))
+            for what in ("duration", "queue")
+            if own.sum() >= SMALLEST_TRACE
+        },
+        states=states,
+        state_shares=shares,
+        state_totals=totals,
+        state_gpu_time=gpu_time,
+        users=_users(table["user"], numbers, len(names)),
+        cpus=_cpus(table["cpu_num"], numbers, places, shape[:2]),
+        hour_of_week=hours,
+        dispersion=dispersion,
+        batch_sizes=_batch_sizes(table, numbers, len(names)),
+    )
+
+
+def _cleaned(jobs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
+    missing = [column for column in NEEDED if column not in jobs]
+    if missing:
+        message = f"The trace has no column {missing[0]!r}, without which no twin can be fitted. Give one that has it."
+        raise BadUse(message)
+    numbers = {column: np.asarray(jobs[column], dtype=float) for column in NEEDED}
+    count = len(numbers["gpu_num"])
+    state = _words(jobs.get("state"), count, "COMPLETED")
+    good = ~np.isin(state, _UNFINISHED)
+    for column, values in numbers.items():
+        good &= np.isfinite(values) & (values >= 0 if column != "submit_s" else True)
+    if good.sum() < SMALLEST_TRACE:
+        message = (
+            f"Only {int(good.sum())} jobs of the trace have ended and have their times; a twin of fewer than "
+            f"{SMALLEST_TRACE} would give rows away. Fit a longer stretch of the trace."
+        )
+        raise BadUse(message)
+    gpus = np.ceil(numbers["gpu_num"][good]).astype(np.int64)
+    type_ = np.where(gpus == 0, CPU, _words(jobs.get("type"), count, "Other")[good])
+    names, counts = np.unique(type_, return_counts=True)
+    # `Other` may be rare itself; then it goes to the most usual type.
+    rare = names[(counts < SMALLEST_CELL) & (names != CPU)]
+    type_ = np.where(np.isin(type_, rare), "Other", type_)
+    if 0 < (type_ == "Other").sum() < SMALLEST_CELL:
+        type_ = np.where(type_ == "Other", names[np.argmax(np.where(names == CPU, -1, counts))], type_)
+    cpus = jobs.get("cpu_num")
+    cpu_num = np.asarray(cpus, dtype=float)[good] if cpus is not None else np.full(int(good.sum()), np.nan)
+    return {
+        **{column: values[good] for column, values in numbers.items()},
+        "gpu_num": gpus,
+        "type": type_,
+        "state": state[good],
+        "user": _words(jobs.get("user"), count, "user")[good],
+        "cpu_num": np.where(np.isfinite(cpu_num), cpu_num, np.maximum(8.0 * gpus, 1.0)),
+    }
+
+
+def _words(column: npt.NDArray[Any] | None, count: int, default: str) -> npt.NDArray[Any]:
+    if column is None:
+        return np.full(count, default)
+    values = np.asarray(column, dtype=object)
+    known = np.array([isinstance(value, str) and value != "" for value in values.tolist()], dtype=bool)
+    return np.where(known, values, default).astype("U")
+
+
+def _common_counts(gpus: Ints, types: Ints) -> tuple[Floats, Ints]:
+    """The GPU counts that are common enough, and which of them each job gets; also within each type."""
+    own, counts = np.unique(gpus, return_counts=True)
+    common = own[(counts >= SMALLEST_CELL) & (own > 0)]
+    if not len(common):
+        common = own[own > 0][:1]
+    values = np.concatenate([own[own == 0], common]).astype(float)
+    places = np.empty(len(gpus), dtype=np.int64)
+    for type_ in np.unique(types):
+        members = np.flatnonzero(types == type_)
+        nearest = _nearest(gpus[members], values)
+        held = np.bincount(nearest, minlength=len(values))
+        enough = np.flatnonzero(held >= SMALLEST_CELL)
+        enough = enough if len(enough) else np.array([int(np.argmax(held))])
+        places[members] = enough[_nearest(values[nearest], values[enough])]
+    return values, places
+
+
+def _nearest(wanted: npt.NDArray[Any], values: Floats) -> Ints:
+    """Index of the value nearest by ratio; 0 only to 0."""
+    distance = np.abs(np.log(np.maximum(wanted, 1e-3))[:, None] - np.log(np.maximum(values, 1e-3))[None, :])
+    return np.asarray(np.argmin(distance, axis=1))
+
+
+def _merged(counts: Floats) -> Floats:
+    """Counts by bin where neighbours are merged until each group holds enough, and spread evenly over the group."""
+    filled = np.flatnonzero(counts)
+    if not len(filled):
+        return counts
+    groups: list[list[int]] = [[]]
+    for bin_ in filled.tolist():
+        groups[-1].append(bin_)
+        if counts[groups[-1]].sum() >= SMALLEST_CELL:
+            groups.append([])
+    last = groups.pop()
+    if last and groups:
+        groups[-1] += last
+    elif last:
+        groups.append(last)
+    merged = np.zeros_like(counts)
+    for group in groups:
+        span = slice(group[0], group[-1] + 1)
+        merged[span] = counts[group].sum() / (group[-1] + 1 - group[0])
+    return merged
+
+
+def _states(
+    table: dict[str, npt.NDArray[Any]], cells: Floats, numbers: Ints, places: Ints, bins: Ints, values: Floats
+) -> tuple[tuple[str, ...], Floats, Floats, Floats]:
+    """States, their shares in each cell, among CPU and GPU jobs, and of GPU time.
+
+    Cells are taken together by type, a few classes of GPUs and of durations, and drawn to the type's own shares.
+    """
+    names, counts = np.unique(table["state"], return_counts=True)
+    usual = names[np.argmax(counts)]
+    state = np.where(np.isin(table["state"], names[counts < SMALLEST_CELL]), usual, table["state"])
+    names, own = np.unique(state, return_inverse=True)
+    gpu = table["gpu_num"] > 0
+    totals = np.array([np.bincount(own[gpu == row], minlength=len(names)) for row in (False, True)], dtype=float)
+    totals /= np.maximum(totals.sum(axis=1, keepdims=True), 1.0)
+    time = table["gpu_num"] * table["duration_s"]
+    gpu_time = np.bincount(own, time, minlength=len(names)) / max(float(time.sum()), 1.0)
+    sizes, lengths = np.digitize(values, [1, 2, 8, 9, 64]), np.arange(BINS) // 4
+    by_class = np.zeros((len(cells), 6, int(lengths.max()) + 1, len(names)))
+    np.add.at(by_class, (numbers, sizes[places], lengths[bins], own), 1.0)
+    by_type = by_class.sum(axis=(1, 2)) + 1e-3
+    by_type /= by_type.sum(axis=1, keepdims=True)
+    drawn = by_class + SMALLEST_CELL * by_type[:, None, None, :]
+    drawn /= drawn.sum(axis=-1, keepdims=True)
+    return tuple(names.tolist()), drawn[:, sizes][:, :, lengths], totals, _three_digits(gpu_time)
+
+
+def _users(users: npt.NDArray[Any], types: Ints, count: int) -> Floats:
+    """(T, U) shares by rank: nobody's name, and the same for all who submitted little."""
+    _, own = np.unique(users, return_inverse=True)
+    by_type = np.zeros((count, int(own.max()) + 1))
+    np.add.at(by_type, (types, own), 1.0)
+    by_type = by_type[:, np.argsort(-by_type.sum(axis=0), kind="stable")]
+    for row in by_type:
+        little = (row > 0) & (row < SMALLEST_CELL)
+        if little.any():
+            row[little] = row[little].sum() / little.sum()
+    return np.asarray(by_type / by_type.sum(axis=1, keepdims=True))
+
+
+def _cpus(cpus: Floats, types: Ints, places: Ints, shape: tuple[int, int]) -> Floats:
+    """(T, G) the median number of cores."""
+    medians = np.ones(shape)
+    for key in np.unique(types * shape[1] + places).tolist():
+        type_, place = divmod(key, shape[1])
+        medians[type_, place] = np.median(cpus[(types == type_) & (places == place)])
+    return medians
+
+
+def _rhythm(submit_s: Floats, zone: str) -> tuple[Floats, float]:
+    """Submissions by hour of the week, and how much days differ beyond it and beyond chance."""
+    sign = -1 if zone.startswith("-") else 1
+    offset_s = sign * (int(zone[1:3]) * 3600 + int(zone[4:6]) * 60)
+    hours = ((submit_s + offset_s) // 3600).astype(np.int64)
+    week = np.bincount((hours + 72) % 168, minlength=168) + 1.0
+    days = np.bincount(hours // 24 - (hours // 24).min())
+    busy = days[days > 0]
+    spread = float(np.std(np.log(busy)) ** 2 - np.mean(1 / busy)) if len(busy) > 2 else 0.0
+    return week / week.sum(), float(min(max(spread, 0.0) ** 0.5, 1.5))
+
+
+def _batch_sizes(table: dict[str, npt.NDArray[Any]], types: Ints, count: int) -> Floats:
+    """(T) mean jobs of a batch."""
+    _, users = np.unique(table["user"], return_inverse=True)
+    order = np.lexsort((table["submit_s"], users, types))
+    apart = np.diff(table["submit_s"][order], prepend=-np.inf) > _TOGETHER_S
+    apart |= (np.diff(users[order], prepend=-1) != 0) | (np.diff(types[order], prepend=-1) != 0)
+    batches = np.bincount(types[order][apart], minlength=count)
+    return np.asarray(np.bincount(types, minlength=count) / np.maximum(batches, 1))
+
+
+def _three_digits(values: npt.NDArray[Any]) -> Floats:
+    scale = 10.0 ** (np.floor(np.log10(np.maximum(np.abs(values), 1e-12))) - 2)
+    return np.asarray(np.rint(values / scale) * scale)

@@ -1,0 +1,237 @@
+"""How jobs end: the probability of each state by type, size and duration, and who gets which.
+
+Published are only totals: each state's share of jobs and of GPU time. Cancelled jobs are few and hold most of the GPU
+time (people stop what runs long), failed ones are many and short, except where hundreds of GPUs are held for hours
+(sections 3.2 and 5). The odds of each state are tilted by a constant and by the logarithm of GPU time until both hold.
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.trace.twin.bins import BINS
+from holdfast.trace.twin.model import CPU, Floats, Ints
+from holdfast.trace.twin.rounding import largest_remainder
+
+STATES: Final = ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "RUNNING")
+
+_RARE: Final = {
+    # Shares of GPU jobs. `RUNNING` and `PREEMPTED` occur in one released file each.
+    "seren": {"TIMEOUT": 4e-5, "NODE_FAIL": 6e-5, "PREEMPTED": 3e-5},
+    "kalos": {"NODE_FAIL": 3e-4, "RUNNING": 1e-4},
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateModel:
+    """Probabilities by cell and the totals they add up to; shapes as in `Calibration`."""
+
+    states: tuple[str, ...]
+    shares: Floats
+    totals: Floats
+    gpu_time: Floats
+
+
+def published_states(
+    cells: Floats, seconds: Floats, *, types: tuple[str, ...], values: Floats, published: dict[str, Any], cluster: str
+) -> StateModel:
+    """The model of a published cluster.
+
+    Args:
+        cells: (T, G, D) jobs.
+        seconds: (T, G) total durations.
+        types: T names.
+        values: G counts.
+        published: percent of each state among jobs and GPU time.
+        cluster: whose rare states.
+    """
+    three = STATES[:3]
+    by_jobs, by_time, by_cpu = (
+        np.array([published[table][state] for state in three])
+        for table in ("gpu_jobs_pct", "gpu_time_pct", "cpu_jobs_pct")
+    )
+    by_jobs, by_time, by_cpu = by_jobs / by_jobs.sum(), by_time / by_time.sum(), by_cpu / by_cpu.sum()
+    middle_s = 0.72 * 2.0 ** np.arange(BINS)
+    in_bins = (cells * middle_s).sum(axis=2)
+    scale = np.divide(seconds, in_bins, out=np.ones_like(seconds), where=in_bins > 0)
+    gpu_time = cells * middle_s * (values[None, :] * scale)[:, :, None]
+    is_gpu = values > 0
+    with np.errstate(divide="ignore"):
+        log_size = np.where(is_gpu, np.log2(np.maximum(values, 1)), 0.0)[None, :, None]
+    log_s = np.arange(BINS)[None, None, :] - 8.0
+    prior = np.zeros((*cells.shape, 3))
+    # Cancelling takes a person who sees the job run: longer and larger ones. A long run of hundreds of GPUs meets the
+    # failures of hardware (Table 3: infrastructure takes 82% of the failures' GPU time).
+    prior[..., 1] = 0.06 * log_s + 0.10 * log_size
+    # Of Kalos' 641 pretraining jobs 183 completed (counted in its converted form, tethys): fewer than of other types.
+    prior[types.index("Pretrain"), ..., 0] = -0.8
+    prior[..., 2] = -0.12 * log_s + 0.10 * log_size + 0.02 * np.maximum(log_s, 0) * np.maximum(log_size - 5, 0)
+    weights = np.where(is_gpu[None, :, None], cells, 0.0)
+    tilt = np.broadcast_to((log_s + log_size) / 4.0, cells.shape)
+    shares = _tilted_odds(prior, tilt, weights / weights.sum(), gpu_time / gpu_time.sum(), by_jobs, by_time)
+    cpu = types.index(CPU)
+    shares[cpu, ~is_gpu] = by_cpu
+    return _with_rare(shares, by_jobs, by_time, by_cpu, cluster)
+
+
+def _tilted_odds(
+    prior: Floats, tilt: Floats, jobs: Floats, gpu_time: Floats, by_jobs: Floats, by_time: Floats
+) -> Floats:
+    """Softmax of prior + a_s + b_s x tilt with a, b such that the shares of jobs and of GPU time hold (Newton)."""
+
+    def shares_of(unknown: Floats) -> Floats:
+        logits = prior.copy()
+        for state in (1, 2):
+            logits[..., state] += unknown[state - 1] + unknown[state + 1] * tilt
+        odds = np.exp(logits - logits.max(axis=-1, keepdims=True))
+        return np.asarray(odds / odds.sum(axis=-1, keepdims=True))
+
+    def error_of(unknown: Floats) -> Floats:
+        shares = shares_of(unknown)
+        by_job = np.einsum("tgds,tgd->s", shares, jobs)[1:] - by_jobs[1:]
+        by_second = np.einsum("tgds,tgd->s", shares, gpu_time)[1:] - by_time[1:]
+        return np.concatenate([by_job, by_second])
+
+    unknown = np.zeros(4)
+    error = error_of(unknown)
+    for _ in range(60):
+        if np.abs(error).max() < 1e-9:
+            break
+        jacobian = np.array([(error_of(unknown + 1e-5 * axis) - error) / 1e-5 for axis in np.eye(4)]).T
+        step = np.linalg.lstsq(jacobian, -error, rcond=None)[0]
+        step *= min(1.0, 2.0 / max(float(np.abs(step).max()), 1e-12))
+        for _ in range(20):
+            moved = error_of(unknown + step)
+            if moved @ moved < error @ error:
+                break
+            step = step / 2
+        unknown, error = unknown + step, moved
+    return shares_of(unknown)
+
+
+def _with_rare(shares: Floats, by_jobs: Floats, by_time: Floats, by_cpu: Floats, cluster: str) -> StateModel:
+    """The three states and the rare ones: taken from failed jobs, RUNNING from completed ones."""
+    model = np.zeros((*shares.shape[:-1], len(STATES)))
+    model[..., :3] = shares
+    totals = np.zeros((2, len(STATES)))
+    totals[0, :3], totals[1, :3] = by_cpu, by_jobs
+    gpu_time = np.zeros(len(STATES))
+    gpu_time[:3] = by_time
+    for state, share in _RARE[cluster].items():
+        number = STATES.index(state)
+        source = 0 if state == "RUNNING" else 2
+        totals[1, number] += share
+        totals[1, source] -= share
+    return StateModel(states=STATES, shares=model, totals=totals, gpu_time=gpu_time)
+
+
+def dealt_states(
+    types: Ints, places: Ints, bins: Ints, weights: Floats, model: StateModel, is_gpu: npt.NDArray[np.bool_],
+    rng: np.random.Generator,
+) -> Ints:  # fmt: skip
+    """Number of each job's state: counts as `model.totals` says, GPU time as `model.gpu_time` does.
+
+    Args:
+        types: of each job.
+        places: of each job's GPU count in the model's tables.
+        bins: of each job's duration.
+        weights: GPU time of each job.
+        model: probabilities.
+        is_gpu: of each job.
+        rng: the draw.
+    """
+    states = np.zeros(len(types), dtype=np.int64)
+    running = np.array([name == "RUNNING" for name in model.states])
+    for row in (0, 1):
+        members = np.flatnonzero(is_gpu == bool(row))
+        if not len(members):
+            continue
+        counts = largest_remainder(model.totals[row], len(members))
+        # In the order of size and duration, so that every region of the table gets its part.
+        members = members[np.lexsort((rng.random(len(members)), types[members], bins[members], places[members]))]
+        odds = model.shares[types[members], places[members], bins[members]]
+        states[members] = _dealt(odds, counts, weights[members], running, rng)
+        if row == 1:
+            failed = model.states.index("FAILED") if "FAILED" in model.states else None
+            _swap_to_gpu_time(states, members, weights, model.gpu_time, failed)
+    return states
+
+
+def _dealt(
+    odds: Floats, counts: Ints, weights: Floats, running: npt.NDArray[np.bool_], rng: np.random.Generator
+) -> Ints:
+    """States for jobs in order by systematic sampling, one state after another, `counts` of each."""
+    states = np.full(len(odds), -1, dtype=np.int64)
+    named = odds.sum(axis=0) > 0
+    for state in np.flatnonzero(~named & (counts > 0)):
+        # A state without probabilities of its own is rare: among jobs of the longest hundredth, or among short ones
+        # that still ran when the table was exported.
+        free = np.flatnonzero(states < 0)
+        order = free[np.argsort(weights[free], kind="stable")]
+        part = (0.6, 0.9) if running[state] else (0.99, 1.0)
+        tail = order[int(part[0] * len(order)) : int(part[1] * len(order))]
+        tail = tail if len(tail) >= counts[state] else order
+        states[rng.choice(tail, size=counts[state], replace=False)] = state
+    rest = odds.copy()
+    for number in sorted(np.flatnonzero(named).tolist(), key=counts.tolist().__getitem__)[:-1]:
+        free = np.flatnonzero(states < 0)
+        chance = np.divide(
+            rest[free, number], rest[free].sum(axis=1), out=np.zeros(len(free)), where=rest[free].sum(axis=1) > 0
+        )
+        rest[:, number] = 0.0
+        states[free[_systematic(chance, int(counts[number]), rng)]] = number
+    states[states < 0] = int(np.argmax(np.where(named, counts, -1)))
+    return states
+
+
+def _systematic(chance: Floats, count: int, rng: np.random.Generator) -> npt.NDArray[np.bool_]:
+    """`count` picks, each with a probability proportional to `chance` (at most 1), spread evenly along the order."""
+    if count <= 0:
+        return np.zeros(len(chance), dtype=bool)
+    scaled = chance + 1e-12
+    for _ in range(30):
+        scaled = np.minimum(scaled * (count / scaled.sum()), 1.0)
+    steps = np.floor(np.cumsum(scaled) * (count / scaled.sum()) + rng.random())
+    picked = np.asarray(np.diff(steps, prepend=0.0) > 0)
+    excess = int(picked.sum()) - count
+    where = np.flatnonzero(picked if excess > 0 else ~picked)
+    if excess:
+        picked[rng.choice(where, size=abs(excess), replace=False)] = excess < 0
+    return np.asarray(picked, dtype=bool)
+
+
+def _swap_to_gpu_time(
+    states: Ints, members: Ints, weights: Floats, shares: Floats, failed: int | None, moves: int = 200
+) -> None:
+    """Pairs of jobs swap states, in place, until each state's share of GPU time is as given.
+
+    What rare states without a share of their own hold (NODE_FAIL, TIMEOUT) is published as failed.
+    """
+    total = weights[members].sum()
+    if failed is not None:
+        rare = np.isin(states[members], np.flatnonzero(shares <= 0))
+        shares = shares.copy()
+        shares[failed] = max(shares[failed] - weights[members][rare].sum() / max(total, 1.0), 0.0)
+    by_state = {state: members[states[members] == state] for state in np.flatnonzero(shares > 0).tolist()}
+    for _ in range(moves):
+        error = {state: weights[own].sum() - shares[state] * total for state, own in by_state.items()}
+        most, least = max(error, key=error.__getitem__), min(error, key=error.__getitem__)
+        wanted = min(error[most], -error[least])
+        if wanted < 2e-4 * total:
+            return
+        givers, takers = by_state[most], by_state[least]
+        if not len(givers) or not len(takers):
+            return
+        takers = takers[np.argsort(weights[takers], kind="stable")]
+        big = givers[np.argsort(-weights[givers], kind="stable")[:2000]]
+        match = np.clip(np.searchsorted(weights[takers], weights[big] - wanted), 0, len(takers) - 1)
+        moved = weights[big] - weights[takers[match]]
+        best = int(np.argmin(np.abs(moved - wanted)))
+        if not 0 < moved[best] < 1.9 * wanted:
+            return
+        giver, taker = big[best], takers[match[best]]
+        states[giver], states[taker] = least, most
+        by_state[most] = np.append(givers[givers != giver], taker)
+        by_state[least] = np.append(takers[takers != taker], giver)

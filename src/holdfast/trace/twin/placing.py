@@ -1,0 +1,161 @@
+"""Stage 6: a start for every batch, such that jobs never hold more GPUs than there are.
+
+A job's run is fixed by its bins, so only its moment can give way. Batches are placed by falling GPU time on a grid of
+five minutes, each at a moment drawn from the rate of arrivals, another one where GPUs would not suffice. A job counts
+in every bucket that it touches, so the true use is never above what is counted.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+
+from holdfast.trace.twin.arrivals import BUCKET_S
+from holdfast.trace.twin.model import Floats, Ints
+
+_TRIES: Final = 12
+_LONG_JOBS: Final = 0.8
+"""Part of the cluster that the jobs with the most GPU time share; what comes after them gets more and more."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Demand:
+    """GPU jobs to place: batch, GPUs, and when each runs, in s from the start of its batch."""
+
+    batches: Ints
+    gpu_nums: Ints
+    begins_s: Ints
+    ends_s: Ints
+
+
+def placed(
+    demand: Demand,
+    *,
+    rate: Floats,
+    latest_s: Floats,
+    fixed: dict[int, int],
+    capacity_gpus: int | None,
+    may_exceed_window: bool,
+    rng: np.random.Generator,
+) -> Ints:
+    """Start of each batch in s from the start of the window.
+
+    Args:
+        demand: the jobs; batches are numbered from 0 without gaps.
+        rate: share of arrivals by bucket.
+        latest_s: by batch, the last moment that it may start.
+        fixed: batches whose moment is given.
+        capacity_gpus: the bound; None: no bound.
+        may_exceed_window: what finds no room comes after everything else; otherwise where it is least above the bound.
+        rng: the draw.
+    """
+    count = len(latest_s)
+    curve = np.concatenate([[0.0], np.cumsum(rate)])
+    curve /= curve[-1]
+
+    def moments(batches: Ints, tries: int) -> Ints:
+        latest = np.interp(latest_s[batches] / BUCKET_S, np.arange(len(curve)), curve)
+        drawn = rng.random((tries, len(batches))) * latest
+        found = np.interp(drawn, curve, np.arange(len(curve))) * BUCKET_S
+        return np.asarray(np.minimum(found, latest_s[batches]), dtype=np.int64)
+
+    starts: Ints = np.asarray(moments(np.arange(count), 1)[0])
+    for batch, start in fixed.items():
+        starts[batch] = start
+    if capacity_gpus is None or not len(demand.batches):
+        return starts
+    order = np.argsort(demand.batches, kind="stable")
+    batches, gpus = demand.batches[order], demand.gpu_nums[order]
+    begins, ends = demand.begins_s[order], demand.ends_s[order]
+    edges = np.searchsorted(batches, np.arange(count + 1))
+    held = np.add.reduceat(gpus * (ends - begins), edges[:-1]) if count else np.array([])
+    # First what has no choice, then by falling GPU time.
+    rank = np.argsort(-held, kind="stable").tolist()
+    rank.sort(key=lambda batch: batch not in fixed)
+    horizon = int((max(latest_s.max(), 0) + int(ends.max())) // BUCKET_S) + 3
+    grid = _Grid(horizon, capacity_gpus)
+    # What comes first leaves room for what comes last: a cluster filled by its long jobs would have no evaluation for
+    # weeks, and people keep their quota free.
+    placed_part = (np.cumsum(held[rank]) - held[rank]) / max(float(held.sum()), 1.0)
+    usual = np.floor(capacity_gpus * (_LONG_JOBS + (1 - _LONG_JOBS) * placed_part))
+    tries = moments(np.arange(count), _TRIES)
+    for batch, most in zip(rank, usual.tolist(), strict=True):
+        jobs = slice(edges[batch], edges[batch + 1])
+        own = gpus[jobs], begins[jobs], ends[jobs]
+        if batch in fixed:
+            grid.hold(starts[batch], *own)
+            continue
+        for start in tries[:, batch].tolist():
+            if grid.fits(start, *own, most=most):
+                break
+        else:
+            start = grid.search(int(latest_s[batch]), *own, most=most, after=may_exceed_window, rng=rng)
+        grid.hold(start, *own)
+        starts[batch] = start
+    return starts
+
+
+class _Grid:
+    """GPUs held in each bucket."""
+
+    def __init__(self, buckets: int, capacity: int) -> None:
+        self.held = np.zeros(buckets, dtype=np.int64)
+        self.capacity = capacity
+        self.pending: tuple[int, Ints] | None = None
+
+    @staticmethod
+    def _use(start: int, gpus: Ints, begins: Ints, ends: Ints) -> tuple[int, Ints]:
+        """First bucket and GPUs in each from there."""
+        if len(gpus) == 1:
+            first = int(start + begins[0]) // BUCKET_S
+            return first, np.full(int(start + ends[0]) // BUCKET_S - first + 1, gpus[0])
+        froms = (start + begins) // BUCKET_S
+        untils = (start + ends) // BUCKET_S + 1
+        first = int(froms.min())
+        length = int(untils.max()) - first + 1
+        change = np.bincount(froms - first, gpus, minlength=length) - np.bincount(
+            untils - first, gpus, minlength=length
+        )
+        return first, np.cumsum(change)[:-1].astype(np.int64)
+
+    def fits(self, start: int, gpus: Ints, begins: Ints, ends: Ints, *, most: float) -> bool:
+        first, use = self._use(start, gpus, begins, ends)
+        return bool((self.held[first : first + len(use)] + use).max() <= most)
+
+    def hold(self, start: int, gpus: Ints, begins: Ints, ends: Ints) -> None:
+        first, use = self._use(start, gpus, begins, ends)
+        self.held[first : first + len(use)] += use
+
+    def search(
+        self, latest: int, gpus: Ints, begins: Ints, ends: Ints, *, most: float, after: bool, rng: np.random.Generator
+    ) -> int:
+        """A start where the whole batch fits under its highest use; where there is none, see `placed`."""
+        first, use = self._use(0, gpus, begins, ends)
+        length, peak = len(use) + 1, int(use.max())  # one more: a start within a bucket touches one more
+        until = min(latest // BUCKET_S, len(self.held) - length - first - 1) + 1
+        begin = first + np.arange(max(until, 1))
+        for bound in (most, self.capacity):
+            blocked = np.concatenate([[0], np.cumsum(self.held + peak > bound)])
+            free = np.flatnonzero(blocked[begin + length] == blocked[begin])
+            if len(free):
+                return int(min(rng.choice(free) * BUCKET_S, latest))
+        if after:
+            used = np.flatnonzero(self.held)
+            start = int(used[-1] + 1) * BUCKET_S
+            longer = start // BUCKET_S + first + length + 1 - len(self.held)
+            self.held = np.pad(self.held, (0, max(longer, 0)))
+            return start
+        some = np.unique(rng.integers(0, latest + 1, size=200))
+        above = []
+        for start in some.tolist():
+            at, use = self._use(start, gpus, begins, ends)
+            above.append(int((self.held[at : at + len(use)] + use).max()))
+        return int(some[int(np.argmin(above))])
+
+
+def peak_gpus(starts_s: Ints, ends_s: Ints, gpu_nums: Ints) -> int:
+    """The most GPUs held at one time; what ends at a moment is free for what starts then."""
+    times = np.concatenate([starts_s, ends_s])
+    change = np.concatenate([gpu_nums, -gpu_nums])
+    order = np.lexsort((change, times))
+    return int(np.cumsum(change[order]).max(initial=0))

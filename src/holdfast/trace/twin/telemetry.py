@@ -1,0 +1,225 @@
+"""Telemetry of the twin: wide CSVs of 15-second samples whose curves are the published ones.
+
+Every GPU has one latent: how hard it works, which stays through the phases of a job and wanders within them. A metric's
+value is its published quantile at the latent's rank among all samples, a little blurred. So the metrics of a GPU move
+together, and each has its published curve whatever the latent does. Utilisation, SM and tensor activity and power agree
+on which samples are idle: without utilisation a GPU draws idle power. Temperatures follow the work with a lag.
+
+Jobs and telemetry are not joined, as in what AcmeTrace released.
+"""
+
+import tomllib
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from holdfast.core.errors import BadUse
+from holdfast.trace.twin.latents import SAMPLE_S, Latents, ranked
+from holdfast.trace.twin.model import Calibration, Column, Floats
+from holdfast.trace.twin.writing import time_texts, whole_file
+
+_ZONE: Final = "+08:00"
+_START: Final = "2023-08-01 00:00:00"
+"""Temperatures and power were published of August."""
+
+_FRAME_MIB: Final = 81920
+_USABLE_MIB: Final = 81248
+"""The most that a published sample holds: 99.18% of 80 GB."""
+
+_BLOCK_VALUES: Final = 2_000_000
+"""Samples x GPUs that are drawn at once; each block has the published curves by itself."""
+
+_XID_GPU_HOURS: Final = 1036.0
+"""GPU hours an onset in Kalos, 2023-08-15 to 08-31 (852 onsets, derived by jcmiller/hackathon-datacenter-agent)."""
+_XID_CODES: Final = {43: 794, 31: 55, 94: 2, 45: 1}
+_XID_GPUS: Final = 6
+"""GPUs of a node that latch a code together: 851 GPUs on 142 nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A published cumulative curve: values, and the part of samples at or below."""
+
+    values: Floats
+    parts: Floats
+    steps: bool
+
+    def at(self, ranks: Floats) -> Floats:
+        """The quantile at each rank in (0, 1)."""
+        if self.steps:
+            return np.asarray(self.values[np.minimum(np.searchsorted(self.parts, ranks), len(self.values) - 1)])
+        return np.interp(ranks, self.parts, self.values)
+
+    @property
+    def idle(self) -> float:
+        """Part of the samples at the lowest value."""
+        return float(self.parts[self.values == self.values[0]].max())
+
+
+def curves(cluster: str) -> dict[str, Curve]:
+    """The published curves of a cluster, by the name of the metric's file.
+
+    Raises:
+        BadUse: no telemetry of that cluster was published.
+    """
+    path = resources.files("holdfast.trace.twin").joinpath("tables").joinpath(f"{cluster}_telemetry.toml")
+    if not path.is_file():
+        message = (
+            f"The twin has no telemetry of {cluster!r}: only that of seren and kalos was published. "
+            "Write telemetry with the calibration of one of these."
+        )
+        raise BadUse(message)
+    tables: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+    found = {}
+    for name, table in tables.items():
+        points = np.array(table["curve"], dtype=float)
+        found[name] = Curve(values=points[:, 0], parts=points[:, 1] / 100, steps=table.get("steps", False))
+    return found
+
+
+def write_telemetry(
+    calibration: Calibration,
+    folder: Path | str,
+    *,
+    samples: int,
+    seed: int = 0,
+    gpus: int = 64,
+    start: str = _START,
+) -> None:
+    """Write `<METRIC>.csv` of `samples` x 15 s into the folder, in AcmeTrace's form; the same for the same seed.
+
+    Args:
+        calibration: of `seren` or `kalos`.
+        folder: made where it is not there.
+        samples: rows of each file.
+        seed: the draw.
+        gpus: GPUs, eight to a node; a part of a node counts as a whole one.
+        start: local time (+08:00) of the first sample. Temperatures are August's; in other months they are lower by
+            the season.
+
+    Raises:
+        BadUse: the cluster has no telemetry, or a size is not positive.
+        OSError: a file cannot be written; of that call no file is left.
+    """
+    if samples < 1 or gpus < 1:
+        message = f"Telemetry of {samples} samples and {gpus} GPUs is none. Ask for one of each or more."
+        raise BadUse(message)
+    known = curves(calibration.cluster)
+    try:
+        first_s = datetime.fromisoformat(f"{start}{_ZONE}").astimezone(UTC).timestamp()
+    except ValueError as error:
+        message = f"{start!r} is no time. Write it like {_START}."
+        raise BadUse(message) from error
+    folder = Path(folder)
+    nodes = -(-gpus // 8)
+    rng = np.random.default_rng([seed, 100])
+    addresses = _addresses(nodes, rng)
+    of_gpus = [f"{address}-{index}" for address in addresses for index in range(8)]
+    of_cpu_nodes = _addresses(max(nodes // 4, 1), rng)
+    (folder / "ipmi" if "GPU_AB_Power" in known else folder).mkdir(parents=True, exist_ok=True)
+    with ExitStack() as files:
+        opened = {}
+        for first in range(0, samples, max(_BLOCK_VALUES // len(of_gpus), 1)):
+            if not first:
+                latents = Latents(nodes, len(of_cpu_nodes), rng)
+                codes = np.zeros(len(of_gpus), dtype=np.int64)
+            count = min(max(_BLOCK_VALUES // len(of_gpus), 1), samples - first)
+            times_s = first_s + SAMPLE_S * np.arange(first, first + count, dtype=np.float64)
+            texts = time_texts(times_s, _ZONE)
+            xids = _xids(codes, count, rng)
+            codes = xids[-1]
+            for name, values in _metrics(known, latents, count, times_s, xids, rng):
+                if name not in opened:
+                    devices = {"GPU_AB_Power": addresses, "CPU_D_Power": of_cpu_nodes}.get(
+                        name, addresses if name.startswith("NODE_") else of_gpus
+                    )
+                    path = folder / ("ipmi" if name.endswith("_Power") else "") / f"{name}.csv"
+                    opened[name] = files.enter_context(whole_file(path))
+                    opened[name].write(",".join(["Time", *devices]) + "\n")
+                rows = (
+                    ",".join([time, *map(str, row)]) for time, row in zip(texts.tolist(), values.tolist(), strict=True)
+                )
+                opened[name].write("\n".join(rows) + "\n")
+
+
+def _metrics(
+    known: dict[str, Curve], latents: Latents, count: int, times_s: Floats, xids: Column, rng: np.random.Generator
+) -> Iterator[tuple[str, Any]]:
+    """Name and (samples, devices) values of each metric, one at a time."""
+    work, by_node, cpu_nodes = latents.block(count)
+    idle = known["GPU_UTIL"].idle
+    order = ranked(work)
+
+    def together(name: str, blur: float) -> Floats:
+        """Ranks near those of the work, idle where it is idle."""
+        ranks = ranked(work + blur * latents.noise(count, work.shape[1]))
+        busy = order > idle
+        again = np.empty_like(order)
+        share = 1 - busy.mean()
+        again[~busy] = ranked(ranks[~busy]) * share
+        again[busy] = share + ranked(ranks[busy]) * (1 - share)
+        return known[name].at(again)
+
+    yield "GPU_UTIL", known["GPU_UTIL"].at(order).astype(np.int64)
+    sm = together("SM_ACTIVE", 0.15) / 100
+    yield "SM_ACTIVE", np.round(sm, 5)
+    yield "PIPE_TENSOR_ACTIVE", np.round(together("PIPE_TENSOR_ACTIVE", 0.2) / 100, 5)
+    # No curve of memory traffic is published: half of the SM activity is usual for training.
+    yield "DRAM_ACTIVE", np.round(sm * (0.45 + 0.1 * rng.random(sm.shape)), 5)
+    yield "POWER_USAGE", np.round(together("POWER_USAGE", 0.2), 1)
+    used = np.rint(known["FB_USED"].at(ranked(work + 0.35 * latents.slow(work.shape))) / 100 * _FRAME_MIB)
+    yield "FB_USED", used.astype(np.int64)
+    yield "FB_FREE", np.maximum(_USABLE_MIB - used, 0).astype(np.int64)
+    warm = latents.warmth(work, times_s)
+    season = _season_c(times_s)[:, None]
+    yield "GPU_TEMP", np.rint(known["GPU_TEMP"].at(ranked(warm)) - season).astype(np.int64)
+    memory_warm = warm + 0.1 * latents.slow(work.shape)
+    yield "MEMORY_TEMP", np.rint(known["MEMORY_TEMP"].at(ranked(memory_warm)) - season).astype(np.int64)
+    yield "XID_ERRORS", xids
+
+    def of_nodes(name: str, blur: float) -> Floats:
+        return known[name].at(ranked(by_node + blur * latents.noise(count, by_node.shape[1])))
+
+    yield "NODE_CPU_UTILIZATION", np.round(of_nodes("NODE_CPU_UTILIZATION", 0.5), 3)
+    memory = known["NODE_MEMORY_UTILIZATION"].at(ranked(by_node + 0.6 * latents.slow(by_node.shape)))
+    yield "NODE_MEMORY_UTILIZATION", np.round(memory, 3)
+    if "NODE_IB_SEND" in known:
+        sent = by_node + 0.4 * latents.noise(count, by_node.shape[1])
+        yield "NODE_IB_SEND", np.round(known["NODE_IB_SEND"].at(ranked(sent)), 3)
+        received = sent + 0.05 * latents.noise(count, by_node.shape[1])
+        yield "NODE_IB_RECEIVE", np.round(known["NODE_IB_RECEIVE"].at(ranked(received)), 3)
+    if "GPU_AB_Power" in known:
+        yield "GPU_AB_Power", np.rint(of_nodes("GPU_AB_Power", 0.15)).astype(np.int64)
+        yield "CPU_D_Power", np.rint(known["CPU_D_Power"].at(ranked(cpu_nodes))).astype(np.int64)
+
+
+def _season_c(times_s: Floats) -> Floats:
+    """Degrees below August's: the machine room follows the year by a few degrees, hottest at the end of July."""
+    day = times_s / 86400 % 365.2425 - 208
+    warmth = 3.0 * np.cos(2 * np.pi * day / 365.2425)
+    august = 3.0 * np.cos(2 * np.pi * 20 / 365.2425)
+    return np.asarray(np.round(august - warmth))
+
+
+def _xids(codes: Any, count: int, rng: np.random.Generator) -> Any:
+    """(samples, GPUs) the last Xid of each GPU, 0 before the first: a gauge that latches, as DCGM's does."""
+    latched = np.tile(codes, (count, 1))
+    nodes = len(codes) // 8
+    chance = SAMPLE_S / 3600 * 8 / _XID_GPU_HOURS / _XID_GPUS * nodes
+    numbers, shares = np.array(list(_XID_CODES)), np.array(list(_XID_CODES.values()), dtype=float)
+    for sample in np.flatnonzero(rng.random(count) < chance):
+        node = int(rng.integers(nodes))
+        hit = 8 * node + np.flatnonzero(rng.random(8) < _XID_GPUS / 8)
+        latched[sample:, hit] = rng.choice(numbers, p=shares / shares.sum())
+    return latched
+
+
+def _addresses(count: int, rng: np.random.Generator) -> list[str]:
+    drawn = rng.choice(16 * 253, size=count, replace=False)
+    return [f"10.140.{number // 253}.{number % 253 + 1}" for number in np.sort(drawn).tolist()]

@@ -1,0 +1,266 @@
+"""The client of a Prometheus against a server of the test's own: chunks, cuts, retries, secrets."""
+
+import json
+import re
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import duckdb
+import pytest
+
+from holdfast.core.errors import BadUse
+from holdfast.testing import FakeClock
+from holdfast.trace.telemetry import prometheus, value_counts
+from holdfast.trace.telemetry.prometheus import Span, device_of, fetch
+from holdfast.trace.telemetry.prometheus_http import Credentials, Prometheus, PrometheusError
+from holdfast.trace.telemetry.metrics import METRICS
+from holdfast.trace.telemetry.store import Store
+
+START = 1_688_169_600.0
+
+
+class Server:
+    """Serves `gpus` series of DCGM_FI_DEV_GPU_UTIL, value = (second / 15 + gpu) mod 101, and misbehaves when told."""
+
+    def __init__(self, gpus: int = 3) -> None:
+        self.gpus = gpus
+        self.asked: list[tuple[float, float, str]] = []
+        self.headers: list[str] = []
+        self.faults: list[str] = []
+        self.labels: dict[str, str] = {}
+        self.value = lambda at_s, gpu: str((int(at_s) // 15 + gpu) % 101)
+
+    def answer(self, path: str, query: dict[str, str]) -> object:
+        if path == "/api/v1/query":
+            return {"result": [{"metric": {}, "value": [0, str(self.gpus)]}]}
+        if path == "/api/v1/label/instance/values":
+            return [f"host{index}:9400" for index in range(self.gpus)]
+        start, end, step = (float(query[name]) for name in ("start", "end", "step"))
+        points = int((end - start) / step + 1e-9) + 1
+        if points > 11_000:
+            raise ValueError("exceeded maximum resolution of 11,000 points per timeseries")
+        self.asked.append((start, end, query["query"]))
+        wanted = re.search(r'instance=~"([^"]*)"', query["query"])
+        hosts = [
+            host
+            for host in range(self.gpus)
+            if not wanted or re.fullmatch(wanted[1].replace("\\\\", "\\"), f"host{host}:9400")
+        ]
+        return {
+            "resultType": "matrix",
+            "result": [
+                {
+                    "metric": {"instance": f"host{host}:9400", "Hostname": f"host{host}", "gpu": "0", **self.labels},
+                    "values": [[start + step * i, self.value(start + step * i, host)] for i in range(points)],
+                }
+                for host in hosts
+            ],
+        }
+
+
+@contextmanager
+def serving(server: Server) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._answer(parse_qs(urlsplit(self.path).query))
+
+        def do_POST(self) -> None:
+            self._answer(parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode()))
+
+        def _answer(self, query: dict[str, list[str]]) -> None:
+            server.headers.append(self.headers.get("Authorization", ""))
+            fault = server.faults.pop(0) if server.faults else ""
+            status, body = 200, b""
+            if fault in ("500", "503", "429", "401", "422", "302"):
+                status, body = int(fault), json.dumps({"status": "error", "error": f"told to say {fault}"}).encode()
+            else:
+                try:
+                    data = server.answer(urlsplit(self.path).path, {name: one[0] for name, one in query.items()})
+                    body = json.dumps({"status": "success", "data": data}).encode()
+                except ValueError as error:
+                    status, body = 400, json.dumps({"status": "error", "error": str(error)}).encode()
+            self.send_response(status)
+            if fault == "302":
+                self.send_header("Location", "http://elsewhere.invalid/")
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(
+                body[: len(body) // 2] if fault == "cut" else b"not json" + body[8:] if fault == "junk" else body
+            )
+            self.close_connection = True
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{http.server_port}"
+    finally:
+        http.shutdown()
+        http.server_close()
+        thread.join()
+
+
+def client(url: str, clock: FakeClock | None = None, **options: object) -> Prometheus:
+    clock = clock or FakeClock()
+    return Prometheus(url, Credentials(), pause=clock.advance, chance=lambda: 1.0, timeout_s=5, **options)  # type: ignore[arg-type]
+
+
+def expected(span: Span, gpus: int) -> dict[float, int]:
+    counts: dict[float, int] = {}
+    number = int((span.end_s - span.start_s) / span.step_s) + 1
+    for index in range(number):
+        for gpu in range(gpus):
+            value = float((int(span.start_s + index * span.step_s) // 15 + gpu) % 101)
+            counts[value] = counts.get(value, 0) + 1
+    return counts
+
+
+def counts_in(folder: Path) -> dict[float, int]:
+    found = value_counts(folder, "GPU_UTIL")
+    return dict(zip(found.values.tolist(), found.weights.astype(int).tolist(), strict=True))
+
+
+def test_more_points_than_a_server_gives_at_once(tmp_path):
+    span = Span(start_s=START, end_s=START + 25_000 * 15, step_s=15)
+    server = Server()
+    with serving(server) as url:
+        store = fetch(client(url), tmp_path / "store", span, metrics=["GPU_UTIL"])
+    assert counts_in(store.folder) == expected(span, 3)
+    assert len(server.asked) == 3
+    assert [asked[0] for asked in server.asked[1:]] == [asked[1] + 15 for asked in server.asked[:-1]]
+    rows = duckdb.sql(
+        f"SELECT count(*), count(DISTINCT (\"at\", device)) FROM '{store.folder}/samples/*/date=*/*.parquet'"
+    ).fetchall()
+    assert rows == [(75_003, 75_003)]
+
+
+def test_few_enough_series_an_answer(tmp_path, monkeypatch):
+    monkeypatch.setattr(prometheus, "SAMPLES_PER_ANSWER", 100)
+    monkeypatch.setattr(prometheus, "INSTANCES_PER_SHARD", 2)
+    span = Span(start_s=START, end_s=START + 99 * 15, step_s=15)
+    server = Server(gpus=5)
+    with serving(server) as url:
+        store = fetch(client(url), tmp_path / "store", span, metrics=["GPU_UTIL"], matchers='cluster="a"')
+    assert counts_in(store.folder) == expected(span, 5)
+    assert len(server.asked) == 2 * 3  # 50 points of the shards of 2, 2 and 1 instances
+    assert all(query.startswith('DCGM_FI_DEV_GPU_UTIL{cluster="a",instance=~"') for _, _, query in server.asked)
+
+
+def test_an_answer_too_large_is_asked_for_in_halves(tmp_path):
+    span = Span(start_s=START, end_s=START + 999 * 15, step_s=15)
+    server = Server()
+    with serving(server) as url:
+        store = fetch(client(url, most_bytes=20_000), tmp_path / "store", span, metrics=["GPU_UTIL"])
+        assert counts_in(store.folder) == expected(span, 3)
+        assert len(server.asked) > 4
+        with pytest.raises(BadUse, match="One point of GPU_UTIL is more than an answer may hold"):
+            fetch(client(url, most_bytes=150), tmp_path / "other", span, metrics=["GPU_UTIL"])
+
+
+def test_a_server_in_trouble_is_asked_again_and_waited_for(tmp_path):
+    span = Span(start_s=START, end_s=START + 99 * 15, step_s=15)
+    server, clock = Server(), FakeClock()
+    server.faults = ["503", "cut", "", "500", "junk", "429", "", ""]
+    with serving(server) as url:
+        store = fetch(client(url, clock), tmp_path / "store", span, metrics=["GPU_UTIL"])
+    assert counts_in(store.folder) == expected(span, 3)
+    assert clock.monotonic_s() == (1 + 2) + (1 + 2 + 4)
+
+
+def test_a_fetch_cut_off_goes_on_where_it_was(tmp_path, monkeypatch):
+    monkeypatch.setattr(prometheus, "SAMPLES_PER_ANSWER", 300)
+    span = Span(start_s=START, end_s=START + 999 * 15, step_s=15)
+    server = Server()
+    with serving(server) as url:
+        server.faults = [""] * (3 + 1 + 4) + ["cut"] * 3  # three counts, the instances, four chunks
+        with pytest.raises(PrometheusError, match=r"failed \(.*, 3 times.*what was fetched is kept"):
+            fetch(client(url, tries=3), tmp_path / "store", span, metrics=["GPU_UTIL"])
+        assert Store.open(tmp_path / "store").metrics() == []
+        before = len(server.asked)
+        with pytest.raises(BadUse, match="part of another fetch of GPU_UTIL"):
+            fetch(client(url), tmp_path / "store", Span(start_s=START, end_s=START + 15), metrics=["GPU_UTIL"])
+        fetch(client(url), tmp_path / "store", span, metrics=["GPU_UTIL"])
+        assert counts_in(tmp_path / "store") == expected(span, 3)
+        assert len(server.asked) - before == 6
+        fetch(client(url), tmp_path / "store", span, metrics=["GPU_UTIL"])
+        assert len(server.asked) - before == 6
+
+
+def test_blanks_and_garbage_are_dropped_and_counted(tmp_path):
+    server = Server(gpus=2)
+    words = ["9223372036854775794", "NaN", "+Inf", "644245923", "50"]
+    server.value = lambda at_s, gpu: words[int(at_s - START) // 15 % 5] if gpu == 0 else "7"
+    span = Span(start_s=START, end_s=START + 99 * 15, step_s=15)
+    with serving(server) as url:
+        store = fetch(client(url), tmp_path / "store", span, metrics=["GPU_UTIL"])
+    assert counts_in(store.folder) == {50.0: 20, 7.0: 100}
+    notes = {note["check"]: note["rows"] for note in store.manifest(METRICS["GPU_UTIL"])["notes"]}
+    assert notes["telemetry-sentinel"] == 40  # the infinite is beyond an int64 too
+    assert notes["telemetry-out-of-range"] == 20
+
+
+def test_no_message_shows_a_secret(tmp_path, monkeypatch):
+    secret = "s3cr3t-t0ken"  # noqa: S105
+    monkeypatch.setenv("HOLDFAST_PROMETHEUS_TOKEN", secret)
+    server = Server()
+    with serving(server) as url:
+        for fault, error in (("401", BadUse), ("422", BadUse), ("302", BadUse), ("503", PrometheusError)):
+            server.faults = [fault] * 2
+            with pytest.raises(error) as caught:
+                Prometheus(url, pause=lambda _: None, tries=2).number_at("up", START)
+            assert secret not in str(caught.value)
+            assert server.headers[-1] == f"Bearer {secret}"
+            server.faults = []
+        with_user = url.replace("http://", "http://alice:wond%40r@")
+        one = Prometheus(with_user, pause=lambda _: None, tries=1)
+        one.number_at("up", START)
+        assert server.headers[-1] == "Basic YWxpY2U6d29uZEBy"
+        assert one.url == url
+        (tmp_path / "token").write_text("from-file\n")
+        Prometheus(url, Credentials.found(token_file=tmp_path / "token")).number_at("up", START)
+        assert server.headers[-1] == "Bearer from-file"
+    assert secret not in repr(Credentials.found())
+    with pytest.raises(BadUse, match="cannot be read"):
+        Credentials.found(token_file=tmp_path / "none")
+    for wrong in ("ftp://host", "file:///etc/passwd", "host:9090"):
+        with pytest.raises(BadUse, match="http:// or https://"):
+            Prometheus(wrong)
+
+
+def test_a_metric_that_the_server_lacks(tmp_path):
+    server = Server(gpus=0)
+    span = Span(start_s=START, end_s=START + 15)
+    with serving(server) as url:
+        store = fetch(client(url), tmp_path / "store", span)  # all that the server has: nothing
+        assert store.metrics() == []
+        with pytest.raises(BadUse, match="has no samples of GPU_UTIL in that time"):
+            fetch(client(url), tmp_path / "store", span, metrics=["GPU_UTIL"])
+        with pytest.raises(BadUse, match="no metric 'GPU_NOISE'"):
+            fetch(client(url), tmp_path / "store", span, metrics=["GPU_NOISE"])
+
+
+def test_devices_of_series():
+    gpu, node = METRICS["GPU_UTIL"], METRICS["NODE_CPU_UTILIZATION"]
+    labels = {"Hostname": "n-1", "instance": "10.0.0.1:9400", "gpu": "3"}
+    assert (device_of(labels, gpu).name, device_of(labels, gpu).node, device_of(labels, gpu).gpu) == ("n-1-3", "n-1", 3)
+    assert device_of({**labels, "GPU_I_ID": "7"}, gpu).name == "n-1-3/7"
+    assert device_of({"instance": "10.0.0.1:9100"}, node).name == "10.0.0.1"
+    assert device_of({"instance": "10.0.0.1:9100"}, node).gpu is None
+
+
+def test_spans():
+    span = Span.of("2023-07-01T08:00:00+08:00", "2023-07-01 01:00:00", step_s=15)
+    assert (span.start_s, span.end_s) == (START, START + 3600)
+    chunks = span.chunks(100)
+    assert sum(round((chunk.end_s - chunk.start_s) / 15) + 1 for chunk in chunks) == 241
+    with pytest.raises(BadUse, match="no span of time"):
+        Span.of("2023-07-02", "2023-07-01")
+    with pytest.raises(BadUse, match="Give times like"):
+        Span.of("yesterday", "today")
