@@ -21,6 +21,7 @@ COMMANDS = {
     "runs": ("holdfast.cli.runs", "List, show, stop and remove runs."),
     "logs": ("holdfast.cli.logs", "Print what a run's ranks printed."),
     "incidents": ("holdfast.cli.incidents", "List and show what went wrong and what was done."),
+    "trace": ("holdfast.cli.trace", "Show where a cluster's GPU time goes."),
     "checkpoint": ("holdfast.cli.checkpoint", "List and verify checkpoints."),
 }
 """Where each command lives; its module is imported only when it is called, so that `--help` answers at once."""

@@ -23,7 +23,9 @@ def shown() -> Iterator[Progress]:
     from rich.console import Console
     from rich.progress import BarColumn, Progress as Bars, TextColumn, TimeElapsedColumn
 
-    bars = Bars(TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True)
+    bars = Bars(
+        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True
+    )
     task = bars.add_task("", total=None, visible=False)
     began_s = time.monotonic()
 

@@ -1,7 +1,7 @@
 """`holdfast trace report | check | convert | query | twin | export | formats`."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,13 +10,16 @@ import click
 
 from holdfast.cli import progress
 from holdfast.cli.output import print_json, print_table
-from holdfast.core.errors import BadUse, HoldfastError
+from holdfast.core.errors import HoldfastError
 
 if TYPE_CHECKING:
-    from holdfast.trace import Note, Table, Trace
+    from holdfast.trace import Trace
+    from holdfast.trace.sources.reading import Note
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
+TWINS = ("seren", "kalos")
+SIMULATORS = ("sia", "helios", "tiresias", "tethys", "swf")
 
 
 @click.group()
@@ -26,65 +29,76 @@ def command() -> None:
     JOBS are files or folders of job records, or ledgers; `holdfast trace formats` lists the forms that are known.
     NAME=FILE gives its cluster a name.
     """
+    try:
+        import duckdb  # noqa: F401 - what every command here needs first
+    except ImportError as error:
+        raise HoldfastError(
+            f"This needs {error.name}, which is not installed. Run: pip install 'holdfast[trace]'"
+        ) from error
+
+
+READING = (
+    click.option(
+        "--metrics", multiple=True, metavar="[NAME=]WHERE", help="Telemetry: a file, folder or Prometheus URL."
+    ),
+    click.option("--format", "format", metavar="FORM", help="The form of JOBS, where it is not recognised."),
+    click.option("--map", "column_map", type=FILE, help="A TOML file that says which column is what."),
+    click.option("--types", type=FILE, help="A YAML file of rules that tell the type of a job."),
+    click.option("--capacity", multiple=True, metavar="[NAME=]NODESxGPUS", help="How large a cluster is: 286x8."),
+    click.option("--zone", metavar="ZONE", help="Time zone of times that have none: Asia/Shanghai."),
+    click.option("--since", metavar="DATE", help="Only jobs submitted from then on (UTC)."),
+    click.option("--until", metavar="DATE", help="Only jobs submitted before then (UTC)."),
+    click.option(
+        "--durations",
+        "duration",
+        type=click.Choice(["run", "released"]),
+        default="run",
+        show_default=True,
+        help="What duration means: end minus start, or the source's own column.",
+    ),
+    click.option(
+        "--bad-rows",
+        type=click.Choice(["fail", "drop"]),
+        default="fail",
+        show_default=True,
+        help="What to do with rows that cannot be read.",
+    ),
+    click.option(
+        "--memory",
+        "memory_limit_mb",
+        type=click.IntRange(200),
+        default=700,
+        show_default=True,
+        metavar="MB",
+        help="What the engine may hold in memory; the rest spills to disk.",
+    ),
+)
+"""How job records are read: the arguments of `holdfast.trace.load`, of the same names."""
+READING_NAMES = (
+    "metrics", "format", "column_map", "types", "capacity", "zone", "since", "until", "duration", "bad_rows",
+    "memory_limit_mb",
+)  # fmt: skip
 
 
 def _reads_jobs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """JOBS and the options of every command that reads them, gathered as `given` for `_loaded`."""
-    decorators = (
-        click.argument("jobs", nargs=-1, required=True, metavar="JOBS…"),
-        click.option(
-            "--metrics", multiple=True, metavar="[NAME=]WHERE", help="Telemetry: files, a folder, or a Prometheus URL."
-        ),
-        click.option("--format", "format", metavar="FORM", help="The form of JOBS, where it is not recognised."),
-        click.option("--map", "column_map", type=FILE, help="A TOML file that says which column is what."),
-        click.option("--types", "type_rules", type=FILE, help="A YAML file of rules that tell the type of a job."),
-        click.option("--capacity", multiple=True, metavar="[NAME=]NODESxGPUS", help="How large a cluster is: 286x8."),
-        click.option("--since", metavar="DATE", help="Only jobs submitted from then on (UTC)."),
-        click.option("--until", metavar="DATE", help="Only jobs submitted before then (UTC)."),
-        click.option(
-            "--durations",
-            "duration",
-            type=click.Choice(["run", "released"]),
-            default="run",
-            help="What duration means: end minus start, or the source's own column.",
-        ),
-        click.option(
-            "--bad-rows", type=click.Choice(["fail", "drop"]), default="fail", help="What to do with unreadable rows."
-        ),
-        click.option(
-            "--memory", "memory_limit_mb", type=click.IntRange(200), default=700, show_default=True, metavar="MB",
-            help="What the engine may hold in memory; the rest spills to disk.",
-        ),
-    )  # fmt: skip
-    names = ("jobs", "metrics", "format", "column_map", "type_rules", "capacity", "since", "until", "duration",
-             "bad_rows", "memory_limit_mb")  # fmt: skip
+    """Add JOBS and the options of `READING`; the command gets them as `jobs` and `reading`."""
 
     @functools.wraps(function)
     def gathered(*arguments: Any, **given: Any) -> Any:
-        return function(*arguments, given={name: given.pop(name) for name in names}, **given)
+        return function(*arguments, reading={name: given.pop(name) for name in READING_NAMES}, **given)
 
-    return functools.reduce(lambda wrapped, decorate: decorate(wrapped), reversed(decorators), gathered)
+    decorated: Callable[..., Any] = gathered
+    for decorate in reversed((click.argument("jobs", nargs=-1, required=True, metavar="JOBS…"), *READING)):
+        decorated = decorate(decorated)
+    return decorated
 
 
 @contextmanager
-def _loaded(
-    given: Mapping[str, Any], *, compare: Sequence[str] = (), workers: "Workers | None" = None, parts: Path | None = None
-) -> "Iterator[tuple[Trace, progress.Progress]]":
-    """The trace that a command reads, closed in the end."""
-    with _extra_named():
-        from holdfast.trace import attach, load
-        from holdfast.trace.spread import load_spread
-    options = dict(given)
-    jobs = options.pop("jobs")
-    metrics = _by_cluster(options.pop("metrics"))
-    options["capacity"] = _by_cluster(options["capacity"])
-    with progress.shown() as show:
-        trace = load(*jobs, compare=compare, progress=show, **options)
-        with trace:
-            for cluster, places in metrics.items():
-                for where in places:
-                    attach(trace, where, cluster=cluster, progress=show)
-            yield trace, show
+def _loaded(jobs: tuple[str, ...], reading: Mapping[str, Any]) -> "Iterator[Trace]":
+    from holdfast.trace.load import load
+
+    with progress.shown() as show, load(*jobs, progress=show, **reading) as trace:
+        yield trace
 
 
 @command.command()
@@ -92,36 +106,67 @@ def _loaded(
 @click.option("--compare", multiple=True, metavar="NAME=JOBS", help="Another trace to stand beside; repeatable.")
 @click.option("-o", "--output", type=FOLDER, default=Path("report"), show_default=True, help="Folder of the report.")
 @click.option("--paper", is_flag=True, help="Also every figure as PDF and PNG fit for a paper.")
-@click.option("--on", type=click.Choice(["here", "local", "slurm", "ray"]), default="here", help="Where the reading runs.")
-@click.option("--workers", type=click.IntRange(1), help="At most so many tasks at a time with --on.")
-@click.option("--pue", type=click.FloatRange(1.0), default=1.25, show_default=True, help="Power usage effectiveness.")
+@click.option("--title", default="", help="Of the page.")
+@click.option("--pue", type=click.FloatRange(1.0), help="Power usage effectiveness.  [default: 1.25]")
+@click.option("--grid-intensity", type=click.FloatRange(0.0), help="Of the grid, tCO2e/MWh.  [default: 0.478]")
+@click.option("--carbon-free", type=click.FloatRange(0.0, 1.0), help="Share of the electricity.  [default: 0.3061]")
+@click.option("--on", type=click.Choice(["local", "slurm", "ray"]), help="Read in parts, on many workers.")
+@click.option("--workers", type=click.IntRange(1), help="With --on: at most so many parts at a time.")
 @click.option(
-    "--grid-intensity", type=click.FloatRange(0.0), default=0.478, show_default=True, help="tCO2e per MWh of the grid."
+    "--parts",
+    type=FOLDER,
+    default=Path("report-parts"),
+    show_default=True,
+    help="With --on: where parts leave their results, which all workers share; a second run goes on there.",
 )
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def report(
-    given: Mapping[str, Any],
+    jobs: tuple[str, ...],
+    reading: dict[str, Any],
     compare: tuple[str, ...],
     output: Path,
     paper: bool,
-    on: str,
+    title: str,
+    pue: float | None,
+    grid_intensity: float | None,
+    carbon_free: float | None,
+    on: str | None,
     workers: int | None,
-    pue: float,
-    grid_intensity: float,
+    parts: Path,
     as_json: bool,
 ) -> None:
     """Read, check, analyse, and write one page with every figure and its data."""
-    from holdfast.trace import Parameters, characterize, write_report
+    from holdfast.trace import Assumptions, characterize, write_report
+    from holdfast.trace.load import load
 
-    parameters = Parameters(pue=pue, grid_t_per_mwh=grid_intensity)
-    with _loaded(given, compare=compare) as (trace, show):
-        answer = characterize(trace, parameters=parameters, progress=show)
+    assumed = {"pue": pue, "intensity_t_per_mwh": grid_intensity, "carbon_free_share": carbon_free}
+    assumptions = Assumptions(**{name: value for name, value in assumed.items() if value is not None})
+    with progress.shown() as show:
+        if on:
+            from holdfast.cluster import workers as workers_named
+            from holdfast.trace.spread import load_spread
+
+            trace = load_spread(
+                *jobs, compare=compare, workers=workers_named(on, limit=workers), folder=parts, options=reading,
+                progress=show,
+            )  # fmt: skip
+        else:
+            trace = load(*jobs, compare=compare, progress=show, **reading)
+        with trace:
+            answer = characterize(trace, assumptions=assumptions, title=title, progress=show)
         page = write_report(output, answer, paper=paper, progress=show)
     if as_json:
-        print_json("trace.report", {"page": str(page), "findings": [vars(one) for one in answer.findings]})
+        found = [{name: getattr(one, name) for name in FINDING_FIELDS} for one in answer.findings]
+        left_out = {entry.analysis.name: entry.left_out for entry in answer.entries if entry.left_out}
+        print_json("trace.report", {"page": str(page), "findings": found, "left_out": left_out})
         return
-    click.echo(answer.headline)
+    held = sum(one.holds is True for one in answer.findings)
+    told = sum(one.holds is not None for one in answer.findings)
+    click.echo(f"{held} of the study's {len(answer.findings)} findings hold here, {told - held} do not.")
     click.echo(f"Report: {page}")
+
+
+FINDING_FIELDS = ("id", "sentence", "value", "unit", "study", "holds", "why")
 
 
 @command.command()
@@ -129,17 +174,17 @@ def report(
 @click.option("--strict", is_flag=True, help="Leave with code 1 if anything was found.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_context
-def check(context: click.Context, given: Mapping[str, Any], strict: bool, as_json: bool) -> None:
+def check(context: click.Context, jobs: tuple[str, ...], reading: dict[str, Any], strict: bool, as_json: bool) -> None:
     """Say what contradicts itself in the records, and how often."""
-    with _loaded(given) as (trace, _):
+    with _loaded(jobs, reading) as trace:
         notes = list(trace.notes)
-        jobs = int(trace.query("SELECT count(*) AS n FROM jobs")["n"][0])
+        (number,) = trace.query("SELECT count(*) AS n FROM jobs")["n"].tolist()
     if as_json:
-        print_json("trace.checks", {"jobs": jobs, "notes": [vars(note) for note in notes]})
+        print_json("trace.checks", {"jobs": number, "notes": [vars(note) for note in notes]})
     elif not notes:
-        click.echo(f"{jobs:,} jobs; nothing contradicts itself.")
+        click.echo(f"{number:,} jobs; nothing contradicts itself.")
     else:
-        click.echo(f"{jobs:,} jobs.")
+        click.echo(f"{number:,} jobs.")
         print_table(
             ["cluster", "check", "rows", "done", "what"],
             [(note.cluster, note.check, f"{note.rows:,}", note.action, _told(note)) for note in notes],
@@ -154,12 +199,17 @@ def _told(note: "Note") -> str:
 @command.command()
 @_reads_jobs
 @click.option("-o", "--output", type=FOLDER, required=True, help="Folder of the converted trace.")
-def convert(given: Mapping[str, Any], output: Path) -> None:
+def convert(jobs: tuple[str, ...], reading: dict[str, Any], output: Path) -> None:
     """Convert to Parquet, once; the folder then stands for JOBS, and for --metrics."""
-    from holdfast.trace import convert as convert_trace
+    from holdfast.trace import convert as convert_jobs
+    from holdfast.trace import telemetry
 
-    with _loaded(given) as (trace, show):
-        convert_trace(trace, output, progress=show)
+    places = reading.pop("metrics")
+    with progress.shown() as show:
+        for place in places:
+            telemetry.convert(place, output)
+        with _loaded(jobs, {**reading, "metrics": ()}) as trace:
+            convert_jobs(trace, output, progress=show)
     click.echo(f"Converted: {output}")
 
 
@@ -168,13 +218,99 @@ def convert(given: Mapping[str, Any], output: Path) -> None:
 @_reads_jobs
 @click.option("--csv", "as_csv", is_flag=True, help="CSV.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def query(sql: str, given: Mapping[str, Any], as_csv: bool, as_json: bool) -> None:
-    """Answer SQL over the normalised tables: jobs, clusters, and samples and devices where there is telemetry."""
-    with _loaded(given) as (trace, _):
-        answer = trace.query(sql)
+def query(sql: str, jobs: tuple[str, ...], reading: dict[str, Any], as_csv: bool, as_json: bool) -> None:
+    """Answer a SELECT over the normalised tables: jobs, and samples and devices where there is telemetry."""
+    with _loaded(jobs, reading) as trace:
+        answer = trace.select(sql)
     if as_json:
         print_json("trace.query", {"columns": list(answer.columns), "rows": [list(row) for row in answer.rows()]})
     elif as_csv:
         click.echo(answer.csv(), nl=False)
     else:
         print_table(list(answer.columns), answer.rows())
+
+
+@command.command()
+@click.option("--like", required=True, metavar="seren|kalos|JOBS", help="What the twin is like: published, or yours.")
+@click.option("-n", "--jobs", "number", type=click.IntRange(1), metavar="JOBS", help="How many; default: as it has.")
+@click.option("-o", "--output", type=FOLDER, required=True, help="Folder of the twin.")
+@click.option(
+    "--telemetry", type=click.IntRange(0), default=0, metavar="SAMPLES", help="Also so many samples a device."
+)
+@click.option("--gpus", type=click.IntRange(1), default=64, show_default=True, help="GPUs that have telemetry.")
+@click.option("--seed", type=int, default=0, show_default=True, help="The same seed draws the same twin.")
+@click.option("--map", "column_map", type=FILE, help="A TOML file that says which column of yours is what.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def twin(
+    like: str,
+    number: int | None,
+    output: Path,
+    telemetry: int,
+    gpus: int,
+    seed: int,
+    column_map: Path | None,
+    as_json: bool,
+) -> None:
+    """Draw a synthetic trace that has the counts of a trace and none of its rows."""
+    from holdfast.trace.twin import calibration, draw, fit, jobs_of, write_jobs, write_telemetry
+
+    with progress.shown() as show:
+        if like in TWINS:
+            calibrated = calibration(like)
+        else:
+            from holdfast.trace.load import load
+
+            with load(like, column_map=column_map, progress=show) as trace:
+                cluster, columns = jobs_of(trace)
+            zone = _offset(cluster.utc_offset_h)
+            calibrated = fit(columns, name=cluster.name, zone=zone, capacity_gpus=cluster.gpu_num)
+        show("Drawing", 0, None)
+        drawn = draw(calibrated, number, seed=seed)
+        output.mkdir(parents=True, exist_ok=True)
+        path = output / f"trace_{drawn.cluster.lower()}.csv"
+        show("Writing", 0, None)
+        write_jobs(drawn, path)
+        if telemetry:
+            write_telemetry(calibrated, output / "utilization", samples=telemetry, seed=seed, gpus=gpus)
+    if as_json:
+        print_json("trace.twin", {"path": str(path), "jobs": len(drawn.job_id), "like": like, "seed": seed})
+    else:
+        click.echo(f"Twin: {path} ({len(drawn.job_id):,} jobs)")
+
+
+def _offset(utc_offset_h: float) -> str:
+    sign, minutes = "-" if utc_offset_h < 0 else "+", round(abs(utc_offset_h) * 60)
+    return f"{sign}{minutes // 60:02d}:{minutes % 60:02d}"
+
+
+@command.command()
+@_reads_jobs
+@click.option("--to", "form", type=click.Choice(SIMULATORS), required=True, help="The simulator's form.")
+@click.option("-o", "--output", type=FILE, required=True, help="The file.")
+def export(jobs: tuple[str, ...], reading: dict[str, Any], form: str, output: Path) -> None:
+    """Write the jobs in the form of a schedulers' simulator."""
+    from holdfast.trace.twin import export as write_form
+    from holdfast.trace.twin import jobs_of
+
+    with _loaded(jobs, reading) as trace:
+        cluster, columns = jobs_of(trace)
+        write_form(columns, output, form, name=cluster.name, zone=_offset(cluster.utc_offset_h))
+    click.echo(f"Written: {output}")
+
+
+@command.command()
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def formats(as_json: bool) -> None:
+    """List the forms of job records, and the metrics of telemetry, that are known."""
+    from holdfast.trace.sources import sources
+    from holdfast.trace.telemetry.metrics import METRICS
+
+    forms = {source.name: source.title for source in sources()}
+    if as_json:
+        metrics = [{"name": metric.name, "unit": metric.unit, "title": metric.title} for metric in METRICS.values()]
+        print_json("trace.formats", {"forms": forms, "metrics": metrics})
+        return
+    print_table(["--format", "job records"], forms.items())
+    print_table(
+        ["metric", "unit", "telemetry"], [(metric.name, metric.unit, metric.title) for metric in METRICS.values()]
+    )

@@ -20,5 +20,5 @@ class BadTrace(BadUse):
         self.path, self.line, self.column = Path(path), line, column
 
 
-class LeftOut(Exception):  # noqa: N818 - not an error: the report goes on and says so
+class LeftOut(Exception):
     """An analysis needs what this trace does not have; its message is the sentence that the report shows."""

@@ -50,8 +50,8 @@ def load(
     """Read job records of one or more clusters.
 
     Args:
-        paths: files, folders of files, or stores that `store.convert` wrote; `NAME=PATH` calls the cluster NAME.
-            Files of one cluster are joined.
+        paths: files, folders of files, stores that `store.convert` wrote, or URLs of ledgers; `NAME=PATH` calls
+            the cluster NAME. Files of one cluster are joined.
         compare: further ones, only there to be compared with; a mapping gives them names.
         metrics: telemetry, each a file, a folder, a store or a Prometheus URL; `NAME=WHERE` says which cluster's.
         format: name of the adapter of all `paths`; None: each is recognised by its header or first lines.
@@ -199,4 +199,5 @@ def _check_zone(zone: str) -> None:
 
 
 def _size_bytes(path: Path) -> int:
-    return path.stat().st_size if path.is_file() else sum(one.stat().st_size for one in path.glob("*"))
+    files = [path] if path.is_file() else path.glob("*")
+    return sum(one.stat().st_size for one in files)

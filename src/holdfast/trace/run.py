@@ -1,8 +1,9 @@
 """Every analysis asked of a trace, in order: what the report shows."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from holdfast.trace.analyses.catalogue import Assumptions, catalogue
 from holdfast.trace.analyses.result import Analysis
 from holdfast.trace.errors import LeftOut
 from holdfast.trace.findings import findings
@@ -15,8 +16,8 @@ if TYPE_CHECKING:
 def characterize(
     trace: "Trace",
     *,
-    analyses: Sequence[Analysis],
-    parameters: Mapping[str, str] | None = None,
+    analyses: Sequence[Analysis] | None = None,
+    assumptions: Assumptions | None = None,
     title: str = "",
     progress: Progress | None = None,
 ) -> Report:
@@ -24,11 +25,13 @@ def characterize(
 
     Args:
         trace: what was read, checked or not.
-        analyses: in the order of the report.
-        parameters: what was assumed, and its value, for the notes on methods.
+        analyses: in the order of the report; None: all of them.
+        assumptions: what no trace says; None: the study's values.
         title: of the page; the clusters' names by default.
         progress: called before each analysis.
     """
+    assumed = assumptions or Assumptions()
+    analyses = catalogue(assumed) if analyses is None else analyses
     entries = []
     for done, analysis in enumerate(analyses):
         if progress is not None:
@@ -45,7 +48,7 @@ def characterize(
         notes=list(trace.notes),
         findings=findings(numbers, main),
         entries=entries,
-        parameters=dict(parameters or {}),
+        parameters=assumed.in_words(),
         duration=trace.duration,
     )
 

@@ -24,7 +24,7 @@ from holdfast.trace.clusters import known_first
 from holdfast.trace.manifest import FILE, Held, Manifest, read_manifest, write_manifest
 from holdfast.trace.schema import JOB_COLUMNS
 from holdfast.trace.sources.reading import Reading
-from holdfast.trace.sources.sql import literal
+from holdfast.trace.sources.sql import literal, quoted
 from holdfast.trace.sources.stored import JOBS_FILE, is_store
 from holdfast.trace.trace import Trace, open_scratch
 
@@ -113,8 +113,10 @@ def merge_partials(folders: Sequence[Path], *, memory_limit_mb: int = 700) -> Tr
         for name in sorted(shared):
             files = ", ".join(literal(folder / f"agg_{name}.parquet") for folder in folders)
             source = f"read_parquet([{files}])"
-            columns = [row[0] for row in connection.execute(f"DESCRIBE FROM {source}").fetchall()]
-            trace.adopt(name, aggregates.merge_sql(columns, source))
+            kinds = {row[0]: row[1] for row in connection.execute(f"DESCRIBE FROM {source}").fetchall()}
+            # A sum of counts is a wider number than a count.
+            cells = ", ".join(f"{quoted(column)}::{kind} AS {quoted(column)}" for column, kind in kinds.items())
+            trace.adopt(name, f"SELECT {cells} FROM ({aggregates.merge_sql(list(kinds), source)})")
     except BaseException:
         trace.close()
         raise

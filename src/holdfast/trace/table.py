@@ -4,6 +4,7 @@ import csv
 import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -86,4 +87,6 @@ def _field(value: object) -> object:
         return ""
     if isinstance(value, float):
         return f"{value:.10g}"
+    if isinstance(value, datetime):
+        return f"{value.isoformat()}Z"
     return value

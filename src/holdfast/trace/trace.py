@@ -45,6 +45,7 @@ def open_scratch(*, memory_limit_mb: int) -> "tuple[duckdb.DuckDBPyConnection, P
     )
     # Times are naive UTC, and a text with an offset is read on this clock.
     connection.execute("SET TimeZone = 'UTC'")
+    connection.execute("SET enable_progress_bar = false")  # it prints
     connection.execute("SET python_enable_replacements = false; SET autoinstall_known_extensions = false")
     connection.execute(f"SET threads = {min(MOST_THREADS, os.cpu_count() or 1)}")
     return connection, folder

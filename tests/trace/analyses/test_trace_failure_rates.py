@@ -77,6 +77,15 @@ def test_time_to_failure_and_the_line_of_a_constant_rate(tmp_path):
     assert result.numbers["x.infrastructure.gpu_mttf_h"] == 2940
 
 
+def test_unknown_causes_are_said_where_they_are_most(tmp_path):
+    known = [("NODE_FAIL", 8, 1), ("FAILED", 8, 1)]
+    with trace_of(tmp_path / "a", jobs(known)) as trace:
+        assert "no recorded cause" not in time_to_failure_by_size(trace).caption
+    with trace_of(tmp_path / "b", jobs([*known, ("FAILED", 8, 1)])) as trace:
+        for analysis in (failure_rate_by_size, time_to_failure_by_size, expected_ettr_by_size):
+            assert "no recorded cause (66.7% in X)" in analysis(trace).caption
+
+
 def test_completion_by_size(tmp_path):
     with trace_of(tmp_path, jobs([("COMPLETED", 4, 1)] * 81 + [("FAILED", 3, 1)] * 182)) as trace:
         result = completion_by_size(trace)

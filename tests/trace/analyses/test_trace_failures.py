@@ -95,6 +95,8 @@ def test_medians_shares_and_restarts_are_exact(tmp_path):
         of(1, None, 8, "a", "09:00", "09:50", "10:00"),
         of(2, None, 16, "a", "10:01", "10:01", "10:02"),
         of(3, None, 8, "a", "10:03", "10:05", "10:35", state="COMPLETED"),
+        # Was waiting before the failure, so no restart of it, though the first to start after it.
+        of(8, None, 8, "a", "09:30", "10:02", "10:03", state="COMPLETED"),
         # The same size, but another user.
         of(4, None, 8, "b", "10:03", "10:05", "10:35", state="COMPLETED"),
         of(5, "ECCError", 8, "b", "09:00", "09:30", "10:30"),

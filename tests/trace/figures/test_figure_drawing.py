@@ -6,6 +6,7 @@ import sys
 import warnings
 from xml.etree import ElementTree
 
+import matplotlib.image
 import numpy as np
 import pytest
 import sample_charts
@@ -144,6 +145,17 @@ def test_svg_is_well_formed_compact_and_the_same_again(name):
     assert all(one.startswith(f"{name}-") for one in ids)
     assert not [element for element in root.iter() if element.tag.endswith("script")]
     assert "#0000" not in inline  # no stand-in is left
+
+
+def test_many_points_are_seen_in_every_form(tmp_path):
+    many = np.linspace(1, 9, 200)
+    series = [Series(label="", x=many, y=many, style="points")]
+    figure = Figure(panels=[Lines(x=Axis(label="x"), y=Axis(label="y"), series=series)])
+    _, png = write_paper(figure, tmp_path / "dots")
+    pixels = matplotlib.image.imread(png)[..., :3]
+    blue = (pixels[..., 2] > 0.5) & (pixels[..., 0] < 0.6)
+    assert blue.sum() > 200 * 20  # each is some pixels
+    assert max(path.count("M") for path in re.findall(r'd="([^"]*)"', svg(figure, "n", "n"))) == 200
 
 
 def test_hover_titles_say_the_values():

@@ -1,4 +1,4 @@
-"""Files for the adapters' tests; published data where they are there, read from beside the repository, never copied in."""
+"""Files for the adapters' tests; published ones where they are there, from beside the repository, never copied in."""
 
 import csv
 from pathlib import Path

@@ -6,7 +6,9 @@ from source_files import dicts, published, read_in_order, sample_rows
 from holdfast.trace.sources.acme import KALOS, SEREN, SOURCE
 from holdfast.trace.sources.recognition import Input, recognised
 
-SEREN_HEADER = "job_id,user,node_num,gpu_num,cpu_num,type,state,submit_time,start_time,end_time,duration,queue,gpu_time\n"
+SEREN_HEADER = (
+    "job_id,user,node_num,gpu_num,cpu_num,type,state,submit_time,start_time,end_time,duration,queue,gpu_time\n"
+)
 KALOS_HEADER = (
     "job_id,user,node_num,gpu_num,cpu_num,mem_per_pod_GB,shared_mem_per_pod,type,state,submit_time,start_time,end_time,"
     "fail_time,stop_time,duration,queue,gpu_time\n"
@@ -30,7 +32,9 @@ def test_released_rows_are_read_as_the_csv_module_reads_them(tmp_path, trace, cl
         submit, start, end = (utc(row[f"{name}_time"]) for name in ("submit", "start", "end"))
         assert (job["submit_at"], job["start_at"], job["end_at"]) == (submit, start, end)
         running = row["state"] == "RUNNING"
-        assert job["run_s"] == (float(row["duration"]) - float(row["queue"]) if running else (end - start).total_seconds())
+        assert job["run_s"] == (
+            float(row["duration"]) - float(row["queue"]) if running else (end - start).total_seconds()
+        )
         assert job["queue_s"] == (start - submit).total_seconds() == float(row["queue"])
         assert job["reported_duration_s"] == float(row["duration"])
         assert job["reported_gpu_time_s"] == float(row["gpu_time"])
@@ -62,7 +66,8 @@ def test_kalos_memory_is_of_the_whole_job_and_jobs_without_gpus_stay(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text(
         KALOS_HEADER
-        + "a,u1,4,0,64,100,,,COMPLETED,2023-06-01 00:00:00+00:00,2023-06-01 00:00:10+00:00,2023-06-01 00:01:10+00:00,,,70,10.0,0.0\n"
+        + "a,u1,4,0,64,100,,,COMPLETED,2023-06-01 00:00:00+00:00,2023-06-01 00:00:10+00:00,2023-06-01 00:01:10+00:00,"
+        + ",,70,10.0,0.0\n"
         + "b,u1,1,8,64,,,Eval,CANCELLED,2023-06-01 00:00:00+00:00,,,,,30,,240\n"
         + "c,u1,1,8,64,,,Juggling,EXPLODED,2023-06-01 00:00:00+00:00,,,,,,,\n"
     )
@@ -77,7 +82,8 @@ def test_preempted_jobs_and_numbers_that_pandas_wrote_as_floats(tmp_path):
     path = tmp_path / "trace.csv"
     path.write_text(
         SEREN_HEADER
-        + "1,u1,2.0,16.0,8,Pretrain,PREEMPTED,2023-06-01 08:00:00+08:00,2023-06-01 08:00:00+08:00,2023-06-01 08:00:05+08:00,5,0,80.0\n"
+        + "1,u1,2.0,16.0,8,Pretrain,PREEMPTED,2023-06-01 08:00:00+08:00,2023-06-01 08:00:00+08:00,"
+        + "2023-06-01 08:00:05+08:00,5,0,80.0\n"
     )
     _, (job,) = read_in_order(SOURCE, path)
     assert (job["node_num"], job["gpu_num"], job["state"]) == (2, 16, "PREEMPTED")

@@ -1,3 +1,5 @@
+# ruff: noqa: DTZ001 - the times of a trace are UTC without a zone
+
 import csv
 from datetime import UTC, datetime, timedelta
 
@@ -99,10 +101,36 @@ def test_every_form_of_a_column(mapped, tmp_path):
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
-            ["JobID", "site", "gpus", "hosts_n", "submitted", "started", "ended", "hosts", "state", "kind", "other", 'odd"name']
+            [
+                "JobID",
+                "site",
+                "gpus",
+                "hosts_n",
+                "submitted",
+                "started",
+                "ended",
+                "hosts",
+                "state",
+                "kind",
+                "other",
+                'odd"name',
+            ]
         )
         writer.writerow(
-            ["1", "north", "50", "2.0", "2023-07-01 19:59:00", "01.07.2023 14:00:00", ended_ms, "a; b", "Done", "Pretraining", "x", ""]
+            [
+                "1",
+                "north",
+                "50",
+                "2.0",
+                "2023-07-01 19:59:00",
+                "01.07.2023 14:00:00",
+                ended_ms,
+                "a; b",
+                "Done",
+                "Pretraining",
+                "x",
+                "",
+            ]
         )
         writer.writerow(["2", "south", "", "", "2023-07-01 20:00:00", "", "", "", "Killed by user", "SFT", "", ""])
         writer.writerow(["3", "south", "800", "1", "", "", "", "c", "FAILED", "Baking", "", ""])
@@ -137,7 +165,8 @@ def test_parquet_of_any_type_of_time(mapped, tmp_path):
         connection.execute("SET TimeZone = 'America/New_York'")
         connection.execute(
             f"""COPY (SELECT 1 AS id, 4::TINYINT AS gpus, TIMESTAMP '2023-07-01 20:00:00' AS submitted,
-                TIMESTAMPTZ '2023-07-01 12:01:00+00:00' AS started, '2023-07-01T14:02:00+02:00' AS ended, ['a', 'b'] AS hosts)
+                TIMESTAMPTZ '2023-07-01 12:01:00+00:00' AS started, '2023-07-01T14:02:00+02:00' AS ended,
+                ['a', 'b'] AS hosts)
                 TO '{path}' (FORMAT parquet)"""
         )
     source = mapped(
@@ -146,7 +175,9 @@ def test_parquet_of_any_type_of_time(mapped, tmp_path):
     )
     assert source.recognises(path)
     _, (job,) = read_in_order(source, path)
-    assert [job[f"{name}_at"] for name in ("submit", "start", "end")] == [datetime(2023, 7, 1, 12, n) for n in (0, 1, 2)]
+    assert [job[f"{name}_at"] for name in ("submit", "start", "end")] == [
+        datetime(2023, 7, 1, 12, n) for n in (0, 1, 2)
+    ]
     assert (job["job_id"], job["gpu_num"], job["nodes"], job["run_s"]) == ("1", 4, ["a", "b"], 60)
 
 
@@ -164,7 +195,9 @@ def test_a_column_that_the_file_has_not_is_said_with_those_it_has(mapped, tmp_pa
     path = tmp_path / f"jobs.{suffix}"
     with duckdb.connect() as connection:
         connection.execute(f"COPY (SELECT 1 AS id, 2 AS gpus) TO '{path}'")
-    with pytest.raises(BadTrace, match=r"takes job_id from a column 'JobID', which is not there.*the file has id, gpus"):
+    with pytest.raises(
+        BadTrace, match=r"takes job_id from a column 'JobID', which is not there.*the file has id, gpus"
+    ):
         read_in_order(mapped('[columns]\njob_id = "JobID"\n'), path)
 
 
@@ -195,8 +228,8 @@ def test_one_column_cannot_be_a_number_and_a_text(mapped, tmp_path):
         ("columns = 3\n", "columns: Expected a table"),
         ('[colums]\njob_id = "a"\n', "no section 'colums'. Allowed: columns, states, types, cluster, file"),
         ('[columns]\njobid = "a"\n', f"columns.jobid: Jobs have no column 'jobid'. Allowed: {', '.join(MAPPABLE)}"),
-        ('[columns]\njob_id = 3\n', "columns.job_id: Expected the name of a column"),
-        ('[columns]\ngpu_num = {scale = 3}\n', "Expected the name of a column"),
+        ("[columns]\njob_id = 3\n", "columns.job_id: Expected the name of a column"),
+        ("[columns]\ngpu_num = {scale = 3}\n", "Expected the name of a column"),
         ('[columns]\ngpu_num = {column = "a", factor = 3}\n', "There is no 'factor' here. Allowed: column, scale"),
         ('[columns]\ngpu_num = {column = "a", sql = "1; DROP"}\n', "There is no 'sql' here"),
         ('[columns]\ngpu_num = {column = "a", scale = "x"}\n', "columns.gpu_num.scale: Expected a number, found 'x'"),
@@ -231,8 +264,8 @@ def test_the_reference_in_the_docstring_is_a_map(tmp_path):
     from holdfast.trace.sources import mapped as module
 
     text = (module.__doc__ or "").split("\n\n", 1)[1].rpartition("\n\n`[columns]`")[0]
-    first_end_at = text.index("    end_at    = {column = \"ended_ms\"")
-    text = text[:first_end_at] + text[text.index("    end_at    = {column = \"ended\", unit = \"s\"") :]
+    first_end_at = text.index('    end_at    = {column = "ended_ms"')
+    text = text[:first_end_at] + text[text.index('    end_at    = {column = "ended", unit = "s"') :]
     path = tmp_path / "site.toml"
     path.write_text(text)
     read = read_column_map(path)

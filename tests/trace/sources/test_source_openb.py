@@ -7,7 +7,9 @@ from source_files import dicts, published, read_in_order
 from holdfast.trace.errors import BadTrace
 from holdfast.trace.sources.openb import SOURCE
 
-HEADER = "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
+HEADER = (
+    "name,cpu_milli,memory_mib,num_gpu,gpu_milli,gpu_spec,qos,pod_phase,creation_time,deletion_time,scheduled_time\n"
+)
 
 
 def test_all_pods_of_the_default_list():
@@ -17,7 +19,8 @@ def test_all_pods_of_the_default_list():
     assert len(rows) == len(released) == 8152
     for job, row in zip(rows, released, strict=True):
         created, scheduled, deleted = (
-            float(row[f"{name}_time"]) if row[f"{name}_time"] else None for name in ("creation", "scheduled", "deletion")
+            float(row[f"{name}_time"]) if row[f"{name}_time"] else None
+            for name in ("creation", "scheduled", "deletion")
         )
         assert job["gpu_num"] == pytest.approx(int(row["num_gpu"]) * int(row["gpu_milli"]) / 1000)
         assert job["submit_at"] == datetime.fromtimestamp(created, UTC).replace(tzinfo=None)
@@ -32,7 +35,9 @@ def test_all_pods_of_the_default_list():
     assert states == {"RUNNING": 5193, "FAILED": 1870, "PENDING": 897, "COMPLETED": 192}
     (cluster,) = reading.clusters
     nodes = [int(row["gpu"]) for row in dicts(path.with_name("openb_node_list_gpu_node.csv"))]
-    assert (cluster.name, cluster.node_num, cluster.gpu_num) == ("openb", len(nodes), sum(nodes)) == ("openb", 1213, 6212)
+    assert (
+        (cluster.name, cluster.node_num, cluster.gpu_num) == ("openb", len(nodes), sum(nodes)) == ("openb", 1213, 6212)
+    )
     assert cluster.gpus_per_node is None
 
 
@@ -50,7 +55,9 @@ def test_a_sampled_list_has_sizes_and_no_times():
 
 def test_a_list_without_nodes_beside_it_has_no_size(tmp_path):
     path = tmp_path / "pods.csv"
-    path.write_text(HEADER + "a,1000,1024,1,250,V100M16|V100M32,BE,Succeeded,10,100,20\nb,1000,1024,0,0,,BE,Pending,5,9,\n")
+    path.write_text(
+        HEADER + "a,1000,1024,1,250,V100M16|V100M32,BE,Succeeded,10,100,20\nb,1000,1024,0,0,,BE,Pending,5,9,\n"
+    )
     reading, (shared, cpu) = read_in_order(SOURCE, path)
     assert (shared["gpu_num"], shared["run_s"], shared["queue_s"], shared["state"]) == (0.25, 80, 10, "COMPLETED")
     assert (cpu["gpu_num"], cpu["start_at"], cpu["run_s"], cpu["state"]) == (0, None, None, "PENDING")

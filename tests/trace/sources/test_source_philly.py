@@ -1,3 +1,5 @@
+# ruff: noqa: DTZ001 - the times of a trace are UTC without a zone
+
 import json
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -33,10 +35,28 @@ def test_all_jobs_of_sias_form(tmp_path):
     times = sorted(utc(row["timestamp"]) for row in released)
     assert (first, last) == (times[0], times[-1])
     assert pools == len({row["cluster"] for row in released}) == 15
-    names = ("cluster", "pool", "submit_at", "run_s", "reported_duration_s", "reported_gpu_time_s", "gpu_num", "zone_offset")
+    names = (
+        "cluster",
+        "pool",
+        "submit_at",
+        "run_s",
+        "reported_duration_s",
+        "reported_gpu_time_s",
+        "gpu_num",
+        "zone_offset",
+    )
     for found, row in zip(ends, (released[0], released[-1]), strict=True):
         duration_s, gpus = float(row["duration"]), float(row["num_gpus"])
-        expected = ("Philly", row["cluster"], utc(row["timestamp"]), duration_s, duration_s, float(row["gpu_time"]), gpus, "")
+        expected = (
+            "Philly",
+            row["cluster"],
+            utc(row["timestamp"]),
+            duration_s,
+            duration_s,
+            float(row["gpu_time"]),
+            gpus,
+            "",
+        )
         assert found == expected
     assert reading.columns == frozenset(names)
 
@@ -84,7 +104,14 @@ JOBS = [
         "submitted_time": "2017-10-07 01:11:39",
         "user": "ce2f4c",
     },
-    {"status": "Killed", "vc": "v", "jobid": "application_2", "attempts": [], "submitted_time": "2017-11-20 00:00:00", "user": "u"},
+    {
+        "status": "Killed",
+        "vc": "v",
+        "jobid": "application_2",
+        "attempts": [],
+        "submitted_time": "2017-11-20 00:00:00",
+        "user": "u",
+    },
     {
         "status": "Failed",
         "vc": "v",
@@ -134,7 +161,10 @@ def test_the_hour_that_comes_twice_is_the_second_one_in_every_form(tmp_path):
     [
         (json.dumps(JOBS, indent=1)[:-40], None),
         (json.dumps([{**JOBS[0], "submitted_time": "yesterday"}]), 1),
-        ("[\n" + json.dumps({**JOBS[1]}) + ",\n" + json.dumps({**JOBS[0], "attempts": [{"start_time": None}]}) + "]", 3),
+        (
+            "[\n" + json.dumps({**JOBS[1]}) + ",\n" + json.dumps({**JOBS[0], "attempts": [{"start_time": None}]}) + "]",
+            3,
+        ),
         ("[\n" + json.dumps(JOBS[1]) + ",\n7]", 3),
     ],
 )
@@ -144,8 +174,6 @@ def test_a_damaged_log_is_an_error_with_its_line(tmp_path, text, line):
     with database() as connection, pytest.raises(BadTrace) as error:
         SOURCE.read(connection, path, "jobs")
     assert error.value.line == line or line is None
-
-
 
 
 def test_a_long_log_is_streamed(tmp_path):
@@ -160,5 +188,3 @@ def test_a_long_log_is_streamed(tmp_path):
         found = connection.execute("SELECT count(*), count(DISTINCT job_id), sum(run_s) FROM jobs").fetchall()[0]
     run_s = 74 + (datetime(2017, 10, 9, 6, 53, 12) - datetime(2017, 10, 7, 1, 13, 30)).total_seconds()
     assert found == (40_000, 20_000, 20_000 * run_s)
-
-

@@ -1,6 +1,6 @@
 import csv
 import gzip
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -245,6 +245,78 @@ def test_local_times_without_a_zone_are_utc_and_it_is_said(write):
     assert notes_of(reading) == {"slurm-no-zone": 1}
 
 
+def instants(write, zone, *times):
+    """The times of a record each, as Unix times."""
+    path = write(*(record(str(number), times=each) for number, each in enumerate(times)))
+    _, rows = read_file(SOURCE, path, zone=zone)
+    return [tuple(unix_s(row[name]) for name in ("submit_at", "start_at", "end_at")) for row in rows]
+
+
+def test_times_of_every_form(write):
+    at = datetime(2023, 2, 28, 16, 18, 22, tzinfo=UTC).timestamp()
+    forms = [("2023-02-28T16:18:22Z", "2023-03-01T00:18:22+08:00", "2023-02-28T11:18:22-0500")]
+    forms += [("2023-03-01T00:18:22", str(int(at)), "Unknown"), ("2023-03-01T00:18:22", "None", "0")]
+    assert instants(write, "Asia/Shanghai", *forms) == [(at, at, at), (at, at, None), (at, None, None)]
+
+
+@pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "+05:30", "UTC"])
+def test_local_times_of_a_whole_year_are_as_python_has_them(write, zone):
+    local = [datetime(2023, 1, 1, 0, 30) + timedelta(hours=7 * step) for step in range(1250)]  # noqa: DTZ001
+    expected = [at.replace(tzinfo=zone_of(zone)).timestamp() for at in local]
+    header = "JobID|State|Submit"
+    path = write(*(f"{n}|COMPLETED|{at.isoformat()}" for n, at in enumerate(local)), header=header)
+    _, rows = read_file(SOURCE, path, zone=zone)
+    assert {int(row["job_id"]): unix_s(row["submit_at"]) for row in rows} == dict(enumerate(expected))
+
+
+def test_the_hour_that_a_clock_goes_through_twice(write):
+    # In Berlin on 2023-10-29 the clock went from 03:00 back to 02:00, at 01:00 UTC.
+    start = datetime(2023, 10, 29, 0, 50, tzinfo=UTC).timestamp()
+    assert instants(
+        write,
+        "Europe/Berlin",
+        ("2023-10-29T01:50:00", "2023-10-29T02:50:00", "2023-10-29T02:10:00"),
+        ("2023-10-29T01:50:00", "2023-10-29T02:50:00", "2023-10-29T02:55:00"),
+        ("2023-10-29T02:55:00", "2023-10-29T02:50:00", "2023-10-29T03:50:00"),
+    ) == [
+        (start - 3600, start, start + 1200),
+        (start - 3600, start, start + 300),
+        (start + 300, start + 3600, start + 7200),
+    ]
+
+
+def test_midnight_and_the_end_of_a_year(write):
+    ((before, after, _),) = instants(write, "UTC", ("2023-12-31T23:59:59", "2024-01-01T00:00:00", "Unknown"))
+    assert after - before == 1
+    ((before, after, _),) = instants(write, "UTC", ("2024-02-28T00:00:00", "2024-03-01T00:00:00", "Unknown"))
+    assert after - before == 2 * 86400
+
+
+def test_one_odd_name_changes_nothing_of_the_others(write):
+    # The database splits a regular file; one odd name, and it is split by hand.
+    waiting = ("100", "Unknown", "Unknown")
+    records = [
+        record("1", state="PENDING", times=waiting, alloc="", NodeList="None assigned", JobName=""),
+        record("2", state="CANCELLED by 7", times=(100, 300, 300), alloc="", ElapsedRaw="0", JobName='"q"'),
+        record("3", "9_1", state="NODE_FAIL", times=("2023-03-01T00:18:22", "2023-03-01T01:18:22Z", "Unknown")),
+        record("4", alloc="cpu=3,gres/gpu:1g.5gb=1,mem=3T", ExitCode="0:15", Cluster="", Account="", User=""),
+        record("4.batch"),
+        record("5", alloc="", req="", NodeList="", Reason="", ExitCode="", ElapsedRaw=""),
+    ]
+    regular, regular_rows = read_file(SOURCE, write(*records))
+    odd, odd_rows = read_file(SOURCE, write(*records, record("6", JobName="odd|one")))
+    assert odd_rows[:-1] == regular_rows
+    assert notes_of(odd) == notes_of(regular)
+    assert [row["job_id"] for row in regular_rows] == list("12345")
+
+
+@pytest.mark.parametrize("name", ["a*b.txt", "a?b.txt", "a[1]b.txt", "it's.txt"])
+def test_a_file_of_any_name(write, name):
+    write(record("8"), name="a1b.txt")
+    _, rows = read_file(SOURCE, write(record("7"), name=name))
+    assert [row["job_id"] for row in rows] == ["7"]
+
+
 def test_gpus_that_slurm_was_not_told_to_record(write):
     reading, _ = read_file(SOURCE, write(record(alloc="cpu=4,node=1")))
     assert notes_of(reading) == {"slurm-no-gpus": 1}
@@ -262,6 +334,10 @@ def test_shards_and_unknown_states_are_told(write):
     ("wrong", "message"),
     [
         ({"Start": "soon"}, r"line 3, column 'Start': expected a time .*, not 'soon'\."),
+        ({"End": "9" * 18}, r"line 3, column 'End': expected a time .*, not '9+'\."),
+        ({"End": "9" * 30}, r"line 3, column 'End': expected a time .*, not '9+'\."),
+        ({"Submit": "2023-13-01T00:00:00"}, r"line 3, column 'Submit': expected a time .*, not '2023-13-.*'\."),
+        ({"Submit": "20230301T000000"}, r"line 3, column 'Submit': expected a time .*, not '20230301T000000'\."),
         ({"ExitCode": "x"}, r"line 3, column 'ExitCode': expected an exit code .*, not 'x'\."),
         ({"AllocTRES": "cpu"}, r"line 3, column 'AllocTRES': expected resources .*, not 'cpu'\."),
         ({"NodeList": "n[1-"}, r"line 3, column 'NodeList': expected a list of nodes .*, not 'n\[1-'\."),

@@ -1,4 +1,4 @@
-from datetime import UTC, datetime, timedelta, timezone
+from datetime import UTC, timedelta
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -10,7 +10,6 @@ from holdfast.trace.schema import OUTCOMES, STATES
 from holdfast.trace.sources.mig import mig_share
 from holdfast.trace.sources.slurm_fields import (
     MOST_NODES,
-    Times,
     elapsed_s,
     exit_code_of,
     failure_reason,
@@ -152,35 +151,6 @@ def test_lists_of_nodes_that_are_damaged_or_too_long(text):
 
 def test_the_longest_list_of_nodes():
     assert len(nodes_of(f"n[1-{MOST_NODES}]")) == MOST_NODES
-
-
-def test_times_with_and_without_a_zone():
-    shanghai = Times(ZoneInfo("Asia/Shanghai"))
-    at = datetime(2023, 3, 1, 0, 18, 22, tzinfo=timezone(timedelta(hours=8))).timestamp()
-    assert shanghai.unix_s("2023-03-01T00:18:22") == at
-    assert shanghai.local == 1
-    assert shanghai.unix_s("2023-02-28T16:18:22Z") == at
-    assert shanghai.unix_s("2023-03-01T01:18:22+09:00") == at
-    assert shanghai.unix_s(str(int(at))) == at
-    assert [shanghai.unix_s(text) for text in ("Unknown", "None", "", "N/A", "0")] == [None] * 5
-    assert shanghai.local == 1
-    with pytest.raises(ValueError, match="2023-03-01T00:18:22"):
-        shanghai.unix_s("yesterday")
-
-
-def test_the_hour_that_a_clock_goes_through_twice():
-    # In Berlin on 2023-10-29 the clock went from 03:00 back to 02:00, at 01:00 UTC.
-    berlin = Times(ZoneInfo("Europe/Berlin"))
-    start = berlin.unix_s("2023-10-29T02:50:00")
-    assert start == datetime(2023, 10, 29, 0, 50, tzinfo=UTC).timestamp()
-    assert berlin.unix_s("2023-10-29T02:10:00", after=start) == start + 20 * 60
-    assert berlin.unix_s("2023-10-29T02:55:00", after=start) == start + 5 * 60
-
-
-def test_midnight_and_the_end_of_a_year():
-    utc = Times(UTC)
-    assert utc.unix_s("2024-01-01T00:00:00") - utc.unix_s("2023-12-31T23:59:59") == 1
-    assert utc.unix_s("2024-03-01T00:00:00") - utc.unix_s("2024-02-28T00:00:00") == 2 * 86400
 
 
 def test_zones():

@@ -2,6 +2,9 @@
 
 import json
 import re
+import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,11 +17,12 @@ import pytest
 
 from holdfast.core.errors import BadUse
 from holdfast.testing import FakeClock
-from holdfast.trace.telemetry import prometheus, value_counts
+from holdfast.trace.telemetry import attach, prometheus, value_counts
+from holdfast.trace.telemetry.metrics import METRICS
 from holdfast.trace.telemetry.prometheus import Span, device_of, fetch
 from holdfast.trace.telemetry.prometheus_http import Credentials, Prometheus, PrometheusError
-from holdfast.trace.telemetry.metrics import METRICS
 from holdfast.trace.telemetry.store import Store
+from holdfast.trace.trace import Trace, open_scratch
 
 START = 1_688_169_600.0
 
@@ -193,6 +197,49 @@ def test_a_fetch_cut_off_goes_on_where_it_was(tmp_path, monkeypatch):
         assert len(server.asked) - before == 6
 
 
+KILLED = """
+import os, signal, sys
+from holdfast.trace.telemetry import Prometheus, Span, fetch, prometheus
+step = int(sys.argv[3])
+real = prometheus.write_parquet
+def write_and_die(*arguments):
+    global step
+    real(*arguments)
+    step -= 1
+    if step == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+prometheus.write_parquet = write_and_die
+prometheus.SAMPLES_PER_ANSWER = 300
+fetch(Prometheus(sys.argv[1]), sys.argv[2], Span(start_s=%r, end_s=%r), metrics=["GPU_UTIL"])
+"""
+
+
+def test_kill_9_in_the_middle_of_a_fetch(tmp_path):
+    span = Span(start_s=START, end_s=START + 999 * 15, step_s=15)
+    server = Server()
+    with serving(server) as url:
+        for step in (2, 3):
+            script = KILLED % (span.start_s, span.end_s)
+            done = subprocess.run([sys.executable, "-c", script, url, tmp_path / "store", str(step)], check=False)
+            assert done.returncode == -signal.SIGKILL
+            assert Store.open(tmp_path / "store").metrics() == []
+        before = len(server.asked)
+        fetch(client(url), tmp_path / "store", span, metrics=["GPU_UTIL"])
+        assert len(server.asked) - before == 10 - (2 - 1) - (3 - 1)
+    assert counts_in(tmp_path / "store") == expected(span, 3)
+
+
+def test_attached_from_a_url(tmp_path):
+    span = Span(start_s=START, end_s=START + 99 * 15, step_s=15)
+    connection, scratch = open_scratch(memory_limit_mb=300)
+    with serving(Server()) as url, Trace(connection, scratch, [], duration="run", has_jobs=False) as trace:
+        with pytest.raises(BadUse, match="without a time or a folder"):
+            attach(trace, url, cluster="mine", metric="GPU_UTIL")
+        attach(trace, url, cluster="mine", metric="GPU_UTIL", span=span, folder=tmp_path / "store")
+        assert trace.aggregate("metric_values")["n"].sum() == 300
+        assert trace.metrics == {"GPU_UTIL"}
+
+
 def test_blanks_and_garbage_are_dropped_and_counted(tmp_path):
     server = Server(gpus=2)
     words = ["9223372036854775794", "NaN", "+Inf", "644245923", "50"]
@@ -207,7 +254,7 @@ def test_blanks_and_garbage_are_dropped_and_counted(tmp_path):
 
 
 def test_no_message_shows_a_secret(tmp_path, monkeypatch):
-    secret = "s3cr3t-t0ken"  # noqa: S105
+    secret = "s3cr3t-t0ken"
     monkeypatch.setenv("HOLDFAST_PROMETHEUS_TOKEN", secret)
     server = Server()
     with serving(server) as url:

@@ -22,9 +22,13 @@ from holdfast.trace.telemetry.prometheus_http import AnswerTooLarge, Credentials
 from holdfast.trace.trace import Trace, open_scratch
 
 PROGRAMS = ("prometheus", "promtool", "prometheus-node-exporter")
-pytestmark = pytest.mark.skipif(
-    not all(map(shutil.which, PROGRAMS)), reason="Debian's prometheus and prometheus-node-exporter are not installed"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not all(map(shutil.which, PROGRAMS)),
+        reason="Debian's prometheus and prometheus-node-exporter are not installed",
+    ),
+]
 DAY = Span.of("2023-07-01T00:00:00Z", "2023-07-01T23:59:55Z", step_s=5)
 
 

@@ -99,7 +99,8 @@ def test_samples_are_the_cells_of_the_file(tmp_path):
     days = sorted(path.name for path in (store.folder / "samples" / "metric=GPU_TEMP").glob("date=*"))
     assert days == ["date=2023-07-01"]
     assert duckdb.sql(
-        f"SELECT column_type FROM (DESCRIBE SELECT \"at\", device, value FROM '{store.folder}/samples/*/date=*/*.parquet')"
+        'SELECT column_type FROM (DESCRIBE SELECT "at", device, value '
+        f"FROM '{store.folder}/samples/*/date=*/*.parquet')"
     ).fetchall() == [("TIMESTAMP",), ("INTEGER",), ("FLOAT",)]
 
 
@@ -250,9 +251,10 @@ def write_long(path: Path, select: str) -> Path:
 def test_long_parquet_with_exporter_labels(tmp_path):
     path = write_long(
         tmp_path / "dcgm.parquet",
-        "SELECT '2023-07-01 00:00:00'::TIMESTAMP + to_seconds(15 * i) AS time, metric AS __name__, 'node' || (g // 8) AS "
-        "Hostname, g % 8 AS gpu, CASE WHEN metric = 'DCGM_FI_PROF_SM_ACTIVE' THEN (i % 5) / 4.0 WHEN i = 7 THEN "
-        "9223372036854775794 ELSE i % 101 END AS value FROM range(400) t(i), range(16) u(g), "
+        "SELECT '2023-07-01 00:00:00'::TIMESTAMP + to_seconds(15 * i) AS time, metric AS __name__, "
+        "'node' || (g // 8) AS Hostname, g % 8 AS gpu, "
+        "CASE WHEN metric = 'DCGM_FI_PROF_SM_ACTIVE' THEN (i % 5) / 4.0 "
+        "WHEN i = 7 THEN 9223372036854775794 ELSE i % 101 END AS value FROM range(400) t(i), range(16) u(g), "
         "(VALUES ('DCGM_FI_DEV_GPU_UTIL'), ('DCGM_FI_PROF_SM_ACTIVE'), ('something_else')) v(metric) "
         "WHERE NOT (i BETWEEN 100 AND 110 AND g = 3)",
     )

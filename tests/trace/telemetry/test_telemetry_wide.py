@@ -277,3 +277,35 @@ def test_times(text, seconds, offset):
 def test_what_is_no_time(text):
     with pytest.raises(ValueError):  # noqa: PT011 - the message is the library's
         parse_time(text)
+
+
+def plain_onsets(rows: list[list[str]]) -> list[tuple[int, int, int]]:
+    """Row, device and code of each transition from no fault into a fault; garbage is as if nothing was measured."""
+    found, gauge = [], {}
+    for number, row in enumerate(rows):
+        for device, field in enumerate(row):
+            if field != "644245923":
+                code = int(field or 0)
+                if code and gauge.get(device) == 0:
+                    found.append((number, device, code))
+                gauge[device] = code
+    return sorted(found)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 7])
+def test_onsets_are_those_of_a_plain_loop_however_the_file_is_cut(tmp_path, threads):
+    rng = random.Random(5)
+    rows, state = [], [rng.choice(["", "43", "0"]) for _ in range(6)]
+    for _ in range(400):
+        state = [rng.choice(["", "0", "43", "31", "644245923"]) if rng.random() < 0.3 else field for field in state]
+        rows.append(state)
+    path = write_wide(tmp_path / "XID_ERRORS.csv", rows)
+    expected = plain_onsets(rows)
+    assert len(expected) > 100
+    scan = scan_wide(path, METRICS["XID_ERRORS"], threads=threads)
+    start_us = round(START.timestamp() * 1e6)
+    found = [((onset.at_us - start_us) // 15_000_000, onset.device, onset.code) for onset in scan.xid_onsets]
+    assert found == expected
+    assert scan.onsets.left_censored == sum(
+        next(field for row in rows if (field := row[device]) != "644245923") not in ("", "0") for device in range(6)
+    )

@@ -1,17 +1,22 @@
 """The stages by themselves."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
+from holdfast.trace.twin import joint
 from holdfast.trace.twin.bins import bin_edges, bin_means, bin_of
 from holdfast.trace.twin.placing import Demand, peak_gpus, placed
 from holdfast.trace.twin.rounding import cumulative_rounded, largest_remainder, rounded_table
 from holdfast.trace.twin.tilt import Condition, raked, tilted
 from holdfast.trace.twin.values import drawn_values, shifted_to_totals, with_median
 from holdfast.trace.twin.waiting import dealt_queues
+
+TABLES = Path(joint.__file__).parent / "tables"
 
 
 @settings(deadline=None)
@@ -167,3 +172,24 @@ def test_placing_keeps_the_capacity_where_there_is_room(seed):
 def test_bins_are_the_published_ones():
     assert bin_of(np.array([0, 1, 2, 3, 4, 5, 1024, 1025])).tolist() == [0, 0, 1, 2, 2, 3, 10, 11]
     assert bin_means(2.0**21)[10] == pytest.approx(512 / np.log(2))
+
+
+@pytest.mark.parametrize("cluster", ["seren", "kalos"])
+def test_the_carried_joint_table_is_the_solution(cluster, tmp_path):
+    tables = joint.read_tables(cluster)
+    margins = joint.margins_of(tables)
+    conditions = joint.conditions_of(margins, tables["gpu_num"])
+    carried = joint.carried(margins, conditions, cluster)
+    assert carried.sum(axis=1) == pytest.approx(margins.durations, abs=1e-6)
+    for condition in conditions.tilts:
+        met = condition.weights @ carried.ravel()
+        # Counts within a job or two in a thousand, quartiles inside their margin, GPU time within 1.5 points:
+        # the rest is durations' places within their bins.
+        slack = 150 * condition.scale if condition.feature is not None else 12 * condition.scale
+        assert met >= condition.target - slack
+        assert condition.at_least or met <= condition.target + slack
+    joint.write_solutions(tmp_path)
+    texts = [(folder / f"{cluster}_joint.csv").read_text() for folder in (tmp_path, TABLES)]
+    again, kept = (np.array([row.split(",")[2:] for row in text.split()[1:]], dtype=float) for text in texts)
+    assert again.sum() == pytest.approx(kept.sum(), rel=1e-3)
+    assert again[again > 100].sum() == pytest.approx(kept[kept > 100].sum(), rel=0.01)

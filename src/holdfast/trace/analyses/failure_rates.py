@@ -5,6 +5,7 @@ After Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Re
 of a user's script has no such hazard, so infrastructure failures (reasons of that category, NODE_FAIL) stand apart.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 Values = npt.NDArray[np.float64]
 
 CONFIDENCE = 0.95
+MOSTLY_UNKNOWN = 0.5
+"""Above this share of failures without a cause, counts by cause are too small."""
 KINDS = ("all", "infrastructure")
 SIZE = Axis(label="GPUs of the job", scale="log2")
 SECTION = "Failures and what they cost"
@@ -48,6 +51,8 @@ class SizeCounts:
     """Sum of the jobs' run times."""
     failures: dict[str, Values]
     """Failures of each of `KINDS`."""
+    unknown_share: float
+    """Of all failures, those whose cause nobody recorded."""
 
 
 def buckets(gpu_num: npt.ArrayLike) -> Values:
@@ -69,7 +74,8 @@ def by_size(trace: "Trace") -> dict[str, SizeCounts]:
         raise LeftOut("Left out: no GPU job of this trace ran and ended.")
     size = buckets(table["gpu_num"])
     failed = table["outcome"] == "failed"
-    infrastructure = failed & np.array([cause.category == "Infrastructure" for cause in causes_of(table)])
+    category = np.array([cause.category for cause in causes_of(table)], dtype=object)
+    infrastructure = failed & (category == "Infrastructure")
     found = {}
     for cluster in in_order(trace):
         own = table["cluster"] == cluster
@@ -87,12 +93,22 @@ def by_size(trace: "Trace") -> dict[str, SizeCounts]:
                 "all": _summed(ran * failed[own], which),
                 "infrastructure": _summed(ran * infrastructure[own], which),
             },
+            unknown_share=float(ran[failed[own] & (category[own] == "Unknown")].sum() / max(ran[failed[own]].sum(), 1)),
         )
     return found
 
 
 def _summed(values: npt.NDArray[Any], bucket: npt.NDArray[np.intp]) -> Values:
     return np.bincount(bucket, weights=values.astype(float)).astype(float)
+
+
+def caveat(found: Mapping[str, SizeCounts]) -> str:
+    """What must be said of infrastructure failures where most causes are unknown; empty where they are known."""
+    unknown = {cluster: jobs.unknown_share for cluster, jobs in found.items() if jobs.unknown_share > MOSTLY_UNKNOWN}
+    if not unknown:
+        return ""
+    shares = ", ".join(f"{share:.1%} in {cluster}" for cluster, share in unknown.items())
+    return f" Most failures have no recorded cause ({shares}), so too few are counted as the infrastructure's."
 
 
 def failure_rate_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> Result:
@@ -107,8 +123,9 @@ def failure_rate_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> R
     Raises:
         LeftOut: as `by_size`.
     """
+    found = by_size(trace)
     rows, series, numbers, said = [], [], {}, {}
-    for cluster, jobs in by_size(trace).items():
+    for cluster, jobs in found.items():
         gpus_per_node = trace.clusters[cluster].gpus_per_node
         node_days_per_gpu_hour = 1 / (24 * gpus_per_node) if gpus_per_node else np.nan
         for kind in KINDS:
@@ -163,7 +180,7 @@ def failure_rate_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> R
     return Result(
         table=Table.of_rows(columns, rows),
         chart=Figure(panels=[chart], columns=1),
-        caption=f"{sentences(said)} Intervals are exact Poisson at {confidence:.0%}.",
+        caption=f"{sentences(said)} Intervals are exact Poisson at {confidence:.0%}.{caveat(found)}",
         numbers=numbers,
     )
 
@@ -183,9 +200,10 @@ def time_to_failure_by_size(trace: "Trace", *, confidence: float = 0.9, fit_leas
     Raises:
         LeftOut: as `by_size`, or nothing failed.
     """
+    found = by_size(trace)
     rows, series, numbers = [], [], {}
     said: dict[str, str] = {}
-    for cluster, jobs in by_size(trace).items():
+    for cluster, jobs in found.items():
         for kind in KINDS:
             events = jobs.failures[kind]
             if not events.any():
@@ -237,7 +255,7 @@ def time_to_failure_by_size(trace: "Trace", *, confidence: float = 0.9, fit_leas
     return Result(
         table=Table.of_rows(columns, rows),
         chart=Figure(panels=[chart], columns=1),
-        caption=f"{sentences(said)} Intervals are exact (gamma) at {confidence:.0%}.",
+        caption=f"{sentences(said)} Intervals are exact (gamma) at {confidence:.0%}.{caveat(found)}",
         numbers=numbers,
     )
 

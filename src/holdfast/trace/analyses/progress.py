@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.trace.analyses.failure_rates import SECTION, buckets, by_size
+from holdfast.trace.analyses.failure_rates import SECTION, buckets, by_size, caveat
 from holdfast.trace.analyses.measured import sentences
 from holdfast.trace.analyses.result import Analysis, Result
 from holdfast.trace.analyses.selection import in_order, size_label, slug
@@ -192,8 +192,9 @@ def expected_ettr_by_size(
         LeftOut: as `by_size`, or no failure is known to be the infrastructure's: users' mistakes, which come at the
             start of a job, say nothing of a long run.
     """
+    found = by_size(trace)
     rows, series, numbers, said = [], [], {}, {}
-    for cluster, jobs in by_size(trace).items():
+    for cluster, jobs in found.items():
         failures = jobs.failures["infrastructure"].sum()
         if cluster in trace.compared or not failures:
             continue
@@ -226,7 +227,7 @@ def expected_ettr_by_size(
         table=Table.of_rows(columns, rows),
         chart=Figure(panels=[chart], columns=1),
         caption=f"{sentences(said)} A model, not a measurement: {60 * restart_h:g} min to restart, "
-        f"{60 * queue_h:g} min of waiting.",
+        f"{60 * queue_h:g} min of waiting.{caveat(found)}",
         numbers=numbers,
     )
 

@@ -33,8 +33,7 @@ def plan_curves(panel: charts.Lines, look: Look, *, width_in: float) -> Plan:
     y = plan_axis(panel.y, np.concatenate(heights), length_pt=PLOT_HEIGHT_IN * 72, gap_pt=26)
     if not y.category:  # so that a curve along the edge keeps its full stroke
         y = replace(y, high=y.high + 0.012 * (y.high - y.low) if y.scale == "linear" else y.high * 1.12)
-    dense = panel.x.scale == "time" and max((len(series.x) for series in panel.series), default=0) > DENSE
-    keys = [_key(series, number, look, dense=dense) for number, series in enumerate(panel.series)]
+    keys = [_key(panel, number, look) for number in range(len(panel.series))]
     return Plan(
         title=shown(panel.title),
         x=x,
@@ -44,15 +43,26 @@ def plan_curves(panel: charts.Lines, look: Look, *, width_in: float) -> Plan:
     )
 
 
-def _key(series: charts.Series, number: int, look: Look, *, dense: bool) -> Key:
-    dash = DASHES[1] if series.style == "dashed" else "solid" if dense else DASHES[number % len(DASHES)]
-    thin = series.role == "compared" or (dense and len(series.x) > DENSE)
+def dash_of(panel: charts.Lines, number: int) -> int:
+    """Which of `DASHES` the series `number` has."""
+    if panel.series[number].style == "dashed":
+        return 1
+    return 0 if _dense(panel, number) else number % len(DASHES)
+
+
+def _dense(panel: charts.Lines, number: int) -> bool:
+    return panel.x.scale == "time" and len(panel.series[number].x) > DENSE
+
+
+def _key(panel: charts.Lines, number: int, look: Look) -> Key:
+    series = panel.series[number]
+    thin = series.role == "compared" or _dense(panel, number)
     return Key(
         label=shown(series.label),
         colour=look.series(number),
         kind="points" if series.style == "points" else "line",
         width_pt=look.compared_pt if thin else look.line_pt,
-        dash=dash,
+        dash=DASHES[dash_of(panel, number)],
         marker=MARKERS[number % len(MARKERS)],
         opacity=0.85 if series.role == "compared" else 1.0,
     )
@@ -124,20 +134,31 @@ def _points(series: charts.Series, key: Key, x: AxisPlan, y: AxisPlan, axes: "Ax
             zorder=order,
         )  # fmt: skip
         return
-    _dots(across, up, key, axes, order)
+    _dots(across, up, key, x, axes, order)
 
 
-def _dots(across: "Values", up: "Values", key: Key, axes: "Axes", order: float) -> None:
-    """Dots as one path of strokes without length, round at their ends: a tenth of the size of as many markers."""
+def _dots(across: "Values", up: "Values", key: Key, x: AxisPlan, axes: "Axes", order: float) -> None:
+    """Dots as one path of strokes, round at their ends: a tenth of the size of as many markers.
+
+    The strokes are a millionth of the axis long: what has no length at all, a PNG leaves out.
+    """
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    corners = np.repeat(np.column_stack([across, up]), 2, axis=0)
+    end = across * (1 + 1e-6) if x.scale == "log" else across + 1e-6 * (x.high - x.low)
+    corners = np.column_stack([across, up, end, up]).reshape(-1, 2)
     codes = np.tile(np.array([Path.MOVETO, Path.LINETO], dtype=Path.code_type), len(across))
     path = Path(corners, codes)
     path.should_simplify = False
     axes.add_patch(
         PathPatch(
-            path, facecolor="none", edgecolor=key.colour, linewidth=2.2, capstyle="round", alpha=0.6, zorder=order
+            path,
+            facecolor="none",
+            edgecolor=key.colour,
+            linewidth=2.2,
+            capstyle="round",
+            alpha=0.6,
+            zorder=order,
+            snap=False,
         )
     )

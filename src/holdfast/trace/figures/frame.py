@@ -83,18 +83,34 @@ def _above_axes(plan: Plan, size: float) -> float:
     return size * (_LEAD + 0.55) if plan.y.label else size * 0.5
 
 
-def _key_columns(keys: Sequence[Key], look: Look, width: float) -> list[float]:
-    """Where each column of the legend begins, in points: as many columns as there is room for."""
+def _key_places(keys: Sequence[Key], look: Look, width: float) -> list[tuple[int, float]]:
+    """The row of each key and where in it the key begins, in points.
+
+    Curves stand in columns, as many as there is room for; areas follow one another as words do.
+    """
     entries = [_key_pt(key) + width_pt(key.label, look.text_pt, look.fonts) + _COLUMN_GAP_PT for key in keys]
+    if any(key.kind == "area" for key in keys):
+        return _flowing(entries, width)
     for columns in range(len(keys), 1, -1):
         widths = [max(entries[number::columns]) for number in range(columns)]
         if sum(widths) - _COLUMN_GAP_PT <= width:
-            return [sum(widths[:number]) for number in range(columns)]
-    return [0.0]
+            return [(number // columns, sum(widths[: number % columns])) for number in range(len(keys))]
+    return [(number, 0.0) for number in range(len(keys))]
+
+
+def _flowing(entries: Sequence[float], width: float) -> list[tuple[int, float]]:
+    places: list[tuple[int, float]] = []
+    row, x = 0, 0.0
+    for entry in entries:
+        if x and x + entry - _COLUMN_GAP_PT > width:
+            row, x = row + 1, 0.0
+        places.append((row, x))
+        x += entry
+    return places
 
 
 def _key_rows(keys: Sequence[Key], look: Look, width: float) -> int:
-    return math.ceil(len(keys) / len(_key_columns(keys, look, width)))
+    return max((row + 1 for row, _ in _key_places(keys, look, width)), default=0)
 
 
 def _key_pt(key: Key) -> float:
@@ -189,9 +205,8 @@ def _around(
         title = cut(framed.title, look.title_pt * _BOLD, look.fonts, width)
         write(left, y, title, size=look.title_pt, colour="ink", weight="bold")
         y += look.title_pt * (_LEAD - 1) + 2
-    columns = _key_columns(plan.keys, look, width)
-    for number, key in enumerate(plan.keys):
-        x, line = left + columns[number % len(columns)], y + (number // len(columns)) * size * _LEAD + size
+    for key, (row, offset) in zip(plan.keys, _key_places(plan.keys, look, width), strict=True):
+        x, line = left + offset, y + row * size * _LEAD + size
         _draw_key(figure, key, x / total_width, 1 - (line - size * 0.36) / total_height, look)
         label = cut(key.label, size, look.fonts, width - _key_pt(key))
         write(x + _key_pt(key), line, label, size=size, colour="ink")

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
 SHADES = 12
 """Steps of opacity: one colour over the page's own, so that a map serves light and dark and prints in grey."""
-FAINTEST = 0.05
+FAINTEST = 0.12
+"""Of the least value; what is not there is blank."""
 CELLS_APART = 400
 """Up to so many cells are drawn with a gap about each."""
 

@@ -12,7 +12,7 @@ from holdfast.trace.figures.drawing import PANEL_IN, draw_panels
 from holdfast.trace.figures.look import LIGHT, PAGE
 
 _VARIABLES = tuple(LIGHT)
-_PATH = re.compile(r'<path d="([^"]*)"')
+_PATH = re.compile(r'(<path (?:id="[^"]*" )?)d="([^"]*)"')
 _STYLE = re.compile(r'style="([^"]*)"')
 _TAG = re.compile(r"<[^>]*>")
 _TENTHS = re.compile(r"(?<=\d\.\d)\d+(?=[ \",)])")
@@ -117,7 +117,7 @@ def _titled(text: str, name: str, titles: dict[str, str]) -> str:
 
 def _compact(text: str) -> str:
     """The same drawing in a third of the bytes: relative coordinates in tenths of a point, no idle attributes."""
-    text = _PATH.sub(lambda found: f'<path d="{_relative(found[1])}"', text)
+    text = _PATH.sub(lambda found: f'{found[1]}d="{_relative(found[2])}"', text)
     text = _STYLE.sub(lambda found: _attributes(found[1]), text)
     text = re.sub(r"<!--.*?-->\s*", "", text, flags=re.DOTALL)
     used = set(re.findall(r'(?:href="#|url\(#)([^")]+)', text))

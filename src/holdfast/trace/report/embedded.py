@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.trace import charts
+from holdfast.trace.figures.curves import dash_of
 from holdfast.trace.figures.heatmap import shade_ends
 from holdfast.trace.figures.inline import Drawn
 from holdfast.trace.figures.look import SERIES_COLOURS
@@ -66,7 +67,7 @@ def _curves(panel: charts.Lines, drawn: Drawn) -> dict[str, Any] | None:
             "label": shown(each.label) or f"series {number + 1}",
             "style": each.style,
             "colour": number % SERIES_COLOURS + 1,
-            "number": number,
+            "dash": dash_of(panel, number),
             "compared": int(each.role == "compared"),
             "whole": int(each.cumulative),
             "x": packed(x, log=panel.x.scale in ("log", "log2")),

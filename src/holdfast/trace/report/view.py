@@ -91,6 +91,8 @@ class PageView:
     notes_summary: str
     notes: list[Note]
     findings: list[FindingView]
+    untold: list[FindingView]
+    """Those that this trace cannot tell."""
     findings_summary: str
     sections: list["SectionView"]
     methods: list[tuple[str, str]]
@@ -123,7 +125,8 @@ def page_view(report: Report, *, progress: Progress | None = None) -> PageView:
         clusters=[_cluster(read, report) for read in sorted(report.clusters, key=lambda read: read.compared)],
         notes_summary=notes_summary(report.notes),
         notes=sorted(report.notes, key=lambda note: ("dropped", "mended", "kept").index(note.action)),
-        findings=[_finding(finding) for finding in report.findings],
+        findings=[_finding(finding) for finding in report.findings if finding.holds is not None],
+        untold=[_finding(finding) for finding in report.findings if finding.holds is None],
         findings_summary=_findings_summary(report.findings),
         sections=[_section(f"section-{place}", *found) for place, found in enumerate(figures.items(), 1) if found[1]],
         methods=[*_methods(report), *report.parameters.items()],
@@ -197,6 +200,8 @@ def _with_unit(value: float, unit: str) -> str:
 
 
 def _findings_summary(findings: Sequence[Finding]) -> str:
+    if not findings:
+        return ""
     holds = sum(finding.holds is True for finding in findings)
     not_ = sum(finding.holds is False for finding in findings)
     open_ = len(findings) - holds - not_

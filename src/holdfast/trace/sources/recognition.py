@@ -11,6 +11,7 @@ from holdfast.trace.errors import BadTrace
 from holdfast.trace.sources import sources
 from holdfast.trace.sources.reading import Source
 
+_URL: Final = re.compile(r"[a-z][a-z0-9+]*://")
 _NAME: Final = re.compile(r"[\w.:+-]+( [\w.:+-]+)*")
 
 
@@ -23,10 +24,12 @@ class Input:
     """What its cluster is to be called; empty: as the source has it."""
     compared: bool = False
     """It is only there to be compared with."""
+    url: str = ""
+    """Of a ledger that is no file; then `path` is none."""
 
     @classmethod
     def of(cls, path: str | Path, name: str = "") -> "Input":
-        """From `NAME=PATH` or a path, which may itself hold a `=`.
+        """From `NAME=PATH` or a path, which may itself hold a `=`, or the URL of a ledger.
 
         Raises:
             NotFound: there is no such path.
@@ -34,10 +37,12 @@ class Input:
         """
         text = str(path)
         before, equals, after = text.partition("=")
-        if isinstance(path, str) and equals and not name and not Path(text).exists():
+        if isinstance(path, str) and equals and not name and not Path(text).exists() and not _URL.match(text):
             name, text = before, after
             if not _NAME.fullmatch(name):
                 raise BadUse(f"{name!r} is no name of a cluster. Give NAME=PATH, NAME of letters, digits, - and _.")
+        if _URL.match(text):
+            return cls(path=Path(text), name=name, url=text)
         if not text or not Path(text).exists():
             raise NotFound(f"There is no file or folder {text!r}. Check the path.")
         return cls(path=Path(text), name=name)
@@ -63,6 +68,9 @@ def recognised(given: Input, chosen: Source | None) -> Iterator[tuple[Input, Sou
     Raises:
         BadTrace: a file was named that no adapter knows, or a folder holds none that one does.
     """
+    if given.url:
+        yield given, _ledger_at(given.url)
+        return
     if source := _source_of(given.path, chosen, forced=given.path.is_file()):
         yield given, source
         return
@@ -82,6 +90,12 @@ def _source_of(path: Path, chosen: Source | None, *, forced: bool) -> Source | N
     if chosen is not None:
         return chosen if forced or chosen.recognises(path) else None
     return next((source for source in sources() if source.recognises(path)), None)
+
+
+def _ledger_at(url: str) -> Source:
+    from holdfast.trace.sources.ledger import SOURCE, read_url
+
+    return replace(SOURCE, read=lambda connection, _, table: read_url(connection, url, table))
 
 
 def _next_step() -> str:

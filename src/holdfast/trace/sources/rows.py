@@ -12,6 +12,8 @@ from holdfast.trace.sources.sql import literal, scratch_folder
 if TYPE_CHECKING:
     import duckdb
 
+__all__ = ["literal", "read_rows"]
+
 BATCH_ROWS: Final = 100_000
 """Rows written to disk before the database takes them: what bounds the space."""
 NULL: Final = "\x1bNULL"

@@ -15,6 +15,7 @@ may go on over several lines and may hold the separator.
 
 import itertools
 import re
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import tzinfo
 from operator import itemgetter
@@ -23,6 +24,7 @@ from typing import TYPE_CHECKING, Final
 
 from holdfast.trace.errors import BadTrace
 from holdfast.trace.sources.findings import MOST_EXAMPLES, Findings
+from holdfast.trace.sources.plain_text import opened
 from holdfast.trace.sources.reading import Reading, Source, drops_bad_rows, head
 from holdfast.trace.sources.rows import NULL, literal, read_rows
 from holdfast.trace.sources.slurm_fields import check_time
@@ -123,18 +125,15 @@ def read_sacct(
     """
     findings = Findings()
     export = _Export(path, drop=drops_bad_rows(connection))
-    source = export.lines_sql()
-    raw = f"{table}_records"
-    if not _is_regular(connection, source):
+    source, raw = export.lines_sql(), f"{table}_records"
+    steps = _steps_of_regular(connection, path, source)
+    if steps is None:
         # Names that hold separators or line breaks, or damage: split by hand.
         read_rows(connection, raw, dict.fromkeys(FIELDS, "VARCHAR"), export.texts(findings))
         source = raw
-    else:
-        steps = "contains(job_id, '.')"
-        count = connection.execute(f"SELECT count(*), min(job_id, {MOST_EXAMPLES}) FROM {source} WHERE {steps}")
-        rows, examples = count.fetchall()[0]
-        findings.add("slurm-steps", *examples or (), rows=rows)
-        source = f"(SELECT * FROM {source} WHERE NOT {steps})"
+    elif steps[0]:
+        findings.add("slurm-steps", *steps[1], rows=steps[0])
+        source = f"(SELECT * FROM {source} WHERE NOT contains(job_id, '.'))"
     try:
         return write_jobs(
             connection, path, table, source, present=export.present, zone=zone, findings=findings, faults=export.faults
@@ -143,19 +142,31 @@ def read_sacct(
         connection.execute(f"DROP TABLE IF EXISTS {raw}")
 
 
-def _is_regular(connection: "duckdb.DuckDBPyConnection", source: str) -> bool:
-    """Whether every line is one record, so that the database can split the file."""
+def _steps_of_regular(connection: "duckdb.DuckDBPyConnection", path: Path, source: str) -> tuple[int, list[str]] | None:
+    """How many job steps there are and the ids of a few, where the database can split the file; else None.
+
+    It can where every line is one record.
+    """
     import duckdb
 
+    lines, ended = 0, False
     try:
-        irregular = connection.execute(
-            f"SELECT 1 FROM {source} WHERE NOT coalesce(is_record, false) LIMIT 1"
-        ).fetchone()
+        with opened(path) as file:
+            while block := file.read(LONGEST_LINE):
+                if b"\r" in block:  # of which the database makes line ends, or an empty file
+                    return None
+                lines += block.count(b"\n")
+                ended = block.endswith(b"\n")
+        count, irregular, steps, examples = connection.execute(
+            "SELECT count(*), count(*) FILTER (NOT coalesce(is_record, false)),"
+            f" count(*) FILTER (contains(job_id, '.')), min(job_id, {MOST_EXAMPLES}) FILTER (contains(job_id, '.'))"
+            f" FROM {source}"
+        ).fetchall()[0]
     except (duckdb.IOException, duckdb.OutOfMemoryException):
         raise
-    except duckdb.Error:  # too many fields or too few, or no UTF-8
-        return False
-    return irregular is None
+    except (duckdb.Error, OSError, EOFError, zlib.error):  # no UTF-8, more fields than expected: told by who splits it
+        return None
+    return (steps, examples or []) if ended and not irregular and count == lines - 1 else None
 
 
 class _Export:
@@ -194,8 +205,8 @@ class _Export:
     def lines_sql(self) -> str:
         """SQL of the file's lines as the database splits them: `FIELDS`, and `is_record`.
 
-        `is_record` is whether the line has as many fields as the header, id and state have their form, and there is no
-        carriage return. An error, in place of rows, where the file is no UTF-8 or a line has many more fields.
+        `is_record` is whether the line has as many fields as the header, id and state have their form. An
+        error, in place of rows, where the file is no UTF-8 or a line has many more fields.
         """
         count = len(self._fields) + self._ends_with_separator
         # One field more than there are: the database passes over a line's last separator, which may be of a name.
@@ -205,16 +216,16 @@ class _Export:
             f" nullstr='{NULL}', delim={literal(self._separator)}, quote='', escape='', new_line='\\n',"
             f" max_line_size={LONGEST_LINE}, columns={{{columns}}})"
         )
-        whole = f"f{count - 1} IS NOT NULL AND f{count} IS NULL AND NOT contains(f{count - 1}, chr(13))"
+        whole = f"f{count - 1} IS NOT NULL AND f{count} IS NULL"
         cells = {text: f"f{self._place[name]}" for text, name in self._given.items()}
-        cells["cluster"] = f"coalesce(nullif({cells.get('cluster', "''")}, ''), {literal(cluster_name(self._path))})"
+        given = f"nullif({cells['cluster']}, '')" if "cluster" in cells else "NULL"
+        cells["cluster"] = f"coalesce({given}, {literal(cluster_name(self._path))})"
         texts = ", ".join(f'{cells.get(name, "NULL::VARCHAR")} AS "{name}"' for name in FIELDS)
         is_record = (
             f"regexp_full_match({cells['job_id']}, {literal(_JOB_ID_SQL)})"
             f" AND regexp_full_match({cells['state']}, {literal(_STATE_WORD_SQL)}) AND {whole}"
         )
-        # The header again, where several exports are in one file.
-        return f"(SELECT {texts}, {is_record} AS is_record FROM {read} WHERE {cells['state']} IS DISTINCT FROM 'State')"
+        return f"(SELECT {texts}, {is_record} AS is_record FROM {read})"
 
     def texts(self, findings: Findings) -> Iterator[tuple[str, ...]]:
         """Its records but the steps, as `FIELDS`; those that cannot be split are refused."""

@@ -7,6 +7,7 @@ where a field cannot be read. Sources: the manual pages sacct(1), slurm.conf(5) 
 import itertools
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from functools import lru_cache
@@ -19,6 +20,8 @@ from holdfast.trace.sources.mig import is_slice, mig_share
 NEVER: Final = frozenset({"", "Unknown", "None", "N/A", "NONE", "Invalid"})
 """What Slurm writes for a time that has not come."""
 NO_NODES: Final = frozenset({"", "None assigned", "(null)", "None"})
+LAST_UNIX_S: Final = 253_402_300_799
+"""The end of the year 9999, after which times have five digits of years."""
 MOST_NODES: Final = 65_536
 """Slurm's own limit of a cluster (MAX_SLURM_NODES): a longer list is damage."""
 
@@ -64,6 +67,7 @@ _EXIT_CODE = re.compile(r"(\d+):(\d+)$")
 _ELAPSED = re.compile(r"(?:(\d+)-)?(?:(\d+):)?(\d+):(\d+)(?:\.\d+)?$")
 _NUMBER = re.compile(r"(\d+(?:\.\d+)?)([KMGTPE]?)", re.IGNORECASE)
 _UNITS: Final = {unit: 1024**power for power, unit in enumerate(("", "K", "M", "G", "T", "P", "E"))}
+_TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?(?:Z|[+-]\d\d:?\d\d)?$", re.ASCII)
 _OFFSET = re.compile(r"([+-])(\d\d):?(\d\d)$")
 
 
@@ -147,12 +151,13 @@ def zone_of(text: str) -> tzinfo:
 
 def check_time(text: str) -> None:
     """Raise ValueError unless it is a time, with or without an offset, a Unix time, or one that has not come."""
-    if text in NEVER or text.isdecimal():
+    if text in NEVER or (text.isascii() and text.isdecimal() and int(text) <= LAST_UNIX_S):
         return
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
-        raise ValueError("expected a time such as 2023-03-01T00:18:22, or seconds since 1970") from None
+    with suppress(ValueError):
+        if _TIME.match(text):
+            datetime.fromisoformat(text)
+            return
+    raise ValueError("expected a time such as 2023-03-01T00:18:22, or seconds since 1970")
 
 
 @dataclass(frozen=True, kw_only=True)

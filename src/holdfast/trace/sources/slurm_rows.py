@@ -18,6 +18,7 @@ from holdfast.trace.sources.findings import MOST_EXAMPLES, Findings
 from holdfast.trace.sources.reading import Reading, drops_bad_rows
 from holdfast.trace.sources.rows import literal, read_rows
 from holdfast.trace.sources.slurm_fields import (
+    LAST_UNIX_S,
     NEVER,
     NO_NODES,
     elapsed_s,
@@ -87,14 +88,14 @@ _NOTHING: Final = ", ".join(literal(text) for text in sorted({*NEVER, *NO_NODES,
 """Texts that stand for nothing, in one field or another."""
 _SEEN: Final = {
     "slurm-never-started": "never_started",
-    "slurm-pending-arrays": "shown_id LIKE '%\\_[%' ESCAPE '\\'",
-    "slurm-heterogeneous": "contains(shown_id, '+')",
+    "slurm-pending-arrays": "contains(odd_id, '_[')",
+    "slurm-heterogeneous": "contains(odd_id, '+')",
     "slurm-gpu-shares": "has_shares",
-    "slurm-unknown-state": "NOT is_known",
+    "slurm-unknown-state": "odd_state IS NOT NULL",
     "slurm-no-zone": "is_local",
 }
 """Checks and their conditions, of the table while it has the working columns."""
-_WORKING: Final = ("shown_id", "raw_state", "never_started", "has_shares", "is_known", "is_local", "is_bad")
+_WORKING: Final = ("odd_id", "odd_state", "never_started", "has_shares", "is_local", "is_bad")
 
 
 def write_jobs(
@@ -129,7 +130,7 @@ def write_jobs(
     finally:
         for name in lookups:
             connection.execute(f"DROP TABLE IF EXISTS {name}")
-    _refuse(connection, table, findings, faults)
+    _refuse(connection, path, table, findings, faults)
     clusters = connection.execute(
         f"SELECT cluster, epoch(min(submit_at)), sum(gpu_num) FROM {table} GROUP BY cluster ORDER BY cluster"
     ).fetchall()
@@ -261,10 +262,11 @@ def _jobs_sql(table: str, source: str, present: frozenset[str], zone: tzinfo) ->
         epoch(start_at - submit_at) AS queue_s,
         CASE WHEN NOT never_started THEN spent.elapsed_s END AS reported_duration_s,
         coalesce(CASE WHEN got.text IS NULL THEN asked.gpu_num ELSE got.gpu_num END, 0) AS gpu_num, {held}, held.nodes,
-        '' AS zone_offset, coalesce(shown_id, job_id) AS shown_id, t.state AS raw_state, never_started,
+        '' AS zone_offset,
+        CASE WHEN contains(shown_id, '_[') OR contains(shown_id, '+') THEN shown_id END AS odd_id,
+        CASE WHEN NOT coalesce(stands.is_known, false) THEN coalesce(t.state, '') END AS odd_state, never_started,
         coalesce(CASE WHEN got.text IS NULL THEN asked.has_shares ELSE got.has_shares END, false) AS has_shares,
-        coalesce(stands.is_known, false) AS is_known,
-        {" OR ".join(f"coalesce({_is_local(name)}, false)" for name in ("submit", "start", '"end"'))} AS is_local,
+        coalesce({_is_local("submit")}, false) AS is_local,
         {unread} OR (restarts IS NOT NULL AND try_cast(restarts AS INTEGER) IS NULL) AS is_bad
     FROM t
     LEFT JOIN {table}_states AS stands ON stands.text = t.state
@@ -278,7 +280,7 @@ def _jobs_sql(table: str, source: str, present: frozenset[str], zone: tzinfo) ->
 
 def _is_local(text: str) -> str:
     """SQL of whether a time has neither an offset nor is a Unix time."""
-    return f"(try_cast({text} AS BIGINT) IS NULL AND contains({text}, 'T') AND NOT {_has_offset(text)})"
+    return f"(contains({text}, 'T') AND NOT {_has_offset(text)})"
 
 
 def _has_offset(text: str) -> str:
@@ -306,13 +308,15 @@ def _time_sql(text: str, zone: tzinfo, *, after: str | None = None) -> str:
         offset = zone.utcoffset(None) or timedelta()
         at = f"{local} - to_seconds({offset.total_seconds():.0f})"
     return (
-        f"CASE WHEN try_cast({text} AS BIGINT) IS NOT NULL THEN make_timestamp(nullif({text}::BIGINT, 0) * 1000000)"
+        f"CASE WHEN try_cast({text} AS BIGINT) BETWEEN 0 AND {LAST_UNIX_S}"
+        f" THEN make_timestamp(nullif({text}::BIGINT, 0) * 1000000)"
         f" WHEN {_has_offset(text)} THEN timezone('UTC', try_cast({text} AS TIMESTAMPTZ)) ELSE {at} END"
     )
 
 
 def _refuse(
     connection: "duckdb.DuckDBPyConnection",
+    path: Path,
     table: str,
     findings: Findings,
     faults: Callable[[], Iterator[BadTrace]],
@@ -322,7 +326,8 @@ def _refuse(
     if not count:
         return
     found = [fault for fault, _ in zip(faults(), range(MOST_EXAMPLES), strict=False)]
-    assert found, "what the database cannot read, its own reader cannot either"
+    if not found:  # the database reads fewer forms of times than Python does
+        raise BadTrace(path, f"{count} records have a field that cannot be read.", next_step="Look at their times.")
     if not drops_bad_rows(connection):
         connection.execute(f"DROP TABLE {table}")
         raise found[0]
@@ -335,7 +340,8 @@ def _count(connection: "duckdb.DuckDBPyConnection", table: str, findings: Findin
     seen = {check: condition for check, condition in _SEEN.items() if not (told and check == "slurm-no-zone")}
     counts = ", ".join(
         f"count(*) FILTER ({condition}),"
-        f" min({'raw_state' if check == 'slurm-unknown-state' else 'shown_id'}, {MOST_EXAMPLES}) FILTER ({condition})"
+        f" min({'odd_state' if check == 'slurm-unknown-state' else 'coalesce(odd_id, job_id)'}, {MOST_EXAMPLES})"
+        f" FILTER ({condition})"
         for check, condition in seen.items()
     )
     row = connection.execute(f"SELECT {counts} FROM {table}").fetchall()[0]

@@ -8,11 +8,13 @@ devices of every metric, Xid onsets, and notes of what was dropped, mended or co
 3. `wide_csv`, over `dictionary`, `values` and `times`: a wide file as blocks of numbers.
 4. `scan`: one pass by several threads into a `tally` and `onsets`; `checks`: its notes; `summary`: its tables.
 5. `long`: rows of one sample each, by SQL over the same aggregates.
-6. `store` and `convert`: Parquet with its aggregates beside it; `prometheus`: from a server into a store.
+6. `store` and `convert`: Parquet with its aggregates beside it; `prometheus`, over `prometheus_http`: from a server.
 7. `attach`: into a trace.
 """
 
 from holdfast.trace.telemetry.attach import attach, value_counts
 from holdfast.trace.telemetry.convert import convert
+from holdfast.trace.telemetry.prometheus import Span, fetch
+from holdfast.trace.telemetry.prometheus_http import Credentials, Prometheus
 
-__all__ = ["attach", "convert", "value_counts"]
+__all__ = ["Credentials", "Prometheus", "Span", "attach", "convert", "fetch", "value_counts"]

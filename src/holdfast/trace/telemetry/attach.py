@@ -14,6 +14,8 @@ from holdfast.trace.telemetry.dictionary import Ids
 from holdfast.trace.telemetry.inputs import Given, telemetry_in
 from holdfast.trace.telemetry.long import open_long, summary_of_long
 from holdfast.trace.telemetry.metrics import Metric, metric_named
+from holdfast.trace.telemetry.prometheus import Span, fetch
+from holdfast.trace.telemetry.prometheus_http import Prometheus
 from holdfast.trace.telemetry.scan import scan_wide
 from holdfast.trace.telemetry.store import Store, open_database
 from holdfast.trace.telemetry.summary import AGGREGATES, Summary, create_tables, insert, quoted, summary_of_scan
@@ -67,6 +69,8 @@ def attach(
     cluster: str,
     metric: str | None = None,
     columns: Mapping[str, str] | None = None,
+    span: Span | None = None,
+    folder: Path | str | None = None,
 ) -> None:
     """Give a trace the telemetry of a cluster: its aggregates `metric_*` and `xid_onsets`, and the table `devices`.
 
@@ -74,15 +78,24 @@ def attach(
 
     Args:
         trace: whose database takes the tables; its `metrics` and `notes` grow.
-        where: a file or a folder of them, or a converted store.
+        where: a file or a folder of them, a converted store, or the URL of a Prometheus.
         cluster: whose telemetry it is.
-        metric: what a file is of whose name does not tell.
+        metric: what a file is of whose name does not tell; of a folder or a server, the only one that is wanted.
         columns: of a long Parquet file, what its columns are called: see `long.NAMES`.
+        span: which time to fetch from a Prometheus.
+        folder: the store to fetch it into; what is there is not fetched again.
 
     Raises:
-        BadUse: there is no telemetry there.
+        BadUse: there is no telemetry there, or a server refuses.
         BadTrace: a file is not readable; says where.
+        PrometheusError: a server does not answer; what was fetched is kept in `folder`.
     """
+    if str(where).startswith(("http://", "https://")):
+        if span is None or folder is None:
+            raise BadUse(
+                "A Prometheus was given without a time or a folder. Give a span and a folder to fetch it into."
+            )
+        where = fetch(Prometheus(str(where)), folder, span, metrics=[metric] if metric else None).folder
     for given in telemetry_in(Path(where), metric=metric):
         if given.form == "wide":
             assert given.metric is not None

@@ -23,6 +23,8 @@ SECOND_WORD: Final = np.uint64(0xD6E8FEB86659FD93)
 KEEP: Final = np.array([(1 << (8 * length)) - 1 for length in range(9)], dtype=np.uint64)
 NO_FIELD: Final = np.uint64(0xFFFFFFFFFFFFFFFF)
 """Stands where an id has no words: no text holds eight bytes of all ones."""
+SLOTS_PER_FIELD: Final = 8
+"""So many that a second look is rare, so few that the table stays in a cache."""
 PADDING_BYTES: Final = 16
 """How many bytes of a buffer must follow the last field, so that its words can be read."""
 
@@ -96,9 +98,12 @@ class FieldDictionary:
             left = left[~right]
             if not len(left):
                 return found
-        unseen = np.stack([first[left], np.zeros(len(left), dtype=np.uint64) if second is None else second[left]])
-        self._add(np.unique(unseen, axis=1))
-        found[left] = self._look_up(unseen[0], None if second is None else unseen[1])
+        if second is None:
+            unseen = np.unique(first[left])
+            self._add(np.stack([unseen, np.zeros_like(unseen)]))
+        else:
+            self._add(np.unique(np.stack([first[left], second[left]]), axis=1))
+        found[left] = self._look_up(first[left], None if second is None else second[left])
         return found
 
     def _at_level(self, level: int, first: Words, second: Words | None) -> Ids:
@@ -116,11 +121,10 @@ class FieldDictionary:
             self._read(first.to_bytes(8, "little").rstrip(b"\0") + second.to_bytes(8, "little").rstrip(b"\0"))
         new = self._next_ids(words.shape[1])
         self._first[new], self._second[new] = words
-        # A slot in eight is taken at most, so that a second look is rare.
-        crowded = self.size * 8 > 1 << self._bits
+        crowded = self.size * SLOTS_PER_FIELD > 1 << self._bits
         while crowded or not self._place(new):
-            while self.size * 8 > 1 << self._bits:
-                self._bits += 3
+            while self.size * SLOTS_PER_FIELD > 1 << self._bits:
+                self._bits += 1
             self._levels = [np.zeros(1 << self._bits, dtype=np.int64)]
             new = np.flatnonzero(self._first[: self.size] != NO_FIELD)
             crowded = False

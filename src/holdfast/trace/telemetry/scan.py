@@ -222,4 +222,4 @@ class _Reader:
         if len(new) == len(at_us):
             yield block
         elif new:
-            yield Block(at_us[new], block.values[new], None if block.ids is None else block.ids[new], block.offsets)
+            yield block.rows(new)

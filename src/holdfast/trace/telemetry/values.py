@@ -66,7 +66,7 @@ class FieldValues:
         return self._by_id[: self._read_so_far]
 
     def look_up(self, buffer: bytearray, starts: Ids, lengths: Ids) -> tuple[Values, Ids | None]:
-        """The values of fields, NaN where there is none, and their ids; None where they are not remembered.
+        """A table of values, NaN where there is none, and the place in it of each field; None: it is in their order.
 
         Raises:
             BadField: a field is no number.
@@ -74,9 +74,10 @@ class FieldValues:
         if self.dictionary is not None:
             try:
                 ids = self.dictionary.ids(buffer, starts, lengths)
-                return self._by_id.take(ids, mode="clip"), ids
             except TooManyDistinct:
                 self.dictionary = None
+            else:
+                return self._by_id, ids
         return self._parse_each(buffer, starts, lengths), None
 
     def _read(self, field: bytes) -> None:

@@ -9,6 +9,7 @@ import csv
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Final, NoReturn
@@ -49,12 +50,23 @@ class Block:
 
     at_us: npt.NDArray[np.int64]
     """Microseconds since the epoch, UTC, shape (rows,)."""
-    values: Values
-    """In the metric's unit, NaN where there is none; shape (rows, devices)."""
+    table: Values
+    """Values by id; or, where there are no ids, the values."""
     ids: Ids | None
     """Ids of the fields in the reader's dictionary, shape (rows, devices); None where it gave up."""
     offsets: frozenset[str]
     """Offsets from UTC as these lines wrote them; '' where they wrote none."""
+
+    @cached_property
+    def values(self) -> Values:
+        """In the metric's unit, NaN where there is none; shape (rows, devices)."""
+        return self.table if self.ids is None else self.table.take(self.ids, mode="clip")
+
+    def rows(self, chosen: list[int]) -> "Block":
+        """Some of its rows."""
+        if self.ids is None:
+            return Block(self.at_us[chosen], self.table[chosen], None, self.offsets)
+        return Block(self.at_us[chosen], self.table, self.ids[chosen], self.offsets)
 
 
 def open_wide(path: Path) -> WideFile:
@@ -174,11 +186,13 @@ def _read_block(wide: WideFile, fields: FieldValues, buffer: bytearray, whole: i
     # The stamps go through the dictionary as empty fields: cheaper than to cut them out.
     lengths[stamps] = 0
     try:
-        values, ids = fields.look_up(buffer, starts, lengths)
+        table, ids = fields.look_up(buffer, starts, lengths)
     except BadField as bad:
         _fail_at_field(wide, buffer, starts, lengths, begins, bad.args[0])
-    shape = (rows, columns)
-    yield Block(at_us, values.reshape(shape)[:, 1:], None if ids is None else ids.reshape(shape)[:, 1:], offsets)
+    if ids is None:
+        yield Block(at_us, table.reshape(rows, columns)[:, 1:], None, offsets)
+    else:
+        yield Block(at_us, table, ids.reshape(rows, columns)[:, 1:], offsets)
 
 
 def _times(

@@ -6,8 +6,8 @@ any normalised trace (`fit`). Out comes a trace of any size (`draw`), written in
 
 The stages, a module each:
 
-1. `published`, `tilt`, `outcomes`: the joint table of type, GPUs, duration and state that nobody published, from the
-   margins that were. `fitting` counts it in a trace instead, and merges what fewer than five jobs share.
+1. `published`, `joint`, `tilt`, `outcomes`: the joint table of type, GPUs, duration and state that nobody published,
+   from the margins that were. `fitting` counts it in a trace instead, and merges what fewer than five jobs share.
 2. `rounding`: whole jobs, with every margin kept.
 3. `values`: seconds within the bins, with the totals and medians given.
 4. `waiting`: queueing times, by batch.
@@ -15,12 +15,18 @@ The stages, a module each:
 6. `placing`: a moment for each batch such that the cluster's GPUs suffice.
 7. `writing`, `telemetry`, `formats`: files.
 
+What is published holds at full size as counted; at another size every count is scaled. Counts do not depend on the
+seed; who submits what, when, for how long within a bin, and how it ends does. What nobody published is chosen, and
+said where it is: batches, users, hours and CPU cores in `habits`, the queues of CPU jobs in the tables, the odds of
+states in `outcomes`, memory traffic and the phases of the telemetry in `telemetry` and `latents`.
+
 `model` has what passes between them, `bins` the bins of powers of two, `habits` what had to be chosen, `drawing` the
 whole draw. `tables/*.toml` are the counts that are carried. They are compiled from figures of AcmeTrace (InternLM,
 CC-BY-4.0) and of Hu et al., "Characterization of Large Language Model Development in the Datacenter", NSDI 2024; no row
 of any trace is among them.
 """
 
+from holdfast.trace.twin.columns import jobs_of
 from holdfast.trace.twin.drawing import draw
 from holdfast.trace.twin.fitting import fit
 from holdfast.trace.twin.formats import export
@@ -29,4 +35,14 @@ from holdfast.trace.twin.published import calibration
 from holdfast.trace.twin.telemetry import write_telemetry
 from holdfast.trace.twin.writing import write_jobs
 
-__all__ = ["Calibration", "TwinJobs", "calibration", "draw", "export", "fit", "write_jobs", "write_telemetry"]
+__all__ = [
+    "Calibration",
+    "TwinJobs",
+    "calibration",
+    "draw",
+    "export",
+    "fit",
+    "jobs_of",
+    "write_jobs",
+    "write_telemetry",
+]

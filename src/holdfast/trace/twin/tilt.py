@@ -101,7 +101,7 @@ def raked(
         by_gpus: which GPU counts, and their jobs.
         quartiles: of which type, which GPU counts, and how many jobs they have at least.
     """
-    raked_ = table * (durations.sum(axis=1) / table.sum(axis=(1, 2)))[:, None, None]
+    raked_: Floats = table * (durations.sum(axis=1) / table.sum(axis=(1, 2)))[:, None, None]
     for _ in range(400):
         off = 0.0
         for type_, inside, least in quartiles:

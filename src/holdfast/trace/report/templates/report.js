@@ -140,13 +140,13 @@
       series.push({
         label: each.label,
         stroke,
-        width: each.compared ? 1.2 : 2,
-        dash: (each.style === "dashed" ? dashes[1] : dashes[each.number % dashes.length]).map((length) => length * 1.6),
+        width: each.compared || each.x.steps.length > 600 ? 1.2 : 2,
+        dash: dashes[each.dash].map((length) => length * 1.6),
         paths: points ? () => null : each.style === "step" ? uPlot.paths.stepped({ align: 1 }) : uPlot.paths.linear(),
         points: { show: points || tables.at(-1)[0].length < 2, size: 5, fill: stroke },
         value: (u, value) => said(panel.y, 4)(value),
         style: each.style,
-        stripe: each.style === "dashed" ? 1 : each.number % dashes.length,
+        stripe: each.dash,
       });
       if (each.low) {
         const x = unpack(each.x), at = series.length;

@@ -1,0 +1,220 @@
+"""The joint table of type, GPUs and duration that nobody published, from the margins that were.
+
+Published are durations by type, jobs and GPU time by GPU count, GPU time by type, quartiles of the GPU count by type.
+The prior says only what the boxes of Fig 5 say: a type asks for what lies between its whiskers, seldom for more.
+
+Solving it takes a second and thousands of multiplications whose last digits depend on the machine's linear algebra, so
+the solution is carried (`tables/*_joint.csv`, four digits) and only raked to its margins when it is read: then the same
+seed draws the same rows on any machine. `write_solutions` solves it again.
+"""
+
+import csv
+import io
+import tomllib
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from holdfast.core.atomic import write_atomic
+from holdfast.trace.twin.bins import BINS, bin_edges, bin_means, padded
+from holdfast.trace.twin.model import CPU, Floats
+from holdfast.trace.twin.tilt import Condition, raked, tilted
+
+_CARRIED_BINS: Final = 22
+"""The published curves of GPU jobs end at 2^21 s."""
+
+OUTLIERS: Final = 0.05
+"""How much likelier a GPU count within a type's whiskers is than one above, in the prior; falls with the distance."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Margins:
+    """The published tables of the GPU jobs of one cluster."""
+
+    types: tuple[str, ...]
+    values: Floats
+    durations: Floats
+    means_s: Floats
+    gpu_time_s: float
+    tables: dict[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What the joint table must meet, and the prior that it is tilted from."""
+
+    prior: Floats
+    tilts: list[Condition]
+    by_gpus: list[tuple[Any, float]]
+    quartiles: list[tuple[int, Any, float]]
+
+
+def read_tables(cluster: str) -> dict[str, Any]:
+    """The published tables of a cluster."""
+    return tomllib.loads(_folder().joinpath(f"{cluster}.toml").read_text("utf-8"))
+
+
+def carried(margins: Margins, conditions: Conditions, cluster: str) -> Floats:
+    """The (T, G, D) table of GPU jobs that is carried, with every margin of jobs met to the last digit."""
+    table = np.zeros(conditions.prior.shape)
+    for row in csv.reader(io.StringIO(_folder().joinpath(f"{cluster}_joint.csv").read_text("utf-8"))):
+        if row[0] != "type":
+            place = int(np.searchsorted(margins.values, float(row[1])))
+            table[margins.types.index(row[0]), place] = padded([float(cell) for cell in row[2:]])
+    return raked(table, margins.durations, conditions.by_gpus, conditions.quartiles)
+
+
+def solved(conditions: Conditions) -> Floats:
+    """The (T, G, D) table of GPU jobs that meets everything published, as near to the prior as that permits."""
+    return tilted(conditions.prior, conditions.tilts)
+
+
+def _folder() -> Any:
+    return resources.files("holdfast.trace.twin").joinpath("tables")
+
+
+def margins_of(tables: dict[str, Any]) -> Margins:
+    """What is published of the GPU jobs, and what follows from it: the means in the bins, the GPU time of all."""
+    types = tuple(name for name in tables["types"] if name != CPU)
+    summary = tables["summary"]
+    durations = np.array([padded(tables["types"][name]["duration"]) for name in types])
+    limit_s = float(summary["gpu_run_max_s"])
+    means = np.tile(bin_means(limit_s), (len(types), 1))
+    if "gpu_time_s" in summary:
+        total_s = summary["gpu_run_mean_s"] * durations.sum()
+        means = _scaled_means(means, durations, total_s, limit_s)
+        gpu_time_s = float(summary["gpu_time_s"])
+    else:
+        # The GPU time of the released file is not published; its shares by GPU count are. A share divided by the GPUs
+        # is the jobs' own time, and that sums to the time under the duration curve.
+        curve = np.array(tables["gpu_num"]["cumulative_gpu_time_pct"], dtype=float)
+        shares = np.diff(curve[:, 1], prepend=0.0) / 100
+        gpu_time_s = float((durations * means).sum() / (shares / curve[:, 0]).sum())
+    return Margins(
+        types=types,
+        values=np.array(tables["gpu_num"]["values"], dtype=float),
+        durations=durations,
+        means_s=means,
+        gpu_time_s=gpu_time_s,
+        tables=tables["types"],
+    )
+
+
+def _scaled_means(means: Floats, counts: Floats, total_s: float, limit_s: float) -> Floats:
+    """Means by bin, moved within their bins so that all jobs together take `total_s`."""
+    lower, upper = bin_edges(limit_s)
+    low, high = 0.5, 2.0
+    for _ in range(50):
+        factor = (low + high) / 2
+        moved = np.clip(means * factor, lower + 0.1 * (upper - lower), lower + 0.9 * (upper - lower))
+        low, high = (factor, high) if (moved * counts).sum() < total_s else (low, factor)
+    return moved
+
+
+def conditions_of(margins: Margins, gpu_num: dict[str, Any]) -> Conditions:
+    """Everything published, as conditions on the (T, G, D) table of GPU jobs."""
+    shape = (len(margins.types), len(margins.values), BINS)
+    values = margins.values[None, :, None]
+    types = np.arange(len(margins.types))[:, None, None]
+    gpu_s = values * margins.means_s[:, None, :] / margins.gpu_time_s * 100
+    log_s = np.log(margins.means_s[:, None, :]) - 5
+
+    def flat(weights: Any) -> Floats:
+        return np.broadcast_to(weights, shape).astype(float).ravel()
+
+    conditions = []
+    by_gpus = []
+    quartiles = []
+    overall = np.zeros(shape[1])
+    for low, high, jobs in steps(gpu_num["cumulative_jobs"]):
+        inside = (margins.values > low) & (margins.values <= high)
+        if not inside.any():
+            continue
+        overall[inside] = jobs / inside.sum()
+        by_gpus.append((inside, jobs))
+        conditions.append(
+            Condition(weights=flat(inside[None, :, None]), target=jobs, scale=0.1 + 0.001 * jobs),
+        )
+    for low, high, percent in steps(gpu_num["cumulative_gpu_time_pct"]):
+        inside = ((margins.values > low) & (margins.values <= high))[None, :, None]
+        if inside.any():
+            weights, feature = flat(gpu_s * inside), flat(log_s * inside) / 3
+            conditions.append(Condition(weights=weights, feature=feature, target=percent, scale=0.01))
+    allowed = np.ones(shape[:2])
+    for number, name in enumerate(margins.types):
+        own = types == number
+        for bin_, jobs in enumerate(margins.durations[number]):
+            if jobs:
+                weights = flat(own & (np.arange(BINS) == bin_)[None, None, :])
+                conditions.append(Condition(weights=weights, target=jobs, scale=0.1 + 0.001 * jobs))
+        table = margins.tables[name]
+        if "box_gpu_num" not in table:
+            allowed[number] = margins.values <= 8  # Nothing is published of these few; they are small.
+            continue
+        # Within a type the durations are given, so what moves its GPU time is how they go with the GPU count.
+        feature = flat(log_s * np.log(values) * own) / 10
+        percent = table["gpu_time_pct"]
+        conditions.append(Condition(weights=flat(gpu_s * own), feature=feature, target=percent, scale=0.02))
+        allowed[number] = _within_box(margins.values, table["box_gpu_num"])
+        for mask, least, scale in _box_conditions(margins.values, table):
+            weights = flat(own & mask[None, :, None])
+            conditions.append(Condition(weights=weights, target=least, scale=scale, at_least=True))
+            quartiles.append((number, mask, least))
+    prior = margins.durations[:, None, :] * (overall * allowed)[:, :, None]
+    prior *= (margins.durations.sum(axis=1) / prior.sum(axis=(1, 2)))[:, None, None]
+    return Conditions(prior=prior, tilts=conditions, by_gpus=by_gpus, quartiles=quartiles)
+
+
+def steps(curve: list[list[float]]) -> list[tuple[float, float, float]]:
+    """Each step of a cumulative curve: after which x, up to which, how much."""
+    before = [[0.0, 0.0], *curve[:-1]]
+    return [(x0, x1, y1 - y0) for (x0, y0), (x1, y1) in zip(before, curve, strict=True)]
+
+
+def _within_box(values: Floats, box: list[float]) -> Floats:
+    """How far a type's box lets it ask for each GPU count: nothing between a whisker and its limit of 1.5 IQR."""
+    whisker_low, q1, _, q3, whisker_high = box
+    reach = 1.5 * (q3 - q1)
+    with np.errstate(divide="ignore"):
+        outlier = OUTLIERS * np.minimum((whisker_high / values) ** 1.5, 1.0)
+    allowed = np.where(values > whisker_high, outlier, np.where(values < whisker_low, OUTLIERS, 1.0))
+    allowed[(values > whisker_high) & (values <= q3 + reach)] = 0.0
+    allowed[(values < whisker_low) & (values >= q1 - reach)] = 0.0
+    return allowed
+
+
+def _box_conditions(values: Floats, table: dict[str, Any]) -> list[tuple[Any, float, float]]:
+    """(which GPU counts, jobs at least, scale) so that NumPy's linear percentiles are the box's.
+
+    The percentile p of n values is read at the position (n - 1) p: so many must be below or at the quartile, and so
+    many at or above; a margin of 0.5% keeps it through the rounding to whole jobs.
+    """
+    whisker_low, q1, median, q3, whisker_high = table["box_gpu_num"]
+    jobs = float(table["jobs"])
+    margin, scale = max(1.0, 0.005 * jobs), 1 + 0.001 * jobs
+    conditions: list[tuple[Any, float, float]] = []
+    for quartile, part in ((q1, 0.25), (median, 0.5), (q3, 0.75)):
+        position = (jobs - 1) * part
+        conditions.append((values >= quartile, jobs - np.floor(position) + margin, scale))
+        conditions.append((values <= quartile, np.ceil(position) + 1 + margin, scale))
+    conditions += [(values == whisker, 4.0, 1.0) for whisker in (whisker_low, whisker_high)]
+    return conditions
+
+
+def write_solutions(folder: Path) -> None:
+    """Solve for both clusters again and write `*_joint.csv` into the folder."""
+    for cluster in ("seren", "kalos"):
+        tables = read_tables(cluster)
+        margins = margins_of(tables)
+        table = solved(conditions_of(margins, tables["gpu_num"]))
+        lines = ["type,gpu_num," + ",".join(f"bin_{number}" for number in range(_CARRIED_BINS))]
+        for name, of_type in zip(margins.types, table, strict=True):
+            for gpus, cells in zip(margins.values, of_type, strict=True):
+                # Fewer than one job in ten thousand draws is none.
+                kept = [f"{cell:.4g}" if cell >= 1e-4 else "0" for cell in cells[:_CARRIED_BINS]]
+                if any(cell != "0" for cell in kept):
+                    lines.append(f"{name},{gpus:g},{','.join(kept)}")
+        write_atomic(folder / f"{cluster}_joint.csv", ("\n".join(lines) + "\n").encode())

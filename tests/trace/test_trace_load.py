@@ -1,0 +1,277 @@
+import shutil
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from holdfast.core.errors import BadUse, HoldfastError, NotFound
+from holdfast.trace.errors import BadTrace
+from holdfast.trace.load import load
+from holdfast.trace.store import convert
+
+DATA = Path(__file__).parents[2] / "../shared/data"
+NOW_S = datetime(2024, 1, 1, tzinfo=UTC).timestamp()
+SEREN = "job_id,user,node_num,gpu_num,cpu_num,type,state,submit_time,start_time,end_time,duration,queue,gpu_time\n"
+KALOS = (
+    "job_id,user,node_num,gpu_num,cpu_num,mem_per_pod_GB,shared_mem_per_pod,type,state,submit_time,start_time,end_time,"
+    "fail_time,stop_time,duration,queue,gpu_time\n"
+)
+
+
+def seren(*ids, day=1, gpus=8):
+    return SEREN + "".join(
+        f"{one},u1,1,{gpus},16,SFT,COMPLETED,2023-03-0{day} 08:00:00+08:00,2023-03-0{day} 08:00:10+08:00,"
+        f"2023-03-0{day} 08:01:50+08:00,100,10,{100 * gpus}\n"
+        for one in ids
+    )
+
+
+def kalos(*ids):
+    return KALOS + "".join(
+        f"{one},u2,2,16,32,100,,Pretrain,FAILED,2023-06-01 00:00:00+00:00,2023-06-01 00:00:10+00:00,"
+        "2023-06-01 00:01:50+00:00,2023-06-01 00:01:50+00:00,,110,10,1760\n"
+        for one in ids
+    )
+
+
+@pytest.fixture
+def files(tmp_path):
+    def write(**contents):
+        for name, content in contents.items():
+            (tmp_path / f"{name}.csv").write_text(content)
+        return tmp_path
+
+    return write
+
+
+def counts(trace):
+    return dict(trace.query("SELECT cluster, count(*) AS n FROM jobs GROUP BY ALL ORDER BY ALL").rows())
+
+
+def test_two_clusters_are_one_trace(files):
+    folder = files(s=seren(1, 2), k=kalos("a"))
+    with load(folder / "s.csv", str(folder / "k.csv"), now_s=NOW_S) as trace:
+        assert counts(trace) == {"Kalos": 1, "Seren": 2}
+        assert list(trace.clusters) == ["Seren", "Kalos"]
+        assert trace.has("mem_gb", cluster="Kalos")
+        assert not trace.has("mem_gb", cluster="Seren")
+        assert trace.has("mem_gb")
+        assert not trace.has("mem_gb", "name")
+        assert trace.compared == frozenset()
+        assert trace.notes == []
+
+
+def test_durations_are_runs_or_as_released(files):
+    folder = files(k=kalos("a"))
+    for duration, seconds in (("run", 100), ("released", 110)):
+        with load(folder / "k.csv", duration=duration, now_s=NOW_S) as trace:
+            ((found, gpu_time_s, outcome),) = trace.query("SELECT duration_s, gpu_time_s, outcome FROM jobs").rows()
+        assert (found, gpu_time_s, outcome) == (seconds, 16 * seconds, "failed")
+
+
+def test_files_of_one_cluster_are_joined_and_doubles_are_found(files):
+    folder = files(a=seren(1, 2), b=seren(2, 3))
+    with load(folder / "a.csv", folder / "b.csv", now_s=NOW_S) as trace:
+        assert counts(trace) == {"Seren": 3}
+        (note,) = trace.notes
+        assert (note.check, note.rows, note.examples) == ("repeated-job-id", 1, ("2",))
+
+
+def test_a_folder_is_read_whole_and_what_nobody_knows_is_passed_over(files):
+    folder = files(a=seren(1))
+    (folder / "README.md").write_text("# not jobs\n")
+    (folder / ".hidden.csv").write_text(seren(9))
+    (folder / "later").mkdir()
+    (folder / "later" / "b.csv").write_text(seren(2))
+    with load(folder, now_s=NOW_S) as trace:
+        assert counts(trace) == {"Seren": 2}
+
+
+def test_a_cluster_is_called_as_the_user_says(files):
+    folder = files(a=seren(1), b=seren(1))
+    with load(f"before={folder}/a.csv", f"after={folder}/b.csv", now_s=NOW_S) as trace:
+        assert counts(trace) == {"after": 1, "before": 1}
+        assert [(note.cluster, note.check) for note in trace.notes] == [
+            ("before", "assumed-size"),
+            ("after", "assumed-size"),
+        ]
+        assert "2,288 GPUs of Seren" in trace.notes[0].sentence
+    with load(f"mine={folder}/a.csv", capacity=["mine=3x9"], now_s=NOW_S) as trace:
+        cluster = trace.clusters["mine"]
+        assert (cluster.node_num, cluster.gpus_per_node, cluster.gpu_num) == (3, 9, 27)
+        assert trace.notes == []
+
+
+def test_a_path_may_hold_an_equals_sign(files, tmp_path):
+    folder = files(a=seren(1))
+    odd = tmp_path / "run=3"
+    odd.mkdir()
+    shutil.copy(folder / "a.csv", odd / "a.csv")
+    with load(str(odd / "a.csv"), now_s=NOW_S) as trace:
+        assert counts(trace) == {"Seren": 1}
+
+
+def test_several_clusters_become_one_under_a_name(files):
+    header = "job_id,cluster,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
+    row = "1,{},u,v,1,1,1,COMPLETED,2020-06-09 18:41:01,2020-06-09 18:41:01,2020-06-09 18:41:02,1,0\n"
+    folder = files(h=header + row.format("Venus") + row.format("Earth"))
+    with load(f"Helios={folder}/h.csv", now_s=NOW_S) as trace:
+        assert counts(trace) == {"Helios": 2}
+        assert sorted(trace.query("SELECT job_id FROM jobs")["job_id"]) == ["Earth/1", "Venus/1"]
+        assert trace.clusters["Helios"].gpu_num == (133 + 143) * 8
+
+
+def test_a_trace_to_compare_with_is_marked(files):
+    folder = files(s=seren(1), k=kalos("a"))
+    with load(folder / "s.csv", compare=[folder / "k.csv"], now_s=NOW_S) as trace:
+        assert trace.compared == {"Kalos"}
+    with load(folder / "s.csv", compare={"Other": folder / "k.csv"}, now_s=NOW_S) as trace:
+        assert trace.compared == {"Other"}
+    with pytest.raises(BadUse, match="Seren is to be compared with itself"):
+        load(folder / "s.csv", compare=[folder / "s.csv"], now_s=NOW_S)
+
+
+def test_a_capacity_needs_no_name_where_there_is_one_cluster(files):
+    folder = files(s=seren(1), k=kalos("a"))
+    with load(folder / "s.csv", compare=[folder / "k.csv"], capacity=["2x8"], now_s=NOW_S) as trace:
+        assert trace.clusters["Seren"].gpu_num == 16
+        assert trace.clusters["Kalos"].gpu_num == 2416
+    with pytest.raises(BadUse, match="Which cluster is '2x8' of"):
+        load(folder / "s.csv", folder / "k.csv", capacity=["2x8"], now_s=NOW_S)
+    with pytest.raises(BadUse, match=r"given for 'Sern'\. The clusters are Seren"):
+        load(folder / "s.csv", capacity={"Sern": "2x8"}, now_s=NOW_S)
+    for wrong in ("2", "2x", "0x8", "x", "2x8x2", "-2x8", "twox8"):
+        with pytest.raises(BadUse, match="Expected NODESxGPUS, such as 286x8"):
+            load(folder / "s.csv", capacity={"Seren": wrong}, now_s=NOW_S)
+
+
+def test_bad_rows_fail_or_are_dropped_with_a_note(files):
+    folder = files(s=seren(1) + "2,u1,one\n")
+    with pytest.raises(BadTrace, match="line 3"):
+        load(folder / "s.csv", now_s=NOW_S)
+    with load(folder / "s.csv", bad_rows="drop", now_s=NOW_S) as trace:
+        assert counts(trace) == {"Seren": 1}
+        assert [(note.check, note.rows, note.action) for note in trace.notes] == [("unreadable-row", 1, "dropped")]
+
+
+def test_jobs_of_a_span_of_submissions(files):
+    folder = files(a=seren(1, day=1), b=seren(2, day=2), c=seren(3, day=3))
+    for since, until, ids in (
+        ("2023-03-02", None, ["2", "3"]),
+        (None, "2023-03-02T00:00:00", ["1"]),
+        ("2023-03-02", "2023-03-03T08:00:00+08:00", ["2"]),
+    ):
+        with load(folder, since=since, until=until, now_s=NOW_S) as trace:
+            assert trace.query("SELECT job_id FROM jobs ORDER BY 1")["job_id"].tolist() == ids
+            convert(trace, folder / f"store-{since}-{until}")
+    with load(folder / "store-2023-03-02-None", since="2023-03-03", now_s=NOW_S) as trace:
+        assert counts(trace) == {"Seren": 1}
+    with pytest.raises(BadUse, match="since is 'soon'"):
+        load(folder, since="soon", now_s=NOW_S)
+
+
+def test_a_span_without_a_beginning_keeps_jobs_of_unknown_submission(files):
+    unknown = seren(2).replace("2023-03-01 08:00:00+08:00", "")
+    folder = files(a=seren(1), b=unknown)
+    for since, until, n in ((None, "2023-03-09", 2), ("2023-02-01", None, 1), (None, None, 2)):
+        with load(folder, since=since, until=until, now_s=NOW_S) as trace:
+            assert counts(trace) == {"Seren": n}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"duration": "long"}, "duration is 'long'. Allowed: run, released"),
+        ({"bad_rows": "keep"}, "bad_rows is 'keep'. Allowed: fail, drop"),
+        ({"format": "acne"}, "There is no format 'acne'. Known are store, acme, philly"),
+        ({"format": "acme", "column_map": Path("x.toml")}, "Choose one"),
+        ({"zone": "Mars/Olympus"}, "no time zone 'Mars/Olympus'"),
+        ({"column_map": Path("not-there.toml")}, "not-there.toml"),
+    ],
+)
+def test_wrong_arguments_are_refused_before_anything_is_read(files, arguments, words):
+    folder = files(s=seren(1))
+    with pytest.raises(BadUse) as error:
+        load(folder / "s.csv", **arguments)
+    assert words in str(error.value)
+
+
+def test_what_is_not_there_or_not_known(files, tmp_path):
+    folder = files(s="a,b\n1,2\n")
+    with pytest.raises(NotFound, match="no file or folder"):
+        load(folder / "nothing.csv")
+    with pytest.raises(NotFound, match=r"no file or folder 'nothing\.csv'"):
+        load("NAME=nothing.csv")
+    with pytest.raises(BadUse, match="is no name of a cluster"):
+        load("../x=nothing.csv")
+    with pytest.raises(BadUse, match="No job records were given"):
+        load()
+    with pytest.raises(BadTrace) as error:
+        load(folder / "s.csv")
+    assert "no form of job records that is known" in str(error.value)
+    assert "--format" in str(error.value)
+    assert "--map" in str(error.value)
+    assert "AcmeTrace" in str(error.value)
+    with pytest.raises(BadTrace, match="No file in this folder"):
+        load(folder)
+    with pytest.raises(BadTrace, match="missing 'job_id'"):
+        load(folder / "s.csv", format="acme")
+
+
+def test_a_failed_or_closed_load_leaves_nothing_behind(files, monkeypatch):
+    folder = files(s=seren(1), bad=SEREN)
+    scratch = folder / "scratch"
+    scratch.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(scratch))
+    with pytest.raises(BadTrace):
+        load(folder / "s.csv", folder / "bad.csv")
+    assert list(scratch.iterdir()) == []
+    with load(folder / "s.csv", now_s=NOW_S):
+        assert len(list(scratch.iterdir())) == 1
+    assert list(scratch.iterdir()) == []
+    trace = load(folder / "s.csv", now_s=NOW_S)
+    del trace
+    assert list(scratch.iterdir()) == []
+
+
+def test_progress_is_told_by_bytes(files):
+    folder = files(s=seren(1), k=kalos("a"))
+    told = []
+    load(folder, progress=lambda *what: told.append(what), now_s=NOW_S).close()
+    sizes = [(folder / name).stat().st_size for name in ("k.csv", "s.csv")]
+    assert told == [
+        ("Reading k.csv", 0, sum(sizes)),
+        ("Reading s.csv", sizes[0], sum(sizes)),
+        ("Reading", sum(sizes), sum(sizes)),
+        ("Checking", 0, None),
+    ]
+
+
+def test_a_column_map_reads_what_no_adapter_knows(files):
+    folder = files(s="id,n\n1,4\n2,8\n", k=kalos("a"))
+    (folder / "site.toml").write_text('[columns]\njob_id = "id"\ngpu_num = "n"\n[cluster]\nname = "Site"\n')
+    compared = [folder / "k.csv"]
+    with load(folder / "s.csv", column_map=folder / "site.toml", compare=compared, now_s=NOW_S) as trace:
+        assert counts(trace) == {"Kalos": 1, "Site": 2}
+
+
+def test_a_ledger_is_read_by_its_url_or_its_file(tmp_path):
+    from holdfast.core.ledger import Ledger
+
+    path = tmp_path / "ledger.db"
+    Ledger.open(f"sqlite:///{path}").close()
+    for given in (f"sqlite:///{path}", str(path), f"mine=sqlite:///{path}"):
+        with pytest.raises(BadTrace, match="holds no run that was started"):
+            load(given)
+    with pytest.raises(HoldfastError, match="cannot be opened"):
+        load("nonsense://")
+
+
+def test_every_published_trace_at_once():
+    paths = [DATA / "philly_sia/philly.csv", DATA / "alibaba_v2023_openb/openb_pod_list_default.csv"]
+    if not all(path.exists() for path in paths):
+        pytest.skip("published traces are not here")
+    with load(paths[0], compare=[paths[1]], now_s=NOW_S) as trace:
+        assert counts(trace) == {"Philly": 82_247, "openb": 8_152}
+        assert trace.compared == {"openb"}
