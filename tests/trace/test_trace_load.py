@@ -78,6 +78,19 @@ def test_files_of_one_cluster_are_joined_and_doubles_are_found(files):
         assert (note.check, note.rows, note.examples) == ("repeated-job-id", 1, ("2",))
 
 
+def test_files_of_one_cluster_with_other_columns_are_joined_by_name(files):
+    folder = files(a=seren("a1"), k=kalos("k1", "k2"))
+    with load(f"X={folder}/a.csv", now_s=NOW_S) as trace:
+        convert(trace, folder / "store")
+    with load(folder / "store", f"X={folder}/k.csv", now_s=NOW_S) as trace:
+        rows = list(trace.query("SELECT job_id, type, gpu_num, mem_gb FROM jobs ORDER BY job_id").rows())
+        assert str(rows) == str(
+            [("a1", "SFT", 8.0, float("nan")), ("k1", "Pretrain", 16.0, 200.0), ("k2", "Pretrain", 16.0, 200.0)]
+        )
+        assert trace.has("mem_gb", cluster="X")
+        assert trace.clusters["X"].node_num == 286, "what the first said"
+
+
 def test_a_folder_is_read_whole_and_what_nobody_knows_is_passed_over(files):
     folder = files(a=seren(1))
     (folder / "README.md").write_text("# not jobs\n")
@@ -137,6 +150,8 @@ def test_a_capacity_needs_no_name_where_there_is_one_cluster(files):
     with load(folder / "s.csv", compare=[folder / "k.csv"], capacity=["2x8"], now_s=NOW_S) as trace:
         assert trace.clusters["Seren"].gpu_num == 16
         assert trace.clusters["Kalos"].gpu_num == 2416
+    with load(folder / "s.csv", compare=[folder / "k.csv"], capacity=["Kalos=2x8"], now_s=NOW_S) as trace:
+        assert (trace.clusters["Seren"].gpu_num, trace.clusters["Kalos"].gpu_num) == (2288, 16)
     with pytest.raises(BadUse, match="Which cluster is '2x8' of"):
         load(folder / "s.csv", folder / "k.csv", capacity=["2x8"], now_s=NOW_S)
     with pytest.raises(BadUse, match=r"given for 'Sern'\. The clusters are Seren"):
@@ -144,6 +159,17 @@ def test_a_capacity_needs_no_name_where_there_is_one_cluster(files):
     for wrong in ("2", "2x", "0x8", "x", "2x8x2", "-2x8", "twox8"):
         with pytest.raises(BadUse, match="Expected NODESxGPUS, such as 286x8"):
             load(folder / "s.csv", capacity={"Seren": wrong}, now_s=NOW_S)
+
+
+def test_telemetry_is_attached_to_its_cluster(files, monkeypatch):
+    from holdfast.trace import telemetry
+
+    attached = []
+    monkeypatch.setattr(telemetry, "attach", lambda trace, where, *, cluster: attached.append((cluster, where)))
+    folder = files(s=seren(1), k=kalos("a"))
+    places = ["here", "Kalos=there", "http://prometheus:9090/?a=b"]
+    load(folder / "s.csv", compare=[folder / "k.csv"], metrics=places, now_s=NOW_S).close()
+    assert attached == [("Seren", "here"), ("Kalos", "there"), ("Seren", "http://prometheus:9090/?a=b")]
 
 
 def test_bad_rows_fail_or_are_dropped_with_a_note(files):

@@ -147,9 +147,8 @@ def report(
             from holdfast.trace.spread import load_spread
 
             trace = load_spread(
-                *jobs, compare=compare, workers=workers_named(on, limit=workers), folder=parts, options=reading,
-                progress=show,
-            )  # fmt: skip
+                *jobs, compare=compare, workers=workers_named(on, limit=workers), folder=parts, progress=show, **reading
+            )
         else:
             trace = load(*jobs, compare=compare, progress=show, **reading)
         with trace:

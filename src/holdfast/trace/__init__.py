@@ -1,7 +1,7 @@
 """WHERE TIME GOES: from job records and telemetry of any cluster to one report.
 
-Enter files of job records (`sources`, an adapter a form) and telemetry (`telemetry`); leaves a page with every figure and
-its data (`report`). The stages, in order:
+Enter files of job records (`sources`, an adapter a form) and telemetry (`telemetry`); leaves a page with every figure
+and its data (`report`). The stages, in order:
 
 | module | one idea |
 |---|---|

@@ -91,8 +91,9 @@ def load(
         connection.execute("SET VARIABLE zone = $1", [zone])
         set_span(connection, since, until)
         readings, compared = _read_all(connection, inputs, chosen, progress)
-        own = [name for name in _names(readings) if name not in compared]
-        readings = [tell_types(connection, reading, rules) for reading in _sized(readings, _by_name(capacity, own))]
+        known = [cluster.name for reading in readings for cluster in reading.clusters]
+        readings = _sized(readings, dict(by_cluster(capacity, known, compared)))
+        readings = [tell_types(connection, reading, rules) for reading in readings]
         if progress:
             progress("Checking", 0, None)
         now_s = time.time() if now_s is None else now_s
@@ -100,7 +101,7 @@ def load(
             replace(reading, notes=reading.notes + check_jobs(connection, reading, now_s=now_s)) for reading in readings
         ]
         trace = Trace(connection, scratch, readings, duration=duration, compared=compared)
-        for name, where in _by_name(metrics, own).items():
+        for name, where in by_cluster(metrics, known, compared):
             _attach(trace, name, where)
     except BaseException:
         connection.close()
@@ -147,27 +148,35 @@ def _read_all(
     return readings, frozenset(name for name, compared in owner.items() if compared)
 
 
-def _names(readings: Sequence[Reading]) -> list[str]:
-    return [cluster.name for reading in readings for cluster in reading.clusters]
+def by_cluster(
+    given: Mapping[str, str] | Sequence[str | Path], known: Sequence[str], compared: frozenset[str]
+) -> list[tuple[str, str]]:
+    """What was given for clusters, with their names; `NAME=WHAT`, or WHAT alone where there is one cluster.
 
+    Args:
+        given: by name, or texts.
+        known: names of all clusters.
+        compared: those that are only there to be compared with.
 
-def _by_name(given: Mapping[str, str] | Sequence[str | Path], clusters: Sequence[str]) -> dict[str, str]:
-    """What was given for clusters, by their names; `NAME=WHAT`, or WHAT alone where there is one cluster."""
+    Raises:
+        BadUse: a text names no cluster, and there are several.
+    """
     if isinstance(given, Mapping):
-        return dict(given)
-    named = {}
+        return list(given.items())
+    own = [name for name in known if name not in compared]
+    named = []
     for text in map(str, given):
-        name, equals, what = text.partition("=")
-        if not equals or name not in clusters:
-            if len(clusters) != 1:
-                raise BadUse(f"Which cluster is {text!r} of? Give NAME={text}, NAME one of {', '.join(clusters)}.")
-            name, what = clusters[0], text
-        named[name] = what
+        name, _, what = text.partition("=")
+        if name not in known:
+            if len(own) != 1:
+                raise BadUse(f"Which cluster is {text!r} of? Give NAME={text}, NAME one of {', '.join(known)}.")
+            name, what = own[0], text
+        named.append((name, what))
     return named
 
 
 def _sized(readings: Sequence[Reading], capacity: Mapping[str, str]) -> list[Reading]:
-    known = _names(readings)
+    known = [cluster.name for reading in readings for cluster in reading.clusters]
     if unknown := sorted(set(capacity) - set(known)):
         raise BadUse(f"A capacity was given for {unknown[0]!r}. The clusters are {', '.join(known)}.")
     return [
@@ -184,7 +193,7 @@ def _sized(readings: Sequence[Reading], capacity: Mapping[str, str]) -> list[Rea
 
 
 def _attach(trace: Trace, cluster: str, where: str) -> None:
-    from holdfast.trace.telemetry.attach import attach
+    from holdfast.trace.telemetry import attach
 
     attach(trace, where, cluster=cluster)
 

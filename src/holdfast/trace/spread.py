@@ -11,7 +11,8 @@ import shutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,7 +20,7 @@ from holdfast.core.atomic import write_atomic
 from holdfast.core.errors import HoldfastError
 from holdfast.trace import aggregates
 from holdfast.trace.errors import LeftOut
-from holdfast.trace.load import load
+from holdfast.trace.load import by_cluster, load
 from holdfast.trace.sources.recognition import Input, recognised
 from holdfast.trace.sources.stored import JOBS_FILE, is_store
 from holdfast.trace.store import merge_partials, write_partials
@@ -43,9 +44,6 @@ class Part:
     jobs: str = ""
     """`NAME=PATH` or a path, as `load` takes it."""
     compared: bool = False
-    since: str | None = None
-    until: str | None = None
-    """Submissions of a month, as `load` takes it."""
     options: Mapping[str, Any]
     """Further arguments of `load`."""
     telemetry: str = ""
@@ -65,22 +63,22 @@ class Part:
 def load_spread(
     *paths: str,
     compare: Sequence[str] = (),
-    telemetry: Mapping[str, Sequence[str]] | None = None,
+    metrics: Sequence[str] = (),
     workers: "Workers",
     folder: Path,
-    options: Mapping[str, Any] | None = None,
     progress: "Progress | None" = None,
+    **options: Any,
 ) -> "Trace":
     """Read job records and telemetry with many workers.
 
     Args:
-        paths: as `load` takes them; every file is a part, of a store every month.
+        paths: as `load` takes them; every file is a part, of a store every month of submission.
         compare: traces that are only there to be compared with, as `load` takes them.
-        telemetry: by cluster, files or folders; every file is a part.
+        metrics: telemetry, as `load` takes it; every file is a part.
         workers: what runs the parts (`holdfast.cluster.workers`).
         folder: where parts leave their results and logs; what is there already is not read again. All workers share it.
-        options: further arguments of `load`.
         progress: told after each part: description, parts done, parts in all.
+        options: further arguments of `load`.
 
     Raises:
         HoldfastError: a part failed; with the end of its log.
@@ -88,14 +86,10 @@ def load_spread(
     """
     from holdfast.cluster import Task
 
-    options = dict(options or {})
     parts = [part for path in paths for part in _job_parts(path, options, compared=False)]
-    parts += [part for path in compare for part in _job_parts(path, options, compared=True)]
-    measured = {
-        cluster: [part for where in places for part in _telemetry_parts(where)]
-        for cluster, places in (telemetry or {}).items()
-    }
-    everything = parts + [part for some in measured.values() for part in some]
+    parts += [part for path in compare for part in _job_parts(path, {**options, "capacity": ()}, compared=True)]
+    measured = [(given, part) for given in metrics for part in _telemetry_parts(given)]
+    everything = [*parts, *(part for _, part in measured)]
     folder.mkdir(parents=True, exist_ok=True)
     tasks = []
     for name, part in {part.name: part for part in everything}.items():
@@ -116,8 +110,8 @@ def load_spread(
             if progress:
                 progress("Reading in parts", number, len(tasks))
     trace = merge_partials([folder / part.name for part in parts])
-    for cluster, some in measured.items():
-        for part in some:
+    for given, part in measured:
+        for cluster, _ in by_cluster([given], list(trace.clusters), trace.compared):
             attach(trace, folder / part.name, cluster=cluster)
     return trace
 
@@ -125,10 +119,11 @@ def load_spread(
 def _job_parts(given: str, options: Mapping[str, Any], *, compared: bool) -> Iterator[Part]:
     one = Input.of(given)
     prefix = f"{one.name}=" if one.name else ""
-    if is_store(one.path):
+    if is_store(one.path) and not (options.get("since") or options.get("until")):
         for since, until in _months(one.path):
-            yield Part(jobs=f"{prefix}{one.path}", compared=compared, since=since, until=until, options=options)
-    elif one.path.is_file() or options.get("format") or options.get("column_map"):
+            month = {**options, "since": since, "until": until}
+            yield Part(jobs=f"{prefix}{one.path}", compared=compared, options=month)
+    elif is_store(one.path) or one.path.is_file() or options.get("format") or options.get("column_map"):
         yield Part(jobs=f"{prefix}{one.path}", compared=compared, options=options)
     else:
         for file, source in recognised(one, None):
@@ -150,11 +145,12 @@ def _months(store: Path) -> list[tuple[str | None, str | None]]:
             ).fetchall()
         ]
     cuts = [None, *firsts[1:], None]
-    return list(zip(cuts, cuts[1:], strict=False))
+    return list(pairwise(cuts))
 
 
 def _telemetry_parts(where: str) -> Iterator[Part]:
-    for given in telemetry_in(Path(where)):
+    path = Path(where) if Path(where).exists() else Path(where.partition("=")[2])
+    for given in telemetry_in(path):
         yield Part(telemetry=str(given.path), metric=given.metric.name if given.metric else None, options={})
 
 
@@ -166,7 +162,7 @@ def read_part(part: Part, result: Path) -> None:
         convert_telemetry(part.telemetry, building, metric=part.metric)
     else:
         jobs, compare = ((), (part.jobs,)) if part.compared else ((part.jobs,), ())
-        with load(*jobs, compare=compare, since=part.since, until=part.until, **part.options) as trace:
+        with load(*jobs, compare=compare, **part.options) as trace:
             write_partials(trace, building, _of_jobs(trace))
     building.replace(result)
 

@@ -188,6 +188,9 @@ def test_good_rows_cost_nothing_where_bad_ones_are_dropped(folder):
 def test_a_quote_that_does_not_close_is_never_dropped_with_what_follows(folder):
     content = HEADER + GOOD + 'a,"1,1,,\n' + GOOD * 3
     assert fault(folder / "jobs.csv", content, bad_rows="drop").line == 3
+    # Also where other rows are bad before, more of them than are told.
+    content = HEADER + GOOD + "b,many,1,,\n" * 9 + 'a,"1,1,,\n' + GOOD * 3
+    assert fault(folder / "jobs.csv", content, bad_rows="drop").line == 12
 
 
 def test_a_file_of_bad_rows_alone_holds_no_job(folder):

@@ -226,7 +226,7 @@ def test_one_column_cannot_be_a_number_and_a_text(mapped, tmp_path):
         ("", "no [columns]"),
         ("[columns]\n", "no [columns]"),
         ("columns = 3\n", "columns: Expected a table"),
-        ('[colums]\njob_id = "a"\n', "no section 'colums'. Allowed: columns, states, types, cluster, file"),
+        ('[kolumns]\njob_id = "a"\n', "no section 'kolumns'. Allowed: columns, states, types, cluster, file"),
         ('[columns]\njobid = "a"\n', f"columns.jobid: Jobs have no column 'jobid'. Allowed: {', '.join(MAPPABLE)}"),
         ("[columns]\njob_id = 3\n", "columns.job_id: Expected the name of a column"),
         ("[columns]\ngpu_num = {scale = 3}\n", "Expected the name of a column"),

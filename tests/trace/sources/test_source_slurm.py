@@ -135,6 +135,17 @@ def test_carriage_returns_byte_order_marks_and_compression(tmp_path):
         assert [(row["job_id"], row["name"]) for row in rows] == [("7", "train"), ("8", "train")]
 
 
+def test_a_compressed_file_that_is_damaged_or_of_another_kind(tmp_path):
+    packed = tmp_path / "jobs.txt.gz"
+    packed.write_bytes(gzip.compress("\n".join([FIELDS, *(record(str(n)) for n in range(3000)), ""]).encode())[:-2000])
+    with pytest.raises(BadTrace, match=r"jobs\.txt\.gz: The file cannot be read"):
+        read_file(SOURCE, packed)
+    other = tmp_path / "jobs.json.zst"
+    other.write_bytes(b"\x28\xb5\x2f\xfd")
+    with pytest.raises(BadTrace):
+        read_file(SOURCE, other)
+
+
 def test_steps_are_no_jobs(write):
     path = write(record("7"), record("7.batch"), record("7.extern"), record("7.0"), record("8.interactive"))
     reading, rows = read_file(SOURCE, path)

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import duckdb
@@ -18,6 +19,7 @@ from holdfast.trace import aggregates
 from holdfast.trace.errors import BadTrace
 from holdfast.trace.telemetry import attach, convert, value_counts
 from holdfast.trace.telemetry.store import Store
+from holdfast.trace.telemetry.wide_csv import blocks
 from holdfast.trace.trace import Trace, open_scratch
 
 NAMES = ("metric_values", "metric_hours", "metric_devices", "xid_onsets")
@@ -127,6 +129,19 @@ def test_a_folder_of_months_and_metrics_adds_up(tmp_path):
             assert trace.query("SELECT count(*) AS n FROM devices")["n"][0] == 9
 
 
+def test_progress_is_told_to_the_last_byte(tmp_path):
+    (tmp_path / "kalos").mkdir()
+    names = ("GPU_TEMP", "FB_USED")
+    files = [write_wide(tmp_path / "kalos" / f"{name}.csv", rows=90, devices=3, seed=1) for name in names]
+    told: list[tuple[str, float, float | None]] = []
+    convert(tmp_path / "kalos", tmp_path / "store", progress=lambda *what: told.append(what))
+    total = sum(path.stat().st_size for path in files)
+    assert {name for name, _, _ in told} == {"Reading GPU_TEMP.csv", "Reading FB_USED.csv"}
+    assert [done for _, done, _ in told] == sorted(done for _, done, _ in told)
+    heads = sum(len(path.read_bytes().splitlines()[0]) + 1 for path in files)
+    assert told[-1][1:] == (total - heads, total)
+
+
 def test_two_clusters_keep_apart(tmp_path):
     path = write_wide(tmp_path / "GPU_TEMP.csv", rows=30, devices=4, seed=6)
     store = convert(path, tmp_path / "store")
@@ -233,6 +248,8 @@ def test_a_repeated_time_found_late_is_not_written_twice(tmp_path, monkeypatch):
     header, *lines = path.read_text().splitlines()
     path.write_text("\n".join([header, *lines[:500], lines[3], *lines[500:]]) + "\n")
     monkeypatch.setattr("holdfast.trace.telemetry.scan.PART_BYTES", 4000)
+    monkeypatch.setattr("holdfast.trace.telemetry.store.PART_SAMPLES", -1)  # every block is a part
+    monkeypatch.setattr("holdfast.trace.telemetry.scan.blocks", partial(blocks, block_bytes=1000))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
     store = convert(path, tmp_path / "store")
     (samples,) = duckdb.sql(f"SELECT count(*) FROM '{store.folder}/samples/*/date=*/*.parquet'").fetchall()[0]

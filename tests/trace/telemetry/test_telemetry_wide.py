@@ -174,13 +174,13 @@ def test_a_repeated_time_counts_once_wherever_it_is(tmp_path, threads):
     ("line", "field", "problem", "column"),
     [
         (3, "idle", "'idle' is no number", "10.0.0.0-1"),
-        (903, "1_0", "'1_0' is no number", "10.0.0.0-1"),
-        (903, "a text that is longer than sixteen bytes", "is no number", "10.0.0.0-1"),
-        (500, "1,2", "5 fields, where the first line has 4", None),
+        (8903, "1_0", "'1_0' is no number", "10.0.0.0-1"),
+        (8903, "a text that is longer than sixteen bytes", "is no number", "10.0.0.0-1"),
+        (8903, "1,2", "5 fields, where the first line has 4", None),
     ],
 )
 def test_a_bad_field_is_found(tmp_path, line, field, problem, column):
-    path = write_wide(tmp_path / "GPU_UTIL.csv", [["1", "2", "3"] for _ in range(1000)])
+    path = write_wide(tmp_path / "GPU_UTIL.csv", [["1", "2", "3"] for _ in range(9000)])  # two blocks
     lines = path.read_text().splitlines()
     parts = lines[line - 1].split(",")
     lines[line - 1] = ",".join([*parts[:2], field, *parts[3:]])

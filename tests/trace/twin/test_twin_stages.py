@@ -175,7 +175,7 @@ def test_bins_are_the_published_ones():
 
 
 @pytest.mark.parametrize("cluster", ["seren", "kalos"])
-def test_the_carried_joint_table_is_the_solution(cluster, tmp_path):
+def test_the_carried_joint_table_meets_its_conditions(cluster):
     tables = joint.read_tables(cluster)
     margins = joint.margins_of(tables)
     conditions = joint.conditions_of(margins, tables["gpu_num"])
@@ -183,13 +183,22 @@ def test_the_carried_joint_table_is_the_solution(cluster, tmp_path):
     assert carried.sum(axis=1) == pytest.approx(margins.durations, abs=1e-6)
     for condition in conditions.tilts:
         met = condition.weights @ carried.ravel()
-        # Counts within a job or two in a thousand, quartiles inside their margin, GPU time within 1.5 points:
-        # the rest is durations' places within their bins.
-        slack = 150 * condition.scale if condition.feature is not None else 12 * condition.scale
+        # GPU time within 0.2 points (shares are rounded to 0.1, and eight jobs have none); counts to the last digit;
+        # quartiles inside their margin.
+        slack = 0.2 if condition.feature is not None else condition.scale
         assert met >= condition.target - slack
         assert condition.at_least or met <= condition.target + slack
+
+
+@pytest.mark.slow
+def test_solving_again_gives_the_carried_tables(tmp_path):
     joint.write_solutions(tmp_path)
-    texts = [(folder / f"{cluster}_joint.csv").read_text() for folder in (tmp_path, TABLES)]
-    again, kept = (np.array([row.split(",")[2:] for row in text.split()[1:]], dtype=float) for text in texts)
-    assert again.sum() == pytest.approx(kept.sum(), rel=1e-3)
-    assert again[again > 100].sum() == pytest.approx(kept[kept > 100].sum(), rel=0.01)
+    for name in ("seren_joint.csv", "kalos_joint.csv"):
+        texts = [(folder / name).read_text() for folder in (tmp_path, TABLES)]
+        again, kept = (
+            {tuple(row.split(",")[:2]): np.array(row.split(",")[2:], dtype=float) for row in text.split()[1:]}
+            for text in texts
+        )
+        for key, cells in kept.items():
+            if cells.sum() > 100:
+                assert again[key] == pytest.approx(cells, rel=0.05, abs=2), key

@@ -131,7 +131,7 @@ class _Text:
             raise self.bad(f"expected objects of at most {LONGEST_OBJECT_CHARACTERS >> 20} MiB.")
         read = self._file.read(characters)
         self._ended = not read
-        pass  # counts what is about to be forgotten
+        _ = self.line  # counts what is about to be forgotten
         self._buffer = self._buffer[self._at :] + read
         self._at = self._counted_to = 0
         return bool(read)

@@ -4,7 +4,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
-from zoneinfo import ZoneInfo
 
 from holdfast.trace.clusters import Cluster
 from holdfast.trace.sources.plain_text import csv_header, head
@@ -13,7 +12,7 @@ from holdfast.trace.sources.rows import read_rows
 if TYPE_CHECKING:
     import duckdb
 
-__all__ = ["Note", "Reading", "Source", "assumed_zone", "csv_header", "drops_bad_rows", "head", "read_rows"]
+__all__ = ["Note", "Reading", "Source", "csv_header", "drops_bad_rows", "head", "read_rows"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +74,3 @@ def drops_bad_rows(connection: "duckdb.DuckDBPyConnection") -> bool:
     """Whether rows that cannot be read are to be dropped and counted, in place of failing: `load` says so."""
     row = connection.execute("SELECT getvariable('bad_rows')").fetchone()
     return row is not None and row[0] == "drop"
-
-
-def assumed_zone(connection: "duckdb.DuckDBPyConnection") -> ZoneInfo | None:
-    """The zone of times that are written without one, where the user said so to `load`."""
-    row = connection.execute("SELECT getvariable('zone')").fetchone()
-    return ZoneInfo(row[0]) if row and row[0] else None

@@ -145,7 +145,7 @@ def read_sacct(
 def _steps_of_regular(connection: "duckdb.DuckDBPyConnection", path: Path, source: str) -> tuple[int, list[str]] | None:
     """How many job steps there are and the ids of a few, where the database can split the file; else None.
 
-    It can where every line is one record.
+    It can where every line is one record: as many as there are line breaks, whatever the database took for one.
     """
     import duckdb
 
@@ -153,8 +153,6 @@ def _steps_of_regular(connection: "duckdb.DuckDBPyConnection", path: Path, sourc
     try:
         with opened(path) as file:
             while block := file.read(LONGEST_LINE):
-                if b"\r" in block:  # of which the database makes line ends, or an empty file
-                    return None
                 lines += block.count(b"\n")
                 ended = block.endswith(b"\n")
         count, irregular, steps, examples = connection.execute(
@@ -174,7 +172,7 @@ class _Export:
 
     def __init__(self, path: Path, *, drop: bool) -> None:
         self._path, self._drop = path, drop
-        header = head(path, LONGEST_LINE).lstrip("\ufeff").partition("\n")[0].rstrip("\r")
+        header = head(path).lstrip("\ufeff").partition("\n")[0].rstrip("\r")
         self._fields, self._separator = _fields_of(header)
         self._header = header
         if "State" not in self._fields or {"JobID", "JobIDRaw"}.isdisjoint(self._fields):

@@ -18,6 +18,8 @@ def opened_text(path: Path) -> Iterator[TextIO]:
     Raises:
         BadTrace: it cannot be read, also while it is being read.
     """
+    if path.suffix == ".zst":  # which Python reads from 3.14 only
+        raise BadTrace(path, "It is compressed by Zstandard.", next_step="Unpack it: zstd -d FILE.")
     try:
         with opened(path) as file:
             yield io.TextIOWrapper(cast("io.BufferedReader", file), "utf-8-sig", errors="replace", newline="\n")

@@ -14,6 +14,7 @@ from holdfast.trace.telemetry.dictionary import Ids
 from holdfast.trace.telemetry.inputs import Given, telemetry_in
 from holdfast.trace.telemetry.long import open_long, summary_of_long
 from holdfast.trace.telemetry.metrics import Metric, metric_named
+from holdfast.trace.telemetry.progress import BytesRead, Progress
 from holdfast.trace.telemetry.prometheus import Span, fetch
 from holdfast.trace.telemetry.prometheus_http import Prometheus
 from holdfast.trace.telemetry.scan import scan_wide
@@ -71,6 +72,7 @@ def attach(
     columns: Mapping[str, str] | None = None,
     span: Span | None = None,
     folder: Path | str | None = None,
+    progress: Progress | None = None,
 ) -> None:
     """Give a trace the telemetry of a cluster: its aggregates `metric_*` and `xid_onsets`, and the table `devices`.
 
@@ -84,6 +86,7 @@ def attach(
         columns: of a long Parquet file, what its columns are called: see `long.NAMES`.
         span: which time to fetch from a Prometheus.
         folder: the store to fetch it into; what is there is not fetched again.
+        progress: told how much is read of how much.
 
     Raises:
         BadUse: there is no telemetry there, or a server refuses.
@@ -95,11 +98,21 @@ def attach(
             raise BadUse(
                 "A Prometheus was given without a time or a folder. Give a span and a folder to fetch it into."
             )
-        where = fetch(Prometheus(str(where)), folder, span, metrics=[metric] if metric else None).folder
-    for given in telemetry_in(Path(where), metric=metric):
+        where = fetch(
+            Prometheus(str(where)), folder, span, metrics=[metric] if metric else None, progress=progress
+        ).folder
+    found = telemetry_in(Path(where), metric=metric)
+    read = BytesRead(progress, [given.path for given in found if given.form == "wide"])
+    for given in found:
         if given.form == "wide":
             assert given.metric is not None
-            adopt(trace, summary_of_scan(scan_wide(given.path, given.metric, factor=given.factor), cluster), cluster)
+            adopt(
+                trace,
+                summary_of_scan(
+                    scan_wide(given.path, given.metric, factor=given.factor, progress=read.of(given.path)), cluster
+                ),
+                cluster,
+            )
         else:
             for summary, rows in _summaries(trace.connection, given, cluster, columns):
                 ids = adopt(trace, summary, cluster)

@@ -12,6 +12,7 @@ from holdfast.trace.telemetry.devices import device_named
 from holdfast.trace.telemetry.inputs import Given, telemetry_in
 from holdfast.trace.telemetry.long import LongSource, open_long, summary_of_long
 from holdfast.trace.telemetry.metrics import METRICS, Metric
+from holdfast.trace.telemetry.progress import BytesRead, Progress
 from holdfast.trace.telemetry.scan import scan_wide
 from holdfast.trace.telemetry.store import MetricWriter, PartWriter, Store, open_database
 from holdfast.trace.telemetry.summary import AGGREGATES, Columns, Summary, summary_of_scan
@@ -24,7 +25,12 @@ if TYPE_CHECKING:
 
 
 def convert(
-    where: Path | str, folder: Path | str, *, metric: str | None = None, columns: Mapping[str, str] | None = None
+    where: Path | str,
+    folder: Path | str,
+    *,
+    metric: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
 ) -> Store:
     """Convert the telemetry of a file, or of a folder of them, into a store; a metric that is there is left as it is.
 
@@ -35,6 +41,7 @@ def convert(
         folder: the store; made where it is not there.
         metric: what a file is of whose name does not tell.
         columns: of a long Parquet file, what its columns are called: see `long.NAMES`.
+        progress: told how much is read of how much.
 
     Raises:
         BadUse: there is no telemetry, the folder is something else, or holds the metric from other files.
@@ -42,6 +49,7 @@ def convert(
     """
     given = telemetry_in(Path(where), metric=metric)
     store = Store.create(Path(folder))
+    read = BytesRead(progress, [one.path for one in given if one.form == "wide"])
     with open_database() as connection:
         found: dict[str, list[Given | LongSource]] = {}
         for one in given:
@@ -51,12 +59,16 @@ def convert(
                 assert source.metric is not None
                 found.setdefault(source.metric.name, []).append(source)
         for name in sorted(found, key=list(METRICS).index):
-            _convert_metric(store, METRICS[name], found[name], connection)
+            _convert_metric(store, METRICS[name], found[name], connection, read)
     return store
 
 
 def _convert_metric(
-    store: Store, metric: Metric, files: Sequence[Given | LongSource], connection: "duckdb.DuckDBPyConnection"
+    store: Store,
+    metric: Metric,
+    files: Sequence[Given | LongSource],
+    connection: "duckdb.DuckDBPyConnection",
+    read: BytesRead,
 ) -> None:
     sources = [_identity(one.path) for one in files]
     if there := store.manifest(metric):
@@ -69,7 +81,9 @@ def _convert_metric(
     writer = MetricWriter(store, metric, connection)
     try:
         summaries = [
-            _convert_wide(writer, one, connection) if isinstance(one, Given) else _convert_long(writer, one, connection)
+            _convert_wide(writer, one, connection, read)
+            if isinstance(one, Given)
+            else _convert_long(writer, one, connection)
             for one in files
         ]
         tables = {name: _merged(name, summaries, connection) for name in AGGREGATES}
@@ -100,10 +114,12 @@ class _WideConversion:
         return self.parts[-1]
 
 
-def _convert_wide(writer: MetricWriter, given: Given, connection: "duckdb.DuckDBPyConnection") -> Summary:
+def _convert_wide(
+    writer: MetricWriter, given: Given, connection: "duckdb.DuckDBPyConnection", read: BytesRead
+) -> Summary:
     """The file's samples into parts; its summary, with the store's ids."""
     conversion = _WideConversion(writer, connection)
-    scan = scan_wide(given.path, writer.metric, factor=given.factor, watcher=conversion)
+    scan = scan_wide(given.path, writer.metric, factor=given.factor, watcher=conversion, progress=read.of(given.path))
     for part in conversion.parts:
         part.flush()
     summary = summary_of_scan(scan, "")

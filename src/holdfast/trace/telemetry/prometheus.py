@@ -11,7 +11,7 @@ import json
 import math
 import re
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -24,6 +24,7 @@ from holdfast.trace.sources.reading import Note
 from holdfast.trace.telemetry.devices import Device
 from holdfast.trace.telemetry.long import steps_of
 from holdfast.trace.telemetry.metrics import METRICS, Metric, metric_named
+from holdfast.trace.telemetry.progress import Progress
 from holdfast.trace.telemetry.prometheus_http import MOST_POINTS, AnswerTooLarge, Prometheus, Series
 from holdfast.trace.telemetry.store import DAY_US, Store, finish_metric, open_database, write_parquet
 from holdfast.trace.telemetry.summary import quoted, summary_of_rows
@@ -89,7 +90,7 @@ def fetch(
     metrics: Sequence[str] | None = None,
     matchers: str = "",
     expressions: dict[str, str] | None = None,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Progress | None = None,
 ) -> Store:
     """Fetch metrics into a store; those that are there are left, those half fetched are gone on with.
 
@@ -100,7 +101,7 @@ def fetch(
         metrics: names of `metrics.METRICS`; None: all that the server has.
         matchers: more conditions on every series, as PromQL writes them: `cluster="a",modelName=~"H100.*"`.
         expressions: PromQL for some metrics in place of the usual; `$matchers` and `$window` may stand in it.
-        progress: told metric, chunks done and chunks.
+        progress: told how many chunks of how many are there.
 
     Raises:
         BadUse: a metric is not known, the server refuses, or the store holds another fetch of the metric.
@@ -178,7 +179,7 @@ class _Fetch:
         write_atomic(path, json.dumps(plan).encode())
         return True
 
-    def run(self, progress: Callable[[str, int, int], None] | None) -> None:
+    def run(self, progress: Progress | None) -> None:
         """Fetch what is not there yet, and finish the metric."""
         chunks = [(shard, chunk) for chunk in self._span.chunks(self._points) for shard in self._shards]
         for number, (shard, chunk) in enumerate(chunks):
@@ -186,7 +187,7 @@ class _Fetch:
             if not mark.exists():
                 write_atomic(mark, json.dumps(self._fetch_chunk(number, shard, chunk)).encode())
             if progress:
-                progress(self._metric.name, number + 1, len(chunks))
+                progress(f"Fetching {self._metric.name}", number + 1, len(chunks))
         self._finish()
 
     def _query(self, shard: str) -> str:

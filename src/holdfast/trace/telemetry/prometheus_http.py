@@ -173,7 +173,7 @@ class Prometheus:
             except urllib.error.HTTPError as error:
                 with error:
                     message = _error_of(error)
-                if True:
+                if error.code not in PASSING:
                     self._refuse(error.code, message)
                 problem = f"answered {error.code} {message}".strip()
             except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:

@@ -86,6 +86,7 @@ def scan_wide(
     values_only: bool = False,
     threads: int | None = None,
     watcher: Watcher | None = None,
+    progress: Callable[[int], None] | None = None,
 ) -> Scan:
     """Read a wide file once; a row whose time was there before is left out, as AcmeTrace's own script does.
 
@@ -96,6 +97,7 @@ def scan_wide(
         values_only: only count values.
         threads: how many, by default one a core; each holds a few MB.
         watcher: sees every block too.
+        progress: told how many more bytes are read, by any of the threads.
 
     Raises:
         BadTrace: the file is not readable as such; says where.
@@ -108,7 +110,7 @@ def scan_wide(
     if watcher:
         watcher.begin(wide)
     sees = [watcher.thread() if watcher else None for _ in ranges]
-    readers = [_Reader(wide, metric, factor, values_only, see) for see in sees]
+    readers = [_Reader(wide, metric, factor, values_only, see, progress) for see in sees]
     _run([reader.read for reader in readers], ranges)
     found = [reader.scan for reader in readers]
     times = [np.concatenate(reader.times) if reader.times else np.empty(0, dtype=np.int64) for reader in readers]
@@ -171,6 +173,7 @@ class _Reader:
         factor: float,
         values_only: bool,
         see: See | None,
+        progress: Callable[[int], None] | None,
     ) -> None:
         devices = len(wide.devices)
         self.scan = Scan(
@@ -183,12 +186,14 @@ class _Reader:
         )
         self.times: list[npt.NDArray[np.int64]] = []
         self._fields = FieldValues(metric, factor)
-        self._see = see
+        self._see, self._progress = see, progress
         self._seen_us: set[int] = set()
 
     def read(self, low: int, high: int) -> None:
         scan = self.scan
         for block in blocks(scan.wide, self._fields, low, high):
+            if self._progress:
+                self._progress(block.size_bytes)
             for fresh in self._fresh(block):
                 scan.rows += len(fresh.at_us)
                 scan.counts.add(fresh)

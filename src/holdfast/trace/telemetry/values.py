@@ -53,7 +53,7 @@ class FieldValues:
     def __init__(self, metric: Metric, factor: float, *, limit: int = 1 << 17) -> None:
         self.metric, self.factor = metric, factor
         self.dropped: Counter[str] = Counter()
-        """How many fields had no value, by reason, of those that `count` was not asked about."""
+        """How many fields had no value, by reason, of those that were parsed one by one."""
         self.dictionary: FieldDictionary | None = FieldDictionary(self._read, limit=limit)
         self.reasons: list[str] = [""]
         """Why the id's field has no value; '' where it has one."""

@@ -56,6 +56,8 @@ class Block:
     """Ids of the fields in the reader's dictionary, shape (rows, devices); None where it gave up."""
     offsets: frozenset[str]
     """Offsets from UTC as these lines wrote them; '' where they wrote none."""
+    size_bytes: int
+    """Of the lines in the file."""
 
     @cached_property
     def values(self) -> Values:
@@ -65,8 +67,8 @@ class Block:
     def rows(self, chosen: list[int]) -> "Block":
         """Some of its rows."""
         if self.ids is None:
-            return Block(self.at_us[chosen], self.table[chosen], None, self.offsets)
-        return Block(self.at_us[chosen], self.table, self.ids[chosen], self.offsets)
+            return Block(self.at_us[chosen], self.table[chosen], None, self.offsets, self.size_bytes)
+        return Block(self.at_us[chosen], self.table, self.ids[chosen], self.offsets, self.size_bytes)
 
 
 def open_wide(path: Path) -> WideFile:
@@ -190,9 +192,9 @@ def _read_block(wide: WideFile, fields: FieldValues, buffer: bytearray, whole: i
     except BadField as bad:
         _fail_at_field(wide, buffer, starts, lengths, begins, bad.args[0])
     if ids is None:
-        yield Block(at_us, table.reshape(rows, columns)[:, 1:], None, offsets)
+        yield Block(at_us, table.reshape(rows, columns)[:, 1:], None, offsets, whole)
     else:
-        yield Block(at_us, table, ids.reshape(rows, columns)[:, 1:], offsets)
+        yield Block(at_us, table, ids.reshape(rows, columns)[:, 1:], offsets, whole)
 
 
 def _times(

@@ -3,8 +3,8 @@
 Published are durations by type, jobs and GPU time by GPU count, GPU time by type, quartiles of the GPU count by type.
 The prior says only what the boxes of Fig 5 say: a type asks for what lies between its whiskers, seldom for more.
 
-Solving it takes a second and thousands of multiplications whose last digits depend on the machine's linear algebra, so
-the solution is carried (`tables/*_joint.csv`, four digits) and only raked to its margins when it is read: then the same
+Solving it takes some seconds and very many multiplications whose last digits depend on the machine's linear algebra,
+so the solution is carried (`tables/*_joint.csv`, four digits) and only raked to its margins when it is read: the same
 seed draws the same rows on any machine. `write_solutions` solves it again.
 """
 

@@ -109,13 +109,11 @@ class _Grid:
         if len(gpus) == 1:
             first = int(start + begins[0]) // BUCKET_S
             return first, np.full(int(start + ends[0]) // BUCKET_S - first + 1, gpus[0])
-        froms = (start + begins) // BUCKET_S
-        untils = (start + ends) // BUCKET_S + 1
-        first = int(froms.min())
-        length = int(untils.max()) - first + 1
-        change = np.bincount(froms - first, gpus, minlength=length) - np.bincount(
-            untils - first, gpus, minlength=length
-        )
+        rises = (start + begins) // BUCKET_S
+        falls = (start + ends) // BUCKET_S + 1
+        first = int(rises.min())
+        length = int(falls.max()) - first + 1
+        change = np.bincount(rises - first, gpus, minlength=length) - np.bincount(falls - first, gpus, minlength=length)
         return first, np.cumsum(change)[:-1].astype(np.int64)
 
     def fits(self, start: int, gpus: Ints, begins: Ints, ends: Ints, *, most: float) -> bool:

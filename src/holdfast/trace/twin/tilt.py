@@ -34,7 +34,7 @@ class Condition:
     at_least: bool = False
 
 
-def tilted(prior: Floats, conditions: list[Condition], *, rounds: int = 60, tolerance: float = 1e-3) -> Floats:
+def tilted(prior: Floats, conditions: list[Condition], *, rounds: int = 300, tolerance: float = 1e-3) -> Floats:
     """The prior tilted until it meets the conditions, each within `tolerance` of its scale.
 
     Levenberg-Marquardt on the multipliers; conditions that contradict each other are met in the least-squares sense.

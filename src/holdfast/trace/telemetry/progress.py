@@ -1,0 +1,31 @@
+"""How far a reading is, by bytes, for whoever shows it."""
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+Progress = Callable[[str, float, float | None], None]
+"""`progress(description, done, total)`, as `holdfast.trace.load` has it."""
+
+
+class BytesRead:
+    """Adds up what the threads of several files have read, and says so, one thread at a time."""
+
+    def __init__(self, progress: Progress | None, files: Sequence[Path]) -> None:
+        self._progress = progress
+        self._total = float(sum(path.stat().st_size for path in files if path.is_file()))
+        self._done = 0.0
+        self._lock = threading.Lock()
+
+    def of(self, path: Path) -> Callable[[int], None] | None:
+        """What a reader of the file tells how many more bytes it has read; None where nobody listens."""
+        if self._progress is None:
+            return None
+        show = self._progress
+
+        def add(size_bytes: int) -> None:
+            with self._lock:
+                self._done = min(self._done + size_bytes, self._total)
+                show(f"Reading {path.name}", self._done, self._total)
+
+        return add

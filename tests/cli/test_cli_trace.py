@@ -1,0 +1,164 @@
+"""`holdfast trace` in process: what it prints and writes, for people and for programs, and what it says of mistakes."""
+
+import csv
+import io
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from holdfast.cli.main import cli
+from holdfast.core.errors import BadUse, HoldfastError
+
+
+def holdfast(*arguments, fails=None):
+    """What the command printed; with `fails`, the error that it raised."""
+    found = CliRunner().invoke(cli, ["trace", *map(str, arguments)], catch_exceptions=True)
+    if fails is not None:
+        assert isinstance(found.exception, fails), found.output
+        return str(found.exception)
+    if found.exception and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    assert found.exit_code == 0, found.output
+    return found.stdout
+
+
+@pytest.fixture(scope="module")
+def twin(tmp_path_factory):
+    """A folder with a small twin of Kalos and its telemetry."""
+    folder = tmp_path_factory.mktemp("twin")
+    said = holdfast("twin", "--like", "kalos", "-n", 600, "-o", folder, "--telemetry", 300, "--gpus", 8)
+    assert said == f"Twin: {folder / 'trace_kalos.csv'} (600 jobs)\n"
+    return folder
+
+
+@pytest.fixture(scope="module")
+def jobs(twin):
+    return twin / "trace_kalos.csv"
+
+
+def test_a_twin_is_the_same_for_the_same_seed(jobs, tmp_path):
+    answer = json.loads(holdfast("twin", "--like", "kalos", "-n", 600, "-o", tmp_path, "--json"))
+    assert (answer["schema"], answer["jobs"], answer["seed"]) == ("holdfast.trace.twin", 600, 0)
+    assert (tmp_path / "trace_kalos.csv").read_bytes() == jobs.read_bytes()
+    holdfast("twin", "--like", "kalos", "-n", 600, "-o", tmp_path / "other", "--seed", 1)
+    assert (tmp_path / "other" / "trace_kalos.csv").read_bytes() != jobs.read_bytes()
+
+
+def test_a_trace_of_ones_own_can_have_a_twin(jobs, tmp_path):
+    answer = json.loads(holdfast("twin", "--like", jobs, "-n", 300, "-o", tmp_path, "--json"))
+    assert answer["jobs"] == 300
+    assert "300" in holdfast("check", answer["path"])
+
+
+def test_a_report_is_written_and_says_what_holds(jobs, twin, tmp_path):
+    output = tmp_path / "report"
+    said = holdfast("report", jobs, "--metrics", twin / "utilization", "-o", output, "--pue", 1.1)
+    assert said.endswith(f"Report: {output / 'index.html'}\n")
+    findings = json.loads((output / "findings.json").read_text())
+    assert findings["schema"] == "holdfast.trace.findings"
+    assert "1.1" in (output / "index.html").read_text()
+    assert {path.suffix for path in (output / "figures").iterdir()} == {".svg"}
+    assert (output / "data" / "gpu_job_duration.csv").exists()
+
+
+def test_a_report_for_programs_names_what_was_left_out(jobs, tmp_path):
+    answer = json.loads(holdfast("report", jobs, "-o", tmp_path / "report", "--json"))
+    assert answer["page"] == str(tmp_path / "report" / "index.html")
+    assert "no nodes" in answer["left_out"]["fragmentation"]
+    assert {"id", "sentence", "value", "unit", "study", "holds", "why"} == set(answer["findings"][0])
+
+
+def test_workers_give_the_same_numbers_as_one_process(jobs, twin, tmp_path):
+    lines = jobs.read_text().splitlines(keepends=True)
+    parts = tmp_path / "jobs"
+    parts.mkdir()
+    for number in range(2):
+        (parts / f"part-{number}.csv").write_text(lines[0] + "".join(lines[1 + number :: 2]))
+    given = ("--metrics", twin / "utilization")
+    holdfast("report", jobs, *given, "-o", tmp_path / "alone")
+    holdfast("report", parts, *given, "-o", tmp_path / "spread", "--on", "local", "--parts", tmp_path / "parts")
+    alone, spread = (json.loads((tmp_path / name / "findings.json").read_text()) for name in ("alone", "spread"))
+    assert spread["findings"] == alone["findings"]
+    same = {name: value for name, value in alone["numbers"].items() if name in spread["numbers"]}
+    assert len(same) > 200
+    assert {name: spread["numbers"][name] for name in same} == pytest.approx(same, nan_ok=True)
+
+
+def test_checks_are_told_and_strict_ones_fail(jobs, tmp_path):
+    assert "nothing contradicts itself" in holdfast("check", jobs)
+    twice = tmp_path / "trace_kalos.csv"
+    lines = jobs.read_text().splitlines(keepends=True)
+    twice.write_text("".join([*lines, lines[1]]))
+    answer = json.loads(holdfast("check", twice, "--json"))
+    assert [(note["check"], note["rows"], note["action"]) for note in answer["notes"]] == [
+        ("repeated-job-id", 1, "dropped")
+    ]
+    assert "repeated-job-id" in holdfast("check", twice)
+    assert CliRunner().invoke(cli, ["trace", "check", "--strict", str(twice)]).exit_code == 1
+    assert CliRunner().invoke(cli, ["trace", "check", "--strict", str(jobs)]).exit_code == 0
+
+
+def test_a_converted_trace_answers_the_same(jobs, twin, tmp_path):
+    store = tmp_path / "store"
+    holdfast("convert", jobs, "--metrics", twin / "utilization", "-o", store)
+    question = "SELECT state, count(*) AS n, sum(gpu_time_s) AS gpu_time_s FROM jobs GROUP BY state ORDER BY state"
+    assert holdfast("query", question, store, "--csv") == holdfast("query", question, jobs, "--csv")
+    samples = holdfast("query", "SELECT count(*) AS n FROM samples", store, "--metrics", store, "--json")
+    assert json.loads(samples)["rows"][0][0] > 0
+
+
+def test_a_query_answers_people_and_programs(jobs):
+    question = "SELECT count(*) AS n, count(*) FILTER (is_gpu) AS gpu FROM jobs"
+    with jobs.open() as file:
+        gpus = [float(row["gpu_num"]) for row in csv.DictReader(file)]
+    expected = [len(gpus), sum(gpu > 0 for gpu in gpus)]
+    assert json.loads(holdfast("query", question, jobs, "--json"))["rows"] == [expected]
+    assert list(csv.reader(io.StringIO(holdfast("query", question, jobs, "--csv"))))[1] == list(map(str, expected))
+    assert str(expected[1]) in holdfast("query", question, jobs)
+
+
+def test_a_query_changes_and_reads_nothing_else(jobs, tmp_path):
+    secret = tmp_path / "secret.csv"
+    secret.write_text("a\n1\n")
+    for statement in ("DROP VIEW jobs", f"SELECT * FROM read_csv('{secret}')", "SELECT 1; SELECT 2", "SELEC 1"):
+        said = holdfast("query", statement, jobs, fails=BadUse)
+        assert said.count("\n") <= 4
+
+
+@pytest.mark.parametrize("form", ["sia", "helios", "tiresias", "tethys", "swf"])
+def test_jobs_are_exported_for_simulators(jobs, tmp_path, form):
+    path = tmp_path / "out"
+    holdfast("export", jobs, "--to", form, "-o", path)
+    assert len(path.read_text().splitlines()) > 100
+
+
+def test_the_forms_are_listed():
+    answer = json.loads(holdfast("formats", "--json"))
+    assert {"acme", "philly", "helios", "pai", "openb", "slurm", "kubernetes", "kueue", "holdfast"} <= set(
+        answer["forms"]
+    )
+    assert {"GPU_UTIL", "SM_ACTIVE", "POWER_USAGE"} <= {metric["name"] for metric in answer["metrics"]}
+    assert "sacct" in holdfast("formats")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["check", "nowhere.csv"], "nowhere.csv"),
+        (["check", "JOBS", "--capacity", "many"], "many"),
+        (["check", "JOBS", "--zone", "Mars/Olympus"], "Mars/Olympus"),
+        (["check", "JOBS", "--since", "someday"], "someday"),
+        (["check", "JOBS", "--format", "pbs"], "pbs"),
+        (["check", "JOBS", "--metrics", "nowhere"], "nowhere"),
+        (["check", "JOBS", "--types", "nowhere.yaml"], "nowhere.yaml"),
+        (["report", "JOBS", "--compare", "Kalos=JOBS", "-o", "x"], "compared with itself"),
+        (["twin", "--like", "nothing", "-o", "x"], "nothing"),
+    ],
+)
+def test_mistakes_are_named_with_a_next_step(arguments, said, jobs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    error = holdfast(*(argument.replace("JOBS", str(jobs)) for argument in arguments), fails=HoldfastError)
+    assert said in error
+    assert error.rstrip().endswith((".", "`", "?"))
+    assert list(tmp_path.iterdir()) == []
