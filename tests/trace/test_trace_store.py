@@ -17,7 +17,7 @@ from holdfast.core.errors import BadUse
 from holdfast.trace import aggregates
 from holdfast.trace.clusters import Cluster
 from holdfast.trace.errors import BadTrace, LeftOut
-from holdfast.trace.load import load
+from holdfast.trace.loading import load
 from holdfast.trace.sources.reading import Note, Reading
 from holdfast.trace.sources.rows import read_rows
 from holdfast.trace.sources.stored import is_store
@@ -118,7 +118,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from holdfast.trace import store
-from holdfast.trace.load import load
+from holdfast.trace.loading import load
 
 place = sys.argv[3]
 if place == "writing":

@@ -95,7 +95,7 @@ def _reads_jobs(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _loaded(jobs: tuple[str, ...], reading: Mapping[str, Any]) -> "Iterator[Trace]":
-    from holdfast.trace.load import load
+    from holdfast.trace import load
 
     with progress.shown() as show, load(*jobs, progress=show, **reading) as trace:
         yield trace
@@ -136,8 +136,7 @@ def report(
     as_json: bool,
 ) -> None:
     """Read, check, analyse, and write one page with every figure and its data."""
-    from holdfast.trace import Assumptions, characterize, write_report
-    from holdfast.trace.load import load
+    from holdfast.trace import Assumptions, characterize, load, write_report
 
     assumed = {"pue": pue, "intensity_t_per_mwh": grid_intensity, "carbon_free_share": carbon_free}
     assumptions = Assumptions(**{name: value for name, value in assumed.items() if value is not None})
@@ -257,7 +256,7 @@ def twin(
         if like in TWINS:
             calibrated = calibration(like)
         else:
-            from holdfast.trace.load import load
+            from holdfast.trace import load
 
             with load(like, column_map=column_map, progress=show) as trace:
                 cluster, columns = jobs_of(trace)

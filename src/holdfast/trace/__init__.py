@@ -6,7 +6,7 @@ and its data (`report`). The stages, in order:
 | module | one idea |
 |---|---|
 | `sources` | each form of job records into one normalised table (`schema`) |
-| `load`, `store` | recognise, read, join, tell types; convert to Parquet once |
+| `loading`, `store` | recognise, read, join, tell types; convert to Parquet once |
 | `jobtypes`, `checks` | types told by rules that are data; contradictions found, dropped, mended |
 | `telemetry` | what GPUs and servers measured, as exact value counts, hours and devices |
 | `trace` | the tables of one or more clusters in a scratch database |
@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.trace.analyses.catalogue import Assumptions, catalogue
-    from holdfast.trace.load import load
+    from holdfast.trace.loading import load
     from holdfast.trace.report import write_report
     from holdfast.trace.run import characterize
     from holdfast.trace.store import convert
@@ -40,7 +40,7 @@ _HOME = {
     "catalogue": "analyses.catalogue",
     "characterize": "run",
     "convert": "store",
-    "load": "load",
+    "load": "loading",
     "write_report": "report",
 }
 

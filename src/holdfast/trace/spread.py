@@ -20,7 +20,7 @@ from holdfast.core.atomic import write_atomic
 from holdfast.core.errors import HoldfastError
 from holdfast.trace import aggregates
 from holdfast.trace.errors import LeftOut
-from holdfast.trace.load import by_cluster, load
+from holdfast.trace.loading import by_cluster, load
 from holdfast.trace.sources.recognition import Input, recognised
 from holdfast.trace.sources.stored import JOBS_FILE, is_store
 from holdfast.trace.store import merge_partials, write_partials
@@ -30,7 +30,7 @@ from holdfast.trace.telemetry.inputs import telemetry_in
 
 if TYPE_CHECKING:
     from holdfast.cluster import Workers
-    from holdfast.trace.load import Progress
+    from holdfast.trace.loading import Progress
     from holdfast.trace.trace import Trace
 
 FAILED_LINES: Final = 5

@@ -105,7 +105,7 @@ def test_only_aggregates_read_the_jobs():
             try:
                 analysis.run(trace)
             except LeftOut:
-                assert analysis.name in {"waiting_while_free"}
+                assert analysis.name == "waiting_while_free"
 
 
 def test_types_and_pools_that_nobody_told_leave_what_is_by_them_out():

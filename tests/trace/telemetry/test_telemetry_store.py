@@ -121,6 +121,11 @@ def test_a_folder_of_months_and_metrics_adds_up(tmp_path):
         assert value_counts(where, "GPU_TEMP").total == both
         with pytest.raises(BadUse, match="holds GPU_TEMP, MEMORY_TEMP"):
             value_counts(where)
+        with pytest.raises(BadUse, match=r"has no GPU_UTIL|holds no telemetry"):
+            value_counts(where, "GPU_UTIL")
+        with scratch_trace() as trace:
+            attach(trace, where, cluster="kalos", metric="MEMORY_TEMP")
+            assert trace.metrics == {"MEMORY_TEMP"}
         with scratch_trace() as trace:
             attach(trace, where, cluster="kalos")
             table = trace.aggregate("metric_values").where(metric="GPU_TEMP")

@@ -1,8 +1,8 @@
 """A folder written whole or not at all.
 
-A crash at any instant leaves the old folder or the new one under the name, never a mixture; what it can leave besides is
-a `.NAME.*.tmp` folder beside it, which nobody reads. Where the file system cannot exchange two folders (some network
-file systems), a crash between two renames leaves the old one as `.NAME.*.old`.
+A crash at any instant leaves the old folder or the new one under the name, never a mixture; what it can leave besides
+is a `.NAME.*.tmp` folder beside it, which nobody reads. Where the file system cannot exchange two folders (some
+network file systems), a crash between two renames leaves the old one as `.NAME.*.old`.
 """
 
 import ctypes

@@ -68,6 +68,8 @@ class Source:
     """Whether a path is of this form, by its name and its first few kB; never raises, never reads more."""
     read: Callable[["duckdb.DuckDBPyConnection", Path, str], Reading]
     """`read(connection, path, table)` makes the table. Raises BadTrace."""
+    settle: Callable[["duckdb.DuckDBPyConnection", Reading], Reading] | None = None
+    """What is left to do once several files of one cluster were joined, each of which may hold the same job."""
 
 
 def drops_bad_rows(connection: "duckdb.DuckDBPyConnection") -> bool:

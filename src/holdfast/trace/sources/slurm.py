@@ -17,6 +17,7 @@ import itertools
 import re
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import tzinfo
 from operator import itemgetter
 from pathlib import Path
@@ -29,7 +30,15 @@ from holdfast.trace.sources.reading import Reading, Source, drops_bad_rows, head
 from holdfast.trace.sources.rows import NULL, literal, read_rows
 from holdfast.trace.sources.slurm_fields import check_time
 from holdfast.trace.sources.slurm_json import is_sacct_json, read_sacct_json
-from holdfast.trace.sources.slurm_rows import FIELDS, READERS, SOURCE_NAME, write_jobs, zone_told
+from holdfast.trace.sources.slurm_rows import (
+    FIELDS,
+    READERS,
+    SENTENCES,
+    SOURCE_NAME,
+    settle_records,
+    write_jobs,
+    zone_told,
+)
 from holdfast.trace.sources.text_file import cluster_name, opened_text
 
 if TYPE_CHECKING:
@@ -355,9 +364,17 @@ def _fields_of(header: str) -> tuple[tuple[str, ...], str]:
     return (tuple(names), match[2]) if all(name.isalnum() for name in names) else ((), "|")
 
 
+def settled(connection: "duckdb.DuckDBPyConnection", reading: Reading) -> Reading:
+    """Several exports of one cluster, joined: a job that ran from one into the next is there once."""
+    findings = Findings()
+    settle_records(connection, reading.table, findings)
+    return replace(reading, notes=reading.notes + findings.notes(reading.clusters[0].name, SENTENCES))
+
+
 SOURCE: Final = Source(
     name=SOURCE_NAME,
     title="Slurm, what sacct --parsable2 or sacct --json printed",
     recognises=recognises,
     read=read,
+    settle=settled,
 )

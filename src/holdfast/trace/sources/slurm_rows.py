@@ -50,7 +50,7 @@ READERS: Final[Mapping[str, Callable[[str], object]]] = {
 }
 """Fields that `slurm_fields` reads, each different text once; each raises ValueError where it cannot."""
 
-_SENTENCES: Final = {
+SENTENCES: Final = {
     "unreadable-row": ("dropped", "Records that could not be read are left out."),
     "slurm-steps": ("dropped", "Records of job steps are parts of jobs and were not counted as jobs."),
     "slurm-never-started": (
@@ -145,7 +145,7 @@ def write_jobs(
     known = [
         Cluster(name=name, source=SOURCE_NAME, utc_offset_h=_utc_offset_h(zone, at_s)) for name, at_s, _ in clusters
     ]
-    return Reading.of(connection, table, *known, notes=findings.notes(known[0].name, _SENTENCES))
+    return Reading.of(connection, table, *known, notes=findings.notes(known[0].name, SENTENCES))
 
 
 def zone_told(connection: "duckdb.DuckDBPyConnection") -> tzinfo | None:

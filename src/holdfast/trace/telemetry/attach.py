@@ -40,26 +40,26 @@ def value_counts(path: Path | str, metric: str | None = None) -> Distribution:
     """
     found: dict[str, list[Distribution]] = {}
     for given in telemetry_in(Path(path), metric=metric):
-        for one, distribution in _distributions(given):
+        for one, distribution in _distributions(given, metric):
             found.setdefault(one.name, []).append(distribution)
-    wanted = metric_named(metric) if metric else None
-    name = wanted[0].name if wanted else next(iter(found))
-    if name not in found or (not wanted and len(found) > 1):
+    if not found:
+        raise BadUse(f"{path} has no {metric or 'telemetry'}. Ask for a metric that it has.")
+    if len(found) > 1:
         raise BadUse(f"{path} holds {', '.join(found)}. Say which metric is meant with metric=.")
-    parts = found[name]
+    (parts,) = found.values()
     return Distribution.of(
         np.concatenate([part.values for part in parts]), np.concatenate([part.weights for part in parts])
     )
 
 
-def _distributions(given: Given) -> Iterator[tuple[Metric, Distribution]]:
+def _distributions(given: Given, metric: str | None) -> Iterator[tuple[Metric, Distribution]]:
     if given.form == "wide":
         assert given.metric is not None
         scan = scan_wide(given.path, given.metric, factor=given.factor, values_only=True)
         yield given.metric, Distribution.of(*scan.counts.result())
         return
     with open_database() as connection:
-        for summary, _ in _summaries(connection, given, ""):
+        for summary, _ in _summaries(connection, given, "", metric):
             yield summary.metric, summary.distribution
 
 
@@ -106,28 +106,29 @@ def attach(
     for given in found:
         if given.form == "wide":
             assert given.metric is not None
-            adopt(
-                trace,
-                summary_of_scan(
-                    scan_wide(given.path, given.metric, factor=given.factor, progress=read.of(given.path)), cluster
-                ),
-                cluster,
-            )
+            scan = scan_wide(given.path, given.metric, factor=given.factor, progress=read.of(given.path))
+            adopt(trace, summary_of_scan(scan, cluster), cluster)
         else:
-            for summary, rows in _summaries(trace.connection, given, cluster, columns):
+            for summary, rows in _summaries(trace.connection, given, cluster, metric, columns):
                 ids = adopt(trace, summary, cluster)
                 _add_to_view(trace, summary.metric, rows, ids, cluster)
             trace.folders.append(given.path if given.path.is_dir() else given.path.parent)
 
 
 def _summaries(
-    connection: "duckdb.DuckDBPyConnection", given: Given, cluster: str, columns: Mapping[str, str] | None = None
+    connection: "duckdb.DuckDBPyConnection",
+    given: Given,
+    cluster: str,
+    metric: str | None = None,
+    columns: Mapping[str, str] | None = None,
 ) -> Iterator[tuple[Summary, str]]:
-    """The metrics of a long source or a store, each with the SELECT of its rows."""
+    """The metrics of a long source or a store, or the one that is wanted, each with the SELECT of its rows."""
     if given.form == "store":
         store = Store.open(given.path)
-        for metric in store.metrics():
-            yield store.summary(connection, metric), store.samples_sql(metric)
+        wanted = metric_named(metric) if metric else None
+        for one in store.metrics():
+            if wanted is None or one is wanted[0]:
+                yield store.summary(connection, one), store.samples_sql(one)
     else:
         for source in open_long(connection, given, columns):
             yield summary_of_long(connection, source, cluster)

@@ -7,7 +7,7 @@ import pytest
 
 from holdfast.core.errors import BadUse, HoldfastError, NotFound
 from holdfast.trace.errors import BadTrace
-from holdfast.trace.load import load
+from holdfast.trace.loading import load
 from holdfast.trace.store import convert
 
 DATA = Path(__file__).parents[2] / "../shared/data"
@@ -301,3 +301,23 @@ def test_every_published_trace_at_once():
     with load(paths[0], compare=[paths[1]], now_s=NOW_S) as trace:
         assert counts(trace) == {"Philly": 82_247, "openb": 8_152}
         assert trace.compared == {"openb"}
+
+
+def test_a_job_that_ran_from_one_export_into_the_next_is_there_once(tmp_path):
+    header = "JobIDRaw|State|Submit|Start|End|AllocTRES|NNodes|JobName\n"
+    (tmp_path / "march.txt").write_text(
+        header + "1|COMPLETED|1000|1010|1110|gres/gpu=8|1|a\n2|RUNNING|1100|1200|Unknown|gres/gpu=8|1|b\n"
+    )
+    (tmp_path / "april.txt").write_text(
+        header + "2|COMPLETED|1100|1200|9000|gres/gpu=8|1|b\n3|NODE_FAIL|2000|2100|3000|gres/gpu=8|1|c\n"
+        "3|COMPLETED|3000|3100|4000|gres/gpu=8|1|c\n"
+    )
+    with load(f"C={tmp_path / 'march.txt'}", f"C={tmp_path / 'april.txt'}") as trace:
+        found = trace.query("SELECT job_id, attempt, state, run_s FROM jobs ORDER BY job_id, attempt")
+        assert list(found.rows()) == [
+            ("1", 0, "COMPLETED", 100.0),
+            ("2", 0, "COMPLETED", 7800.0),
+            ("3", 0, "NODE_FAIL", 900.0),
+            ("3", 1, "COMPLETED", 900.0),
+        ]
+        assert {"slurm-recorded-twice", "slurm-requeued"} <= {note.check for note in trace.notes}

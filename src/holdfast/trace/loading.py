@@ -129,6 +129,7 @@ def _read_all(
     total, done = sum(_size_bytes(one.path) for one, _ in files), 0
     readings: list[Reading] = []
     owner: dict[str, bool] = {}
+    unsettled: dict[str, Callable[[duckdb.DuckDBPyConnection, Reading], Reading]] = {}
     for number, (one, source) in enumerate(files):
         if progress:
             progress(f"Reading {one.path.name}", done, total)
@@ -141,8 +142,14 @@ def _read_all(
                 raise BadUse(
                     f"{cluster.name} is to be compared with itself. Give one of the two a name: NAME={one.path}."
                 )
-        readings = joined(connection, readings, reading)
+        before, readings = len(readings), joined(connection, readings, reading)
+        if source.settle and len(readings) == before:
+            unsettled[reading.clusters[0].name] = source.settle
         done += _size_bytes(one.path)
+    for name, settle in unsettled.items():
+        readings = [
+            settle(connection, reading) if reading.clusters[0].name == name else reading for reading in readings
+        ]
     if progress:
         progress("Reading", total, total)
     return readings, frozenset(name for name, compared in owner.items() if compared)

@@ -1,0 +1,272 @@
+"""What it takes to characterize a cluster: 3 million jobs, a gigabyte of telemetry of 2,400 GPUs, two twins.
+
+The peers are AcmeTrace's own method in pandas (for jobs), and bare DuckDB and bare Polars (for telemetry); all are
+interleaved, each measurement a process of its own. Limits: the file read once, byte by byte, by nobody who looks at it.
+"""
+
+import itertools
+import json
+import statistics
+import sys
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from common.jobs import HOLDFAST, WORKERS, DoesNotWork, say
+from common.machine import OthersLoad, Quiet
+from common.measured import Measured, measure
+from common.table import Must, Row, parse_arguments, report
+
+OURS = (sys.executable, str(WORKERS / "trace_ours.py"))
+NOTEBOOK = (sys.executable, str(WORKERS / "notebook_jobs.py"))
+WIDE = (sys.executable, str(WORKERS / "wide_cdf.py"))
+GB = 1e9
+TELEMETRY_GB = 80
+"""All of AcmeTrace's telemetry."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much to measure."""
+
+    jobs: int
+    gpus: int
+    samples: int
+    copies: int
+    """Of the wide file, one after the other: how memory and time grow."""
+    rounds: int
+    full: bool
+    """Whether the absolute musts, which are about the full size, are asked."""
+
+
+FULL = Size(jobs=3_000_000, gpus=2400, samples=100_000, copies=4, rounds=3, full=True)
+QUICK = Size(jobs=60_000, gpus=240, samples=4_000, copies=2, rounds=1, full=False)
+
+
+# Inputs
+
+
+def write_jobs(path: Path, jobs: int, seed: int) -> None:
+    """A twin of Seren with so many jobs."""
+    from holdfast.trace.twin import calibration, draw, write_jobs
+
+    write_jobs(draw(calibration("seren"), jobs, seed=seed), path)
+
+
+def write_wide(path: Path, *, gpus: int, samples: int, seed: int) -> None:
+    """GPU_UTIL of so many GPUs every 15 s: idle or busy for minutes, whole numbers, a hundredth missing."""
+    generator = np.random.default_rng(seed)
+    texts = np.array([str(value) for value in range(101)] + [""], dtype="S3")
+    busy = generator.random(gpus) < 0.65
+    times = np.datetime64("2023-07-01T00:00:00") + 15 * np.arange(samples).astype("timedelta64[s]")
+    with path.open("wb") as file:
+        file.write(("Time," + ",".join(f"10.1.{node}.{gpu}" for node, gpu in _places(gpus)) + "\n").encode())
+        for at in times:
+            busy ^= generator.random(gpus) < 0.01
+            values = np.where(busy, generator.integers(85, 101, gpus), generator.integers(0, 100, gpus) // 97)
+            values[generator.random(gpus) < 0.01] = 101
+            stamp = str(at).replace("T", " ").encode() + b"+08:00,"
+            file.write(stamp + b",".join(texts[values].tolist()) + b"\n")
+
+
+def _places(gpus: int) -> Iterator[tuple[int, int]]:
+    return ((number // 8, number % 8) for number in range(gpus))
+
+
+def repeat_body(source: Path, target: Path, copies: int) -> None:
+    """The file's lines again and again below one header."""
+    with source.open("rb") as read, target.open("wb") as write:
+        write.write(read.readline())
+        body = read.tell()
+        for _ in range(copies):
+            read.seek(body)
+            while block := read.read(1 << 24):
+                write.write(block)
+
+
+def reading_alone(path: Path, folder: Path) -> float:
+    """Seconds to read a file and look at nothing: the physical limit of whoever reads it."""
+    return measure(("dd", f"if={path}", "of=/dev/null", "bs=16M", "status=none"), folder).wall_s
+
+
+# Jobs
+
+
+def job_rows(size: Size, folder: Path, quiet: Quiet, seed: int) -> Iterator[Row]:
+    """A trace of jobs: the whole report, reading and analysing, each question."""
+    say(f"writing {size.jobs:,} jobs")
+    trace = folder / "trace_seren.csv"
+    write_jobs(trace, size.jobs, seed)
+    store = folder / "store"
+    measure((*HOLDFAST, "trace", "convert", str(trace), "-o", str(store)), folder)
+    reports: list[Measured] = []
+    ours: list[dict[str, float]] = []
+    peers: list[dict[str, float]] = []
+    asked: list[dict[str, float]] = []
+    for number in range(size.rounds):
+        say(f"jobs, round {number + 1} of {size.rounds}")
+        quiet.wait()
+        reports.append(measure((*HOLDFAST, "trace", "report", str(trace), "-o", str(folder / "report")), folder))
+        quiet.wait()
+        peers.append(_answer(measure((*NOTEBOOK, str(trace)), folder)))
+        quiet.wait()
+        ours.append(_answer(measure((*OURS, "analyse", str(trace)), folder)))
+        quiet.wait()
+        asked.append(_answer(measure((*OURS, "questions", str(store)), folder)))
+    file_gb = trace.stat().st_size / GB
+    yield Row(
+        measure=f"{size.jobs / 1e6:g}M jobs ({file_gb * 1000:.0f} MB): the whole report",
+        ours=statistics.median(one.wall_s for one in reports),
+        limit=reading_alone(trace, folder),
+        unit="s",
+        must=Must("<=", 15) if size.full else None,
+    )
+    yield Row(
+        measure="its memory",
+        ours=max(one.rss_mib for one in reports) * 1.048576,
+        unit="MB",
+        must=Must("<=", 1000) if size.full else None,
+    )
+    notebook_s = statistics.median(sum(seconds.values()) for seconds in peers)
+    ours_s = statistics.median(one["all"] for one in ours)
+    yield Row(measure=f"read and answer: {ours[0]['analyses']:.0f} analyses, the notebook {len(peers[0]) - 1}",
+              ours=ours_s, peer=notebook_s, unit="s")  # fmt: skip
+    yield Row(measure="times faster than the notebook's method", ours=notebook_s / ours_s, unit="x",
+              must=Must(">=", 4) if size.full else None)  # fmt: skip
+    slowest = 0.0
+    for name in asked[0]:
+        one, peer = (statistics.median(seconds[name] for seconds in some) for some in (asked, peers))
+        slowest = max(slowest, one / peer)
+        yield Row(measure=f"question alone: {name}", ours=one, peer=peer, unit="s")
+    yield Row(measure="the slowest question, ours over the notebook's", ours=slowest, unit="x",
+              must=Must("<=", 1) if size.full else None)  # fmt: skip
+
+
+# Telemetry
+
+
+def telemetry_rows(size: Size, folder: Path, quiet: Quiet, seed: int) -> Iterator[Row]:
+    """A wide CSV: the exact CDF, straight and from a store; conversion; how it grows."""
+    say(f"writing telemetry of {size.gpus:,} GPUs")
+    wide = folder / "GPU_UTIL.csv"
+    write_wide(wide, gpus=size.gpus, samples=size.samples, seed=seed)
+    runs: dict[str, list[Measured]] = defaultdict(list)
+    answers: dict[str, dict[str, float]] = {}
+    for number in range(size.rounds):
+        say(f"telemetry, round {number + 1} of {size.rounds}")
+        store, parquet = folder / f"telemetry-{number}", folder / f"long-{number}.parquet"
+        for name, command in {
+            "duckdb": (*WIDE, "duckdb", str(wide)),
+            "ours": (*OURS, "cdf", str(wide)),
+            "polars": (*WIDE, "polars", str(wide)),
+            "duckdb converts": (*WIDE, "convert", str(wide), str(parquet)),
+            "ours converts": (*OURS, "convert", str(wide), str(store)),
+            "duckdb stored": (*WIDE, "parquet", str(parquet)),
+            "ours stored": (*OURS, "stored-cdf", str(store)),
+        }.items():
+            quiet.wait()
+            runs[name].append(measure(command, folder))
+            answers[name] = _answer(runs[name][-1])
+    _agree({name: answer for name, answer in answers.items() if "n" in answer})
+    wall_s = {name: statistics.median(one.wall_s for one in some) for name, some in runs.items()}
+    fastest_s = min(wall_s["duckdb"], wall_s["polars"])
+    limit_s = reading_alone(wide, folder)
+    file_gb = wide.stat().st_size / GB
+    named = f"{file_gb:.2f} GB of {size.gpus:,} GPUs"
+    yield Row(measure=f"{named}: exact CDF (peer: DuckDB)", ours=wall_s["ours"], peer=wall_s["duckdb"], limit=limit_s,
+              unit="s")  # fmt: skip
+    yield Row(measure="the same (peer: Polars)", ours=wall_s["ours"], peer=wall_s["polars"], limit=limit_s, unit="s")
+    yield Row(measure="ours over the faster of them", ours=wall_s["ours"] / fastest_s, unit="x",
+              must=Must("<=", 1.3) if size.full else None)  # fmt: skip
+    yield Row(
+        measure="memory of the CDF (peer: DuckDB)",
+        ours=max(one.rss_mib for one in runs["ours"]) * 1.048576,
+        peer=max(one.rss_mib for one in runs["duckdb"]) * 1.048576,
+        unit="MB",
+        must=Must("<=", 500) if size.full else None,
+    )
+    yield Row(measure="conversion (peer: DuckDB)", ours=wall_s["ours converts"], peer=wall_s["duckdb converts"],
+              unit="s")  # fmt: skip
+    yield Row(measure="conversion, ours over DuckDB's", ours=wall_s["ours converts"] / wall_s["duckdb converts"],
+              unit="x", must=Must("<=", 1.3) if size.full else None)  # fmt: skip
+    yield Row(measure="CDF once converted (peer: DuckDB)", ours=wall_s["ours stored"], peer=wall_s["duckdb stored"],
+              unit="s")  # fmt: skip
+    yield Row(measure="CDF once converted, over the direct one", ours=wall_s["ours stored"] / wall_s["ours"], unit="x",
+              must=Must("<=", 1 / 8) if size.full else None)  # fmt: skip
+    yield from _growth(size, folder, quiet, wide, file_gb, wall_s["ours"])
+
+
+def _growth(size: Size, folder: Path, quiet: Quiet, wide: Path, file_gb: float, once_s: float) -> Iterator[Row]:
+    many = folder / "many" / "GPU_UTIL.csv"
+    many.parent.mkdir()
+    repeat_body(wide, many, size.copies)
+    quiet.wait()
+    one = measure((*OURS, "cdf", str(many)), folder)
+    many.unlink()
+    yield Row(measure=f"{size.copies} x the file: memory", ours=one.rss_mib * 1.048576, unit="MB",
+              must=Must("<=", 500) if size.full else None)  # fmt: skip
+    yield Row(measure=f"{size.copies} x the file: time over the time of one", ours=one.wall_s / once_s, unit="x")
+    per_gb_s = one.wall_s / (size.copies * file_gb)
+    yield Row(measure=f"{TELEMETRY_GB} GB, extrapolated", ours=TELEMETRY_GB * per_gb_s / 60, unit="min")
+
+
+# Twins
+
+
+def twin_rows(folder: Path, quiet: Quiet) -> Iterator[Row]:
+    """Both published clusters at full size."""
+    say("drawing both twins")
+    quiet.wait()
+    one = measure((*OURS, "twins", str(folder)), folder)
+    answer = _answer(one)
+    yield Row(measure=f"twins of Seren and Kalos ({answer['jobs']:,.0f} jobs)", ours=answer["s"], unit="s",
+              must=Must("<=", 60))  # fmt: skip
+
+
+def _answer(run: Measured) -> dict[str, float]:
+    found: dict[str, float] = json.loads(run.output.splitlines()[-1])
+    return found
+
+
+def _agree(answers: dict[str, dict[str, float]]) -> None:
+    """All engines must have counted the same samples.
+
+    Raises:
+        DoesNotWork: two differ.
+    """
+    for (name, one), (other, two) in itertools.pairwise(answers.items()):
+        if any(not np.isclose(one[key], two[key], rtol=1e-9) for key in ("n", "sum", "median")):
+            raise DoesNotWork(f"{name} found {one}, {other} {two}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and say whether all musts are met."""
+    options = parse_arguments(__doc__ or "", arguments)
+    size = QUICK if options.quick else FULL
+    quiet = Quiet(patience_s=0 if options.quick else 60)
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name, OthersLoad() as load:
+        folder = Path(name)
+        rows = [
+            *job_rows(size, folder, quiet, options.seed),
+            *telemetry_rows(size, folder, quiet, options.seed),
+            *(twin_rows(folder, quiet) if size.full else ()),
+        ]
+    notes = [
+        load.sentence(),
+        quiet.sentence(),
+        f"medians of {size.rounds} rounds; memory is the most that one process held",
+        "the notebook's own method on the wide file needs about 33 GB (141 bytes a sample), so it is not run",
+    ]
+    report("Characterizing a cluster", rows, notes=notes, json_file=options.json)
+    return 0 if all(row.met is not False for row in rows) else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except DoesNotWork as error:
+        sys.exit(str(error))
