@@ -78,6 +78,8 @@ class Trace:
         """Names of the clusters that are only there to be compared with."""
         self.notes: list[Note] = [note for reading in readings for note in reading.notes]
         """What was found, dropped or mended so far."""
+        self.ledger_urls = [reading.ledger_url for reading in readings if reading.ledger_url]
+        """Of Holdfast's own ledgers among the sources."""
         self.metrics: frozenset[str] = frozenset()
         """Metrics of telemetry that the views `samples` and `devices`, or adopted aggregates, hold."""
         self.folders: list[Path] = []

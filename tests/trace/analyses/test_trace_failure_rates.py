@@ -9,9 +9,10 @@ from holdfast.core.ledger import Attempt, Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.core.telemetry import StepJournal, StepRecord
 from holdfast.trace.analyses.failure_rates import completion_by_size, failure_rate_by_size, time_to_failure_by_size
-from holdfast.trace.analyses.progress import ettr_bound, ettr_of_runs, expected_ettr, expected_ettr_by_size
+from holdfast.trace.analyses.progress import ettr_bound, expected_ettr, expected_ettr_by_size, measured_ettr
 from holdfast.trace.clusters import Cluster
 from holdfast.trace.errors import LeftOut
+from holdfast.trace.loading import load
 
 CLUSTER = Cluster(name="X", source="made", gpus_per_node=8)
 
@@ -158,8 +159,6 @@ def test_bound_has_no_waits_where_they_are_unknown(tmp_path):
 
 def test_ettr_of_runs_is_that_of_their_accounting(tmp_path):
     with Ledger.open(ledger_url(tmp_path)) as ledger:
-        with pytest.raises(LeftOut, match="no run"):
-            ettr_of_runs(ledger, tmp_path)
         # Ten steps of a second after a start of two; and a run that lost the half of its steps, as it never saved.
         for run_id, wall_s, attempts in (("good", 12.0, [(0.0, 10)]), ("bad", 24.0, [(0.0, 10), (12.0, 10)])):
             ledger.add_run(
@@ -175,7 +174,9 @@ def test_ettr_of_runs_is_that_of_their_accounting(tmp_path):
                     at_s = 1000.0 + start_s + 2 + step
                     journal.append(StepRecord(attempt=number, rank=0, step=step, at_s=at_s, step_s=1.0))
             journal.close()
-        result = ettr_of_runs(ledger, tmp_path)
+    with load(tmp_path / "ledger.db") as trace:
+        result = measured_ettr(trace)
+        assert len(measured_ettr(trace, most=1).chart.panels[0].groups) == 1
     ettr = dict(zip(result.table["run"], result.table["ettr"], strict=True))
     assert ettr == {"good": pytest.approx(10 / 12), "bad": pytest.approx(10 / 24)}
     assert result.numbers["ettr"] == pytest.approx(20 / 36)
@@ -188,6 +189,8 @@ def test_left_out_without_states_or_runs(tmp_path):
     with trace_of(
         tmp_path, [{"cluster": "X", "job_id": "1", "gpu_num": 1, "state": "PENDING", "run_s": None}]
     ) as trace:
+        with pytest.raises(LeftOut, match="no ledger"):
+            measured_ettr(trace)
         for analysis in (failure_rate_by_size, completion_by_size, expected_ettr_by_size):
             with pytest.raises(LeftOut, match="no GPU job"):
                 analysis(trace)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.core.paths import holdfast_home
 from holdfast.trace.analyses.failure_rates import SECTION, buckets, by_size, caveat
 from holdfast.trace.analyses.measured import sentences
 from holdfast.trace.analyses.result import Analysis, Result
@@ -17,7 +18,6 @@ from holdfast.trace.table import Table
 
 if TYPE_CHECKING:
     from holdfast.core.accounting import RunSummary
-    from holdfast.core.ledger import Ledger
     from holdfast.trace.trace import Trace
 
 Values = npt.NDArray[np.float64]
@@ -98,24 +98,30 @@ def ettr_bound(
     )
 
 
-def ettr_of_runs(ledger: "Ledger", home: Path) -> Result:
+def measured_ettr(trace: "Trace", *, most: int = 40) -> Result:
     """The measured ETTR of each run of a ledger, and where the rest of its wall time went.
 
     From the run's records and its journal of steps (`holdfast.core.accounting`): the time of the steps that survive in
     the final state, divided by the wall time since the first start.
 
     Args:
-        ledger: where the runs are recorded.
-        home: `$HOLDFAST_HOME`, below which their journals lie.
+        trace: of Holdfast's own ledger.
+        most: runs that are shown, the latest; all are in the table and in the numbers.
 
     Raises:
-        LeftOut: the ledger has no run that took any time.
+        LeftOut: no ledger was given, or it has no run that took any time.
         HoldfastError: a journal is damaged.
     """
     from holdfast.core.accounting import summarize
+    from holdfast.core.ledger import Ledger
 
-    found = [summarize(ledger, home, run.run_id) for run in ledger.runs()]
-    runs: list[RunSummary] = [summary for summary in found if summary.ettr is not None]
+    if not trace.ledger_urls:
+        raise LeftOut("Left out: no ledger of Holdfast's own runs was given.")
+    found: list[RunSummary] = []
+    for url in trace.ledger_urls:
+        with Ledger.open(url) as ledger:
+            found += [summarize(ledger, _home(url), run.run_id) for run in ledger.runs()]
+    runs = [summary for summary in found if summary.ettr is not None]
     if not runs:
         raise LeftOut("Left out: the ledger has no run that took any time.")
     causes = list(runs[0].breakdown.by_cause())
@@ -139,8 +145,8 @@ def ettr_of_runs(ledger: "Ledger", home: Path) -> Result:
                 Bars(
                     title="Where the wall time of runs went",
                     value=Axis(label="Wall time (h)", low=0.0),
-                    groups=[summary.run.run_id for summary in runs],
-                    parts={str(cause): spent_h[:, number] for number, cause in enumerate(causes)},
+                    groups=[summary.run.run_id for summary in runs[-most:]],
+                    parts={str(cause): spent_h[-most:, number] for number, cause in enumerate(causes)},
                     stacked=True,
                 )
             ],
@@ -150,6 +156,15 @@ def ettr_of_runs(ledger: "Ledger", home: Path) -> Result:
         f"{ettr[least]:.1%} of {runs[least].run.run_id}. Measured from the ledger and the journals of steps.",
         numbers={"ettr": whole, "ettr.least": float(ettr.min()), "ettr.runs": float(len(runs))},
     )
+
+
+def _home(url: str) -> Path:
+    """Where the journals of a ledger's runs lie: beside an SQLite file, else at home."""
+    from sqlalchemy.engine import make_url
+
+    parsed = make_url(url)
+    sqlite = parsed.get_backend_name() == "sqlite" and parsed.database
+    return Path(parsed.database or "").parent if sqlite else holdfast_home()
 
 
 def expected_ettr(
@@ -261,6 +276,7 @@ def _hours(
 
 
 ANALYSES = (
+    Analysis(name="measured_ettr", section=SECTION, title="ETTR of Holdfast's own runs", run=measured_ettr),
     Analysis(name="ettr_bound", section=SECTION, title="ETTR, at most", run=ettr_bound),
     Analysis(name="expected_ettr_by_size", section=SECTION, title="ETTR to expect", run=expected_ettr_by_size),
 )

@@ -9,6 +9,7 @@ import shlex
 import sqlite3
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -77,7 +78,7 @@ def _read(connection: "duckdb.DuckDBPyConnection", url: str, table: str) -> Read
     if not count:
         raise BadTrace("the ledger", "It holds no run that was started.", next_step=NEXT_STEP)
     cluster = Cluster(name=SOURCE.name, source=SOURCE.name)
-    return Reading.of(connection, table, cluster)
+    return replace(Reading.of(connection, table, cluster), ledger_url=url)
 
 
 def recognises(path: Path) -> bool:

@@ -43,6 +43,8 @@ class Reading:
     notes: tuple[Note, ...] = field(default=())
     lacking: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """By cluster, columns of the table that it has no values of, where only others of the table's clusters do."""
+    ledger_url: str = ""
+    """Of Holdfast's own ledger, where that is the source: it and the journals of its runs know more than jobs."""
 
     def columns_of(self, cluster: str) -> frozenset[str]:
         """The columns that a cluster has."""

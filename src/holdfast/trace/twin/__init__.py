@@ -32,6 +32,7 @@ from holdfast.trace.twin.fitting import fit
 from holdfast.trace.twin.formats import export
 from holdfast.trace.twin.model import Calibration, TwinJobs
 from holdfast.trace.twin.published import calibration
+from holdfast.trace.twin.reasons import write_reasons
 from holdfast.trace.twin.telemetry import write_telemetry
 from holdfast.trace.twin.writing import write_jobs
 
@@ -44,5 +45,6 @@ __all__ = [
     "fit",
     "jobs_of",
     "write_jobs",
+    "write_reasons",
     "write_telemetry",
 ]

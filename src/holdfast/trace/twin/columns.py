@@ -29,7 +29,7 @@ def jobs_of(trace: "Trace") -> tuple["Cluster", dict[str, npt.NDArray[Any]]]:
         raise BadUse(
             f"The trace has no {' and no '.join(missing)}, without which no jobs can be replayed. Use another."
         )
-    optional = {"type": "type", "state": "state", "username": "user", "job_id": "job_id"}
+    optional = {"type": "type", "state": "state", "reason": "reason", "username": "user", "job_id": "job_id"}
     numbers = {"node_num": "node_num", "cpu_num": "cpu_num"}
     selected = [
         "epoch(submit_at) AS submit_s",

@@ -7,6 +7,7 @@ from holdfast.trace.twin.arrivals import arrival_rate, batched, offsets_s
 from holdfast.trace.twin.model import Calibration, Column, Floats, Ints, TwinJobs
 from holdfast.trace.twin.outcomes import StateModel, dealt_states
 from holdfast.trace.twin.placing import Demand, peak_gpus, placed
+from holdfast.trace.twin.reasons import dealt_reasons
 from holdfast.trace.twin.rounding import cumulative_rounded, rounded_cells
 from holdfast.trace.twin.values import drawn_values, shifted_to_totals, with_median
 from holdfast.trace.twin.waiting import dealt_queues
@@ -71,6 +72,10 @@ class _Draw:
         users = self._users(types, batches)
         order = np.lexsort((np.arange(self.n), submits))
         runs = durations - queues if known.counts_queue else durations
+        type_names = np.array(known.types)[types]
+        reasons = np.zeros(self.n, dtype="U1")
+        if known.reasons is not None:
+            reasons, names = dealt_reasons(known.reasons, self.factor, type_names, gpus, runs, names, self.rng(11))
         starts = submits + queues
         gpu = gpus > 0
         return TwinJobs(
@@ -81,8 +86,9 @@ class _Draw:
             peak_gpus=peak_gpus(starts[gpu], (starts + runs)[gpu], gpus[gpu]),
             job_id=self._ids(),
             user=users[order],
-            type=np.array(known.types)[types][order],
+            type=type_names[order],
             state=names[order],
+            reason=reasons[order],
             gpu_num=gpus[order],
             node_num=np.maximum(-(-gpus // 8), 1)[order],
             cpu_num=self._cpus(types, places)[order],

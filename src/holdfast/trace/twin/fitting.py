@@ -2,7 +2,7 @@
 
 What a calibration of a private trace may tell: counts of at least `SMALLEST_CELL` jobs. Rarer types become `Other`,
 rarer GPU counts the nearest that is common enough, rarer bins of a type and GPU count are merged with their neighbours
-and spread evenly, rarer states become the most usual one, users that submitted less are alike. Totals are kept to three
+and spread evenly, rarer states become the most usual one, rarer reasons none, users that submitted less are alike. Totals are kept to three
 digits. Names, job ids, single times and the order of jobs are not kept at all. This is a rule of smallest counts, not
 differential privacy: who knows all jobs but one can still learn something of the last.
 """
@@ -14,9 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.core.errors import BadUse
+from holdfast.diagnose.diagnosis import CATEGORIES as CAUSES
 from holdfast.trace.twin.bins import BINS, bin_of
-from holdfast.trace.twin.model import CPU, Calibration, Floats, Ints
+from holdfast.trace.twin.model import CPU, Calibration, Floats, Ints, Reasons
 from holdfast.trace.twin.placing import peak_gpus
+from holdfast.trace.twin.reasons import FAILED
 
 SMALLEST_TRACE: Final = 100
 """Jobs below which a draw would give rows away."""
@@ -40,7 +42,7 @@ def fit(
 
     Args:
         jobs: columns of one length: `gpu_num`, `submit_s` (Unix time), `queue_s`, `duration_s` (from the start), and
-            where there are `type`, `state`, `cpu_num`, `user`. Jobs that have not ended, or whose times are missing or
+            where there are `type`, `state`, `reason`, `cpu_num`, `user`. Jobs that have not ended, or whose times are missing or
             negative, are left out. A part of a GPU counts as one.
         name: of the twin's cluster.
         zone: offset from UTC by which its hours are counted.
@@ -107,6 +109,7 @@ def fit(
         hour_of_week=hours,
         dispersion=dispersion,
         batch_sizes=_batch_sizes(table, numbers, len(names)),
+        reasons=_reasons(table),
     )
 
 
@@ -142,6 +145,7 @@ def _cleaned(jobs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]
         "gpu_num": gpus,
         "type": type_,
         "state": state[good],
+        "reason": _words(jobs.get("reason"), count, "")[good],
         "user": _words(jobs.get("user"), count, "user")[good],
         "cpu_num": np.where(np.isfinite(cpu_num), cpu_num, np.maximum(8.0 * gpus, 1.0)),
     }
@@ -225,6 +229,29 @@ def _states(
     drawn = by_class + SMALLEST_CELL * by_type[:, None, None, :]
     drawn /= drawn.sum(axis=-1, keepdims=True)
     return tuple(names.tolist()), drawn[:, sizes][:, :, lengths], totals, _three_digits(gpu_time)
+
+
+def _reasons(table: dict[str, npt.NDArray[Any]]) -> Reasons | None:
+    """The reasons of failed GPU jobs that enough have; only those of Table 3, since a source's own words may tell more.
+
+    That they add up to the study's categories is not asked: a fitted twin has what its trace has.
+    """
+    failed = (table["gpu_num"] > 0) & np.isin(table["state"], FAILED) & np.isin(table["reason"], list(CAUSES))
+    names, own, counts = np.unique(table["reason"][failed], return_inverse=True, return_counts=True)
+    common = np.flatnonzero(counts >= SMALLEST_CELL)
+    if not len(common):
+        return None
+    gpus, run_s = table["gpu_num"][failed].astype(float), table["duration_s"][failed]
+    sums = [np.bincount(own, values, minlength=len(names))[common] for values in (gpus, run_s, gpus * run_s)]
+    jobs = counts[common].astype(float)
+    return Reasons(
+        names=tuple(names[common].tolist()),
+        types=frozenset(table["type"][failed].tolist()),
+        jobs=jobs,
+        gpu_num=_three_digits(sums[0] / jobs),
+        run_s=_three_digits(np.maximum(sums[1] / jobs, 1.0)),
+        gpu_time_s=_three_digits(sums[2]),
+    )
 
 
 def _users(users: npt.NDArray[Any], types: Ints, count: int) -> Floats:

@@ -15,6 +15,24 @@ CPU = "CPU"
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
+class Reasons:
+    """Why jobs failed whose cause was recorded: targets by reason at full size. R reasons."""
+
+    names: tuple[str, ...]
+    """R reasons of the study's Table 3."""
+    types: frozenset[str]
+    """Types of the jobs whose causes were recorded."""
+    jobs: Floats
+    """(R) failed GPU jobs."""
+    gpu_num: Floats
+    """(R) mean GPUs; NaN where it is not known."""
+    run_s: Floats
+    """(R) mean time to failure, s; NaN where it is not known."""
+    gpu_time_s: Floats
+    """(R) GPU time, s."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Calibration:
     """Tables of counts: all that the draw knows of a trace. T types, G GPU counts, D bins, S states, U users.
 
@@ -68,6 +86,8 @@ class Calibration:
     """Standard deviation of the logarithm of a day's rate of arrivals."""
     batch_sizes: Floats
     """(T) mean jobs submitted together."""
+    reasons: Reasons | None
+    """Why failed jobs failed; None: nobody recorded any cause."""
 
     @property
     def jobs(self) -> int:
@@ -96,6 +116,8 @@ class TwinJobs:
     type: Column
     """`Pretrain`, `Evaluation`, `SFT`, `MLLM`, `Debug`, `Other`; `CPU` without GPUs."""
     state: Column
+    reason: Column
+    """Why it failed; empty where nobody recorded that, as of most that failed."""
     gpu_num: Ints
     node_num: Ints
     cpu_num: Ints

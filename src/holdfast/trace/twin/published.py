@@ -12,6 +12,7 @@ from holdfast.trace.twin.bins import BINS, bin_means, padded
 from holdfast.trace.twin.joint import Margins, carried, conditions_of, margins_of, read_tables, steps
 from holdfast.trace.twin.model import CPU, Calibration, Floats
 from holdfast.trace.twin.outcomes import published_states
+from holdfast.trace.twin.reasons import published_reasons
 
 CLUSTERS: Final = ("seren", "kalos")
 
@@ -85,6 +86,7 @@ def _made(tables: dict[str, Any]) -> Calibration:
         hour_of_week=habits.published_hours(),
         dispersion=habits.DISPERSION,
         batch_sizes=habits.published_batches(types),
+        reasons=published_reasons(tables["cluster"]),
     )
 
 

@@ -1,0 +1,211 @@
+"""Why failed jobs failed: causes of the study's Table 3, dealt to a twin's failed jobs.
+
+The table is of failures whose cause was recorded, in the larger trace of the study; the released one names no cause,
+and most of a twin's failed jobs have none either. What is dealt has the table's numbers, and the shares of GPU time,
+mean GPUs and mean time to failure of each reason as nearly as the failed jobs that there are permit, in that order:
+what failed in the released trace holds less than a reason's number x mean GPUs x mean time, so that a reason of the
+largest jobs meets failures that are rather soon. Restarts are not modelled.
+"""
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from holdfast.trace.causes import cause_of
+from holdfast.trace.twin.model import Column, Floats, Ints, Reasons, TwinJobs
+from holdfast.trace.twin.rounding import largest_remainder
+from holdfast.trace.twin.writing import write_rows
+
+FAILED: Final = ("FAILED", "NODE_FAIL")
+"""States of the jobs that may have a reason; a TIMEOUT says its own."""
+
+_NODE_FAILURE: Final = "NodeFailure"
+
+_SHARE: Final = 0.002
+_GPUS: Final = 0.25
+_TIME: Final = 1.0
+"""Errors that count alike: of the GPU time of all reasons; of the logarithm of mean GPUs; of that of mean time."""
+_GOOD: Final = 2e-3
+"""The sum of squared errors at which a reason is left alone."""
+_SWEEPS: Final = 8
+_NEW_DEALS: Final = 150
+_TRIED: Final = 64
+"""Jobs of a reason that a sweep gives away at most."""
+
+_SMALL_GPUS: Final = 32
+_SMALL_GPU_TIME_S: Final = 8 * 3600.0
+"""Of jobs below both there are always enough: a sample will do."""
+_SAMPLE: Final = 1000
+
+
+def published_reasons(cluster: str) -> Reasons:
+    """The part of Table 3 that a published cluster has.
+
+    What both clusters have is split by `kalos_share` of the table, in number and in GPU time alike.
+
+    Args:
+        cluster: `seren` or `kalos`.
+    """
+    path = resources.files("holdfast.trace.twin").joinpath("tables").joinpath("reasons.toml")
+    table: dict[str, Any] = tomllib.loads(path.read_text("utf-8"))
+    rows = []
+    for name, clusters, number, gpu_num, minutes, percent in table["reasons"]:
+        of_kalos = {"K": number, "S": 0}.get(clusters, max(round(table["kalos_share"] * number), 1))
+        own = of_kalos if cluster == "kalos" else number - of_kalos
+        if own:
+            gpu_time_s = 3600.0 * table["gpu_hours"] * percent / 100 * own / number
+            rows.append((name, own, gpu_num, 60.0 * minutes, gpu_time_s))
+    names, *numbers = zip(*rows, strict=True)
+    counts, gpu_nums, runs_s, gpu_times_s = (np.array(column, dtype=float) for column in numbers)
+    return Reasons(
+        names=names, types=frozenset(table["types"]), jobs=counts, gpu_num=gpu_nums, run_s=runs_s,
+        gpu_time_s=gpu_times_s,
+    )  # fmt: skip
+
+
+def dealt_reasons(
+    reasons: Reasons, factor: float, types: Column, gpus: Ints, runs_s: Ints, states: Column, rng: np.random.Generator
+) -> tuple[Column, Column]:
+    """The reason of each job, '' where none was recorded, and the states: NODE_FAIL goes to what failed of its node.
+
+    As many jobs are NODE_FAIL as were. They are those of the reason `NodeFailure`, then of the others of the
+    infrastructure, in the order of `reasons`: Kalos has such states in the released trace, and no such reason in the
+    table.
+
+    Args:
+        reasons: the targets, at full size.
+        factor: of the draw's size to the full one.
+        types: of each job.
+        gpus: of each job.
+        runs_s: of each job, from its start.
+        states: of each job.
+        rng: the draw.
+    """
+    failed = np.isin(states, FAILED) & (gpus > 0) & (runs_s > 0)
+    able = np.flatnonzero(failed & np.isin(types, sorted(reasons.types)))
+    counts = largest_remainder(reasons.jobs, min(round(float(reasons.jobs.sum()) * factor), len(able)))
+    pool = _pool(able, gpus, runs_s, 2 * int(counts.sum()) + _SAMPLE, rng)
+    dealing = _Dealing(reasons, counts, factor, gpus[pool].astype(float), runs_s[pool].astype(float))
+    of = np.full(len(states), -1)
+    of[pool] = dealing.dealt(rng)
+
+    names = np.array([*reasons.names, ""])
+    category = np.array([cause_of(None, name, None).category for name in reasons.names])
+    rank = np.where(np.array(reasons.names) == _NODE_FAILURE, -1, np.arange(len(counts)))
+    was = np.flatnonzero(failed & (states == "NODE_FAIL"))
+    infrastructure = np.flatnonzero(np.isin(of, np.flatnonzero(category == "Infrastructure")))
+    infrastructure = infrastructure[np.argsort(rank[of[infrastructure]], kind="stable")]
+    states = states.copy()
+    states[was] = "FAILED"
+    states[np.concatenate([infrastructure, was[of[was] < 0]])[: len(was)]] = "NODE_FAIL"
+    return names[of], states
+
+
+def _pool(able: Ints, gpus: Ints, runs_s: Ints, small: int, rng: np.random.Generator) -> Ints:
+    """The jobs to choose from: all large ones, and a sample of the others."""
+    is_small = (gpus[able] < _SMALL_GPUS) & (gpus[able] * runs_s[able] < _SMALL_GPU_TIME_S)
+    kept = rng.permutation(able[is_small])[:small]
+    return np.sort(np.concatenate([able[~is_small], kept]))
+
+
+class _Dealing:
+    """The search: a random deal, then swaps of two jobs between two reasons, or a reason and none."""
+
+    def __init__(self, reasons: Reasons, counts: Ints, factor: float, gpus: Floats, runs_s: Floats) -> None:
+        self.counts = counts
+        self.gpus = gpus
+        self.values = np.stack([gpus, runs_s, gpus * runs_s])
+        """(3, jobs) what a reason is told by."""
+        share = np.divide(counts, reasons.jobs * factor)
+        self.wanted = np.stack([counts * reasons.gpu_num, counts * reasons.run_s, share * reasons.gpu_time_s * factor])
+        self.unit_s = _SHARE * max(float(reasons.gpu_time_s.sum()) * factor, 1.0)
+        self.of = np.full(len(gpus), -1)
+        self.sums = np.zeros((3, len(counts)))
+
+    def dealt(self, rng: np.random.Generator) -> Ints:
+        """Number of each job's reason, -1 where it has none."""
+        # Largest jobs first: they are the scarce ones.
+        mean_gpus = np.nan_to_num(np.divide(self.wanted[0], self.counts, where=self.counts > 0, out=self.wanted[0] * 0))
+        order = np.argsort(-mean_gpus, kind="stable")
+        for reason in order[self.counts[order] > 0].tolist():
+            free = np.flatnonzero(self.of < 0)
+            chance = np.ones(len(free))
+            if mean_gpus[reason] >= _SMALL_GPUS:
+                chance = np.exp2(-np.abs(np.log2(self.gpus[free] / mean_gpus[reason])))
+            picked = rng.choice(free, size=self.counts[reason], replace=False, p=chance / chance.sum())
+            self.of[picked] = reason
+            self.sums[:, reason] = self.values[:, picked].sum(axis=1)
+        for _ in range(_SWEEPS):
+            if not sum([self._improved(reason, rng) for reason in order.tolist()]):
+                break
+        # What single swaps cannot mend, a new deal of a part of one reason may.
+        for _ in range(_NEW_DEALS):
+            before, sums, costs = self.of.copy(), self.sums.copy(), self._costs()
+            if costs.sum() < _GOOD * len(costs):
+                break
+            reason = int(rng.choice(len(costs), p=costs / costs.sum()))
+            self._dealt_anew(reason, rng)
+            self._improved(reason, rng)
+            if self._costs().sum() >= costs.sum():
+                self.of, self.sums = before, sums
+        return self.of
+
+    def _dealt_anew(self, reason: int, rng: np.random.Generator) -> None:
+        """Give some of its jobs for as many that have no reason, whatever they hold."""
+        own, free = np.flatnonzero(self.of == reason), np.flatnonzero(self.of < 0)
+        count = int(min(rng.integers(1, len(own) + 1), len(free), _TRIED))
+        for jobs, sign, owner in ((rng.choice(own, count, False), -1, -1), (rng.choice(free, count, False), 1, reason)):
+            self.of[jobs] = owner
+            self.sums[:, reason] += sign * self.values[:, jobs].sum(axis=1)
+
+    def _costs(self) -> Floats:
+        known = np.flatnonzero(self.counts > 0)
+        costs = np.zeros(len(self.counts))
+        costs[known] = self._cost(known, self.sums[:, known])
+        return costs
+
+    def _improved(self, reason: int, rng: np.random.Generator) -> int:
+        """Give each of its jobs for the one that serves best, while that helps; how many were given."""
+        moves = 0
+        for job in rng.permutation(np.flatnonzero(self.of == reason))[:_TRIED].tolist():
+            if self._cost(reason, self.sums[:, reason]) < _GOOD:
+                break
+            change = self.values - self.values[:, job, None]
+            gain = self._cost(reason, self.sums[:, reason, None] + change) - self._cost(reason, self.sums[:, reason])
+            others = np.flatnonzero((self.of >= 0) & (self.of != reason))
+            own = self.of[others]
+            gain[others] += self._cost(own, self.sums[:, own] - change[:, others]) - self._cost(own, self.sums[:, own])
+            gain[self.of == reason] = 0.0
+            best = int(np.argmin(gain))
+            if gain[best] > -_GOOD / 10:
+                continue
+            self.sums[:, reason] += change[:, best]
+            if self.of[best] >= 0:
+                self.sums[:, self.of[best]] -= change[:, best]
+            self.of[job], self.of[best] = self.of[best], reason
+            moves += 1
+        return moves
+
+    def _cost(self, reason: Any, sums: Floats) -> Any:
+        """Squared errors of (3, …) sums; a target that is not known counts nothing."""
+        wanted = self.wanted[:, reason]
+        wanted = wanted.reshape(3, *[1] * (sums.ndim - wanted.ndim), *wanted.shape[1:])
+        ratio = np.nan_to_num(np.log(np.maximum(sums[:2], 1.0) / wanted[:2]))
+        return (ratio[0] / _GPUS) ** 2 + (ratio[1] / _TIME) ** 2 + ((sums[2] - wanted[2]) / self.unit_s) ** 2
+
+
+def write_reasons(jobs: TwinJobs, path: Path | str) -> None:
+    """Write `job_id,reason,category` of the jobs that have a reason, in the trace's order.
+
+    A file of its own beside the trace's, whose published form has no such column.
+
+    Raises:
+        OSError: the file cannot be written; nothing is left of it.
+    """
+    known = jobs.reason != ""
+    category = {name: cause_of(None, name, None).category for name in np.unique(jobs.reason[known]).tolist()}
+    categories = np.array([category[name] for name in jobs.reason[known].tolist()], dtype="U")
+    write_rows(Path(path), "job_id,reason,category", [jobs.job_id[known], jobs.reason[known], categories])
