@@ -207,6 +207,13 @@ def options(command):
     return sorted(option for parameter in command.params for option in parameter.opts if option.startswith("--"))
 
 
+READING = [
+    "--bad-rows", "--capacity", "--durations", "--fetched", "--format", "--map", "--memory", "--metrics", "--since",
+    "--step", "--types", "--until", "--zone",
+]  # fmt: skip
+"""What every command has that reads job records."""
+
+
 def test_the_command_line_is_what_was_agreed():
     """A change of this list is a change for every user's scripts: make it on purpose, and say so in CHANGELOG.md."""
     found = {}
@@ -240,6 +247,30 @@ def test_the_command_line_is_what_was_agreed():
         "logs": ["--attempt", "--follow", "--json", "--launcher", "--rank"],
         "incidents ls": ["--json", "--run"],
         "incidents show": ["--json"],
+        **{
+            f"trace {name}": sorted([*READING, *own])
+            for name, own in {
+                "report": [
+                    "--carbon-free",
+                    "--compare",
+                    "--grid-intensity",
+                    "--json",
+                    "--on",
+                    "--output",
+                    "--paper",
+                    "--parts",
+                    "--pue",
+                    "--title",
+                    "--workers",
+                ],
+                "check": ["--json", "--strict"],
+                "convert": ["--output"],
+                "query": ["--csv", "--json"],
+                "export": ["--output", "--to"],
+            }.items()
+        },
+        "trace twin": ["--gpus", "--jobs", "--json", "--like", "--map", "--output", "--seed", "--telemetry"],
+        "trace formats": ["--json"],
         "checkpoint ls": ["--json"],
         "checkpoint verify": ["--json"],
     }

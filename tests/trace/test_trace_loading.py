@@ -165,11 +165,27 @@ def test_telemetry_is_attached_to_its_cluster(files, monkeypatch):
     from holdfast.trace import telemetry
 
     attached = []
-    monkeypatch.setattr(telemetry, "attach", lambda trace, where, *, cluster: attached.append((cluster, where)))
+    monkeypatch.setattr(
+        telemetry, "attach", lambda trace, where, *, cluster, **more: attached.append((cluster, where, more))
+    )
+    monkeypatch.setenv("HOLDFAST_HOME", "/home")
     folder = files(s=seren(1), k=kalos("a"))
-    places = ["here", "Kalos=there", "http://prometheus:9090/?a=b"]
-    load(folder / "s.csv", compare=[folder / "k.csv"], metrics=places, now_s=NOW_S).close()
-    assert attached == [("Seren", "here"), ("Kalos", "there"), ("Seren", "http://prometheus:9090/?a=b")]
+    url = "http://me:secret@prometheus:9090/?a=b"
+    with load(
+        folder / "s.csv", compare=[folder / "k.csv"], metrics=["here", "Kalos=there", url], metrics_step_s=60,
+        now_s=NOW_S,
+    ) as trace:  # fmt: skip
+        first_s, last_s = (
+            trace.query(f"SELECT epoch({end}) AS s FROM jobs WHERE cluster = 'Seren'")["s"][0]
+            for end in ("min(start_at)", "max(end_at)")
+        )
+    assert attached[:2] == [("Seren", "here", {}), ("Kalos", "there", {})]
+    (cluster, where, more) = attached[2]
+    assert (cluster, where, more["folder"]) == ("Seren", url, Path("/home/telemetry/prometheus-9090-a-b"))
+    span = more["span"]
+    assert span.start_s <= first_s < span.start_s + 60
+    assert span.end_s - 60 < last_s <= span.end_s
+    assert (span.step_s, span.start_s % 60, span.end_s % 60) == (60, 0, 0)
 
 
 def test_bad_rows_fail_or_are_dropped_with_a_note(files):

@@ -41,6 +41,18 @@ READING = (
     click.option(
         "--metrics", multiple=True, metavar="[NAME=]WHERE", help="Telemetry: a file, folder or Prometheus URL."
     ),
+    click.option(
+        "--step",
+        "metrics_step_s",
+        type=click.FloatRange(1),
+        default=15.0,
+        show_default=True,
+        metavar="S",
+        help="Seconds between the points asked of a Prometheus.",
+    ),
+    click.option(
+        "--fetched", "metrics_folder", type=FOLDER, help="Where a Prometheus is fetched into; a rerun goes on."
+    ),
     click.option("--format", "format", metavar="FORM", help="The form of JOBS, where it is not recognised."),
     click.option("--map", "column_map", type=FILE, help="A TOML file that says which column is what."),
     click.option("--types", type=FILE, help="A YAML file of rules that tell the type of a job."),
@@ -75,8 +87,8 @@ READING = (
 )
 """How job records are read: the arguments of `holdfast.trace.load`, of the same names."""
 READING_NAMES = (
-    "metrics", "format", "column_map", "types", "capacity", "zone", "since", "until", "duration", "bad_rows",
-    "memory_limit_mb",
+    "metrics", "metrics_step_s", "metrics_folder", "format", "column_map", "types", "capacity", "zone", "since",
+    "until", "duration", "bad_rows", "memory_limit_mb",
 )  # fmt: skip
 
 

@@ -1,5 +1,7 @@
 """From files to a trace: recognise, read, join what is one cluster's, tell types, check."""
 
+import math
+import re
 import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -9,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 from zoneinfo import ZoneInfo
 
 from holdfast.core.errors import BadUse
+from holdfast.core.paths import holdfast_home
 from holdfast.trace.checks import check_jobs
 from holdfast.trace.clusters import sized
 from holdfast.trace.jobtypes import DEFAULT_RULES, read_rules, tell_types
@@ -34,6 +37,8 @@ def load(
     *paths: str | Path,
     compare: Sequence[str | Path] | Mapping[str, str | Path] = (),
     metrics: Sequence[str | Path] = (),
+    metrics_step_s: float = 15.0,
+    metrics_folder: Path | None = None,
     format: str | None = None,  # noqa: A002 - the command line's word
     column_map: Path | None = None,
     types: Path | None = None,
@@ -54,6 +59,9 @@ def load(
             the cluster NAME. Files of one cluster are joined.
         compare: further ones, only there to be compared with; a mapping gives them names.
         metrics: telemetry, each a file, a folder, a store or a Prometheus URL; `NAME=WHERE` says which cluster's.
+        metrics_step_s: seconds between the points that a Prometheus is asked for, over the time of the jobs.
+        metrics_folder: the store that a Prometheus is fetched into, where what is there is not fetched again; None: one
+            of the server's name below `$HOLDFAST_HOME/telemetry`.
         format: name of the adapter of all `paths`; None: each is recognised by its header or first lines.
         column_map: a TOML file that says what the columns of CSV or Parquet `paths` are; see `sources.mapped`.
         types: a YAML file of rules that tell the type of a job where the source has none; None: Holdfast's own.
@@ -102,7 +110,7 @@ def load(
         ]
         trace = Trace(connection, scratch, readings, duration=duration, compared=compared)
         for name, where in by_cluster(metrics, known, compared):
-            _attach(trace, name, where)
+            _attach(trace, name, where, step_s=metrics_step_s, folder=metrics_folder)
     except BaseException:
         connection.close()
         shutil.rmtree(scratch, ignore_errors=True)
@@ -199,10 +207,26 @@ def _sized(readings: Sequence[Reading], capacity: Mapping[str, str]) -> list[Rea
     ]
 
 
-def _attach(trace: Trace, cluster: str, where: str) -> None:
+def _attach(trace: Trace, cluster: str, where: str, *, step_s: float, folder: Path | None) -> None:
     from holdfast.trace.telemetry import attach
+    from holdfast.trace.telemetry.prometheus import Span
 
-    attach(trace, where, cluster=cluster)
+    if not where.startswith(("http://", "https://")):
+        attach(trace, where, cluster=cluster)
+        return
+    first_s, last_s = trace.query(
+        "SELECT epoch(min(coalesce(start_at, submit_at))) AS a, epoch(max(coalesce(end_at, start_at, submit_at))) AS b "
+        "FROM jobs WHERE cluster = $1",
+        [cluster],
+    ).columns.values()
+    if math.isnan(first_s[0]):
+        raise BadUse(
+            f"The jobs of {cluster} have no times, so nobody knows what to ask {where} for. Fetch it yourself."
+        )
+    # Whole steps, so that a second run asks for the same points and finds them fetched.
+    span = Span(start_s=first_s[0] // step_s * step_s, end_s=-(-last_s[0] // step_s) * step_s, step_s=step_s)
+    name = re.sub(r"[^A-Za-z0-9.-]+", "-", where.partition("://")[2].partition("@")[2] or where.partition("://")[2])
+    attach(trace, where, cluster=cluster, span=span, folder=folder or holdfast_home() / "telemetry" / name.strip("-"))
 
 
 def _check_zone(zone: str) -> None:

@@ -42,6 +42,8 @@ PART_SAMPLES: Final = 3_000_000
 """A part of so many samples takes about 100 MB to make."""
 DAY_US: Final = 86_400_000_000
 DEVICES: Final = "devices.parquet"
+PARQUET: Final = "FORMAT parquet, PARQUET_VERSION V2, COMPRESSION zstd, COMPRESSION_LEVEL 1"
+"""V2's encodings and level 1 cost a tenth less to write than the defaults, at the same size."""
 
 
 def open_database() -> "duckdb.DuckDBPyConnection":
@@ -188,7 +190,7 @@ class MetricWriter:
             self._connection.execute(
                 f'COPY (SELECT r."at", i.own AS device, r.value, strftime(r."at", \'%Y-%m-%d\') AS date '
                 f'FROM ({rows}) r JOIN arriving i USING (device) ORDER BY date, i.own, r."at") '
-                f"TO {quoted(str(self._building))} (FORMAT parquet, COMPRESSION zstd, PARTITION_BY (date), "
+                f"TO {quoted(str(self._building))} ({PARQUET}, PARTITION_BY (date), "
                 f"FILENAME_PATTERN 'part-{self._source:03}-{{i}}', OVERWRITE_OR_IGNORE)"
             )
         finally:
@@ -286,7 +288,7 @@ def write_parquet(connection: "duckdb.DuckDBPyConnection", select: str, columns:
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     connection.register("arriving", columns)
     try:
-        connection.execute(f"COPY ({select}) TO {quoted(str(temporary))} (FORMAT parquet, COMPRESSION zstd)")
+        connection.execute(f"COPY ({select}) TO {quoted(str(temporary))} ({PARQUET})")
         with temporary.open("rb") as file:
             os.fsync(file.fileno())
         temporary.replace(path)
