@@ -41,7 +41,7 @@ bench-quick: $(VENV)/.dev
 	for bench in benchmarks/*.py; do $(BIN)/python $$bench --quick || exit 1; done
 
 picture: $(VENV)/.dev $(VENV)/.debian
-	$(BIN)/python docs/images/make_report_picture.py
+	$(BIN)/python docs/images/make_pictures.py
 
 ci: lint test test-slow examples bench-quick
 

@@ -33,12 +33,13 @@ def by_duckdb(path: str) -> dict[str, float]:
     names = header(path)
     columns = {name: "VARCHAR" if name == "Time" else "FLOAT" for name in names}
     connection = duckdb.connect()
-    connection.execute("SET preserve_insertion_order = false")
+    connection.execute("SET preserve_insertion_order = false; SET enable_progress_bar = false")
     found = connection.execute(
         f"""
         SELECT value, count(*) FROM (UNPIVOT (
             SELECT * EXCLUDE "Time"
-            FROM read_csv('{path}', auto_detect = false, header = true, delim = ',', columns = {columns})
+            FROM read_csv('{path}', auto_detect = false, header = true, delim = ',', quote = '', escape = '',
+                columns = {columns})
         ) ON COLUMNS(*) INTO NAME device VALUE value) GROUP BY value
         """
     ).fetchnumpy()
@@ -73,23 +74,24 @@ def by_notebook(path: str) -> dict[str, float]:
 
 
 def convert_by_duckdb(path: str, out: str) -> dict[str, float]:
-    """(time, device, value), the layout that answers fastest: a SMALLINT for the device, UTC without a zone."""
+    """(time, device, value), the layout that answers fastest: columns are named by the device's number, then cast.
+
+    Offsets of the times are not applied: it would take longer.
+    """
     import duckdb
 
     names = header(path)
-    columns = {name: "TIMESTAMPTZ" if name == "Time" else "FLOAT" for name in names}
+    columns = {"Time": "TIMESTAMP"} | {str(number): "FLOAT" for number in range(len(names) - 1)}
     connection = duckdb.connect()
-    connection.execute("SET preserve_insertion_order = false; SET TimeZone = 'UTC'")
-    devices = ", ".join(f"('{name}', {number})" for number, name in enumerate(names[1:]))
-    connection.execute(f"CREATE TABLE devices AS SELECT * FROM (VALUES {devices}) d(device, id)")
+    connection.execute("SET preserve_insertion_order = false; SET enable_progress_bar = false")
     connection.execute(
         f"""
         COPY (
-            SELECT timezone('UTC', "Time") AS "at", id::SMALLINT AS device, value FROM (
-                UNPIVOT (SELECT * FROM read_csv('{path}', auto_detect = false, header = true, delim = ',',
-                    columns = {columns}))
+            SELECT "Time" AS "at", device::SMALLINT AS device, value FROM (
+                UNPIVOT (SELECT * FROM read_csv('{path}', auto_detect = false, header = true, delim = ',', quote = '',
+                    escape = '', columns = {columns}))
                 ON COLUMNS(* EXCLUDE "Time") INTO NAME device VALUE value
-            ) JOIN devices USING (device)
+            )
         ) TO '{out}' (FORMAT parquet, COMPRESSION zstd)
         """
     )

@@ -179,7 +179,7 @@ def test_telemetry_is_attached_to_its_cluster(files, monkeypatch):
             trace.query(f"SELECT epoch({end}) AS s FROM jobs WHERE cluster = 'Seren'")["s"][0]
             for end in ("min(start_at)", "max(end_at)")
         )
-    assert attached[:2] == [("Seren", "here", {}), ("Kalos", "there", {})]
+    assert attached[:2] == [("Seren", "here", {"progress": None}), ("Kalos", "there", {"progress": None})]
     (cluster, where, more) = attached[2]
     assert (cluster, where, more["folder"]) == ("Seren", url, Path("/home/telemetry/prometheus-9090-a-b"))
     span = more["span"]

@@ -10,7 +10,7 @@ import click
 
 from holdfast.cli import progress
 from holdfast.cli.output import print_json, print_table
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import BadUse, HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.trace import Trace
@@ -213,13 +213,16 @@ def convert(jobs: tuple[str, ...], reading: dict[str, Any], output: Path) -> Non
     """Convert to Parquet, once; the folder then stands for JOBS, and for --metrics."""
     from holdfast.trace import convert as convert_jobs
     from holdfast.trace import telemetry
+    from holdfast.trace.loading import by_cluster
 
     places = reading.pop("metrics")
-    with progress.shown() as show:
-        for place in places:
-            telemetry.convert(place, output)
-        with _loaded(jobs, {**reading, "metrics": ()}) as trace:
-            convert_jobs(trace, output, progress=show)
+    with _loaded(jobs, reading) as trace, progress.shown() as show:
+        found = by_cluster(places, list(trace.clusters), trace.compared)
+        if len({cluster for cluster, _ in found}) > 1:
+            raise BadUse("A converted folder holds the telemetry of one cluster. Convert each cluster into its own.")
+        for _, place in found:
+            telemetry.convert(place, output, progress=show)
+        convert_jobs(trace, output, progress=show)
     click.echo(f"Converted: {output}")
 
 

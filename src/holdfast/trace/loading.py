@@ -110,7 +110,7 @@ def load(
         ]
         trace = Trace(connection, scratch, readings, duration=duration, compared=compared)
         for name, where in by_cluster(metrics, known, compared):
-            _attach(trace, name, where, step_s=metrics_step_s, folder=metrics_folder)
+            _attach(trace, name, where, step_s=metrics_step_s, folder=metrics_folder, progress=progress)
     except BaseException:
         connection.close()
         shutil.rmtree(scratch, ignore_errors=True)
@@ -207,12 +207,14 @@ def _sized(readings: Sequence[Reading], capacity: Mapping[str, str]) -> list[Rea
     ]
 
 
-def _attach(trace: Trace, cluster: str, where: str, *, step_s: float, folder: Path | None) -> None:
+def _attach(
+    trace: Trace, cluster: str, where: str, *, step_s: float, folder: Path | None, progress: Progress | None
+) -> None:
     from holdfast.trace.telemetry import attach
     from holdfast.trace.telemetry.prometheus import Span
 
     if not where.startswith(("http://", "https://")):
-        attach(trace, where, cluster=cluster)
+        attach(trace, where, cluster=cluster, progress=progress)
         return
     first_s, last_s = trace.query(
         "SELECT epoch(min(coalesce(start_at, submit_at))) AS a, epoch(max(coalesce(end_at, start_at, submit_at))) AS b "
@@ -226,7 +228,8 @@ def _attach(trace: Trace, cluster: str, where: str, *, step_s: float, folder: Pa
     # Whole steps, so that a second run asks for the same points and finds them fetched.
     span = Span(start_s=first_s[0] // step_s * step_s, end_s=-(-last_s[0] // step_s) * step_s, step_s=step_s)
     name = re.sub(r"[^A-Za-z0-9.-]+", "-", where.partition("://")[2].partition("@")[2] or where.partition("://")[2])
-    attach(trace, where, cluster=cluster, span=span, folder=folder or holdfast_home() / "telemetry" / name.strip("-"))
+    folder = folder or holdfast_home() / "telemetry" / name.strip("-")
+    attach(trace, where, cluster=cluster, span=span, folder=folder, progress=progress)
 
 
 def _check_zone(zone: str) -> None:

@@ -138,17 +138,18 @@ class _Dealing:
             picked = rng.choice(free, size=self.counts[reason], replace=False, p=chance / chance.sum())
             self.of[picked] = reason
             self.sums[:, reason] = self.values[:, picked].sum(axis=1)
+        everyone = np.arange(len(self.of))
         for _ in range(_SWEEPS):
-            if not sum([self._improved(reason, rng) for reason in order.tolist()]):
+            if not sum([self._improved(reason, everyone, rng) for reason in order.tolist()]):
                 break
-        # What single swaps cannot mend, a new deal of a part of one reason may.
+        # What single swaps cannot mend, a new deal of a part of one reason among half of the jobs may.
         for _ in range(_NEW_DEALS):
             before, sums, costs = self.of.copy(), self.sums.copy(), self._costs()
             if costs.sum() < _GOOD * len(costs):
                 break
             reason = int(rng.choice(len(costs), p=costs / costs.sum()))
             self._dealt_anew(reason, rng)
-            self._improved(reason, rng)
+            self._improved(reason, np.flatnonzero(rng.random(len(self.of)) < 0.5), rng)
             if self._costs().sum() >= costs.sum():
                 self.of, self.sums = before, sums
         return self.of
@@ -167,25 +168,27 @@ class _Dealing:
         costs[known] = self._cost(known, self.sums[:, known])
         return costs
 
-    def _improved(self, reason: int, rng: np.random.Generator) -> int:
-        """Give each of its jobs for the one that serves best, while that helps; how many were given."""
+    def _improved(self, reason: int, offered: Ints, rng: np.random.Generator) -> int:
+        """Give some of its jobs, each for the one offered that serves best, while that helps; how many were given."""
         moves = 0
         for job in rng.permutation(np.flatnonzero(self.of == reason))[:_TRIED].tolist():
-            if self._cost(reason, self.sums[:, reason]) < _GOOD:
+            now = self._cost(reason, self.sums[:, reason])
+            if now < _GOOD:
                 break
-            change = self.values - self.values[:, job, None]
-            gain = self._cost(reason, self.sums[:, reason, None] + change) - self._cost(reason, self.sums[:, reason])
-            others = np.flatnonzero((self.of >= 0) & (self.of != reason))
-            own = self.of[others]
-            gain[others] += self._cost(own, self.sums[:, own] - change[:, others]) - self._cost(own, self.sums[:, own])
-            gain[self.of == reason] = 0.0
+            change = self.values[:, offered] - self.values[:, job, None]
+            gain = self._cost(reason, self.sums[:, reason, None] + change) - now
+            owner = self.of[offered]
+            taken = np.flatnonzero((owner >= 0) & (owner != reason))
+            own = owner[taken]
+            gain[taken] += self._cost(own, self.sums[:, own] - change[:, taken]) - self._cost(own, self.sums[:, own])
+            gain[owner == reason] = 0.0
             best = int(np.argmin(gain))
             if gain[best] > -_GOOD / 10:
                 continue
             self.sums[:, reason] += change[:, best]
-            if self.of[best] >= 0:
-                self.sums[:, self.of[best]] -= change[:, best]
-            self.of[job], self.of[best] = self.of[best], reason
+            if owner[best] >= 0:
+                self.sums[:, owner[best]] -= change[:, best]
+            self.of[job], self.of[offered[best]] = owner[best], reason
             moves += 1
         return moves
 

@@ -167,11 +167,12 @@ def _metrics(
         return known[name].at(again)
 
     yield "GPU_UTIL", known["GPU_UTIL"].at(order).astype(np.int64)
-    sm = together("SM_ACTIVE", 0.15) / 100
-    yield "SM_ACTIVE", np.round(sm, 5)
-    yield "PIPE_TENSOR_ACTIVE", np.round(together("PIPE_TENSOR_ACTIVE", 0.2) / 100, 5)
+    # Percent, as released; what DCGM itself gives is a part of one.
+    sm = together("SM_ACTIVE", 0.15)
+    yield "SM_ACTIVE", np.round(sm, 3)
+    yield "PIPE_TENSOR_ACTIVE", np.round(together("PIPE_TENSOR_ACTIVE", 0.2), 3)
     # No curve of memory traffic is published: half of the SM activity is usual for training.
-    yield "DRAM_ACTIVE", np.round(sm * (0.45 + 0.1 * rng.random(sm.shape)), 5)
+    yield "DRAM_ACTIVE", np.round(sm * (0.45 + 0.1 * rng.random(sm.shape)), 3)
     yield "POWER_USAGE", np.round(together("POWER_USAGE", 0.2), 1)
     used = np.rint(known["FB_USED"].at(ranked(work + 0.35 * latents.slow(work.shape))) / 100 * _FRAME_MIB)
     yield "FB_USED", used.astype(np.int64)
