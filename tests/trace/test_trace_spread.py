@@ -1,0 +1,147 @@
+"""A trace read by many workers is the trace read by one: on processes, on a real Slurm, on a real Ray."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from holdfast.cluster import workers
+from holdfast.core.errors import HoldfastError
+from holdfast.testing.slurm import PrivateSlurm
+from holdfast.trace import characterize, convert, load
+from holdfast.trace.analyses.durations import gpu_job_duration
+from holdfast.trace.spread import load_spread
+from holdfast.trace.twin import calibration, draw, write_jobs, write_telemetry
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory):
+    """A folder of two files of a twin of Kalos, a store of the same jobs, and telemetry."""
+    folder = tmp_path_factory.mktemp("sources")
+    write_jobs(draw(calibration("kalos"), 500, seed=3), folder / "whole.csv")
+    lines = (folder / "whole.csv").read_text().splitlines(keepends=True)
+    (folder / "parts").mkdir()
+    for number in range(2):
+        (folder / "parts" / f"part-{number}.csv").write_text(lines[0] + "".join(lines[1 + number :: 2]))
+    with load(folder / "whole.csv") as trace:
+        convert(trace, folder / "store")
+    write_telemetry(calibration("kalos"), folder / "telemetry", samples=100, gpus=8)
+    for path in (folder / "telemetry").glob("*.csv"):
+        if path.stem not in {"GPU_UTIL", "POWER_USAGE"}:
+            path.unlink()
+    return folder
+
+
+def same(spread, alone):
+    """Whether two traces have equal aggregates, and notes."""
+    for name in (
+        "job_counts",
+        "job_durations",
+        "job_queues",
+        "job_hours",
+        "job_users",
+        "metric_values",
+        "metric_hours",
+    ):
+        one, two = (trace.query(f"SELECT * FROM {trace.prepare(name)} ORDER BY ALL") for trace in (spread, alone))
+        assert list(one.columns) == list(two.columns), name
+        assert len(one) == len(two) > 0, name
+        for column in one.columns:
+            if one[column].dtype.kind == "f":
+                np.testing.assert_allclose(one[column], two[column], rtol=1e-9, err_msg=f"{name}.{column}")
+            else:
+                assert one[column].tolist() == two[column].tolist(), (name, column)
+    assert spread.metrics == alone.metrics
+    assert sorted(spread.clusters) == sorted(alone.clusters)
+
+
+@pytest.fixture(scope="module")
+def alone(sources):
+    with load(sources / "whole.csv", metrics=[sources / "telemetry"]) as trace:
+        yield trace
+
+
+@pytest.mark.parametrize("jobs", ["parts", "store"])
+def test_local_workers_read_files_and_months_of_a_store(sources, alone, tmp_path, jobs):
+    given = {"metrics": [str(sources / "telemetry")], "folder": tmp_path, "memory_limit_mb": 300}
+    with load_spread(str(sources / jobs), workers=workers("local"), **given) as spread:
+        same(spread, alone)
+        answer = characterize(spread)
+        assert sum(entry.result is not None for entry in answer.entries) > 30
+        left_out = {entry.analysis.name: entry.left_out for entry in answer.entries if entry.left_out}
+        assert "job_utilisation" in left_out
+    parts = {path.name for path in tmp_path.glob("p-*") if path.is_dir()}
+    assert len(parts) == {"parts": 2, "store": 4}[jobs] + 2
+    # What is done is not read again: its results are as old as before, and the answer is the same.
+    before = {path: path.stat().st_mtime_ns for path in tmp_path.glob("p-*/manifest.json")}
+    with load_spread(str(sources / jobs), workers=workers("local"), **given) as again:
+        same(again, alone)
+    assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_part_that_cannot_be_read_is_named_and_the_rest_is_kept(sources, tmp_path):
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    (jobs / "a.csv").write_text((sources / "parts" / "part-0.csv").read_text())
+    broken = (sources / "parts" / "part-1.csv").read_text().splitlines()
+    (jobs / "b.csv").write_text("\n".join([*broken[:3], broken[3].replace(",", ";"), *broken[4:]]))
+    with pytest.raises(HoldfastError, match=r"b\.csv, line 4"):
+        load_spread(str(jobs), workers=workers("local", limit=1), folder=tmp_path / "parts")
+    (jobs / "b.csv").write_text((sources / "parts" / "part-1.csv").read_text())
+    with load_spread(str(jobs), workers=workers("local"), folder=tmp_path / "parts") as trace:
+        assert trace.query(f"SELECT sum(n) AS n FROM {trace.prepare('job_counts')}")["n"][0] == 500
+
+
+def test_a_killed_part_leaves_nothing_half_and_is_read_again(sources, alone, tmp_path):
+    given = {"metrics": [str(sources / "telemetry")], "folder": tmp_path}
+    load_spread(str(sources / "parts"), workers=workers("local"), **given).close()
+    victim = next(path for path in tmp_path.glob("p-part-0-*") if path.is_dir())
+    for path in sorted(victim.rglob("*"), reverse=True):
+        path.unlink()
+    victim.rmdir()
+    # Killed as soon as it has begun to write.
+    building = victim.with_name(f".{victim.name}.tmp")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "holdfast.trace.spread", str(victim.with_suffix(".json")), str(victim)]
+    )
+    while process.poll() is None and not building.exists():
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert not victim.exists()
+    with load_spread(str(sources / "parts"), workers=workers("local"), **given) as trace:
+        same(trace, alone)
+
+
+@pytest.mark.slow
+def test_a_slurm_array_reads_the_parts(sources, alone, tmp_path, monkeypatch):
+    if reason := PrivateSlurm.missing():
+        pytest.skip(reason)
+    with PrivateSlurm(tmp_path / "s", nodes=2, cpus=1) as slurm:
+        for name in ("SLURM_CONF", "PATH"):
+            monkeypatch.setenv(name, slurm.environment[name])
+        command = ["-m", "holdfast.cli.main", "trace", "report", str(sources / "parts"), "--on", "slurm"]
+        command += ["--metrics", str(sources / "telemetry"), "--parts", str(tmp_path / "parts")]
+        done = subprocess.run(
+            [sys.executable, *command, "-o", str(tmp_path / "report"), "--json"],
+            capture_output=True, text=True, timeout=240, check=False, env=os.environ,
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["page"] == str(tmp_path / "report" / "index.html")
+    assert len([path for path in (tmp_path / "parts").glob("p-*") if path.is_dir()]) == 4
+    found = json.loads((tmp_path / "report" / "findings.json").read_text())["numbers"]
+    expected = gpu_job_duration(alone).numbers
+    assert {name: found[name] for name in expected} == pytest.approx(dict(expected))
+
+
+@pytest.mark.slow
+def test_ray_reads_the_parts(sources, alone, tmp_path, monkeypatch):
+    pytest.importorskip("ray", reason="Ray is not installed (pip install 'holdfast[ray]')")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    given = {"metrics": [str(sources / "telemetry")], "folder": tmp_path}
+    with load_spread(str(sources / "parts"), workers=workers("ray", limit=2), **given) as spread:
+        same(spread, alone)
