@@ -132,7 +132,9 @@ if place == "writing":
 else:
     def killing(*_):
         os.kill(os.getpid(), signal.SIGKILL)
-    setattr(store, {"written": "fsync_folder", "renamed": "write_manifest"}[place], killing)
+    from holdfast.core import atomic
+    where, name = {"written": (atomic, "fsync_folder"), "renamed": (store, "write_manifest")}[place]
+    setattr(where, name, killing)
 store.convert(load(sys.argv[1]), Path(sys.argv[2]))
 """
 HEADER = "job_id,user,node_num,gpu_num,cpu_num,type,state,submit_time,start_time,end_time,duration,queue,gpu_time\n"

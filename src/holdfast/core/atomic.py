@@ -6,6 +6,8 @@ A crash at any instant leaves the old file or the new one, never a mixture; what
 
 import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -18,26 +20,39 @@ def fsync_folder(folder: Path) -> None:
         os.close(fd)
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """Replace `path` by a file that holds exactly `data`, durably, readable by whom the umask says.
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """A temporary path to write a file at, which becomes `path`, durably, if the block ends well.
 
-    Same-folder temporary file, fsync, rename, fsync of the folder.
+    Same-folder temporary file, fsync, rename, fsync of the folder. For what writes files itself, or more than memory
+    holds.
 
     Raises:
         OSError: the write failed; `path` is as it was before, or, where only the last fsync (of the folder)
-            failed, holds `data` but may be as before after a power cut.
+            failed, holds the new file but may be as before after a power cut.
     """
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    # Not tempfile.mkstemp: its files are 0600 whatever the umask, and a report or a checkpoint is there to be
-    # read by others.
-    fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
     try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
+        yield temporary
+        fd = os.open(temporary, os.O_RDONLY)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
         temporary.replace(path)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     fsync_folder(path.parent)
+
+
+def write_atomic(path: Path, data: bytes) -> None:
+    """Replace `path` by a file that holds exactly `data`, durably, readable by whom the umask says.
+
+    Raises:
+        OSError: as `replacing`.
+    """
+    # Not tempfile.mkstemp: its files are 0600 whatever the umask, and a report or a checkpoint is there to be
+    # read by others.
+    with replacing(path) as temporary, temporary.open("xb") as file:
+        file.write(data)

@@ -10,14 +10,12 @@ A folder is one by its manifest, which is written last: what a kill leaves befor
 into that folder writes over it. A store is never written over.
 """
 
-import os
-import secrets
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from holdfast.core.atomic import fsync_folder
+from holdfast.core.atomic import replacing
 from holdfast.core.errors import BadUse
 from holdfast.trace import aggregates
 from holdfast.trace.clusters import known_first
@@ -164,13 +162,5 @@ def _merged_readings(manifests: Sequence[Manifest]) -> list[Reading]:
 
 def _write_parquet(connection: "duckdb.DuckDBPyConnection", sql: str, path: Path) -> None:
     """The answer of a query as a file that is there whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
+    with replacing(path) as temporary:
         connection.execute(f"COPY ({sql}) TO {literal(temporary)} (FORMAT parquet, COMPRESSION zstd)")
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    fsync_folder(path.parent)

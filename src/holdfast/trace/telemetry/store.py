@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
-from holdfast.core.atomic import fsync_folder, write_atomic
+from holdfast.core.atomic import fsync_folder, replacing, write_atomic
 from holdfast.core.errors import BadUse
 from holdfast.trace.sources.reading import Note
 from holdfast.trace.telemetry.devices import Device
@@ -285,16 +285,9 @@ def finish_metric(
 
 def write_parquet(connection: "duckdb.DuckDBPyConnection", select: str, columns: Columns, path: Path) -> None:
     """Write `select` over `arriving` (NumPy columns) to a Parquet file, whole or not at all, and durably."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     connection.register("arriving", columns)
     try:
-        connection.execute(f"COPY ({select}) TO {quoted(str(temporary))} ({PARQUET})")
-        with temporary.open("rb") as file:
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+        with replacing(path) as temporary:
+            connection.execute(f"COPY ({select}) TO {quoted(str(temporary))} ({PARQUET})")
     finally:
         connection.unregister("arriving")
-    fsync_folder(path.parent)

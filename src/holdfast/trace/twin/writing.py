@@ -1,7 +1,5 @@
 """Stage 7: files. The jobs in the form in which AcmeTrace publishes that cluster's."""
 
-import os
-import secrets
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -11,7 +9,7 @@ from typing import Any, TextIO
 import numpy as np
 import numpy.typing as npt
 
-from holdfast.core.atomic import fsync_folder
+from holdfast.core.atomic import replacing
 from holdfast.trace.twin.model import CPU, Column, TwinJobs
 
 _ROWS = 50_000
@@ -22,17 +20,8 @@ _FILE_TYPES = {"Evaluation": "Eval"}
 @contextmanager
 def whole_file(path: Path) -> Iterator[TextIO]:
     """A text file that appears at `path` when the block ends well; on an error `path` is as before."""
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("x", encoding="utf-8", newline="") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-    fsync_folder(path.parent)
+    with replacing(path) as temporary, temporary.open("x", encoding="utf-8", newline="") as file:
+        yield file
 
 
 def write_rows(path: Path, header: str, columns: Sequence[Column], separator: str = ",") -> None:
