@@ -67,6 +67,11 @@ def test_a_trace_that_has_types_keeps_them():
     assert tell_types(duckdb.connect(), reading, read_rules()) is reading
 
 
+def test_nothing_is_guessed_of_a_trace_without_names():
+    reading = Reading(table="t", columns=frozenset({"cluster", "gpu_num", "run_s"}), clusters=())
+    assert tell_types(duckdb.connect(), reading, read_rules()) is reading
+
+
 def test_text_of_a_rule_cannot_leave_its_quotes():
     rules = Rules(rules=(Rule(type="Debug", users=("o'brien'; DROP TABLE jobs_0; --",)),), habit_jobs=None)
     assert told([("x", "o'brien'; DROP TABLE jobs_0; --", 1, 1), ("x", "u", 1, 1)], rules) == [

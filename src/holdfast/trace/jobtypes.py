@@ -37,7 +37,8 @@ class Rule:
     def needs(self) -> frozenset[str]:
         """The columns of `jobs` that its conditions read."""
         reads = {
-            "name": self.words,
+            # Guessing is for the jobs whose names say nothing, not for a trace without names: the rest would be unknown.
+            "name": self.words or self.guess,
             "pool": self.pools,
             "username": self.users,
             "gpu_num": self.min_gpus is not None or self.max_gpus is not None,

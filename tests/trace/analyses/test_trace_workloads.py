@@ -37,6 +37,20 @@ def test_types_are_in_the_studys_order_and_the_unknown_last_and_said():
     assert f"the type of {unknown:.1%} of jobs is unknown" in result.caption
 
 
+def test_it_says_how_types_were_told():
+    frame = made_up()
+    rule = frame["type"].map({"Pretrain": "guess"}).where(frame["type"].isin(["Pretrain"]), "name")
+    frame = frame.assign(type_rule=rule.where(frame["type"].notna(), None))
+    shares = gpu_jobs(frame)["type_rule"].value_counts(dropna=True) / len(gpu_jobs(frame))
+    with trace_of(frame) as trace:
+        result = workload_shares(trace)
+    assert f"the job's name ({shares['name']:.1%} of jobs)" in result.caption
+    assert f"its size and duration alone ({shares['guess']:.1%} of jobs)" in result.caption
+    assert result.numbers["made_up.types_told.guess_share"] == pytest.approx(shares["guess"])
+    with trace_of(frame.drop(columns="type_rule")) as trace:
+        assert "told by" not in workload_shares(trace).caption
+
+
 def test_without_types_it_is_left_out():
     with trace_of(made_up().drop(columns="type")) as trace, pytest.raises(LeftOut, match="no type"):
         workload_shares(trace)

@@ -3,6 +3,7 @@ SELECT
     cluster,
     is_gpu,
     type,
+    type_rule,
     state,
     gpu_num,
     count(*) AS n,

@@ -13,6 +13,16 @@ if TYPE_CHECKING:
     from holdfast.trace.trace import Trace
 
 
+TOLD_BY = {
+    "name": "the job's name",
+    "pool": "its pool",
+    "user": "its user",
+    "habit": "what its user mostly runs",
+    "guess": "its size and duration alone",
+}
+"""What the rules of `jobtypes` went by, in words."""
+
+
 def workload_shares(trace: "Trace") -> Result:
     """Each type's share of GPU jobs and of GPU time, a cluster a panel (study: Fig 4), those without a type too.
 
@@ -26,6 +36,10 @@ def workload_shares(trace: "Trace") -> Result:
         f"SELECT cluster, coalesce(type, '{UNKNOWN}') AS type, sum(n)::DOUBLE AS n, "
         "coalesce(sum(sum_gpu_time_s), 0)::DOUBLE AS gpu_time_s "
         f"FROM {trace.prepare('job_counts')} WHERE is_gpu GROUP BY ALL"
+    )
+    rules = trace.query(
+        f"SELECT cluster, type_rule, sum(n)::DOUBLE AS n FROM {trace.prepare('job_counts')} "
+        "WHERE is_gpu AND type_rule IS NOT NULL GROUP BY ALL ORDER BY n DESC"
     )
     rows, panels, sentences = [], [], []
     numbers: dict[str, float] = {}
@@ -59,6 +73,11 @@ def workload_shares(trace: "Trace") -> Result:
             sentence += f"; {types[much]} is {of_jobs[much]:.1%} of jobs and {of_time[much]:.1%} of GPU time"
         if UNKNOWN in own:
             sentence += f"; the type of {of_jobs[-1]:.1%} of jobs is unknown"
+        if told := [(rule, n / jobs.sum()) for _, rule, n in rules.where(cluster=cluster).rows()]:
+            sentence += "; types were told by " + ", ".join(
+                f"{TOLD_BY[rule]} ({share:.1%} of jobs)" for rule, share in told
+            )
+            numbers |= {f"{slug(cluster)}.types_told.{rule}_share": float(share) for rule, share in told}
         sentences.append(sentence + ".")
     some(panels, "no GPU job has a type")
     return Result(
