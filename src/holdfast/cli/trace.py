@@ -186,8 +186,10 @@ FINDING_FIELDS = ("id", "sentence", "value", "unit", "study", "holds", "why")
 @click.pass_context
 def check(context: click.Context, jobs: tuple[str, ...], reading: dict[str, Any], strict: bool, as_json: bool) -> None:
     """Say what contradicts itself in the records, and how often."""
+    from holdfast.trace.analyses.capacity import beyond_capacity
+
     with _loaded(jobs, reading) as trace:
-        notes = list(trace.notes)
+        notes = [*trace.notes, *beyond_capacity(trace)]
         (number,) = trace.query("SELECT count(*) AS n FROM jobs")["n"].tolist()
     if as_json:
         print_json("trace.checks", {"jobs": number, "notes": [vars(note) for note in notes]})

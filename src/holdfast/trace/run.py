@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from holdfast.trace.analyses.capacity import beyond_capacity
 from holdfast.trace.analyses.catalogue import Assumptions, catalogue
 from holdfast.trace.analyses.result import Analysis
 from holdfast.trace.errors import LeftOut
@@ -45,7 +46,7 @@ def characterize(
     return Report(
         title=title or f"Where the GPU time of {_listed(main)} goes",
         clusters=_read(trace),
-        notes=list(trace.notes),
+        notes=[*trace.notes, *beyond_capacity(trace)],
         findings=findings(numbers, main),
         entries=entries,
         parameters=assumed.in_words(),

@@ -5,7 +5,7 @@ import pandas as pd
 import pytest
 from job_tables import gpu_jobs, made_up, rows_of, trace_of
 
-from holdfast.trace.analyses.capacity import allocation, gpus_in_use, gpus_over_time
+from holdfast.trace.analyses.capacity import allocation, beyond_capacity, gpus_in_use, gpus_over_time
 from holdfast.trace.clusters import Cluster
 from holdfast.trace.errors import LeftOut
 
@@ -98,3 +98,19 @@ def test_without_starts_it_is_left_out():
         for analysis in (gpus_over_time, allocation):
             with pytest.raises(LeftOut, match=r"^Left out: .+\.$"):
                 analysis(trace)
+
+
+@pytest.mark.parametrize(("gpus", "hours"), [(7, 4), (8, 2), (9.8, 1), (10, 0)])
+def test_hours_in_which_jobs_hold_more_than_there_is_are_told(gpus, hours):
+    # Means of the hours: 8, 8 + 2, 8, 8 + 1.5.
+    known = Cluster(name="Seren", source="test", node_num=1, gpus_per_node=gpus, gpu_num=gpus)
+    with trace_of(SMALL, clusters=[known]) as trace:
+        notes = beyond_capacity(trace)
+    assert [(note.check, note.rows, note.action) for note in notes] == [("beyond-capacity", hours, "kept")] * bool(
+        hours
+    )
+    if hours:
+        assert notes[0].examples == ("2023-06-01T01:00 UTC",)
+        assert "10.0 on average in the worst" in notes[0].sentence
+    with trace_of(SMALL) as trace:
+        assert beyond_capacity(trace) == ()

@@ -11,6 +11,7 @@ from holdfast.trace.analyses.result import Analysis, Result
 from holdfast.trace.analyses.selection import capacity_gpus, in_order, role, slug, some, types_in_order
 from holdfast.trace.charts import Axis, Figure, Lines, Series
 from holdfast.trace.distribution import Distribution
+from holdfast.trace.sources.reading import Note
 from holdfast.trace.table import Table
 
 if TYPE_CHECKING:
@@ -45,6 +46,36 @@ def capacity_or_peak(trace: "Trace", cluster: str, in_use: Values) -> tuple[floa
     """GPUs of the cluster, or where nobody said the most that any hour had in use; and which of them, in words."""
     known = capacity_gpus(trace, cluster)
     return (known, "capacity") if known is not None else (float(in_use.max()), "busiest hour seen")
+
+
+def beyond_capacity(trace: "Trace") -> tuple[Note, ...]:
+    """A note of each cluster whose jobs together hold more GPUs than it has, averaged over any hour.
+
+    Its jobs or its size contradict the other: what a check of single jobs cannot see. Hours are those of `gpus_in_use`.
+    """
+    notes = []
+    for cluster in in_order(trace):
+        known = capacity_gpus(trace, cluster)
+        if known is None or not trace.has("start_at", "end_at", "gpu_num", cluster=cluster):
+            continue
+        first, by_type = gpus_in_use(trace, cluster)
+        total = np.sum(list(by_type.values()), axis=0) if by_type else np.zeros(0)
+        over = np.flatnonzero(total > known * (1 + 1e-9))
+        if len(over):
+            worst = int(total.argmax())
+            at = np.datetime64(first + worst, "h")
+            notes.append(
+                Note(
+                    cluster=cluster,
+                    check="beyond-capacity",
+                    sentence=f"In {len(over):,} hours jobs hold more GPUs than the {known:,.0f} there are: "
+                    f"{total[worst]:,.1f} on average in the worst.",
+                    rows=len(over),
+                    action="kept",
+                    examples=(f"{at}:00 UTC",),
+                )
+            )
+    return tuple(notes)
 
 
 def gpus_over_time(trace: "Trace", *, points: int = 1000) -> Result:
