@@ -208,8 +208,8 @@ def options(command):
 
 
 READING = [
-    "--bad-rows", "--capacity", "--durations", "--fetched", "--format", "--map", "--memory", "--metrics", "--since",
-    "--step", "--types", "--until", "--zone",
+    "--bad-rows", "--capacity", "--durations", "--fetched", "--format", "--map", "--memory", "--metrics", "--reasons",
+    "--since", "--step", "--types", "--until", "--zone",
 ]  # fmt: skip
 """What every command has that reads job records."""
 

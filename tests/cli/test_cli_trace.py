@@ -85,6 +85,19 @@ def test_workers_give_the_same_numbers_as_one_process(jobs, twin, tmp_path):
     assert {name: spread["numbers"][name] for name in same} == pytest.approx(same, nan_ok=True)
 
 
+def test_reasons_of_failures_are_joined(jobs, twin, tmp_path):
+    reasons = twin / "reasons_kalos.csv"
+    assert reasons.read_text().startswith("job_id,reason,category\n")
+    failed = json.loads(holdfast("query", "SELECT job_id FROM jobs WHERE state = 'FAILED' LIMIT 2", jobs, "--json"))
+    (one,), (two,) = failed["rows"]
+    given = tmp_path / "why.csv"
+    given.write_text(f"job_id,reason\n{one},NVLinkError\n{two},TypeError\n")
+    question = "SELECT job_id, reason FROM jobs WHERE reason IS NOT NULL ORDER BY reason"
+    answer = json.loads(holdfast("query", question, jobs, "--reasons", given, "--json"))
+    assert answer["rows"] == [[one, "NVLinkError"], [two, "TypeError"]]
+    assert "reason-given" in holdfast("check", jobs, "--reasons", f"Kalos={given}")
+
+
 def test_checks_are_told_and_strict_ones_fail(jobs, tmp_path):
     assert "nothing contradicts itself" in holdfast("check", jobs)
     twice = tmp_path / "trace_kalos.csv"
@@ -151,7 +164,6 @@ def test_the_forms_are_listed():
         (["check", "JOBS", "--since", "someday"], "someday"),
         (["check", "JOBS", "--format", "pbs"], "pbs"),
         (["check", "JOBS", "--metrics", "nowhere"], "nowhere"),
-        (["check", "JOBS", "--types", "nowhere.yaml"], "nowhere.yaml"),
         (["report", "JOBS", "--compare", "Kalos=JOBS", "-o", "x"], "compared with itself"),
         (["twin", "--like", "nothing", "-o", "x"], "nothing"),
     ],

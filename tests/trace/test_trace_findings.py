@@ -41,9 +41,11 @@ SEREN = {
     "server_power.gpu_to_cpu": 5.04,
     "server_power.gpu_share": 0.66,
     "memory_hotter_c": 12.0,
-    "failures.infrastructure.share_of_failures": 0.11,
-    "failures.infrastructure.share_of_gpu_time": 0.8206,
-    "failures.unknown.share_of_failures": 0.0,
+    "failures.recorded.number": 2575.0,
+    "failures.recorded.share_of_failures": 1.0,
+    "failures.recorded.infrastructure.number": 281.0,
+    "failures.recorded.infrastructure.share_of_failures": 0.11,
+    "failures.recorded.infrastructure.share_of_gpu_time": 0.8206,
     "carbon.t_co2e": 321.7,
 }
 
@@ -93,8 +95,8 @@ OPPOSITES = {
     "server_power.gpu_to_cpu": (1.5, {"gpu-server-draws-five-times"}),
     "server_power.gpu_share": (0.3, {"gpus-draw-two-thirds"}),
     "memory_hotter_c": (-2.0, {"memory-is-hotter"}),
-    "failures.infrastructure.share_of_failures": (0.5, {"infrastructure-failures-are-few"}),
-    "failures.infrastructure.share_of_gpu_time": (0.1, {"infrastructure-failures-cost-most"}),
+    "failures.recorded.infrastructure.share_of_failures": (0.5, {"infrastructure-failures-are-few"}),
+    "failures.recorded.infrastructure.share_of_gpu_time": (0.1, {"infrastructure-failures-cost-most"}),
 }
 
 
@@ -119,13 +121,33 @@ def test_what_a_trace_lacks_cannot_be_told_and_is_named():
     assert alone["evaluation-is-most-jobs.seren"].holds is None
 
 
-def test_causes_that_nobody_recorded_are_not_judged():
-    found = asked(
-        {**SEREN, "failures.unknown.share_of_failures": 0.9, "failures.infrastructure.share_of_failures": 0.1}
-    )
-    assert found["infrastructure-failures-are-few.seren"].holds is None
-    assert "90.0%" in found["infrastructure-failures-are-few.seren"].why
-    assert found["infrastructure-failures-cost-most.seren"].holds is None
+CAUSES = ("infrastructure-failures-are-few", "infrastructure-failures-cost-most")
+
+
+def test_causes_are_judged_where_enough_are_recorded_and_what_is_not_is_said():
+    few = asked({**SEREN, "failures.recorded.number": 99.0, "failures.recorded.infrastructure.number": 11.0})
+    enough = asked({**SEREN, "failures.recorded.number": 100.0, "failures.recorded.share_of_failures": 0.013})
+    nodes = asked({**SEREN, "failures.recorded.number": 281.0, "failures.recorded.infrastructure.share_of_failures": 1})
+    for claim in CAUSES:
+        assert few[f"{claim}.seren"].holds is None
+        assert "Only 99 failures" in few[f"{claim}.seren"].why
+        assert enough[f"{claim}.seren"].holds is True
+        assert "98.7%" in enough[f"{claim}.seren"].why
+        # A scheduler that tells node failures alone says nothing of their share.
+        assert nodes[f"{claim}.seren"].holds is None
+
+
+def test_what_the_study_pools_is_asked_of_all_clusters_together():
+    numbers = {f"{slug}.{key}": value for slug in ("seren", "mine") for key, value in SEREN.items()}
+    numbers |= {f"all.{key}": value for key, value in SEREN.items()}
+    numbers["all.failures.recorded.infrastructure.share_of_failures"] = 0.5
+    found = findings(numbers, ["Seren", "Mine"])
+    assert len(found) == 2 * (len(claims()) - 2) + 2
+    few, most = found[-2:]
+    assert [few.id, most.id] == [f"{claim}.all" for claim in CAUSES]
+    assert few.holds is False
+    assert most.sentence.startswith("All clusters: infrastructure failures take 82.1% of the GPU time")
+    assert most.holds is True
 
 
 def test_types_of_few_jobs_are_not_compared():

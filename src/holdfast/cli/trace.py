@@ -1,6 +1,9 @@
 """`holdfast trace report | check | convert | query | twin | export | formats`."""
 
 import functools
+import math
+import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,11 +21,27 @@ if TYPE_CHECKING:
 
 FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
+GIVEN_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 TWINS = ("seren", "kalos")
 SIMULATORS = ("sia", "helios", "tiresias", "tethys", "swf")
 
 
-@click.group()
+class _Interruptible(click.Group):
+    """Ends in order, with its scratch folder removed, on Ctrl-C and on SIGTERM, which `scancel` sends."""
+
+    def invoke(self, context: click.Context) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+            context.call_on_close(lambda: signal.signal(signal.SIGTERM, before))
+        try:
+            return super().invoke(context)
+        except RuntimeError as error:
+            if str(error) != "Query interrupted":  # DuckDB's word for whatever a signal raised
+                raise
+            raise KeyboardInterrupt from error
+
+
+@click.group(cls=_Interruptible)
 def command() -> None:
     """Show where a cluster's GPU time goes, from job records and telemetry.
 
@@ -54,8 +73,9 @@ READING = (
         "--fetched", "metrics_folder", type=FOLDER, help="Where a Prometheus is fetched into; a rerun goes on."
     ),
     click.option("--format", "format", metavar="FORM", help="The form of JOBS, where it is not recognised."),
-    click.option("--map", "column_map", type=FILE, help="A TOML file that says which column is what."),
-    click.option("--types", type=FILE, help="A YAML file of rules that tell the type of a job."),
+    click.option("--map", "column_map", type=GIVEN_FILE, help="A TOML file that says which column is what."),
+    click.option("--reasons", multiple=True, metavar="[NAME=]FILE", help="Why jobs failed: a CSV of job_id, reason."),
+    click.option("--types", type=GIVEN_FILE, help="A YAML file of rules that tell the type of a job."),
     click.option("--capacity", multiple=True, metavar="[NAME=]NODESxGPUS", help="How large a cluster is: 286x8."),
     click.option("--zone", metavar="ZONE", help="Time zone of times that have none: Asia/Shanghai."),
     click.option("--since", metavar="DATE", help="Only jobs submitted from then on (UTC)."),
@@ -87,8 +107,8 @@ READING = (
 )
 """How job records are read: the arguments of `holdfast.trace.load`, of the same names."""
 READING_NAMES = (
-    "metrics", "metrics_step_s", "metrics_folder", "format", "column_map", "types", "capacity", "zone", "since",
-    "until", "duration", "bad_rows", "memory_limit_mb",
+    "metrics", "metrics_step_s", "metrics_folder", "format", "column_map", "reasons", "types", "capacity", "zone",
+    "since", "until", "duration", "bad_rows", "memory_limit_mb",
 )  # fmt: skip
 
 
@@ -110,7 +130,16 @@ def _loaded(jobs: tuple[str, ...], reading: Mapping[str, Any]) -> "Iterator[Trac
     from holdfast.trace import load
 
     with progress.shown() as show, load(*jobs, progress=show, **reading) as trace:
+        (number,) = trace.query("SELECT count(*) AS n FROM jobs")["n"].tolist()
+        _refuse_nothing(number, reading)
         yield trace
+
+
+def _refuse_nothing(jobs: int, reading: Mapping[str, Any]) -> None:
+    """Raise BadUse where --since and --until left no job."""
+    if not jobs and (reading["since"] or reading["until"]):
+        given = " and ".join(f"{name} {reading[name]}" for name in ("since", "until") if reading[name])
+        raise BadUse(f"No job was submitted {given}. Give a wider span; its times are UTC.")
 
 
 @command.command()
@@ -149,7 +178,9 @@ def report(
 ) -> None:
     """Read, check, analyse, and write one page with every figure and its data."""
     from holdfast.trace import Assumptions, characterize, load, write_report
+    from holdfast.trace.report import refuse_what_is_not_ours
 
+    refuse_what_is_not_ours(output)
     assumed = {"pue": pue, "intensity_t_per_mwh": grid_intensity, "carbon_free_share": carbon_free}
     assumptions = Assumptions(**{name: value for name, value in assumed.items() if value is not None})
     with progress.shown() as show:
@@ -164,6 +195,7 @@ def report(
             trace = load(*jobs, compare=compare, progress=show, **reading)
         with trace:
             answer = characterize(trace, assumptions=assumptions, title=title, progress=show)
+        _refuse_nothing(sum(read.jobs for read in answer.clusters), reading)
         page = write_report(output, answer, paper=paper, progress=show)
     if as_json:
         found = [{name: getattr(one, name) for name in FINDING_FIELDS} for one in answer.findings]
@@ -238,11 +270,28 @@ def query(sql: str, jobs: tuple[str, ...], reading: dict[str, Any], as_csv: bool
     with _loaded(jobs, reading) as trace:
         answer = trace.select(sql)
     if as_json:
-        print_json("trace.query", {"columns": list(answer.columns), "rows": [list(row) for row in answer.rows()]})
+        print_json(
+            "trace.query", {"columns": list(answer.columns), "rows": [_finite(list(row)) for row in answer.rows()]}
+        )
     elif as_csv:
         click.echo(answer.csv(), nl=False)
     else:
         print_table(list(answer.columns), answer.rows())
+
+
+def _finite(value: Any) -> Any:
+    """As JSON can hold it, which has no word for NaN and the infinite: null."""
+    match value:
+        case float():
+            return value if math.isfinite(value) else None
+        case list() | tuple():
+            return [_finite(one) for one in value]
+        case dict():
+            return {str(name): _finite(one) for name, one in value.items()}
+        case _ if hasattr(value, "tolist"):
+            return _finite(value.tolist())
+        case _:
+            return value
 
 
 @command.command()
@@ -254,7 +303,7 @@ def query(sql: str, jobs: tuple[str, ...], reading: dict[str, Any], as_csv: bool
 )
 @click.option("--gpus", type=click.IntRange(1), default=64, show_default=True, help="GPUs that have telemetry.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed draws the same twin.")
-@click.option("--map", "column_map", type=FILE, help="A TOML file that says which column of yours is what.")
+@click.option("--map", "column_map", type=GIVEN_FILE, help="A TOML file that says which column of yours is what.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def twin(
     like: str,
@@ -267,7 +316,7 @@ def twin(
     as_json: bool,
 ) -> None:
     """Draw a synthetic trace that has the counts of a trace and none of its rows."""
-    from holdfast.trace.twin import calibration, draw, fit, jobs_of, write_jobs, write_telemetry
+    from holdfast.trace.twin import calibration, draw, fit, jobs_of, write_jobs, write_reasons, write_telemetry
 
     with progress.shown() as show:
         if like in TWINS:
@@ -285,6 +334,7 @@ def twin(
         path = output / f"trace_{drawn.cluster.lower()}.csv"
         show("Writing", 0, None)
         write_jobs(drawn, path)
+        write_reasons(drawn, output / f"reasons_{drawn.cluster.lower()}.csv")
         if telemetry:
             write_telemetry(calibrated, output / "utilization", samples=telemetry, seed=seed, gpus=gpus)
     if as_json:

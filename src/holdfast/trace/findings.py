@@ -6,13 +6,13 @@ where to where the answer holds. Here is how they are asked, and the comparisons
 
 import math
 import tomllib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
-from holdfast.trace.analyses.failure_rates import MOSTLY_UNKNOWN
+from holdfast.trace.analyses.failures import ALL, ALL_SAID
 from holdfast.trace.analyses.selection import slug
 from holdfast.trace.schema import TYPES
 
@@ -23,11 +23,13 @@ PRIOR_MEDIANS_S: Final = {"Philly": 874.0, "Helios": 206.0, "PAI": 481.0}
 """Median GPU job durations of the traces that the study compares with (Table 2)."""
 LEAST_JOBS: Final = 30
 """A type of fewer jobs has no median worth comparing."""
+LEAST_CAUSES: Final = 100
+"""Of fewer failures with a cause, shares say little: at 11%, 6 points are two standard errors of 100."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One finding of the study, asked of one cluster."""
+    """One finding of the study, asked of one cluster, or of all together."""
 
     id: str
     """`CLAIM.CLUSTER`, a slug each."""
@@ -64,7 +66,8 @@ class Claim:
     decides: str = ""
     low: float = -math.inf
     high: float = math.inf
-    doubtful: bool = False
+    pooled: bool = False
+    by_cause: bool = False
 
 
 @cache
@@ -73,14 +76,22 @@ def claims() -> tuple[Claim, ...]:
     return tuple(Claim(**claim) for claim in tomllib.loads(CLAIMS_FILE.read_text("utf-8"))["claim"])
 
 
-def findings(numbers: Numbers, clusters: Iterable[str]) -> tuple[Finding, ...]:
-    """Every claim of the study asked of every cluster.
+def findings(numbers: Numbers, clusters: Sequence[str]) -> tuple[Finding, ...]:
+    """Every claim of the study asked of every cluster; of several together where the study pools its own.
 
     Args:
         numbers: the named numbers of all analyses; what is missing makes a finding that cannot be told.
         clusters: names of those the trace is about, not of those it is compared with.
     """
-    return tuple(_asked(claim, Asked(numbers, cluster)) for cluster in clusters for claim in claims())
+    several = len(clusters) > 1
+    by_cluster = [
+        _asked(claim, Asked(numbers, cluster))
+        for cluster in clusters
+        for claim in claims()
+        if not (several and claim.pooled)
+    ]
+    pooled = [_asked(claim, Asked(numbers, ALL)) for claim in claims() if several and claim.pooled]
+    return (*by_cluster, *pooled)
 
 
 @dataclass(frozen=True)
@@ -109,28 +120,48 @@ class Asked:
 def _asked(claim: Claim, asked: Asked) -> Finding:
     value = asked.get(claim.number) if claim.number else MEASURES[claim.measure](asked)
     decisive = MEASURES[claim.decides](asked) if claim.decides else value
-    unknown = asked.get("failures.unknown.share_of_failures") or 0.0
+    name = ALL_SAID if asked.cluster == ALL else asked.cluster
     holds: bool | None = None
+    doubt, caveat = _of_causes(asked) if claim.by_cause else ("", "")
     if value is None or decisive is None:
         why = f"The trace has no {claim.needs}."
-    elif claim.doubtful and unknown > MOSTLY_UNKNOWN:
-        why = f"Nobody recorded the cause of {unknown:.1%} of the failures."
+    elif doubt:
+        why = doubt
     else:
-        why = claim.because
+        why = f"{claim.because}{caveat}"
         if math.isfinite(claim.low) or math.isfinite(claim.high):
             holds = claim.low <= decisive <= claim.high
     return Finding(
         id=f"{claim.id}.{slug(asked.cluster)}",
         cluster=asked.cluster,
-        sentence=f"{asked.cluster}: cannot be told."
+        sentence=f"{name}: cannot be told."
         if value is None
-        else claim.asks.format(cluster=asked.cluster, value=_said(value, claim.unit)),
+        else claim.asks.format(cluster=name, value=_said(value, claim.unit)),
         value=value,
         unit=claim.unit,
         study=_study(claim, slug(asked.cluster)),
         holds=holds,
         why=why,
         source=claim.source,
+    )
+
+
+def _of_causes(asked: Asked) -> tuple[str, str]:
+    """Why causes of failures cannot be judged, empty where they can; and what must be said where they are."""
+    recorded, infrastructure = (
+        asked.get(f"failures.recorded.{key}") or 0.0 for key in ("number", "infrastructure.number")
+    )
+    share = asked.get("failures.recorded.share_of_failures") or 0.0
+    if recorded < LEAST_CAUSES:
+        return f"Only {recorded:,.0f} failures have a recorded cause; from {LEAST_CAUSES} on it can be told.", ""
+    if infrastructure == recorded:
+        # A scheduler tells a node's failure from others, and nothing of those.
+        return "Causes are recorded of the infrastructure's failures alone.", ""
+    if share >= 1:
+        return "", ""
+    return (
+        "",
+        f" Of {1 - share:.1%} of the failures no cause of the study's kinds is known; its table is of a part, too.",
     )
 
 

@@ -37,7 +37,7 @@ class Rule:
     def needs(self) -> frozenset[str]:
         """The columns of `jobs` that its conditions read."""
         reads = {
-            # Guessing is for the jobs whose names say nothing, not for a trace without names: the rest would be unknown.
+            # Guessing is for jobs whose names say nothing, not for a trace without names: the rest would be unknown.
             "name": self.words or self.guess,
             "pool": self.pools,
             "username": self.users,

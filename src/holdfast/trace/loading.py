@@ -19,6 +19,7 @@ from holdfast.trace.schema import DURATIONS
 from holdfast.trace.sources.joining import ASSUMED_SIZE, joined, renamed
 from holdfast.trace.sources.mapped import mapped_source
 from holdfast.trace.sources.reading import Reading, Source
+from holdfast.trace.sources.reasons import join_reasons
 from holdfast.trace.sources.recognition import Input, named_source, recognised
 from holdfast.trace.sources.span import keep_span, set_span
 from holdfast.trace.sources.stored import is_store
@@ -37,6 +38,7 @@ def load(
     *paths: str | Path,
     compare: Sequence[str | Path] | Mapping[str, str | Path] = (),
     metrics: Sequence[str | Path] = (),
+    reasons: Sequence[str | Path] = (),
     metrics_step_s: float = 15.0,
     metrics_folder: Path | None = None,
     format: str | None = None,  # noqa: A002 - the command line's word
@@ -49,6 +51,7 @@ def load(
     until: str | None = None,
     bad_rows: str = "fail",
     memory_limit_mb: int = 700,
+    partial: bool = False,
     progress: Progress | None = None,
     now_s: float | None = None,
 ) -> Trace:
@@ -59,6 +62,8 @@ def load(
             the cluster NAME. Files of one cluster are joined.
         compare: further ones, only there to be compared with; a mapping gives them names.
         metrics: telemetry, each a file, a folder, a store or a Prometheus URL; `NAME=WHERE` says which cluster's.
+        reasons: why jobs failed, where the records do not say: CSV files of `job_id`, `reason` and perhaps `attempt`;
+            `NAME=FILE` says which cluster's.
         metrics_step_s: seconds between the points that a Prometheus is asked for, over the time of the jobs.
         metrics_folder: the store that a Prometheus is fetched into, where what is there is not fetched again; None: one
             of the server's name below `$HOLDFAST_HOME/telemetry`.
@@ -73,6 +78,8 @@ def load(
         until: leave out jobs submitted then or later.
         bad_rows: what to do about a row that cannot be read: `fail`, or `drop` and count it in a note.
         memory_limit_mb: what the database may hold in memory; beyond, it spills to disk.
+        partial: whether this is a part of a trace, of which others read the rest: what is given for clusters that are
+            not in it is left out.
         progress: told as files are read: description, bytes done, bytes in all.
         now_s: the present, seconds since the Unix epoch; None: what the clock says.
 
@@ -100,7 +107,12 @@ def load(
         set_span(connection, since, until)
         readings, compared = _read_all(connection, inputs, chosen, progress)
         known = [cluster.name for reading in readings for cluster in reading.clusters]
-        readings = _sized(readings, dict(by_cluster(capacity, known, compared)))
+        readings = _sized(readings, dict(by_cluster(capacity, known, compared, partial=partial)))
+        for name, where in by_cluster(reasons, known, compared, partial=partial):
+            readings = [
+                join_reasons(connection, reading, Path(where)) if name in _names(reading) else reading
+                for reading in readings
+            ]
         readings = [tell_types(connection, reading, rules) for reading in readings]
         if progress:
             progress("Checking", 0, None)
@@ -109,7 +121,7 @@ def load(
             replace(reading, notes=reading.notes + check_jobs(connection, reading, now_s=now_s)) for reading in readings
         ]
         trace = Trace(connection, scratch, readings, duration=duration, compared=compared)
-        for name, where in by_cluster(metrics, known, compared):
+        for name, where in by_cluster(metrics, known, compared, partial=partial):
             _attach(trace, name, where, step_s=metrics_step_s, folder=metrics_folder, progress=progress)
     except BaseException:
         connection.close()
@@ -164,7 +176,11 @@ def _read_all(
 
 
 def by_cluster(
-    given: Mapping[str, str] | Sequence[str | Path], known: Sequence[str], compared: frozenset[str]
+    given: Mapping[str, str] | Sequence[str | Path],
+    known: Sequence[str],
+    compared: frozenset[str],
+    *,
+    partial: bool = False,
 ) -> list[tuple[str, str]]:
     """What was given for clusters, with their names; `NAME=WHAT`, or WHAT alone where there is one cluster.
 
@@ -172,22 +188,29 @@ def by_cluster(
         given: by name, or texts.
         known: names of all clusters.
         compared: those that are only there to be compared with.
+        partial: whether `known` are some of the clusters: what is given for another is left out.
 
     Raises:
         BadUse: a text names no cluster, and there are several.
     """
     if isinstance(given, Mapping):
-        return list(given.items())
+        return [(name, what) for name, what in given.items() if name in known or not partial]
     own = [name for name in known if name not in compared]
     named = []
     for text in map(str, given):
         name, _, what = text.partition("=")
         if name not in known:
+            if partial and (not own or (what and not Path(text).exists())):
+                continue
             if len(own) != 1:
                 raise BadUse(f"Which cluster is {text!r} of? Give NAME={text}, NAME one of {', '.join(known)}.")
             name, what = own[0], text
         named.append((name, what))
     return named
+
+
+def _names(reading: Reading) -> list[str]:
+    return [cluster.name for cluster in reading.clusters]
 
 
 def _sized(readings: Sequence[Reading], capacity: Mapping[str, str]) -> list[Reading]:

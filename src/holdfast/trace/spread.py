@@ -87,7 +87,7 @@ def load_spread(
     from holdfast.cluster import Task
 
     parts = [part for path in paths for part in _job_parts(path, options, compared=False)]
-    parts += [part for path in compare for part in _job_parts(path, {**options, "capacity": ()}, compared=True)]
+    parts += [part for path in compare for part in _job_parts(path, options, compared=True)]
     measured = [(given, part) for given in metrics for part in _telemetry_parts(given)]
     everything = [*parts, *(part for _, part in measured)]
     folder.mkdir(parents=True, exist_ok=True)
@@ -135,7 +135,7 @@ def _months(store: Path) -> list[tuple[str | None, str | None]]:
     """The months of submission in a store, as (since, until); open at both ends, so that no job is left out."""
     import duckdb
 
-    with duckdb.connect() as connection:
+    with duckdb.connect(config={"temp_directory": ""}) as connection:
         firsts = [
             str(month)
             for (month,) in connection.execute(
@@ -162,7 +162,9 @@ def read_part(part: Part, result: Path) -> None:
         convert_telemetry(part.telemetry, building, metric=part.metric)
     else:
         jobs, compare = ((), (part.jobs,)) if part.compared else ((part.jobs,), ())
-        with load(*jobs, compare=compare, **part.options) as trace:
+        with load(*jobs, compare=compare, partial=True, **part.options) as trace:
+            # A job that is not in this part is in another.
+            trace.notes = [note for note in trace.notes if note.check != "reason-of-no-job"]
             write_partials(trace, building, _of_jobs(trace))
     building.replace(result)
 

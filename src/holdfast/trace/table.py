@@ -83,6 +83,8 @@ class Table:
 
 
 def _field(value: object) -> object:
+    if isinstance(value, np.ndarray):
+        return value.tolist()  # a list in a cell
     if value is None or value != value:  # noqa: PLR0124 - NaN and NaT differ from themselves
         return ""
     if isinstance(value, float):

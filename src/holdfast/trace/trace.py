@@ -184,9 +184,9 @@ class Trace:
             self._shut()
             return self.query(sql)
         except duckdb.Error as error:
-            raise BadUse(
-                f"The query cannot be answered: {error}. Correct it; `DESCRIBE jobs` lists columns."
-            ) from error
+            # Without the query, which follows, underlined.
+            said = " ".join(str(error).partition("\n\nLINE ")[0].split())
+            raise BadUse(f"The query cannot be answered: {said} Correct it; `DESCRIBE jobs` lists columns.") from error
 
     def _shut(self) -> None:
         if not self._locked:

@@ -132,6 +132,26 @@ def test_clusters_are_pooled_as_the_study_does_but_not_with_those_compared(tmp_p
     assert result.table["cluster"].tolist() == ["Acme", "Other", "Philly", "all", "all"]
     assert result.table.where(cluster="all")["reason"].tolist() == ["ECCError", "NodeFailure"]
     assert "Philly: 1 failures" in result.caption
+    assert "All clusters: 2 failures" in result.caption
+
+
+def test_shares_are_also_of_the_failures_with_a_cause_of_the_studys_kinds(tmp_path):
+    jobs = [failed(1, "ECCError", 8, 60), failed(2, "KeyError", 1, 60), failed(3, "KeyError", 1, 120)]
+    jobs += [failed(4, None, 100, 60), {**failed(5, None, 1, 60), "state": "TIMEOUT"}, failed(6, "odd", 1, 60)]
+    with trace_of(tmp_path, jobs) as trace:
+        result = failure_table(trace)
+    stem = "acme.failures.recorded"
+    assert result.numbers[f"{stem}.number"] == 3
+    assert result.numbers[f"{stem}.share_of_failures"] == 0.5
+    assert result.numbers[f"{stem}.infrastructure.number"] == 1
+    assert result.numbers[f"{stem}.infrastructure.share_of_failures"] == pytest.approx(1 / 3)
+    assert result.numbers[f"{stem}.infrastructure.share_of_gpu_time"] == pytest.approx(8 / 11)
+    assert result.numbers[f"{stem}.script.share_of_gpu_time"] == pytest.approx(3 / 11)
+    assert result.numbers[f"{stem}.framework.number"] == 0
+    # What nobody recorded is said with its share.
+    assert "unknown 16.7% of them and 88.5% of that time" in result.caption
+    assert "3 have a cause in one of the study's categories, infrastructure 33.3% of these" in result.caption
+    assert "framework" not in result.caption
 
 
 def test_lost_gpu_time_counts_what_did_not_complete(tmp_path):

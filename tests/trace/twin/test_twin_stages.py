@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from holdfast.trace.twin import joint
-from holdfast.trace.twin.bins import bin_edges, bin_means, bin_of
+from holdfast.trace.twin.bins import BINS, bin_edges, bin_means, bin_of
 from holdfast.trace.twin.placing import Demand, peak_gpus, placed
-from holdfast.trace.twin.rounding import cumulative_rounded, largest_remainder, rounded_table
+from holdfast.trace.twin.rounding import cumulative_rounded, largest_remainder, rounded_cells, rounded_table
 from holdfast.trace.twin.tilt import Condition, raked, tilted
 from holdfast.trace.twin.values import drawn_values, shifted_to_totals, with_median
 from holdfast.trace.twin.waiting import dealt_queues
@@ -202,3 +202,21 @@ def test_solving_again_gives_the_carried_tables(tmp_path):
         for key, cells in kept.items():
             if cells.sum() > 100:
                 assert again[key] == pytest.approx(cells, rel=0.05, abs=2), key
+
+
+def test_what_rounding_takes_from_rare_cells_goes_to_the_others_of_their_type_and_gpus():
+    rng = np.random.default_rng(3)
+    gpu_nums = np.array([1.0, 2.0, 4.0, 8.0])
+    cells = np.zeros((3, 4, BINS))
+    cells[:, :, 9:12] = rng.random((3, 4, 3)) * 200 + 50
+    cells[[0, 1, 2], [3, 0, 1]] *= 1e-4
+    seconds = cells.sum(axis=2) * 700.0
+    seconds[[0, 1, 2], [3, 0, 1]] = 40_000.0  # rare, and long
+    total = round(cells.sum() / 4)
+    whole, wanted = rounded_cells(cells, seconds, np.full(3, 2.0**20), gpu_nums, total, rng)
+    empty = whole.sum(axis=2) == 0
+    assert empty.sum() >= 2
+    assert (wanted[empty] == 0).all()
+    gpu_time, held = seconds * gpu_nums * total / cells.sum(), wanted * gpu_nums
+    assert held.sum(axis=1) == pytest.approx(gpu_time.sum(axis=1), rel=1e-3)
+    assert held.sum(axis=0) == pytest.approx(gpu_time.sum(axis=0), rel=1e-3)

@@ -133,7 +133,9 @@ def failure_rate_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> R
             if kind == "infrastructure" and not events.any():
                 continue
             low, high = poisson_interval(events, confidence=confidence)
-            rate, low, high = (1000 * count / jobs.gpu_time_h for count in (events, low, high))
+            with np.errstate(divide="ignore", invalid="ignore"):  # jobs of a size that all ended as they began
+                rate, low, high = (1000 * count / jobs.gpu_time_h for count in (events, low, high))
+                pooled = 1000 * events.sum() / jobs.gpu_time_h.sum()
             per_node = rate / node_days_per_gpu_hour
             rows += [
                 (cluster, kind, *row)
@@ -151,7 +153,6 @@ def failure_rate_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> R
                     role=role(trace, cluster),
                 )
             )
-            pooled = 1000 * events.sum() / jobs.gpu_time_h.sum()
             numbers[f"{slug(cluster)}.{kind}.failures_per_1000_gpu_h"] = pooled
             numbers[f"{slug(cluster)}.{kind}.failures_per_1000_node_days"] = pooled / node_days_per_gpu_hour
         said[cluster] = ", ".join(

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
     from holdfast.trace.trace import Trace
 
 ALL = "all"
+ALL_SAID = "All clusters"
 """The row of all clusters together, where there is more than one: Table 3 pools Seren and Kalos."""
 NONE_FAILED = "Left out: no job of this trace failed."
+STUDIED = ("Infrastructure", "Framework", "Script")
+"""The study's categories: Table 3 is of failures with a cause in one of them, which few failures may have."""
 
 COLUMNS = (
     "cluster",
@@ -86,8 +89,8 @@ def failure_table(trace: "Trace", *, cpu_jobs: bool = False, restart_within_h: f
             numbers[f"{stem}.share_of_failures"] = sum(failures.number for failures in of_it) / number
             if gpu_time_s:
                 numbers[f"{stem}.share_of_gpu_time"] = sum(failures.gpu_time_s for failures in of_it) / gpu_time_s
-        if cluster != ALL:
-            said[cluster] = _sentence(cluster, numbers)
+        numbers |= _recorded(cluster, causes, number)
+        said[ALL_SAID if cluster == ALL else cluster] = _sentence(cluster, numbers)
     table = Table.of_rows(COLUMNS, rows)
     return Result(table=table, chart=_bars(table, list(found)), caption=sentences(said), numbers=numbers)
 
@@ -280,14 +283,44 @@ def _row(cluster: str, cause: Cause, failures: _Failures, number: float, gpu_tim
     )
 
 
+def _recorded(cluster: str, causes: dict[Cause, _Failures], number: float) -> dict[str, float]:
+    """The named numbers of failures with a cause in one of the study's categories: what Table 3 is a table of."""
+    recorded = {cause: failures for cause, failures in causes.items() if cause.category in STUDIED}
+    of_them, gpu_time_s = (
+        sum(getattr(failures, what) for failures in recorded.values()) for what in ("number", "gpu_time_s")
+    )
+    stem = f"{slug(cluster)}.failures.recorded"
+    numbers = {f"{stem}.number": of_them, f"{stem}.share_of_failures": of_them / number}
+    for category in STUDIED:
+        own = [failures for cause, failures in recorded.items() if cause.category == category]
+        key = f"{stem}.{category.lower()}"
+        numbers[f"{key}.number"] = sum(failures.number for failures in own)
+        if of_them:
+            numbers[f"{key}.share_of_failures"] = numbers[f"{key}.number"] / of_them
+        if gpu_time_s:
+            numbers[f"{key}.share_of_gpu_time"] = sum(failures.gpu_time_s for failures in own) / gpu_time_s
+    return numbers
+
+
 def _sentence(cluster: str, numbers: dict[str, float]) -> str:
     stem = f"{slug(cluster)}.failures"
     words = f"{numbers[f'{stem}.number']:,.0f} failures took {numbers[f'{stem}.gpu_time_h']:,.0f} GPU-hours"
-    for category in CATEGORIES:
-        share = numbers[f"{stem}.{category.lower()}.share_of_failures"]
-        if share:
-            time = numbers.get(f"{stem}.{category.lower()}.share_of_gpu_time", np.nan)
-            words += f", {category.lower()} {share:.1%} of them and {time:.1%} of that time"
+    others = [category for category in CATEGORIES if category not in STUDIED]
+    words += _shares(stem, others, numbers, "of them", "of that time")
+    recorded = numbers[f"{stem}.recorded.number"]
+    if not recorded:
+        return words
+    words += f"; {recorded:,.0f} have a cause in one of the study's categories"
+    return words + _shares(f"{stem}.recorded", STUDIED, numbers, "of these", "of their GPU time")
+
+
+def _shares(stem: str, categories: Sequence[str], numbers: dict[str, float], of_number: str, of_time: str) -> str:
+    words = ""
+    for category in categories:
+        if share := numbers.get(f"{stem}.{category.lower()}.share_of_failures"):
+            time = numbers.get(f"{stem}.{category.lower()}.share_of_gpu_time")
+            words += f", {category.lower()} {share:.1%} {of_number}"
+            words += f" and {time:.1%} {of_time}" if time is not None else ""
     return words
 
 

@@ -97,8 +97,10 @@ def comparison_table(trace: "Trace") -> Result:
     table = Table.of_rows(COMPARISON_COLUMNS, rows)
     said = ("cluster", "gpu_job_num", "avg_run_time_gpu_s", "med_run_time_gpu_s", "avg_gpu_num")
     sentences = [
-        f"{name}: {gpu_jobs:,.0f} GPU jobs run {words.duration(mean)} on average (median {words.duration(median)}) on "
-        f"{gpus:.4g} GPUs."
+        f"{name}: {gpu_jobs:,.0f} GPU jobs, none of a known run time."
+        if math.isnan(mean)
+        else f"{name}: {gpu_jobs:,.0f} GPU jobs run {words.duration(mean)} on average "
+        f"(median {words.duration(median)}) on {gpus:.4g} GPUs."
         for name, gpu_jobs, mean, median, gpus in zip(*(table[column].tolist() for column in said), strict=True)
     ]
     return Result(

@@ -17,6 +17,6 @@ Enter a `Report`, which `holdfast.trace.run.characterize` makes; leaves a folder
 """
 
 from holdfast.trace.report.model import Entry, Read, Report
-from holdfast.trace.report.write import write_report
+from holdfast.trace.report.write import refuse_what_is_not_ours, write_report
 
-__all__ = ["Entry", "Read", "Report", "write_report"]
+__all__ = ["Entry", "Read", "Report", "refuse_what_is_not_ours", "write_report"]

@@ -36,7 +36,7 @@ def write_report(folder: Path, report: Report, *, paper: bool = False, progress:
         HoldfastError: jinja2 or matplotlib is not installed.
         OSError: something could not be written; an earlier report is untouched.
     """
-    _refuse_what_is_not_ours(folder)
+    refuse_what_is_not_ours(folder)
     view = page_view(report, progress=progress)
     with replaced(folder) as new:
         for part in (FIGURES, DATA):
@@ -54,16 +54,22 @@ def write_report(folder: Path, report: Report, *, paper: bool = False, progress:
     return folder / PAGE
 
 
-def _refuse_what_is_not_ours(folder: Path) -> None:
-    """Raise BadUse unless `folder` is missing, empty, or holds an earlier report and nothing else."""
+def refuse_what_is_not_ours(folder: Path) -> None:
+    """Do nothing if `folder` is missing, empty, or holds an earlier report and nothing else.
+
+    Raises:
+        BadUse: it holds something else, or is a file.
+    """
     if not folder.exists():
         return
     next_step = "Name another folder, or remove this one."
     if not folder.is_dir():
         raise BadUse(f"{folder} is a file, and the report is a folder. {next_step}")
+    if not _is_report(folder):
+        if any(folder.iterdir()):
+            raise BadUse(f"{folder} is not a report of holdfast, and would be overwritten. {next_step}")
+        return
     there = sorted(path.relative_to(folder) for path in folder.rglob("*"))
-    if there and not _is_report(folder):
-        raise BadUse(f"{folder} is not a report of holdfast, and would be overwritten. {next_step}")
     own = {Path(name) for name in (PAGE, FINDINGS, FIGURES, DATA)}
     for path in there:
         if path not in own and path.suffix not in _SUFFIXES.get(path.parent.as_posix(), set()):

@@ -53,7 +53,7 @@ def _zstd_head(path: Path) -> str:
     """The first line, by the database, since Python reads Zstandard from 3.14 only."""
     import duckdb
 
-    with duckdb.connect() as connection:
+    with duckdb.connect(config={"temp_directory": ""}) as connection:
         try:
             line = connection.execute(
                 "SELECT line FROM read_csv($1, auto_detect=false, header=false, delim='\x01', quote='', escape='', "

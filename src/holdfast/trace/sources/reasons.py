@@ -23,6 +23,7 @@ NEEDED: Final[Columns] = {"job_id": "VARCHAR", "reason": "VARCHAR"}
 _KINDS: Final[Columns] = {**NEEDED, "attempt": "INTEGER"}
 _FAILED: Final = ", ".join(literal(state) for state, outcome in OUTCOMES.items() if outcome == "failed")
 _NAMED: Final = "reasons_named"
+_MATCHED: Final = "reasons_matched"
 _MOST_EXAMPLES: Final = 3
 
 
@@ -46,13 +47,9 @@ def join_reasons(connection: "duckdb.DuckDBPyConnection", reading: Reading, path
     select = f"SELECT job_id, {attempt}, reason FROM source WHERE job_id IS NOT NULL AND reason IS NOT NULL"
     read = read_csv(connection, path, columns=columns, select=select, table=_NAMED)
     try:
-        connection.execute(
-            f"CREATE OR REPLACE TABLE {_NAMED} AS SELECT job_id, attempt, first(reason ORDER BY rowid) AS reason, "
-            f"count(*) AS n FROM {_NAMED} GROUP BY job_id, attempt"
-        )
         notes = (*read.notes(reading.clusters[0].name), *_joined(connection, reading, path))
     finally:
-        connection.execute(f"DROP TABLE {_NAMED}")
+        connection.execute(f"DROP TABLE IF EXISTS {_NAMED}; DROP TABLE IF EXISTS {_MATCHED}")
     return replace(
         reading,
         columns=reading.columns | {"reason"},
@@ -61,19 +58,47 @@ def join_reasons(connection: "duckdb.DuckDBPyConnection", reading: Reading, path
     )
 
 
-def _joined(connection: "duckdb.DuckDBPyConnection", reading: Reading, path: Path) -> tuple[Note, ...]:
+def _joined(connection: "duckdb.DuckDBPyConnection", reading: Reading, path: Path) -> list[Note]:
+    """Set the reasons of `_NAMED`; what was found."""
+    own = "coalesce(jobs.attempt, 0)" if "attempt" in reading.columns else "0"
+    failed = f"coalesce(jobs.state IN ({_FAILED}), false)" if "state" in reading.columns else "true"
+    connection.execute(f"""
+        CREATE OR REPLACE TABLE {_MATCHED} AS
+        SELECT jobs.rowid AS job, named.rowid AS named, named.attempt, named.reason, {failed} AS failed
+        FROM {reading.table} AS jobs JOIN {_NAMED} AS named
+            ON jobs.job_id = named.job_id AND {own} = coalesce(named.attempt, {own})""")
     if "reason" not in reading.columns:
         connection.execute(f"ALTER TABLE {reading.table} ADD COLUMN reason VARCHAR")
-    own = "coalesce(jobs.attempt, 0)" if "attempt" in reading.columns else "0"
-    same = f"jobs.job_id = named.job_id AND {own} = coalesce(named.attempt, {own})"
-    failed = f"jobs.state IN ({_FAILED})" if "state" in reading.columns else "true"
-    # One attempt's own row goes before a row of all attempts, so it is written after it.
-    given = 0
-    for which in ("IS NULL", "IS NOT NULL"):
-        given += connection.execute(
-            f"UPDATE {reading.table} AS jobs SET reason = named.reason FROM {_NAMED} AS named "
-            f"WHERE {same} AND {failed} AND named.attempt {which}"
-        ).fetchall()[0][0]
-    found = f"SELECT named.*, bool_or({failed}) AS failed FROM {_NAMED} AS named LEFT JOIN {reading.table} AS jobs"
-    found = f"SELECT job_id, n, any_value(there) AS there"
-    return ()
+    # A row of one attempt goes before a row of all.
+    connection.execute(f"""
+        UPDATE {reading.table} AS jobs SET reason = given.reason FROM (
+            SELECT job, first(reason ORDER BY attempt NULLS LAST, named) AS reason
+            FROM {_MATCHED} WHERE failed GROUP BY job
+        ) AS given WHERE jobs.rowid = given.job""")
+    given = connection.execute(f"SELECT count(DISTINCT job) FROM {_MATCHED} WHERE failed").fetchall()[0][0]
+    unmatched = f"FROM {_NAMED} WHERE rowid NOT IN (SELECT named FROM {_MATCHED})"
+    of_others = f"FROM {_NAMED} WHERE rowid IN (SELECT named FROM {_MATCHED} GROUP BY named HAVING NOT bool_or(failed))"
+    repeats = f"SELECT job_id FROM {_NAMED} QUALIFY row_number() OVER (PARTITION BY job_id, attempt ORDER BY rowid) > 1"
+    absent, others, twice = (
+        connection.execute(f"SELECT count(*), (list(DISTINCT job_id ORDER BY job_id))[:{_MOST_EXAMPLES}] {rows}")
+        .fetchall()[0]
+        for rows in (unmatched, of_others, f"FROM ({repeats})")
+    )  # fmt: skip
+    found = {
+        "reason-given": (given, [], "kept", f"{given:,} failures have the reason that {path.name} records."),
+        "reason-of-no-job": (*absent, "dropped", f"{absent[0]:,} reasons of {path.name} are of jobs not read here."),
+        "reason-of-no-failure": (
+            *others, "dropped", f"{others[0]:,} reasons of {path.name} are of jobs that did not fail."
+        ),
+        "reason-twice": (
+            *twice, "dropped", f"{twice[0]:,} rows of {path.name} are of a job that had one; the first counts."
+        ),
+    }  # fmt: skip
+    return [
+        Note(
+            cluster=reading.clusters[0].name, check=check, sentence=sentence, rows=rows, action=action,
+            examples=tuple(examples or ()),
+        )
+        for check, (rows, examples, action, sentence) in found.items()
+        if rows or check == "reason-given"
+    ]  # fmt: skip

@@ -1,6 +1,7 @@
 """Which adapter reads which file: paths as a user gives them in, (file, adapter) pairs out."""
 
 import re
+import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Final
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.trace.errors import BadTrace
 from holdfast.trace.sources import sources
+from holdfast.trace.sources.plain_text import opened
 from holdfast.trace.sources.reading import Source
 
 _URL: Final = re.compile(r"[a-z][a-z0-9+]*://")
@@ -75,7 +77,7 @@ def recognised(given: Input, chosen: Source | None) -> Iterator[tuple[Input, Sou
         yield given, source
         return
     if given.path.is_file():
-        raise BadTrace(given.path, "This is no form of job records that is known.", next_step=_next_step())
+        raise _unknown(given.path)
     found = False
     for path in sorted(given.path.rglob("*")):
         hidden = any(part.startswith(".") for part in path.relative_to(given.path).parts)
@@ -83,6 +85,7 @@ def recognised(given: Input, chosen: Source | None) -> Iterator[tuple[Input, Sou
             found = True
             yield replace(given, path=path), source
     if not found:
+        next(given.path.iterdir(), None)  # raises OSError where the folder is not to be read
         raise BadTrace(given.path, "No file in this folder holds job records that are known.", next_step=_next_step())
 
 
@@ -90,6 +93,19 @@ def _source_of(path: Path, chosen: Source | None, *, forced: bool) -> Source | N
     if chosen is not None:
         return chosen if forced or chosen.recognises(path) else None
     return next((source for source in sources() if source.recognises(path)), None)
+
+
+def _unknown(path: Path) -> BadTrace:
+    """What to say of a file that no adapter knows: first, whether there is anything to know it by."""
+    try:
+        with opened(path) as file:
+            first = file.read(65536)  # as much as adapters look at
+    except (OSError, EOFError, zlib.error) as error:
+        problem = f"The file cannot be read: {getattr(error, 'strerror', None) or error}."
+        return BadTrace(path, problem, next_step="Check that it is whole and readable.")
+    if not first:
+        return BadTrace(path, "The file is empty.", next_step="Give a file of job records, or fetch it again.")
+    return BadTrace(path, "This is no form of job records that is known.", next_step=_next_step())
 
 
 def _ledger_at(url: str) -> Source:

@@ -15,8 +15,9 @@ def set_span(connection: "duckdb.DuckDBPyConnection", since: str | None, until: 
     """Want the jobs submitted from `since` on and before `until`, each ISO 8601 in UTC; None: open.
 
     Raises:
-        BadUse: one is no time.
+        BadUse: one is no time, or no time lies between them.
     """
+    ends = []
     for name, text in (("since", since), ("until", until)):
         try:
             at = datetime.fromisoformat(text) if text else None
@@ -24,6 +25,10 @@ def set_span(connection: "duckdb.DuckDBPyConnection", since: str | None, until: 
             raise BadUse(f"{name} is {text!r}. Expected a date or a time, such as 2023-03-01.") from error
         naive = at.astimezone(UTC).replace(tzinfo=None) if at and at.tzinfo else at
         connection.execute(f"SET VARIABLE {name} = $1::TIMESTAMP", [naive])
+        ends.append(naive)
+    first, end = ends
+    if first and end and end <= first:
+        raise BadUse(f"until ({until}) is not after since ({since}). Give an until that is later.")
 
 
 def wanted(connection: "duckdb.DuckDBPyConnection") -> str:

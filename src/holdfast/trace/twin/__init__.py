@@ -13,12 +13,14 @@ The stages, a module each:
 4. `waiting`: queueing times, by batch.
 5. `arrivals`: batches, and when a moment is likely.
 6. `placing`: a moment for each batch such that the cluster's GPUs suffice.
-7. `writing`, `telemetry`, `formats`: files.
+7. `reasons`: why the failed jobs failed, as far as anybody recorded it.
+8. `writing`, `telemetry`, `formats`: files.
 
 What is published holds at full size as counted; at another size every count is scaled. Counts do not depend on the
 seed; who submits what, when, for how long within a bin, and how it ends does. What nobody published is chosen, and
 said where it is: batches, users, hours and CPU cores in `habits`, the queues of CPU jobs in the tables, the odds of
-states in `outcomes`, memory traffic and the phases of the telemetry in `telemetry` and `latents`.
+states in `outcomes`, what each cluster has of Table 3 in `tables/reasons.toml`, memory traffic and the phases of the
+telemetry in `telemetry` and `latents`.
 
 `model` has what passes between them, `bins` the bins of powers of two, `habits` what had to be chosen, `drawing` the
 whole draw. `tables/*.toml` are the counts that are carried. They are compiled from figures of AcmeTrace (InternLM,

@@ -2,9 +2,10 @@
 
 What a calibration of a private trace may tell: counts of at least `SMALLEST_CELL` jobs. Rarer types become `Other`,
 rarer GPU counts the nearest that is common enough, rarer bins of a type and GPU count are merged with their neighbours
-and spread evenly, rarer states become the most usual one, rarer reasons none, users that submitted less are alike. Totals are kept to three
-digits. Names, job ids, single times and the order of jobs are not kept at all. This is a rule of smallest counts, not
-differential privacy: who knows all jobs but one can still learn something of the last.
+and spread evenly, rarer states become the most usual one, rarer reasons of failures, and those that are not the
+study's, are left out, users that submitted less are alike. Totals are kept to three digits. Names, job ids, single
+times and the order of jobs are not kept at all. This is a rule of smallest counts, not differential
+privacy: who knows all jobs but one can still learn something of the last.
 """
 
 from collections.abc import Mapping
@@ -42,8 +43,8 @@ def fit(
 
     Args:
         jobs: columns of one length: `gpu_num`, `submit_s` (Unix time), `queue_s`, `duration_s` (from the start), and
-            where there are `type`, `state`, `reason`, `cpu_num`, `user`. Jobs that have not ended, or whose times are missing or
-            negative, are left out. A part of a GPU counts as one.
+            where there are `type`, `state`, `reason`, `cpu_num`, `user`. Jobs that have not ended, or whose times are
+            missing or negative, are left out. A part of a GPU counts as one.
         name: of the twin's cluster.
         zone: offset from UTC by which its hours are counted.
         capacity_gpus: GPUs of the cluster; the most that the trace holds at one time unless given.

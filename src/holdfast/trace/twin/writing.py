@@ -1,4 +1,4 @@
-"""Stage 7: files. The jobs in the form in which AcmeTrace publishes that cluster's."""
+"""Stage 8: files. The jobs in the form in which AcmeTrace publishes that cluster's."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
