@@ -5,6 +5,8 @@ import math
 import statistics
 
 import pytest
+from job_tables import made_up
+from job_tables import trace_of as frames_of
 from small_traces import SHARED_DATA, trace_of
 
 from holdfast.trace.analyses.failures import failure_table, failures_by_month, lost_gpu_time
@@ -208,3 +210,12 @@ def test_left_out_where_nothing_is_known(tmp_path):
             lost_gpu_time(trace)
         with pytest.raises(LeftOut, match="no end_at"):
             failures_by_month(trace)
+
+
+def test_a_cluster_without_states_has_no_bar():
+    silent = made_up(cluster="Silent").drop(columns="state")
+    with frames_of(made_up(cluster="Known"), silent, compared={"Silent"}) as trace:
+        for by in ("state", "type"):
+            result = lost_gpu_time(trace, by=by)
+            assert list(result.chart.panels[0].parts) == ["Known"]
+            assert "Silent" not in result.caption

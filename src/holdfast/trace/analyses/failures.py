@@ -108,7 +108,8 @@ def lost_gpu_time(trace: "Trace", *, by: str = "state") -> Result:
     Raises:
         LeftOut: a column is missing, or every job completed.
     """
-    trace.require("state", *(["type"] if by == "type" else []))
+    needed = ("state", "type") if by == "type" else ("state",)
+    trace.require(*needed)
     table = trace.aggregate("failure_causes").where(is_gpu=True)
     held_s = np.nan_to_num(table["sum_gpu_time_s"].astype(float))
     lost = ~np.isin(table["outcome"], ["completed", "unfinished"])
@@ -119,6 +120,8 @@ def lost_gpu_time(trace: "Trace", *, by: str = "state") -> Result:
     names = list(dict.fromkeys(groups[lost].tolist()))
     for cluster in _clusters(trace, table):
         own = table["cluster"] == cluster
+        if not held_s[own & lost].sum() or not trace.has(*needed, cluster=cluster):
+            continue
         all_s, all_n = held_s[own].sum(), table["n"][own].sum()
         parts = {name: own & lost & (groups == name) for name in names}
         bars[cluster] = np.array([held_s[part].sum() / 3600 for part in parts.values()])
