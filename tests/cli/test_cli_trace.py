@@ -3,7 +3,12 @@
 import csv
 import io
 import json
+import os
+import signal
+import subprocess
+import sys
 
+import duckdb
 import pytest
 from click.testing import CliRunner
 
@@ -174,3 +179,90 @@ def test_mistakes_are_named_with_a_next_step(arguments, said, jobs, tmp_path, mo
     assert said in error
     assert error.rstrip().endswith((".", "`", "?"))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_json_is_json_whatever_the_cells(jobs):
+    sql = "SELECT 'nan'::DOUBLE AS a, 'inf'::DOUBLE AS b, [1.5, NULL] AS c, {'d': '-inf'::DOUBLE} AS d, NULL AS e"
+
+    def refused(word):
+        raise AssertionError(f"{word} is no JSON")
+
+    answer = json.loads(holdfast("query", sql, jobs, "--json"), parse_constant=refused)
+    assert answer["rows"] == [[None, None, [1.5, None], {"d": None}, None]]
+
+
+def test_a_list_is_one_field_of_csv_and_what_is_missing_is_shown_as_nothing(jobs):
+    rows = list(csv.reader(io.StringIO(holdfast("query", "SELECT [1, 2] AS a, 3 AS b", jobs, "--csv"))))
+    assert rows == [["a", "b"], ["[1, 2]", "3"]]
+    assert "nan" not in holdfast("query", "SELECT NULL::DOUBLE AS a, 1 AS b", jobs)
+
+
+def test_a_wrong_query_is_one_sentence(jobs):
+    said = holdfast("query", "SELECT nope FROM jobs", jobs, fails=BadUse)
+    assert '"nope" not found' in said
+    assert "\n" not in said
+    assert "LINE 1" not in said
+
+
+def test_a_span_that_holds_no_job_is_a_mistake(jobs, tmp_path):
+    for command in (("check",), ("report", "-o", tmp_path / "report"), ("query", "SELECT 1")):
+        said = holdfast(*command, jobs, "--since", "2090-01-01", fails=BadUse)
+        assert said.startswith("No job was submitted since 2090-01-01.")
+    assert not (tmp_path / "report").exists()
+    said = holdfast("check", jobs, "--since", "2023-06-02", "--until", "2023-06-02", fails=BadUse)
+    assert said.startswith("until (2023-06-02) is not after since (2023-06-02).")
+
+
+def test_a_folder_that_is_no_report_is_refused_before_anything_is_read(tmp_path):
+    (tmp_path / "mine.txt").write_text("mine")
+    said = holdfast("report", tmp_path / "mine.txt", "-o", tmp_path, fails=BadUse)
+    assert "is not a report of holdfast" in said
+
+
+@pytest.mark.parametrize("signal_sent", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_database_works_leaves_no_scratch_folder_and_no_traceback(jobs, tmp_path, signal_sent):
+    endless = "SELECT count(*) FROM range(10000000) a, range(10000000) b WHERE a.range || b.range LIKE '%x%'"
+    child = f"""
+import os, sys, threading
+from holdfast.trace.trace import Trace
+real = Trace.query
+def query(self, sql, *parameters):
+    if sql == {endless!r}:
+        threading.Timer(0.3, os.kill, (os.getpid(), {int(signal_sent)})).start()
+    return real(self, sql, *parameters)
+Trace.query = query
+from holdfast.cli.main import main
+sys.argv = ["holdfast", "trace", "query", {endless!r}, {str(jobs)!r}]
+main()
+"""
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    found = subprocess.run(
+        [sys.executable, "-c", child], env={**os.environ, "TMPDIR": str(scratch)}, capture_output=True, text=True,
+        check=False, timeout=60,
+    )  # fmt: skip
+    assert found.returncode == 130
+    assert "Traceback" not in found.stderr
+    assert list(scratch.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "expected"),
+    [
+        ("IOException", 'Could not write file "x": No space left on device', "The disk is full"),
+        ("OutOfMemoryException", "failed to allocate 2 GiB", "--memory"),
+    ],
+)
+def test_what_the_engine_runs_out_of_is_said(jobs, monkeypatch, kind, said, expected):
+    def query(*_):
+        raise getattr(duckdb, kind)(said)
+
+    monkeypatch.setattr("holdfast.trace.trace.Trace.query", query)
+    assert expected in holdfast("check", jobs, fails=HoldfastError)
+
+
+@pytest.mark.parametrize("option", ["--map", "--types"])
+def test_a_file_that_is_not_there_is_named(jobs, tmp_path, option):
+    found = CliRunner().invoke(cli, ["trace", "check", str(jobs), option, str(tmp_path / "nope")])
+    assert found.exit_code == 2
+    assert "does not exist" in found.output

@@ -1,3 +1,4 @@
+import gzip
 import shutil
 import tempfile
 from datetime import UTC, datetime
@@ -337,3 +338,20 @@ def test_a_job_that_ran_from_one_export_into_the_next_is_there_once(tmp_path):
             ("3", 1, "COMPLETED", 900.0),
         ]
         assert {"slurm-recorded-twice", "slurm-requeued"} <= {note.check for note in trace.notes}
+
+
+def test_a_file_that_holds_nothing_to_know_it_by_is_said_to_hold_nothing(tmp_path):
+    for name, content, expected in [
+        ("empty.csv", b"", "The file is empty"),
+        ("cut.csv.gz", gzip.compress(b"job_id,user\n" * 1000)[:-12], "The file cannot be read"),
+        ("plain.csv.gz", b"job_id,user\n", "The file cannot be read: Not a gzipped file"),
+    ]:
+        (tmp_path / name).write_bytes(content)
+        with pytest.raises(BadTrace) as error:
+            load(tmp_path / name)
+        assert expected in str(error.value)
+
+
+def test_a_span_ends_after_it_begins(files):
+    with pytest.raises(BadUse, match=r"until .* is not after since"):
+        load(files(a=seren(1)), since="2023-03-02", until="2023-03-01T23:00:00+00:00")

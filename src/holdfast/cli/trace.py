@@ -35,10 +35,24 @@ class _Interruptible(click.Group):
             context.call_on_close(lambda: signal.signal(signal.SIGTERM, before))
         try:
             return super().invoke(context)
-        except RuntimeError as error:
-            if str(error) != "Query interrupted":  # DuckDB's word for whatever a signal raised
-                raise
-            raise KeyboardInterrupt from error
+        except Exception as error:
+            if told := _of_the_engine(error):
+                raise told from error
+            raise
+
+
+def _of_the_engine(error: Exception) -> BaseException | None:
+    """What an error of DuckDB's means to the person who waits for it; None: nothing more than it says."""
+    said = str(error).partition("\n")[0]
+    if isinstance(error, RuntimeError) and said == "Query interrupted":  # its word for whatever a signal raised
+        return KeyboardInterrupt()
+    if not type(error).__module__.endswith("duckdb"):
+        return None
+    if "No space left on device" in said:
+        return HoldfastError(f"The disk is full: {said}. Free some of it, or set TMPDIR to a larger one.")
+    if type(error).__name__ == "OutOfMemoryException":
+        return HoldfastError(f"The engine ran out of memory: {said}. Give it more by --memory.")
+    return None
 
 
 @click.group(cls=_Interruptible)
@@ -276,7 +290,12 @@ def query(sql: str, jobs: tuple[str, ...], reading: dict[str, Any], as_csv: bool
     elif as_csv:
         click.echo(answer.csv(), nl=False)
     else:
-        print_table(list(answer.columns), answer.rows())
+        print_table(list(answer.columns), (list(map(_known, row)) for row in answer.rows()))
+
+
+def _known(cell: Any) -> Any:
+    """Nothing for NaN, by which NumPy says that there is nothing."""
+    return None if isinstance(cell, float) and math.isnan(cell) else cell
 
 
 def _finite(value: Any) -> Any:

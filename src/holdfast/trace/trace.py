@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -182,7 +183,16 @@ class Trace:
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
                 raise BadUse("Expected one SELECT over jobs, samples, devices or an agg_ table. Give a single SELECT.")
             self._shut()
-            return self.query(sql)
+            # In a thread, for a signal is heeded here only: the database in this one may not look up for minutes.
+            with ThreadPoolExecutor(1) as pool:
+                answer = pool.submit(self.query, sql)
+                try:
+                    return answer.result()
+                except KeyboardInterrupt:
+                    self.connection.interrupt()
+                    raise
+        except duckdb.OutOfMemoryException:
+            raise
         except duckdb.Error as error:
             # Without the query, which follows, underlined.
             said = " ".join(str(error).partition("\n\nLINE ")[0].split())

@@ -42,6 +42,12 @@ def table_index(result, name):
     return list(result.table.columns).index(name)
 
 
+def test_jobs_that_all_ended_as_they_began_have_no_rate_and_no_warning(tmp_path):
+    with trace_of(tmp_path, jobs([("FAILED", 8, 0), ("COMPLETED", 8, 0)]), clusters=[CLUSTER]) as trace:
+        result = failure_rate_by_size(trace)
+    assert not math.isfinite(lines(result, failures="all")[8]["per_1000_gpu_h"])
+
+
 def test_failure_rates_by_size(tmp_path):
     with trace_of(tmp_path, jobs(ROWS), clusters=[CLUSTER]) as trace:
         result = failure_rate_by_size(trace)

@@ -78,6 +78,15 @@ def test_the_comparison_is_what_is_counted(jobs):
     assert not np.isnan(list(result.numbers.values())).any()
 
 
+def test_jobs_without_a_run_time_are_said_to_have_none():
+    frame = made_up()
+    frame["end_at"] = frame["run_s"] = np.nan
+    with trace_of(frame) as trace:
+        caption = comparison_table(trace).caption
+    assert "GPU jobs, none of a known run time." in caption
+    assert "nan" not in caption
+
+
 def test_its_columns_are_those_of_the_published_summary():
     published = pd.read_csv(real("acme_cluster_summary/cluster_summary.csv"), nrows=0).columns
     ours = {name.removesuffix("_s") for name in COMPARISON_COLUMNS}

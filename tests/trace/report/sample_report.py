@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "figures"))
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import sample_charts
 

@@ -102,3 +102,17 @@ def test_it_is_known_by_its_header_whatever_its_name(tmp_path):
 
 def test_published_figures_are_not_taken_for_jobs():
     assert not any(SOURCE.recognises(path) for path in published("acme_figure_curves").glob("*.csv"))
+
+
+def test_a_trace_called_after_another_cluster_is_not_taken_for_the_published_one(tmp_path):
+    row = "1,u,1,8,64,SFT,COMPLETED,{0},{0},{0},0,0,0\n".format("2024-01-02 10:00:00+05:30")
+    for name, expected in [("trace_mine", "mine"), ("trace_Seren", "Seren"), ("trace_x_y", "Seren"), ("jobs", "Seren")]:
+        path = tmp_path / f"{name}.csv"
+        path.write_text(SEREN_HEADER + row)
+        reading, (job,) = read_in_order(SOURCE, path)
+        (cluster,) = reading.clusters
+        assert (cluster.name, job["cluster"]) == (expected, expected)
+        if expected == "mine":
+            assert (cluster.gpu_num, cluster.citation, cluster.utc_offset_h) == (None, "", 5.5)
+        else:
+            assert cluster == SEREN

@@ -303,3 +303,26 @@ def test_a_line_of_two_gigabytes_costs_no_memory(folder):
     line, memory_mib = line_and_memory_mib(folder / "jobs.csv")
     assert line == 3
     assert memory_mib < 250
+
+
+class Failing:
+    """A connection whose tables cannot be made."""
+
+    def __init__(self, connection, said):
+        self.connection, self.said = connection, said
+
+    def __getattr__(self, name):
+        return getattr(self.connection, name)
+
+    def execute(self, sql, *parameters):
+        if sql.startswith("CREATE"):
+            raise duckdb.IOException(self.said)
+        return self.connection.execute(sql, *parameters)
+
+
+def test_a_file_that_shrinks_while_it_is_read_is_the_files_fault_and_a_full_disk_is_not(folder):
+    path = folder / "jobs.csv"
+    path.write_text(HEADER + GOOD)
+    for said, expected in [("Could not read enough bytes", BadTrace), ("No space left on device", duckdb.IOException)]:
+        with database() as connection, pytest.raises(expected, match=said):
+            read_csv(Failing(connection, said), path, columns=COLUMNS, select=SELECT, table="jobs")

@@ -94,6 +94,12 @@ def read_csv(
         dropped, faults = 0, tuple[str, ...]()
         try:
             connection.execute(f"CREATE OR REPLACE TABLE {table} AS WITH source AS ({source.typed()}) {select}")
+        except duckdb.IOException as error:
+            said = str(error).partition("\n")[0]
+            if "No space left" in said:  # for the table; nothing is wrong with the file
+                raise
+            next_step = "Look whether it is written to meanwhile, and whole."
+            raise BadTrace(path, f"The file cannot be read: {said}.", next_step=next_step) from error
         except (
             duckdb.InvalidInputException,
             duckdb.ConversionException,
