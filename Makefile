@@ -9,12 +9,15 @@ BIN := $(VENV)/bin
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 
-.PHONY: demo test test-slow lint format examples bench bench-quick picture ci clean
+.PHONY: demo test coverage test-slow lint format examples bench bench-quick picture ci clean
 
 demo: $(VENV)/.train
 	$(BIN)/holdfast demo $(DEMO_FLAGS)
 
 test: $(VENV)/.dev $(VENV)/.debian
+	$(BIN)/python -m pytest -m "not slow" $(PYTEST_FLAGS)
+
+coverage: $(VENV)/.dev $(VENV)/.debian
 	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term:skip-covered $(PYTEST_FLAGS)
 
 test-slow: $(VENV)/.dev $(VENV)/.debian

@@ -1,9 +1,11 @@
 """A trace: the normalised tables of one or more clusters in a scratch database, and its aggregates."""
 
+import fcntl
 import os
 import re
 import shutil
 import tempfile
+import time
 import weakref
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +27,10 @@ if TYPE_CHECKING:
 
 _AGGREGATES_READ: Final = re.compile(r"\b(?:FROM|JOIN)\s+agg_(\w+)")
 _TELEMETRY_READ: Final = re.compile(r"\b(?:FROM|JOIN)\s+(samples|devices|metrics)\b")
+SCRATCH: Final = "holdfast-trace-"
+"""How the names of scratch folders begin."""
+STALE_S: Final = 60.0
+"""A younger scratch folder may be one that is just being made."""
 MOST_THREADS: Final = 8
 """More gain nothing here, and each holds buffers of its own."""
 
@@ -37,7 +43,8 @@ def open_scratch(*, memory_limit_mb: int) -> "tuple[duckdb.DuckDBPyConnection, P
     """
     import duckdb
 
-    folder = Path(tempfile.mkdtemp(prefix="holdfast-trace-"))
+    sweep_scratch()
+    folder = Path(tempfile.mkdtemp(prefix=f"{SCRATCH}{os.getpid()}-"))
     spill = folder / "spill"
     spill.mkdir()
     connection = duckdb.connect(
@@ -50,6 +57,23 @@ def open_scratch(*, memory_limit_mb: int) -> "tuple[duckdb.DuckDBPyConnection, P
     connection.execute("SET python_enable_replacements = false; SET autoinstall_known_extensions = false")
     connection.execute(f"SET threads = {min(MOST_THREADS, os.cpu_count() or 1)}")
     return connection, folder
+
+
+def sweep_scratch() -> None:
+    """Remove the scratch folders that killed processes left: those whose database nobody has locked."""
+    own = f"{SCRATCH}{os.getpid()}-"
+    for folder in Path(tempfile.gettempdir()).glob(f"{SCRATCH}*"):
+        if folder.name.startswith(own):
+            continue  # a process's own lock stops nobody in it, and is lost with the first file that it closes
+        try:
+            if folder.stat().st_uid != os.getuid() or time.time() - folder.stat().st_mtime < STALE_S:
+                continue
+            with (folder / "trace.duckdb").open("rb+") as file:
+                # DuckDB holds this very lock while it has the database open; the kernel drops it with the process.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:
+            continue
 
 
 class Trace:

@@ -258,3 +258,8 @@ def test_markup_in_a_title_is_text():
     page = Page(render(page_view(replace(SMALL, title="<b>&", entries=[]))))
     assert "<b>&" in page.text
     assert html.escape("<b>&") not in page.text
+
+
+def test_moments_are_dates():
+    table = Table({"at_s": np.array([0.0, np.nan]), "gpus": np.array([1.0, 2.0])})
+    assert table_view(table, alone=True).rows == [["1970-01-01 00:00", "1"], ["", "2"]]

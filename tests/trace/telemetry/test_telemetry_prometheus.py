@@ -293,6 +293,16 @@ def test_a_metric_that_the_server_lacks(tmp_path):
             fetch(client(url), tmp_path / "store", span, metrics=["GPU_NOISE"])
 
 
+def test_what_is_no_prometheus_is_said_at_once(tmp_path):
+    server = Server()
+    server.answer = lambda path, query: {"result": [{"metric": {}, "values": []}]}
+    with serving(server) as url, pytest.raises(PrometheusError, match="not as Prometheus' API does"):
+        client(url).number_at("up", START)
+    for wrong in ("http://no host/", "ftp://host/", "http:///"):
+        with pytest.raises(BadUse, match="Give its URL"):
+            Prometheus(wrong)
+
+
 def test_devices_of_series():
     gpu, node = METRICS["GPU_UTIL"], METRICS["NODE_CPU_UTILIZATION"]
     labels = {"Hostname": "n-1", "instance": "10.0.0.1:9400", "gpu": "3"}

@@ -197,6 +197,7 @@ def test_a_bad_field_is_found(tmp_path, line, field, problem, column):
     ("text", "problem"),
     [
         ("", "no wide table"),
+        ("Time,\x00\x01", "no wide table"),
         ("job_id,duration\n1,2\n", "first column is 'job_id'"),
         ("Time\n", "no wide table"),
         ("Time,a\nyesterday,1\n", "'yesterday' is no time stamp"),

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 
 from holdfast.core import words
 from holdfast.trace.table import Table
@@ -11,6 +11,8 @@ ROWS_LIMIT = 24
 """Rows shown of a figure's table; its CSV has all."""
 ALONE_ROWS_LIMIT = 60
 """The same of a table that no figure goes with."""
+MOMENTS = frozenset({"at_s", "day_start_s"})
+"""Columns that hold Unix times."""
 _UPRIGHT_ROWS, _WIDE_COLUMNS = 6, 8
 
 
@@ -31,7 +33,8 @@ def table_view(table: Table, *, alone: bool) -> TableView:
     limit = ALONE_ROWS_LIMIT if alone else ROWS_LIMIT
     names = list(table.columns)
     first = Table({name: column[:limit] for name, column in table.columns.items()})
-    rows = [[cell(value) for value in row] for row in first.rows()]
+    shown = [moment if name in MOMENTS else cell for name in names]
+    rows = [[show(value) for show, value in zip(shown, row, strict=True)] for row in first.rows()]
     if alone and len(rows) <= _UPRIGHT_ROWS and len(names) > _WIDE_COLUMNS:
         return TableView([names[0], *(row[0] for row in rows)], [False] + [True] * len(rows), _turned(names, rows), 0)
     numeric = [column.dtype.kind in "fiu" for column in table.columns.values()]
@@ -40,6 +43,13 @@ def table_view(table: Table, *, alone: bool) -> TableView:
 
 def _turned(names: list[str], rows: list[list[str]]) -> list[list[str]]:
     return [[name, *(row[number] for row in rows)] for number, name in enumerate(names) if number]
+
+
+def moment(value: object) -> str:
+    """A Unix time, s, as a date and an hour, UTC."""
+    if not isinstance(value, int | float) or not math.isfinite(value):
+        return cell(value)
+    return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M")
 
 
 def cell(value: object) -> str:

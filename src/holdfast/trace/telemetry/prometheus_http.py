@@ -13,7 +13,8 @@ import time
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -123,7 +124,7 @@ class Prometheus:
         most_bytes: int = 64 << 20,
     ) -> None:
         parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
+        if parts.scheme not in ("http", "https") or not parts.hostname or any(map(str.isspace, url)):
             raise BadUse("A Prometheus is reached by http:// or https://. Give its URL, such as http://host:9090.")
         if parts.username and credentials is None:
             user, password = urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or "")
@@ -144,17 +145,31 @@ class Prometheus:
             PrometheusError: no answer after all tries.
         """
         query = {"query": expression, "start": f"{start_s:.3f}", "end": f"{end_s:.3f}", "step": f"{step_s:.3f}"}
-        return [_series(one["metric"], one["values"]) for one in self._ask("query_range", query)["result"]]
+        result = self._ask("query_range", query)
+        with self._as_promised():
+            return [_series(one["metric"], one["values"]) for one in result["result"]]
 
     def number_at(self, expression: str, at_s: float) -> float:
         """The value of an expression of one series at a time; 0 where there is none. Raises as `range` does."""
-        result = self._ask("query", {"query": expression, "time": f"{at_s:.3f}"})["result"]
-        return float(result[0]["value"][1]) if result else 0.0
+        found = self._ask("query", {"query": expression, "time": f"{at_s:.3f}"})
+        with self._as_promised():
+            return float(found["result"][0]["value"][1]) if found["result"] else 0.0
 
     def label_values(self, label: str, selector: str, *, start_s: float, end_s: float) -> list[str]:
         """The values that a label has in the series of a selector. Raises as `range` does."""
         query = {"match[]": selector, "start": f"{start_s:.3f}", "end": f"{end_s:.3f}"}
         return sorted(self._ask(f"label/{label}/values?{urllib.parse.urlencode(query)}", None))
+
+    @contextmanager
+    def _as_promised(self) -> Iterator[None]:
+        """What is taken from an answer; PrometheusError where the answer is of another shape."""
+        try:
+            yield
+        except (KeyError, IndexError, TypeError, ValueError) as error:
+            raise PrometheusError(
+                f"{self.url} answered, but not as Prometheus' API does ({type(error).__name__}: {error}). "
+                "Give the URL of a Prometheus, or of what speaks its HTTP API."
+            ) from error
 
     def _ask(self, path: str, query: dict[str, str] | None) -> Any:
         data = urllib.parse.urlencode(query).encode() if query is not None else None
@@ -169,6 +184,8 @@ class Prometheus:
                     body = response.read(self._most_bytes + 1)
                     if len(body) > self._most_bytes:
                         raise AnswerTooLarge
+                    if body.lstrip()[:1] == b"<":
+                        raise BadUse(f"{self.url} answered with a web page. Give the URL of a Prometheus' HTTP API.")
                     return json.loads(body)["data"]
             except urllib.error.HTTPError as error:
                 with error:

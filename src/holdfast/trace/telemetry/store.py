@@ -15,6 +15,7 @@ import json
 import os
 import secrets
 import shutil
+import tempfile
 import threading
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -50,7 +51,11 @@ def open_database() -> "duckdb.DuckDBPyConnection":
     """A database in memory that reads and writes Parquet in little of it."""
     import duckdb
 
-    connection = duckdb.connect(config={"memory_limit": "300MB", "threads": min(8, os.cpu_count() or 1)})
+    # Not the default, which is a folder `.tmp` here; the database removes its own files again.
+    spill = str(Path(tempfile.gettempdir()) / f"holdfast-spill-{os.getpid()}")
+    connection = duckdb.connect(
+        config={"memory_limit": "300MB", "threads": min(8, os.cpu_count() or 1), "temp_directory": spill}
+    )
     connection.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false; SET enable_progress_bar = false")
     connection.execute("SET python_enable_replacements = false; SET autoinstall_known_extensions = false")
     return connection

@@ -84,7 +84,9 @@ def open_wide(path: Path) -> WideFile:
             size_bytes = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise BadTrace(path, f"cannot be read ({error.strerror}).", next_step="Check the path.") from error
-    names = next(csv.reader([header.decode("utf-8", errors="replace").lstrip("\ufeff").strip("\r\n")]), [])
+    text = header.decode("utf-8", errors="replace").lstrip("\ufeff").strip("\r\n")
+    # The csv module refuses what is no text, such as NULs; there is no first column then.
+    names = next(csv.reader([text]), []) if text.isprintable() else []
     if len(names) < 2 or names[0].strip().lower() not in TIME_NAMES:
         raise BadTrace(
             path,
