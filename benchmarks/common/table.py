@@ -74,12 +74,16 @@ class Row:
         }
 
 
-def parse_arguments(description: str, arguments: Sequence[str] | None = None) -> argparse.Namespace:
-    """The options that every benchmark has: `quick`, `json`, `seed`."""
+def parse_arguments(
+    description: str, arguments: Sequence[str] | None = None, *, rounds: int | None = None
+) -> argparse.Namespace:
+    """The options that every benchmark has: `quick`, `json`, `seed`; and `rounds`, where a default is given."""
     parser = argparse.ArgumentParser(description=description.partition("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="a smoke test of less than a minute on two cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: %(default)s)")
+    if rounds is not None:
+        parser.add_argument("--rounds", type=int, default=rounds, help="of each measurement (default: %(default)s)")
     return parser.parse_args(arguments)
 
 

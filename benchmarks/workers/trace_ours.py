@@ -78,6 +78,13 @@ def twins(folder: str) -> dict[str, float]:
     return {"s": time.perf_counter() - began_s, "jobs": jobs}
 
 
+def draw_jobs(path: str, jobs: str, seed: str) -> dict[str, float]:
+    from holdfast.trace.twin import calibration, draw, write_jobs
+
+    write_jobs(draw(calibration("seren"), int(jobs), seed=int(seed)), path)
+    return {"bytes": Path(path).stat().st_size}
+
+
 MODES: dict[str, Callable[..., dict[str, float]]] = {
     "questions": questions,
     "analyse": analyse,
@@ -85,6 +92,7 @@ MODES: dict[str, Callable[..., dict[str, float]]] = {
     "stored-cdf": cdf,
     "convert": convert,
     "twins": twins,
+    "draw": draw_jobs,
 }
 
 if __name__ == "__main__":

@@ -28,7 +28,7 @@ def characterization(folder: Path) -> Path:
     for name in ("seren", "kalos"):
         twin = folder / name
         subprocess.run([*HOLDFAST, "trace", "twin", "--like", name, "-o", twin, "--telemetry", "2000"], check=True)
-        arguments += [str(twin / f"trace_{name}.csv"), "--metrics", f"{name.title()}={twin / 'utilization'}"]
+        arguments += [str(twin / f"trace_{name}.csv"), "--metrics", f"{name.title()}={twin / 'utilization' / name}"]
         arguments += ["--reasons", f"{name.title()}={twin / f'reasons_{name}.csv'}"]
     out = folder / "trace-report"
     subprocess.run([*HOLDFAST, "trace", "report", *arguments, "--durations", "released", "-o", out], check=True)

@@ -43,10 +43,10 @@ def jobs(twin):
 
 
 def test_a_twin_is_the_same_for_the_same_seed(jobs, tmp_path):
-    answer = json.loads(holdfast("twin", "--like", "kalos", "-n", 600, "-o", tmp_path, "--json"))
+    answer = json.loads(holdfast("twin", "--like", "kalos", "-n", 600, "-o", tmp_path, "--telemetry", 0, "--json"))
     assert (answer["schema"], answer["jobs"], answer["seed"]) == ("holdfast.trace.twin", 600, 0)
     assert (tmp_path / "trace_kalos.csv").read_bytes() == jobs.read_bytes()
-    holdfast("twin", "--like", "kalos", "-n", 600, "-o", tmp_path / "other", "--seed", 1)
+    holdfast("twin", "--like", "kalos", "-n", 600, "-o", tmp_path / "other", "--seed", 1, "--telemetry", 0)
     assert (tmp_path / "other" / "trace_kalos.csv").read_bytes() != jobs.read_bytes()
 
 
@@ -58,7 +58,7 @@ def test_a_trace_of_ones_own_can_have_a_twin(jobs, tmp_path):
 
 def test_a_report_is_written_and_says_what_holds(jobs, twin, tmp_path):
     output = tmp_path / "report"
-    said = holdfast("report", jobs, "--metrics", twin / "utilization", "-o", output, "--pue", 1.1)
+    said = holdfast("report", jobs, "--metrics", twin / "utilization" / "kalos", "-o", output, "--pue", 1.1)
     assert said.endswith(f"Report: {output / 'index.html'}\n")
     findings = json.loads((output / "findings.json").read_text())
     assert findings["schema"] == "holdfast.trace.findings"
@@ -80,7 +80,7 @@ def test_workers_give_the_same_numbers_as_one_process(jobs, twin, tmp_path):
     parts.mkdir()
     for number in range(2):
         (parts / f"part-{number}.csv").write_text(lines[0] + "".join(lines[1 + number :: 2]))
-    given = ("--metrics", twin / "utilization")
+    given = ("--metrics", twin / "utilization" / "kalos")
     holdfast("report", jobs, *given, "-o", tmp_path / "alone")
     holdfast("report", parts, *given, "-o", tmp_path / "spread", "--on", "local", "--parts", tmp_path / "parts")
     alone, spread = (json.loads((tmp_path / name / "findings.json").read_text()) for name in ("alone", "spread"))
@@ -119,7 +119,7 @@ def test_checks_are_told_and_strict_ones_fail(jobs, tmp_path):
 
 def test_a_converted_trace_answers_the_same(jobs, twin, tmp_path):
     store = tmp_path / "store"
-    holdfast("convert", jobs, "--metrics", twin / "utilization", "-o", store)
+    holdfast("convert", jobs, "--metrics", twin / "utilization" / "kalos", "-o", store)
     question = "SELECT state, count(*) AS n, sum(gpu_time_s) AS gpu_time_s FROM jobs GROUP BY state ORDER BY state"
     assert holdfast("query", question, store, "--csv") == holdfast("query", question, jobs, "--csv")
     samples = holdfast("query", "SELECT count(*) AS n FROM samples", store, "--metrics", store, "--json")

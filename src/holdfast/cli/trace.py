@@ -23,6 +23,8 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
 GIVEN_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 TWINS = ("seren", "kalos")
+TWIN_SAMPLES = 1000
+"""Of each device: four hours."""
 SIMULATORS = ("sia", "helios", "tiresias", "tethys", "swf")
 
 
@@ -316,9 +318,12 @@ def _finite(value: Any) -> Any:
 @command.command()
 @click.option("--like", required=True, metavar="seren|kalos|JOBS", help="What the twin is like: published, or yours.")
 @click.option("-n", "--jobs", "number", type=click.IntRange(1), metavar="JOBS", help="How many; default: as it has.")
-@click.option("-o", "--output", type=FOLDER, required=True, help="Folder of the twin.")
+@click.option("-o", "--output", type=FOLDER, default=Path("twin"), show_default=True, help="Folder of the twin.")
 @click.option(
-    "--telemetry", type=click.IntRange(0), default=0, metavar="SAMPLES", help="Also so many samples a device."
+    "--telemetry",
+    type=click.IntRange(0),
+    metavar="SAMPLES",
+    help=f"Samples a device, 15 s apart.  [default: {TWIN_SAMPLES}; of JOBS none]",
 )
 @click.option("--gpus", type=click.IntRange(1), default=64, show_default=True, help="GPUs that have telemetry.")
 @click.option("--seed", type=int, default=0, show_default=True, help="The same seed draws the same twin.")
@@ -328,7 +333,7 @@ def twin(
     like: str,
     number: int | None,
     output: Path,
-    telemetry: int,
+    telemetry: int | None,
     gpus: int,
     seed: int,
     column_map: Path | None,
@@ -353,9 +358,12 @@ def twin(
         path = output / f"trace_{drawn.cluster.lower()}.csv"
         show("Writing", 0, None)
         write_jobs(drawn, path)
-        write_reasons(drawn, output / f"reasons_{drawn.cluster.lower()}.csv")
-        if telemetry:
-            write_telemetry(calibrated, output / "utilization", samples=telemetry, seed=seed, gpus=gpus)
+        if (drawn.reason != "").any():
+            write_reasons(drawn, output / f"reasons_{drawn.cluster.lower()}.csv")
+        samples = telemetry if telemetry is not None else TWIN_SAMPLES if like in TWINS else 0
+        if samples:
+            folder = output / "utilization" / drawn.cluster.lower()
+            write_telemetry(calibrated, folder, samples=samples, seed=seed, gpus=gpus)
     if as_json:
         print_json("trace.twin", {"path": str(path), "jobs": len(drawn.job_id), "like": like, "seed": seed})
     else:
