@@ -5,6 +5,7 @@ python trace_ours.py analyse TRACE.csv   seconds to read, and to answer every qu
 python trace_ours.py cdf WIDE.csv        samples, their sum and median
 python trace_ours.py stored-cdf STORE    the same of a converted store
 python trace_ours.py convert WIDE.csv FOLDER
+python trace_ours.py draw TRACE.csv JOBS SEED
 python trace_ours.py twins FOLDER        seconds to draw and write Seren and Kalos
 """
 
