@@ -14,6 +14,8 @@ from cluster_tasks import await_true, started
 from holdfast.core.errors import BadUse
 from holdfast.testing.slurm import PrivateSlurm
 
+pytestmark = pytest.mark.slow  # a whole cluster is started
+
 if reason := PrivateSlurm.missing():
     pytest.skip(reason, allow_module_level=True)
 

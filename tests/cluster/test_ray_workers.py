@@ -11,6 +11,8 @@ from cluster_tasks import await_true, exit_codes, none_lives, noted_pids, python
 
 from holdfast.cluster import workers
 
+pytestmark = pytest.mark.slow  # a whole cluster is started
+
 ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'holdfast[ray]')")
 
 

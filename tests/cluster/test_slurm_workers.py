@@ -14,6 +14,8 @@ from holdfast.cluster.slurm import SlurmWorkers
 from holdfast.core.errors import BadUse
 from holdfast.testing.slurm import PrivateSlurm
 
+pytestmark = pytest.mark.slow  # a whole cluster is started
+
 if reason := PrivateSlurm.missing():
     pytest.skip(reason, allow_module_level=True)
 
