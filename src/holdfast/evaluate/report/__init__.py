@@ -1,0 +1,1 @@
+"""What an evaluation came to, for people and for the harness's tools."""
