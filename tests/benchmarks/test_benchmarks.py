@@ -1,12 +1,15 @@
 """What the benchmarks share: the rows, their JSON, their table. No timings."""
 
-import importlib
+import importlib.util
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from holdfast.trace.telemetry.metrics import METRICS
+from holdfast.trace.telemetry.scan import scan_wide
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 KEYS = ["measure", "ours", "peer", "limit", "unit", "must", "met"]
@@ -91,3 +94,18 @@ def test_kept_results_belong_to_a_benchmark_and_have_its_shape(results):
     for row in rows:
         assert list(row) == KEYS
         assert (row["must"] is None) == (row["met"] is None)
+
+
+def test_a_telemetry_file_of_several_years_ascends_and_repeats_nothing(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    described = importlib.util.spec_from_file_location("benchmark_of_trace", BENCHMARKS / "trace.py")
+    trace = importlib.util.module_from_spec(described)
+    monkeypatch.setitem(sys.modules, described.name, trace)
+    described.loader.exec_module(trace)
+    trace.write_wide(tmp_path / "once.csv", gpus=16, samples=50, seed=0)
+    trace.write_years(tmp_path / "once.csv", tmp_path / "GPU_UTIL.csv", 3)
+    once, many = ((tmp_path / name).read_text().splitlines() for name in ("once.csv", "GPU_UTIL.csv"))
+    assert many[:51] == once
+    assert [line.partition(",")[2] for line in many[1:]] == 3 * [line.partition(",")[2] for line in once[1:]]
+    scan = scan_wide(tmp_path / "GPU_UTIL.csv", METRICS["GPU_UTIL"])
+    assert (scan.rows, scan.duplicates, scan.backward_steps) == (150, [], 0)

@@ -121,6 +121,9 @@ def test_a_converted_trace_answers_the_same(jobs, twin, tmp_path):
     store = tmp_path / "store"
     holdfast("convert", jobs, "--metrics", twin / "utilization" / "kalos", "-o", store)
     question = "SELECT state, count(*) AS n, sum(gpu_time_s) AS gpu_time_s FROM jobs GROUP BY state ORDER BY state"
+    holdfast("convert", jobs, "-o", tmp_path / "jobs-alone")
+    said = holdfast("check", jobs, "--metrics", tmp_path / "jobs-alone", fails=BadUse)
+    assert "is a converted trace without telemetry" in said
     assert holdfast("query", question, store, "--csv") == holdfast("query", question, jobs, "--csv")
     samples = holdfast("query", "SELECT count(*) AS n FROM samples", store, "--metrics", store, "--json")
     assert json.loads(samples)["rows"][0][0] > 0
@@ -151,6 +154,22 @@ def test_jobs_are_exported_for_simulators(jobs, tmp_path, form):
     assert len(path.read_text().splitlines()) > 100
 
 
+def test_what_an_export_leaves_out_is_said(jobs, tmp_path):
+    with jobs.open() as file:
+        left_out = sum(not float(row["gpu_num"]) for row in csv.DictReader(file))
+    said = holdfast("export", jobs, "--to", "swf", "-o", tmp_path / "out")
+    assert (
+        said
+        == f"Written: {tmp_path / 'out'} ({600 - left_out} jobs, {left_out} without GPUs or a known time left out)\n"
+    )
+
+
+def test_one_job_is_one_job(jobs, tmp_path):
+    one = tmp_path / "trace_kalos.csv"
+    one.write_text("".join(jobs.read_text().splitlines(keepends=True)[:2]))
+    assert holdfast("check", one) == "1 job; nothing contradicts itself.\n"
+
+
 def test_the_forms_are_listed():
     answer = json.loads(holdfast("formats", "--json"))
     assert {"acme", "philly", "helios", "pai", "openb", "slurm", "kubernetes", "kueue", "holdfast"} <= set(
@@ -171,6 +190,12 @@ def test_the_forms_are_listed():
         (["check", "JOBS", "--metrics", "nowhere"], "nowhere"),
         (["report", "JOBS", "--compare", "Kalos=JOBS", "-o", "x"], "compared with itself"),
         (["twin", "--like", "nothing", "-o", "x"], "nothing"),
+        (["check", "JOBS", "--reasons", "nowhere.csv"], "There is no file nowhere.csv"),
+        (["check", "JOBS", "--reasons", "Kalos="], "'Kalos=' says nothing of Kalos"),
+        (["check", "JOBS", "--metrics", "Kalos="], "'Kalos=' says nothing of Kalos"),
+        (["check", "JOBS", "--metrics", "JOBS"], "its name is no metric's. Name it after the metric"),
+        (["query", "JOBS", "SELECT 1"], "Give the SELECT first"),
+        (["query", "SELECT * FROM samples", "JOBS"], "no single samples. Give a store"),
     ],
 )
 def test_mistakes_are_named_with_a_next_step(arguments, said, jobs, tmp_path, monkeypatch):

@@ -36,10 +36,28 @@ def test_a_failed_write_leaves_the_old_file_and_no_other(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(OSError, match="No space left") as error:
         write_atomic(path, b"new")
+    assert error.value.filename == str(path)
     assert path.read_bytes() == b"old"
     assert [entry.name for entry in tmp_path.iterdir()] == ["file"]
+
+
+def test_an_error_names_the_file_and_not_the_temporary_one(tmp_path):
+    with pytest.raises(FileNotFoundError) as error:
+        write_atomic(tmp_path / "nowhere" / "file", b"new")
+    assert error.value.filename == str(tmp_path / "nowhere" / "file")
+
+
+def test_a_pipe_is_not_replaced_by_a_file(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    (tmp_path / "link").symlink_to(pipe)
+    for path in (pipe, tmp_path / "link"):
+        with pytest.raises(FileExistsError, match="no regular file"):
+            write_atomic(path, b"new")
+    assert pipe.is_fifo()
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["link", "pipe"]
 
 
 def test_a_relative_name_works(tmp_path, monkeypatch):

@@ -1,1 +1,1 @@
-"""Puts this folder on the path of the tests below it, for what they share: `sample_charts`."""
+"""Puts this folder on the path of the tests below it, for what they share."""

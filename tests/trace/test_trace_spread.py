@@ -2,19 +2,21 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 
 import numpy as np
 import pytest
+from fake_prometheus import Server, serving
 
 from holdfast.cluster import workers
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.testing.slurm import PrivateSlurm
-from holdfast.trace import characterize, convert, load
+from holdfast.trace import characterize, convert, load, telemetry
 from holdfast.trace.analyses.durations import gpu_job_duration
-from holdfast.trace.spread import load_spread
+from holdfast.trace.spread import Part, load_spread
 from holdfast.trace.twin import calibration, draw, write_jobs, write_telemetry
 
 
@@ -81,6 +83,64 @@ def test_local_workers_read_files_and_months_of_a_store(sources, alone, tmp_path
     with load_spread(str(sources / jobs), workers=workers("local"), **given) as again:
         same(again, alone)
     assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+def test_a_store_of_telemetry_is_attached_as_it_is(sources, alone, tmp_path):
+    telemetry.convert(sources / "telemetry", tmp_path / "telemetry")
+    for number, given in enumerate((f"{tmp_path}/telemetry", f"Kalos={tmp_path}/telemetry")):
+        folder = tmp_path / f"parts-{number}"
+        with load_spread(str(sources / "parts"), metrics=[given], workers=workers("local"), folder=folder) as spread:
+            same(spread, alone)
+        assert len([path for path in folder.glob("p-*") if path.is_dir()]) == 2
+
+
+@pytest.mark.parametrize("prefix", ["", "Kalos="])
+def test_a_prometheus_is_asked_over_the_time_of_all_jobs(sources, alone, tmp_path, monkeypatch, prefix):
+    monkeypatch.chdir(tmp_path)  # which holds telemetry that nobody asked for
+    shutil.copy(sources / "telemetry" / "POWER_USAGE.csv", tmp_path)
+    given = {"metrics_step_s": 60.0, "metrics_folder": tmp_path / "fetched", "since": "2023-08-10"}
+    server = Server()
+    server.only = "DCGM_FI_DEV_GPU_UTIL"
+    with (
+        serving(server) as url,
+        load_spread(
+            str(sources / "parts"), metrics=[f"{prefix}{url}/?a=b"], workers=workers("local"),
+            folder=tmp_path / "parts", **given,
+        ) as spread,
+    ):  # fmt: skip
+        assert spread.metrics == {"GPU_UTIL"}
+        ((first, last),) = alone.query(
+            "SELECT epoch(min(start_at)), epoch(max(end_at)) FROM jobs WHERE submit_at >= '2023-08-10'"
+        ).rows()
+        (asked_first, asked_last) = min(one[0] for one in server.asked), max(one[1] for one in server.asked)
+        assert asked_first <= first < asked_first + 60
+        assert asked_last - 60 < last <= asked_last
+        assert spread.aggregate("metric_values")["n"].sum() == 3 * ((asked_last - asked_first) / 60 + 1)
+
+
+def test_a_wrong_place_of_telemetry_is_named(sources, tmp_path):
+    given = {"workers": workers("local"), "folder": tmp_path / "parts"}
+    for wrong, said in (("nowhere", "nowhere"), (f"Sern={sources}/telemetry", "Sern="), ("Kalos=", "says nothing of")):
+        with pytest.raises(BadUse, match=said):
+            load_spread(str(sources / "parts"), metrics=[wrong], **given)
+    with pytest.raises(BadUse, match="Leave out --on"):
+        load_spread(f"sqlite:///{tmp_path}/ledger.db", **given)
+
+
+def test_a_path_of_a_part_may_hold_an_equals_sign(sources, alone, tmp_path):
+    odd = tmp_path / "cluster=kalos"
+    shutil.copytree(sources, odd)
+    given = {"metrics": [str(odd / "telemetry")], "workers": workers("local"), "folder": tmp_path / "parts"}
+    with load_spread(str(odd / "parts"), **given) as spread:
+        same(spread, alone)
+
+
+def test_a_part_of_another_version_is_read_again(sources, monkeypatch):
+    part = Part(jobs=str(sources / "whole.csv"), options={})
+    before = part.name
+    assert part.name == before
+    monkeypatch.setattr("holdfast.trace.aggregates.sql", lambda _: "SELECT 1")
+    assert part.name != before
 
 
 def test_a_part_that_cannot_be_read_is_named_and_the_rest_is_kept(sources, tmp_path):

@@ -1,11 +1,8 @@
 """`holdfast trace report | check | convert | query | twin | export | formats`."""
 
-import functools
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +10,14 @@ import click
 
 from holdfast.cli import progress
 from holdfast.cli.output import print_json, print_table
+from holdfast.cli.trace_jobs import FOLDER, GIVEN_FILE, loaded, reads_jobs, refuse_nothing
 from holdfast.core.errors import BadUse, HoldfastError
+from holdfast.core.words import plainly
 
 if TYPE_CHECKING:
-    from holdfast.trace import Trace
     from holdfast.trace.sources.reading import Note
 
-FOLDER = click.Path(path_type=Path, file_okay=False)
 FILE = click.Path(path_type=Path, dir_okay=False)
-GIVEN_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 TWINS = ("seren", "kalos")
 TWIN_SAMPLES = 1000
 """Of each device: four hours."""
@@ -72,94 +68,8 @@ def command() -> None:
         ) from error
 
 
-READING = (
-    click.option(
-        "--metrics", multiple=True, metavar="[NAME=]WHERE", help="Telemetry: a file, folder or Prometheus URL."
-    ),
-    click.option(
-        "--step",
-        "metrics_step_s",
-        type=click.FloatRange(1),
-        default=15.0,
-        show_default=True,
-        metavar="S",
-        help="Seconds between the points asked of a Prometheus.",
-    ),
-    click.option(
-        "--fetched", "metrics_folder", type=FOLDER, help="Where a Prometheus is fetched into; a rerun goes on."
-    ),
-    click.option("--format", "format", metavar="FORM", help="The form of JOBS, where it is not recognised."),
-    click.option("--map", "column_map", type=GIVEN_FILE, help="A TOML file that says which column is what."),
-    click.option("--reasons", multiple=True, metavar="[NAME=]FILE", help="Why jobs failed: a CSV of job_id, reason."),
-    click.option("--types", type=GIVEN_FILE, help="A YAML file of rules that tell the type of a job."),
-    click.option("--capacity", multiple=True, metavar="[NAME=]NODESxGPUS", help="How large a cluster is: 286x8."),
-    click.option("--zone", metavar="ZONE", help="Time zone of times that have none: Asia/Shanghai."),
-    click.option("--since", metavar="DATE", help="Only jobs submitted from then on (UTC)."),
-    click.option("--until", metavar="DATE", help="Only jobs submitted before then (UTC)."),
-    click.option(
-        "--durations",
-        "duration",
-        type=click.Choice(["run", "released"]),
-        default="run",
-        show_default=True,
-        help="What duration means: end minus start, or the source's own column.",
-    ),
-    click.option(
-        "--bad-rows",
-        type=click.Choice(["fail", "drop"]),
-        default="fail",
-        show_default=True,
-        help="What to do with rows that cannot be read.",
-    ),
-    click.option(
-        "--memory",
-        "memory_limit_mb",
-        type=click.IntRange(200),
-        default=700,
-        show_default=True,
-        metavar="MB",
-        help="What the engine may hold in memory; the rest spills to disk.",
-    ),
-)
-"""How job records are read: the arguments of `holdfast.trace.load`, of the same names."""
-READING_NAMES = (
-    "metrics", "metrics_step_s", "metrics_folder", "format", "column_map", "reasons", "types", "capacity", "zone",
-    "since", "until", "duration", "bad_rows", "memory_limit_mb",
-)  # fmt: skip
-
-
-def _reads_jobs(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add JOBS and the options of `READING`; the command gets them as `jobs` and `reading`."""
-
-    @functools.wraps(function)
-    def gathered(*arguments: Any, **given: Any) -> Any:
-        return function(*arguments, reading={name: given.pop(name) for name in READING_NAMES}, **given)
-
-    decorated: Callable[..., Any] = gathered
-    for decorate in reversed((click.argument("jobs", nargs=-1, required=True, metavar="JOBS…"), *READING)):
-        decorated = decorate(decorated)
-    return decorated
-
-
-@contextmanager
-def _loaded(jobs: tuple[str, ...], reading: Mapping[str, Any]) -> "Iterator[Trace]":
-    from holdfast.trace import load
-
-    with progress.shown() as show, load(*jobs, progress=show, **reading) as trace:
-        (number,) = trace.query("SELECT count(*) AS n FROM jobs")["n"].tolist()
-        _refuse_nothing(number, reading)
-        yield trace
-
-
-def _refuse_nothing(jobs: int, reading: Mapping[str, Any]) -> None:
-    """Raise BadUse where --since and --until left no job."""
-    if not jobs and (reading["since"] or reading["until"]):
-        given = " and ".join(f"{name} {reading[name]}" for name in ("since", "until") if reading[name])
-        raise BadUse(f"No job was submitted {given}. Give a wider span; its times are UTC.")
-
-
 @command.command()
-@_reads_jobs
+@reads_jobs
 @click.option("--compare", multiple=True, metavar="NAME=JOBS", help="Another trace to stand beside; repeatable.")
 @click.option("-o", "--output", type=FOLDER, default=Path("report"), show_default=True, help="Folder of the report.")
 @click.option("--paper", is_flag=True, help="Also every figure as PDF and PNG fit for a paper.")
@@ -211,7 +121,7 @@ def report(
             trace = load(*jobs, compare=compare, progress=show, **reading)
         with trace:
             answer = characterize(trace, assumptions=assumptions, title=title, progress=show)
-        _refuse_nothing(sum(read.jobs for read in answer.clusters), reading)
+        refuse_nothing(sum(read.jobs for read in answer.clusters), reading)
         page = write_report(output, answer, paper=paper, progress=show)
     if as_json:
         found = [{name: getattr(one, name) for name in FINDING_FIELDS} for one in answer.findings]
@@ -228,7 +138,7 @@ FINDING_FIELDS = ("id", "sentence", "value", "unit", "study", "holds", "why")
 
 
 @command.command()
-@_reads_jobs
+@reads_jobs
 @click.option("--strict", is_flag=True, help="Leave with code 1 if anything was found.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_context
@@ -236,15 +146,15 @@ def check(context: click.Context, jobs: tuple[str, ...], reading: dict[str, Any]
     """Say what contradicts itself in the records, and how often."""
     from holdfast.trace.analyses.capacity import beyond_capacity
 
-    with _loaded(jobs, reading) as trace:
+    with loaded(jobs, reading) as trace:
         notes = [*trace.notes, *beyond_capacity(trace)]
         (number,) = trace.query("SELECT count(*) AS n FROM jobs")["n"].tolist()
     if as_json:
         print_json("trace.checks", {"jobs": number, "notes": [vars(note) for note in notes]})
     elif not notes:
-        click.echo(f"{number:,} jobs; nothing contradicts itself.")
+        click.echo(f"{plainly(number, 'job')}; nothing contradicts itself.")
     else:
-        click.echo(f"{number:,} jobs.")
+        click.echo(f"{plainly(number, 'job')}.")
         print_table(
             ["cluster", "check", "rows", "done", "what"],
             [(note.cluster, note.check, f"{note.rows:,}", note.action, _told(note)) for note in notes],
@@ -257,7 +167,7 @@ def _told(note: "Note") -> str:
 
 
 @command.command()
-@_reads_jobs
+@reads_jobs
 @click.option("-o", "--output", type=FOLDER, required=True, help="Folder of the converted trace.")
 def convert(jobs: tuple[str, ...], reading: dict[str, Any], output: Path) -> None:
     """Convert to Parquet, once; the folder then stands for JOBS, and for --metrics."""
@@ -266,7 +176,7 @@ def convert(jobs: tuple[str, ...], reading: dict[str, Any], output: Path) -> Non
     from holdfast.trace.loading import by_cluster
 
     places = reading.pop("metrics")
-    with _loaded(jobs, reading) as trace, progress.shown() as show:
+    with loaded(jobs, reading) as trace, progress.shown() as show:
         found = by_cluster(places, list(trace.clusters), trace.compared)
         if len({cluster for cluster, _ in found}) > 1:
             raise BadUse("A converted folder holds the telemetry of one cluster. Convert each cluster into its own.")
@@ -278,12 +188,14 @@ def convert(jobs: tuple[str, ...], reading: dict[str, Any], output: Path) -> Non
 
 @command.command()
 @click.argument("sql")
-@_reads_jobs
+@reads_jobs
 @click.option("--csv", "as_csv", is_flag=True, help="CSV.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def query(sql: str, jobs: tuple[str, ...], reading: dict[str, Any], as_csv: bool, as_json: bool) -> None:
     """Answer a SELECT over the normalised tables: jobs, and samples and devices where there is telemetry."""
-    with _loaded(jobs, reading) as trace:
+    if len(sql.split()) == 1 and Path(sql).exists():
+        raise BadUse(f"{sql} is a file, where the question was expected. Give the SELECT first, then JOBS.")
+    with loaded(jobs, reading) as trace:
         answer = trace.select(sql)
     if as_json:
         print_json(
@@ -367,7 +279,7 @@ def twin(
     if as_json:
         print_json("trace.twin", {"path": str(path), "jobs": len(drawn.job_id), "like": like, "seed": seed})
     else:
-        click.echo(f"Twin: {path} ({len(drawn.job_id):,} jobs)")
+        click.echo(f"Twin: {path} ({plainly(len(drawn.job_id), 'job')})")
 
 
 def _offset(utc_offset_h: float) -> str:
@@ -376,7 +288,7 @@ def _offset(utc_offset_h: float) -> str:
 
 
 @command.command()
-@_reads_jobs
+@reads_jobs
 @click.option("--to", "form", type=click.Choice(SIMULATORS), required=True, help="The simulator's form.")
 @click.option("-o", "--output", type=FILE, required=True, help="The file.")
 def export(jobs: tuple[str, ...], reading: dict[str, Any], form: str, output: Path) -> None:
@@ -384,10 +296,12 @@ def export(jobs: tuple[str, ...], reading: dict[str, Any], form: str, output: Pa
     from holdfast.trace.twin import export as write_form
     from holdfast.trace.twin import jobs_of
 
-    with _loaded(jobs, reading) as trace:
+    with loaded(jobs, reading) as trace:
         cluster, columns = jobs_of(trace)
-        write_form(columns, output, form, name=cluster.name, zone=_offset(cluster.utc_offset_h))
-    click.echo(f"Written: {output}")
+        written = write_form(columns, output, form, name=cluster.name, zone=_offset(cluster.utc_offset_h))
+        left_out = len(columns["gpu_num"]) - written
+    told = f", {left_out:,} without GPUs or a known time left out" if left_out else ""
+    click.echo(f"Written: {output} ({plainly(written, 'job')}{told})")
 
 
 @command.command()

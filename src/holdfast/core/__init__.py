@@ -13,5 +13,6 @@
 | `telemetry` | the journal of steps, a file beside the ledger |
 | `accounting` | what a run's records add up to: lost steps, seconds, ETTR |
 | `words` | quantities and untrusted text as a page shows them |
+| `templates` | a page's template filled, everything escaped |
 | `drawing` | a matplotlib figure as inline SVG that follows a page's colours |
 """

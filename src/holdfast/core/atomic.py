@@ -4,6 +4,7 @@ A crash at any instant leaves the old file or the new one, never a mixture; what
 `.NAME.*.tmp` file in the same folder, which nobody reads and which the next write of that name does not mind.
 """
 
+import errno
 import os
 import secrets
 from collections.abc import Iterator
@@ -28,9 +29,12 @@ def replacing(path: Path) -> Iterator[Path]:
     holds.
 
     Raises:
-        OSError: the write failed; `path` is as it was before, or, where only the last fsync (of the folder)
-            failed, holds the new file but may be as before after a power cut.
+        FileExistsError: `path` is a device, a pipe or the like, in whose place no file should be put.
+        OSError: the write failed (of `path`, where the error names no other file); `path` is as it was before, or,
+            where only the last fsync (of the folder) failed, holds the new file but may be as before after a power cut.
     """
+    if path.exists() and not (path.is_file() or path.is_dir()):
+        raise FileExistsError(errno.EEXIST, "It is no regular file", str(path))
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}.tmp")
     try:
         yield temporary
@@ -40,8 +44,10 @@ def replacing(path: Path) -> Iterator[Path]:
         finally:
             os.close(fd)
         temporary.replace(path)
-    except BaseException:
+    except BaseException as error:
         temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
+            error.filename = str(path)  # the name that whoever reads it knows; a full disk's error has none at all
         raise
     fsync_folder(path.parent)
 

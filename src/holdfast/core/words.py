@@ -51,6 +51,11 @@ def count(number: int, one: str, many: str | None = None) -> str:
     return f"{number:,}".replace(",", NBSP) + NBSP + (one if number == 1 else many or one + "s")
 
 
+def plainly(number: int, one: str, many: str | None = None) -> str:
+    """As `count`, of text that is also searched and printed: `3,000 faults`, with plain spaces."""
+    return f"{number:,} {one if number == 1 else many or one + 's'}"
+
+
 def moment(unix_s: float) -> str:
     """A Unix time as a date, UTC."""
     return datetime.fromtimestamp(unix_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

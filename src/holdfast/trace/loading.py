@@ -122,7 +122,7 @@ def load(
         ]
         trace = Trace(connection, scratch, readings, duration=duration, compared=compared)
         for name, where in by_cluster(metrics, known, compared, partial=partial):
-            _attach(trace, name, where, step_s=metrics_step_s, folder=metrics_folder, progress=progress)
+            attach_metrics(trace, name, where, step_s=metrics_step_s, folder=metrics_folder, progress=progress)
     except BaseException:
         connection.close()
         shutil.rmtree(scratch, ignore_errors=True)
@@ -205,6 +205,8 @@ def by_cluster(
             if len(own) != 1:
                 raise BadUse(f"Which cluster is {text!r} of? Give NAME={text}, NAME one of {', '.join(known)}.")
             name, what = own[0], text
+        if not what:
+            raise BadUse(f"{text!r} says nothing of {name}. Give {name}=WHAT, or leave it out.")
         named.append((name, what))
     return named
 
@@ -230,18 +232,36 @@ def _sized(readings: Sequence[Reading], capacity: Mapping[str, str]) -> list[Rea
     ]
 
 
-def _attach(
+def is_url(where: str) -> bool:
+    """Whether telemetry is a server's, not a file's."""
+    return where.startswith(("http://", "https://"))
+
+
+def attach_metrics(
     trace: Trace, cluster: str, where: str, *, step_s: float, folder: Path | None, progress: Progress | None
 ) -> None:
+    """Give a cluster of a trace, whole or merged, its telemetry: from a Prometheus, all over the time of the jobs.
+
+    Args:
+        trace: which gets it.
+        cluster: whose telemetry it is.
+        where: a file, a folder, a store or a URL.
+        step_s: as `metrics_step_s` of `load`.
+        folder: as `metrics_folder` of `load`.
+        progress: as `load` has it.
+
+    Raises:
+        BadUse: there is none, or the jobs have no times to ask a server for. Further, as `telemetry.attach`.
+    """
     from holdfast.trace.telemetry import attach
     from holdfast.trace.telemetry.prometheus import Span
 
-    if not where.startswith(("http://", "https://")):
+    if not is_url(where):
         attach(trace, where, cluster=cluster, progress=progress)
         return
     first_s, last_s = trace.query(
-        "SELECT epoch(min(coalesce(start_at, submit_at))) AS a, epoch(max(coalesce(end_at, start_at, submit_at))) AS b "
-        "FROM jobs WHERE cluster = $1",
+        f"SELECT epoch(min(min_start_at)) AS first_s, epoch(max(max_end_at)) AS last_s "
+        f"FROM {trace.prepare('job_counts')} WHERE cluster = ?",
         [cluster],
     ).columns.values()
     if math.isnan(first_s[0]):

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from holdfast.core.atomic import write_atomic
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.trace import aggregates
 from holdfast.trace.errors import LeftOut
-from holdfast.trace.loading import by_cluster, load
+from holdfast.trace.loading import attach_metrics, by_cluster, is_url, load
 from holdfast.trace.sources.recognition import Input, recognised
 from holdfast.trace.sources.stored import JOBS_FILE, is_store
 from holdfast.trace.store import merge_partials, write_partials
@@ -47,15 +47,19 @@ class Part:
     options: Mapping[str, Any]
     """Further arguments of `load`."""
     telemetry: str = ""
-    """A telemetry file or store; then there are no jobs."""
+    """A telemetry file; then there are no jobs."""
     metric: str | None = None
 
     @property
     def name(self) -> str:
-        """The same for the same part, so that a run that was cut goes on; a file that changed is another part."""
-        source = Path((self.telemetry or self.jobs).rpartition("=")[2])
+        """The same for the same part, so that a run that was cut goes on.
+
+        A file that changed is another part, and so is one of a Holdfast whose aggregates are others.
+        """
+        source = Path(self.telemetry) if self.telemetry else Input.of(self.jobs).path
         stat = source.stat()
-        text = json.dumps([asdict(self), stat.st_size, stat.st_mtime_ns], sort_keys=True, default=str)
+        read = [asdict(self), stat.st_size, stat.st_mtime_ns, [aggregates.sql(name) for name in aggregates.names()]]
+        text = json.dumps(read, sort_keys=True, default=str)
         stem = "".join(letter for letter in source.stem if letter.isalnum() or letter in "-_")[:40] or "part"
         return f"p-{stem}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
@@ -64,6 +68,8 @@ def load_spread(
     *paths: str,
     compare: Sequence[str] = (),
     metrics: Sequence[str] = (),
+    metrics_step_s: float = 15.0,
+    metrics_folder: Path | None = None,
     workers: "Workers",
     folder: Path,
     progress: "Progress | None" = None,
@@ -74,7 +80,10 @@ def load_spread(
     Args:
         paths: as `load` takes them; every file is a part, of a store every month of submission.
         compare: traces that are only there to be compared with, as `load` takes them.
-        metrics: telemetry, as `load` takes it; every file is a part.
+        metrics: telemetry, as `load` takes it; every file is a part. A store has its aggregates already, and one client
+            is enough for a Prometheus: both are read here, after the parts.
+        metrics_step_s: as `load` takes it.
+        metrics_folder: as `load` takes it.
         workers: what runs the parts (`holdfast.cluster.workers`).
         folder: where parts leave their results and logs; what is there already is not read again. All workers share it.
         progress: told after each part: description, parts done, parts in all.
@@ -82,14 +91,14 @@ def load_spread(
 
     Raises:
         HoldfastError: a part failed; with the end of its log.
-        BadUse: as `load`.
+        BadUse: as `load`; or a ledger was given by its URL, which is no file to cut into parts.
     """
     from holdfast.cluster import Task
 
     parts = [part for path in paths for part in _job_parts(path, options, compared=False)]
     parts += [part for path in compare for part in _job_parts(path, options, compared=True)]
-    measured = [(given, part) for given in metrics for part in _telemetry_parts(given)]
-    everything = [*parts, *(part for _, part in measured)]
+    measured = {where: list(_telemetry_parts(where)) for where in map(_place, metrics)}
+    everything = [*parts, *(part for some in measured.values() for part in some)]
     folder.mkdir(parents=True, exist_ok=True)
     tasks = []
     for name, part in {part.name: part for part in everything}.items():
@@ -110,14 +119,24 @@ def load_spread(
             if progress:
                 progress("Reading in parts", number, len(tasks))
     trace = merge_partials([folder / part.name for part in parts])
-    for given, part in measured:
-        for cluster, _ in by_cluster([given], list(trace.clusters), trace.compared):
-            attach(trace, folder / part.name, cluster=cluster)
+    try:
+        for cluster, where in by_cluster(metrics, list(trace.clusters), trace.compared):
+            for part in measured.get(where, ()):
+                attach(trace, folder / part.name, cluster=cluster)
+            if not measured.get(where):
+                attach_metrics(trace, cluster, where, step_s=metrics_step_s, folder=metrics_folder, progress=progress)
+    except BaseException:
+        trace.close()
+        raise
     return trace
 
 
 def _job_parts(given: str, options: Mapping[str, Any], *, compared: bool) -> Iterator[Part]:
     one = Input.of(given)
+    if one.url:
+        raise BadUse(
+            f"{given} is a ledger, which is read in one piece. Leave out --on, or convert it to a store first."
+        )
     prefix = f"{one.name}=" if one.name else ""
     if is_store(one.path) and not (options.get("since") or options.get("until")):
         for since, until in _months(one.path):
@@ -148,10 +167,19 @@ def _months(store: Path) -> list[tuple[str | None, str | None]]:
     return list(pairwise(cuts))
 
 
+def _place(given: str) -> str:
+    """WHERE of `NAME=WHERE`, or of WHERE alone, which may itself hold a `=`."""
+    _, equals, where = given.partition("=")
+    return where if equals and not is_url(given) and not Path(given).exists() else given
+
+
 def _telemetry_parts(where: str) -> Iterator[Part]:
-    path = Path(where) if Path(where).exists() else Path(where.partition("=")[2])
-    for given in telemetry_in(path):
-        yield Part(telemetry=str(given.path), metric=given.metric.name if given.metric else None, options={})
+    """The files of a place that workers read; of a store, a server and what is no place, none."""
+    if is_url(where) or not where:
+        return
+    for given in telemetry_in(Path(where)):
+        if given.form != "store":
+            yield Part(telemetry=str(given.path), metric=given.metric.name if given.metric else None, options={})
 
 
 def read_part(part: Part, result: Path) -> None:

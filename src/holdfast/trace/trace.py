@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 _AGGREGATES_READ: Final = re.compile(r"\b(?:FROM|JOIN)\s+agg_(\w+)")
 _TELEMETRY_READ: Final = re.compile(r"\b(?:FROM|JOIN)\s+(samples|devices|metrics)\b")
+_NO_SAMPLES: Final = re.compile(r"Table with name (samples|devices) does not exist")
 SCRATCH: Final = "holdfast-trace-"
 """How the names of scratch folders begin."""
 STALE_S: Final = 60.0
@@ -220,6 +221,11 @@ class Trace:
         except duckdb.Error as error:
             # Without the query, which follows, underlined.
             said = " ".join(str(error).partition("\n\nLINE ")[0].split())
+            if _NO_SAMPLES.search(said):
+                raise BadUse(
+                    "The trace has no single samples. Give a store that holdfast trace convert wrote, or long Parquet, "
+                    "by --metrics; of other telemetry there are the agg_metric_ tables."
+                ) from error
             raise BadUse(f"The query cannot be answered: {said} Correct it; `DESCRIBE jobs` lists columns.") from error
 
     def _shut(self) -> None:

@@ -2,12 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from holdfast.core import words
 from holdfast.core.accounting import RunSummary
 from holdfast.core.atomic import write_atomic
-from holdfast.core.drawing import missing_extra
+from holdfast.core.templates import template
 
 TEMPLATES = Path(__file__).parent / "templates"
 
@@ -35,25 +33,7 @@ def write_report(path: Path, summaries: Sequence[RunSummary], *, title: str) -> 
 
 def render(summaries: Sequence[RunSummary], *, title: str) -> str:
     """The page as text; see `write_report`."""
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError as error:
-        raise missing_extra("jinja2") from error
     from holdfast.ui.view import run_view
 
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_finalize,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     views = [run_view(summary, key=f"r{number}") for number, summary in enumerate(summaries, start=1)]
-    template = environment.get_template("run_report.html.j2")
-    return template.render(title=title, main=views[0], others=views[1:])
-
-
-def _finalize(value: Any) -> Any:
-    """Every text the page shows passes here, on its way to being escaped; markup made here does not."""
-    return words.clean(value) if type(value) is str else value
+    return template(TEMPLATES / "run_report.html.j2").render(title=title, main=views[0], others=views[1:])

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 from small_traces import trace_of
 
@@ -101,14 +102,18 @@ def test_completion_by_size(tmp_path):
     assert (share, low, high) == pytest.approx((81 / 263, 0.2553, 0.3662), abs=5e-5)
 
 
-def test_expected_ettr_is_that_of_the_paper():
-    # Kokolis et al.: 16,384 GPUs at RSC-1's 6.50 failures per 1,000 node-days, 5 min to restart: an ETTR of 0.93 with a
-    # checkpoint every 5 min, 0.7 with one an hour; and an MTTF of 1.8 h.
-    mttf_h = 24 / (6.50 / 1000 * 16384 / 8)
-    assert mttf_h == pytest.approx(1.8, abs=0.05)
-    assert expected_ettr(mttf_h, checkpoint_interval_h=5 / 60, restart_h=5 / 60) == pytest.approx(0.93, abs=0.005)
-    assert expected_ettr(mttf_h, checkpoint_interval_h=1, restart_h=5 / 60) == pytest.approx(0.7, abs=0.03)
-    # A wait as long as the time between failures halves it; nothing is less than 0.
+@pytest.mark.parametrize(("mttf_h", "interval_h", "restart_h", "queue_h"), [(20, 0.5, 0.1, 0), (40, 1, 0.25, 2)])
+def test_expected_ettr_is_what_a_run_of_many_failures_gets(mttf_h, interval_h, restart_h, queue_h):
+    # Lived through: restart, train, fail at a constant rate, fall back to the last checkpoint, wait.
+    held_h = np.random.default_rng(1).exponential(mttf_h, 20_000)
+    trained_h = np.maximum(held_h - restart_h, 0)
+    saved_h = np.floor(trained_h / interval_h) * interval_h
+    lived = saved_h.sum() / (held_h + queue_h).sum()
+    found = expected_ettr(mttf_h, checkpoint_interval_h=interval_h, restart_h=restart_h, queue_h=queue_h)
+    assert found == pytest.approx(lived, abs=0.001)
+
+
+def test_expected_ettr_halves_with_a_wait_as_long_as_the_time_between_failures():
     without = expected_ettr(10, checkpoint_interval_h=1, restart_h=0.1)
     assert expected_ettr(10, checkpoint_interval_h=1, restart_h=0.1, queue_h=10) == pytest.approx(without / 2)
     assert expected_ettr(0.1, checkpoint_interval_h=1, restart_h=0.1) == 0

@@ -1,5 +1,6 @@
 """The report's folder: whole or not at all, and never over what is not ours."""
 
+import errno
 import json
 import os
 import signal
@@ -83,6 +84,12 @@ def test_it_is_readable_by_whom_the_umask_says(written):
     os.umask(umask)
     assert written.stat().st_mode & 0o777 == 0o777 & ~umask
     assert (written / "index.html").stat().st_mode & 0o777 == 0o666 & ~umask
+
+
+def test_a_full_disk_is_told_with_the_folder(tmp_path):
+    with pytest.raises(OSError, match="No space left") as error, replaced(tmp_path / "report"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert error.value.filename == str(tmp_path / "report")
 
 
 def test_paper_adds_pdf_and_png(tmp_path):

@@ -22,6 +22,13 @@ def test_a_clean_file_has_no_notes(tmp_path):
     assert notes(tmp_path / "GPU_UTIL.csv", "GPU_UTIL", lines) == {}
 
 
+def test_a_file_without_a_sample_is_said_to_hold_none(tmp_path):
+    for text in (["Time,a-0,a-1"], ["Time,a-0,a-1", ""]):
+        assert notes(tmp_path / "GPU_UTIL.csv", "GPU_UTIL", text) == {"telemetry-empty": (0, "kept", ())}
+    scan = scan_wide(tmp_path / "GPU_UTIL.csv", METRICS["GPU_UTIL"])
+    assert notes_of(scan, "seren")[0].sentence.startswith("GPU_UTIL.csv: it holds no sample")
+
+
 def test_silent_and_stuck_devices(tmp_path):
     lines = ["Time,a-0,a-1,a-2,a-3", *(f"{minute(number)},{60 + number % 3},,71.5,0" for number in range(100))]
     found = notes(tmp_path / "POWER_USAGE.csv", "POWER_USAGE", lines)

@@ -1,19 +1,11 @@
 """The client of a Prometheus against a server of the test's own: chunks, cuts, retries, secrets."""
 
-import json
-import re
-import signal
-import subprocess
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
 import duckdb
 import pytest
+from fake_prometheus import START, Server, serving
+from killed_writing import killed_after_writing
 
 from holdfast.core.errors import BadUse
 from holdfast.testing import FakeClock
@@ -23,92 +15,6 @@ from holdfast.trace.telemetry.prometheus import Span, device_of, fetch
 from holdfast.trace.telemetry.prometheus_http import Credentials, Prometheus, PrometheusError
 from holdfast.trace.telemetry.store import Store
 from holdfast.trace.trace import Trace, open_scratch
-
-START = 1_688_169_600.0
-
-
-class Server:
-    """Serves `gpus` series of DCGM_FI_DEV_GPU_UTIL, value = (second / 15 + gpu) mod 101, and misbehaves when told."""
-
-    def __init__(self, gpus: int = 3) -> None:
-        self.gpus = gpus
-        self.asked: list[tuple[float, float, str]] = []
-        self.headers: list[str] = []
-        self.faults: list[str] = []
-        self.labels: dict[str, str] = {}
-        self.value = lambda at_s, gpu: str((int(at_s) // 15 + gpu) % 101)
-
-    def answer(self, path: str, query: dict[str, str]) -> object:
-        if path == "/api/v1/query":
-            return {"result": [{"metric": {}, "value": [0, str(self.gpus)]}]}
-        if path == "/api/v1/label/instance/values":
-            return [f"host{index}:9400" for index in range(self.gpus)]
-        start, end, step = (float(query[name]) for name in ("start", "end", "step"))
-        points = int((end - start) / step + 1e-9) + 1
-        if points > 11_000:
-            raise ValueError("exceeded maximum resolution of 11,000 points per timeseries")
-        self.asked.append((start, end, query["query"]))
-        wanted = re.search(r'instance=~"([^"]*)"', query["query"])
-        hosts = [
-            host
-            for host in range(self.gpus)
-            if not wanted or re.fullmatch(wanted[1].replace("\\\\", "\\"), f"host{host}:9400")
-        ]
-        return {
-            "resultType": "matrix",
-            "result": [
-                {
-                    "metric": {"instance": f"host{host}:9400", "Hostname": f"host{host}", "gpu": "0", **self.labels},
-                    "values": [[start + step * i, self.value(start + step * i, host)] for i in range(points)],
-                }
-                for host in hosts
-            ],
-        }
-
-
-@contextmanager
-def serving(server: Server) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self._answer(parse_qs(urlsplit(self.path).query))
-
-        def do_POST(self) -> None:
-            self._answer(parse_qs(self.rfile.read(int(self.headers["Content-Length"])).decode()))
-
-        def _answer(self, query: dict[str, list[str]]) -> None:
-            server.headers.append(self.headers.get("Authorization", ""))
-            fault = server.faults.pop(0) if server.faults else ""
-            status, body = 200, b""
-            if fault in ("500", "503", "429", "401", "422", "302"):
-                status, body = int(fault), json.dumps({"status": "error", "error": f"told to say {fault}"}).encode()
-            else:
-                try:
-                    data = server.answer(urlsplit(self.path).path, {name: one[0] for name, one in query.items()})
-                    body = json.dumps({"status": "success", "data": data}).encode()
-                except ValueError as error:
-                    status, body = 400, json.dumps({"status": "error", "error": str(error)}).encode()
-            self.send_response(status)
-            if fault == "302":
-                self.send_header("Location", "http://elsewhere.invalid/")
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(
-                body[: len(body) // 2] if fault == "cut" else b"not json" + body[8:] if fault == "junk" else body
-            )
-            self.close_connection = True
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{http.server_port}"
-    finally:
-        http.shutdown()
-        http.server_close()
-        thread.join()
 
 
 def client(url: str, clock: FakeClock | None = None, **options: object) -> Prometheus:
@@ -197,18 +103,8 @@ def test_a_fetch_cut_off_goes_on_where_it_was(tmp_path, monkeypatch):
         assert len(server.asked) - before == 6
 
 
-KILLED = """
-import os, signal, sys
-from holdfast.trace.telemetry import Prometheus, Span, fetch, prometheus
-step = int(sys.argv[3])
-real = prometheus.write_parquet
-def write_and_die(*arguments):
-    global step
-    real(*arguments)
-    step -= 1
-    if step == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-prometheus.write_parquet = write_and_die
+FETCH = """
+from holdfast.trace.telemetry import Prometheus, Span, fetch
 prometheus.SAMPLES_PER_ANSWER = 300
 fetch(Prometheus(sys.argv[1]), sys.argv[2], Span(start_s=%r, end_s=%r), metrics=["GPU_UTIL"])
 """
@@ -219,9 +115,8 @@ def test_kill_9_in_the_middle_of_a_fetch(tmp_path):
     server = Server()
     with serving(server) as url:
         for step in (2, 3):
-            script = KILLED % (span.start_s, span.end_s)
-            done = subprocess.run([sys.executable, "-c", script, url, tmp_path / "store", str(step)], check=False)
-            assert done.returncode == -signal.SIGKILL
+            script = FETCH % (span.start_s, span.end_s)
+            assert killed_after_writing(step, "prometheus", script, url, tmp_path / "store")
             assert Store.open(tmp_path / "store").metrics() == []
         before = len(server.asked)
         fetch(client(url), tmp_path / "store", span, metrics=["GPU_UTIL"])
@@ -321,3 +216,24 @@ def test_spans():
         Span.of("2023-07-02", "2023-07-01")
     with pytest.raises(BadUse, match="Give times like"):
         Span.of("yesterday", "today")
+
+
+def test_a_server_that_is_down_is_tried_a_few_times_aloud_and_leaves_nothing(tmp_path):
+    with serving(Server()) as url:
+        pass  # nobody listens there any more
+    said: list[str] = []
+    clock = FakeClock()
+    with pytest.raises(PrometheusError) as caught:
+        fetch(client(url, clock, waiting=said.append), tmp_path / "store", Span(start_s=START, end_s=START + 15))
+    assert f"{url} cannot be reached (Connection refused), 3 times. Look whether" in str(caught.value)
+    assert clock.monotonic_s() == 1 + 2
+    assert said == [f"{url} cannot be reached (Connection refused); trying again in {pause_s} s" for pause_s in (1, 2)]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_server_that_has_nothing_is_noted(tmp_path):
+    connection, scratch = open_scratch(memory_limit_mb=300)
+    span = Span(start_s=START, end_s=START + 15)
+    with serving(Server(gpus=0)) as url, Trace(connection, scratch, [], duration="run", has_jobs=False) as trace:
+        attach(trace, url, cluster="mine", span=span, folder=tmp_path / "store")
+        assert [(note.check, note.cluster) for note in trace.notes] == [("telemetry-empty", "mine")]

@@ -3,9 +3,6 @@
 import json
 import os
 import random
-import signal
-import subprocess
-import sys
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -13,6 +10,7 @@ from pathlib import Path
 import duckdb
 import numpy as np
 import pytest
+from killed_writing import killed_after_writing
 
 from holdfast.core.errors import BadUse
 from holdfast.trace import aggregates
@@ -205,18 +203,8 @@ def test_a_folder_of_other_things_is_not_touched(tmp_path):
         value_counts(tmp_path / "old")
 
 
-KILLED = """
-import os, signal, sys
-from holdfast.trace.telemetry import convert, store
-step = int(sys.argv[3])
-real = store.write_parquet
-def write_and_die(*arguments):
-    global step
-    real(*arguments)
-    step -= 1
-    if step == 0:
-        os.kill(os.getpid(), signal.SIGKILL)
-store.write_parquet = write_and_die
+CONVERT = """
+from holdfast.trace.telemetry import convert
 store.PART_SAMPLES = 500
 convert(sys.argv[1], sys.argv[2])
 """
@@ -232,8 +220,7 @@ def test_kill_9_anywhere_leaves_each_metric_whole_or_absent(tmp_path):
     died = 0
     folder = tmp_path / "store"
     for step in (1, 3, 6, 8, 2, 6):
-        done = subprocess.run([sys.executable, "-c", KILLED, source, folder, str(step)], check=False)
-        died += done.returncode == -signal.SIGKILL
+        died += killed_after_writing(step, "store", CONVERT, source, folder)
         if (folder / "telemetry.json").exists():
             for metric in Store.open(folder).metrics():
                 assert value_counts(folder, metric.name).total == expected[metric.name]
@@ -298,6 +285,13 @@ def test_long_parquet_with_exporter_labels(tmp_path):
             assert trace.query("SELECT count(*) AS n FROM samples")["n"][0] == 399 * 16 - 11 + 400 * 16 - 11
 
 
+def test_a_long_file_without_a_sample_is_said_to_hold_none(tmp_path):
+    path = write_long(tmp_path / "GPU_TEMP.parquet", "SELECT now() AS time, 'n' AS device, 1.5 AS value WHERE false")
+    with scratch_trace() as trace:
+        attach(trace, path, cluster="mine", metric="GPU_TEMP")
+        assert [(note.check, note.rows, note.cluster) for note in trace.notes] == [("telemetry-empty", 0, "mine")]
+
+
 def test_repeated_samples_of_a_long_file_count_once(tmp_path):
     path = write_long(
         tmp_path / "GPU_TEMP.parquet",
@@ -309,6 +303,13 @@ def test_repeated_samples_of_a_long_file_count_once(tmp_path):
         assert trace.aggregate("metric_values")["n"].sum() == 270
         assert [(note.check, note.rows) for note in trace.notes] == [("telemetry-duplicate-time", 30)]
         assert trace.query("SELECT min(samples.at) AS low FROM samples")["low"][0] == np.datetime64("2023-07-01")
+
+
+def test_the_name_of_a_long_file_may_tell_its_metric(tmp_path):
+    select = "SELECT '2023-07-01'::TIMESTAMP AS time, 'n' AS device, 50.0 AS value"
+    assert value_counts(write_long(tmp_path / "GPU_TEMP.parquet", select)).values.tolist() == [50]
+    with pytest.raises(BadUse, match="Name it after the metric"):
+        value_counts(write_long(tmp_path / "mine.parquet", select))
 
 
 def test_columns_of_other_names_are_mapped(tmp_path):

@@ -3,6 +3,7 @@
 import csv
 import math
 import random
+import tracemalloc
 from collections import Counter, defaultdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from holdfast.core.errors import BadUse
 from holdfast.trace.errors import BadTrace
-from holdfast.trace.telemetry import value_counts
+from holdfast.trace.telemetry import value_counts, wide_csv
 from holdfast.trace.telemetry.metrics import METRICS, is_sentinel, metric_named
 from holdfast.trace.telemetry.scan import scan_wide
 from holdfast.trace.telemetry.times import parse_time
@@ -200,6 +201,7 @@ def test_a_bad_field_is_found(tmp_path, line, field, problem, column):
         ("Time,\x00\x01", "no wide table"),
         ("job_id,duration\n1,2\n", "first column is 'job_id'"),
         ("Time\n", "no wide table"),
+        (f"Time,{'a' * 200_000}\n", "no wide table"),
         ("Time,a\nyesterday,1\n", "'yesterday' is no time stamp"),
         ("Time,a,b\n2023-07-01 00:00:00,1,2\n2023-07-01 00:00:15,1", "2 fields, where the first line has 3"),
     ],
@@ -215,6 +217,23 @@ def test_a_header_alone_has_no_samples(tmp_path):
     path = tmp_path / "GPU_UTIL.csv"
     path.write_text("Time,a,b\n")
     assert value_counts(path).total == 0
+
+
+@pytest.mark.parametrize("head", ["Time,a\n2023-07-01 00:00:00,1\n", "Time,a\n", "Time,", ""])
+def test_an_endless_line_is_refused_without_being_held(tmp_path, monkeypatch, head):
+    monkeypatch.setattr(wide_csv, "LONGEST_LINE_BYTES", 1 << 20)
+    path = tmp_path / "GPU_UTIL.csv"
+    with path.open("w") as file:
+        file.write(head)
+        file.truncate(len(head) + (1 << 28))
+    tracemalloc.start()
+    try:
+        with pytest.raises(BadTrace, match="a line is longer than 1 MiB") as caught:
+            scan_wide(path, METRICS["GPU_UTIL"], threads=4)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+    assert caught.value.line == head.count("\n") + 1
 
 
 def test_dcgms_words_for_no_value_are_dropped_and_counted(tmp_path):
@@ -252,7 +271,7 @@ def test_names_of_metrics():
 
 def test_a_file_of_no_known_metric_is_refused(tmp_path):
     path = write_wide(tmp_path / "mine.csv", [["1"]])
-    with pytest.raises(BadUse, match="Say which it is with metric="):
+    with pytest.raises(BadUse, match="Name it after the metric that it holds"):
         value_counts(path)
     assert value_counts(path, "GPU_UTIL").total == 1
     with pytest.raises(BadUse, match="no metric 'NOISE'"):

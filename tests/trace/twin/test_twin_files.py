@@ -255,3 +255,17 @@ def test_an_export_needs_its_columns_and_a_known_format(some, tmp_path):
     for name in ("sia", "helios", "tiresias", "tethys", "swf"):
         export(least, tmp_path / name, name)
     assert (tmp_path / "tiresias").read_text().splitlines()[1].startswith("1,2,0,")
+
+
+@pytest.mark.parametrize("form", ["sia", "helios", "tiresias", "tethys", "swf"])
+def test_jobs_of_which_a_time_is_unknown_are_left_out(tmp_path, form):
+    numbers = {"submit_s": 10.0, "queue_s": 1.0, "duration_s": 3.0, "gpu_num": 1.0}
+    jobs = {column: np.full(5, value) for column, value in numbers.items()}
+    for row, column in enumerate(numbers):
+        jobs[column][row] = np.nan
+    assert export(jobs, tmp_path / "out", form) == 1
+    lines = [line for line in (tmp_path / "out").read_text().splitlines() if not line.startswith(";")]
+    assert len(lines) == (1 if form == "swf" else 2)
+    with pytest.raises(BadUse, match="None of 4 jobs has all of submit_s"):
+        export({column: values[:4] for column, values in jobs.items()}, tmp_path / "other", form)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

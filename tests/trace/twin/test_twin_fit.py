@@ -102,7 +102,7 @@ def test_a_rare_type_and_a_rare_state_are_not_kept(trace):
 
 def test_a_small_trace_is_refused(trace):
     small = {name: column[:99] for name, column in trace.items()}
-    with pytest.raises(BadUse, match=r"Only 99 jobs .* Fit a longer stretch"):
+    with pytest.raises(BadUse, match=r"The trace has 99 jobs .* Fit a longer stretch"):
         fit(small)
     with pytest.raises(BadUse, match="no column 'queue_s'"):
         fit({name: column for name, column in trace.items() if name != "queue_s"})

@@ -1,4 +1,5 @@
 -- Jobs and their GPU time by type, size and final state: the sums behind shares, rates and the table of clusters.
+-- A job that did not start counts from and to its submission, one that did not end to its start.
 SELECT
     cluster,
     is_gpu,
@@ -9,6 +10,8 @@ SELECT
     count(*) AS n,
     sum(gpu_time_s) AS sum_gpu_time_s,
     min(submit_at) AS min_submit_at,
-    max(submit_at) AS max_submit_at
+    max(submit_at) AS max_submit_at,
+    min(coalesce(start_at, submit_at)) AS min_start_at,
+    max(coalesce(end_at, start_at, submit_at)) AS max_end_at
 FROM jobs
 GROUP BY ALL

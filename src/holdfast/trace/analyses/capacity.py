@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from holdfast.core.words import plainly
 from holdfast.trace.analyses.cumulative import Counted, Group, cdf_panel, cdf_table
 from holdfast.trace.analyses.hourly import HOUR_S, coarser, hourly, starts_s, step_for
 from holdfast.trace.analyses.result import Analysis, Result
@@ -68,7 +69,7 @@ def beyond_capacity(trace: "Trace") -> tuple[Note, ...]:
                 Note(
                     cluster=cluster,
                     check="beyond-capacity",
-                    sentence=f"In {len(over):,} hours jobs hold more GPUs than the {known:,.0f} there are: "
+                    sentence=f"In {plainly(len(over), 'hour')} jobs hold more GPUs than the {known:,.0f} there are: "
                     f"{total[worst]:,.1f} on average in the worst.",
                     rows=len(over),
                     action="kept",

@@ -1,8 +1,9 @@
 """How often jobs fail against their size: rates, time to failure and completion.
 
-After Kokolis et al., "Revisiting Reliability in Large-Scale Machine Learning Research Clusters" (HPCA 2025, arXiv
-2410.21680), which fits one constant failure rate of a node and so a mean time to failure that falls as 1/N. A failure
-of a user's script has no such hazard, so infrastructure failures (reasons of that category, NODE_FAIL) stand apart.
+If each of N GPUs fails at the same constant rate, the mean time to the first failure falls as 1/N: the line that the
+figures draw. A failure of a user's script has no such hazard, so infrastructure failures (reasons of that category,
+NODE_FAIL) stand apart. How time to failure scales is also asked by Kokolis et al., "Revisiting Reliability in
+Large-Scale Machine Learning Research Clusters" (HPCA 2025, arXiv 2410.21680, abstract).
 """
 
 from collections.abc import Mapping
@@ -190,8 +191,7 @@ def time_to_failure_by_size(trace: "Trace", *, confidence: float = 0.9, fit_leas
     """Mean time to failure of a job against its size, with gamma intervals and the 1/N line of a constant rate.
 
     MTTF is the run time of all jobs of a size divided by their failures; the line is the GPU-hours of all jobs of at
-    least `fit_least_gpus` divided by their failures and by N (Kokolis et al., section III; they fit jobs of more than
-    128 GPUs and draw 90% intervals).
+    least `fit_least_gpus` divided by their failures and by N.
 
     Args:
         trace: with states, sizes and run times.

@@ -23,11 +23,11 @@ SECTION = "Failures and what they cost"
 def failing_nodes(trace: "Trace", *, false_discovery_rate: float = 0.05, top: int = 20) -> Result:
     """Nodes whose jobs fail more often than the same time on the other nodes would explain.
 
-    What Kokolis et al. call lemon nodes (HPCA 2025, section IV). The failures to expect of a node are its hours with
-    jobs of each size (powers of two of nodes) times the cluster's failure rate at that size, so that a node is not
-    blamed for large jobs; the p-value is the upper tail of a Poisson count, and q-values control the share of false
-    alarms (Benjamini & Hochberg 1995). A job of many nodes that fails counts on each of them: it does not say which
-    was at fault. Infrastructure failures are taken where the trace tells them apart, else all.
+    The failures to expect of a node are its hours with jobs of each size (powers of two of nodes) times the cluster's
+    failure rate at that size, so that a node is not blamed for large jobs; the p-value is the upper tail of a Poisson
+    count, and q-values control the share of false alarms (Benjamini & Hochberg 1995). A job of many nodes that fails
+    counts on each of them: it does not say which was at fault. Infrastructure failures are taken where the trace tells
+    them apart, else all.
 
     Args:
         trace: with states, run times and the column `nodes`.

@@ -172,9 +172,10 @@ def expected_ettr(
 ) -> Values:
     """The ETTR (effective training time ratio) to expect of a long run, 0 to 1.
 
-    (1 - f (u + c / 2)) / (1 + f q), with f = 1 / MTTF, u the restart, c the checkpoint interval and q the wait for GPUs
-    after a failure: the first-order estimate of Kokolis et al. (HPCA 2025, section III) for a run much longer than u
-    and q, whose saves do not stall it. First order in f: 0 where it would be negative.
+    From one failure to the next a run holds its GPUs for 1 / f = MTTF on average. Of that the failure costs the restart
+    u and what ran since the last checkpoint, on average half of the interval c; then the run waits for GPUs for q. So
+    its share of the wall time is (1 / f - u - c / 2) / (1 / f + q) = (1 - f (u + c / 2)) / (1 + f q). It holds for a
+    run of many failures, u and c much shorter than 1 / f, and saves that do not stall it; 0 where it would be negative.
 
     Args:
         mttf_h: mean time to failure of the run, hours.
@@ -195,7 +196,7 @@ def expected_ettr_by_size(
 ) -> Result:
     """The ETTR to expect of a run against its size, if infrastructure failures come at this trace's rate of a GPU.
 
-    The study saves every 30 minutes (section 6.1); 5 minutes to restart is the assumption of Kokolis et al.
+    The study saves every 30 minutes (section 6.1); 5 minutes to restart and no waiting are assumptions of this module.
 
     Args:
         trace: with states, sizes and run times.

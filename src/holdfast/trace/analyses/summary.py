@@ -72,7 +72,8 @@ def cluster_table(trace: "Trace") -> Result:
             numbers[f"{slug(name)}.gpus"] = gpus
         size = "" if gpus is None else f"{gpus:,.0f} GPUs, "
         covered = "" if first is None else f" submitted from {str(first)[:10]} to {str(last)[:10]}"
-        sentences.append(f"{name}: {size}{jobs:,.0f} jobs, {gpu_jobs:,.0f} of them with GPUs{covered}.")
+        number = words.plainly(round(jobs), "job")
+        sentences.append(f"{name}: {size}{number}, {gpu_jobs:,.0f} of them with GPUs{covered}.")
     some(rows, "the trace has no job")
     return Result(table=Table.of_rows(CLUSTER_COLUMNS, rows), chart=None, caption=" ".join(sentences), numbers=numbers)
 
@@ -97,10 +98,10 @@ def comparison_table(trace: "Trace") -> Result:
     table = Table.of_rows(COMPARISON_COLUMNS, rows)
     said = ("cluster", "gpu_job_num", "avg_run_time_gpu_s", "med_run_time_gpu_s", "avg_gpu_num")
     sentences = [
-        f"{name}: {gpu_jobs:,.0f} GPU jobs, none of a known run time."
+        f"{name}: {words.plainly(round(gpu_jobs), 'GPU job')}, none of a known run time."
         if math.isnan(mean)
-        else f"{name}: {gpu_jobs:,.0f} GPU jobs run {words.duration(mean)} on average "
-        f"(median {words.duration(median)}) on {gpus:.4g} GPUs."
+        else f"{name}: {words.plainly(round(gpu_jobs), 'GPU job runs', 'GPU jobs run')} "
+        f"{words.duration(mean)} on average (median {words.duration(median)}) on {gpus:.4g} GPUs."
         for name, gpu_jobs, mean, median, gpus in zip(*(table[column].tolist() for column in said), strict=True)
     ]
     return Result(

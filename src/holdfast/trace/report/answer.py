@@ -41,7 +41,7 @@ def key_figures(read: Read, numbers: Mapping[str, float]) -> list[KeyFigure]:
         return value if math.isfinite(value) else None
 
     found = [
-        KeyFigure("GPU jobs", f"{read.gpu_jobs:,}", f"of {read.jobs:,} jobs"),
+        KeyFigure("GPU jobs", f"{read.gpu_jobs:,}", f"of {words.plainly(read.jobs, 'job')}"),
         KeyFigure("GPU time", *_gpu_time(read.gpu_time_s)),
     ]
     if (median_s := known("med_run_time_gpu_s")) is not None:
@@ -64,7 +64,8 @@ def _sentence(read: Read, numbers: Mapping[str, float]) -> str:
     key = slug(read.cluster.name)
     median_s = numbers.get(f"{key}.med_run_time_gpu_s", math.nan)
     completed = numbers.get(f"{key}.complete_rate_gpu_time", math.nan)
-    subject = f"{read.cluster.name} gave {_gpu_years(read.gpu_time_s)} of GPU time to {read.gpu_jobs:,} jobs"
+    jobs = words.plainly(read.gpu_jobs, "job")
+    subject = f"{read.cluster.name} gave {_gpu_years(read.gpu_time_s)} of GPU time to {jobs}"
     parts = []
     if math.isfinite(median_s):
         parts.append(f"half of them ended within {words.duration(median_s)}")

@@ -41,6 +41,10 @@ def replaced(folder: Path) -> Iterator[Path]:
         else:
             temporary.rename(folder)
         fsync_folder(folder.parent)
+    except OSError as error:
+        if error.errno and error.filename is None:
+            error.filename = str(folder)  # a write by a descriptor, as on a full disk, knows no name
+        raise
     finally:
         # The new one where something failed; the old one where it was replaced; nothing where there was none.
         shutil.rmtree(temporary, ignore_errors=True)

@@ -3,10 +3,8 @@
 import base64
 import hashlib
 from pathlib import Path
-from typing import Any
 
-from holdfast.core import words
-from holdfast.core.drawing import missing_extra
+from holdfast.core.templates import template
 from holdfast.trace.figures.look import DARK, DASHES, LIGHT
 from holdfast.trace.report.view import PageView
 
@@ -24,21 +22,9 @@ def render(view: PageView) -> str:
     Raises:
         HoldfastError: jinja2 is not installed.
     """
-    try:
-        from jinja2 import Environment, FileSystemLoader, StrictUndefined
-    except ImportError as error:
-        raise missing_extra("jinja2") from error
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_finalize,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     scripts = [UPLOT_SCRIPT.read_text(), (TEMPLATES / "report.js").read_text()]
     style = UPLOT_STYLE.read_text() + (TEMPLATES / "report.css").read_text()
-    return environment.get_template("report.html.j2").render(
+    return template(TEMPLATES / "report.html.j2").render(
         view=view,
         light=LIGHT,
         dark=DARK,
@@ -55,8 +41,3 @@ def render(view: PageView) -> str:
 
 def _hash(script: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
-
-
-def _finalize(value: Any) -> Any:
-    """Every text the page shows passes here, on its way to being escaped; markup made here does not."""
-    return words.clean(value) if type(value) is str else value

@@ -9,6 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+from holdfast.core.errors import NotFound
+from holdfast.core.words import plainly
 from holdfast.trace.errors import BadTrace
 from holdfast.trace.schema import OUTCOMES
 from holdfast.trace.sources.csv_sql import Columns
@@ -37,7 +39,10 @@ def join_reasons(connection: "duckdb.DuckDBPyConnection", reading: Reading, path
 
     Raises:
         BadTrace: the file has not the columns, or cannot be read; says where. The reading is then as it was.
+        NotFound: there is no such file.
     """
+    if not path.is_file():
+        raise NotFound(f"There is no file {path}. Give a CSV file of the columns job_id and reason.")
     header = csv_header(path)
     if missing := [name for name in NEEDED if name not in header]:
         problem = f"Expected the columns job_id and reason; it has no {' and no '.join(missing)}."
@@ -85,13 +90,17 @@ def _joined(connection: "duckdb.DuckDBPyConnection", reading: Reading, path: Pat
         for rows in (unmatched, of_others, f"FROM ({repeats})")
     )  # fmt: skip
     found = {
-        "reason-given": (given, [], "kept", f"{given:,} failures have the reason that {path.name} records."),
-        "reason-of-no-job": (*absent, "dropped", f"{absent[0]:,} reasons of {path.name} are of jobs not read here."),
+        "reason-given": (
+            given, [], "kept", f"{plainly(given, 'failure has', 'failures have')} the reason that {path.name} records."
+        ),
+        "reason-of-no-job": (
+            *absent, "dropped", f"{plainly(absent[0], 'reason')} of {path.name} named no job read here."
+        ),
         "reason-of-no-failure": (
-            *others, "dropped", f"{others[0]:,} reasons of {path.name} are of jobs that did not fail."
+            *others, "dropped", f"{plainly(others[0], 'reason')} of {path.name} named a job that did not fail."
         ),
         "reason-twice": (
-            *twice, "dropped", f"{twice[0]:,} rows of {path.name} are of a job that had one; the first counts."
+            *twice, "dropped", f"{plainly(twice[0], 'row')} of {path.name} named a job that had one; the first counts."
         ),
     }  # fmt: skip
     return [

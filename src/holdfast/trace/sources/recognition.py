@@ -85,7 +85,8 @@ def recognised(given: Input, chosen: Source | None) -> Iterator[tuple[Input, Sou
             found = True
             yield replace(given, path=path), source
     if not found:
-        next(given.path.iterdir(), None)  # raises OSError where the folder is not to be read
+        if next(given.path.iterdir(), None) is None:  # raises OSError where the folder is not to be read
+            raise BadTrace(given.path, "The folder is empty.", next_step="Give one that holds job records, or a file.")
         raise BadTrace(given.path, "No file in this folder holds job records that are known.", next_step=_next_step())
 
 

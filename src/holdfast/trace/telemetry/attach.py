@@ -1,6 +1,6 @@
 """Telemetry for a trace: from files, a store or a Prometheus to the aggregates that the analyses read."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +10,7 @@ import numpy as np
 from holdfast.core.errors import BadUse
 from holdfast.trace import aggregates
 from holdfast.trace.distribution import Distribution
+from holdfast.trace.telemetry.checks import empty_note
 from holdfast.trace.telemetry.dictionary import Ids
 from holdfast.trace.telemetry.inputs import Given, telemetry_in
 from holdfast.trace.telemetry.long import open_long, summary_of_long
@@ -98,9 +99,8 @@ def attach(
             raise BadUse(
                 "A Prometheus was given without a time or a folder. Give a span and a folder to fetch it into."
             )
-        where = fetch(
-            Prometheus(str(where)), folder, span, metrics=[metric] if metric else None, progress=progress
-        ).folder
+        server = Prometheus(str(where), waiting=_says(progress) if progress else None)
+        where = fetch(server, folder, span, metrics=[metric] if metric else None, progress=progress).folder
     found = telemetry_in(Path(where), metric=metric)
     read = BytesRead(progress, [given.path for given in found if given.form == "wide"])
     for given in found:
@@ -109,10 +109,16 @@ def attach(
             scan = scan_wide(given.path, given.metric, factor=given.factor, progress=read.of(given.path))
             adopt(trace, summary_of_scan(scan, cluster), cluster)
         else:
+            if given.form == "store" and not Store.open(given.path).metrics():
+                trace.notes.append(empty_note(given.path.name, cluster))
             for summary, rows in _summaries(trace.connection, given, cluster, metric, columns):
                 ids = adopt(trace, summary, cluster)
                 _add_to_view(trace, summary.metric, rows, ids, cluster)
             trace.folders.append(given.path if given.path.is_dir() else given.path.parent)
+
+
+def _says(progress: Progress) -> Callable[[str], None]:
+    return lambda what: progress(what, 0, None)
 
 
 def _summaries(

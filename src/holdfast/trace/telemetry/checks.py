@@ -6,6 +6,7 @@ from typing import Final
 
 import numpy as np
 
+from holdfast.core.words import plainly
 from holdfast.trace.sources.reading import Note
 from holdfast.trace.telemetry.metrics import Metric
 from holdfast.trace.telemetry.scan import Scan
@@ -25,20 +26,27 @@ def unit_sentence(metric: Metric) -> str:
 
 def notes_of(scan: Scan, cluster: str) -> list[Note]:
     """What one pass over a file found."""
+    if not scan.rows:
+        return [empty_note(scan.wide.path.name, cluster)]
     return [*_of_values(scan, cluster), *_of_times(scan, cluster), *_of_devices(scan, cluster)]
+
+
+def empty_note(name: str, cluster: str) -> Note:
+    """That a source of telemetry holds none."""
+    sentence = f"{name}: it holds no sample, so nothing is said from it."
+    return Note(cluster=cluster, check="telemetry-empty", sentence=sentence, rows=0, action="kept")
 
 
 def _of_values(scan: Scan, cluster: str) -> Iterator[Note]:
     metric, name = scan.metric, scan.wide.path.name
     if sentinels := scan.dropped["sentinel"]:
-        sentence = f"{name}: {sentinels:,} samples were DCGM's words for no value, not measurements."
+        sentence = f"{name}: {plainly(sentinels, 'sample')} held DCGM's word for no value."
         yield Note(cluster=cluster, check="telemetry-sentinel", sentence=sentence, rows=sentinels, action="dropped")
     if out := scan.dropped["out-of-range"]:
-        sentence = (
-            f"{name}: {out:,} samples of {metric.name} lay outside {metric.low:g} to {metric.high:g} {metric.unit}."
-        )
+        between = f"{metric.low:g} to {metric.high:g} {metric.unit}"
+        sentence = f"{name}: {plainly(out, 'sample')} of {metric.name} lay outside {between}."
         yield Note(cluster=cluster, check="telemetry-out-of-range", sentence=sentence, rows=out, action="dropped")
-    if scan.factor != 1 and scan.rows:
+    if scan.factor != 1:
         kept = int(scan.counts.result()[1].sum())
         sentence = f"{name}: {unit_sentence(metric)}"
         yield Note(cluster=cluster, check="telemetry-unit", sentence=sentence, rows=kept, action="mended")
@@ -48,14 +56,14 @@ def _of_times(scan: Scan, cluster: str) -> Iterator[Note]:
     name = scan.wide.path.name
     if scan.duplicates:
         rows = len(scan.duplicates)
-        sentence = f"{name}: {rows:,} rows repeated a time; the first row of each time was kept."
+        sentence = f"{name}: {plainly(rows, 'row')} repeated a time; the first row of each time was kept."
         examples = tuple(_shown(at_us) for at_us in scan.duplicates[:EXAMPLES])
         yield Note(
             cluster=cluster, check="telemetry-duplicate-time", sentence=sentence, rows=rows, action="dropped",
             examples=examples,
         )  # fmt: skip
     if steps := scan.backward_steps:
-        sentence = f"{name}: the clock stepped backwards {steps:,} times from one row to the next."
+        sentence = f"{name}: the clock stepped backwards {plainly(steps, 'time')} from one row to the next."
         yield Note(cluster=cluster, check="telemetry-clock-backwards", sentence=sentence, rows=steps, action="kept")
     if len(scan.offsets) > 1:
         offsets = ", ".join(offset or "none" for offset in sorted(scan.offsets))
@@ -65,20 +73,21 @@ def _of_times(scan: Scan, cluster: str) -> Iterator[Note]:
 
 def _of_devices(scan: Scan, cluster: str) -> Iterator[Note]:
     totals, names, file = scan.totals, scan.wide.devices, scan.wide.path.name
-    if totals is None or not scan.rows:
+    if totals is None:
         return
     if len(silent := np.flatnonzero(totals.n == 0)):
-        sentence = f"{file}: {len(silent):,} of {len(names):,} devices never reported."
+        sentence = f"{file}: {len(silent):,} of {plainly(len(names), 'device')} never reported."
         yield _about(cluster, "telemetry-silent-device", sentence, len(silent), [names[i] for i in silent[:EXAMPLES]])
     if count := int(totals.gaps.sum()):
         longest = [names[i] for i in np.argsort(-totals.gap_s)[:EXAMPLES] if totals.gaps[i]]
-        hours = totals.gap_s.sum() / 3600
-        sentence = f"{file}: {count:,} gaps of more than two sampling intervals, {hours:,.1f} device hours in all."
+        gaps, hours = plainly(count, "gap"), totals.gap_s.sum() / 3600
+        sentence = f"{file}: {gaps} of more than two sampling intervals, {hours:,.1f} device hours in all."
         yield _about(cluster, "telemetry-gap", sentence, count, longest)
     if not scan.metric.constant_is_normal and scan.wide.interval_s == scan.wide.interval_s:
         enough = totals.n * scan.wide.interval_s > STUCK_H * 3600
         if len(stuck := np.flatnonzero(enough & (totals.min == totals.max) & (totals.max != 0))):
-            sentence = f"{file}: {len(stuck):,} devices reported one and the same {scan.metric.name} throughout."
+            devices = plainly(len(stuck), "device")
+            sentence = f"{file}: {devices} reported one and the same {scan.metric.name} throughout."
             yield _about(cluster, "telemetry-stuck", sentence, len(stuck), [names[i] for i in stuck[:EXAMPLES]])
 
 

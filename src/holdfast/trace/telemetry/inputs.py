@@ -6,6 +6,7 @@ from typing import Final, Literal
 
 from holdfast.core.errors import BadUse
 from holdfast.trace.sources.reading import csv_header
+from holdfast.trace.sources.stored import is_store
 from holdfast.trace.telemetry.metrics import METRICS, Metric, metric_named
 
 STORE_MARK: Final = "telemetry.json"
@@ -47,6 +48,10 @@ def telemetry_in(where: Path, *, metric: str | None = None) -> list[Given]:
         return [Given(where, "store")]
     if where.is_file():
         return [_file(where, metric)]
+    if is_store(where):
+        raise BadUse(
+            f"{where} is a converted trace without telemetry. Convert it again with --metrics, into a new folder."
+        )
     files = sorted(path for path in where.rglob("*") if path.suffix.lower() in (".csv", ".parquet") and path.is_file())
     found = [_file(path, None) for path in files if path.suffix.lower() != ".csv" or metric_named(path.stem)]
     if wanted:
@@ -64,6 +69,9 @@ def _file(path: Path, metric: str | None) -> Given:
         return Given(path, "long", *(metric_named(metric) or ()) if metric else (None, None))
     named = metric_named(metric or path.stem)
     if named is None:
-        raise BadUse(f"{path}: its name is no metric's. Say which it is with metric=, one of {', '.join(METRICS)}.")
+        raise BadUse(
+            f"{path}: its name is no metric's. Name it after the metric that it holds, such as GPU_UTIL.csv; known are "
+            f"{', '.join(METRICS)}."
+        )
     form: Form = "ipmi" if SERVER_POWER in csv_header(path) else "wide"
     return Given(path, form, *named)

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from holdfast.core.errors import BadUse
+from holdfast.core.words import plainly
 from holdfast.trace.errors import BadTrace
 from holdfast.trace.sources.reading import Note, csv_header
-from holdfast.trace.telemetry.checks import unit_sentence
+from holdfast.trace.telemetry.checks import empty_note, unit_sentence
 from holdfast.trace.telemetry.devices import device_named
 from holdfast.trace.telemetry.inputs import SERVER_POWER, Given
 from holdfast.trace.telemetry.metrics import FP64_BLANK, INT32_BLANK, INT64_BLANK, Metric, metric_named
@@ -56,7 +57,7 @@ def open_long(
         columns: of the roles of `NAMES`, the file's own names.
 
     Raises:
-        BadUse: the metric is not told.
+        BadUse: no metric is told, by the user, a column or the file's name.
         BadTrace: a column is missing or of the wrong kind.
     """
     if given.form == "ipmi":
@@ -78,7 +79,12 @@ def open_long(
     if given.metric is not None:
         return [LongSource(path=given.path, metric=given.metric, factor=given.factor, select=base)]
     if "metric" not in roles:
-        raise BadUse(f"{given.path}: it has no column of metrics. Say which metric it is with metric=.")
+        if not (by_name := metric_named(given.path.stem)):
+            raise BadUse(
+                f"{given.path}: it has no column of metrics, and its name is none. Name it after the metric that it "
+                "holds, such as GPU_UTIL.parquet."
+            )
+        return [LongSource(path=given.path, metric=by_name[0], factor=by_name[1], select=base)]
     of_metric = f'"{roles["metric"]}"'
     found = []
     for (name,) in connection.execute(f"SELECT DISTINCT {of_metric} FROM {source} ORDER BY ALL").fetchall():
@@ -86,7 +92,7 @@ def open_long(
             select = f"{base} WHERE {of_metric} = {quoted(str(name))}"
             found.append(LongSource(path=given.path, metric=named[0], factor=named[1], select=select))
     if not found:
-        raise BadUse(f"{given.path}: none of its metrics is known. Say which metric it is with metric=.")
+        raise BadUse(f"{given.path}: none of its metrics is known. `holdfast trace formats` lists those that are.")
     return found
 
 
@@ -146,7 +152,7 @@ def steps_of(
     duplicates, gaps = int(n[~moves].sum()), step_us > 2 * interval_us
     repeated, silent = [], []
     if duplicates:
-        sentence = f"{file}: {duplicates:,} samples repeated a device's time; one of each was kept."
+        sentence = f"{file}: {plainly(duplicates, 'sample')} repeated a device's time; one of each was kept."
         repeated = [
             Note(
                 cluster=cluster, check="telemetry-duplicate-time", sentence=sentence, rows=duplicates, action="dropped"
@@ -154,7 +160,8 @@ def steps_of(
         ]
     if gaps.any():
         count, hours = int(n[gaps].sum()), float(((step_us - interval_us) * n)[gaps].sum()) / 3.6e9
-        sentence = f"{file}: {count:,} gaps of more than two sampling intervals, {hours:,.1f} device hours in all."
+        found = plainly(count, "gap")
+        sentence = f"{file}: {found} of more than two sampling intervals, {hours:,.1f} device hours in all."
         silent = [Note(cluster=cluster, check="telemetry-gap", sentence=sentence, rows=count, action="kept")]
     return repeated, silent
 
@@ -169,10 +176,12 @@ def _notes_of_values(
         f"FROM (SELECT *, {_sentinel_sql()} AS sentinel FROM ({source.select}) "
         f"WHERE value IS NOT NULL AND NOT isnan(value))"
     ).fetchall()[0]
+    if not rows:
+        return [empty_note(file, cluster)]
     between = f"{metric.low:g} to {metric.high:g} {metric.unit}"
     found = [
-        ("telemetry-sentinel", sentinels, "dropped", f"{sentinels:,} samples were DCGM's words for no value."),
-        ("telemetry-out-of-range", out, "dropped", f"{out:,} samples of {metric.name} lay outside {between}."),
+        ("telemetry-sentinel", sentinels, "dropped", f"{plainly(sentinels, 'sample')} held DCGM's word for no value."),
+        ("telemetry-out-of-range", out, "dropped", f"{plainly(out, 'sample')} of {metric.name} lay outside {between}."),
     ]
     if factor != 1 and source.factor is None:
         found.append(("telemetry-unit", rows - sentinels - out, "mended", unit_sentence(metric)))
@@ -202,7 +211,7 @@ def _roles(path: Path, present: tuple[str, ...], mapped: dict[str, str]) -> dict
             expected = ", ".join(NAMES[role])
             raise BadTrace(
                 path, f"no column looks like the {role} of a sample; expected one of {expected}.",
-                next_step="Name it with columns=.",
+                next_step="Rename that column, or from Python name it with columns=.",
             )  # fmt: skip
     return roles
 
@@ -218,7 +227,8 @@ def _time_sql(path: Path, column: str, kind: str) -> str:
         return f"make_timestamp((({seconds}) * 1e6)::BIGINT)"
     if kind == "VARCHAR":
         return f"timezone('UTC', \"{column}\"::TIMESTAMPTZ)"
-    raise BadTrace(path, f"is of type {kind}, no time.", column=column, next_step="Name another with columns=.")
+    next_step = "Write it as a timestamp, or from Python name another column with columns=."
+    raise BadTrace(path, f"is of type {kind}, no time.", column=column, next_step=next_step)
 
 
 def _ipmi(connection: "duckdb.DuckDBPyConnection", given: Given) -> LongSource:

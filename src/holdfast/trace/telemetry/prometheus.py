@@ -20,6 +20,7 @@ import numpy as np
 
 from holdfast.core.atomic import write_atomic
 from holdfast.core.errors import BadUse
+from holdfast.core.words import plainly
 from holdfast.trace.sources.reading import Note
 from holdfast.trace.telemetry.devices import Device
 from holdfast.trace.telemetry.long import steps_of
@@ -107,7 +108,7 @@ def fetch(
         BadUse: a metric is not known, the server refuses, or the store holds another fetch of the metric.
         PrometheusError: the server does not answer; what was fetched is kept.
     """
-    store = Store.create(Path(folder))
+    store = Store.to_be(Path(folder))  # made once the server has answered
     with open_database() as connection:
         for metric in _wanted(metrics):
             if not store.manifest(metric):
@@ -115,7 +116,7 @@ def fetch(
                 job = _Fetch(store, server, metric, expression, matchers, span, connection)
                 if job.plan(always=metrics is not None):
                     job.run(progress)
-    return store
+    return Store.create(store.folder)
 
 
 def _wanted(names: Sequence[str] | None) -> list[Metric]:
@@ -173,6 +174,7 @@ class _Fetch:
         self._shards = self._instances()
         each = max(1, math.ceil(series / len(self._shards)))
         self._points = max(1, min(MOST_POINTS, SAMPLES_PER_ANSWER // each))
+        Store.create(self._store.folder)
         shutil.rmtree(self._building, ignore_errors=True)
         self._building.mkdir(parents=True)
         plan = {"asked": asked, "shards": self._shards, "points": self._points}
@@ -274,11 +276,11 @@ class _Fetch:
 
     def _notes(self, marks: list[dict[str, Any]]) -> Iterator[Note]:
         for reason, sentence in (
-            ("sentinel", "samples were DCGM's words for no value."),
-            ("out-of-range", f"samples lay outside {self._metric.low:g} to {self._metric.high:g} {self._metric.unit}."),
+            ("sentinel", "held DCGM's word for no value."),
+            ("out-of-range", f"lay outside {self._metric.low:g} to {self._metric.high:g} {self._metric.unit}."),
         ):
             if count := sum(mark["dropped"][reason] for mark in marks):
-                words = f"{self._metric.name}: {count:,} {sentence}"
+                words = f"{self._metric.name}: {plainly(count, 'sample')} {sentence}"
                 yield Note(cluster="", check=f"telemetry-{reason}", sentence=words, rows=count, action="dropped")
 
 

@@ -28,6 +28,8 @@ MOST_POINTS: Final = 11_000
 """Of one series in one answer; a server refuses more ("exceeded maximum resolution", prometheus' web/api/v1)."""
 TOKEN_VARIABLE: Final = "HOLDFAST_PROMETHEUS_TOKEN"
 PASSWORD_VARIABLE: Final = "HOLDFAST_PROMETHEUS_PASSWORD"
+FIRST_TRIES: Final = 3
+"""Of a server that never answered: it is rather down, or another, than in passing trouble."""
 PASSING: Final = frozenset({429, 500, 502, 503, 504})
 """Statuses that another try may cure."""
 
@@ -105,8 +107,9 @@ class Prometheus:
         pause: waits so many seconds; for tests.
         chance: a number from 0 to 1, for the jitter of the waits.
         timeout_s: of a connection and of each read.
-        tries: of one request, in all.
+        tries: of one request, in all; of a server that has not answered yet, at most `FIRST_TRIES`.
         most_bytes: of one answer.
+        waiting: told, before each wait for another try, what went wrong.
 
     Raises:
         BadUse: the URL is not of http or https.
@@ -122,6 +125,7 @@ class Prometheus:
         timeout_s: float = 60.0,
         tries: int = 6,
         most_bytes: int = 64 << 20,
+        waiting: Callable[[str], None] | None = None,
     ) -> None:
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname or any(map(str.isspace, url)):
@@ -133,7 +137,8 @@ class Prometheus:
         """Without a user or password."""
         self._headers = (credentials or Credentials.found()).headers()
         self._pause, self._chance, self._timeout_s, self._tries = pause, chance, timeout_s, tries
-        self._most_bytes = most_bytes
+        self._most_bytes, self._waiting = most_bytes, waiting
+        self._has_answered = False
         self._opener = urllib.request.build_opener(_NoRedirects)
 
     def range(self, expression: str, *, start_s: float, end_s: float, step_s: float) -> list[Series]:
@@ -174,13 +179,18 @@ class Prometheus:
     def _ask(self, path: str, query: dict[str, str] | None) -> Any:
         data = urllib.parse.urlencode(query).encode() if query is not None else None
         request = urllib.request.Request(f"{self.url}/api/v1/{path}", data=data, headers=self._headers)
-        problem = ""
-        for attempt in range(self._tries):
+        problem, attempt = "", 0
+        while attempt < (self._tries if self._has_answered else min(self._tries, FIRST_TRIES)):
             if attempt:
                 # Full jitter (Brooker, "Exponential backoff and jitter"): many who wait do not come back together.
-                self._pause(min(30.0, 0.5 * 2**attempt) * (0.5 + 0.5 * self._chance()))
+                pause_s = min(30.0, 0.5 * 2**attempt) * (0.5 + 0.5 * self._chance())
+                if self._waiting:
+                    self._waiting(f"{self.url} {problem}; trying again in {pause_s:.0f} s")
+                self._pause(pause_s)
+            attempt += 1
             try:
                 with self._opener.open(request, timeout=self._timeout_s) as response:
+                    self._has_answered = True
                     body = response.read(self._most_bytes + 1)
                     if len(body) > self._most_bytes:
                         raise AnswerTooLarge
@@ -188,6 +198,7 @@ class Prometheus:
                         raise BadUse(f"{self.url} answered with a web page. Give the URL of a Prometheus' HTTP API.")
                     return json.loads(body)["data"]
             except urllib.error.HTTPError as error:
+                self._has_answered = True
                 with error:
                     message = _error_of(error)
                 if error.code not in PASSING:
@@ -196,8 +207,11 @@ class Prometheus:
             except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError) as error:
                 # A cut connection, a time-out, or half an answer.
                 problem = f"failed ({type(error).__name__}: {error})"
+                if not self._has_answered:
+                    reason = getattr(error, "reason", error)
+                    problem = f"cannot be reached ({getattr(reason, 'strerror', None) or reason})"
         raise PrometheusError(
-            f"{self.url} {problem}, {self._tries} times. Look whether the server is up, then run the same again: "
+            f"{self.url} {problem}, {attempt} times. Look whether the server is up, then run the same again: "
             "what was fetched is kept."
         )
 

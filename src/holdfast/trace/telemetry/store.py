@@ -74,13 +74,24 @@ class Store:
         Raises:
             BadUse: the folder holds other things, or a store of another version.
         """
-        mark = folder / STORE_MARK
+        store, mark = cls.to_be(folder), folder / STORE_MARK
         if not mark.exists():
-            if folder.exists() and (not folder.is_dir() or any(not path.match(".*") for path in folder.iterdir())):
-                raise BadUse(f"{folder} is not empty and no telemetry store. Give a new folder, or remove it first.")
             folder.mkdir(parents=True, exist_ok=True)
             write_atomic(mark, json.dumps({"schema": "holdfast-telemetry", "version": VERSION}).encode() + b"\n")
-        return cls.open(folder)
+        return store
+
+    @classmethod
+    def to_be(cls, folder: Path) -> "Store":
+        """The store in a folder, or that `create` would make there; nothing is made yet.
+
+        Raises:
+            BadUse: as `create`.
+        """
+        if (folder / STORE_MARK).exists():
+            return cls.open(folder)
+        if folder.exists() and (not folder.is_dir() or any(not path.match(".*") for path in folder.iterdir())):
+            raise BadUse(f"{folder} is not empty and no telemetry store. Give a new folder, or remove it first.")
+        return cls(folder)
 
     @classmethod
     def open(cls, folder: Path) -> "Store":

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import IO, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +24,9 @@ from holdfast.trace.telemetry.values import BadField, FieldValues, Values
 
 BLOCK_BYTES: Final = 1 << 18
 """Small enough that a block and what is made of it stay in a core's cache."""
-LONGEST_LINE_BYTES: Final = 1 << 26
+LONGEST_LINE_BYTES: Final = 1 << 24
+"""A hundred thousand devices at 160 bytes each; each thread may have to hold a few of them."""
+FIRST_LINES: Final = 8
 COMMA, NEWLINE = 44, 10
 TIME_NAMES: Final = frozenset({"time", "timestamp", "ts", "date", "datetime", ""})
 
@@ -80,13 +82,14 @@ def open_wide(path: Path) -> WideFile:
     try:
         with path.open("rb") as file:
             header = file.readline(LONGEST_LINE_BYTES)
-            first_lines = [line for _ in range(8) if (line := file.readline(LONGEST_LINE_BYTES)).strip()]
+            stamps = _first_stamps(file)
             size_bytes = os.fstat(file.fileno()).st_size
     except OSError as error:
         raise BadTrace(path, f"cannot be read ({error.strerror}).", next_step="Check the path.") from error
+    if len(header) == LONGEST_LINE_BYTES:
+        raise _too_long(path, line=1)
     text = header.decode("utf-8", errors="replace").lstrip("\ufeff").strip("\r\n")
-    # The csv module refuses what is no text, such as NULs; there is no first column then.
-    names = next(csv.reader([text]), []) if text.isprintable() else []
+    names = _names(text)
     if len(names) < 2 or names[0].strip().lower() not in TIME_NAMES:
         raise BadTrace(
             path,
@@ -94,8 +97,7 @@ def open_wide(path: Path) -> WideFile:
             line=1,
             next_step="Give a CSV file whose first line is `Time` and the names of the devices.",
         )
-    stamps = [parse_stamp(line.partition(b",")[0]) for line in first_lines]
-    steps = np.diff([stamp for stamp in stamps if stamp is not None])
+    steps = np.diff(stamps)
     values, counts = np.unique(steps[steps > 0], return_counts=True)
     return WideFile(
         path=path,
@@ -105,6 +107,33 @@ def open_wide(path: Path) -> WideFile:
         size_bytes=size_bytes,
         interval_s=float(values[counts.argmax()]) / 1e6 if len(values) else float("nan"),
     )
+
+
+def _names(header: str) -> list[str]:
+    """The columns; none where it is no text, or what no file calls a column."""
+    try:
+        return next(csv.reader([header]), []) if header.isprintable() else []
+    except csv.Error:
+        return []
+
+
+def _first_stamps(file: IO[bytes]) -> list[int]:
+    """The time stamps of the first lines; up to one that is too long, which whoever reads all lines will find."""
+    stamps = []
+    for _ in range(FIRST_LINES):
+        line = file.readline(LONGEST_LINE_BYTES)
+        if (stamp := parse_stamp(line.partition(b",")[0])) is not None:
+            stamps.append(stamp)
+        if not line.endswith(b"\n"):
+            break
+    return stamps
+
+
+def _too_long(path: Path, line: int) -> BadTrace:
+    return BadTrace(
+        path, f"a line is longer than {LONGEST_LINE_BYTES >> 20} MiB.", line=line,
+        next_step="Give a table with a line for each time, or fetch the file again if it was damaged.",
+    )  # fmt: skip
 
 
 def parse_stamp(field: bytes) -> int | None:
@@ -121,8 +150,9 @@ def parts(wide: WideFile, number: int) -> list[tuple[int, int]]:
     with wide.path.open("rb") as file:
         for part in range(1, number):
             file.seek(max(wide.body, wide.body + (wide.size_bytes - wide.body) * part // number - 1))
-            file.readline()
-            cuts.append(file.tell())
+            # No line begins where none ends within reach: then the part before finds the line that is too long.
+            if file.readline(LONGEST_LINE_BYTES).endswith(b"\n"):
+                cuts.append(file.tell())
     cuts.append(wide.size_bytes)
     return [(low, high) for low, high in pairwise(cuts) if low < high]
 
@@ -156,8 +186,8 @@ def blocks(
                 held += 1
             whole = buffer.rfind(b"\n", 0, held) + 1
             if not whole:
-                if len(buffer) > LONGEST_LINE_BYTES:
-                    _fail(wide, begins, "a line is longer than 64 MiB.")
+                if held > LONGEST_LINE_BYTES:
+                    raise _too_long(wide.path, _line_at(wide.path, begins))
                 buffer.extend(bytes(len(buffer)))
                 continue
             yield from _read_block(wide, fields, buffer, whole, begins)
@@ -237,13 +267,16 @@ def _fail_at_field(wide: WideFile, buffer: bytearray, starts: Ids, lengths: Ids,
 
 
 def _fail(wide: WideFile, place: int, problem: str, *, column: str | None = None) -> NoReturn:
-    line = 1
-    with wide.path.open("rb") as file:
-        left = place
+    raise BadTrace(
+        wide.path, problem, line=_line_at(wide.path, place), column=column,
+        next_step="Correct or delete that line, or fetch the file again if it was cut off.",
+    )  # fmt: skip
+
+
+def _line_at(path: Path, place: int) -> int:
+    line, left = 1, place
+    with path.open("rb") as file:
         while left > 0 and (piece := file.read(min(left, 1 << 20))):
             line += piece.count(b"\n")
             left -= len(piece)
-    raise BadTrace(
-        wide.path, problem, line=line, column=column,
-        next_step="Correct or delete that line, or fetch the file again if it was cut off.",
-    )  # fmt: skip
+    return line

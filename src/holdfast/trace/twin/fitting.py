@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from holdfast.core.errors import BadUse
+from holdfast.core.words import plainly
 from holdfast.diagnose.diagnosis import CATEGORIES as CAUSES
 from holdfast.trace.twin.bins import BINS, bin_of
 from holdfast.trace.twin.model import CPU, Calibration, Floats, Ints, Reasons
@@ -127,8 +128,8 @@ def _cleaned(jobs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]
         good &= np.isfinite(values) & (values >= 0 if column != "submit_s" else True)
     if good.sum() < SMALLEST_TRACE:
         message = (
-            f"Only {int(good.sum())} jobs of the trace have ended and have their times; a twin of fewer than "
-            f"{SMALLEST_TRACE} would give rows away. Fit a longer stretch of the trace."
+            f"The trace has {plainly(int(good.sum()), 'job')} that ended and whose times are known; a twin of fewer "
+            f"than {SMALLEST_TRACE} would give rows away. Fit a longer stretch of the trace."
         )
         raise BadUse(message)
     gpus = np.ceil(numbers["gpu_num"][good]).astype(np.int64)

@@ -13,16 +13,18 @@ from holdfast.trace.twin.writing import time_texts, write_rows
 
 Columns = Mapping[str, npt.NDArray[Any]]
 
+NEEDED: Final = ("submit_s", "queue_s", "duration_s", "gpu_num")
 _STATUS: Final = {"COMPLETED": 1, "CANCELLED": 5}
 """SWF: 1 completed, 5 cancelled, 0 failed."""
 
 
-def export(jobs: Columns, path: Path | str, format: str, *, name: str = "twin", zone: str = "+00:00") -> None:  # noqa: A002
-    """Write jobs for a simulator; the file is whole or absent.
+def export(jobs: Columns, path: Path | str, format: str, *, name: str = "twin", zone: str = "+00:00") -> int:  # noqa: A002
+    """Write jobs for a simulator; the file is whole or absent. Answers how many jobs are in it.
 
     Formats: `sia` (Sia's Philly CSV), `helios` (Helios' own CSV), `tiresias`, `tethys` (AcmeTrace's converted
     form), `swf` (Standard Workload Format 2.2, processors are GPUs). All but `helios` hold GPU jobs only; `sia`,
-    `tiresias` and `tethys` hold no job without run time, because their simulators would never end it.
+    `tiresias` and `tethys` hold no job without run time, because their simulators would never end it. A job of which
+    a number that is needed is not known (NaN), such as one that still waits, is in none of them.
 
     Args:
         jobs: `submit_s` (Unix time), `queue_s`, `duration_s` (from the start), `gpu_num`, and where there are
@@ -33,16 +35,21 @@ def export(jobs: Columns, path: Path | str, format: str, *, name: str = "twin", 
         zone: offset from UTC of the times in `sia` and `helios`, which are written without one.
 
     Raises:
-        BadUse: no such format, or a column is missing.
+        BadUse: no such format, a column is missing, or no job has a value in all that are needed.
         OSError: the file cannot be written.
     """
     if format not in FORMATS:
         message = f"There is no format {format!r}. Say one of {', '.join(FORMATS)}."
         raise BadUse(message)
-    missing = [column for column in ("submit_s", "queue_s", "duration_s", "gpu_num") if column not in jobs]
+    missing = [column for column in NEEDED if column not in jobs]
     if missing:
         message = f"The jobs have no column {missing[0]!r}, and {format} needs it. Give it, or export another trace."
         raise BadUse(message)
+    known = np.all([np.isfinite(np.asarray(jobs[column], dtype=float)) for column in NEEDED], axis=0)
+    if len(known) and not known.any():
+        message = f"None of {len(known):,} jobs has all of {', '.join(NEEDED)}. Export another trace."
+        raise BadUse(message)
+    jobs = {column: np.asarray(values)[known] for column, values in jobs.items()}
     order = np.argsort(jobs["submit_s"], kind="stable")
     keep = order
     if format != "helios":
@@ -62,6 +69,7 @@ def export(jobs: Columns, path: Path | str, format: str, *, name: str = "twin", 
     chosen = {column: np.asarray(values)[keep] for column, values in (defaults | dict(jobs)).items()}
     header, columns, separator = FORMATS[format](chosen, name, zone)
     write_rows(Path(path), header, columns, separator)
+    return len(keep)
 
 
 def _local(seconds: npt.NDArray[Any], zone: str) -> npt.NDArray[np.str_]:

@@ -1,0 +1,108 @@
+"""How commands of `holdfast trace` read job records: the argument JOBS, the options of reading, and the trace."""
+
+import functools
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli import progress
+from holdfast.core.errors import BadUse
+
+if TYPE_CHECKING:
+    from holdfast.trace import Trace
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+GIVEN_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
+
+READING = (
+    click.option(
+        "--metrics", multiple=True, metavar="[NAME=]WHERE", help="Telemetry: a file, folder or Prometheus URL."
+    ),
+    click.option(
+        "--step",
+        "metrics_step_s",
+        type=click.FloatRange(1),
+        default=15.0,
+        show_default=True,
+        metavar="S",
+        help="Seconds between the points asked of a Prometheus.",
+    ),
+    click.option(
+        "--fetched", "metrics_folder", type=FOLDER, help="Where a Prometheus is fetched into; a rerun goes on."
+    ),
+    click.option("--format", "format", metavar="FORM", help="The form of JOBS, where it is not recognised."),
+    click.option("--map", "column_map", type=GIVEN_FILE, help="A TOML file that says which column is what."),
+    click.option("--reasons", multiple=True, metavar="[NAME=]FILE", help="Why jobs failed: a CSV of job_id, reason."),
+    click.option("--types", type=GIVEN_FILE, help="A YAML file of rules that tell the type of a job."),
+    click.option("--capacity", multiple=True, metavar="[NAME=]NODESxGPUS", help="How large a cluster is: 286x8."),
+    click.option("--zone", metavar="ZONE", help="Time zone of times that have none: Asia/Shanghai."),
+    click.option("--since", metavar="DATE", help="Only jobs submitted from then on (UTC)."),
+    click.option("--until", metavar="DATE", help="Only jobs submitted before then (UTC)."),
+    click.option(
+        "--durations",
+        "duration",
+        type=click.Choice(["run", "released"]),
+        default="run",
+        show_default=True,
+        help="What duration means: end minus start, or the source's own column.",
+    ),
+    click.option(
+        "--bad-rows",
+        type=click.Choice(["fail", "drop"]),
+        default="fail",
+        show_default=True,
+        help="What to do with rows that cannot be read.",
+    ),
+    click.option(
+        "--memory",
+        "memory_limit_mb",
+        type=click.IntRange(200),
+        default=700,
+        show_default=True,
+        metavar="MB",
+        help="What the engine may hold in memory; the rest spills to disk.",
+    ),
+)
+"""How job records are read: the arguments of `holdfast.trace.load`, of the same names."""
+READING_NAMES = (
+    "metrics", "metrics_step_s", "metrics_folder", "format", "column_map", "reasons", "types", "capacity", "zone",
+    "since", "until", "duration", "bad_rows", "memory_limit_mb",
+)  # fmt: skip
+
+
+def reads_jobs(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add JOBS and the options of `READING`; the command gets them as `jobs` and `reading`."""
+
+    @functools.wraps(function)
+    def gathered(*arguments: Any, **given: Any) -> Any:
+        return function(*arguments, reading={name: given.pop(name) for name in READING_NAMES}, **given)
+
+    decorated: Callable[..., Any] = gathered
+    for decorate in reversed((click.argument("jobs", nargs=-1, required=True, metavar="JOBS…"), *READING)):
+        decorated = decorate(decorated)
+    return decorated
+
+
+@contextmanager
+def loaded(jobs: tuple[str, ...], reading: Mapping[str, Any]) -> "Iterator[Trace]":
+    """The trace that JOBS and the options of `READING` give.
+
+    Raises:
+        BadUse: --since and --until left no job. Further, as `holdfast.trace.load`.
+    """
+    from holdfast.trace import load
+
+    with progress.shown() as show, load(*jobs, progress=show, **reading) as trace:
+        (number,) = trace.query("SELECT count(*) AS n FROM jobs")["n"].tolist()
+        refuse_nothing(number, reading)
+        yield trace
+
+
+def refuse_nothing(jobs: int, reading: Mapping[str, Any]) -> None:
+    """Raise BadUse where --since and --until left no job."""
+    if not jobs and (reading["since"] or reading["until"]):
+        given = " and ".join(f"{name} {reading[name]}" for name in ("since", "until") if reading[name])
+        raise BadUse(f"No job was submitted {given}. Give a wider span; its times are UTC.")

@@ -1,0 +1,28 @@
+"""Code that writes telemetry, in a process that kills itself in the middle."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+KILLED = """
+import os, signal, sys
+from holdfast.trace.telemetry import {module}
+step = int(sys.argv.pop())
+real = {module}.write_parquet
+def write_and_die(*arguments):
+    global step
+    real(*arguments)
+    step -= 1
+    if step == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+{module}.write_parquet = write_and_die
+"""
+
+
+def killed_after_writing(step: int, module: str, code: str, *arguments: Path | str) -> bool:
+    """Run code that may use `module` of `holdfast.trace.telemetry`; kill it (SIGKILL) as soon as that has written so
+    many Parquet files. Whether it came to that.
+    """
+    command = [sys.executable, "-c", KILLED.format(module=module) + code, *map(str, arguments), str(step)]
+    return subprocess.run(command, check=False).returncode == -signal.SIGKILL
