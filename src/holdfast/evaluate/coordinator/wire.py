@@ -55,9 +55,8 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """You are known; `node` is the number given to a node's agent. `epoch` changes when the coordinator restarts."""
+    """You are known. `epoch` changes when the coordinator is started anew."""
 
-    node: int = -1
     epoch: int = 0
 
 
@@ -79,11 +78,16 @@ class Alive(Message, frozen=True, kw_only=True):
 
 
 class AddModel(Message, frozen=True, kw_only=True):
-    """Evaluate the suite on one more model; `model` counts from 0. `manifest` None: the engines have their own."""
+    """Evaluate the suite on one more model; `model` counts from 0. `manifest` None: the engines have their own.
+
+    `digest` and `numerics` are given where its answers are already kept under them and none shall be asked for.
+    """
 
     model: int
     name: str
     manifest: ModelManifest | None = None
+    digest: str = ""
+    numerics: str = ""
 
 
 class DropModel(Message, frozen=True, kw_only=True):
@@ -148,13 +152,15 @@ class NodeReport(Message, frozen=True, kw_only=True):
 class FetchModel(Message, frozen=True, kw_only=True):
     """Get a model into this node's memory: read `owners[chunk] == node` from the source, the rest from peers.
 
-    Sent again, with other owners, when a node joined or left. `peers` is node number to host:port of its chunks.
+    Sent again, with other owners, when a node joined or left. `peers` is node number to host:port of its chunks;
+    `max_read_mib_s` 0 is no limit.
     """
 
     model: int
     manifest: ModelManifest
     owners: list[int]
     peers: dict[int, str]
+    max_read_mib_s: float = 0.0
 
 
 class ModelFetched(Message, frozen=True, kw_only=True):
@@ -299,7 +305,7 @@ class Serve(Message, frozen=True, kw_only=True):
 
 
 class Serving(Message, frozen=True, kw_only=True):
-    """The engine answers as this model. `how`: "load" or "swap"."""
+    """The engine answers as this model. `how`: "load", "swap", or "kept": it did before the line was cut."""
 
     model: int
     how: str

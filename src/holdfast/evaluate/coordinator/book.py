@@ -1,0 +1,179 @@
+"""Samples and requests in hand: who waits for what. A request that several samples share is asked once.
+
+What was answered stands in the journal alone; here is only what is not. The requests' bodies lie in a file, so that a
+million long prompts need no memory.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.evaluate.coordinator.journal import Journal
+from holdfast.evaluate.coordinator.wire import KeyedSample
+from holdfast.evaluate.requests import KEY_BYTES, Keyed
+
+
+@dataclass(slots=True)
+class OpenRequest:
+    """A request that has no answer yet."""
+
+    number: int
+    model: int
+    key: bytes
+    affinity: int
+    prompt_tokens: int
+    max_new_tokens: int
+    body_at: int
+    body_bytes: int
+    samples: list["OpenSample"]
+    refusals: int = 0
+
+
+@dataclass(slots=True)
+class OpenSample:
+    """A sample that is not delivered yet.
+
+    `missing` counts its requests without an answer; `unmeasured` says that its metric is wanted and not there.
+    """
+
+    number: int
+    model: int
+    task: int
+    place: int
+    keys: tuple[bytes, ...]
+    metric_key: bytes
+    missing: int
+    unmeasured: bool
+    measured: bytes = b""
+    error: str = ""
+    missing_requests: list[OpenRequest] = field(default_factory=list)
+
+
+class Book:
+    """All that is open. Numbers of requests and samples count from 0 and are never given twice."""
+
+    def __init__(self, bodies: Path) -> None:
+        self._bodies = os.open(bodies, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+        self._bodies_end = 0
+        self._requests: dict[int, OpenRequest] = {}
+        self._by_key: dict[tuple[int, bytes], OpenRequest] = {}
+        self._samples: dict[int, OpenSample] = {}
+        self._by_place: dict[tuple[int, int, int, tuple[bytes, ...]], OpenSample] = {}
+        self._next_request = 0
+        self._next_sample = 0
+
+    def close(self) -> None:
+        """Let go of the file."""
+        os.close(self._bodies)
+
+    def add(self, model: int, task: int, given: KeyedSample, answers: Journal) -> OpenSample | None:
+        """Enter a sample; its `missing_requests` are those without an answer. None if it is open already."""
+        keys = tuple(request.key for request in given.requests)
+        place = (model, task, given.sample, keys)
+        if place in self._by_place:
+            return None
+        sample = OpenSample(
+            number=self._next_sample,
+            model=model,
+            task=task,
+            place=given.sample,
+            keys=keys,
+            metric_key=given.metric_key,
+            missing=0,
+            unmeasured=bool(given.metric_key),
+        )
+        self._next_sample += 1
+        for keyed in given.requests:
+            if keyed.key in answers:
+                continue
+            request = self._by_key.get((model, keyed.key))
+            if request is None:
+                request = self._open(model, keyed)
+            if sample not in request.samples[-1:]:  # the same question twice in one sample counts once
+                request.samples.append(sample)
+                sample.missing_requests.append(request)
+                sample.missing += 1
+        self._samples[sample.number] = sample
+        self._by_place[place] = sample
+        return sample
+
+    def _open(self, model: int, keyed: Keyed) -> OpenRequest:
+        request = OpenRequest(
+            number=self._next_request,
+            model=model,
+            key=keyed.key,
+            affinity=keyed.affinity,
+            prompt_tokens=keyed.prompt_tokens,
+            max_new_tokens=keyed.max_new_tokens,
+            body_at=self._bodies_end,
+            body_bytes=len(keyed.body),
+            samples=[],
+        )
+        self._next_request += 1
+        self._bodies_end += os.pwrite(self._bodies, keyed.body, self._bodies_end)
+        self._requests[request.number] = request
+        self._by_key[model, keyed.key] = request
+        return request
+
+    def request(self, number: int) -> OpenRequest | None:
+        """An open request by its number."""
+        return self._requests.get(number)
+
+    def request_of(self, model: int, key: bytes) -> OpenRequest | None:
+        """An open request by its content."""
+        return self._by_key.get((model, key))
+
+    def sample(self, number: int) -> OpenSample | None:
+        """An open sample by its number."""
+        return self._samples.get(number)
+
+    def body(self, request: OpenRequest) -> bytes:
+        """The request as an engine is to get it."""
+        return os.pread(self._bodies, request.body_bytes, request.body_at)
+
+    def answered(self, request: OpenRequest, error: str = "") -> list[OpenSample]:
+        """Close a request, for which the journal now has an answer or nobody will have one (`error`).
+
+        Returns the samples that miss no answer any more.
+        """
+        del self._requests[request.number]
+        del self._by_key[request.model, request.key]
+        complete = []
+        for sample in request.samples:
+            sample.missing -= 1
+            sample.error = sample.error or error
+            if sample.missing == 0:
+                complete.append(sample)
+        return complete
+
+    def delivered(self, sample: OpenSample) -> None:
+        """Close a sample."""
+        del self._samples[sample.number]
+        del self._by_place[sample.model, sample.task, sample.place, sample.keys]
+
+    def drop(self, model: int, task: int | None = None) -> None:
+        """Forget the samples of a model, or of one of its tasks, and the requests that only they wait for."""
+        dropped = [one for one in self._samples.values() if one.model == model and task in (None, one.task)]
+        for sample in dropped:
+            self.delivered(sample)
+            for key in set(sample.keys):
+                if request := self._by_key.get((model, key)):
+                    request.samples = [other for other in request.samples if other is not sample]
+
+    def open_samples(self, model: int, task: int) -> Iterator[OpenSample]:
+        """The samples of a task that are not delivered."""
+        return (one for one in list(self._samples.values()) if one.model == model and one.task == task)
+
+    def is_open(self, model: int) -> bool:
+        """Whether anything of a model is open."""
+        return any(one.model == model for one in self._samples.values())
+
+
+def measured_key(metric_key: bytes, bodies: Sequence[bytes]) -> bytes:
+    """Under which key a metric is journalled: what it is, of which answers (BLAKE2b)."""
+    digest = hashlib.blake2b(metric_key, digest_size=KEY_BYTES)
+    for body in bodies:
+        digest.update(len(body).to_bytes(4, "little") + body)
+    return digest.digest()

@@ -1,0 +1,126 @@
+"""What the coordinator writes into the timeline, from what it sees on its own clock."""
+
+from holdfast.core.clock import Clock
+from holdfast.evaluate.coordinator import wire
+from holdfast.evaluate.coordinator.book import OpenRequest, OpenSample
+from holdfast.evaluate.report.timeline import (
+    Begin,
+    End,
+    EngineSpan,
+    MetricSpan,
+    ModelSpan,
+    NodeSpan,
+    RequestSpan,
+    TaskSpan,
+    TimelineWriter,
+)
+
+
+class Chronicle:
+    """Appends spans; takes times of the monotonic clock and writes seconds since the evaluation's first start.
+
+    Args:
+        timeline: where to.
+        clock: whose monotonic times are given.
+        started_at_s: the evaluation's first start, wall time: the clocks of two lives are joined by it.
+    """
+
+    def __init__(self, timeline: TimelineWriter, clock: Clock, started_at_s: float) -> None:
+        self._timeline, self._clock = timeline, clock
+        self._zero_s = clock.monotonic_s() - max(0.0, clock.now_s() - started_at_s)
+
+    def since_start_s(self, monotonic_s: float) -> float:
+        """A time of the clock as the timeline has it."""
+        return max(0.0, monotonic_s - self._zero_s)
+
+    def begin(self, started_at_s: float, suite: str, tasks: list[str], restarts: int) -> None:
+        """The coordinator started."""
+        self._timeline.append(Begin(started_at_s=started_at_s, suite=suite, tasks=tasks, restarts=restarts))
+
+    def engine(self, what: str, *, engine: int, node: int, model: int, since_s: float) -> None:
+        """What an engine was occupied with until now."""
+        t0, t1 = self._until_now(since_s)
+        self._timeline.append(EngineSpan(what=what, engine=engine, node=node, model=model, t0=t0, t1=t1))  # type: ignore[arg-type]
+
+    def node(
+        self, what: str, *, node: int, since_s: float, host: str = "", fetched: wire.ModelFetched | None = None
+    ) -> None:
+        """What a node did until now."""
+        t0, t1 = self._until_now(since_s)
+        line = NodeSpan(what=what, node=node, host=host, t0=t0, t1=t1)  # type: ignore[arg-type]
+        if fetched is not None:
+            line = NodeSpan(
+                what="fetch",
+                node=node,
+                host=host,
+                model=fetched.model,
+                remote_bytes=fetched.remote_bytes,
+                peer_bytes=fetched.peer_bytes,
+                t0=t0,
+                t1=t1,
+            )
+        self._timeline.append(line)
+
+    def request(self, engine: int, request: OpenRequest, done: wire.DoneRequest, said_s: float) -> None:
+        """An engine worked on a request; `said_s` is when it said so, by its own clock."""
+        ahead_s = self._clock.monotonic_s() - said_s
+        sample = request.samples[0] if request.samples else None
+        self._timeline.append(
+            RequestSpan(
+                engine=engine,
+                model=request.model,
+                task=sample.task if sample else 0,
+                sample=sample.place if sample else 0,
+                prompt_tokens=request.prompt_tokens,
+                new_tokens=done.new_tokens,
+                error=done.error,
+                t0=self.since_start_s(done.started_s + ahead_s),
+                t1=self.since_start_s(done.finished_s + ahead_s),
+            )
+        )
+
+    def metric(self, node: int, sample: OpenSample, seconds: float, error: str) -> None:
+        """A metric was computed until now."""
+        t0, t1 = self._until_now(self._clock.monotonic_s() - seconds)
+        self._timeline.append(
+            MetricSpan(node=node, model=sample.model, task=sample.task, sample=sample.place, error=error, t0=t0, t1=t1)
+        )
+
+    def task(self, outcome: wire.TaskOutcome, *, since_s: float, samples: int, reused: int) -> None:
+        """A task ended now."""
+        t0, t1 = self._until_now(since_s)
+        self._timeline.append(
+            TaskSpan(
+                model=outcome.model,
+                task=outcome.task,
+                samples=samples,
+                reused=reused,
+                error=outcome.error,
+                t0=t0,
+                t1=t1,
+            )
+        )
+
+    def model(self, name: str, outcome: wire.ModelOutcome, since_s: float) -> None:
+        """A model's evaluation ended now."""
+        t0, t1 = self._until_now(since_s)
+        self._timeline.append(
+            ModelSpan(model=outcome.model, name=name, digest=outcome.digest, error=outcome.error, t0=t0, t1=t1)
+        )
+
+    def end(self, state: str) -> None:
+        """It is over."""
+        now_s = self.since_start_s(self._clock.monotonic_s())
+        self._timeline.append(End(state=state, t1=now_s))  # type: ignore[arg-type]
+
+    def flush(self) -> None:
+        """Write what is waiting."""
+        self._timeline.flush()
+
+    def close(self) -> None:
+        """Let go of the file."""
+        self._timeline.close()
+
+    def _until_now(self, since_s: float) -> tuple[float, float]:
+        now_s = self._clock.monotonic_s()
+        return self.since_start_s(min(since_s, now_s)), self.since_start_s(now_s)

@@ -1,0 +1,97 @@
+"""What the coordinator is told once, as a file: it reads it again whenever it is started anew."""
+
+from pathlib import Path
+
+import msgspec
+
+from holdfast.evaluate.engines.engine import EngineSpec
+from holdfast.evaluate.suite import Suite
+
+
+class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """An evaluation, as its coordinator sees it.
+
+    Attributes:
+        evaluation_id: names the evaluation.
+        suite: what to run.
+        spec: which engines.
+        engines_per_node: how many of them on each node; 0 for one a `tensor_parallel` GPUs, at least one.
+        nodes: how many nodes are expected; fewer may come, and more.
+        folder: the evaluation's own, seen by every node under the same path.
+        journals: root of all journals.
+        listen_host: the address to listen on; port 0 the first time, the same one again later.
+        metric_slots: metrics at a time on a node; 0 for its cores.
+        linger_s: how long work that was begun may go on when the command is gone.
+        silent_s: how long an engine may be silent before it is taken for hung and started anew.
+        gather_s: how long the first node waits for the others, so that each reads its share of the weights.
+        certify: how a swap's canaries get their reference: "beside" (a fresh engine beside the others) or "first"
+            (the first engine to change is started anew).
+        max_read_mib_s: of the next checkpoint, read while the one before is evaluated; 0 for no limit.
+        drop_stale: whether a newer model ends the evaluation of those that have not begun.
+        rescore: scores from the answers that there are; no engine is started.
+    """
+
+    evaluation_id: str
+    suite: Suite
+    spec: EngineSpec
+    engines_per_node: int
+    nodes: int
+    folder: str
+    journals: str
+    listen_host: str = "127.0.0.1"
+    metric_slots: int = 0
+    linger_s: float = 60.0
+    silent_s: float = 30.0
+    gather_s: float = 10.0
+    certify: str = "beside"
+    max_read_mib_s: float = 0.0
+    drop_stale: bool = False
+    rescore: bool = False
+
+
+class CoordinatorFiles:
+    """Every file of a coordinator's own, below `FOLDER/state`."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "state"
+        self.config = self.folder / "config.msgpack"
+        self.token = self.folder / "token"
+        self.address = self.folder / "address"
+        """host:port it listens on, written when it does."""
+        self.models = self.folder / "models"
+        """One file a model that was added, and one a model that ended."""
+        self.results = self.folder / "results"
+        """One file a task of a model that ended."""
+        self.history = self.folder / "history.json"
+        """What was known of the suite's samples before."""
+        self.learned = self.folder / "learned.json"
+        """What is known of them now."""
+        self.bodies = self.folder / "requests"
+        """The requests in hand; of no use after a restart."""
+
+
+def task_names(suite: Suite) -> list[str]:
+    """The suite's entries as its history names them: two entries of one name are told apart by their order."""
+    names: list[str] = []
+    for entry in suite.entries:
+        name = f"{entry.harness}:{entry.name}"
+        names.append(name if name not in names else f"{name}#{len(names)}")
+    return names
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(CoordinatorConfig)
+
+
+def encode_config(config: CoordinatorConfig) -> bytes:
+    """The file's content."""
+    return _encoder.encode(config)
+
+
+def decode_config(data: bytes) -> CoordinatorConfig:
+    """The config of a file.
+
+    Raises:
+        msgspec.DecodeError: it is none.
+    """
+    return _decoder.decode(data)

@@ -1,0 +1,503 @@
+"""Nodes and engines: weights to nodes, models to engines, and who is there at all.
+
+The weights of a model are read once per cluster: its chunks are dealt to the nodes that are there, each reads its own
+and has the others from its peers. At most `_AHEAD` models lie in a node's memory besides the one that is evaluated.
+An engine loads its first model and then swaps; each swap is certified by the canaries of a fresh load, or undone by
+starting the engine anew.
+"""
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from holdfast.core.clock import Clock
+from holdfast.evaluate.coordinator.chronicle import Chronicle
+from holdfast.evaluate.coordinator.config import CoordinatorConfig
+from holdfast.evaluate.coordinator.connections import Peer
+from holdfast.evaluate.coordinator.models import Model, Models
+from holdfast.evaluate.coordinator.wire import (
+    ChildExited,
+    FetchFailed,
+    FetchModel,
+    ModelFetched,
+    NodeReport,
+    ReleaseModel,
+    Serve,
+    ServeFailed,
+    Serving,
+    StartEngine,
+    Stop,
+    StopEngine,
+    Welcome,
+)
+from holdfast.evaluate.policy import events
+from holdfast.evaluate.weights.assign import assign, reassign
+
+_AHEAD = 1
+_MOST_FAILURES = 5  # of an engine in a row, before it served once; then its place stays empty
+_CANARY_TOLERANCE = 1e-4  # of a log-probability, where batches make floats differ; "exact" allows none
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Node:
+    """A node, as long as its agent is connected."""
+
+    number: int
+    name: str
+    peer: Peer
+    joined_s: float
+    report: NodeReport | None = None
+    told: dict[int, list[int]] = field(default_factory=dict)
+    """Model to the owners that this node was last told."""
+
+
+@dataclass
+class Seat:
+    """A place for an engine, kept while its processes come and go.
+
+    `number` is the policy's, new for each time that an engine is ready; None while none is. `asked` maps the keys in
+    its hands to requests.
+    """
+
+    name: str
+    place: int
+    node: int
+    ordered_s: float
+    """When it was told to start, or to take a model."""
+    spare_for: int | None = None
+    """The model whose fresh load this seat is to certify; such an engine takes no requests."""
+    peer: Peer | None = None
+    number: int | None = None
+    serving: int | None = None
+    loading: int | None = None
+    heard_s: float = 0.0
+    failures: int = 0
+    asked: dict[bytes, int] = field(default_factory=dict)
+    ready_s: float = 0.0
+
+
+class Fleet:
+    """See the module. `emit` tells the policy; `known` is called when a model's digest and numerics are."""
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        clock: Clock,
+        models: Models,
+        *,
+        emit: Callable[[events.Event], None],
+        known: Callable[[Model], None],
+        failed: Callable[[Model | None, str], None],
+        chronicle: Chronicle,
+    ) -> None:
+        self._config, self._clock, self._models = config, clock, models
+        self._emit, self._known, self._failed, self._chronicle = emit, known, failed, chronicle
+        self.nodes: dict[str, Node] = {}
+        self.seats: dict[str, Seat] = {}
+        self._seat_of: dict[int, Seat] = {}
+        self._places: dict[str, int] = {}
+        self._next_engine = 0
+        self._first_node_s: float | None = None
+        self._gathered = False
+
+    # Nodes
+
+    def node_joined(self, peer: Peer) -> None:
+        """An agent said hello; it will report."""
+        node = Node(number=peer.hello.node, name=peer.hello.name, peer=peer, joined_s=self._clock.monotonic_s())
+        self.nodes[node.name] = node
+        peer.send(Welcome())
+
+    def node_reported(self, peer: Peer, report: NodeReport) -> None:
+        """What a node has: its seats are made, and weights are dealt when all are there."""
+        node = self.nodes[peer.hello.name]
+        node.report = report
+        now_s = self._clock.monotonic_s()
+        slots = self._config.metric_slots or report.cores
+        self._emit(events.NodeJoined(now_s=now_s, node=node.number, metric_slots=slots))
+        for index in range(self._engines_of(report)):
+            self._seat(f"{node.name}/{index}", node, index)
+        if self._first_node_s is None:
+            self._first_node_s = now_s
+        self.tick()
+
+    def _seat(self, name: str, node: Node, index: int, spare_for: int | None = None) -> None:
+        seat = self.seats.get(name)
+        if seat is None or seat.peer is None:
+            seat = self._new_seat(name, node.number, spare_for)
+        seat.node = node.number
+        node.peer.send(self._start_engine(name, node, index))
+
+    def _start_engine(self, name: str, node: Node, index: int) -> StartEngine:
+        spec = self._config.spec
+        if not spec.threads and node.report:
+            threads = max(1, node.report.cores // max(1, self._engines_of(node.report)))
+            spec = msgspec.structs.replace(spec, threads=threads)
+        return StartEngine(name=name, spec=spec, index=index)
+
+    def _engines_of(self, report: NodeReport) -> int:
+        if self._config.rescore:
+            return 0
+        return self._config.engines_per_node or max(1, report.gpus // self._config.spec.tensor_parallel)
+
+    def _new_seat(self, name: str, node: int, spare_for: int | None = None) -> Seat:
+        now_s = self._clock.monotonic_s()
+        place = self._places.setdefault(name, len(self._places))
+        seat = Seat(name=name, place=place, node=node, ordered_s=now_s, heard_s=now_s, spare_for=spare_for)
+        self.seats[name] = seat
+        return seat
+
+    def node_gone(self, peer: Peer) -> None:
+        """A node's agent is gone; its engines follow by themselves."""
+        node = self.nodes.pop(peer.hello.name)
+        host = node.report.host if node.report else node.name
+        self._chronicle.node("here", node=node.number, since_s=node.joined_s, host=host)
+        self._emit(events.NodeLeft(now_s=self._clock.monotonic_s(), node=node.number))
+        for model in self._models:
+            model.folders.pop(node.number, None)
+        self._deal()
+
+    def child_exited(self, peer: Peer, exited: ChildExited) -> None:
+        """An engine's process ended: again, unless it never works."""
+        node, seat = self.nodes.get(peer.hello.name), self.seats.get(exited.name)
+        if node is None or seat is None or exited.role != "engine":
+            return
+        if seat.spare_for is not None:
+            self._certifier_failed(seat, exited.tail or f"it ended with {exited.exit_code}")
+            return
+        seat.failures += 1
+        if seat.failures < _MOST_FAILURES:
+            node.peer.send(self._start_engine(seat.name, node, _index_of(seat)))
+            return
+        _log.error("Engine %s ended %d times and is given up: %s", seat.name, seat.failures, exited.tail)
+        del self.seats[seat.name]
+        if not self.seats:
+            last = exited.tail.strip().splitlines()[-1:] or ["it printed nothing"]
+            self._failed(None, f"No engine can be started: {last[0]}. The logs are in {self._config.folder}/logs.")
+
+    # Weights
+
+    def _deal(self) -> None:
+        """Tell every node what to fetch: chunks have owners among the nodes that are there."""
+        nodes = {node.number: node for node in self.nodes.values() if node.report}
+        if not nodes or not self._gathered or self._config.rescore:
+            return
+        peers = {number: node.report.store for number, node in nodes.items() if node.report}
+        for place, model in enumerate(self._wanted()):
+            if model.added.manifest is None:
+                continue
+            if not model.owners:
+                model.owners = assign(model.added.manifest, sorted(nodes))
+            elif set(model.owners) - set(nodes):
+                everything = range(len(model.owners))
+                have = dict.fromkeys(model.folders, everything)
+                model.owners = reassign(model.added.manifest, model.owners, have, sorted(nodes))
+            for node in nodes.values():
+                if node.told.get(model.number) == model.owners and model.number in node.told:
+                    continue
+                node.told[model.number] = model.owners
+                node.peer.send(
+                    FetchModel(
+                        model=model.number,
+                        manifest=model.added.manifest,
+                        owners=model.owners,
+                        peers=peers,
+                        max_read_mib_s=self._config.max_read_mib_s if place else 0.0,
+                    )
+                )
+
+    def _wanted(self) -> list[Model]:
+        return self._models.open()[: 1 + _AHEAD]
+
+    def fetched(self, peer: Peer, fetched: ModelFetched) -> None:
+        """A model lies in a node's memory."""
+        node, model = self.nodes[peer.hello.name], self._models.get(fetched.model)
+        if model is None or model.outcome is not None:
+            peer.send(ReleaseModel(model=fetched.model))
+            return
+        if model.digest and model.digest != fetched.digest:
+            self._failed(
+                model,
+                f"The weights of {model.added.name} changed while they were read: node {node.name} has other bytes "
+                "than the first. Evaluate a checkpoint that nobody writes.",
+            )
+            return
+        model.digest = fetched.digest
+        model.folders[node.number] = fetched.folder
+        node.told.setdefault(model.number, model.owners)
+        now_s = self._clock.monotonic_s()
+        self._chronicle.node("fetch", node=node.number, since_s=now_s - fetched.seconds, fetched=fetched)
+        self._emit(events.ModelReady(now_s=now_s, node=node.number, model=model.number))
+        self.identify(model)
+        self._certify(node, model)
+        self.serve_idle()
+
+    def fetch_failed(self, peer: Peer, failure: FetchFailed) -> None:
+        """A node cannot have a model. If no other could either, its evaluation ends."""
+        model, node = self._models.get(failure.model), self.nodes[peer.hello.name]
+        if model is None or model.outcome is not None:
+            return
+        _log.error("Node %s cannot have %s: %s", node.name, model.added.name, failure.why)
+        node.told.pop(model.number, None)
+        if failure.final or len(self.nodes) == 1:
+            self._failed(model, failure.why)
+
+    def release(self, model: Model) -> None:
+        """A model ended: its memory is freed on each node when no engine serves it there."""
+        model.owners = []
+        for node in self.nodes.values():
+            node.told.pop(model.number, None)
+            node.peer.send(ReleaseModel(model=model.number))
+        model.folders.clear()
+        for seat in list(self.seats.values()):
+            if seat.spare_for == model.number:
+                self._dismiss(seat)
+        self._deal()
+        self.serve_idle()
+
+    # Engines
+
+    def engine_joined(self, peer: Peer) -> None:
+        """An engine's worker said hello, for the first time or again."""
+        peer.send(Welcome())
+        seat = self.seats.get(peer.hello.name)
+        if seat is None:  # of a node that is still to report after our own restart, or given up
+            seat = self._new_seat(peer.hello.name, peer.hello.node)
+        seat.peer, seat.node, seat.heard_s = peer, peer.hello.node, self._clock.monotonic_s()
+        seat.serving = seat.loading = seat.number = None
+        seat.asked.clear()
+        if peer.hello.model < 0:  # one that serves says so itself
+            self.serve_idle()
+
+    def engine_gone(self, peer: Peer) -> None:
+        """An engine's connection ended: what it held is to be asked again."""
+        seat = self.seats.get(peer.hello.name)
+        if seat is None or seat.peer is not peer:
+            return
+        seat.peer = None
+        self._unseat(seat)
+
+    def _unseat(self, seat: Seat) -> None:
+        if seat.number is not None:
+            self._emit(events.EngineLeft(now_s=self._clock.monotonic_s(), engine=seat.number))
+            self._chronicle_served(seat)
+            self._chronicle.engine(
+                "lost", engine=seat.place, node=seat.node, model=seat.serving or 0, since_s=seat.heard_s
+            )
+            del self._seat_of[seat.number]
+        seat.number = seat.serving = seat.loading = None
+        seat.asked.clear()
+
+    def _chronicle_served(self, seat: Seat) -> None:
+        self._chronicle.engine(
+            "serve", engine=seat.place, node=seat.node, model=seat.serving or 0, since_s=seat.ready_s
+        )
+
+    def chronicle_end(self) -> None:
+        """It is over: write what nodes and engines were until now."""
+        for seat in self.seats.values():
+            if seat.number is not None:
+                self._chronicle_served(seat)
+        for node in self.nodes.values():
+            host = node.report.host if node.report else node.name
+            self._chronicle.node("here", node=node.number, since_s=node.joined_s, host=host)
+
+    def serve_idle(self) -> None:
+        """Give a model to every engine that has none: the oldest that lies on its node."""
+        for seat in self.seats.values():
+            if seat.peer is None or seat.serving is not None or seat.loading is not None:
+                continue
+            for model in self._wanted():
+                if seat.spare_for in (None, model.number) and self._serve(seat, model):
+                    break
+
+    def _serve(self, seat: Seat, model: Model) -> bool:
+        folder = model.folders.get(seat.node)
+        if model.added.manifest is not None and folder is None:
+            return False
+        assert seat.peer is not None
+        if not model.digest:
+            model.digest = f"unknown, of evaluation {self._config.evaluation_id} model {model.number}"
+        if seat.serving is not None:  # a swap begins now; a load when the process was ordered
+            seat.ordered_s = self._clock.monotonic_s()
+        seat.loading = model.number
+        seat.peer.send(Serve(model=model.number, folder=folder or "", digest=model.digest))
+        return True
+
+    def swap(self, engine: int, number: int) -> None:
+        """The policy wants an idle engine to serve another model."""
+        seat, model = self._seat_of.get(engine), self._models.get(number)
+        if seat is None or model is None or seat.peer is None:
+            return
+        self._chronicle_served(seat)
+        del self._seat_of[engine]
+        seat.number = None
+        if self._config.certify == "first" and model.canary is None and model.added.manifest is not None:
+            self._restart(seat)  # its fresh load is the others' reference
+            return
+        if not self._serve(seat, model):
+            seat.serving = None
+
+    def serving(self, peer: Peer, said: Serving) -> None:
+        """An engine has a model; it may answer when its canaries are right."""
+        seat, model = self.seats.get(peer.hello.name), self._models.get(said.model)
+        if seat is None or model is None:
+            peer.send(Stop())
+            return
+        seat.loading, seat.failures = None, 0
+        if model.outcome is not None:
+            seat.serving = None
+            self.serve_idle()
+            return
+        if why := self._unfit(model, said):
+            _log.warning("Engine %s is started anew: %s", seat.name, why)
+            self._restart(seat)
+            return
+        if said.how in ("load", "kept") and model.canary is None:  # kept: it was certified before we were started anew
+            model.canary = said.canary
+        if said.how != "kept" and seat.spare_for is None:
+            self._chronicle.engine(
+                said.how, engine=seat.place, node=seat.node, model=model.number, since_s=seat.ordered_s
+            )
+        model.numerics = model.numerics or said.numerics
+        model.max_length = model.max_length or said.max_length
+        self.identify(model)
+        if seat.spare_for is not None:
+            self._dismiss(seat)
+            self._recheck(model)
+            return
+        seat.serving = model.number
+        if said.how == "swap" and model.canary is None:
+            return  # until the fresh load beside it has spoken
+        self._seat_ready(seat, said)
+
+    def _seat_ready(self, seat: Seat, said: Serving) -> None:
+        seat.number = self._next_engine
+        self._next_engine += 1
+        self._seat_of[seat.number] = seat
+        seat.ready_s = self._clock.monotonic_s()
+        self._emit(
+            events.EngineReady(
+                now_s=self._clock.monotonic_s(),
+                engine=seat.number,
+                node=seat.node,
+                model=said.model,
+                curve=said.curve,
+            )
+        )
+
+    def _unfit(self, model: Model, said: Serving) -> str:
+        """Why an engine must not answer as this model; empty if it may."""
+        exact = self._config.spec.mode == "exact"
+        if exact and model.numerics and said.numerics != model.numerics:
+            return f"its numerics are {said.numerics}, the others' {model.numerics}"
+        if said.how != "load" and model.canary is not None:
+            allowed = 0.0 if exact else _CANARY_TOLERANCE
+            if not _agree(said.canary, model.canary, allowed):
+                return "after the swap its canaries differ from a fresh load's"
+        return ""
+
+    def serve_failed(self, peer: Peer, failure: ServeFailed) -> None:
+        """An engine cannot have a model: a new process may, or nobody can."""
+        seat, model = self.seats.get(peer.hello.name), self._models.get(failure.model)
+        if seat is None or model is None:
+            return
+        _log.warning("Engine %s cannot serve %s: %s", seat.name, model.added.name, failure.why)
+        if failure.restart:
+            self._restart(seat)
+        else:
+            self._failed(model, failure.why)
+
+    def _restart(self, seat: Seat) -> None:
+        self._unseat(seat)
+        seat.ordered_s = self._clock.monotonic_s()
+        if seat.peer is not None:
+            seat.peer.close()
+            seat.peer = None
+        node = next((one for one in self.nodes.values() if one.number == seat.node), None)
+        if node is not None:
+            node.peer.send(StopEngine(name=seat.name))
+            node.peer.send(self._start_engine(seat.name, node, _index_of(seat)))
+
+    def identify(self, model: Model) -> None:
+        """Tell when it is known under what a model's answers are kept."""
+        if not model.numerics:  # engines of one kind agree, whatever they serve
+            model.numerics = next((other.numerics for other in self._models if other.numerics), "")
+        if model.digest and model.numerics and model.answers is None and model.outcome is None:
+            self._known(model)
+
+    # Certifying swaps
+
+    def _certify(self, node: Node, model: Model) -> None:
+        """Have a fresh engine say a model's canaries, beside those that are busy with the one before."""
+        busy_with_another = any(seat.serving not in (None, model.number) for seat in self.seats.values())
+        name = f"certify-{model.number}/0"
+        if self._config.certify == "beside" and busy_with_another and model.canary is None and name not in self.seats:
+            self._seat(name, node, 0, spare_for=model.number)
+
+    def _dismiss(self, seat: Seat) -> None:
+        self.seats.pop(seat.name, None)
+        if seat.peer is not None:
+            seat.peer.send(Stop())
+        node = next((one for one in self.nodes.values() if one.number == seat.node), None)
+        if node is not None:
+            node.peer.send(StopEngine(name=seat.name))
+
+    def _certifier_failed(self, seat: Seat, why: str) -> None:
+        _log.warning("The fresh load of model %s beside the others failed: %s", seat.spare_for, why)
+        number = seat.spare_for
+        self.seats.pop(seat.name, None)
+        # Engines that wait for its word load afresh themselves.
+        for other in list(self.seats.values()):
+            if other.serving == number and other.number is None and other.peer is not None:
+                self._restart(other)
+
+    def _recheck(self, model: Model) -> None:
+        """The reference is there: those that swapped before it came say their canaries again."""
+        for seat in self.seats.values():
+            if seat.serving == model.number and seat.number is None and seat.peer is not None:
+                seat.serving = None
+                self._serve(seat, model)
+
+    # Time
+
+    def heard(self, peer: Peer) -> None:
+        """A sign of life."""
+        if seat := self.seats.get(peer.hello.name):
+            seat.heard_s = self._clock.monotonic_s()
+
+    def seat_of(self, engine: int) -> Seat | None:
+        """The seat of an engine as the policy numbers it."""
+        return self._seat_of.get(engine)
+
+    def tick(self) -> None:
+        """Deal weights when all nodes are there or waited for long enough; start hung engines anew."""
+        now_s = self._clock.monotonic_s()
+        if not self._gathered and self._first_node_s is not None:
+            reported = sum(node.report is not None for node in self.nodes.values())
+            self._gathered = reported >= self._config.nodes or now_s - self._first_node_s >= self._config.gather_s
+        self._deal()
+        self.serve_idle()
+        for seat in list(self.seats.values()):
+            if seat.peer is not None and now_s - seat.heard_s > self._config.silent_s:
+                _log.warning("Engine %s was silent for %.0f s and is started anew.", seat.name, now_s - seat.heard_s)
+                self._restart(seat)
+                seat.heard_s = now_s
+
+
+def _index_of(seat: Seat) -> int:
+    return int(seat.name.rsplit("/", 1)[1])
+
+
+def _agree(canary: list[float], reference: list[float], allowed: float) -> bool:
+    if len(canary) != len(reference):
+        return False
+    return all(
+        (math.isnan(one) and math.isnan(other)) or one == other or abs(one - other) <= allowed
+        for one, other in zip(canary, reference, strict=True)
+    )

@@ -1,0 +1,89 @@
+"""The models of an evaluation: in which order, where their weights are, what their answers are kept under."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core.atomic import write_atomic
+from holdfast.evaluate.coordinator.journal import Journal
+from holdfast.evaluate.coordinator.wire import AddModel, ModelOutcome
+
+
+@dataclass
+class Model:
+    """One model that is evaluated.
+
+    Attributes:
+        added: how the command named it.
+        digest: of its weights, from the first node that has them all; without a manifest one that no other
+            evaluation shares, since nobody can tell what a server holds.
+        numerics: what else its answers depend on, from the first engine that serves it.
+        answers: the journal, once digest and numerics are known.
+        owners: which node reads which chunk from the source; empty until that is decided.
+        folders: node number to where the model lies there.
+        canary: what a fresh load said to the fixed prompts; None until one did.
+    """
+
+    added: AddModel
+    digest: str = ""
+    numerics: str = ""
+    answers: Journal | None = None
+    owners: list[int] = field(default_factory=list)
+    folders: dict[int, str] = field(default_factory=dict)
+    canary: list[float] | None = None
+    max_length: int = 0
+    added_s: float = 0.0
+    outcome: ModelOutcome | None = None
+
+    @property
+    def number(self) -> int:
+        """Its place in the order of evaluation."""
+        return self.added.model
+
+
+class Models:
+    """All models, oldest first. What was added and what ended outlives the coordinator, as files in `folder`."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        self._all: dict[int, Model] = {}
+        for path in sorted(folder.glob("*.added")):
+            model = _model(msgspec.msgpack.decode(path.read_bytes(), type=AddModel))
+            self._all[model.number] = model
+            ended = path.with_suffix(".ended")
+            if ended.exists():
+                model.outcome = msgspec.msgpack.decode(ended.read_bytes(), type=ModelOutcome)
+
+    def __iter__(self) -> Iterator[Model]:
+        return iter(list(self._all.values()))
+
+    def get(self, number: int) -> Model | None:
+        """A model by its number."""
+        return self._all.get(number)
+
+    def add(self, added: AddModel) -> Model | None:
+        """Enter a model, durably; None if it is there."""
+        if added.model in self._all:
+            return None
+        write_atomic(self._folder / f"{added.model:06d}.added", msgspec.msgpack.encode(added))
+        model = self._all[added.model] = _model(added)
+        return model
+
+    def end(self, model: Model, outcome: ModelOutcome) -> None:
+        """A model's evaluation ended, durably."""
+        write_atomic(self._folder / f"{model.number:06d}.ended", msgspec.msgpack.encode(outcome))
+        model.outcome = outcome
+        if model.answers is not None:
+            model.answers.close()
+            model.answers = None
+
+    def open(self) -> list[Model]:
+        """Those that have not ended, oldest first."""
+        return [model for model in self._all.values() if model.outcome is None]
+
+
+def _model(added: AddModel) -> Model:
+    return Model(added=added, digest=added.digest, numerics=added.numerics)

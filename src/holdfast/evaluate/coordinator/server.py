@@ -1,0 +1,105 @@
+"""The coordinator's process: `python -m holdfast.evaluate.coordinator.server FOLDER`.
+
+Its standard input is a pipe whose other end the command holds. While that is open, the command starts it again
+whenever it ends without having been told to; when it closes, the command is dead, however it died, and the coordinator
+keeps what the engines have begun, ends everything and leaves. Exit codes: 0 all done, 1 it cannot be done (each model's
+outcome says why), 4 it was left by its command before the end.
+"""
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from pathlib import Path
+
+from holdfast.core.atomic import write_atomic
+from holdfast.core.clock import SystemClock
+from holdfast.evaluate.coordinator.chronicle import Chronicle
+from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles, decode_config, task_names
+from holdfast.evaluate.coordinator.connections import listen
+from holdfast.evaluate.coordinator.live import Live
+from holdfast.evaluate.policy.priors import Priors, decode_history, encode_history
+from holdfast.evaluate.policy.state import State
+from holdfast.evaluate.report.timeline import TimelineWriter
+
+_TICK_S = 0.5
+_LAST_WORDS_S = 0.2  # for what was written to the peers last
+
+_log = logging.getLogger(__name__)
+
+
+async def coordinate(folder: Path) -> int:
+    """Run an evaluation's coordinator to its end; returns the exit code."""
+    files = CoordinatorFiles(folder)
+    config, token = decode_config(files.config.read_bytes()), files.token.read_text()
+    clock = SystemClock()
+    started_at_s, epoch = _begin(files, clock.now_s())
+    timeline = TimelineWriter(folder / "timeline.jsonl")
+    chronicle = Chronicle(timeline, clock, started_at_s)
+    chronicle.begin(started_at_s, config.suite.name, [entry.name for entry in config.suite.entries], epoch)
+    state = _state(config, files)
+    live = Live(config, clock, state, chronicle, epoch=epoch)
+    port = int(files.address.read_text().rsplit(":", 1)[1]) if files.address.exists() else 0
+    server = await listen(config.listen_host, port, token, live)
+    host, port = server.sockets[0].getsockname()[:2]
+    write_atomic(files.address, f"{host}:{port}".encode())
+    abandoned = asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin, _heard_command, abandoned)
+    work = [asyncio.create_task(live.commit_forever()), asyncio.create_task(_tick_forever(live))]
+    ends = [asyncio.create_task(live.ended.wait()), asyncio.create_task(abandoned.wait()), *work]
+    done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    for task in done & set(work):
+        task.result()  # raises what ended it: a bug, and the command starts us again
+    was_left = not live.ended.is_set()
+    if was_left:
+        _log.warning("The command is gone. What the engines have begun is kept; go on with `holdfast eval resume`.")
+        await live.drain()
+    await live.commit()
+    live.stop_everyone()
+    await asyncio.sleep(_LAST_WORDS_S)
+    server.close()
+    write_atomic(files.learned, encode_history(state.priors.history()))
+    live.close("stopped" if was_left else "failed" if live.exit_code else "done")
+    return 4 if was_left else live.exit_code
+
+
+def _begin(files: CoordinatorFiles, now_s: float) -> tuple[float, int]:
+    """When the evaluation first started, and how often its coordinator was started anew."""
+    record = files.folder / "started.json"
+    if record.exists():
+        before = json.loads(record.read_bytes())
+        started_at_s, epoch = float(before["started_at_s"]), int(before["starts"])
+    else:
+        started_at_s, epoch = now_s, 0
+    write_atomic(record, json.dumps({"started_at_s": started_at_s, "starts": epoch + 1}).encode())
+    return started_at_s, epoch
+
+
+def _state(config: CoordinatorConfig, files: CoordinatorFiles) -> State:
+    # What this run has learned holds more than what was known before it.
+    known = next((path for path in (files.learned, files.history) if path.exists()), None)
+    history = decode_history(known.read_bytes()) if known else []
+    return State(Priors.from_history(history, task_names(config.suite)))
+
+
+def _heard_command(abandoned: asyncio.Event) -> None:
+    if not os.read(sys.stdin.fileno(), 1024):
+        asyncio.get_running_loop().remove_reader(sys.stdin)
+        abandoned.set()
+
+
+async def _tick_forever(live: Live) -> None:
+    while True:
+        await asyncio.sleep(_TICK_S)
+        live.tick()
+
+
+def main() -> None:
+    """Coordinate the evaluation of a folder."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    sys.exit(asyncio.run(coordinate(Path(sys.argv[1]))))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Which task of which model runs on which host, and what it came to."""
+
+import logging
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core.atomic import write_atomic
+from holdfast.evaluate.coordinator.connections import Peer
+from holdfast.evaluate.coordinator.models import Model
+from holdfast.evaluate.coordinator.wire import Prepare, Prepared, RunTask, TaskOutcome
+from holdfast.evaluate.engines.engine import EngineSpec
+from holdfast.evaluate.harness.harness import ModelFacts
+from holdfast.evaluate.suite import Suite
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass
+class Host:
+    """A node's harness host, as long as it is connected."""
+
+    peer: Peer
+    node: int
+    prepared: bool = False
+    running: set[tuple[int, int]] = field(default_factory=set)
+    """(model, task) that run here."""
+
+
+class Tasks:
+    """Every task of every model is run once to its end. Outcomes outlive the coordinator, as files in `results`."""
+
+    def __init__(self, suite: Suite, spec: EngineSpec, folder: Path, results: Path) -> None:
+        self._suite, self._spec, self._folder, self._results = suite, spec, folder, results
+        results.mkdir(parents=True, exist_ok=True)
+        self.hosts: dict[str, Host] = {}
+        self.outcomes: dict[tuple[int, int], TaskOutcome] = {}
+        for path in results.glob("*.outcome"):
+            outcome = msgspec.msgpack.decode(path.read_bytes(), type=TaskOutcome)
+            self.outcomes[outcome.model, outcome.task] = outcome
+
+    def host_joined(self, peer: Peer) -> None:
+        """A host said hello: have it prepare."""
+        self.hosts[peer.hello.name] = Host(peer=peer, node=peer.hello.node)
+        peer.send(
+            Prepare(
+                entries=list(self._suite.entries),
+                include_paths=list(self._suite.include_paths),
+                confirm_unsafe_code=self._suite.confirm_unsafe_code,
+                folder=str(self._folder),
+            )
+        )
+
+    def host_gone(self, peer: Peer) -> None:
+        """A host is gone, with the clients it had: `start` finds others for them."""
+        self.hosts.pop(peer.hello.name, None)
+
+    def prepared(self, peer: Peer, _prepared: Prepared) -> None:
+        """A host can run tasks."""
+        self.hosts[peer.hello.name].prepared = True
+
+    def host_on(self, node: int) -> Host | None:
+        """A prepared host on a node."""
+        return next((host for host in self.hosts.values() if host.node == node and host.prepared), None)
+
+    def start(self, models: Sequence[Model]) -> None:
+        """Give every task that does not run and has not ended to the host with the fewest."""
+        hosts = [host for host in self.hosts.values() if host.prepared]
+        if not hosts:
+            return
+        running = {one for host in hosts for one in host.running}
+        for model in models:
+            for task, entry in enumerate(self._suite.entries):
+                if (model.number, task) in running or (model.number, task) in self.outcomes:
+                    continue
+                host = min(hosts, key=lambda one: len(one.running))
+                facts = self.facts(model, host.node)
+                if facts is None:
+                    break
+                host.running.add((model.number, task))
+                host.peer.send(RunTask(task=task, entry=entry, facts=facts, folder=str(self._folder)))
+
+    def facts(self, model: Model, node: int) -> ModelFacts | None:
+        """What a client on a node must know of a model; None while its tokenizer is not there."""
+        manifest = model.added.manifest
+        tokenizer, takes_text = "", False
+        if manifest is None:
+            tokenizer = str(self._spec.options.get("tokenizer", ""))
+            takes_text = not tokenizer
+        elif manifest.form == "huggingface" and Path(manifest.source).is_dir():
+            tokenizer = manifest.source  # need not wait for the weights
+        elif not (tokenizer := model.folders.get(node, "")):
+            return None
+        return ModelFacts(
+            model=model.number,
+            name=model.added.name,
+            tokenizer=tokenizer,
+            max_length=self._spec.max_length,
+            takes_text=takes_text,
+        )
+
+    def ended(self, outcome: TaskOutcome) -> bool:
+        """A task came to something; kept durably. False if that was known."""
+        for host in self.hosts.values():
+            host.running.discard((outcome.model, outcome.task))
+        if (outcome.model, outcome.task) in self.outcomes:
+            return False
+        write_atomic(self._results / f"{outcome.model:06d}-{outcome.task:04d}.outcome", msgspec.msgpack.encode(outcome))
+        self.outcomes[outcome.model, outcome.task] = outcome
+        return True
+
+    def of_model(self, model: int) -> Iterator[TaskOutcome]:
+        """The outcomes of a model's tasks so far."""
+        return (outcome for (number, _task), outcome in sorted(self.outcomes.items()) if number == model)
+
+    def are_all_ended(self, model: int) -> bool:
+        """Whether a model has nothing left to run."""
+        return all((model, task) in self.outcomes for task in range(len(self._suite.entries)))

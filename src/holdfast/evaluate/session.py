@@ -1,0 +1,251 @@
+"""The processes of an evaluation, from the side of whoever wants its scores.
+
+A session starts the coordinator, its light child, and starts it again when it dies; places an agent on each node, and
+has a dead one placed again; and speaks with the coordinator as the command. When this process dies, however it does,
+the coordinator keeps what is finished and ends everything.
+"""
+
+import asyncio
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from holdfast.cluster import places
+from holdfast.cluster.placement import Place, Placement
+from holdfast.core.atomic import write_atomic
+from holdfast.core.errors import BadUse
+from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles, encode_config
+from holdfast.evaluate.coordinator.dial import Line
+from holdfast.evaluate.coordinator.wire import (
+    ENV_ADDRESS,
+    ENV_TOKEN,
+    AddModel,
+    DropModel,
+    Finish,
+    Hello,
+    Message,
+    ModelOutcome,
+    Welcome,
+)
+from holdfast.evaluate.errors import EvaluationError
+
+_POLL_S = 0.2
+_MOST_RESTARTS = 50  # of the coordinator or of one node's agent; a fault that strikes more often is a bug
+_START_TIMEOUT_S = 30.0
+_ENDS = (0, 1, 4)  # exit codes with which a coordinator says that it meant to end
+_STOP_TIMEOUT_S = 20.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodesWanted:
+    """Where agents run. `agent_flags` are for `holdfast.evaluate.node`; `environment` for it and all it starts."""
+
+    on: str = "local"
+    nodes: int = 1
+    gpus_per_node: int = 0
+    sbatch_options: tuple[str, ...] = ()
+    agent_flags: tuple[str, ...] = ()
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Session:
+    """One coordinator and its nodes. `told` hears every message of the coordinator, in the event loop."""
+
+    def __init__(self, config: CoordinatorConfig, wanted: NodesWanted, told: Callable[[Message], None]) -> None:
+        self._config, self._wanted, self._told = config, wanted, told
+        self._files = CoordinatorFiles(Path(config.folder))
+        self._models: list[AddModel] = []
+        self._dropped: list[int] = []
+        self._finishing = False
+        self._line: Line | None = None
+        self.places: list[Place] = []
+
+    # What may be said at any time; said again whenever the coordinator was started anew.
+
+    def add(self, model: AddModel) -> None:
+        """Evaluate one more model."""
+        self._models.append(model)
+        self._say(model)
+
+    def drop(self, model: int) -> None:
+        """A model's scores are not wanted any more."""
+        self._dropped.append(model)
+        self._say(DropModel(model=model))
+
+    def finish(self) -> None:
+        """No more models come: the session ends when those there are have ended."""
+        self._finishing = True
+        self._say(Finish())
+
+    def _say(self, message: Message) -> None:
+        if self._line is not None:
+            self._line.send(message)
+
+    # Processes
+
+    async def run(self) -> int:
+        """Run until `finish` was said and all models have ended; returns the coordinator's exit code.
+
+        Raises:
+            BadUse: the nodes cannot be had.
+            EvaluationError: the coordinator or all agents end again and again; with where their logs are.
+        """
+        nodes = places(
+            self._wanted.on,
+            nodes=self._wanted.nodes,
+            gpus_per_node=self._wanted.gpus_per_node,
+            sbatch_options=self._wanted.sbatch_options,
+        )
+        host = await asyncio.to_thread(nodes.address_host)
+        token = self._prepare()
+        coordinating = asyncio.create_task(self._coordinate())
+        placement: Placement | None = None
+        try:
+            port = await self._port(coordinating)
+            environment = {**self._wanted.environment, ENV_ADDRESS: f"{host}:{port}", ENV_TOKEN: token}
+            placement = await asyncio.to_thread(
+                nodes.start, self._agent(host), environment=environment, folder=Path(self._config.folder) / "logs"
+            )
+            speaking = asyncio.create_task(self._speak(f"127.0.0.1:{port}", token))
+            minding = asyncio.create_task(self._mind(placement))
+            try:
+                done, _ = await asyncio.wait({coordinating, speaking, minding}, return_when=asyncio.FIRST_COMPLETED)
+                if coordinating not in done:
+                    for task in done:
+                        task.result()  # raises why it ended
+                return await coordinating
+            finally:
+                speaking.cancel()
+                minding.cancel()
+        finally:
+            if not coordinating.done():
+                coordinating.cancel()
+                await asyncio.wait({coordinating})
+            if placement is not None:
+                await self._end(placement)
+
+    def _prepare(self) -> str:
+        """Write what the coordinator reads; an evaluation that goes on keeps nothing but its results."""
+        self._files.folder.mkdir(parents=True, exist_ok=True)
+        token = secrets.token_hex(16)
+        self._files.token.touch(mode=0o600)
+        self._files.token.write_text(token)
+        self._files.address.unlink(missing_ok=True)
+        write_atomic(self._files.config, encode_config(self._config))
+        return token
+
+    def _agent(self, host: str) -> list[str]:
+        config = self._config
+        agent = [sys.executable, "-m", "holdfast.evaluate.node", "--folder", config.folder]
+        agent += ["--journals", config.journals]
+        agent += ["--metric-slots", str(config.metric_slots), "--linger-s", str(config.linger_s)]
+        if host != "127.0.0.1":
+            agent += ["--listen-host", "0.0.0.0"]  # peers on other machines; whoever connects needs the token
+        return [*agent, *self._wanted.agent_flags]
+
+    async def _coordinate(self) -> int:
+        """Keep a coordinator running until one means to end."""
+        log = Path(self._config.folder) / "logs" / "coordinator.log"
+        log.parent.mkdir(parents=True, exist_ok=True)
+        for _start in range(_MOST_RESTARTS):
+            with log.open("ab") as output:
+                child = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "holdfast.evaluate.coordinator.server",
+                    self._config.folder,
+                    stdin=asyncio.subprocess.PIPE,
+                    stdout=output,
+                    stderr=output,
+                    start_new_session=True,  # Ctrl-C reaches us alone; closing its input tells it
+                )
+            try:
+                code = await child.wait()
+            except asyncio.CancelledError:
+                assert child.stdin is not None
+                child.stdin.close()
+                try:
+                    await asyncio.wait_for(child.wait(), self._config.linger_s + _STOP_TIMEOUT_S)
+                except (TimeoutError, asyncio.CancelledError):
+                    child.kill()
+                    await child.wait()
+                raise
+            if code in _ENDS:
+                return code
+            _log.warning("The coordinator ended with %d and is started again; its log is %s.", code, log)
+        raise EvaluationError(f"The coordinator ended {_MOST_RESTARTS} times. Its log is {log}.")
+
+    async def _port(self, coordinating: "asyncio.Task[int]") -> int:
+        for _ in range(int(_START_TIMEOUT_S / 0.02)):
+            if self._files.address.exists():
+                return int(self._files.address.read_text().rsplit(":", 1)[1])
+            if coordinating.done():
+                break
+            await asyncio.sleep(0.02)
+        raise EvaluationError(f"The coordinator does not start. Its log is {self._config.folder}/logs/coordinator.log.")
+
+    async def _speak(self, address: str, token: str) -> None:
+        def hello() -> Hello:
+            return Hello(token=token, role="command", name="command", pid=os.getpid())
+
+        self._line = Line(address, hello, patience_s=_START_TIMEOUT_S)
+        async for message in self._line.messages():
+            if isinstance(message, Welcome):
+                for model in self._models:
+                    self._line.send(model)
+                for number in self._dropped:
+                    self._line.send(DropModel(model=number))
+                if self._finishing:
+                    self._line.send(Finish())
+            else:
+                self._told(message)
+        raise AssertionError("a line's messages end by an error")
+
+    async def _mind(self, placement: Placement) -> None:
+        """Have agents that ended placed again."""
+        restarts = [0] * self._wanted.nodes
+        while True:
+            self.places = await asyncio.to_thread(placement.poll)
+            ended = [place for place in self.places if place.state == "ended" and place.exit_code != 0]
+            for place in ended:
+                restarts[place.index] += 1
+                if restarts[place.index] <= _MOST_RESTARTS:
+                    await asyncio.to_thread(placement.restart, place.index)
+            lost = [place for place in ended if restarts[place.index] > _MOST_RESTARTS]
+            if len(lost) == self._wanted.nodes:
+                why = lost[0].why or f"exit code {lost[0].exit_code}"
+                raise EvaluationError(
+                    f"No node's agent stays up ({why}). Their logs are in {self._config.folder}/logs."
+                )
+            await asyncio.sleep(_POLL_S)
+
+    async def _end(self, placement: Placement) -> None:
+        """Agents end when the coordinator says so; what is left of them is ended here."""
+        for _ in range(int(_STOP_TIMEOUT_S / _POLL_S)):
+            if all(place.state == "ended" for place in await asyncio.to_thread(placement.poll)):
+                break
+            await asyncio.sleep(_POLL_S)
+        await asyncio.to_thread(placement.stop)
+
+
+def outcome_sentence(outcome: ModelOutcome) -> str:
+    """Why a model has no scores, as a person wants to read it."""
+    return outcome.error or "It was not evaluated to its end."
+
+
+def check_folder(folder: Path) -> None:
+    """An evaluation's folder must be one that can be written.
+
+    Raises:
+        BadUse: it cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise BadUse(f"{folder} cannot be made: {error.strerror}. Set HOLDFAST_HOME to a folder of yours.") from error
