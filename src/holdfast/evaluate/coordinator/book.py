@@ -17,7 +17,7 @@ from holdfast.evaluate.requests import KEY_BYTES, Keyed
 
 @dataclass(slots=True)
 class OpenRequest:
-    """A request that has no answer yet."""
+    """A request that has no answer yet; `is_planned` once the policy knows of it."""
 
     number: int
     model: int
@@ -29,6 +29,7 @@ class OpenRequest:
     body_bytes: int
     samples: list["OpenSample"]
     refusals: int = 0
+    is_planned: bool = False
 
 
 @dataclass(slots=True)

@@ -59,6 +59,13 @@ class Line:
             Away: the coordinator was away for too long.
             ChannelError: it refuses us; the message says why.
         """
+        try:
+            async for message in self._messages():
+                yield message
+        finally:
+            self.close()
+
+    async def _messages(self) -> AsyncIterator[Message]:
         away_since_s, wait_s = self._clock.monotonic_s(), FIRST_WAIT_S
         while True:
             try:

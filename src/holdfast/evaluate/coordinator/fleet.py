@@ -37,6 +37,9 @@ from holdfast.evaluate.policy import events
 from holdfast.evaluate.weights.assign import assign, reassign
 
 _AHEAD = 1
+_ORDER_AGAIN_S = 30.0  # for an engine that has not dialled
+_CERTIFIER = "certify-"
+_CUT_GRACE_S = 1.0  # for an engine whose line was cut to dial again; whether it died its agent says sooner
 _MOST_FAILURES = 5  # of an engine in a row, before it served once; then its place stays empty
 _CANARY_TOLERANCE = 1e-4  # of a log-probability, where batches make floats differ; "exact" allows none
 
@@ -79,10 +82,17 @@ class Seat:
     failures: int = 0
     asked: dict[bytes, int] = field(default_factory=dict)
     ready_s: float = 0.0
+    pid: int = 0
+    cut_s: float | None = None
+    """When its line was cut."""
 
 
 class Fleet:
-    """See the module. `emit` tells the policy; `known` is called when a model's digest and numerics are."""
+    """See the module.
+
+    `emit` tells the policy; `known` is called when a model's digest and numerics are; `lost` when an engine is gone for
+    good; `failed` when a model (None: any model) cannot be evaluated.
+    """
 
     def __init__(
         self,
@@ -92,11 +102,13 @@ class Fleet:
         *,
         emit: Callable[[events.Event], None],
         known: Callable[[Model], None],
+        lost: Callable[[Seat], None],
         failed: Callable[[Model | None, str], None],
         chronicle: Chronicle,
     ) -> None:
         self._config, self._clock, self._models = config, clock, models
-        self._emit, self._known, self._failed, self._chronicle = emit, known, failed, chronicle
+        self._emit, self._known, self._lost, self._failed = emit, known, lost, failed
+        self._chronicle = chronicle
         self.nodes: dict[str, Node] = {}
         self.seats: dict[str, Seat] = {}
         self._seat_of: dict[int, Seat] = {}
@@ -167,6 +179,7 @@ class Fleet:
         node, seat = self.nodes.get(peer.hello.name), self.seats.get(exited.name)
         if node is None or seat is None or exited.role != "engine":
             return
+        self._unseat(seat)
         if seat.spare_for is not None:
             self._certifier_failed(seat, exited.tail or f"it ended with {exited.exit_code}")
             return
@@ -267,20 +280,25 @@ class Fleet:
         peer.send(Welcome())
         seat = self.seats.get(peer.hello.name)
         if seat is None:  # of a node that is still to report after our own restart, or given up
-            seat = self._new_seat(peer.hello.name, peer.hello.node)
-        seat.peer, seat.node, seat.heard_s = peer, peer.hello.node, self._clock.monotonic_s()
-        seat.serving = seat.loading = seat.number = None
-        seat.asked.clear()
-        if peer.hello.model < 0:  # one that serves says so itself
+            seat = self._new_seat(peer.hello.name, peer.hello.node, _certified_by(peer.hello.name))
+        same_process = seat.pid == peer.hello.pid
+        seat.peer, seat.node, seat.pid = peer, peer.hello.node, peer.hello.pid
+        seat.heard_s, seat.cut_s = self._clock.monotonic_s(), None
+        if seat.number is not None and same_process:
+            return  # it goes on where it was
+        self._unseat(seat)
+        if peer.hello.model >= 0:
+            seat.loading = peer.hello.model  # it says next that it serves that
+        else:
             self.serve_idle()
 
     def engine_gone(self, peer: Peer) -> None:
-        """An engine's connection ended: what it held is to be asked again."""
+        """An engine's connection ended: unless it is back soon, what it held is to be asked again."""
         seat = self.seats.get(peer.hello.name)
         if seat is None or seat.peer is not peer:
             return
-        seat.peer = None
-        self._unseat(seat)
+        seat.peer, seat.cut_s = None, self._clock.monotonic_s()
+        seat.loading = None
 
     def _unseat(self, seat: Seat) -> None:
         if seat.number is not None:
@@ -290,8 +308,9 @@ class Fleet:
                 "lost", engine=seat.place, node=seat.node, model=seat.serving or 0, since_s=seat.heard_s
             )
             del self._seat_of[seat.number]
-        seat.number = seat.serving = seat.loading = None
+        seat.number = seat.serving = seat.loading = seat.cut_s = None
         seat.asked.clear()
+        self._lost(seat)
 
     def _chronicle_served(self, seat: Seat) -> None:
         self._chronicle.engine(
@@ -350,6 +369,8 @@ class Fleet:
             peer.send(Stop())
             return
         seat.loading, seat.failures = None, 0
+        if said.kept and seat.number is not None and seat.serving == said.model:
+            return  # only its line had been cut
         if model.outcome is not None:
             seat.serving = None
             self.serve_idle()
@@ -358,9 +379,9 @@ class Fleet:
             _log.warning("Engine %s is started anew: %s", seat.name, why)
             self._restart(seat)
             return
-        if said.how in ("load", "kept") and model.canary is None:  # kept: it was certified before we were started anew
-            model.canary = said.canary
-        if said.how != "kept" and seat.spare_for is None:
+        if said.how == "load" and model.canary is None:
+            self._models.certify(model, said.canary)
+        if not said.kept and seat.spare_for is None:
             self._chronicle.engine(
                 said.how, engine=seat.place, node=seat.node, model=model.number, since_s=seat.ordered_s
             )
@@ -424,6 +445,13 @@ class Fleet:
             node.peer.send(StopEngine(name=seat.name))
             node.peer.send(self._start_engine(seat.name, node, _index_of(seat)))
 
+    def _order_again(self, seat: Seat) -> None:
+        """An order, or the word of a death, was lost with a line; an agent that has the engine does nothing."""
+        seat.ordered_s = self._clock.monotonic_s()
+        node = next((one for one in self.nodes.values() if one.number == seat.node), None)
+        if node is not None:
+            node.peer.send(self._start_engine(seat.name, node, _index_of(seat)))
+
     def identify(self, model: Model) -> None:
         """Tell when it is known under what a model's answers are kept."""
         if not model.numerics:  # engines of one kind agree, whatever they serve
@@ -436,7 +464,7 @@ class Fleet:
     def _certify(self, node: Node, model: Model) -> None:
         """Have a fresh engine say a model's canaries, beside those that are busy with the one before."""
         busy_with_another = any(seat.serving not in (None, model.number) for seat in self.seats.values())
-        name = f"certify-{model.number}/0"
+        name = f"{_CERTIFIER}{model.number}/0"
         if self._config.certify == "beside" and busy_with_another and model.canary is None and name not in self.seats:
             self._seat(name, node, 0, spare_for=model.number)
 
@@ -484,10 +512,21 @@ class Fleet:
         self._deal()
         self.serve_idle()
         for seat in list(self.seats.values()):
+            if seat.peer is None and now_s - max(seat.ordered_s, seat.heard_s) > _ORDER_AGAIN_S:
+                self._order_again(seat)
+            if seat.cut_s is not None and now_s - seat.cut_s > _CUT_GRACE_S:
+                self._unseat(seat)
             if seat.peer is not None and now_s - seat.heard_s > self._config.silent_s:
                 _log.warning("Engine %s was silent for %.0f s and is started anew.", seat.name, now_s - seat.heard_s)
                 self._restart(seat)
                 seat.heard_s = now_s
+
+
+def _certified_by(engine: str) -> int | None:
+    """The model whose swaps an engine of this name is there to certify."""
+    if not engine.startswith(_CERTIFIER):
+        return None
+    return int(engine.removeprefix(_CERTIFIER).split("/")[0])
 
 
 def _index_of(seat: Seat) -> int:

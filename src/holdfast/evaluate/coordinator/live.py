@@ -8,10 +8,9 @@ dials in again says the rest: nodes what they hold, engines what they have finis
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.core.clock import Clock
 from holdfast.evaluate.coordinator import wire
@@ -19,7 +18,7 @@ from holdfast.evaluate.coordinator.book import Book, OpenRequest, OpenSample, me
 from holdfast.evaluate.coordinator.chronicle import Chronicle
 from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles
 from holdfast.evaluate.coordinator.connections import Peer
-from holdfast.evaluate.coordinator.fleet import Fleet
+from holdfast.evaluate.coordinator.fleet import Fleet, Seat
 from holdfast.evaluate.coordinator.journal import Journal, JournalError
 from holdfast.evaluate.coordinator.models import Model, Models
 from holdfast.evaluate.coordinator.tasks import Tasks
@@ -29,9 +28,15 @@ from holdfast.evaluate.policy.decide import decide
 from holdfast.evaluate.policy.state import State
 from holdfast.evaluate.requests import decode_answer
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _MOST_REFUSALS = 3  # of one request, by engines that live: then it is the request
 _MOST_METRIC_LOSSES = 3
 
+_SETTLE_S = 1.2  # after a restart: until all that live have dialled again, and said what they have
+_COMMIT = "the commit"  # by which an answer is expected that came before its question
+_NO_ENGINE = -1  # to the policy: one that it did not ask
 _NOT_STORED = "its answer is not stored; `holdfast eval resume` asks for it"
 
 _log = logging.getLogger(__name__)
@@ -60,13 +65,14 @@ class Live:
         self._metrics = Journal(self._journals, of_whom)
         self._book = Book(files.bodies)
         self._models = Models(files.models)
-        self._tasks = Tasks(config.suite, config.spec, Path(config.folder), files.results)
+        self._tasks = Tasks(config.suite, config.spec, config.nodes, Path(config.folder), files.results)
         self._fleet = Fleet(
             config,
             clock,
             self._models,
             emit=self._emit,
             known=self._model_known,
+            lost=self._engine_lost,
             failed=self._failed,
             chronicle=chronicle,
         )
@@ -74,13 +80,15 @@ class Live:
         self._clients: dict[tuple[int, int], Peer] = {}
         self._early: dict[tuple[int, int], list[wire.Submit]] = {}  # of models whose answers have no journal yet
         self._events: deque[events.Event] = deque()
-        self._uncommitted: list[tuple[OpenRequest, bytes]] = []
-        self._unacked: dict[Peer, int] = {}
+        self._uncommitted: list[tuple[Peer, wire.Done]] = []
         self._measured: list[tuple[OpenSample, bytes, bytes]] = []
         self._measuring: dict[bytes, tuple[OpenSample, str]] = {}
         self._metric_losses: dict[int, int] = {}
         self._held_metrics: dict[int, int] = {}  # sample to node: granted by the policy, answers not committed yet
         self._outbox: dict[tuple[int, int], list[AnsweredSample]] = {}
+        self._expected: dict[tuple[int, bytes], str] = {}  # held by an engine from before we were started anew
+        self._awaiting: list[OpenSample] = []  # samples with such requests
+        self._settled_s = clock.monotonic_s() + (_SETTLE_S if epoch else 0.0)
         self._to_commit = asyncio.Event()
         self._finishing = False
         self._draining = False
@@ -105,6 +113,7 @@ class Live:
             wire.ServeFailed: self._fleet.serve_failed,
             wire.Done: self._done,
             wire.GivenBack: self._given_back,
+            wire.Holding: self._holding,
         }
 
     # Peers
@@ -125,6 +134,8 @@ class Live:
             case "host":
                 peer.send(wire.Welcome(epoch=self._epoch))
                 self._tasks.host_joined(peer)
+            case "client" if self._tasks.is_elsewhere(peer.hello.model, peer.hello.task, peer.hello.node):
+                peer.send(wire.Refused(why="Its task was given to another node."))
             case "client":
                 self._clients[peer.hello.model, peer.hello.task] = peer
                 self._early.pop((peer.hello.model, peer.hello.task), None)
@@ -175,7 +186,7 @@ class Live:
             new.added_s = self._now_s()
             self._fleet.identify(new)
             self._fleet.tick()
-            self._tasks.start(self._models.open())
+            self._tasks.start(self._models.open(), self._now_s())
 
     def _drop_model(self, _peer: Peer, dropped: wire.DropModel) -> None:
         if model := self._models.get(dropped.model):
@@ -187,13 +198,20 @@ class Live:
 
     def _model_fetched(self, peer: Peer, fetched: wire.ModelFetched) -> None:
         self._fleet.fetched(peer, fetched)
-        self._tasks.start(self._models.open())
+        self._tasks.start(self._models.open(), self._now_s())
 
     def _model_known(self, model: Model) -> None:
         """Digest and numerics are known: answers have a journal, and what clients asked early can be looked up."""
         model.answers = Journal(self._journals, f"{model.digest}\n{model.numerics}")
+        self._to_commit.set()
+        self._take_early()
+
+    def _take_early(self) -> None:
+        if self._now_s() < self._settled_s:
+            return
         for (number, task), submits in list(self._early.items()):
-            if number == model.number:
+            model = self._models.get(number)
+            if model is not None and model.answers is not None:
                 del self._early[number, task]
                 for submit in submits:
                     self._take(model, task, submit)
@@ -217,7 +235,7 @@ class Live:
         if self._command:
             self._command.send(outcome)
         self._fleet.release(model)
-        self._tasks.start(self._models.open())
+        self._tasks.start(self._models.open(), self._now_s())
         self._end_if_done()
 
     def _end_if_done(self) -> None:
@@ -231,7 +249,7 @@ class Live:
             self._failed(None, prepared.error)
             return
         self._tasks.prepared(peer, prepared)
-        self._tasks.start(self._models.open())
+        self._tasks.start(self._models.open(), self._now_s())
 
     def _task_ended(self, _peer: Peer, ended: wire.TaskEnded) -> None:
         model = self._models.get(ended.model)
@@ -252,7 +270,7 @@ class Live:
         model, task = self._models.get(peer.hello.model), peer.hello.task
         if model is None or model.outcome is not None:
             peer.send(wire.Refused(why="Its scores are not wanted any more."))
-        elif model.answers is None:
+        elif model.answers is None or self._now_s() < self._settled_s:
             self._early.setdefault((model.number, task), []).append(submit)
         else:
             self._take(model, task, submit)
@@ -278,6 +296,9 @@ class Live:
                 for request in list(sample.missing_requests):
                     for complete in self._book.answered(request, error=_NOT_STORED):
                         self._complete(complete)
+                continue
+            if self._is_awaited(sample):
+                self._awaiting.append(sample)
                 continue
             specs.append(_spec(sample))
             sample.missing_requests = []
@@ -322,30 +343,31 @@ class Live:
     # Engines' answers
 
     def _done(self, peer: Peer, message: wire.Done) -> None:
-        now_s, seat = self._now_s(), self._fleet.seats.get(peer.hello.name)
+        seat = self._fleet.seats.get(peer.hello.name)
         for done in message.done:
             request = self._book.request_of(message.model, done.key)
-            number = seat.asked.pop(done.key, None) if seat else None
-            if request is None:  # answered by another engine before, or nobody wants it any more
+            if not done.error and (request is None or not request.is_planned):  # not to be planned until committed
+                self._expected[message.model, done.key] = _COMMIT
+            else:
+                self._expected.pop((message.model, done.key), None)
+            was_asked = seat is not None and seat.asked.pop(done.key, None) is not None
+            if seat is None or request is None:  # nobody waits for it (yet): kept nevertheless
                 continue
-            if seat:
-                self._chronicle.request(seat.place, request, done, message.now_s)
-            engine = seat.number if seat and number is not None else None
+            self._chronicle.request(seat.place, request, done, message.now_s)
+            engine = seat.number if was_asked else None
             if done.error:
                 self._refused(request, engine, done.error)
-                continue
-            self._uncommitted.append((request, done.body))
-            if engine is not None:
+            elif request.is_planned:
                 self._emit(
                     events.Answered(
-                        now_s=now_s,
-                        engine=engine,
+                        now_s=self._now_s(),
+                        engine=_NO_ENGINE if engine is None else engine,
                         request=request.number,
                         new_tokens=done.new_tokens,
                         engine_s=done.finished_s - done.started_s,
                     )
                 )
-        self._unacked[peer] = message.number
+        self._uncommitted.append((peer, message))
         self._to_commit.set()
 
     def _refused(self, request: OpenRequest, engine: int | None, why: str) -> None:
@@ -366,6 +388,41 @@ class Live:
         if numbers:
             self._emit(events.Recalled(now_s=self._now_s(), engine=seat.number, requests=numbers))
 
+    def _holding(self, peer: Peer, message: wire.Holding) -> None:
+        """An engine's line had been cut: what it was asked and does not hold never reached it."""
+        seat = self._fleet.seats.get(peer.hello.name)
+        if seat is None:
+            return
+        held = set(message.keys)
+        if never := [key for key in seat.asked if key not in held]:
+            self._given_back(peer, wire.GivenBack(keys=never))
+        for key in held - seat.asked.keys():
+            self._expected[message.model, key] = seat.name
+
+    def _engine_lost(self, seat: Seat) -> None:
+        for place in [place for place, name in self._expected.items() if name == seat.name]:
+            del self._expected[place]
+
+    def _is_awaited(self, sample: OpenSample) -> bool:
+        """Whether an engine that we have not asked is about to answer some of it."""
+        return any((sample.model, request.key) in self._expected for request in sample.missing_requests)
+
+    def _take_awaited(self) -> None:
+        """Samples of which no engine holds anything any more: the policy's, with what they still miss."""
+        ready = [sample for sample in self._awaiting if not self._is_awaited(sample)]
+        self._awaiting = [sample for sample in self._awaiting if self._is_awaited(sample)]
+        specs = []
+        for sample in ready:
+            if self._book.sample(sample.number) is not sample:
+                continue
+            sample.missing_requests = [
+                request for request in sample.missing_requests if self._book.request(request.number) is request
+            ]
+            if sample.missing_requests or sample.unmeasured:
+                specs.append(_spec(sample))
+        if specs:
+            self._emit(events.SamplesAdded(now_s=self._now_s(), samples=tuple(specs)))
+
     async def commit_forever(self) -> None:
         """Commit what came in, batch by batch; then tell those who wait for it."""
         while True:
@@ -375,34 +432,45 @@ class Live:
 
     async def commit(self) -> None:
         """Commit what came in so far."""
-        answers, self._uncommitted = self._uncommitted, []
+        dones, self._uncommitted = self._uncommitted, []
         metrics, self._measured = self._measured, []
-        acks, self._unacked = self._unacked, {}
+        early = [one for one in dones if not self._has_journal(one[1].model)]
+        ripe = [one for one in dones if self._has_journal(one[1].model)]
+        self._uncommitted += early  # an engine was faster than the node that knows the weights
+        answers: dict[int, list[tuple[bytes, bytes]]] = {}
+        for _peer, message in ripe:
+            answers.setdefault(message.model, []).extend((one.key, one.body) for one in message.done if not one.error)
         try:
             await asyncio.to_thread(self._write, answers, metrics)
         except JournalError as error:
             self._failed(None, str(error))
             return
-        for request, _body in answers:
-            if self._book.request(request.number) is not request:
-                continue  # came twice in one batch, or was dropped meanwhile
-            self._requests_done += 1
-            for sample in self._book.answered(request):
-                self._complete(sample)
+        for model, records in answers.items():
+            for key, _body in records:
+                if self._expected.get((model, key)) == _COMMIT:
+                    del self._expected[model, key]
+                if request := self._book.request_of(model, key):
+                    self._requests_done += 1
+                    for sample in self._book.answered(request):
+                        self._complete(sample)
+        for peer, message in ripe:
+            if not any(other is peer for other, _ in early):
+                peer.send(wire.Acked(number=message.number))
         for sample, _key, measured in metrics:
             if self._book.sample(sample.number) is sample:
                 sample.measured, sample.unmeasured = measured, False
                 self._deliver(sample)
-        for peer, number in acks.items():
-            peer.send(wire.Acked(number=number))
         self._send_answers()
         self._run_policy()
 
-    def _write(self, answers: list[tuple[OpenRequest, bytes]], metrics: list[tuple[OpenSample, bytes, bytes]]) -> None:
-        by_model: dict[int, list[tuple[bytes, bytes]]] = {}
-        for request, body in answers:
-            by_model.setdefault(request.model, []).append((request.key, body))
-        for number, records in by_model.items():
+    def _has_journal(self, number: int) -> bool:
+        model = self._models.get(number)
+        return model is None or model.outcome is not None or model.answers is not None
+
+    def _write(
+        self, answers: dict[int, list[tuple[bytes, bytes]]], metrics: list[tuple[OpenSample, bytes, bytes]]
+    ) -> None:
+        for number, records in answers.items():
             model = self._models.get(number)
             if model is not None and model.answers is not None:
                 model.answers.commit(records)
@@ -486,7 +554,7 @@ class Live:
 
     def _ask(self, action: events.Ask) -> None:
         seat = self._fleet.seat_of(action.engine)
-        if seat is None or seat.peer is None or seat.serving is None:
+        if seat is None or seat.serving is None:
             return  # it is gone: the policy hears of that next
         asked = []
         for number in action.requests:
@@ -496,7 +564,7 @@ class Live:
                 continue
             seat.asked[request.key] = number
             asked.append((request.key, self._book.body(request)))
-        if asked:
+        if asked and seat.peer:  # else its line is cut: when it is back, it says what it has
             seat.peer.send(wire.AskEngine(model=seat.serving, requests=asked))
 
     # Time
@@ -505,7 +573,9 @@ class Live:
         """Twice a second: what waits for time."""
         self._fleet.tick()
         self._chronicle.flush()
-        self._tasks.start(self._models.open())
+        self._take_early()
+        self._take_awaited()
+        self._tasks.start(self._models.open(), self._now_s())
         for number, node in list(self._held_metrics.items()):
             sample = self._book.sample(number)
             if sample is None:
@@ -573,6 +643,8 @@ class Live:
 
 
 def _spec(sample: OpenSample) -> events.SampleSpec:
+    for request in sample.missing_requests:
+        request.is_planned = True
     return events.SampleSpec(
         sample=sample.number,
         model=sample.model,

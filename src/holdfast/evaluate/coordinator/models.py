@@ -53,6 +53,9 @@ class Models:
         for path in sorted(folder.glob("*.added")):
             model = _model(msgspec.msgpack.decode(path.read_bytes(), type=AddModel))
             self._all[model.number] = model
+            canary = path.with_suffix(".canary")
+            if canary.exists():
+                model.canary = msgspec.msgpack.decode(canary.read_bytes(), type=list[float])
             ended = path.with_suffix(".ended")
             if ended.exists():
                 model.outcome = msgspec.msgpack.decode(ended.read_bytes(), type=ModelOutcome)
@@ -71,6 +74,11 @@ class Models:
         write_atomic(self._folder / f"{added.model:06d}.added", msgspec.msgpack.encode(added))
         model = self._all[added.model] = _model(added)
         return model
+
+    def certify(self, model: Model, canary: list[float]) -> None:
+        """A fresh load said the fixed prompts' log-probabilities: what swaps are held against, durably."""
+        write_atomic(self._folder / f"{model.number:06d}.canary", msgspec.msgpack.encode(canary))
+        model.canary = canary
 
     def end(self, model: Model, outcome: ModelOutcome) -> None:
         """A model's evaluation ended, durably."""

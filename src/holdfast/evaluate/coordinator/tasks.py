@@ -1,6 +1,5 @@
 """Which task of which model runs on which host, and what it came to."""
 
-import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +14,7 @@ from holdfast.evaluate.engines.engine import EngineSpec
 from holdfast.evaluate.harness.harness import ModelFacts
 from holdfast.evaluate.suite import Suite
 
-_log = logging.getLogger(__name__)
+_ABSENCE_S = 3.0  # of a host, after which its tasks go to others; a line that was cut is back sooner
 
 
 @dataclass
@@ -32,8 +31,9 @@ class Host:
 class Tasks:
     """Every task of every model is run once to its end. Outcomes outlive the coordinator, as files in `results`."""
 
-    def __init__(self, suite: Suite, spec: EngineSpec, folder: Path, results: Path) -> None:
-        self._suite, self._spec, self._folder, self._results = suite, spec, folder, results
+    def __init__(self, suite: Suite, spec: EngineSpec, nodes: int, folder: Path, results: Path) -> None:
+        self._suite, self._spec, self._nodes, self._folder, self._results = suite, spec, nodes, folder, results
+        self._absent_since_s: dict[int, float] = {}
         results.mkdir(parents=True, exist_ok=True)
         self.hosts: dict[str, Host] = {}
         self.outcomes: dict[tuple[int, int], TaskOutcome] = {}
@@ -65,22 +65,35 @@ class Tasks:
         """A prepared host on a node."""
         return next((host for host in self.hosts.values() if host.node == node and host.prepared), None)
 
-    def start(self, models: Sequence[Model]) -> None:
-        """Give every task that does not run and has not ended to the host with the fewest."""
-        hosts = [host for host in self.hosts.values() if host.prepared]
-        if not hosts:
-            return
-        running = {one for host in hosts for one in host.running}
+    def start(self, models: Sequence[Model], now_s: float) -> None:
+        """Start every task that does not run and has not ended, on its own node's host or, in its absence, on another.
+
+        A task's own node follows from its number, so that a coordinator that was started anew finds it where it is.
+        """
+        running = {one for host in self.hosts.values() for one in host.running}
         for model in models:
             for task, entry in enumerate(self._suite.entries):
                 if (model.number, task) in running or (model.number, task) in self.outcomes:
                     continue
-                host = min(hosts, key=lambda one: len(one.running))
-                facts = self.facts(model, host.node)
-                if facts is None:
-                    break
-                host.running.add((model.number, task))
-                host.peer.send(RunTask(task=task, entry=entry, facts=facts, folder=str(self._folder)))
+                host = self._host_for(task, now_s)
+                facts = self.facts(model, host.node) if host else None
+                if host and facts:
+                    host.running.add((model.number, task))
+                    host.peer.send(RunTask(task=task, entry=entry, facts=facts, folder=str(self._folder)))
+
+    def _host_for(self, task: int, now_s: float) -> Host | None:
+        own = task % self._nodes
+        if host := self.host_on(own):
+            self._absent_since_s.pop(own, None)
+            return host
+        if now_s - self._absent_since_s.setdefault(own, now_s) < _ABSENCE_S:
+            return None
+        others = [host for host in self.hosts.values() if host.prepared]
+        return min(others, key=lambda one: len(one.running), default=None)
+
+    def is_elsewhere(self, model: int, task: int, node: int) -> bool:
+        """Whether a task runs on another node than this: a client there was given up."""
+        return any((model, task) in host.running and host.node != node for host in self.hosts.values())
 
     def facts(self, model: Model, node: int) -> ModelFacts | None:
         """What a client on a node must know of a model; None while its tokenizer is not there."""

@@ -10,7 +10,7 @@ unread. Frames are bounded. Whoever dialled in and lost the connection dials aga
 | node | one agent a node | NodeReport, ModelFetched, FetchFailed, ChildExited | FetchModel, ReleaseModel, StartEngine |
 | host | the harness host of a node | Prepared, TaskEnded, SampleMeasured | Prepare, RunTask, MeasureSample |
 | client | one task of one model | Submit | Answers |
-| engine | an engine's worker | Serving, ServeFailed, Done, GivenBack | Serve, AskEngine, TakeBack, Acked |
+| engine | an engine's worker | Serving, ServeFailed, Done, GivenBack, Holding | Serve, AskEngine, TakeBack, Acked |
 
 Every role hears `Welcome`, `Refused` and `Stop`, and says `Alive`.
 """
@@ -305,7 +305,7 @@ class Serve(Message, frozen=True, kw_only=True):
 
 
 class Serving(Message, frozen=True, kw_only=True):
-    """The engine answers as this model. `how`: "load", "swap", or "kept": it did before the line was cut."""
+    """The engine answers as this model: by a "load" or a "swap" (`how`). `kept`: it did so before the line was cut."""
 
     model: int
     how: str
@@ -314,6 +314,7 @@ class Serving(Message, frozen=True, kw_only=True):
     max_length: int
     curve: Curve
     canary: list[float]
+    kept: bool = False
 
 
 class ServeFailed(Message, frozen=True, kw_only=True):
@@ -340,6 +341,13 @@ class TakeBack(Message, frozen=True, kw_only=True):
 class GivenBack(Message, frozen=True, kw_only=True):
     """These were not begun and will not be."""
 
+    keys: list[bytes]
+
+
+class Holding(Message, frozen=True, kw_only=True):
+    """After the line was cut, and after what was not acknowledged: all that this engine is still to answer."""
+
+    model: int
     keys: list[bytes]
 
 

@@ -1,0 +1,413 @@
+"""A coordinator over real TCP with nodes, engines, hosts and clients that are tasks of the test's own event loop.
+
+Everything may be killed at any await: a coordinator by cutting all its connections and forgetting its state, a peer by
+cutting its line.
+"""
+
+import asyncio
+import gc
+import hashlib
+from collections import Counter
+
+import msgspec
+
+from holdfast.core.clock import SystemClock
+from holdfast.core.errors import ChannelError
+from holdfast.evaluate.coordinator import wire
+from holdfast.evaluate.coordinator.chronicle import Chronicle
+from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles, task_names
+from holdfast.evaluate.coordinator.connections import listen
+from holdfast.evaluate.coordinator.dial import Line
+from holdfast.evaluate.coordinator.live import Live
+from holdfast.evaluate.engines.engine import Curve, EngineSpec
+from holdfast.evaluate.harness.harness import TaskResult
+from holdfast.evaluate.policy.priors import Priors
+from holdfast.evaluate.policy.state import State
+from holdfast.evaluate.report.timeline import TimelineWriter
+from holdfast.evaluate.requests import Answer, Request, Sampling, encode_answer, keyed, pack_tokens
+from holdfast.evaluate.suite import Suite, TaskEntry
+from holdfast.evaluate.weights.manifest import Chunk, ModelFile, ModelManifest
+
+TOKEN = "of the test"
+CURVE = Curve(prefill_tokens_per_s=1e5, request_s=1e-4, step_base_s=1e-4, step_sequence_s=1e-5, max_batch=4)
+MANIFEST = ModelManifest(
+    source="/nowhere",
+    form="dcp",
+    files=[ModelFile(path="a", size_bytes=10)],
+    chunks=[Chunk(file=0, offset=0, size_bytes=10)],
+)
+
+
+def config(folder, entries, **changes):
+    said = {
+        "evaluation_id": "test",
+        "suite": Suite(name="suite", entries=tuple(entries)),
+        "spec": EngineSpec(kind="simulated", mode="exact"),
+        "engines_per_node": 2,
+        "nodes": 1,
+        "folder": str(folder),
+        "journals": str(folder / "answers"),
+        "metric_slots": 2,
+        "linger_s": 5.0,
+        "silent_s": 5.0,
+        "gather_s": 0.2,
+    }
+    return CoordinatorConfig(**{**said, **changes})
+
+
+def entry(name, samples, requests=1, metric=False, kind="loglikelihood"):
+    return TaskEntry(name=name, options={"samples": samples, "requests": requests, "metric": metric, "kind": kind})
+
+
+def samples_of(task: TaskEntry):
+    found = []
+    for number in range(task.options["samples"]):
+        requests = []
+        for index in range(task.options["requests"]):
+            prompt = pack_tokens([*task.name.encode(), number, index])
+            if task.options["kind"] == "generate":
+                asked = Request(kind="generate", prompt=prompt, sampling=Sampling(max_new_tokens=8))
+            else:
+                asked = Request(kind="loglikelihood", prompt=prompt, continuation=pack_tokens([1]))
+            requests.append(keyed(asked))
+        key = hashlib.blake2b(f"{task.name} {number}".encode(), digest_size=16).digest()
+        found.append(
+            wire.KeyedSample(sample=number, requests=requests, metric_key=key if task.options["metric"] else b"")
+        )
+    return found
+
+
+def answer_to(key: bytes, folder: str) -> Answer:
+    """Depends on the question and on the weights."""
+    digest = hashlib.blake2b(key + folder.encode(), digest_size=4).digest()
+    return Answer(logprob=-int.from_bytes(digest, "big") / 2**28, new_tokens=1)
+
+
+class World:
+    """Everything of one evaluation."""
+
+    def __init__(self, config: CoordinatorConfig, seed=None) -> None:
+        self.config, self.folder = config, config.folder
+        self.port = 0
+        self.epoch = 0
+        self.committed: set[tuple[str, bytes]] = set()  # (weights, key) that an engine saw acknowledged
+        self.answered = Counter()
+        self.measured = Counter()
+        self.outcomes: dict[tuple[int, int], wire.TaskOutcome] = {}
+        self.models: dict[int, wire.ModelOutcome] = {}
+        self.statuses: list[wire.Status] = []
+        self.redone: list[bytes] = []
+        self.pids = 1000
+        self.running: set[asyncio.Task] = set()
+        self.lines: list[Line] = []
+        self.engines: dict[str, FakeEngine] = {}
+        self.hosts: dict[str, FakeHost] = {}
+        self.live = None
+        self.silent: set[str] = set()
+        self.bad_swaps: set[str] = set()
+
+    def spawn(self, work):
+        task = asyncio.create_task(work)
+        self.running.add(task)
+        task.add_done_callback(self._reap)
+        return task
+
+    def _reap(self, task):
+        self.running.discard(task)
+        if not task.cancelled() and task.exception():
+            raise task.exception()
+
+    async def start(self):
+        from pathlib import Path
+
+        folder = Path(self.folder)
+        files = CoordinatorFiles(folder)
+        files.folder.mkdir(parents=True, exist_ok=True)
+        clock = SystemClock()
+        names = task_names(self.config.suite)
+        timeline = TimelineWriter(folder / "timeline.jsonl")
+        chronicle = Chronicle(timeline, clock, clock.now_s())
+        self.live = Live(self.config, clock, State(Priors(names)), chronicle, epoch=self.epoch)
+        self.connections = set()
+        self.server = await listen("127.0.0.1", self.port, TOKEN, self.live)
+        self.port = self.server.sockets[0].getsockname()[1]
+        self.epoch += 1
+        self.committing = self.spawn(self.live.commit_forever())
+        self.ticking = self.spawn(self._tick())
+
+    async def _tick(self):
+        while True:
+            await asyncio.sleep(0.05)
+            self.live.tick()
+
+    def kill_coordinator(self):
+        """As kill -9: nothing is said, nothing is written."""
+        self.committing.cancel()
+        self.ticking.cancel()
+        self.server.close()
+        for task in asyncio.all_tasks():
+            if task.get_coro().__name__ == "attend":
+                task.cancel()
+        for transport in gc.get_objects():  # also of connections that nobody attends to yet
+            if isinstance(transport, asyncio.Transport) and not transport.is_closing():
+                if (transport.get_extra_info("sockname") or ("", 0))[1] == self.port:
+                    transport.abort()
+        for line in self.lines:
+            line.close()
+        live, self.live = self.live, None
+        live._chronicle._timeline._waiting.clear()
+        live._chronicle.close()  # the rest stays open: a commit may be under way in its thread
+
+    def line(self, role, name, serves=lambda: -1, **more):
+        def hello():
+            return wire.Hello(token=TOKEN, role=role, name=name, **{"model": serves(), **more})
+
+        line = Line(f"127.0.0.1:{self.port}", hello, patience_s=30.0)
+        self.lines.append(line)
+        return line
+
+    async def command(self, *models, finish=True):
+        line = self.command_line = self.line("command", "command")
+        self.added = list(models)
+        self.finishing = finish
+        async for message in line.messages():
+            match message:
+                case wire.Welcome():
+                    for model in self.added:
+                        line.send(model)
+                    if self.finishing:
+                        line.send(wire.Finish())
+                case wire.TaskOutcome():
+                    self.outcomes[message.model, message.task] = message
+                case wire.ModelOutcome():
+                    self.models[message.model] = message
+                case wire.Status():
+                    self.statuses.append(message)
+
+    async def node(self, place):
+        line = self.line("node", f"node-{place}", node=place)
+        self.spawn(FakeHost(self, place).run())
+        fetched = {}
+        started = {}
+        async for message in line.messages():
+            match message:
+                case wire.Welcome():
+                    line.send(wire.NodeReport(host="here", cores=2, memory_bytes=1, gpus=0, store="here:1"))
+                    for one in fetched.values():
+                        line.send(one)
+                case wire.FetchModel(model=model):
+                    fetched[model] = wire.ModelFetched(
+                        model=model,
+                        folder=f"weights {model}",
+                        digest=f"digest {model}",
+                        remote_bytes=10,
+                        peer_bytes=0,
+                        seconds=0.0,
+                    )
+                    line.send(fetched[model])
+                case wire.ReleaseModel(model=model):
+                    fetched.pop(model, None)
+                case wire.StartEngine(name=name):
+                    if name not in started or started[name].done():
+                        self.engines[name] = FakeEngine(self, name, place)
+                        started[name] = self.engines[name].task = self.spawn(self.engines[name].run())
+                        started[name].add_done_callback(
+                            lambda _, name=name: line.send(wire.ChildExited(role="engine", name=name, exit_code=-9))
+                        )
+                case wire.StopEngine(name=name):
+                    if name in started:
+                        started.pop(name).cancel()
+                        self.engines[name].die()
+
+    async def finish(self, within_s=20.0):
+        async with asyncio.timeout(within_s):
+            while True:
+                live = self.live
+                if live is not None and live.ended.is_set():
+                    break
+                await asyncio.sleep(0.01)
+        await self.live.commit()
+        await asyncio.sleep(0.05)  # the command's last messages cross a real socket
+
+    async def end(self):
+        for task in list(self.running):
+            task.cancel()
+        await asyncio.gather(*self.running, return_exceptions=True)
+        for line in self.lines:
+            line.close()
+        self.server.close()
+        for _ in range(20):  # both ends of each connection close in turn
+            await asyncio.sleep(0)
+        await asyncio.sleep(0.02)
+        if self.live is not None:
+            self.live.close("done")
+
+
+class FakeEngine:
+    """Answers by the content of the question and of the weights, one at a time."""
+
+    def __init__(self, world: World, name: str, place: int) -> None:
+        self.world, self.name, self.place = world, name, place
+        self.serving: wire.Serving | None = None
+        self.folder = ""
+        self.held: list[tuple[bytes, bytes]] = []
+        self.unacked: list[wire.Done] = []
+        self.number = 0
+        self.gate = asyncio.Event()
+        self.line = None
+
+    async def run(self):
+        self.world.pids += 1
+        self.line = self.world.line("engine", self.name, self.model, node=self.place, pid=self.world.pids)
+        working = self.world.spawn(self.work())
+        try:
+            async for message in self.line.messages():
+                self.heed(message)
+        finally:
+            working.cancel()
+
+    def heed(self, message):
+        match message:
+            case wire.Welcome():
+                if self.serving:
+                    self.line.send(self.serving)
+                for done in self.unacked:
+                    self.line.send(done)
+                if self.serving:
+                    held = wire.Holding(model=self.serving.model, keys=[key for key, _ in self.held])
+                    self.line.send(held)
+            case wire.Serve():
+                how = "swap" if self.serving else "load"
+                self.folder = message.folder
+                canary = float(message.model) + (0.5 if how == "swap" and self.name in self.world.bad_swaps else 0.0)
+                said = wire.Serving(
+                    model=message.model,
+                    how=how,
+                    seconds=0.0,
+                    numerics="of fakes",
+                    max_length=64,
+                    curve=CURVE,
+                    canary=[canary],
+                )
+                self.line.send(said)
+                self.serving = msgspec.structs.replace(said, kept=True)
+            case wire.AskEngine():
+                if self.serving is None or message.model != self.serving.model:  # as the worker does
+                    self.line.send(wire.GivenBack(keys=[key for key, _ in message.requests]))
+                    return
+                # Whatever an engine that lives has finished is not to be asked of another.
+                finished = {
+                    (done.model, one.key)
+                    for engine in self.world.engines.values()
+                    for done in engine.unacked
+                    for one in done.done
+                    if engine is not self
+                }
+                for key, _ in message.requests:
+                    if (self.folder, key) in self.world.committed or (message.model, key) in finished:
+                        self.world.redone.append(key)
+                mine = {key for key, _ in self.held}
+                self.held += [one for one in message.requests if one[0] not in mine]
+                self.gate.set()
+            case wire.TakeBack(keys=keys):
+                given = [key for key, _ in self.held if key in set(keys)]
+                self.held = [one for one in self.held if one[0] not in set(keys)]
+                self.line.send(wire.GivenBack(keys=given))
+            case wire.Acked(number=number):
+                for done in [one for one in self.unacked if one.number <= number]:
+                    self.unacked.remove(done)
+                    self.world.committed |= {(self.folder_of(done), one.key) for one in done.done if not one.error}
+
+    def model(self):
+        return self.serving.model if self.serving else -1
+
+    def die(self):
+        """As kill -9: what it had is gone, and its agent says so."""
+        self.serving, self.held, self.unacked, self.folder = None, [], [], ""
+        self.task.cancel()
+        if self.line:
+            self.line.close()
+
+    def folder_of(self, done):
+        return f"weights {done.model}"
+
+    async def work(self):
+        while True:
+            await self.gate.wait()
+            while self.held and self.name not in self.world.silent:
+                await asyncio.sleep(0)
+                if not self.held:
+                    break
+                key, _body = self.held.pop(0)
+                self.world.answered[key] += 1
+                self.number += 1
+                body = encode_answer(answer_to(key, self.folder))
+                one = wire.DoneRequest(key=key, body=body, new_tokens=1, started_s=0.0, finished_s=0.001)
+                done = wire.Done(number=self.number, model=self.serving.model, done=[one], now_s=0.001)
+                self.unacked.append(done)
+                self.line.send(done)
+            self.gate.clear()
+
+
+class FakeHost:
+    """Runs clients, and measures by counting."""
+
+    def __init__(self, world: World, place: int) -> None:
+        self.world, self.place = world, place
+        world.hosts[f"host-{place}"] = self
+        self.clients = {}
+
+    async def run(self):
+        self.line = self.world.line("host", f"host-{self.place}", node=self.place)
+        async for message in self.line.messages():
+            match message:
+                case wire.Prepare(entries=entries):
+                    missing = [one.name for one in entries if one.name == "missing"]
+                    self.line.send(wire.Prepared(error="There is no task 'missing'." if missing else ""))
+                case wire.RunTask():
+                    place = (message.facts.model, message.task)
+                    if place not in self.clients or self.clients[place].done():
+                        self.clients[place] = self.world.spawn(self.client(message))
+                    else:  # as a real host: what runs, runs on
+                        pass
+                case wire.MeasureSample():
+                    self.world.measured[message.metric_key] += 1
+                    measured = b"%d" % sum(map(len, message.answers))
+                    self.line.send(wire.SampleMeasured(metric_key=message.metric_key, measured=measured, seconds=0.001))
+
+    async def said(self, line):
+        try:
+            async for message in line.messages():
+                yield message
+        except ChannelError:
+            raise asyncio.CancelledError from None  # refused: nobody wants the scores any more
+
+    async def client(self, run: wire.RunTask):
+        model, task = run.facts.model, run.task
+        line = self.world.line("client", f"client-{model}-{task}", node=self.place, model=model, task=task)
+        if run.entry.name == "raises":
+            await asyncio.sleep(0)
+            self.line.send(wire.TaskEnded(model=model, task=task, error="ValueError: it raises"))
+            return
+        wanted = samples_of(run.entry)
+        answered = {}
+        async for message in self.said(line):
+            match message:
+                case wire.Welcome():
+                    left = [one for one in wanted if one.sample not in answered]
+                    for start in range(0, len(left), 7):
+                        line.send(wire.Submit(samples=left[start : start + 7], final=start + 7 >= len(left)))
+                case wire.Answers(samples=samples):
+                    answered |= {one.sample: one for one in samples}
+            if len(answered) == len(wanted):
+                break
+        line.close()
+        errors = [one.error for one in answered.values() if one.error]
+        score = [[a.logprob for a in answered[number].answers] for number in sorted(answered)]
+        metrics = [answered[number].measured.decode() for number in sorted(answered)]
+        result = TaskResult(results={"score": score, "metrics": metrics})
+        while not self.line.is_connected:
+            await asyncio.sleep(0.01)
+        self.line.send(
+            wire.TaskEnded(model=model, task=task, result=None if errors else result, error=errors[0] if errors else "")
+        )

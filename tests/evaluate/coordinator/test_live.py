@@ -1,0 +1,205 @@
+"""The coordinator as everybody sees it: who is killed when does not matter to what comes out."""
+
+import asyncio
+import random
+
+import pytest
+from cluster_of_fakes import MANIFEST, World, answer_to, config, entry, samples_of
+
+from holdfast.evaluate.coordinator import wire
+from holdfast.evaluate.report.timeline import read_timeline
+
+ENTRIES = [
+    entry("choices", 30, requests=4),
+    entry("generated", 20, kind="generate"),
+    entry("measured", 15, metric=True, kind="generate"),
+]
+
+
+def model(number=0):
+    return wire.AddModel(model=number, name=f"model {number}", manifest=MANIFEST)
+
+
+def expected(task, number=0):
+    return [
+        [answer_to(request.key, f"weights {number}").logprob for request in sample.requests]
+        for sample in samples_of(task)
+    ]
+
+
+def check_scores(world, models=(0,), entries=ENTRIES):
+    for number in models:
+        for place, task in enumerate(entries):
+            outcome = world.outcomes[number, place]
+            assert not outcome.error
+            assert outcome.result.results["score"] == expected(task, number)
+            if task.options["metric"]:
+                assert all(outcome.result.results["metrics"])
+
+
+def run(scenario):
+    return asyncio.run(asyncio.wait_for(scenario, 60.0))
+
+
+def test_every_sample_is_answered_once_and_measured_once(tmp_path):
+    async def scenario():
+        world = World(config(tmp_path, ENTRIES))
+        await world.start()
+        world.spawn(world.command(model()))
+        world.spawn(world.node(0))
+        await world.finish()
+        await world.end()
+        return world
+
+    world = run(scenario())
+    check_scores(world)
+    assert set(world.answered.values()) == {1}
+    assert len(world.answered) == 30 * 4 + 20 + 15
+    assert set(world.measured.values()) == {1}
+    assert len(world.measured) == 15
+    assert world.models[0].error == ""
+    assert world.models[0].digest == "digest 0"
+
+
+def test_a_second_evaluation_of_the_same_weights_asks_nothing(tmp_path):
+    async def scenario(folder):
+        world = World(config(folder, ENTRIES, journals=str(tmp_path / "answers")))
+        await world.start()
+        world.spawn(world.command(model()))
+        world.spawn(world.node(0))
+        await world.finish()
+        await world.end()
+        return world
+
+    run(scenario(tmp_path / "one"))
+    world = run(scenario(tmp_path / "two"))
+    check_scores(world)
+    assert not world.answered
+    assert not world.measured
+    assert world.statuses[-1].reused == world.statuses[-1].requests == 155
+
+
+def test_a_stream_of_models_is_swapped_through_and_never_mixed(tmp_path):
+    async def scenario():
+        world = World(config(tmp_path, ENTRIES, nodes=2))
+        await world.start()
+        world.spawn(world.command(model(0), model(1), model(2)))
+        world.spawn(world.node(0))
+        world.spawn(world.node(1))
+        await world.finish()
+        await world.end()
+        return world
+
+    world = run(scenario())
+    check_scores(world, models=(0, 1, 2))
+    spans = read_timeline(tmp_path / "timeline.jsonl").engines
+    assert any(span.what == "swap" for span in spans)
+
+
+def test_a_swap_that_changed_the_canaries_is_undone_by_a_fresh_start(tmp_path):
+    async def scenario():
+        world = World(config(tmp_path, ENTRIES, engines_per_node=1))
+        world.bad_swaps = {"node-0/0"}
+        await world.start()
+        world.spawn(world.command(model(0), model(1)))
+        world.spawn(world.node(0))
+        await world.finish()
+        await world.end()
+        return world
+
+    check_scores(run(scenario()), models=(0, 1))
+
+
+def test_a_task_that_raises_says_so_and_the_others_finish(tmp_path):
+    entries = [*ENTRIES, entry("raises", 3)]
+
+    async def scenario():
+        world = World(config(tmp_path, entries))
+        await world.start()
+        world.spawn(world.command(model()))
+        world.spawn(world.node(0))
+        await world.finish()
+        await world.end()
+        return world
+
+    world = run(scenario())
+    check_scores(world)
+    assert world.outcomes[0, 3].error == "ValueError: it raises"
+    assert world.models[0].error == ""
+
+
+def test_an_unknown_task_ends_it_with_the_hosts_sentence(tmp_path):
+    async def scenario():
+        world = World(config(tmp_path, [entry("missing", 1)]))
+        await world.start()
+        world.spawn(world.command(model()))
+        world.spawn(world.node(0))
+        await world.finish()
+        await world.end()
+        return world
+
+    world = run(scenario())
+    assert world.models[0].error == "There is no task 'missing'."
+
+
+def test_an_engine_that_hangs_is_started_anew(tmp_path):
+    async def scenario():
+        world = World(config(tmp_path, ENTRIES, silent_s=0.5))
+        world.silent = {"node-0/0"}
+        await world.start()
+        world.spawn(world.command(model()))
+        world.spawn(world.node(0))
+        living = world.spawn(alive(world))
+        await asyncio.sleep(0.3)
+        hung = world.engines["node-0/0"]
+        async with asyncio.timeout(10):
+            while world.engines["node-0/0"] is hung:
+                await asyncio.sleep(0.01)
+        world.silent = set()
+        await world.finish()
+        living.cancel()
+        await world.end()
+        return world
+
+    async def alive(world):
+        while True:
+            await asyncio.sleep(0.05)
+            for name, engine in world.engines.items():
+                if name not in world.silent and hasattr(engine, "line"):
+                    engine.line.send(wire.Alive())
+
+    check_scores(run(scenario()))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whoever_is_killed_at_whatever_moment_the_scores_are_the_same(tmp_path, seed):
+    """Coordinator, engines, hosts and clients lose their lines or their lives; nothing committed is done again."""
+    chance = random.Random(seed)
+    entries = [entry("choices", 60, requests=4), entry("generated", 60, kind="generate"), entry("m", 40, metric=True)]
+
+    async def scenario():
+        world = World(config(tmp_path, entries, nodes=2))
+        await world.start()
+        world.spawn(world.command(model(0), model(1)))
+        world.spawn(world.node(0))
+        world.spawn(world.node(1))
+        for _ in range(6):
+            await asyncio.sleep(chance.uniform(0.0, 0.15))
+            if world.live is None or world.live.ended.is_set():
+                break
+            victim = chance.choice(["coordinator", "engine", "line", "line"])
+            if victim == "coordinator":
+                world.kill_coordinator()
+                await asyncio.sleep(chance.uniform(0.0, 0.05))
+                await world.start()
+            elif victim == "engine" and world.engines:
+                chance.choice(list(world.engines.values())).die()
+            else:
+                chance.choice(world.lines).close()
+        await world.finish(30.0)
+        await world.end()
+        return world
+
+    world = run(scenario())
+    check_scores(world, models=(0, 1), entries=entries)
+    assert world.redone == []
