@@ -1,5 +1,6 @@
 """The command line in process, over a ledger made by hand: what it prints, for people and for programs."""
 
+import errno
 import json
 import subprocess
 import sys
@@ -7,7 +8,7 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from holdfast.cli.main import COMMANDS, cli
+from holdfast.cli.main import COMMANDS, cli, main
 from holdfast.core.errors import HoldfastError
 from holdfast.core.ledger import Attempt, Checkpoint, Incident, Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
@@ -193,6 +194,19 @@ def test_a_ledger_that_cannot_be_opened_is_said_without_a_traceback(tmp_path):
     assert "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("code", "step"), [(errno.ENOSPC, "Free some space there"), (errno.EACCES, "Check that path and its permissions")]
+)
+def test_what_the_system_refuses_is_told_with_its_place_and_a_next_step(monkeypatch, capsys, code, step):
+    def refused(**_):
+        raise OSError(code, "Refused", "/where/it/was")
+
+    monkeypatch.setattr(cli, "main", refused)
+    with pytest.raises(SystemExit, match="2"):
+        main()
+    assert capsys.readouterr().err.startswith(f"holdfast: [Errno {code}] Refused: '/where/it/was'. {step}")
+
+
 def test_help_imports_nothing_heavy():
     script = (
         "import sys\nsys.argv = ['holdfast', '--help']\nfrom holdfast.cli.main import main\ntry:\n    main()\n"
@@ -214,6 +228,49 @@ READING = [
 """What every command has that reads job records."""
 
 
+EVALUATING = [
+    "--chat-template",
+    "--confirm-unsafe-code",
+    "--device",
+    "--dtype",
+    "--engine",
+    "--engine-option",
+    "--engines-per-node",
+    "--family",
+    "--hf-config",
+    "--include-path",
+    "--judge-api-key-env",
+    "--judge-concurrency",
+    "--judge-cost-limit",
+    "--judge-input-price",
+    "--judge-output-price",
+    "--judge-requests-per-minute",
+    "--judge-tokens-per-minute",
+    "--judge-url",
+    "--limit",
+    "--linger-s",
+    "--max-batch",
+    "--max-length",
+    "--max-read-mib-s",
+    "--metric-slots",
+    "--mode",
+    "--model-name",
+    "--name-map",
+    "--nodes",
+    "--num-fewshot",
+    "--on",
+    "--output",
+    "--run",
+    "--sbatch-option",
+    "--silent-s",
+    "--step",
+    "--threads",
+    "--tp",
+    "--url",
+]
+"""What every command has that evaluates."""
+
+
 def test_the_command_line_is_what_was_agreed():
     """A change of this list is a change for every user's scripts: make it on purpose, and say so in CHANGELOG.md."""
     found = {}
@@ -224,6 +281,9 @@ def test_the_command_line_is_what_was_agreed():
     assert found == {
         "run": [
             "--detach",
+            "--eval-drop-stale",
+            "--eval-option",
+            "--eval-suite",
             "--first-step-limit-s",
             "--hang-factor",
             "--hang-floor-s",
@@ -271,6 +331,21 @@ def test_the_command_line_is_what_was_agreed():
         },
         "trace twin": ["--gpus", "--jobs", "--json", "--like", "--map", "--output", "--seed", "--telemetry"],
         "trace formats": ["--json"],
+        **{
+            f"eval {name}": sorted([*EVALUATING, "--suite", "--json", *own])
+            for name, own in {
+                "run": ["--id", "--model", "--no-progress"],
+                "plan": ["--model", "--page"],
+                "watch": ["--drop-stale", "--no-progress", "--once"],
+            }.items()
+        },
+        "eval resume": ["--engines-per-node", "--json", "--no-progress", "--nodes", "--on", "--sbatch-option"],
+        "eval rescore": ["--json", "--no-progress"],
+        "eval why": ["--json"],
+        "eval compare": ["--json", "--output", "--run", "--suite"],
+        "eval ls": ["--family", "--json", "--run", "--suite"],
+        "eval show": ["--json", "--output"],
         "checkpoint ls": ["--json"],
         "checkpoint verify": ["--json"],
+        "checkpoint export": ["--hf-config", "--json", "--name-map", "--safetensors"],
     }

@@ -1,4 +1,4 @@
-"""Tasks for the tests: small commands that write their result as `holdfast.cluster` asks, and what they leave."""
+"""Commands for the tests: tasks that write their result as `holdfast.cluster` asks, and agents; what they leave."""
 
 import subprocess
 import sys
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from holdfast.cluster import Finished, Task
+from holdfast.cluster import Finished, Placement, Task
 
 # Writes its result through a rename, as a task must.
 _WRITE = "import os, sys; open(sys.argv[1] + '.tmp', 'w').write('done'); os.rename(sys.argv[1] + '.tmp', sys.argv[1])"
@@ -39,6 +39,55 @@ def noted_pids(folder: Path, name: str) -> list[int]:
     note = folder / f"{name}.pids"
     await_true(lambda: note.exists() and note.read_text().endswith("\n"))
     return [int(pid) for pid in note.read_text().split()]
+
+
+def agent_command(folder: Path) -> list[str]:
+    """An agent: notes its pid, that of a child in a session of its own and its SECRET, says so, and sleeps.
+
+    The note is FOLDER/agent-INDEX.pids. With the file FOLDER/end-INDEX, holding an exit code, it ends instead.
+    """
+    script = (
+        "import os, pathlib, subprocess, sys, time\n"
+        f"folder, index = pathlib.Path({str(folder)!r}), os.environ['HOLDFAST_PLACE']\n"
+        "child = subprocess.Popen(['sleep', '600'], start_new_session=True)\n"
+        "note = folder / f'agent-{index}.pids'\n"
+        "note.with_suffix('.new').write_text(f\"{os.getpid()} {child.pid} {os.environ['SECRET']}\\n\")\n"
+        "note.with_suffix('.new').rename(note)\n"
+        "print('agent', index, 'is here', flush=True)\n"
+        "while not (end := folder / f'end-{index}').exists(): time.sleep(0.05)\n"
+        "sys.exit(int(end.read_text()))"
+    )
+    return [sys.executable, "-c", script]
+
+
+def agent_note(folder: Path, index: int) -> tuple[list[int], str]:
+    """The pids that an agent noted, once it has, and its SECRET; the note is gone afterwards."""
+    note = folder / f"agent-{index}.pids"
+    await_true(note.exists)
+    pid, child, secret = note.read_text().split()
+    note.unlink()
+    return [int(pid), int(child)], secret
+
+
+def states(placement: Placement) -> list[tuple[str, int | None]]:
+    """State and exit code of each place."""
+    return [(place.state, place.exit_code) for place in placement.poll()]
+
+
+def is_on_a_command_line(secret: str) -> bool:
+    """Whether any process of this machine shows it to everybody."""
+    for process in psutil.process_iter():
+        try:
+            if any(secret in word for word in process.cmdline()):
+                return True
+        except psutil.Error:
+            continue
+    return False
+
+
+def is_in_a_file(secret: str, folder: Path) -> bool:
+    """Whether any file under the folder holds it."""
+    return any(secret.encode() in path.read_bytes() for path in folder.rglob("*") if path.is_file())
 
 
 def none_lives(pids: Iterable[int]) -> bool:

@@ -3,6 +3,7 @@
 0 done, 1 the job failed for the user's reason, 2 bad use, 3 budget spent, 4 incomplete.
 """
 
+import errno
 import importlib
 import os
 import sys
@@ -22,6 +23,7 @@ COMMANDS = {
     "logs": ("holdfast.cli.logs", "Print what a run's ranks printed."),
     "incidents": ("holdfast.cli.incidents", "List and show what went wrong and what was done."),
     "trace": ("holdfast.cli.trace", "Show where a cluster's GPU time goes."),
+    "eval": ("holdfast.cli.eval", "Evaluate checkpoints: a suite's scores, fast and exact."),
     "checkpoint": ("holdfast.cli.checkpoint", "List and verify checkpoints."),
 }
 """Where each command lives; its module is imported only when it is called, so that `--help` answers at once."""
@@ -78,7 +80,9 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
     except OSError as error:
-        click.echo(f"holdfast: {error}. Check that path and its permissions.", err=True)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        step = "Free some space there, or name another place" if full else "Check that path and its permissions"
+        click.echo(f"holdfast: {error}. {step}.", err=True)
         sys.exit(2)
     sys.exit(code if isinstance(code, int) else 0)
 

@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -14,9 +14,13 @@ from holdfast.cli.main import Place
 from holdfast.cli.narration import narrate
 from holdfast.cli.output import print_json
 from holdfast.core.errors import BadUse
-from holdfast.core.ledger import Ledger
+from holdfast.core.ledger import Ledger, Run
+from holdfast.core.paths import RunPaths
 from holdfast.recover.runs import begin_run, change_options, detach, supervise
 from holdfast.recover.spec import RunSpec
+
+if TYPE_CHECKING:
+    from holdfast.cli.run_evaluation import RunEvaluation, Wish
 
 SETTINGS = (
     ("--nproc", "nproc", "Ranks on this node."),
@@ -60,6 +64,15 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
 @click.option("--name", metavar="RUN", help="The run's id.  [default: the script's name and the time]")
 @click.option("--detach", "detached", is_flag=True, help="Supervise in the background; no terminal is needed.")
 @click.option("--resume", metavar="RUN", help="Go on with a run that was stopped, failed or lost its supervisor.")
+@click.option("--eval-suite", metavar="SUITE", help="Evaluate each checkpoint: a TOML file, or names of tasks.")
+@click.option("--eval-drop-stale", is_flag=True, help="A newer checkpoint replaces those not begun.")
+@click.option(
+    "--eval-option",
+    "eval_options",
+    multiple=True,
+    metavar="OPTION",
+    help="For `holdfast eval watch`, in one word: --eval-option=--on=slurm",
+)
 @click.option("--no-echo", is_flag=True, help="Do not show what the ranks print; `holdfast logs` does.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON; implies --no-echo.")
 @click.argument("job", nargs=-1, type=click.UNPROCESSED)
@@ -71,6 +84,9 @@ def command(
     resume: str | None,
     name: str | None,
     detached: bool,
+    eval_suite: str | None,
+    eval_drop_stale: bool,
+    eval_options: tuple[str, ...],
     no_echo: bool,
     as_json: bool,
     **settings: float | None,
@@ -80,6 +96,7 @@ def command(
     \b
     holdfast run --nproc 8 -- python train.py --lr 3e-4
     holdfast run -- torchrun --nproc-per-node 8 train.py
+    holdfast run --eval-suite nightly.toml --eval-option=--hf-config=./llama -- python train.py
     holdfast run --resume RUN
 
     A resumed run keeps its options; those given again replace them.
@@ -88,6 +105,7 @@ def command(
         raise BadUse("--resume takes the command of the run that it resumes; leave the command and --name out.")
     if resume is None and not job:
         raise BadUse("Nothing to run. Give the job's command after `--`: holdfast run -- python train.py")
+    wish = _wish(eval_suite, eval_drop_stale, eval_options)
     given = {path: value for _, path, _ in SETTINGS if (value := settings[path.replace(".", "_")]) is not None}
     with Ledger.open(place.ledger) as ledger:
         if resume is None:
@@ -98,19 +116,54 @@ def command(
             run_id = run.run_id
             if given:
                 change_options(run, _merged(run.options, given), ledger, place.home)
+        paths = RunPaths(place.home, run_id)
+        if wish is not None:
+            wish.keep(paths)
         if detached:
             pid = detach(run_id, place.home, ["--ledger", place.ledger])
             _print_detached(run_id, pid, as_json=as_json)
             return 0
         narrator = _Narrator(run_id)
+        evaluation = _evaluation(paths, ledger.run(run_id), place, narrator.say)
+
+        def observe(kind: str, data: Mapping[str, Any]) -> None:
+            narrator(kind, data)
+            if evaluation is not None:
+                evaluation(kind, data)
+
         try:
-            outcome = supervise(run_id, ledger, place.home, observer=narrator, echo=not (no_echo or as_json))
+            outcome = supervise(run_id, ledger, place.home, observer=observe, echo=not (no_echo or as_json))
+            if evaluation is not None:
+                evaluation.finish()
         finally:
             narrator.finish()
     if as_json:
         fields = {"state": outcome.state, "exit_code": outcome.exit_code, "outcome": outcome.sentence}
         print_json("run", {"run": run_id, **fields})
     return outcome.exit_code
+
+
+def _wish(suite: str | None, drop_stale: bool, options: tuple[str, ...]) -> "Wish | None":
+    """What the command line asks to be evaluated by."""
+    if suite is None:
+        if drop_stale or options:
+            raise BadUse(
+                "--eval-drop-stale and --eval-option say how to evaluate, but not what. Give --eval-suite too."
+            )
+        return None
+    from holdfast.cli.run_evaluation import Wish
+
+    return Wish.checked(suite, drop_stale=drop_stale, options=options)
+
+
+def _evaluation(paths: RunPaths, run: Run, place: Place, say: Callable[[str], None]) -> "RunEvaluation | None":
+    """What evaluates the run's checkpoints, if somebody asked for it when it was begun or resumed."""
+    from holdfast.cli.run_evaluation import RunEvaluation, Wish
+
+    wish = Wish.kept(paths)
+    if wish is None:
+        return None
+    return RunEvaluation(wish, paths, place.ledger, working_folder=Path(run.cwd), say=say)
 
 
 def _merged(options: Mapping[str, Any], given: Mapping[str, float]) -> dict[str, Any]:
@@ -141,7 +194,11 @@ class _Narrator:
     def __call__(self, kind: str, data: Mapping[str, Any]) -> None:
         text = f"run {self._run_id}, attempt {data['attempt']}" if kind == "launch" else narrate(kind, data)
         if text is not None:
-            self._lines.put(text)
+            self.say(text)
+
+    def say(self, text: str) -> None:
+        """Say a line."""
+        self._lines.put(text)
 
     def finish(self) -> None:
         """Wait for what is still to be said, but not for ever."""

@@ -1,14 +1,28 @@
-"""The cluster room: spreads independent tasks over workers.
+"""The cluster room: spreads independent tasks over workers, and places long-lived processes on nodes.
 
 In: `Task`s, each a command that writes one result file, whole or not at all. Out: a `Finished` for each, as it ends.
-A task whose result exists is not run again, so a run that was cut off goes on where it was.
+A task whose result exists is not run again, so a run that was cut off goes on where it was. Or in: one command, and
+out: a `Placement` that says how its processes, one a node, are.
 
-The modules: `tasks` (what a task is, and when it is done), `choose` (`workers("local" | "slurm" | "ray")`), the three
-kinds of workers (`local`; `slurm`, with `slurm_task` as its far end; `ray`) and `leash` (how each of them runs a
-command so that nothing of it is left when whoever wanted it is gone).
+The modules: `tasks` (what a task is, and when it is done), `placement` (what a place is), `choose` (`workers` and
+`places`, each of "local", "slurm" or "ray"), the three kinds of workers (`local`; `slurm`, with `slurm_task` as its far
+end; `ray`), the three kinds of places (`places_local`; `places_slurm`, with `slurm_place` as its far end; `places_ray`)
+and `leash` (how each of them runs a command so that nothing of it is left when whoever wanted it is gone).
 """
 
-from holdfast.cluster.choose import WORKER_KINDS, workers
+from holdfast.cluster.choose import WORKER_KINDS, places, workers
+from holdfast.cluster.placement import ENV_PLACE, Place, Placement, Places
 from holdfast.cluster.tasks import Finished, Task, Workers
 
-__all__ = ["WORKER_KINDS", "Finished", "Task", "Workers", "workers"]
+__all__ = [
+    "ENV_PLACE",
+    "WORKER_KINDS",
+    "Finished",
+    "Place",
+    "Placement",
+    "Places",
+    "Task",
+    "Workers",
+    "places",
+    "workers",
+]

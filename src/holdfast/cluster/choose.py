@@ -1,7 +1,8 @@
-"""Which workers: the one place that knows all kinds by name."""
+"""Which workers, which places: the one module that knows all kinds by name."""
 
 from collections.abc import Sequence
 
+from holdfast.cluster.placement import Places
 from holdfast.cluster.tasks import Workers
 from holdfast.core.errors import BadUse
 
@@ -39,3 +40,52 @@ def workers(on: str, *, limit: int | None = None, sbatch_options: Sequence[str] 
     from holdfast.cluster.ray import RayWorkers
 
     return RayWorkers(limit=limit)
+
+
+def places(
+    on: str,
+    *,
+    nodes: int,
+    gpus_per_node: int = 0,
+    cpus_per_node: int | None = None,
+    sbatch_options: Sequence[str] = (),
+) -> Places:
+    """The nodes named, ready to have a process placed on each.
+
+    Args:
+        on: "local" (so many processes of this machine, each of which sees all of it), "slurm" (one allocation) or
+            "ray" (a placement group in the cluster at RAY_ADDRESS, else in a Ray of this machine's own).
+        nodes: how many.
+        gpus_per_node: what each node must give; 0 for none. Means nothing to local.
+        cpus_per_node: likewise; None for what the cluster gives by itself.
+        sbatch_options: slurm only; for sbatch, such as "--partition=gpu" or "--exclusive".
+
+    Raises:
+        BadUse: no such kind, a number that makes no sense, options without slurm, or the kind's program or package is
+            missing.
+    """
+    if on not in WORKER_KINDS:
+        raise BadUse(f"There are no nodes named {on!r}. Choose one of {', '.join(WORKER_KINDS)}.")
+    if nodes < 1 or gpus_per_node < 0 or (cpus_per_node is not None and cpus_per_node < 1):
+        raise BadUse(
+            f"{nodes} nodes with {gpus_per_node} GPUs and {cpus_per_node} CPUs each cannot be had. "
+            "Ask for at least one node, and one CPU if any number of them."
+        )
+    if sbatch_options and on != "slurm":
+        raise BadUse(f"sbatch options mean nothing to {on} nodes. Leave them out, or choose slurm.")
+    if on == "local":
+        from holdfast.cluster.places_local import LocalPlaces
+
+        return LocalPlaces(nodes=nodes)
+    if on == "slurm":
+        from holdfast.cluster.places_slurm import SlurmPlaces
+
+        return SlurmPlaces(
+            nodes=nodes,
+            gpus_per_node=gpus_per_node,
+            cpus_per_node=cpus_per_node,
+            sbatch_options=tuple(sbatch_options),
+        )
+    from holdfast.cluster.places_ray import RayPlaces
+
+    return RayPlaces(nodes=nodes, gpus_per_node=gpus_per_node, cpus_per_node=cpus_per_node)

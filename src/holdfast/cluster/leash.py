@@ -10,7 +10,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from holdfast.core.processes import become_subreaper, die_with_parent, exit_as, kill_descendants
@@ -49,6 +49,16 @@ def release(leashed: subprocess.Popen[bytes]) -> int:
     except subprocess.TimeoutExpired:  # something in it is stuck in the kernel
         leashed.kill()
         return leashed.wait()
+
+
+def release_all(leashed: Iterable[subprocess.Popen[bytes]]) -> None:
+    """End several, side by side."""
+    leashed = list(leashed)
+    for each in leashed:
+        assert each.stdin is not None
+        each.stdin.close()
+    for each in leashed:
+        release(each)
 
 
 def run_on_leash(

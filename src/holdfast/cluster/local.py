@@ -8,7 +8,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.cluster.leash import release, start_on_leash
+from holdfast.cluster.leash import release, release_all, start_on_leash
 from holdfast.cluster.tasks import Finished, Task, check_tasks, log_of, settle, skip_finished
 
 
@@ -54,11 +54,7 @@ class LocalWorkers:
                     start_next()  # before the yield: the caller's work shall not keep a core idle
                 yield finished
         finally:
-            for _, leashed in running.values():
-                assert leashed.stdin is not None
-                leashed.stdin.close()  # all first, so that they end side by side
-            for _, leashed in running.values():
-                release(leashed)
+            release_all(leashed for _, leashed in running.values())
 
 
 def _announce(name: str, leashed: subprocess.Popen[bytes], ended: queue.SimpleQueue[str]) -> None:

@@ -18,6 +18,16 @@ _OBJECT_STORE_BYTES = 80 * 2**20  # near Ray's least: only exit codes pass throu
 _MAX_RETRIES = 2  # of a task whose worker or node died; one that ended by itself is not run again
 
 
+def demand_ray() -> None:
+    """Refuse to go on without Ray.
+
+    Raises:
+        BadUse: it is not installed.
+    """
+    if find_spec("ray") is None:
+        raise BadUse("Ray is not installed. Run pip install 'holdfast[ray]'.")
+
+
 @dataclass(frozen=True, kw_only=True)
 class RayWorkers:
     """Runs each task as a remote function of one CPU.
@@ -32,8 +42,7 @@ class RayWorkers:
     limit: int | None = None
 
     def __post_init__(self) -> None:
-        if find_spec("ray") is None:
-            raise BadUse("Ray is not installed. Run pip install 'holdfast[ray]'.")
+        demand_ray()
 
     def run(self, tasks: Sequence[Task], *, folder: Path) -> Generator[Finished, None, None]:
         """See `Workers.run`.
@@ -51,7 +60,7 @@ class RayWorkers:
         if not waiting:
             return
         waiting.reverse()
-        with _connected(self.limit) as ray:
+        with connected(self.limit) as ray:
             remote = ray.remote(num_cpus=1, max_retries=_MAX_RETRIES)(_run_task)
             environment, working_folder = dict(os.environ), str(Path.cwd())
             running: dict[Any, Task] = {}
@@ -83,8 +92,15 @@ def _run_task(command: Sequence[str], result: str, log: str, environment: dict[s
 
 
 @contextmanager
-def _connected(limit: int | None) -> Iterator[Any]:
-    """Ray, connected; disconnected again, and stopped if it was started here. One of the caller's is left alone."""
+def connected(limit: int | None) -> Iterator[Any]:
+    """Ray, connected; disconnected again, and stopped if it was started here. One of the caller's is left alone.
+
+    Args:
+        limit: the CPUs of a Ray that is started here; by default this machine's cores.
+
+    Raises:
+        BadUse: no Ray answers at RAY_ADDRESS, or none starts here.
+    """
     told = os.environ.get("RAY_USAGE_STATS_ENABLED")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # read on import and by the processes that init starts
     try:

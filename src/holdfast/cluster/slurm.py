@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,20 +26,22 @@ from holdfast.core.errors import BadUse, HoldfastError
 _COMMAND_TIMEOUT_S = 120.0  # Slurm's own clients retry for up to MessageTimeout, 10 s by default, several times
 _DEFAULT_MAX_ARRAY_SIZE = 1001  # slurm.conf(5), MaxArraySize
 _FIRST_POLL_S, _LONGEST_POLL_S, _POLL_GROWTH = 1.0, 20.0, 1.5
-_FORGOTTEN = "Invalid job id specified"  # squeue of a job that ended long enough ago: none of it is left
+FORGOTTEN = "Invalid job id specified"  # squeue of a job that ended long enough ago: none of it is left
 _OUTPUT_SHOWN_CHARS = 4000
 
 _log = logging.getLogger(__name__)
 
 
-def run_slurm_command(argv: Sequence[str]) -> str:
-    """Run one of Slurm's commands; its standard output.
+def run_slurm_command(argv: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+    """Run one of Slurm's commands, in this process's environment if none is given; its standard output.
 
     Raises:
         HoldfastError: it failed or hung; with what it said.
     """
     try:
-        done = subprocess.run(argv, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            argv, env=environment, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False
+        )
     except subprocess.TimeoutExpired as error:
         raise HoldfastError(f"{argv[0]} gave no answer within {_COMMAND_TIMEOUT_S:.0f} s.") from error
     except OSError as error:
@@ -47,6 +49,45 @@ def run_slurm_command(argv: Sequence[str]) -> str:
     if done.returncode != 0:
         raise HoldfastError(f"{argv[0]} failed: {(done.stderr or done.stdout).strip()}")
     return done.stdout
+
+
+def demand_slurm() -> None:
+    """Refuse a machine that cannot submit.
+
+    Raises:
+        BadUse: there is no sbatch.
+    """
+    if shutil.which("sbatch") is None:
+        raise BadUse("There is no sbatch on this machine. Run this on a login node of the Slurm cluster.")
+
+
+def job_name(submission: Path) -> str:
+    """The name of the job of a submission's folder, by which it is found when its caller is gone."""
+    return f"holdfast-{submission.name.removeprefix('slurm-')}"
+
+
+def cancel_submission(submission: Path, command: Callable[[Sequence[str]], str] = run_slurm_command) -> None:
+    """End the job of a submission, if it still has one, and forget it.
+
+    Raises:
+        HoldfastError: it could not be cancelled; the folder stays, for another try.
+    """
+    name = job_name(submission)
+    try:
+        command(["scancel", "--quiet", f"--name={name}"])
+    except HoldfastError as error:
+        raise HoldfastError(f"{error} The job may still run: scancel --name={name}") from error
+    _remove(submission)
+
+
+def describe_job(job_id: str, command: Callable[[Sequence[str]], str] = run_slurm_command) -> str:
+    """What Slurm says of a job's state, or why it says nothing."""
+    try:
+        told = command(["scontrol", "--oneliner", "show", "job", job_id])
+    except HoldfastError as error:
+        told = str(error)  # already forgotten
+    facts = re.findall(r"\b(?:JobState|Reason|ExitCode|RunTime|TimeLimit|NodeList)=\S+", told)
+    return ", ".join(facts) or told.strip()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +113,8 @@ class SlurmWorkers:
     command: Callable[[Sequence[str]], str] = run_slurm_command
 
     def __post_init__(self) -> None:
-        if self.command is run_slurm_command and shutil.which("sbatch") is None:
-            raise BadUse("There is no sbatch on this machine. Run this on a login node of the Slurm cluster.")
+        if self.command is run_slurm_command:
+            demand_slurm()
 
     def run(self, tasks: Sequence[Task], *, folder: Path) -> Generator[Finished, None, None]:
         """See `Workers.run`.
@@ -88,7 +129,7 @@ class SlurmWorkers:
 
     def _run(self, tasks: Sequence[Task], folder: Path) -> Generator[Finished, None, None]:
         for orphan in sorted(folder.glob("slurm-*")):
-            self._cancel(orphan)
+            cancel_submission(orphan, self.command)
         skipped, pending = skip_finished(tasks, folder)
         yield from skipped
         if not pending:
@@ -105,7 +146,7 @@ class SlurmWorkers:
             if ended:
                 _remove(submission)
             else:
-                self._cancel(submission)
+                cancel_submission(submission, self.command)
 
     def _submit(self, tasks: Sequence[Task], folder: Path, submission: Path, elements: int) -> "_Array":
         records = submission / "records"
@@ -125,7 +166,7 @@ class SlurmWorkers:
         script = submission / "array.sh"
         script.write_text(f"#!/bin/sh\nexec {far_end}\n")
         throttle = f"%{self.limit}" if self.limit else ""
-        argv = ["sbatch", *self.sbatch_options, "--parsable", f"--job-name={_job_name(submission)}"]
+        argv = ["sbatch", *self.sbatch_options, "--parsable", f"--job-name={job_name(submission)}"]
         argv += [f"--array=0-{elements - 1}{throttle}", "--ntasks=1", "--requeue", "--open-mode=append"]
         argv += ["--export=ALL", f"--chdir={Path.cwd()}", f"--output={submission}/%a.out", str(script)]
         try:
@@ -177,7 +218,7 @@ class SlurmWorkers:
         try:
             told = self.command(["squeue", "--noheader", "--array", f"--jobs={array.job_id}", "--format=%K"])
         except HoldfastError as error:
-            if _FORGOTTEN in str(error):
+            if FORGOTTEN in str(error):
                 return set()
             # The tasks run on without slurmctld, and their records are read all the same.
             _log.warning("%s Asking again.", error)
@@ -187,21 +228,8 @@ class SlurmWorkers:
     def _explain(self, array: "_Array", element: int) -> str:
         output = array.submission / f"{element}.out"
         said = output.read_text(errors="replace")[-_OUTPUT_SHOWN_CHARS:] if output.exists() else ""
-        try:
-            told = self.command(["scontrol", "--oneliner", "show", "job", f"{array.job_id}_{element}"])
-        except HoldfastError as error:
-            told = str(error)  # already forgotten
-        facts = re.findall(r"\b(?:JobState|Reason|ExitCode|RunTime|TimeLimit|NodeList)=\S+", told)
-        state = ", ".join(facts) or told.strip()
+        state = describe_job(f"{array.job_id}_{element}", self.command)
         return f"element {element} of Slurm job {array.job_id} left the queue without a result ({state}) {said}"
-
-    def _cancel(self, submission: Path) -> None:
-        name = _job_name(submission)
-        try:
-            self.command(["scancel", "--quiet", f"--name={name}"])
-        except HoldfastError as error:
-            raise HoldfastError(f"{error} The job may still run: scancel --name={name}") from error
-        _remove(submission)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -213,7 +241,7 @@ class _Array:
 
 
 def _remove(submission: Path) -> None:
-    # An element that is just ending may still write there; what is then left goes with the next run's _cancel.
+    # What is just ending may still write there; what is then left goes with the next cancel_submission.
     shutil.rmtree(submission, ignore_errors=True)
 
 

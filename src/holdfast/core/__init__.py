@@ -4,12 +4,12 @@
 |---|---|
 | `errors` | the one tree of errors, each with its exit code |
 | `clock` | time, injected |
-| `paths` | where runs, logs and the ledger lie |
+| `paths` | where runs, evaluations, logs and the ledger lie |
 | `atomic` | files that are whole or absent |
 | `processes` | how processes end: their exits said in words, trees killed, children tied to parents |
 | `rotating_log` | a log file of bounded size |
 | `link` | the seam between a rank's code and whoever supervises it |
-| `ledger` | the one memory: runs, attempts, events, incidents, checkpoints |
+| `ledger` | the one memory: runs, attempts, events, incidents, checkpoints, evaluations |
 | `telemetry` | the journal of steps, a file beside the ledger |
 | `accounting` | what a run's records add up to: lost steps, seconds, ETTR |
 | `words` | quantities and untrusted text as a page shows them |

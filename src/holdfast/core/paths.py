@@ -1,6 +1,6 @@
-"""Where things lie: one class owns every file name of a run.
+"""Where things lie: one class owns every file name of a run, one of an evaluation.
 
-`$HOLDFAST_HOME` (default `./.holdfast`) holds `ledger.db` and `runs/RUN/`.
+`$HOLDFAST_HOME` (default `./.holdfast`) holds `ledger.db`, `runs/RUN/`, `evaluations/ID/` and `answers/`.
 """
 
 import os
@@ -12,6 +12,8 @@ from urllib.parse import quote
 from holdfast.core.errors import BadUse
 
 RUN_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+"""Of a run, and of an evaluation."""
+_ID_RULE = "at most 64 letters, digits, `.`, `_` and `-`, the first a letter or digit"
 
 
 def holdfast_home() -> Path:
@@ -39,10 +41,7 @@ class RunPaths:
 
     def __post_init__(self) -> None:
         if not RUN_ID.fullmatch(self.run_id):
-            raise BadUse(
-                f"{self.run_id!r} is not a run id: at most 64 letters, digits, `.`, `_` and `-`, the first a "
-                "letter or digit. `holdfast runs ls` lists the runs there are."
-            )
+            raise BadUse(f"{self.run_id!r} is not a run id: {_ID_RULE}. `holdfast runs ls` lists the runs there are.")
 
     @property
     def root(self) -> Path:
@@ -89,3 +88,72 @@ class RunPaths:
     def lock(self) -> Path:
         """Locked while the supervisor or any process of its job lives."""
         return self.root / "lock"
+
+
+@dataclass(frozen=True)
+class EvaluationPaths:
+    """Every file of one evaluation, below `home/evaluations/ID`.
+
+    Raises:
+        BadUse: the id is not one; it could name a folder that is not an evaluation's.
+    """
+
+    home: Path
+    evaluation_id: str
+
+    def __post_init__(self) -> None:
+        if not RUN_ID.fullmatch(self.evaluation_id):
+            raise BadUse(
+                f"{self.evaluation_id!r} is not an evaluation's id: {_ID_RULE}. "
+                "`holdfast eval ls` lists those there are."
+            )
+
+    @property
+    def root(self) -> Path:
+        """The evaluation's folder."""
+        return self.home / "evaluations" / self.evaluation_id
+
+    @property
+    def suite(self) -> Path:
+        """The suite, with every flag applied."""
+        return self.root / "suite.json"
+
+    @property
+    def plan(self) -> Path:
+        """What was predicted before it began."""
+        return self.root / "plan.json"
+
+    @property
+    def timeline(self) -> Path:
+        """What happened when, a line each."""
+        return self.root / "timeline.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        """Folder of what its processes printed."""
+        return self.root / "logs"
+
+    @property
+    def samples(self) -> Path:
+        """Folder of the samples that the harness logs."""
+        return self.root / "samples"
+
+    @property
+    def results(self) -> Path:
+        """The scores and what they cost; there once it ended."""
+        return self.root / "results.json"
+
+    @property
+    def report(self) -> Path:
+        """The evaluation's page."""
+        return self.root / "report.html"
+
+    @property
+    def state(self) -> Path:
+        """Folder of what the coordinator needs to go on after a crash."""
+        return self.root / "state"
+
+    @property
+    def answers(self) -> Path:
+        """Root of the journals of answers, which all evaluations of a home share."""
+        return self.home / "answers"

@@ -1,8 +1,36 @@
-"""Which tasks to run, and how much of each: a TOML file, or task names."""
+"""Which tasks to run, and how much of each: a TOML file, or task names.
 
+```toml
+name = "nightly"                # the file's name where left out
+include_paths = ["tasks"]       # folders with lm-eval tasks of one's own, relative to this file
+confirm_unsafe_code = false     # whether tasks may run what the model writes, in the sandbox
+limit = 200                     # here and below: what holds for every task that does not say otherwise
+chat_template = true
+options = { fewshot_random_seed = 7 }
+
+[[tasks]]
+name = "gsm8k"
+num_fewshot = 5
+
+[[tasks]]
+name = "mmlu"
+limit = 0.1
+```
+
+`tasks = ["gsm8k", "mmlu:0.1"]` says the same in short. As names alone: `gsm8k`, `gsm8k:100` (a limit) and
+`inspect:NAME` or `lm-eval:NAME` (a harness), in a list or separated by commas.
+"""
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
+
+from holdfast.core.errors import BadUse, NotFound
 
 
 class TaskEntry(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -34,3 +62,133 @@ class Suite(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     entries: tuple[TaskEntry, ...]
     include_paths: tuple[str, ...] = ()
     confirm_unsafe_code: bool = False
+
+
+def load_suite(path_or_names: str | Sequence[str]) -> Suite:
+    """Read a suite from a `.toml` file, or make one of task names (see the module for both forms).
+
+    Raises:
+        NotFound: the file does not exist.
+        BadUse: it is not such a file, or a name or limit is none; the message names file, key, value and what may be.
+    """
+    names = path_or_names.split(",") if isinstance(path_or_names, str) else list(path_or_names)
+    names = [name.strip() for name in names if name.strip()]
+    if len(names) == 1 and names[0].endswith(".toml"):
+        return _read(Path(names[0]))
+    if not names:
+        raise BadUse("A suite needs at least one task. Name tasks (gsm8k,mmlu:100) or a .toml file.")
+    for name in names:
+        if name.endswith(".toml"):
+            raise BadUse(f"{name} is a suite of its own: give the file alone, or add the other tasks to it.")
+    entries = tuple(_entry(_named(name), {}, f"the task {name!r}") for name in names)
+    return Suite(name="+".join(entry.name for entry in entries[:3]), entries=_distinct(entries, "The suite"))
+
+
+_DEFAULTS = ("harness", "limit", "num_fewshot", "chat_template", "system_instruction", "options")
+_SUITE_KEYS = ("name", "tasks", "include_paths", "confirm_unsafe_code", *_DEFAULTS)
+_NAME = re.compile(r"(?:(?P<harness>lm-eval|inspect):)?(?P<name>.+?)(?::(?P<limit>\d+(?:\.\d+)?))?")
+_ALLOWED: dict[str, tuple[Any, str]] = {
+    "name": (str, "a text that is not empty"),
+    "harness": (str, '"lm-eval", "inspect" or "module:Class"'),
+    "limit": (
+        (int, float),
+        "a number above 0: of samples (whole), or below 1 a share of them",
+    ),
+    "num_fewshot": (int, "a whole number, 0 or more"),
+    "chat_template": (bool, "true or false"),
+    "system_instruction": (str, "a text"),
+    "options": (dict, "a table"),
+    "tasks": (list, "a list of names or tables, at least one"),
+    "include_paths": (list, "a list of folders that exist"),
+    "confirm_unsafe_code": (bool, "true or false"),
+}
+
+
+def _read(path: Path) -> Suite:
+    try:
+        table = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise NotFound(f"There is no suite {path}. Name a .toml file, or tasks (gsm8k,mmlu:100).") from None
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise BadUse(f"{path} cannot be read as TOML: {error}. docs/evaluate.md shows the form of a suite.") from None
+    checked = _checked(table, _SUITE_KEYS, str(path))
+    defaults = {key: value for key, value in checked.items() if key in _DEFAULTS}
+    tasks = checked.get("tasks")
+    if not tasks:
+        raise BadUse(f"{path}: it has no tasks. Add [[tasks]] tables, each with a name.")
+    entries = []
+    for number, task in enumerate(tasks):
+        where = f"{path}: tasks[{number}]"
+        if not isinstance(task, str | dict):
+            raise BadUse(f"{where} is {task!r}: it must be a name or a table with a name.")
+        entries.append(_entry(_named(task) if isinstance(task, str) else task, defaults, where))
+    folders = [path.parent / Path(folder).expanduser() for folder in checked.get("include_paths", ())]
+    return Suite(
+        name=checked.get("name", path.stem),
+        entries=_distinct(entries, str(path)),
+        include_paths=tuple(str(folder.absolute()) for folder in folders),
+        confirm_unsafe_code=checked.get("confirm_unsafe_code", False),
+    )
+
+
+def _named(text: str) -> dict[str, Any]:
+    match = _NAME.fullmatch(text)
+    assert match, text  # a name is never empty
+    given: dict[str, Any] = {key: value for key, value in match.groupdict().items() if value is not None}
+    if "limit" in given:
+        given["limit"] = float(given["limit"])
+    return given
+
+
+def _entry(table: Mapping[str, Any], defaults: Mapping[str, Any], where: str) -> TaskEntry:
+    checked = _checked(table, ("name", *_DEFAULTS), where)
+    if "name" not in checked:
+        raise BadUse(f"{where}: it has no name. Add name = TASK, as the harness calls it.")
+    options = {**defaults.get("options", {}), **checked.get("options", {})}
+    return TaskEntry(**{**defaults, **checked, "options": options})
+
+
+def _checked(table: Mapping[str, Any], known: Sequence[str], where: str) -> dict[str, Any]:
+    checked = {}
+    for key, value in table.items():
+        if key not in known:
+            raise BadUse(f"{where}: there is no key {key!r}.{nearest(key, known)} Known are: {', '.join(known)}.")
+        kind, allowed = _ALLOWED[key]
+        right_type = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
+        if not right_type or not _is_in_range(key, value, where):
+            raise BadUse(f"{where}: {key} is {value!r}: it must be {allowed}.")
+        checked[key] = float(value) if key == "limit" else value
+    return checked
+
+
+def _is_in_range(key: str, value: Any, where: str) -> bool:
+    match key:
+        case "name" | "harness":
+            return bool(value)
+        case "limit":
+            return bool(0 < value < 1 or (value >= 1 and float(value).is_integer()))
+        case "num_fewshot":
+            return bool(value >= 0)
+        case "include_paths":
+            here = Path(where).parent  # only a file has this key
+            return all(isinstance(folder, str) and (here / Path(folder).expanduser()).is_dir() for folder in value)
+        case _:
+            return True
+
+
+def _distinct(entries: Sequence[TaskEntry], where: str) -> tuple[TaskEntry, ...]:
+    seen: list[TaskEntry] = []
+    for entry in entries:
+        if entry in seen:
+            raise BadUse(f"{where}: the task {entry.name!r} stands there twice. Remove one, or set them apart.")
+        seen.append(entry)
+    return tuple(seen)
+
+
+def nearest(name: str, known: Iterable[str], count: int = 1) -> str:
+    """A sentence with what somebody who wrote `name` may have meant, with a space before it; empty if nothing is near.
+
+    `count` is how many are named at most.
+    """
+    close = difflib.get_close_matches(name, list(known), n=count, cutoff=0.6)
+    return f" Did you mean {' or '.join(map(repr, close))}?" if close else ""

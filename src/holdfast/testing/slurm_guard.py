@@ -29,11 +29,14 @@ def end_processes(variables: dict[str, str], *, timeout_s: float = 10.0) -> None
     while victims := _marked(wanted, spared):
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"processes {sorted(victim.pid for victim in victims)} do not end")
-        for victim in victims:
-            try:
-                victim.kill()
-            except psutil.NoSuchProcess:
-                continue
+        # All stopped before the first is killed: none of them may see another end and tell of it, as a node's srun
+        # would, which cancels its step.
+        for end in (psutil.Process.suspend, psutil.Process.kill):
+            for victim in victims:
+                try:
+                    end(victim)
+                except psutil.NoSuchProcess:
+                    continue
         time.sleep(0.02)
 
 

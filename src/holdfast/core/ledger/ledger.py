@@ -1,20 +1,31 @@
 """The operations on the ledger: add, change, read back."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from sqlalchemy import Connection, Engine, Table, select
+from sqlalchemy import Connection, Engine, Table, and_, func, select, true
 from sqlalchemy.exc import DBAPIError
 
-from holdfast.core.errors import LedgerError, NotFound
+from holdfast.core.errors import BadUse, LedgerError, NotFound
 from holdfast.core.ledger import schema
 from holdfast.core.ledger.engine import first_line, open_engine, writing
-from holdfast.core.ledger.records import Attempt, Checkpoint, Event, Incident, Run
+from holdfast.core.ledger.records import (
+    HISTORY_LIMIT_BYTES,
+    Attempt,
+    Checkpoint,
+    EvaluationRecord,
+    Event,
+    Incident,
+    Prior,
+    Run,
+)
 
-Record = TypeVar("Record", Run, Attempt, Event, Incident, Checkpoint)
+Record = TypeVar("Record", Run, Attempt, Event, Incident, Checkpoint, EvaluationRecord, Prior)
+PRIORS_KEPT = 4
+"""Of each task and family: the newest."""
 
 
 class Ledger:
@@ -172,6 +183,79 @@ class Ledger:
         table = schema.checkpoints
         return self._read(Checkpoint, table, table.c.run_id == run_id, order_by=table.c.checkpoint_id)
 
+    # Evaluations
+
+    def add_evaluation(self, evaluation: EvaluationRecord) -> None:
+        """Record a new evaluation.
+
+        Raises:
+            BadUse: there is one of this id.
+        """
+        table = schema.evaluations
+        with self._write() as connection:
+            same = select(table.c.evaluation_id).where(table.c.evaluation_id == evaluation.evaluation_id)
+            if connection.execute(same).first() is not None:
+                raise BadUse(
+                    f"There is already an evaluation {evaluation.evaluation_id!r}. Choose another --id, or go on with "
+                    f"it: holdfast eval resume {evaluation.evaluation_id}"
+                )
+            connection.execute(table.insert().values(**asdict(evaluation)))
+
+    def set_evaluation(self, evaluation_id: str, **changes: Any) -> None:
+        """Change columns of an evaluation.
+
+        Raises:
+            NotFound: there is none of this id.
+        """
+        table = schema.evaluations
+        if not self._update(table, table.c.evaluation_id == evaluation_id, changes):
+            raise _no_evaluation(evaluation_id)
+
+    def evaluation(self, evaluation_id: str) -> EvaluationRecord:
+        """The evaluation of this id.
+
+        Raises:
+            NotFound: there is none.
+        """
+        table = schema.evaluations
+        found = self._read(EvaluationRecord, table, table.c.evaluation_id == evaluation_id)
+        if not found:
+            raise _no_evaluation(evaluation_id)
+        return found[0]
+
+    def evaluations(self, **equal: str | int) -> list[EvaluationRecord]:
+        """The evaluations, newest first; only those whose columns have these values (`suite="mine"`, `run_id="r"`)."""
+        table = schema.evaluations
+        where = and_(true(), *(table.c[name] == value for name, value in equal.items()))
+        return self._read(
+            EvaluationRecord, table, where, order_by=(table.c.started_at_s.desc(), table.c.evaluation_id.desc())
+        )
+
+    # Priors
+
+    def add_priors(self, priors: Sequence[Prior]) -> None:
+        """Record what samples cost, in one transaction; of each task and family the newest few are kept."""
+        table = schema.priors
+        with self._write() as connection:
+            for prior in priors:
+                assert len(prior.history) <= HISTORY_LIMIT_BYTES, "whoever packs a history bounds it"
+                connection.execute(table.insert().values(**asdict(prior)))
+                same = and_(
+                    table.c.family == prior.family, table.c.harness == prior.harness, table.c.task == prior.task
+                )
+                newest = select(table.c.prior_id).where(same).order_by(table.c.prior_id.desc()).limit(PRIORS_KEPT)
+                kept = [row.prior_id for row in connection.execute(newest)]
+                connection.execute(table.delete().where(same, table.c.prior_id < min(kept)))
+
+    def latest_priors(self, family: str) -> dict[tuple[str, str], Prior]:
+        """The newest prior of a family's every task, by harness and task."""
+        table = schema.priors
+        newest = (
+            select(func.max(table.c.prior_id)).where(table.c.family == family).group_by(table.c.harness, table.c.task)
+        )
+        found = self._read(Prior, table, table.c.prior_id.in_(newest))
+        return {(prior.harness, prior.task): prior for prior in found}
+
     @contextmanager
     def _write(self) -> Iterator[Connection]:
         """One transaction that writes."""
@@ -216,3 +300,7 @@ def _no_run(run_id: str) -> NotFound:
 
 def _no_incident(incident_id: int) -> NotFound:
     return NotFound(f"There is no incident {incident_id}. `holdfast incidents ls` lists those there are.")
+
+
+def _no_evaluation(evaluation_id: str) -> NotFound:
+    return NotFound(f"There is no evaluation {evaluation_id!r}. `holdfast eval ls` lists those there are.")

@@ -5,6 +5,7 @@ from typing import Any, Literal
 
 RunState = Literal["running", "completed", "failed", "stopped"]
 AttemptOutcome = Literal["running", "completed", "failed", "stopped"]
+EvaluationState = Literal["running", "done", "failed", "stopped"]
 CheckpointState = Literal["written", "verified", "healthy", "damaged", "incomplete"]
 
 
@@ -98,3 +99,60 @@ class Checkpoint:
     stall_s: float
     """How long training stood still for it: the longest of its ranks."""
     committed_at_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationRecord:
+    """One evaluation of a suite on a model. Its samples and scores in full are files in `folder`."""
+
+    evaluation_id: str
+    suite: str
+    model: str
+    """As a person named it."""
+    family: str
+    """Models of one family answer alike, so that the history of one predicts the next; checkpoints of a run are one."""
+    state: EvaluationState
+    started_at_s: float
+    folder: str
+    digest: str = ""
+    """Of the weights' content."""
+    mode: str = ""
+    """`exact` or `free`."""
+    numerics: str = ""
+    """What the bits of the answers depend on besides weights and requests."""
+    harness_versions: dict[str, str] = field(default_factory=dict)
+    ended_at_s: float | None = None
+    makespan_s: float | None = None
+    bound_s: float | None = None
+    """What no schedule could have gone below."""
+    engines: int = 0
+    nodes: int = 0
+    engine_seconds: float = 0.0
+    """Engines times the time that each was there."""
+    account: dict[str, float] = field(default_factory=dict)
+    """Where the engine-seconds went, by cause."""
+    scores: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """Task, then `metric,filter` as lm-eval writes it, to `[value, standard error or None]`."""
+    failed_tasks: dict[str, str] = field(default_factory=dict)
+    """Task to why it has no scores."""
+    run_id: str | None = None
+    """The training run that the checkpoint is of, where it is known."""
+    step: int | None = None
+    outcome: str = ""
+    """One sentence: how it ended and what to do next; empty where all is well."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Prior:
+    """What an evaluation found a task's samples to cost, for models of a family."""
+
+    family: str
+    harness: str
+    task: str
+    recorded_at_s: float
+    evaluation_id: str
+    history: bytes
+    """As the policy packs it; at most `HISTORY_LIMIT_BYTES`."""
+
+
+HISTORY_LIMIT_BYTES = 1 << 20

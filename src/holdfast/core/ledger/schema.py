@@ -10,7 +10,9 @@ from sqlalchemy import (
     Column,
     Float,
     ForeignKey,
+    Index,
     Integer,
+    LargeBinary,
     MetaData,
     String,
     Table,
@@ -18,7 +20,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISION = "0001"
+REVISION = "0002"
 """The migration that makes a ledger equal to these tables."""
 
 metadata = MetaData()
@@ -97,4 +99,46 @@ checkpoints = Table(
     Column("stall_s", Float(53), nullable=False),
     Column("committed_at_s", Float(53), nullable=False),
     UniqueConstraint("run_id", "attempt", "step", "path"),
+)
+
+# No foreign key to `runs`: an evaluation outlives the run whose checkpoint it is of.
+evaluations = Table(
+    "evaluations",
+    metadata,
+    Column("evaluation_id", String(64), primary_key=True),
+    Column("suite", String(255), nullable=False),
+    Column("model", Text, nullable=False),
+    Column("family", String(255), nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("started_at_s", Float(53), nullable=False),
+    Column("folder", Text, nullable=False),
+    Column("digest", String(128), nullable=False),
+    Column("mode", String(16), nullable=False),
+    Column("numerics", Text, nullable=False),
+    Column("harness_versions", JSON, nullable=False),
+    Column("ended_at_s", Float(53)),
+    Column("makespan_s", Float(53)),
+    Column("bound_s", Float(53)),
+    Column("engines", Integer, nullable=False),
+    Column("nodes", Integer, nullable=False),
+    Column("engine_seconds", Float(53), nullable=False),
+    Column("account", JSON, nullable=False),
+    Column("scores", JSON, nullable=False),
+    Column("failed_tasks", JSON, nullable=False),
+    Column("run_id", String(64), index=True),
+    Column("step", Integer),
+    Column("outcome", Text, nullable=False),
+)
+
+priors = Table(
+    "priors",
+    metadata,
+    Column("prior_id", Integer, primary_key=True, autoincrement=True),
+    Column("family", String(255), nullable=False),
+    Column("harness", String(64), nullable=False),
+    Column("task", String(255), nullable=False),
+    Column("recorded_at_s", Float(53), nullable=False),
+    Column("evaluation_id", String(64), nullable=False),
+    Column("history", LargeBinary, nullable=False),
+    Index("ix_priors_of_a_task", "family", "harness", "task"),
 )

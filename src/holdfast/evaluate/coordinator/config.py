@@ -66,6 +66,8 @@ class CoordinatorFiles:
         """What was known of the suite's samples before."""
         self.learned = self.folder / "learned.json"
         """What is known of them now."""
+        self.curve = self.folder / "curve.json"
+        """What work costs on an engine, as the first one that was ready measured it."""
         self.bodies = self.folder / "requests"
         """The requests in hand; of no use after a restart."""
 

@@ -10,12 +10,14 @@ import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
+from holdfast.core.atomic import write_atomic
 from holdfast.core.clock import Clock
 from holdfast.evaluate.coordinator.chronicle import Chronicle
-from holdfast.evaluate.coordinator.config import CoordinatorConfig
+from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles
 from holdfast.evaluate.coordinator.connections import Peer
 from holdfast.evaluate.coordinator.models import Model, Models
 from holdfast.evaluate.coordinator.wire import (
@@ -402,6 +404,9 @@ class Fleet:
         self._next_engine += 1
         self._seat_of[seat.number] = seat
         seat.ready_s = self._clock.monotonic_s()
+        curve = CoordinatorFiles(Path(self._config.folder)).curve
+        if not curve.exists():
+            write_atomic(curve, msgspec.json.encode(said.curve))
         self._emit(
             events.EngineReady(
                 now_s=self._clock.monotonic_s(),

@@ -1,5 +1,6 @@
 """The seam between whoever schedules requests and whatever answers them."""
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
@@ -134,3 +135,9 @@ class Engine(Protocol):
     def close(self) -> None:
         """Free everything. The engine is not used again."""
         ...
+
+
+class Wakeable(Protocol):
+    """What an `Engine` also has whose `step` waits, for a clock or a server: `wake`, set when there is news for it."""
+
+    wake: threading.Event

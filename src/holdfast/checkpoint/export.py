@@ -1,0 +1,157 @@
+"""A checkpoint's model as a Hugging Face folder, which transformers and whatever reads its format load."""
+
+import contextlib
+import fcntl
+import json
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.distributed.checkpoint.metadata import Metadata
+
+from holdfast.checkpoint.conversion import SHARD_BYTES, Progress, settle_conversion, write_safetensors
+from holdfast.checkpoint.huggingface import small_files, write_small_files
+from holdfast.checkpoint.manifest import MANIFEST_NAME, ManifestError, check_contents, read_manifest
+from holdfast.checkpoint.metadata import METADATA_NAME, check_against_files, read_metadata
+from holdfast.checkpoint.names import read_name_map
+from holdfast.core.atomic import fsync_folder
+from holdfast.core.errors import BadUse, CheckpointError, NotFound
+
+
+@dataclass(frozen=True, kw_only=True)
+class Exported:
+    """A folder that was written. `files`: its files of weights, with their index where there are several."""
+
+    path: Path
+    files: list[str]
+    tensors: int
+    size_bytes: int
+
+
+def export_safetensors(
+    checkpoint: Path,
+    output: Path,
+    *,
+    hf_config: Path,
+    name_map: Path | None = None,
+    shard_bytes: int = SHARD_BYTES,
+    progress: Progress = lambda _done, _total: None,
+) -> Exported:
+    """Write the model of a Holdfast or DCP checkpoint as a Hugging Face folder: configuration, tokenizer, safetensors.
+
+    The weights keep their type. Tensors that were sharded over ranks come out whole. A checkpoint of Holdfast's is
+    checked against its checksums first, as far as the model's files go. `output` appears whole or not at all; a
+    crash can leave `.NAME.RANDOM.tmp` beside it, which the next export to `output` removes.
+
+    Args:
+        checkpoint: the folder of one step.
+        output: the folder to make.
+        hf_config: a folder with `config.json` and the tokenizer.
+        name_map: a TOML file that says which names differ (`holdfast.checkpoint.names`).
+        shard_bytes: of a file of weights, at most.
+        progress: told how far it is.
+
+    Raises:
+        NotFound: something that was named is not there.
+        BadUse: `output` exists, or the checkpoint does not have what the configuration needs.
+        CheckpointError: the checkpoint is damaged.
+        OSError: a file cannot be read or written.
+    """
+    if output.exists() or output.is_symlink():
+        raise BadUse(f"{output} exists already. Name a folder that does not.")
+    if not output.absolute().parent.is_dir():
+        raise NotFound(f"There is no folder {output.absolute().parent}. Make it first.")
+    names = read_name_map(name_map)
+    metadata = open_metadata(checkpoint)
+    conversion = settle_conversion(metadata, hf_config, names, checkpoint=str(checkpoint))
+    _check_bytes(checkpoint, metadata, set(conversion.ranges(metadata)))
+    with _appearing(output.absolute()) as folder:
+        write_small_files(folder, small_files(hf_config))
+        files = write_safetensors(checkpoint, metadata, conversion, folder, shard_bytes=shard_bytes, progress=progress)
+        size_bytes = sum((folder / name).stat().st_size for name in files)
+    tensors = sum(not each.tied for each in conversion.plan)
+    return Exported(path=output, files=files, tensors=tensors, size_bytes=size_bytes)
+
+
+def open_metadata(checkpoint: Path) -> Metadata:
+    """The metadata of a checkpoint, of which nothing is run.
+
+    Raises:
+        NotFound: there is no checkpoint there; the message says what is.
+        CheckpointError: it is damaged.
+    """
+    if not checkpoint.is_dir():
+        raise NotFound(f"There is no checkpoint {checkpoint}. Give the folder of one step.")
+    if not (checkpoint / METADATA_NAME).is_file():
+        steps = sorted(path.parent for path in checkpoint.glob(f"step-*/{METADATA_NAME}"))
+        hint = (
+            f"It holds checkpoints: give one of them, such as {steps[-1]}." if steps else "Give the folder of one step."
+        )
+        raise NotFound(f"{checkpoint} is no checkpoint: it has no {METADATA_NAME}. {hint}")
+    try:
+        return read_metadata(checkpoint)
+    except ManifestError as error:
+        raise CheckpointError(f"{checkpoint} is damaged: {error}. Take another checkpoint.") from error
+
+
+def _check_bytes(checkpoint: Path, metadata: Metadata, wanted: set[str]) -> None:
+    """Sizes of all files; of Holdfast's own checkpoints also the checksums of those that are read."""
+    try:
+        if (checkpoint / MANIFEST_NAME).is_file():
+            step = json.loads((checkpoint / MANIFEST_NAME).read_bytes())["step"]
+            entries = read_manifest(checkpoint, step=step).files
+            check_contents(checkpoint, [entry for entry in entries if entry.path in {*wanted, METADATA_NAME}])
+        paths = (Path(root, name) for root, _, names in os.walk(checkpoint) for name in names)
+        check_against_files(metadata, {path.relative_to(checkpoint).as_posix(): path.stat().st_size for path in paths})
+    except (ManifestError, ValueError, LookupError, TypeError) as error:
+        raise CheckpointError(f"{checkpoint} is damaged: {error}. Take another checkpoint.") from error
+
+
+@contextlib.contextmanager
+def _appearing(output: Path) -> Iterator[Path]:
+    """A folder to fill, which becomes `output`, durably, if the block ends well; locked while its process lives."""
+    for left in output.parent.glob(f".{output.name}.*.tmp"):
+        with _try_lock(left) as is_free:
+            if is_free:
+                shutil.rmtree(left)
+    making = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")
+    making.mkdir()
+    try:
+        with _try_lock(making):
+            yield making
+            for path in making.rglob("*"):
+                if path.is_dir():
+                    fsync_folder(path)
+                else:
+                    _fsync(path)
+            fsync_folder(making)
+            making.rename(output)
+            fsync_folder(output.parent)
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        raise
+
+
+@contextlib.contextmanager
+def _try_lock(folder: Path) -> Iterator[bool]:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:  # its process lives, or this file system locks no folders
+            yield False
+        else:
+            yield True
+    finally:
+        os.close(fd)
+
+
+def _fsync(path: Path) -> None:
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,322 @@
+r"""Which tensor of a checkpoint becomes which of a model: by name, settled before a byte is read.
+
+Where a checkpoint has the model's own names after some prefix (`model.`, `module.`), the prefix is found and nothing
+needs to be said. What torch.compile, FSDP and activation checkpointing put between (`_orig_mod` and the like) is
+passed over. Else a name map says it, a TOML file; names in it come after the prefix:
+
+    prefix = "model."                      # which of the checkpoint's tensors are the model's; found where left out
+    drop = ["rope.frequencies"]            # not needed
+    transposed = ["layers.{n}.up.weight"]  # of two dimensions, stored the other way round
+
+    [names]                                # in the checkpoint = in the model; {anything} stands for one part of a name
+    "tokens.weight" = "model.embed_tokens.weight"
+    "layers.{n}.up.weight" = "model.layers.{n}.mlp.up_proj.weight"
+
+    [patterns]                             # RE2 regular expressions, of whole names
+    'blocks\.(\d+)\.(.*)' = 'model.layers.\1.\2'
+
+An exact name goes before one with placeholders, that before a pattern, and that before a name that stays as it is.
+Tensors that the model ties (an output layer that is the embedding) are written once, and must be equal.
+"""
+
+import difflib
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import re2
+
+from holdfast.core.errors import BadUse
+
+Shape = tuple[int, ...]
+WRAPPERS = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
+"""Parts that torch.compile, FSDP and activation checkpointing add to names."""
+_USUAL_PREFIX_PARTS = {"model", "module", "state_dict", "app", *WRAPPERS}
+_OTHER_STATE = ("optim", "holdfast.", "scheduler", "lr_scheduler")
+"""Beginnings of what lies beside a model whose tensors have no prefix."""
+_DEEPEST_PREFIX = 4
+_ENTRIES: dict[str, tuple[type, str]] = {
+    "prefix": (str, "a text"),
+    "drop": (list, "a list of names"),
+    "transposed": (list, "a list of names"),
+    "names": (dict, "a table of names"),
+    "patterns": (dict, "a table of names"),
+}
+_SHOWN = 5
+_GROUP = re.compile(r"\\(\d+)")
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTensor:
+    """`saved` in the checkpoint becomes `name` in the model. `tied`: not written, but it must equal what is."""
+
+    saved: str
+    name: str
+    transposed: bool = False
+    tied: bool = False
+
+
+class NameMap:
+    """A name map, read and checked by itself.
+
+    Raises:
+        BadUse: it is not one; the message says where.
+    """
+
+    def __init__(self, text: str = "", *, where: str = "the name map") -> None:
+        try:
+            content = tomllib.loads(text)
+        except tomllib.TOMLDecodeError as error:
+            raise BadUse(f"{where} is no TOML file: {error}. Correct it.") from error
+        for key, value in content.items():
+            if key not in _ENTRIES:
+                raise BadUse(f"{where} has an entry {key!r}. It may have: {', '.join(_ENTRIES)}.")
+            kind, said = _ENTRIES[key]
+            if not isinstance(value, kind) or not all(isinstance(each, str) for each in _inside(value)):
+                raise BadUse(f"{key} of {where} is {value!r}. It must be {said}.")
+        self.where = where
+        self.prefix: str | None = content.get("prefix")
+        names: dict[str, str] = content.get("names", {})
+        self._exact = {old: new for old, new in names.items() if not _PLACEHOLDER.search(old)}
+        self._rules = [(old, *self._placeholders(old, new)) for old, new in names.items() if _PLACEHOLDER.search(old)]
+        self._patterns = [(old, *self._pattern(old, new)) for old, new in content.get("patterns", {}).items()]
+        self._drop = [(old, self._placeholders(old, "")[0]) for old in content.get("drop", [])]
+        self._transposed = [(old, self._placeholders(old, "")[0]) for old in content.get("transposed", [])]
+        self.used: Counter[str] = Counter()
+
+    def new_name(self, old: str) -> str | None:
+        """The model's name of a tensor; None where it is dropped.
+
+        Raises:
+            BadUse: two rules of one kind say different things of it.
+        """
+        for rule, pattern in self._drop:
+            if pattern.fullmatch(old):
+                self.used[rule] += 1
+                return None
+        if old in self._exact:
+            self.used[old] += 1
+            return self._exact[old]
+        for rules in (self._rules, self._patterns):
+            found = [(rule, match.expand(new)) for rule, pattern, new in rules if (match := pattern.fullmatch(old))]
+            if len({new for _, new in found}) > 1:
+                said = " and ".join(f"{rule!r} ({new})" for rule, new in found[:2])
+                raise BadUse(f"Two entries of {self.where} fit {old!r}: {said}. Make one of them more exact.")
+            if found:
+                self.used.update(rule for rule, _ in found)
+                return str(found[0][1])
+        return old
+
+    def is_transposed(self, old: str) -> bool:
+        """Whether the map says that a tensor is stored the other way round."""
+        found = [rule for rule, pattern in self._transposed if pattern.fullmatch(old)]
+        self.used.update(found)
+        return bool(found)
+
+    def unused(self) -> list[str]:
+        """Entries that fitted no name."""
+        rules = [*self._exact, *(rule for rule, *_ in (*self._rules, *self._patterns, *self._drop, *self._transposed))]
+        return [rule for rule in rules if not self.used[rule]]
+
+    def _placeholders(self, old: str, new: str) -> tuple[Any, str]:
+        """A name with placeholders as a pattern, and what it becomes, with the groups' numbers."""
+        numbers: dict[str, int] = {}
+        pattern = ""
+        for index, piece in enumerate(_PLACEHOLDER.split(old)):
+            if index % 2 == 0:
+                pattern += re2.escape(piece)
+            elif piece in numbers:
+                raise BadUse(f"{old!r} of {self.where} has {{{piece}}} twice. Give the second another name.")
+            else:
+                numbers[piece] = len(numbers) + 1
+                pattern += r"([^.]+)"
+        for name in _PLACEHOLDER.findall(new):
+            if name not in numbers:
+                raise BadUse(f"{new!r} of {self.where} has {{{name}}}, which {old!r} has not. Correct it.")
+        return self._compiled(pattern), _PLACEHOLDER.sub(lambda m: f"\\{numbers[m[1]]}", new.replace("\\", r"\\"))
+
+    def _pattern(self, old: str, new: str) -> tuple[Any, str]:
+        pattern = self._compiled(old)
+        for group in _GROUP.findall(new):
+            if int(group) > pattern.groups:
+                raise BadUse(
+                    f"{new!r} of {self.where} refers to a group {group}, and {old!r} has {pattern.groups}. Correct it."
+                )
+        return pattern, new
+
+    def _compiled(self, pattern: str) -> Any:
+        try:
+            return re2.compile(pattern, _quiet())
+        except re2.error as error:
+            said = error.args[0].decode() if isinstance(error.args[0], bytes) else error
+            raise BadUse(f"{pattern!r} of {self.where} is no RE2 pattern: {said}. Correct it.") from error
+
+
+def settle(
+    saved: Mapping[str, Shape],
+    expected: Mapping[str, Shape],
+    ties: Iterable[Sequence[str]] = (),
+    name_map: NameMap | None = None,
+    *,
+    checkpoint: str = "the checkpoint",
+) -> list[PlannedTensor]:
+    """Find each of a model's tensors in a checkpoint; in the model's order.
+
+    Args:
+        saved: the checkpoint's tensors, all of them.
+        expected: the model's, tied ones under every name.
+        ties: groups of the model's names that are one tensor, the one to write first.
+        name_map: what to do where names differ.
+        checkpoint: how to call it in messages.
+
+    Raises:
+        BadUse: something is missing, left over, of another shape, or not clear; the message names it.
+    """
+    name_map = name_map or NameMap()
+    prefix = name_map.prefix if name_map.prefix is not None else _find_prefix(saved, expected, name_map, checkpoint)
+    found: dict[str, str] = {}
+    transposed: set[str] = set()
+    for full in saved:
+        if not (name := _without_wrappers(full)).startswith(prefix):
+            continue
+        old = name.removeprefix(prefix)
+        if not prefix and old.startswith(_OTHER_STATE):
+            continue
+        if (new := name_map.new_name(old)) is None:
+            continue
+        if new in found:
+            raise BadUse(f"Both {found[new]!r} and {full!r} of {checkpoint} become {new!r}. Name one under `drop`.")
+        found[new] = full
+        if name_map.is_transposed(old):
+            transposed.add(full)
+    kept = {name: group[0] for group in ties for name in group}
+    _check_complete(found, expected, kept, prefix, checkpoint)
+    _check_shapes(found, saved, expected, transposed)
+    if unused := name_map.unused():
+        names = [_without_wrappers(name).removeprefix(prefix) for name in saved if name.startswith(prefix)]
+        raise BadUse(f"{name_map.where} names what is not in {checkpoint}: {_listed(unused, names)}.")
+    plan = []
+    written: set[str] = set()
+    for name in expected:
+        if name in found:
+            target = kept.get(name, name)
+            tied = target in written
+            written.add(target)
+            plan.append(PlannedTensor(saved=found[name], name=target, transposed=found[name] in transposed, tied=tied))
+    return plan
+
+
+def _find_prefix(saved: Collection[str], expected: Collection[str], name_map: NameMap, checkpoint: str) -> str:
+    """The prefix after which most of the model's names are found."""
+    scores: Counter[str] = Counter()
+    for name in {_without_wrappers(name) for name in saved}:
+        parts = name.split(".")
+        for depth in range(min(_DEEPEST_PREFIX, len(parts) - 1) + 1):
+            if name_map.new_name(".".join(parts[depth:])) in expected:
+                scores["".join(f"{part}." for part in parts[:depth])] += 1
+    name_map.used.clear()
+    if not scores:
+        names = [name for name in saved if not name.startswith(_OTHER_STATE)]
+        raise BadUse(
+            f"None of the {len(saved)} tensors of {checkpoint} has a name of the model's "
+            f"({_few(names)} against {_few(expected)}). Give a name map, or the configuration that fits."
+        )
+    best = max(scores.values())
+    candidates = [prefix for prefix, score in scores.items() if score == best]
+    usual = [prefix for prefix in candidates if set(prefix.split(".")[:-1]) <= _USUAL_PREFIX_PARTS]
+    if len(candidates) > 1 and len(usual) != 1:
+        raise BadUse(
+            f"{checkpoint} holds several models: after {' and after '.join(map(repr, sorted(candidates)))}. "
+            "Give a name map that says which, with `prefix`."
+        )
+    return (usual or candidates)[0] if len(candidates) > 1 else candidates[0]
+
+
+def _check_complete(
+    found: Mapping[str, str], expected: Collection[str], kept: Mapping[str, str], prefix: str, checkpoint: str
+) -> None:
+    there = {kept.get(name, name) for name in found}
+    missing = [name for name in expected if kept.get(name, name) not in there]
+    unexpected = [name for name in found if name not in expected]
+    if missing:
+        others = unexpected or [name for name in found if name in expected]
+        raise BadUse(
+            f"{checkpoint} lacks {len(missing)} of the model's {len(expected)} tensors (looked for after "
+            f"{prefix!r}): {_listed(missing, others)}. Give a name map, or the configuration that fits."
+        )
+    if unexpected:
+        raise BadUse(
+            f"{checkpoint} has {len(unexpected)} tensors that the model has not: {_listed(unexpected, expected)}. "
+            "Name them in a name map: under [names] what they are, under `drop` what is not needed."
+        )
+
+
+def _check_shapes(
+    found: Mapping[str, str], saved: Mapping[str, Shape], expected: Mapping[str, Shape], transposed: Collection[str]
+) -> None:
+    for name, full in found.items():
+        shape, wanted = saved[full], expected[name]
+        if full in transposed:
+            if len(shape) != 2:
+                raise BadUse(f"{full!r} has {len(shape)} dimensions and cannot be transposed. Correct the name map.")
+            shape = shape[::-1]
+        if shape != wanted:
+            hint = (
+                "It fits the other way round: name it under `transposed` in a name map"
+                if len(shape) == 2 and shape[::-1] == wanted
+                else "Give the configuration that the model was trained with"
+            )
+            raise BadUse(
+                f"{full!r} has the shape {_shape(saved[full])}, the model's {name!r} {_shape(wanted)}. {hint}."
+            )
+
+
+def _without_wrappers(name: str) -> str:
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def _listed(names: Sequence[str], others: Collection[str]) -> str:
+    """Some names, each with the nearest of `others`."""
+    said = []
+    for name in names[:_SHOWN]:
+        near = difflib.get_close_matches(name, others, n=1, cutoff=0.6)
+        said.append(f"{name!r} (nearest: {near[0]!r})" if near else repr(name))
+    return ", ".join(said) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def _few(names: Collection[str]) -> str:
+    return ", ".join(repr(name) for name in list(names)[:2])
+
+
+def _shape(shape: Shape) -> str:
+    return "x".join(map(str, shape)) or "scalar"
+
+
+def _inside(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+
+
+def _quiet() -> Any:
+    options = re2.Options()
+    options.log_errors = False
+    return options
+
+
+def read_name_map(path: Path | None) -> NameMap:
+    """The name map in a file; an empty one where `path` is None.
+
+    Raises:
+        BadUse: it is not there, or is none.
+    """
+    if path is None:
+        return NameMap()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadUse(f"The name map {path} cannot be read ({error}). Give a TOML file.") from error
+    return NameMap(text, where=str(path))

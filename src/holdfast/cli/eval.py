@@ -1,0 +1,150 @@
+"""`holdfast eval run | plan | resume | watch | rescore | why | compare | ls | show`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli import eval_progress
+from holdfast.cli.eval_options import FOLDER, HOW, JSON, PLACING, SHOWING, SUITE, is_given, options_from, takes
+from holdfast.cli.eval_report import compare, ls, show, why
+from holdfast.cli.main import Place
+from holdfast.cli.output import print_json
+from holdfast.core.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.evaluate.evaluation import Evaluation
+    from holdfast.evaluate.plan import Plan
+
+INCOMPLETE = 4
+"""Exit code where a task has no scores."""
+ID = click.option("--id", "evaluation_id", metavar="ID", help="Its id.  [default: the model's name and the time]")
+PAGE = click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="Write the Gantt picture there.")
+STREAM = (
+    click.option("--once", is_flag=True, help="Evaluate what is there, then end."),
+    click.option("--drop-stale", is_flag=True, help="A newer checkpoint replaces those that have not begun."),
+)
+MODEL = click.option(
+    "--model", required=True, metavar="MODEL", help="A Hugging Face folder, its URL, or a Holdfast or DCP checkpoint."
+)
+
+
+@click.group()
+def command() -> None:
+    """Evaluate checkpoints: the harness's own scores, in the shortest time.
+
+    SUITE is a TOML file or task names of lm-evaluation-harness, separated by commas; `inspect:NAME` is inspect-ai's.
+    """
+    try:
+        import msgspec  # noqa: F401 - what every command here needs first
+    except ImportError as error:
+        raise HoldfastError(
+            f"This needs {error.name}, which is not installed. Run: pip install 'holdfast[eval]'"
+        ) from error
+
+
+@command.command()
+@takes(SUITE, MODEL, *HOW, ID, *SHOWING)
+@click.pass_obj
+def run(place: Place, /, suite: str, model: str, as_json: bool, no_progress: bool, **how: Any) -> int:
+    """Run a suite on a model.
+
+    \b
+    holdfast eval run --suite gsm8k,mmlu:0.1 --model ./llama
+    holdfast eval run --suite nightly.toml --model ckpt/step-1000 --hf-config ./llama --on slurm --nodes 4
+    """  # noqa: D301 - click wants the character itself
+    from holdfast.evaluate.run import evaluate
+
+    with eval_progress.shown(quiet=no_progress or as_json) as progress:
+        evaluation = evaluate(suite, model, options=options_from(place, how), progress=progress)
+    return _print(evaluation, as_json=as_json)
+
+
+@command.command()
+@takes(SUITE, MODEL, *HOW, PAGE, JSON)
+@click.pass_obj
+def plan(place: Place, /, suite: str, model: str, page: Path | None, as_json: bool, **how: Any) -> None:
+    """Predict how long it would take, and what no schedule could go below; nothing is run."""
+    from holdfast.simulate.evaluate import plan as make_plan
+
+    made: Plan = make_plan(suite, model, options=options_from(place, how))
+    if page is not None:
+        from holdfast.evaluate.report.page import write_page
+
+        write_page(page, made.evaluation, made.timeline)
+    if as_json:
+        print_json("eval.plan", {**made.to_json(), "page": None if page is None else str(page)})
+        return
+    from holdfast.evaluate.report.why import why as told
+
+    click.echo(told(made.evaluation), nl=False)
+    for note in made.notes:
+        click.echo(note)
+    if page is not None:
+        click.echo(f"Page: {page}")
+
+
+@command.command()
+@click.argument("evaluation_id", metavar="ID")
+@takes(*PLACING, *SHOWING)
+@click.pass_obj
+def resume(place: Place, /, evaluation_id: str, as_json: bool, no_progress: bool, **placing: Any) -> int:
+    """Go on with an evaluation that was stopped; what it had finished is not done again.
+
+    It keeps its options; where it runs may change.
+    """
+    from holdfast.evaluate.run import resume as go_on
+
+    changes = {name: value for name, value in placing.items() if is_given(value)}
+    with eval_progress.shown(quiet=no_progress or as_json) as progress:
+        evaluation = go_on(evaluation_id, home=place.home, progress=progress, **changes)
+    return _print(evaluation, as_json=as_json)
+
+
+@command.command()
+@click.argument("folder", metavar="DIR", type=FOLDER)
+@takes(SUITE, *HOW, *STREAM, *SHOWING)
+@click.pass_obj
+def watch(place: Place, /, folder: Path, suite: str, once: bool, as_json: bool, no_progress: bool, **how: Any) -> int:
+    """Evaluate each checkpoint that appears in DIR, the newest first, on engines that stay warm."""
+    from holdfast.evaluate.run import watch as follow
+
+    codes = []
+    with eval_progress.shown(quiet=no_progress or as_json) as progress:
+        for evaluation in follow(suite, folder, options=options_from(place, how), progress=progress, once=once):
+            codes.append(_print(evaluation, as_json=as_json))
+    return max(codes, default=0)
+
+
+@command.command()
+@click.argument("evaluation_id", metavar="ID")
+@takes(*SHOWING)
+@click.pass_obj
+def rescore(place: Place, /, evaluation_id: str, as_json: bool, no_progress: bool) -> int:
+    """Compute an evaluation's metrics again from its stored answers; no engine is started."""
+    from holdfast.evaluate.run import rescore as score_again
+
+    with eval_progress.shown(quiet=no_progress or as_json) as progress:
+        evaluation = score_again(evaluation_id, home=place.home, progress=progress)
+    return _print(evaluation, as_json=as_json)
+
+
+for _command in (why, compare, ls, show):
+    command.add_command(_command)
+
+
+def _print(evaluation: "Evaluation", *, as_json: bool) -> int:
+    """Print what it came to; returns the exit code."""
+    if as_json:
+        said = evaluation.to_json()
+        print_json("evaluation", {name: value for name, value in said.items() if name not in ("schema", "version")})
+    else:
+        from holdfast.evaluate.report.table import print_scores
+        from holdfast.evaluate.report.why import verdict
+
+        print_scores(evaluation)
+        click.echo(verdict(evaluation))
+        click.echo(f"Page: {Path(evaluation.folder) / 'report.html'}")
+        if evaluation.errors:
+            click.echo(f"Try the failed tasks again: holdfast eval resume {evaluation.id}")
+    return INCOMPLETE if evaluation.errors or evaluation.state != "done" else 0

@@ -1,0 +1,144 @@
+"""The options of `holdfast eval` that say how to evaluate, and the `EvaluateOptions` that they make."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.core.errors import BadUse
+
+if TYPE_CHECKING:
+    from holdfast.cli.main import Place
+    from holdfast.evaluate.options import EvaluateOptions
+
+FOLDER = click.Path(path_type=Path, file_okay=False)
+GIVEN_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
+GIVEN_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
+
+SUITE = click.option("--suite", required=True, metavar="SUITE", help="A TOML file, or task names: gsm8k,mmlu:100.")
+PLACING = (
+    click.option("--on", type=click.Choice(["local", "slurm", "ray"]), help="Where it runs.  [default: local]"),
+    click.option("--nodes", type=int, metavar="N", help="How many nodes.  [default: 1]"),
+    click.option("--engines-per-node", type=int, metavar="N", help="[default: as many as its GPUs allow; without, 1]"),
+    click.option("--sbatch-option", "sbatch_options", multiple=True, metavar="OPTION", help="As sbatch takes it."),
+)
+ENGINE = (
+    click.option("--engine", "kind", metavar="KIND", help="hf, vllm, openai, simulated, module:Class.  [default: hf]"),
+    click.option(
+        "--mode",
+        type=click.Choice(["exact", "free"]),
+        help="exact: bit for bit the harness's own scores; free: batched as it comes.  [default: exact]",
+    ),
+    click.option("--device", metavar="DEVICE", help="cpu or cuda.  [default: what there is]"),
+    click.option("--dtype", metavar="DTYPE", help="As transformers names it.  [default: the checkpoint's]"),
+    click.option("--tp", "tensor_parallel", type=int, metavar="N", help="GPUs an engine spans.  [default: 1]"),
+    click.option(
+        "--threads", type=int, metavar="N", help="CPU threads of an engine.  [default: its share of the cores]"
+    ),
+    click.option(
+        "--max-batch", type=int, metavar="N", help="Sequences in a batch at most.  [default: the engine's own]"
+    ),
+    click.option(
+        "--max-length", type=int, metavar="N", help="Tokens of prompt and answer.  [default: the model's own]"
+    ),
+    click.option("--url", metavar="URL", help="With openai: the server, with its version (http://host:8000/v1)."),
+    click.option("--model-name", metavar="NAME", help="With openai: as the server knows the model."),
+    click.option("--engine-option", "options", multiple=True, metavar="KEY=VALUE", help="What one kind alone knows."),
+)
+MODEL = (
+    click.option("--hf-config", type=GIVEN_FOLDER, help="For a DCP checkpoint: config.json and the tokenizer."),
+    click.option("--name-map", type=GIVEN_FILE, help="For a DCP checkpoint whose names are not transformers'."),
+    click.option("--family", metavar="NAME", help="Whose history predicts costs.  [default: the shape's]"),
+    click.option("--run", "run_id", metavar="RUN", help="The training run it is a checkpoint of, for the ledger."),
+    click.option("--step", type=int, metavar="N", help="Its step in that run, for the ledger."),
+)
+TASKS = (
+    click.option("--limit", type=float, metavar="N", help="Samples of each task; below 1 a share."),
+    click.option("--num-fewshot", type=int, metavar="N", help="Examples in each prompt.  [default: the task's own]"),
+    click.option("--chat-template/--no-chat-template", default=None, help="Prompts through the model's chat template."),
+    click.option(
+        "--include-path", "include_paths", multiple=True, type=GIVEN_FOLDER, help="Folder of lm-eval tasks; repeatable."
+    ),
+    click.option("--confirm-unsafe-code", is_flag=True, help="Let tasks run what the model writes, in the sandbox."),
+)
+JUDGE = (
+    click.option("--judge-url", metavar="URL", help="Model-as-judge: an OpenAI-compatible server, with its version."),
+    click.option("--judge-api-key-env", metavar="NAME", help="Variable with its key.  [default: OPENAI_API_KEY]"),
+    click.option("--judge-requests-per-minute", type=float, metavar="N", help="Never exceeded."),
+    click.option("--judge-tokens-per-minute", type=float, metavar="N", help="Never exceeded."),
+    click.option("--judge-concurrency", type=int, metavar="N", help="Requests at a time.  [default: 32]"),
+    click.option("--judge-cost-limit", type=float, metavar="COST", help="Of the evaluation; never exceeded."),
+    click.option("--judge-input-price", type=float, metavar="COST", help="Of a million tokens."),
+    click.option("--judge-output-price", type=float, metavar="COST", help="Of a million tokens."),
+)
+LIMITS = (
+    click.option("--metric-slots", type=int, metavar="N", help="Metrics at a time on a node.  [default: its cores]"),
+    click.option("--max-read-mib-s", type=float, metavar="N", help="Reading the next checkpoint.  [default: no limit]"),
+    click.option("--linger-s", type=float, metavar="S", help="Engines go on without this command.  [default: 60]"),
+    click.option("--silent-s", type=float, metavar="S", help="An engine silent for so long hangs.  [default: 30]"),
+    click.option("-o", "--output", type=FOLDER, help="Folder that also gets lm-eval's own files of results."),
+)
+JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+SHOWING = (
+    JSON,
+    click.option("--no-progress", is_flag=True, help="Do not show how far it is."),
+)
+HOW = (*ENGINE, *PLACING, *MODEL, *TASKS, *JUDGE, *LIMITS)
+
+
+def takes(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A decorator that adds options, which `--help` shows in this order."""
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        for option in reversed(options):
+            function = option(function)
+        return function
+
+    return decorate
+
+
+def options_from(place: "Place", how: Mapping[str, Any], **more: Any) -> "EvaluateOptions":
+    """What was given of the options of `HOW`, in the home and ledger of the command.
+
+    Raises:
+        BadUse: one is not allowed.
+    """
+    from holdfast.evaluate.engines.engine import EngineSpec
+    from holdfast.evaluate.options import EvaluateOptions, JudgeLimits
+
+    how = {name: value for name, value in how.items() if is_given(value)}
+    engine = {name: how.pop(name) for name in EngineSpec.__struct_fields__ if name in how}
+    if "options" in engine:
+        engine["options"] = dict(_engine_option(said) for said in engine["options"])
+    judge = {name.removeprefix("judge_"): how.pop(name) for name in tuple(how) if name.startswith("judge_")}
+    if judge and "url" not in judge:
+        raise BadUse("A judge's limits are given, but no judge. Give --judge-url URL too.")
+    how["include_paths"] = tuple(str(path.absolute()) for path in how.get("include_paths", ()))
+    return EvaluateOptions(
+        home=place.home,
+        ledger=place.ledger,
+        engine=EngineSpec(**engine),
+        judge=JudgeLimits(**judge) if judge else None,
+        **how,
+        **more,
+    )
+
+
+def is_given(value: Any) -> bool:
+    """Whether an option was: its default is None, nothing, or off."""
+    return value is not None and value != ()
+
+
+def _engine_option(said: str) -> tuple[str, str | int | float | bool]:
+    name, equals, value = said.partition("=")
+    if not equals or not name:
+        raise BadUse(f"--engine-option {said!r} is not KEY=VALUE. Give one: --engine-option max_num_seqs=64")
+    if value in ("true", "false"):
+        return name, value == "true"
+    for number in (int, float):
+        try:
+            return name, number(value)
+        except ValueError:
+            continue
+    return name, value

@@ -1,0 +1,97 @@
+"""How far an evaluation is: a bar on a terminal, plain lines elsewhere."""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import click
+
+from holdfast.core import words
+
+if TYPE_CHECKING:
+    from holdfast.evaluate.coordinator.wire import Status
+
+RATE_WINDOW_S = 10.0
+"""Samples a second are those of so long."""
+PLAIN_EVERY_S = 10.0
+"""Plain lines come no faster, unless the state changed."""
+
+Show = Callable[["Status"], None]
+
+
+@contextmanager
+def shown(*, quiet: bool) -> Iterator[Show | None]:
+    """What shows a `Status` on standard error; None where nothing shall be shown."""
+    if quiet:
+        yield None
+    elif sys.stderr.isatty():
+        with _bar() as show:
+            yield show
+    else:
+        yield _plain_lines()
+
+
+class Rate:
+    """Samples a second over the last seconds; what an earlier evaluation had answered does not count as speed."""
+
+    def __init__(self) -> None:
+        self._seen: deque[tuple[float, int]] = deque()
+
+    def after(self, status: "Status") -> float | None:
+        """The rate, now that `status` is known; None until there are two moments to compare."""
+        self._seen.append((status.now_s, status.samples_done))
+        while len(self._seen) > 2 and self._seen[1][0] <= status.now_s - RATE_WINDOW_S:
+            self._seen.popleft()
+        (first_s, first), (last_s, last) = self._seen[0], self._seen[-1]
+        return (last - first) / (last_s - first_s) if last_s > first_s else None
+
+
+def sentence(status: "Status", rate: float | None) -> str:
+    """A status in a line."""
+    parts = [f"{status.state}: {status.samples_done:,} of {words.plainly(status.samples, 'sample')}"]
+    if rate is not None and rate > 0:
+        parts.append(f"{rate:,.1f} a second")
+    if status.time_left_s > 0:
+        parts.append(f"{words.duration(status.time_left_s)} left")
+    if status.bound_s > 0:
+        parts.append(f"bound {words.duration(status.bound_s)}")
+    parts.append(f"{status.engines_ready} of {words.plainly(status.engines, 'engine')} ready")
+    if status.engines_ready:
+        parts.append(f"{words.percent(status.busy_share)} busy")
+    if status.reused:
+        parts.append(f"{words.plainly(status.reused, 'answer')} reused")
+    return ", ".join(parts).replace(words.NBSP, " ")
+
+
+def _plain_lines() -> Show:
+    rate = Rate()
+    last_s, last_state = float("-inf"), ""
+
+    def show(status: "Status") -> None:
+        nonlocal last_s, last_state
+        now = rate.after(status)
+        if status.state != last_state or status.now_s - last_s >= PLAIN_EVERY_S:
+            click.echo(sentence(status, now), err=True)
+            last_s, last_state = status.now_s, status.state
+
+    return show
+
+
+@contextmanager
+def _bar() -> Iterator[Show]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    rate = Rate()
+    bars = Progress(BarColumn(), TextColumn("{task.description}"), console=Console(stderr=True), transient=True)
+    with bars:
+        task = bars.add_task("starting", total=None)
+
+        def show(status: "Status") -> None:
+            total = status.samples or None
+            said = sentence(status, rate.after(status)).replace("[", "\\[")
+            bars.update(task, description=said, completed=status.samples_done, total=total)
+
+        yield show

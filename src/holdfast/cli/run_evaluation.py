@@ -1,0 +1,164 @@
+"""Beside a run: `holdfast eval watch` over its checkpoints, on a leash. Whatever becomes of it, training goes on."""
+
+import json
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+from holdfast.cluster.leash import release, start_on_leash
+from holdfast.core.atomic import write_atomic
+from holdfast.core.errors import BadUse, HoldfastError
+from holdfast.core.paths import RunPaths
+
+if TYPE_CHECKING:
+    import subprocess
+
+HOLDFAST = (sys.executable, "-m", "holdfast.cli.main")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """What a run's checkpoints shall be evaluated by; kept in the run's folder, for a resume.
+
+    Attributes:
+        suite: as `holdfast eval` takes it.
+        drop_stale: whether a newer checkpoint replaces those that have not begun.
+        options: of `holdfast eval watch`, a word each.
+    """
+
+    suite: str
+    drop_stale: bool
+    options: tuple[str, ...]
+
+    @classmethod
+    def checked(cls, suite: str, *, drop_stale: bool, options: Sequence[str]) -> Self:
+        """What was wished, if it can be had.
+
+        Raises:
+            BadUse: there is no such suite, or an option is none.
+            HoldfastError: what evaluates is not installed.
+        """
+        try:
+            from holdfast.evaluate.suite import load_suite
+        except ImportError as error:
+            raise HoldfastError(
+                f"--eval-suite needs {error.name}, which is not installed. Run: pip install 'holdfast[eval]'"
+            ) from error
+        load_suite(suite)
+        for option in options:
+            if not option.startswith("-"):
+                raise BadUse(f"--eval-option {option!r} is no option. Write it in one word: --eval-option=--nodes=4")
+        suite = str(Path(suite).absolute()) if suite.endswith(".toml") else suite
+        return cls(suite=suite, drop_stale=drop_stale, options=tuple(options))
+
+    def keep(self, paths: RunPaths) -> None:
+        """Write it into the run's folder."""
+        write_atomic(_wish_of(paths), json.dumps(asdict(self)).encode())
+
+    @classmethod
+    def kept(cls, paths: RunPaths) -> Self | None:
+        """The wish that was kept for a run, if there was one."""
+        try:
+            told = json.loads(_wish_of(paths).read_bytes())
+        except FileNotFoundError:
+            return None
+        return cls(suite=told["suite"], drop_stale=told["drop_stale"], options=tuple(told["options"]))
+
+
+class RunEvaluation:
+    """An observer of a run (`holdfast.recover.supervisor.Observer`) that has its checkpoints evaluated as they come.
+
+    The watch is started with the first checkpoint, whose folder's folder is watched, and again with the next one if it
+    has ended. That the run is over it is told by a file, RUN/evaluation.over: it then does what is left, and ends.
+
+    Args:
+        wish: by what.
+        paths: of the run.
+        ledger: its URL.
+        working_folder: of the run's command, for paths that it reports relative to it.
+        say: prints a line for people.
+        holdfast: the command line.
+    """
+
+    def __init__(
+        self,
+        wish: Wish,
+        paths: RunPaths,
+        ledger: str,
+        *,
+        working_folder: Path,
+        say: Callable[[str], None],
+        holdfast: Sequence[str] = HOLDFAST,
+    ) -> None:
+        self._wish, self._paths, self._working_folder, self._say = wish, paths, working_folder, say
+        self._before = [*holdfast, "--ledger", ledger]
+        self._over = paths.root / "evaluation.over"
+        self._over.unlink(missing_ok=True)  # of the attempt that is resumed
+        self._watched: Path | None = None
+        self._child: subprocess.Popen[bytes] | None = None
+
+    @property
+    def log(self) -> Path:
+        """What the watch prints."""
+        return self._paths.logs / "evaluation.log"
+
+    def __call__(self, kind: str, data: Mapping[str, Any]) -> None:
+        """Hear what happens in the run."""
+        if kind in ("checkpoint", "restored"):
+            self._watched = (self._working_folder / str(data["path"])).parent
+            self._start_unless_it_runs()
+
+    def finish(self) -> None:
+        """The run is over: wait until its checkpoints are evaluated. Ctrl-C ends that; nothing evaluated is lost."""
+        if self._watched is None:
+            return
+        try:
+            self._over.touch()
+            self._start_unless_it_runs()
+            if self._child is None:
+                return
+            self._say("evaluating the checkpoints that are left; Ctrl-C ends that")
+            exit_code = self._child.wait()
+        except KeyboardInterrupt:
+            exit_code = None
+        except OSError as error:
+            self._say(f"the evaluation cannot be told that the run is over: {error}")
+            exit_code = None
+        finally:
+            if self._child is not None:
+                release(self._child)
+        if exit_code == 0:
+            return
+        how = "was ended" if exit_code is None else f"ended with {exit_code}"
+        self._say(
+            f"the evaluation {how}; {self.log} tells more. Go on: holdfast eval watch {self._watched} --once "
+            f"--suite {self._wish.suite} --run {self._paths.run_id}"
+        )
+
+    def _start_unless_it_runs(self) -> None:
+        if self._child is not None:
+            if self._child.poll() is None:
+                return
+            release(self._child)
+            if self._over.exists() and self._child.returncode == 0:
+                return
+        stale = ["--drop-stale"] if self._wish.drop_stale else []
+        command = [*self._before, "eval", "watch", str(self._watched), "--suite", self._wish.suite, *stale]
+        command += ["--run", self._paths.run_id, "--until-file", str(self._over), "--no-progress", *self._wish.options]
+        try:
+            self._child = start_on_leash(
+                command,
+                self.log,
+                append=True,
+                environment={**os.environ, "HOLDFAST_HOME": str(self._paths.home)},
+                working_folder=self._working_folder,
+            )
+        except OSError as error:  # training goes on; the next checkpoint tries again
+            self._say(f"the evaluation does not start: {error}")
+
+
+def _wish_of(paths: RunPaths) -> Path:
+    return paths.root / "evaluation.json"

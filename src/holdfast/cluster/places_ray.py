@@ -1,0 +1,169 @@
+"""Places on the nodes of a Ray cluster: an actor a node, in one placement group."""
+
+import os
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.cluster.leash import release, start_on_leash
+from holdfast.cluster.placement import ENV_PLACE, Place, check_command, log_of_place
+from holdfast.cluster.ray import connected, demand_ray
+from holdfast.core.errors import BadUse
+
+
+@dataclass(frozen=True, kw_only=True)
+class RayPlaces:
+    """Asks for `nodes` different nodes of the Ray at RAY_ADDRESS, or one of a Ray of this machine's own.
+
+    Attributes:
+        gpus_per_node: of each actor; Ray shows its command those alone, by CUDA_VISIBLE_DEVICES.
+        cpus_per_node: of each actor; 1 by default.
+
+    Raises:
+        BadUse: Ray is not installed, or more than one node is asked for and there is no cluster.
+    """
+
+    nodes: int
+    gpus_per_node: int = 0
+    cpus_per_node: int | None = None
+
+    def __post_init__(self) -> None:
+        demand_ray()
+
+    def address_host(self) -> str:
+        """See `Places.address_host`."""
+        if not _has_cluster():
+            return "127.0.0.1"
+        with connected(None) as ray:
+            return str(ray.util.get_node_ip_address())
+
+    def start(self, command: Sequence[str], *, environment: Mapping[str, str], folder: Path) -> "RayPlacement":
+        """See `Places.start`."""
+        check_command(command)
+        if self.nodes > 1 and not _has_cluster():
+            raise BadUse(f"{self.nodes} nodes need a Ray cluster. Set RAY_ADDRESS to one, or ask for one node.")
+        with ExitStack() as stack:
+            ray = stack.enter_context(connected(self.cpus_per_node))
+            return RayPlacement(self, ray, tuple(command), dict(environment), folder.absolute(), stack)
+
+
+def _has_cluster() -> bool:
+    """Whether there is a Ray to join; without importing it, which takes a second."""
+    return bool(os.environ.get("RAY_ADDRESS")) or ("ray" in sys.modules and sys.modules["ray"].is_initialized())
+
+
+@dataclass(kw_only=True)
+class _Actor:
+    """An actor that was asked for, and what it promised: its host, then its command's exit code."""
+
+    handle: Any
+    host: Any
+    exit_code: Any
+
+
+class RayPlacement:
+    """An actor a place. Ray ends them, and the leash their commands, when this process is gone."""
+
+    def __init__(
+        self,
+        places: RayPlaces,
+        ray: Any,
+        command: tuple[str, ...],
+        environment: dict[str, str],
+        folder: Path,
+        connection: ExitStack,
+    ) -> None:
+        self._ray, self._nodes = ray, places.nodes
+        self._command, self._environment, self._folder = command, environment, folder
+        self._needs = {"CPU": places.cpus_per_node or 1}
+        if places.gpus_per_node:
+            self._needs["GPU"] = places.gpus_per_node
+        bundles = [self._needs] * places.nodes
+        strategy = "STRICT_SPREAD" if places.nodes > 1 else "PACK"
+        self._group = ray.util.placement_group(bundles, strategy=strategy)
+        self._actors = [self._start(index, append=False) for index in range(places.nodes)]
+        self._connection: ExitStack | None = connection.pop_all()  # from here on it is for `stop` to disconnect
+
+    def poll(self) -> list[Place]:
+        """See `Placement.poll`."""
+        if self._connection is None:
+            return [Place(index=index, state="ended", why="it was stopped") for index in range(self._nodes)]
+        return [self._place(index) for index in range(self._nodes)]
+
+    def restart(self, index: int) -> bool:
+        """See `Placement.restart`.
+
+        If its node died, the new one waits until Ray has another for it; or ends at once, like the old one, while Ray
+        has not noticed.
+        """
+        if self._connection is None or self._place(index).state != "ended":
+            return False
+        self._ray.kill(self._actors[index].handle)  # it may have ended its command alone, or be cut off
+        self._actors[index] = self._start(index, append=True)
+        return True
+
+    def stop(self) -> None:
+        """See `Placement.stop`."""
+        if self._connection is None:
+            return
+        connection, self._connection = self._connection, None
+        with connection:
+            for actor in self._actors:
+                self._ray.kill(actor.handle)
+            self._ray.util.remove_placement_group(self._group)
+
+    def _start(self, index: int, *, append: bool) -> _Actor:
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        within = PlacementGroupSchedulingStrategy(placement_group=self._group, placement_group_bundle_index=index)
+        handle = (
+            self._ray.remote(_Leashed)
+            .options(num_cpus=self._needs["CPU"], num_gpus=self._needs.get("GPU", 0), scheduling_strategy=within)
+            .remote()
+        )
+        # To the actor itself, and not to its constructor: what that gets is kept by Ray's head node.
+        log = str(log_of_place(index, self._folder))
+        host = handle.start.remote(self._command, {**self._environment, ENV_PLACE: str(index)}, log, append)
+        return _Actor(handle=handle, host=host, exit_code=handle.wait.remote())
+
+    def _place(self, index: int) -> Place:
+        actor, host = self._actors[index], ""
+        try:
+            if not self._is_ready(actor.host):
+                return Place(index=index, state="waiting", why=self._why_waiting())
+            host = self._ray.get(actor.host)
+            if not self._is_ready(actor.exit_code):
+                return Place(index=index, host=host, state="running")
+            return Place(index=index, host=host, state="ended", exit_code=self._ray.get(actor.exit_code))
+        except self._ray.exceptions.RayError as error:  # the actor or its node died
+            first_line = str(error).strip().partition("\n")[0]
+            return Place(index=index, host=host, state="ended", why=first_line)
+
+    def _is_ready(self, promise: Any) -> bool:
+        return bool(self._ray.wait([promise], timeout=0)[0])
+
+    def _why_waiting(self) -> str:
+        fit = sum(
+            node["Alive"] and all(node["Resources"].get(name, 0) >= amount for name, amount in self._needs.items())
+            for node in self._ray.nodes()
+        )
+        return f"Ray has {fit} nodes with {self._needs}, free or not; {self._nodes} are asked for"
+
+
+class _Leashed:
+    """The actor: the command on a leash, which is this process."""
+
+    def start(self, command: Sequence[str], environment: Mapping[str, str], log: str, append: bool) -> str:
+        Path(log).parent.mkdir(parents=True, exist_ok=True)
+        # The environment of Ray's worker beneath: it says which GPUs are this actor's.
+        told = {**os.environ, **environment}
+        self._leashed = start_on_leash(command, Path(log), append=append, environment=told)
+        return socket.gethostname()
+
+    def wait(self) -> int:
+        self._leashed.wait()
+        return release(self._leashed)

@@ -1,0 +1,211 @@
+"""Places on the nodes of one Slurm allocation.
+
+One batch job, whose one step starts the far end (`slurm_place`) on each node. With --no-kill a node that dies leaves
+the allocation and the others go on, also when it was the one that ran the batch script. The job is not requeued: its
+processes would come back under a token that nobody knows any more. As with `slurm`, everything of a submission lies
+in FOLDER/slurm-TOKEN, and the job is found by its name when whoever submitted it is gone.
+"""
+
+import logging
+import os
+import re
+import secrets
+import shlex
+import socket
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal, Protocol
+
+from holdfast.cluster.placement import ENV_PLACE, Place, check_command
+from holdfast.cluster.slurm import FORGOTTEN, cancel_submission, demand_slurm, describe_job, job_name, run_slurm_command
+from holdfast.cluster.slurm_place import PlaceRecord, read_record, request_of
+from holdfast.core.clock import Clock, SystemClock
+from holdfast.core.errors import BadUse, HoldfastError
+
+_ASK_EVERY_S = 5.0  # slurmctld serves everybody; what the processes say themselves is read from their records
+_NODES_TRIED = 16
+_OUTPUT_SHOWN_CHARS = 2000
+_AWAITED = {"PENDING", "CONFIGURING"}
+_ALIVE = {"RUNNING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING"}  # squeue(1), job state codes
+
+_log = logging.getLogger(__name__)
+
+
+class SlurmCommand(Protocol):
+    """Runs one of Slurm's commands, as `run_slurm_command` does."""
+
+    def __call__(self, argv: Sequence[str], environment: Mapping[str, str] | None = None) -> str:
+        """Its standard output."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class SlurmPlaces:
+    """Submits one allocation of `nodes` nodes.
+
+    Attributes:
+        gpus_per_node: asked for by --gpus-per-node; 0 asks for none.
+        cpus_per_node: None leaves them to the cluster's defaults and `sbatch_options`.
+        sbatch_options: passed to sbatch before the rest.
+        clock, command: for tests.
+
+    Raises:
+        BadUse: there is no sbatch on this machine.
+    """
+
+    nodes: int
+    gpus_per_node: int = 0
+    cpus_per_node: int | None = None
+    sbatch_options: tuple[str, ...] = ()
+    clock: Clock = field(default_factory=SystemClock)
+    command: SlurmCommand = run_slurm_command
+
+    def __post_init__(self) -> None:
+        if self.command is run_slurm_command:
+            demand_slurm()
+
+    def address_host(self) -> str:
+        """The address from which this machine reaches the cluster's nodes; they reach it by the same.
+
+        Loopback only where every node is this very machine. See `Places.address_host`.
+        """
+        try:
+            told = self.command(["scontrol", "--oneliner", "show", "nodes"])
+        except HoldfastError as error:
+            raise BadUse(f"{error} Run this on a login node of the Slurm cluster.") from error
+        nodes = list(dict.fromkeys(re.findall(r"\bNodeAddr=(\S+)", told)))[:_NODES_TRIED]
+        addresses = [address for node in nodes if (address := _own_address_towards(node))]
+        beyond = [address for address in addresses if not address.startswith("127.") and address != "::1"]
+        return next(iter(beyond or addresses), socket.getfqdn())
+
+    def start(self, command: Sequence[str], *, environment: Mapping[str, str], folder: Path) -> "SlurmPlacement":
+        """See `Places.start`."""
+        check_command(command)
+        folder = folder.absolute()
+        folder.mkdir(parents=True, exist_ok=True)
+        for orphan in sorted(folder.glob("slurm-*")):
+            cancel_submission(orphan, self.command)
+        submission = folder / f"slurm-{secrets.token_hex(8)}"
+        (submission / "places").mkdir(parents=True)
+        # Of a job that this runs within, nothing may reach the new one: srun would take its sizes for its own.
+        outer = {name: value for name, value in os.environ.items() if not _is_of_a_job(name)}
+        try:
+            told = self.command(self._submission(command, submission), {**outer, **environment})
+        except BaseException as error:
+            # It may be interrupted after Slurm took the job.
+            cancel_submission(submission, self.command)
+            if not isinstance(error, HoldfastError):
+                raise
+            raise BadUse(f"{error} Set what this cluster demands by sbatch options, such as --partition.") from error
+        job_id = told.strip().split(";")[0]  # --parsable prints JOB or JOB;CLUSTER
+        return SlurmPlacement(self, job_id, submission)
+
+    def _submission(self, command: Sequence[str], submission: Path) -> list[str]:
+        far_end = shlex.join([sys.executable, "-m", "holdfast.cluster.slurm_place", str(submission), *command])
+        # Without --cpus-per-task a step has all that the job has on a node, which --cpu-bind must not narrow to a core.
+        step = "srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL"
+        script = submission / "job.sh"
+        script.write_text(f"#!/bin/sh\nexec {step} --input=none {far_end}\n")
+        argv = ["sbatch", *self.sbatch_options, "--parsable", f"--job-name={job_name(submission)}"]
+        argv += [f"--nodes={self.nodes}", f"--ntasks={self.nodes}", "--ntasks-per-node=1", "--no-kill", "--no-requeue"]
+        argv += [f"--gpus-per-node={self.gpus_per_node}"] if self.gpus_per_node else []
+        argv += [f"--cpus-per-task={self.cpus_per_node}"] if self.cpus_per_node else []
+        return [*argv, "--export=ALL", f"--chdir={Path.cwd()}", f"--output={submission}/job.out", str(script)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Job:
+    """What Slurm says of the job: the nodes it has (none before it starts and when it ended), and `why`."""
+
+    awaited: bool
+    nodes: frozenset[str] = frozenset()
+    why: str = ""
+
+
+class SlurmPlacement:
+    """The processes of one allocation: their records say how they are, and Slurm which nodes are still there."""
+
+    def __init__(self, places: SlurmPlaces, job_id: str, submission: Path) -> None:
+        self._places, self._job_id, self._submission = places, job_id, submission
+        self._job = _Job(awaited=True)
+        self._asked_s: float | None = None
+        self._starts_wanted = [1] * places.nodes
+        self._stopped = False
+
+    def poll(self) -> list[Place]:
+        """See `Placement.poll`; a node's death shows when Slurm has noticed it."""
+        now_s = self._places.clock.monotonic_s()
+        if not self._stopped and (self._asked_s is None or now_s - self._asked_s >= _ASK_EVERY_S):
+            self._asked_s = now_s
+            try:
+                self._job = self._ask()
+            except HoldfastError as error:  # the processes run on without slurmctld
+                _log.warning("%s Asking again.", error)
+        return [self._place(index) for index in range(self._places.nodes)]
+
+    def restart(self, index: int) -> bool:
+        """See `Placement.restart`; possible for two minutes after the process ended, unless it ended with 0."""
+        record = read_record(self._submission, index)
+        if record is None or record.exit_code is None or record.over or not self._has(record):
+            return False
+        request_of(self._submission, index, record.starts).touch()
+        self._starts_wanted[index] = record.starts + 1
+        return True
+
+    def stop(self) -> None:
+        """See `Placement.stop`; Slurm ends the processes a moment later."""
+        if not self._stopped:
+            cancel_submission(self._submission, self._places.command)
+            self._stopped, self._job = True, _Job(awaited=False, why="it was stopped")
+
+    def _place(self, index: int) -> Place:
+        record = read_record(self._submission, index)
+        if record is None:
+            coming = self._job.awaited or self._job.nodes
+            return Place(index=index, state="waiting" if coming else "ended", why=self._job.why)
+        if record.exit_code is not None:
+            wanted = record.starts < self._starts_wanted[index] and not record.over and self._has(record)
+            state: Literal["waiting", "ended"] = "waiting" if wanted else "ended"
+            return Place(index=index, host=record.node, state=state, exit_code=None if wanted else record.exit_code)
+        if self._has(record):
+            return Place(index=index, host=record.node, state="running")
+        why = f"node {record.node} left the allocation" if self._job.nodes else self._job.why
+        return Place(index=index, host=record.node, state="ended", why=why)
+
+    def _has(self, record: PlaceRecord) -> bool:
+        """Whether the job has the record's node; a record may come before Slurm is asked again."""
+        return self._job.awaited or record.node in self._job.nodes
+
+    def _ask(self) -> _Job:
+        command = self._places.command
+        try:
+            told = command(["squeue", "--noheader", f"--jobs={self._job_id}", "--format=%T|%N|%r"]).strip()
+        except HoldfastError as error:
+            if FORGOTTEN not in str(error):
+                raise
+            told = ""
+        state, nodes, reason = told.split("|") if told else ("", "", "")
+        if state in _AWAITED:
+            return _Job(awaited=True, why=f"Slurm says {state}: {reason}")
+        if state in _ALIVE:
+            return _Job(awaited=False, nodes=frozenset(command(["scontrol", "show", "hostnames", nodes]).split()))
+        output = self._submission / "job.out"
+        said = output.read_text(errors="replace")[-_OUTPUT_SHOWN_CHARS:].strip() if output.exists() else ""
+        return _Job(awaited=False, why=f"Slurm job {self._job_id} ended ({describe_job(self._job_id, command)}) {said}")
+
+
+def _is_of_a_job(name: str) -> bool:
+    return name == ENV_PLACE or (name.startswith("SLURM_") and name not in {"SLURM_CONF", "SLURM_CLUSTERS"})
+
+
+def _own_address_towards(host: str) -> str:
+    """This machine's address on the way to a host; empty if there is no way."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(address)  # of a datagram socket: sends nothing, the kernel only chooses the route
+            return str(probe.getsockname()[0])
+    except OSError:
+        return ""

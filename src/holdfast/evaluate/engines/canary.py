@@ -1,0 +1,23 @@
+"""Fixed prompts whose log-probabilities show whether the weights in an engine are those that were meant."""
+
+from holdfast.evaluate.requests import Request, pack_tokens
+
+_CANARIES = 4
+_TOKENS = 24
+
+
+def fixed_tokens(number: int, length: int, vocabulary: int) -> list[int]:
+    """Token ids that are the same everywhere, spread over the vocabulary."""
+    return [(number * 7919 + place * 104_729 + 13) % vocabulary for place in range(length)]
+
+
+def canary_requests(vocabulary: int, max_length: int) -> list[Request]:
+    """What to ask: the log-probability of the second half of each prompt, and of its last token alone."""
+    length = min(_TOKENS, max_length - 1)
+    made = []
+    for number in range(_CANARIES):
+        tokens = fixed_tokens(number, length, vocabulary)
+        for read in (length // 2, length - 1):
+            prompt, continuation = pack_tokens(tokens[:read]), pack_tokens(tokens[read:])
+            made.append(Request(kind="loglikelihood", prompt=prompt, continuation=continuation))
+    return made

@@ -1,0 +1,139 @@
+"""Whether a model fits a device, from its config and the headers of its weights: nothing is loaded."""
+
+import json
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import BadUse
+from holdfast.evaluate.engines.engine import EngineSpec
+
+_RESERVED_SHARE = 0.1
+"""Of a device's memory: activations, the runtime's own; as vLLM's default gpu_memory_utilization of 0.9 leaves."""
+_DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
+_FILE_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # of safetensors, those that a dtype setting converts
+_LENGTH_NAMES = ("n_positions", "max_position_embeddings", "n_ctx")
+_DEFAULT_LENGTH = 2048
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """How a model lies in the memory of the devices of one engine.
+
+    Attributes:
+        weights_bytes: of the whole model, over all its devices.
+        kv_token_bytes: keys and values of one token, over all its devices.
+        max_length: tokens of one sequence.
+        tokens: how many tokens' keys and values there is room for.
+        batch: how many sequences of `max_length` that is.
+    """
+
+    weights_bytes: int
+    kv_token_bytes: int
+    max_length: int
+    tokens: int
+    batch: int
+
+
+def fits(model: Path | dict[str, Any], spec: EngineSpec, device_memory_bytes: int) -> Fit:
+    """How a model fits engines of `spec.tensor_parallel` devices.
+
+    Args:
+        model: a Hugging Face folder; or a config.json's content, whose weights are then estimated from its sizes.
+        spec: the engine; its dtype, tensor_parallel and max_length count.
+        device_memory_bytes: of one device.
+
+    Raises:
+        BadUse: it does not fit, not one sequence of full length; the sentence names a tensor_parallel that would.
+    """
+    config = _config_of(model) if isinstance(model, Path) else model
+    text = config.get("text_config") or config
+    weights_bytes = _weights_bytes(model, spec) if isinstance(model, Path) else _estimated_bytes(config, text, spec)
+    kv_token_bytes = kv_bytes_a_token(text, _dtype_bytes(config, spec))
+    max_length = spec.max_length or next((text[name] for name in _LENGTH_NAMES if text.get(name)), _DEFAULT_LENGTH)
+    need_bytes = weights_bytes + kv_token_bytes * max_length
+    usable_bytes = device_memory_bytes * (1 - _RESERVED_SHARE)
+    room_bytes = usable_bytes * spec.tensor_parallel - weights_bytes
+    if room_bytes < kv_token_bytes * max_length:
+        raise BadUse(
+            f"The model needs {_gib(weights_bytes)} for its weights and {_gib(kv_token_bytes * max_length)} for one "
+            f"sequence of {max_length} tokens; {spec.tensor_parallel} x {_gib(device_memory_bytes)} of device memory "
+            f"hold {_gib(int(usable_bytes * spec.tensor_parallel))} of it. {_advice(text, need_bytes / usable_bytes)}"
+        )
+    tokens = int(room_bytes // kv_token_bytes) if kv_token_bytes else max_length
+    return Fit(
+        weights_bytes=weights_bytes,
+        kv_token_bytes=kv_token_bytes,
+        max_length=max_length,
+        tokens=tokens,
+        batch=tokens // max_length,
+    )
+
+
+def kv_bytes_a_token(text: dict[str, Any], dtype_bytes: int) -> int:
+    """Bytes of keys and values a token, all layers: 2 x layers x heads of keys x size of a head x bytes a number.
+
+    Layers of multi-head latent attention (DeepSeek) keep one compressed vector instead: rank + rotary size.
+    """
+    layers = text.get("num_hidden_layers") or text.get("n_layer") or 0
+    if text.get("kv_lora_rank"):
+        return int(layers * (text["kv_lora_rank"] + text.get("qk_rope_head_dim", 0)) * dtype_bytes)
+    heads = text.get("num_attention_heads") or text.get("n_head") or 1
+    head_size = text.get("head_dim") or (text.get("hidden_size") or text.get("n_embd") or 0) // heads
+    return int(2 * layers * (text.get("num_key_value_heads") or heads) * head_size * dtype_bytes)
+
+
+def _config_of(folder: Path) -> dict[str, Any]:
+    try:
+        config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
+    except (OSError, ValueError) as error:
+        raise BadUse(f"{folder / 'config.json'} cannot be read: {error}. Give a Hugging Face folder.") from error
+    return config
+
+
+def _weights_bytes(folder: Path, spec: EngineSpec) -> int:
+    from holdfast.evaluate.engines.safetensors_files import tensors_of
+
+    total = 0
+    for place in tensors_of(folder).values():
+        stored = _FILE_DTYPE_BYTES.get(place.dtype)
+        converts = stored is not None and spec.dtype in _DTYPE_BYTES
+        total += place.size_bytes // stored * _DTYPE_BYTES[spec.dtype] if stored and converts else place.size_bytes
+    return total
+
+
+def _estimated_bytes(config: dict[str, Any], text: dict[str, Any], spec: EngineSpec) -> int:
+    """Of a plain transformer: embeddings, attention, a gated MLP (of each expert); within some percent."""
+    hidden = text.get("hidden_size") or text.get("n_embd") or 0
+    layers = text.get("num_hidden_layers") or text.get("n_layer") or 0
+    heads = text.get("num_attention_heads") or text.get("n_head") or 1
+    head_size = text.get("head_dim") or hidden // heads
+    key_heads = text.get("num_key_value_heads") or heads
+    experts = text.get("num_local_experts") or text.get("num_experts") or text.get("n_routed_experts") or 1
+    inner = text.get("moe_intermediate_size") if experts > 1 else None
+    inner = inner or text.get("intermediate_size") or text.get("n_inner") or 4 * hidden
+    matrices = 3 if text.get("intermediate_size") else 2
+    attention = hidden * head_size * (2 * heads + 2 * key_heads)
+    embeddings = text.get("vocab_size", 0) * hidden * (1 if text.get("tie_word_embeddings") else 2)
+    parameters = embeddings + layers * (attention + experts * matrices * hidden * inner)
+    return int(parameters * _dtype_bytes(config, spec))
+
+
+def _dtype_bytes(config: dict[str, Any], spec: EngineSpec) -> int:
+    text = config.get("text_config") or {}
+    names = (spec.dtype, config.get("dtype"), config.get("torch_dtype"), text.get("dtype"), "float32")
+    return next(_DTYPE_BYTES[name] for name in names if name in _DTYPE_BYTES)
+
+
+def _advice(text: dict[str, Any], devices: float) -> str:
+    heads = text.get("num_attention_heads") or text.get("n_head") or 1
+    wanted = math.ceil(devices)
+    tensor_parallel = next((count for count in range(wanted, heads + 1) if heads % count == 0), None)
+    if tensor_parallel is None or wanted > heads:
+        return "No tensor parallelism of its heads would do: give a smaller max_length, or devices with more memory."
+    return f"Use --tp {tensor_parallel}, or a smaller max_length."
+
+
+def _gib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 / 10 else f"{size_bytes / 2**20:.1f} MiB"

@@ -1,0 +1,236 @@
+"""A model's forward as the list of its tensor operations, to repeat it without the Python around them.
+
+The forward of a small model takes most of its time outside the operations: modules, hooks, configs. It is recorded a
+few times with inputs of different lengths; what differs must be a whole number that grows evenly with the length. The
+repeated forward calls the very same operations in the same order on the same parameters, so its bits are the model's;
+that is verified at other lengths before it is used. A model that decides by its data, draws random numbers or changes
+its own state is not recorded.
+"""
+
+from collections.abc import Callable, Sequence
+from operator import itemgetter
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+Forward = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
+Inputs = Callable[[int], list[torch.Tensor]]
+
+_UNREPEATABLE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
+_DROPOUT_PLACE = 4  # among the arguments of scaled_dot_product_attention
+_HARMLESS = {torch.ops.aten.detach_.default, torch.ops.aten.lift_fresh.default}
+
+
+class NotRepeatable(Exception):
+    """This forward is more than a fixed list of operations."""
+
+
+class _Slot(int):
+    """The place of a tensor in the table of values."""
+
+
+class _Recorder(TorchDispatchMode):
+    """What is called within it: operations, their arguments with tensors as slots, and the slots of what they give."""
+
+    def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
+        super().__init__()
+        self.steps: list[tuple[Any, list[Any], dict[str, Any], list[int]]] = []
+        self.constants: dict[int, torch.Tensor] = {}
+        self._kept: list[torch.Tensor] = []  # that no id is used twice
+        self._slots: dict[int, _Slot] = {}
+        for tensor in inputs:
+            self._new(tensor)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not _is_repeatable(func, args):
+            raise NotRepeatable(str(func))
+        given = [self._template(one) for one in args]
+        named = {name: self._template(one) for name, one in (kwargs or {}).items()}
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, torch.Tensor) and id(result) in self._slots:
+            return result  # nothing was done: a conversion to what it is
+        parts = [result] if isinstance(result, torch.Tensor) else list(result)
+        self.steps.append((func, given, named, [self._new(part) for part in parts]))
+        return result
+
+    def slot_of(self, tensor: torch.Tensor) -> int:
+        """Where a result stands.
+
+        Raises:
+            NotRepeatable: it came from nowhere.
+        """
+        if id(tensor) not in self._slots:
+            raise NotRepeatable("a result that no operation gave")
+        return self._slots[id(tensor)]
+
+    def size(self) -> int:
+        """Of the table of values."""
+        return len(self._kept)
+
+    def _new(self, tensor: torch.Tensor) -> _Slot:
+        self._kept.append(tensor)
+        slot = self._slots[id(tensor)] = _Slot(len(self._kept) - 1)
+        return slot
+
+    def _template(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            if id(value) not in self._slots:
+                self.constants[self._new(value)] = value
+            return self._slots[id(value)]
+        if isinstance(value, list | tuple):
+            return [self._template(one) for one in value]
+        return value
+
+
+class Replay:
+    """A forward, repeated. Made by `replay_of`.
+
+    Args:
+        recorded: the same forward at three lengths.
+        lengths: those.
+        results: the slots of what it gives.
+    """
+
+    def __init__(self, recorded: Sequence[_Recorder], lengths: Sequence[int], results: Sequence[int]) -> None:
+        self._lengths = lengths
+        self._size = recorded[0].size()
+        self._results = results
+        self._extra: list[Any] = []  # constants and numbers, behind the tensors of the table
+        self._growing: list[tuple[int, int, int]] = []  # slot, a, b of numbers a * length + b
+        self._tensors = _same_constants(recorded)
+        self._steps = [self._step(*steps) for steps in zip(*(one.steps for one in recorded), strict=True)]
+
+    @torch.inference_mode()
+    def __call__(self, inputs: Sequence[torch.Tensor], length: int) -> list[torch.Tensor]:
+        """The results for inputs of a length."""
+        values: list[Any] = [None] * self._size + self._extra
+        values[: len(inputs)] = inputs
+        for slot, tensor in self._tensors.items():
+            values[slot] = tensor
+        for slot, factor, offset in self._growing:
+            values[slot] = factor * length + offset
+        for call, arguments, out in self._steps:
+            if isinstance(out, int):
+                values[out] = call(*arguments(values))
+            else:
+                for slot, part in zip(out, call(*arguments(values)), strict=True):
+                    values[slot] = part
+        return [values[slot] for slot in self._results]
+
+    def _step(self, *alike: Any) -> tuple[Any, Callable[[list[Any]], Sequence[Any]], int | list[int]]:
+        func, _, named, out = alike[0]
+        if any(other[0] is not func or other[2] != named or other[3] != out for other in alike[1:]):
+            raise NotRepeatable(f"{func} is not always called alike")
+        if any(isinstance(one, _Slot | list) for one in named.values()):
+            raise NotRepeatable(f"{func} has a tensor by name")
+        call = _with(func, named)
+        getters = [self._getter(*values) for values in zip(*(one[1] for one in alike), strict=True)]
+        is_flat = all(isinstance(one, int) for one in getters)
+        if is_flat and len(getters) > 1:
+            arguments: Callable[[list[Any]], Sequence[Any]] = itemgetter(*getters)
+        else:
+            arguments = _nested(getters)
+        return call, arguments, out[0] if len(out) == 1 else out
+
+    def _getter(self, *alike: Any) -> Any:
+        """Where an argument stands in the table; a list of that for a list."""
+        first = alike[0]
+        if isinstance(first, list):
+            if any(not isinstance(one, list) or len(one) != len(first) for one in alike):
+                raise NotRepeatable("a list that changes its length")
+            return [self._getter(*parts) for parts in zip(*alike, strict=True)]
+        if isinstance(first, _Slot):
+            if any(not isinstance(one, _Slot) or one != first for one in alike):
+                raise NotRepeatable("a tensor from elsewhere")
+            return int(first)
+        place = self._size + len(self._extra)
+        self._extra.append(first)
+        if any(type(one) is not type(first) or one != first for one in alike):
+            self._growing.append((place, *self._growth(alike)))
+        return place
+
+    def _growth(self, values: Sequence[Any]) -> tuple[int, int]:
+        if not all(type(one) is int for one in values):
+            raise NotRepeatable(f"{values} for lengths {self._lengths}")
+        factor, rest = divmod(values[1] - values[0], self._lengths[1] - self._lengths[0])
+        offset = values[0] - factor * self._lengths[0]
+        if rest or any(value != factor * at + offset for value, at in zip(values, self._lengths, strict=True)):
+            raise NotRepeatable(f"{values} for lengths {self._lengths}")
+        return factor, offset
+
+
+def replay_of(forward: Forward, inputs: Inputs, *, record: Sequence[int], verify: Sequence[int]) -> Replay | None:
+    """A forward's replay; None if it cannot be had, or has not the same bits.
+
+    Args:
+        forward: from tensors to tensors.
+        inputs: what to give it, by length.
+        record: lengths to record at.
+        verify: lengths to verify at.
+    """
+    try:
+        with torch.inference_mode():
+            replay = _record(forward, inputs, record)
+            for length in verify:
+                given = inputs(length)
+                again = replay([tensor.clone() for tensor in given], length)
+                if not all(map(torch.equal, forward(given), again)):
+                    return None
+    except (NotRepeatable, RuntimeError, ValueError):
+        return None
+    return replay
+
+
+def _record(forward: Forward, inputs: Inputs, lengths: Sequence[int]) -> Replay:
+    recorded, results = [], []
+    for length in lengths:
+        given = inputs(length)
+        recorder = _Recorder(given)
+        with recorder:
+            given = forward(given)
+        recorded.append(recorder)
+        results.append([recorder.slot_of(tensor) for tensor in given])
+    if any(other != results[0] for other in results) or len({len(one.steps) for one in recorded}) > 1:
+        raise NotRepeatable("the operations differ from length to length")
+    return Replay(recorded, lengths, results[0])
+
+
+def _is_repeatable(func: Any, args: Sequence[Any]) -> bool:
+    aten = torch.ops.aten
+    if func is aten.dropout.default:
+        return not args[2]  # not in training, where it does nothing
+    if func is aten.scaled_dot_product_attention.default:
+        return len(args) <= _DROPOUT_PLACE or not args[_DROPOUT_PLACE]
+    if func in _HARMLESS:
+        return True
+    return not func._schema.is_mutable and not any(tag in func.tags for tag in _UNREPEATABLE)
+
+
+def _same_constants(recorded: Sequence[_Recorder]) -> dict[int, torch.Tensor]:
+    """The tensors that a forward brings itself: its parameters, and small ones it makes anew with the same content."""
+    first = recorded[0].constants
+    for other in recorded[1:]:
+        if other.constants.keys() != first.keys():
+            raise NotRepeatable("constants come and go")
+        for slot, tensor in other.constants.items():
+            if tensor is not first[slot] and not torch.equal(tensor, first[slot]):
+                raise NotRepeatable("a constant that changes")
+    return first
+
+
+def _with(func: Any, named: dict[str, Any]) -> Any:
+    if not named:
+        return func
+
+    def call(*args: Any) -> Any:
+        return func(*args, **named)
+
+    return call
+
+
+def _nested(getters: list[Any]) -> Callable[[list[Any]], Sequence[Any]]:
+    def arguments(values: list[Any]) -> Sequence[Any]:
+        return [[values[part] for part in one] if isinstance(one, list) else values[one] for one in getters]
+
+    return arguments

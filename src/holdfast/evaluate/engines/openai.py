@@ -1,0 +1,305 @@
+"""Any OpenAI-compatible server (vLLM, SGLang, llama.cpp, a hosted API), asked many things at a time.
+
+The requests are made by a thread with an event loop (`aiohttp`, which lm-eval brings through `datasets`). A server that
+is busy (429), ill (5xx) or away is asked again, later and later, as it says with `Retry-After`; all wait together, so
+that a server which throttles is left alone.
+"""
+
+import asyncio
+import contextlib
+import email.utils
+import json
+import os
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.errors import BadUse
+from holdfast.evaluate.engines.engine import Curve, EngineSpec, Finished, SwapRefused
+from holdfast.evaluate.engines.openai_calls import Malformed, Tokenize, answer_of, path_and_body
+from holdfast.evaluate.requests import Answer, Request
+
+if TYPE_CHECKING:
+    from aiohttp import ClientSession
+
+DEFAULT_KEY_ENV = "OPENAI_API_KEY"
+_STEP_S = 0.1
+_MAX_BATCH = 32
+_MAX_LENGTH = 2048  # lm-eval's own for a server that does not say
+_AGAIN_STATUSES = {408, 409, 425, 429, 500, 502, 503, 504, 529}
+_BACK_OFF_S = (0.5, 30.0)
+_LONGEST_WAIT_S = 120.0  # that a server may ask for
+_LOAD_PATIENCE_S = 60.0
+_MALFORMED_TRIES = 3
+
+
+class Unanswerable(Exception):
+    """A request that this server will not answer; the message is one sentence."""
+
+
+class OpenAIEngine:
+    """See the module; the methods are `Engine`'s.
+
+    Options: `api_key_env` names the variable with the key; `timeout_s` (600) is for one call; `patience_s` (900) is how
+    long a request is tried; `tokenizer` a folder, to make tokens of replies where token ids were asked.
+    """
+
+    def __init__(self, spec: EngineSpec, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+        self._spec = spec
+        self._sleep = sleep
+        self._url = spec.url.rstrip("/")
+        self._model = spec.model_name
+        self._max_length = spec.max_length or _MAX_LENGTH
+        self._max_batch = spec.max_batch or _MAX_BATCH
+        self._timeout_s = float(spec.options.get("timeout_s") or 600)
+        self._patience_s = float(spec.options.get("patience_s") or 900)
+        self._tokenize: Tokenize | None = None
+        self.wake = threading.Event()
+        self._lock = threading.Lock()
+        self._waiting: dict[int, Request] = {}
+        self._finished: deque[Finished] = deque()
+        self._in_flight: set[asyncio.Task[None]] = set()
+        self._not_before_s = 0.0
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def load(self, folder: Path) -> None:  # noqa: ARG002 - the server has its own
+        """Ask the server what it serves.
+
+        Raises:
+            BadUse: it does not answer, refuses the key, or does not have the model.
+        """
+        if not self._url.startswith(("http://", "https://")):
+            raise BadUse(f"The engine openai needs a server; its url is {self._spec.url!r}. Give --url http://HOST/v1.")
+        self._connect()
+        self._choose_model()
+        if tokenizer := self._spec.options.get("tokenizer"):
+            self._tokenize = _tokenizer_of(Path(str(tokenizer)))
+
+    def swap(self, folder: Path) -> None:
+        """A server of somebody else's keeps its weights."""
+        raise SwapRefused(f"The server {self._url} cannot be given the weights of {folder}.")
+
+    def canary(self) -> list[float]:
+        """None: what the server has is its own affair."""
+        return []
+
+    def numerics(self) -> str:
+        """See `Engine.numerics`; the weights are the server's, so its address and name of the model stand here."""
+        return f"openai {self._url} {self._model}"
+
+    def max_length(self) -> int:
+        """See `Engine.max_length`; what the server says of its model, if it does."""
+        return self._max_length
+
+    def curve(self) -> Curve:
+        """A guess, to be corrected by what requests come to."""
+        return Curve(
+            prefill_tokens_per_s=20_000.0,
+            request_s=0.005,
+            step_base_s=0.02,
+            step_sequence_s=0.0002,
+            max_batch=self._max_batch,
+        )
+
+    def submit(self, requests: Sequence[tuple[int, Request]]) -> None:
+        """See `Engine.submit`."""
+        with self._lock:
+            self._waiting |= dict(requests)
+        assert self._loop is not None
+        self._loop.call_soon_threadsafe(self._fill)
+
+    def recall(self, ids: Sequence[int]) -> list[int]:
+        """See `Engine.recall`."""
+        with self._lock:
+            return [id_ for id_ in ids if self._waiting.pop(id_, None) is not None]
+
+    def step(self) -> list[Finished]:
+        """See `Engine.step`: waits for an answer, at most 0.1 s."""
+        if not self._finished:
+            self.wake.wait(_STEP_S)
+        self.wake.clear()
+        return [self._finished.popleft() for _ in range(len(self._finished))]
+
+    def close(self) -> None:
+        """See `Engine.close`."""
+        if self._loop is not None:
+            asyncio.run_coroutine_threadsafe(self._hang_up(), self._loop).result()
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+            self._loop = None
+
+    # The server
+
+    def _connect(self) -> None:
+        headers = self._authorization()
+        if self._loop is None:
+            self._loop = asyncio.new_event_loop()
+            self._thread = threading.Thread(target=self._loop.run_forever, name="server", daemon=True)
+            self._thread.start()
+            self._session = asyncio.run_coroutine_threadsafe(self._open(headers), self._loop).result()
+
+    async def _open(self, headers: dict[str, str]) -> "ClientSession":
+        from aiohttp import ClientSession, ClientTimeout, TCPConnector
+
+        timeout = ClientTimeout(total=self._timeout_s, sock_connect=10.0)
+        return ClientSession(connector=TCPConnector(limit=0), timeout=timeout, headers=headers)
+
+    def _authorization(self) -> dict[str, str]:
+        named = self._spec.options.get("api_key_env")
+        key = os.environ.get(str(named or DEFAULT_KEY_ENV), "")
+        if named and not key:
+            raise BadUse(f"The variable {named} holds no key. Set it where the engines run.")
+        return {"Authorization": f"Bearer {key}"} if key else {}
+
+    async def _hang_up(self) -> None:
+        with self._lock:
+            self._waiting.clear()
+        for task in list(self._in_flight):
+            task.cancel()
+        await asyncio.gather(*self._in_flight, return_exceptions=True)
+        await self._session.close()
+
+    def _call(self, method: str, url: str, body: dict[str, Any] | None = None, *, patience_s: float) -> Any:
+        """One call of the main thread's, tried until the patience ends.
+
+        Raises:
+            BadUse: it will not be answered.
+        """
+        assert self._loop is not None
+        called = asyncio.run_coroutine_threadsafe(self._ask(method, url, body, patience_s), self._loop)
+        try:
+            return called.result()
+        except Unanswerable as error:
+            raise BadUse(str(error)) from error
+
+    def _choose_model(self) -> None:
+        listed = self._call("GET", f"{self._url}/models", patience_s=min(_LOAD_PATIENCE_S, self._patience_s))
+        models = {str(one.get("id")): one for one in listed.get("data", [])} if isinstance(listed, dict) else {}
+        if not self._model and len(models) == 1:
+            (self._model,) = models
+        if not self._model or (models and self._model not in models):
+            names = ", ".join(sorted(models)) or "none"
+            raise BadUse(f"{self._url} does not serve {self._model or 'one model alone'}. It has {names}; name one.")
+        limit = models.get(self._model, {}).get("max_model_len")  # vLLM's and SGLang's
+        if limit and not self._spec.max_length:
+            self._max_length = int(limit)
+
+    # All below runs in the thread of the loop.
+
+    def _fill(self) -> None:
+        """Begin what waits, as long as there is room."""
+        assert self._loop is not None
+        while len(self._in_flight) < self._max_batch:
+            with self._lock:
+                if not self._waiting:
+                    return
+                id_ = next(iter(self._waiting))
+                request = self._waiting.pop(id_)
+            task = self._loop.create_task(self._answer(id_, request))
+            self._in_flight.add(task)
+            task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._in_flight.discard(task)
+        self._fill()
+
+    async def _answer(self, id_: int, request: Request) -> None:
+        started_s = time.monotonic()
+        answer, error = None, ""
+        try:
+            answer = await self._ask_for(request)
+        except Unanswerable as why:
+            error = str(why)
+        except Exception as why:  # a fault of ours, or of a request that cannot be put into JSON: it concerns this one
+            error = f"{type(why).__name__}: {why}"
+        self._finished.append(
+            Finished(id=id_, answer=answer, error=error, started_s=started_s, finished_s=time.monotonic())
+        )
+        self.wake.set()
+
+    async def _ask_for(self, request: Request) -> Answer:
+        path, body = path_and_body(request, self._model, self._max_length)
+        for tried in range(_MALFORMED_TRIES):
+            reply = await self._ask("POST", f"{self._url}/{path}", body, self._patience_s)
+            try:
+                return answer_of(request, reply, self._max_length, self._tokenize)
+            except Malformed as error:
+                if tried == _MALFORMED_TRIES - 1:
+                    raise Unanswerable(f"{self._url}/{path} answers what cannot be used: {error}.") from error
+                await self._sleep(_BACK_OFF_S[0])
+        raise AssertionError("the loop returns or raises")
+
+    async def _ask(self, method: str, url: str, body: dict[str, Any] | None, patience_s: float) -> Any:
+        """The JSON that a call comes to, {} where it is empty; asked again until the patience ends."""
+        import aiohttp
+
+        waited_s, wait_s, why = 0.0, _BACK_OFF_S[0], ""
+        while True:
+            if (pause_s := self._not_before_s - time.monotonic()) > 0:
+                await self._sleep(pause_s)
+            try:
+                async with self._session.request(method, url, json=body, allow_redirects=False) as reply:
+                    text = await reply.text()
+                    if reply.status == 200:
+                        return json.loads(text) if text else {}
+                    why = f"{url} answers {reply.status}: {_brief(text)}"
+                    if reply.status not in _AGAIN_STATUSES:
+                        raise Unanswerable(_refusal(reply.status, why, self._model))
+                    asked_s = _retry_after_s(reply.headers.get("Retry-After"))
+            except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
+                why, asked_s = f"{url} cannot be reached: {type(error).__name__}: {error}", None
+            pause_s = min(_LONGEST_WAIT_S, asked_s) if asked_s is not None else wait_s * random.uniform(0.75, 1.25)
+            if asked_s is not None:
+                self._not_before_s = max(self._not_before_s, time.monotonic() + pause_s)
+            waited_s += max(pause_s, _BACK_OFF_S[0])
+            if waited_s > patience_s:
+                raise Unanswerable(f"{why}. It was tried for {patience_s:.0f} s; see that the server works.")
+            await self._sleep(pause_s)
+            wait_s = min(_BACK_OFF_S[1], 2 * wait_s)
+
+
+def _refusal(status: int, why: str, model: str) -> str:
+    if status in (401, 403):
+        return f"{why}. Put the server's key into the environment ({DEFAULT_KEY_ENV}, or the option api_key_env)."
+    if status == 404:
+        return f"{why}. See that the URL ends with the API's version (/v1) and that {model!r} is served there."
+    return f"{why}."
+
+
+def _brief(text: str) -> str:
+    with contextlib.suppress(ValueError, TypeError, AttributeError):
+        said = json.loads(text)
+        said = said.get("error", said)
+        text = str(said.get("message", said) if isinstance(said, dict) else said)
+    return " ".join(text.split())[:300].rstrip(".")
+
+
+def _retry_after_s(header: str | None) -> float | None:
+    """Seconds, from seconds or a date (RFC 9110, 10.2.3)."""
+    if header is None:
+        return None
+    with contextlib.suppress(ValueError):
+        return max(0.0, float(header))
+    with contextlib.suppress(ValueError, TypeError):
+        return max(0.0, email.utils.parsedate_to_datetime(header).timestamp() - time.time())
+    return None
+
+
+def _tokenizer_of(folder: Path) -> Tokenize:
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(folder)
+    except (OSError, ValueError) as error:
+        raise BadUse(f"{folder} has no tokenizer that transformers can load: {error}") from error
+
+    def tokenize(text: str) -> list[int]:
+        tokens: list[int] = tokenizer.encode(text, add_special_tokens=False)
+        return tokens
+
+    return tokenize

@@ -1,0 +1,108 @@
+"""Requests and answers in the form of an OpenAI-compatible API (completions, chat completions): pure functions.
+
+Log-probabilities are asked and read as lm-eval's `local-completions` does (lm_eval.models.openai_completions 0.4.13):
+the prompt is echoed with the log-probability of each token, and one token more is generated that nobody looks at.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast.evaluate.requests import Answer, Request, keyed, pack_tokens, unpack_tokens
+
+_CHAT_STOPS = 4  # as lm-eval sends at most; OpenAI's own limit
+_NOT_FOR_A_SERVER = {"do_sample", "use_cache", "num_beams"}  # transformers' names that have no meaning to one
+
+Tokenize = Callable[[str], Sequence[int]]
+
+
+class Malformed(Exception):
+    """A server's answer is not what the API says."""
+
+
+def path_and_body(request: Request, model: str, max_length: int) -> tuple[str, dict[str, Any]]:
+    """Where to send a request, below the API's URL, and what."""
+    body: dict[str, Any] = {"model": model, "seed": int.from_bytes(keyed(request).key[:4], "little") >> 1}
+    if request.kind == "loglikelihood":
+        prompt, _ = _echoed(request, max_length)
+        return "completions", body | {"prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
+    sampling = request.sampling
+    assert sampling is not None
+    body |= {"max_tokens": sampling.max_new_tokens, "temperature": sampling.temperature}
+    body |= {"top_p": sampling.top_p} if sampling.top_p != 1.0 else {}
+    body |= {"top_k": sampling.top_k} if sampling.top_k else {}
+    body |= {name: value for name, value in sampling.extra.items() if name not in _NOT_FOR_A_SERVER}
+    stop = [string for string in sampling.until if string]
+    if request.kind == "chat":
+        body |= {"messages": json.loads(request.text)} | ({"stop": stop[:_CHAT_STOPS]} if stop else {})
+        return "chat/completions", body
+    body |= {"stop": stop} if stop else {}
+    if not request.prompt:
+        return "completions", body | {"prompt": request.text}
+    prompt_tokens = list(unpack_tokens(request.prompt))[-(max_length - sampling.max_new_tokens) :]
+    # vLLM's name for what no other server knows, and ignores: the tokens themselves, beside their text.
+    return "completions", body | {"prompt": prompt_tokens, "return_token_ids": True}
+
+
+def answer_of(request: Request, reply: Any, max_length: int, tokenize: Tokenize | None) -> Answer:
+    """What a server's reply says.
+
+    Raises:
+        Malformed: it says nothing that can be used.
+    """
+    try:
+        choice = reply["choices"][0]
+        if request.kind == "loglikelihood":
+            return _scored(request, choice["logprobs"], max_length)
+        text = choice["message"]["content"] if request.kind == "chat" else choice["text"]
+        usage = reply.get("usage") or {}
+        return _generated(request, choice, text or "", usage, tokenize)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
+        raise Malformed(f"{type(error).__name__}: {error} in {json.dumps(reply)[:300]}") from error
+
+
+def _echoed(request: Request, max_length: int) -> tuple[list[int] | str, int]:
+    """The prompt with its continuation, and how many of its tokens stand before the continuation."""
+    if not request.prompt:
+        return request.text + request.continuation_text, -1
+    tokens = list(unpack_tokens(request.prompt + request.continuation))
+    cut = max(0, len(tokens) - (max_length - 1))  # a token is generated, too
+    return tokens[cut:], len(request.prompt) // 4 - cut
+
+
+def _scored(request: Request, logprobs: dict[str, Any], max_length: int) -> Answer:
+    of_tokens, tops = logprobs["token_logprobs"], logprobs["top_logprobs"]
+    _, before = _echoed(request, max_length)
+    if before < 0:
+        before = _first_token_of(request, logprobs["text_offset"])
+    values = of_tokens[before:-1]
+    wanted = len(request.continuation) // 4
+    if not values or (wanted and len(values) != wanted):
+        raise ValueError(f"{len(values)} log-probabilities came for {wanted or 'the'} tokens; the prompt is not echoed")
+    # The first token of all has none; the likeliest token is the server's own first choice.
+    is_greedy = all(value >= max(top.values()) for value, top in zip(values, tops[before:-1], strict=True))
+    return Answer(logprob=float(sum(values)), is_greedy=is_greedy, prompt_tokens=len(of_tokens) - 1)
+
+
+def _first_token_of(request: Request, offsets: Sequence[int]) -> int:
+    """The first token with a character of the continuation in it: the one that begins there, or reaches into it."""
+    begin = len(request.text)
+    places = [place for place, offset in enumerate(offsets[:-1]) if offset <= begin]
+    return max(1, places[-1])
+
+
+def _generated(
+    request: Request, choice: dict[str, Any], text: str, usage: dict[str, Any], tokenize: Tokenize | None
+) -> Answer:
+    tokens: Sequence[int] = choice.get("token_ids") or ()
+    if request.prompt and not tokens:
+        if tokenize is None:
+            raise ValueError("the server tells no token ids; name the model's tokenizer (option tokenizer = FOLDER)")
+        tokens = tokenize(text)
+    return Answer(
+        tokens=pack_tokens(tokens) if request.prompt else b"",
+        text=text,
+        finish="length" if choice.get("finish_reason") == "length" else "stop",
+        prompt_tokens=int(usage.get("prompt_tokens") or request.prompt_tokens()),
+        new_tokens=int(usage.get("completion_tokens") or len(tokens) or max(1, len(text) // 4)),
+    )

@@ -1,0 +1,214 @@
+"""A worker's line to the coordinator: kept up by a thread of its own, so that neither waits for the other.
+
+What the worker finished is numbered and kept until the coordinator has committed it, and said again on each new
+connection, as are which model it serves and what it still holds. Everything else that was said while the line was down
+is not needed.
+"""
+
+import asyncio
+import contextlib
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+
+import msgspec
+
+from holdfast.core.clock import Clock
+from holdfast.core.errors import ChannelError
+from holdfast.evaluate.coordinator import wire
+
+ALIVE_EVERY_S = 1.0
+FLUSH_AFTER_S = 0.02
+FLUSH_AT = 64  # answers in one `Done`, or more when they come faster than they are sent
+BACK_OFF_S = (0.05, 0.5)
+_CONNECT_TIMEOUT_S = 5.0
+_SILENT_PEER_S = 10.0  # unacknowledged by the other machine for so long, a connection is broken
+
+
+class Uplink:
+    """See the module. `tell`, `done`, `flush`, `away_s`, `start` and `close` belong to the worker's main thread.
+
+    Args:
+        address: host:port of the coordinator.
+        hello: who we are; its `model` is filled in.
+        deliver: called in the line's thread with each message for the worker.
+        lives: called in the line's thread: whether to say `Alive`.
+        held: called in the line's thread: the keys that the engine is still to answer.
+        clock: to tell how long the coordinator was away.
+        alive_every_s: between two `Alive`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        hello: wire.Hello,
+        *,
+        deliver: Callable[[wire.Message], None],
+        lives: Callable[[], bool],
+        held: Callable[[], list[bytes]],
+        clock: Clock,
+        alive_every_s: float = ALIVE_EVERY_S,
+    ) -> None:
+        self._host, _, port = address.rpartition(":")
+        self._port = int(port)
+        self._hello = hello
+        self._deliver = deliver
+        self._lives = lives
+        self._held = held
+        self._clock = clock
+        self._alive_every_s = alive_every_s
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="uplink", daemon=True)
+        self._writer: asyncio.StreamWriter | None = None
+        self._gone_since_s: float | None = clock.monotonic_s()
+        self._finished: deque[tuple[int, wire.DoneRequest]] = deque()  # (model, done), not yet in a message
+        self._flush_is_due = False
+        self._serving: wire.Serving | None = None
+        self._number = 0
+        self._unacked: deque[wire.Done] = deque()
+
+    def start(self) -> None:
+        """Begin to dial."""
+        self._thread.start()
+
+    def tell(self, message: wire.Message) -> None:
+        """Say something if the line is up; `Serving` again on each new line, as kept."""
+        self._loop.call_soon_threadsafe(self._tell, message)
+
+    def done(self, model: int, finished: wire.DoneRequest) -> None:
+        """Say that a request is done, with others of the next 20 ms."""
+        self._finished.append((model, finished))
+        if len(self._finished) == FLUSH_AT:
+            self.flush()
+        elif not self._flush_is_due:
+            self._flush_is_due = True
+            self._loop.call_soon_threadsafe(self._loop.call_later, FLUSH_AFTER_S, self._flush)
+
+    def flush(self) -> None:
+        """Say now what is done."""
+        if self._finished:
+            self._loop.call_soon_threadsafe(self._flush)
+
+    def away_s(self) -> float:
+        """How long the coordinator has been away; 0 while it is there."""
+        gone_since_s = self._gone_since_s
+        return 0.0 if gone_since_s is None else self._clock.monotonic_s() - gone_since_s
+
+    def close(self, timeout_s: float) -> list[wire.Done]:
+        """Wait until everything is committed, at most `timeout_s` and only while the line is up; then hang up.
+
+        Returns:
+            What is not known to be committed.
+        """
+        asyncio.run_coroutine_threadsafe(self._settle(timeout_s), self._loop).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        return list(self._unacked)
+
+    # All below runs in the line's own thread.
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._dialling = self._loop.create_task(self._stay_connected())
+        self._loop.run_forever()
+        self._loop.close()
+
+    async def _settle(self, timeout_s: float) -> None:
+        self._flush()
+        deadline_s = self._loop.time() + timeout_s
+        while self._unacked and self._writer is not None and self._loop.time() < deadline_s:
+            await asyncio.sleep(0.01)
+        writer = self._writer
+        self._dialling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await self._dialling
+        if writer is not None:
+            # What was written last, for instance that a load failed, is to arrive.
+            with contextlib.suppress(OSError, TimeoutError):
+                await asyncio.wait_for(writer.wait_closed(), max(0.1, deadline_s - self._loop.time()))
+
+    async def _stay_connected(self) -> None:
+        wait_s = BACK_OFF_S[0]
+        while True:
+            with contextlib.suppress(OSError, TimeoutError, EOFError, ChannelError):
+                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+                    reader, writer = await asyncio.open_connection(self._host, self._port, limit=1 << 20)
+                try:
+                    if await self._is_welcome(reader, writer):
+                        wait_s = BACK_OFF_S[0]
+                        await self._converse(reader, writer)
+                finally:
+                    if self._writer is not None:
+                        self._writer, self._gone_since_s = None, self._clock.monotonic_s()
+                    writer.close()
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, BACK_OFF_S[1])
+
+    async def _is_welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_SILENT_PEER_S * 1000))
+        writer.write(wire.encode(self._hello))
+        async with asyncio.timeout(wire.HELLO_TIMEOUT_S):
+            answer = await wire.read(reader)
+        if not isinstance(answer, wire.Welcome):
+            self._deliver(answer)
+        return isinstance(answer, wire.Welcome)
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        if self._serving:
+            writer.write(wire.encode(self._serving))
+        held = self._held()  # before the flush: what ends in between is then said twice, and never not at all
+        self._flush()
+        for done in self._unacked:
+            writer.write(wire.encode(done))
+        if self._serving:
+            writer.write(wire.encode(wire.Holding(model=self._serving.model, keys=held)))
+        self._writer, self._gone_since_s = writer, None
+        living = self._loop.create_task(self._say_alive(writer))
+        try:
+            while True:
+                message = await wire.read(reader)
+                if isinstance(message, wire.Acked):
+                    while self._unacked and self._unacked[0].number <= message.number:
+                        self._unacked.popleft()
+                else:
+                    self._note(message)
+                    self._deliver(message)
+        finally:
+            living.cancel()
+
+    async def _say_alive(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            if self._lives():
+                writer.write(wire.encode(wire.Alive()))
+            await asyncio.sleep(self._alive_every_s)
+
+    def _note(self, message: wire.Message) -> None:
+        """A model is being loaded: the next hello says so, that nobody orders it twice."""
+        if isinstance(message, wire.Serve):
+            self._hello = msgspec.structs.replace(self._hello, model=message.model)
+
+    def _tell(self, message: wire.Message) -> None:
+        if isinstance(message, wire.Serving):
+            self._serving = msgspec.structs.replace(message, kept=True, seconds=0.0)
+        elif isinstance(message, wire.ServeFailed):
+            self._serving = None
+            self._hello = msgspec.structs.replace(self._hello, model=-1)
+        if self._writer is not None:
+            self._writer.write(wire.encode(message))
+
+    def _flush(self) -> None:
+        self._flush_is_due = False
+        by_model: dict[int, list[wire.DoneRequest]] = {}
+        while self._finished:
+            model, finished = self._finished.popleft()
+            by_model.setdefault(model, []).append(finished)
+        for model, finished_ones in by_model.items():
+            self._number += 1
+            done = wire.Done(number=self._number, model=model, done=finished_ones, now_s=self._clock.monotonic_s())
+            self._unacked.append(done)
+            if self._writer is not None:
+                self._writer.write(wire.encode(done))

@@ -1,0 +1,312 @@
+"""An engine's process: `python -m holdfast.evaluate.engines.worker --name NAME --node N --spec JSON`.
+
+Dials the coordinator (address and token in the environment), loads or swaps what it is told to serve, answers what it
+is asked. The main thread runs the engine; the line to the coordinator (`uplink`) has a thread of its own. When the
+coordinator is away, the engine goes on with what it holds; when it stays away, answers are kept in the journal.
+
+Exit codes: 0 told to end, or ended because nobody was left; 1 the coordinator refused us, or the engine broke.
+"""
+
+import argparse
+import os
+import queue
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core.clock import Clock, SystemClock
+from holdfast.core.errors import HoldfastError
+from holdfast.core.processes import die_with_parent
+from holdfast.evaluate.coordinator import wire
+from holdfast.evaluate.engines.choose import make_engine
+from holdfast.evaluate.engines.engine import Engine, EngineSpec, Finished, SwapRefused
+from holdfast.evaluate.engines.pulse import Pulse
+from holdfast.evaluate.engines.uplink import Uplink
+from holdfast.evaluate.requests import Request, decode_request, encode_answer
+
+HANG_AFTER_S = 120.0  # a step is meant to take 0.1 s, or one batch
+LOAD_LIMIT_S = 3600.0
+_END_WITHIN_S = 5.0
+_IDLE_S = 0.5
+
+
+class _Ended(Exception):
+    """This worker is to end; `keep`: what is not committed is still wanted."""
+
+    def __init__(self, exit_code: int = 0, *, keep: bool = False) -> None:
+        super().__init__()
+        self.exit_code = exit_code
+        self.keep = keep
+
+
+class EngineWorker:
+    """One engine and what it holds. `hear` may be called from any thread; the rest belongs to the main thread.
+
+    Args:
+        spec: which engine.
+        clock: for the times that are reported.
+        pulse: beaten whenever the engine comes back.
+        linger_s: how long the coordinator may be away before this ends, once it holds nothing more.
+    """
+
+    def __init__(self, spec: EngineSpec, *, clock: Clock, pulse: Pulse, linger_s: float) -> None:
+        self._spec = spec
+        self._clock = clock
+        self._pulse = pulse
+        self._linger_s = linger_s
+        self._inbox: queue.SimpleQueue[wire.Message] = queue.SimpleQueue()
+        self._engine: Engine | None = None
+        self._unmade = ""  # why there is no engine, and never will be
+        self._serves: wire.Serve | None = None
+        self._said: wire.Serving | None = None
+        self._held: dict[int, bytes] = {}  # id within the engine to key
+        self._ids: dict[bytes, int] = {}
+        self._next_id = 0
+        self.journals: dict[int, str] = {}
+        """Model to the identity of its journal: what its answers depend on besides their keys."""
+
+    def hear(self, message: wire.Message) -> None:
+        """A message of the coordinator's; `step` of an engine that waits is woken."""
+        self._inbox.put(message)
+        wake = getattr(self._engine, "wake", None)
+        if wake is not None:
+            wake.set()
+
+    def run(self, line: Uplink) -> None:
+        """Serve until told to end.
+
+        Raises:
+            _Ended: that is now.
+        """
+        self._make()
+        while True:
+            self._pulse.beat()
+            for message in self._news():
+                self._handle(message, line)
+            if self._held:
+                assert self._engine is not None
+                self._report(self._engine.step(), line)
+            elif line.away_s() > self._linger_s:
+                raise _Ended(keep=True)
+
+    def held_keys(self) -> list[bytes]:
+        """What is still to be answered; from any thread."""
+        return list(self._ids)
+
+    def close(self) -> None:
+        """Free the engine."""
+        if self._engine is not None:
+            self._engine.close()
+
+    def _make(self) -> None:
+        try:
+            with self._pulse.held(LOAD_LIMIT_S):
+                self._engine = make_engine(self._spec)
+        except HoldfastError as error:
+            self._unmade = str(error)
+
+    def _news(self) -> Iterator[wire.Message]:
+        """What came in. An idle worker waits for it; a model is served when what is held for the last one is done."""
+        try:
+            if not self._held:
+                yield self._inbox.get(timeout=_IDLE_S)
+            while True:
+                yield self._inbox.get_nowait()
+        except queue.Empty:
+            return
+
+    def _handle(self, message: wire.Message, line: Uplink) -> None:
+        match message:
+            case wire.Serve():
+                while self._held and self._engine is not None:
+                    self._report(self._engine.step(), line)
+                    self._pulse.beat()
+                line.tell(self._serve(message))
+            case wire.AskEngine():
+                self._ask(message, line)
+            case wire.TakeBack():
+                line.tell(wire.GivenBack(keys=self._recall(message.keys)))
+            case wire.Stop():
+                raise _Ended
+            case wire.Refused():
+                print(f"The coordinator refused this engine: {message.why}", file=sys.stderr)  # noqa: T201
+                raise _Ended(1)
+
+    def _serve(self, order: wire.Serve) -> wire.Message:
+        before = self._serves
+        if before and self._said and (before.model, before.digest) == (order.model, order.digest):
+            return msgspec.structs.replace(self._said, kept=True, seconds=0.0)
+        if self._engine is None:
+            return wire.ServeFailed(model=order.model, why=self._unmade)
+        how = "load" if before is None else "swap"
+        self._said = None
+        began_s = self._clock.monotonic_s()
+        try:
+            with self._pulse.held(LOAD_LIMIT_S):
+                (self._engine.load if how == "load" else self._engine.swap)(Path(order.folder))
+                self._said = wire.Serving(
+                    model=order.model,
+                    how=how,
+                    seconds=self._clock.monotonic_s() - began_s,
+                    numerics=self._engine.numerics(),
+                    max_length=self._engine.max_length(),
+                    curve=self._engine.curve(),
+                    canary=self._engine.canary(),
+                )
+        except SwapRefused as refusal:
+            return wire.ServeFailed(model=order.model, why=str(refusal), restart=True)
+        except HoldfastError as error:
+            return wire.ServeFailed(model=order.model, why=str(error))
+        except Exception as error:  # whatever a model's loading raises; the coordinator decides
+            traceback.print_exc()
+            why = f"{how} of {order.folder}: {type(error).__name__}: {error}"
+            return wire.ServeFailed(model=order.model, why=why, restart=True)
+        self._serves = order
+        self.journals[order.model] = f"{order.digest}\n{self._said.numerics}"
+        return self._said
+
+    def _ask(self, asked: wire.AskEngine, line: Uplink) -> None:
+        if self._engine is None or self._said is None or asked.model != self._said.model:
+            line.tell(wire.GivenBack(keys=[key for key, _ in asked.requests]))
+            return
+        taken: list[tuple[int, Request]] = []
+        for key, body in asked.requests:
+            if key in self._ids:  # a coordinator that lost sight of us asks again
+                continue
+            try:
+                request = decode_request(body)
+            except msgspec.DecodeError as error:
+                now_s = self._clock.monotonic_s()
+                line.done(
+                    asked.model,
+                    wire.DoneRequest(
+                        key=key,
+                        body=b"",
+                        new_tokens=0,
+                        started_s=now_s,
+                        finished_s=now_s,
+                        error=f"What was asked is no request: {error}.",
+                    ),
+                )
+                continue
+            self._ids[key], self._held[self._next_id] = self._next_id, key
+            taken.append((self._next_id, request))
+            self._next_id += 1
+        if taken:
+            self._engine.submit(taken)
+
+    def _recall(self, keys: Iterable[bytes]) -> list[bytes]:
+        if self._engine is None:
+            return []
+        given = self._engine.recall([self._ids[key] for key in keys if key in self._ids])
+        return [self._forget(id_) for id_ in given]
+
+    def _forget(self, id_: int) -> bytes:
+        key = self._held.pop(id_)
+        del self._ids[key]
+        return key
+
+    def _report(self, finished: Sequence[Finished], line: Uplink) -> None:
+        assert self._said is not None
+        for one in finished:
+            line.done(
+                self._said.model,
+                wire.DoneRequest(
+                    key=self._forget(one.id),
+                    body=encode_answer(one.answer) if one.answer else b"",
+                    new_tokens=one.answer.new_tokens if one.answer else 0,
+                    started_s=one.started_s,
+                    finished_s=one.finished_s,
+                    error=one.error,
+                ),
+            )
+        if finished and not self._held:
+            line.flush()
+
+
+def keep_unacked(folder: Path, journals: dict[int, str], unacked: Iterable[wire.Done]) -> int:
+    """Commit answers that no coordinator has: into the journals in `folder`, by model; returns how many."""
+    from holdfast.evaluate.coordinator.journal import Journal
+
+    records: dict[int, list[tuple[bytes, bytes]]] = {}
+    for message in unacked:
+        answers = [(done.key, done.body) for done in message.done if not done.error]
+        records.setdefault(message.model, []).extend(answers)
+    for model, answers in records.items():
+        journal = Journal(folder, journals[model])
+        journal.commit(answers)
+        journal.close()
+    return sum(map(len, records.values()))
+
+
+@contextmanager
+def _ending_on_sigterm() -> Iterator[None]:
+    def end(_signal: int, _frame: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise _Ended(keep=True)
+
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _end_soon_after_stop(message: wire.Message) -> None:
+    """Told to stop in the middle of a load or a long step: the process ends anyway."""
+    if isinstance(message, wire.Stop | wire.Refused):
+        timer = threading.Timer(_END_WITHIN_S, os._exit, (0,))
+        timer.daemon = True
+        timer.start()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a worker to its end; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="holdfast.evaluate.engines.worker")
+    parser.add_argument("--name", required=True)
+    parser.add_argument("--node", type=int, required=True)
+    parser.add_argument("--spec", required=True, help="an EngineSpec as JSON")
+    parser.add_argument("--linger", type=float, default=60.0, help="seconds to wait for a coordinator that is away")
+    parser.add_argument("--keep", type=Path, help="folder of the journals, for answers that nobody fetched")
+    parser.add_argument("--hang-after", type=float, default=HANG_AFTER_S, help="seconds of a step before it hangs")
+    given = parser.parse_args(arguments)
+    die_with_parent()  # the node's agent; it is the one that lingers when the command is gone
+
+    clock = SystemClock()
+    pulse = Pulse(given.hang_after, clock)
+    spec = msgspec.json.decode(given.spec, type=EngineSpec)
+    worker = EngineWorker(spec, clock=clock, pulse=pulse, linger_s=given.linger)
+
+    def deliver(message: wire.Message) -> None:
+        _end_soon_after_stop(message)
+        worker.hear(message)
+
+    hello = wire.Hello(
+        token=os.environ[wire.ENV_TOKEN], role="engine", name=given.name, node=given.node, pid=os.getpid()
+    )
+    line = Uplink(
+        os.environ[wire.ENV_ADDRESS], hello, deliver=deliver, lives=pulse.beats, held=worker.held_keys, clock=clock
+    )
+    line.start()
+    end = _Ended(1, keep=True)
+    try:
+        with _ending_on_sigterm():
+            worker.run(line)
+    except _Ended as ended:
+        end = ended
+    finally:
+        unacked = line.close(_END_WITHIN_S if end.keep else 0.0)
+        if end.keep and given.keep and unacked:
+            keep_unacked(given.keep, worker.journals, unacked)
+        worker.close()
+    return end.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,96 @@
+"""What a process forked for a job does: run a task to its scores, or compute metrics until no more are wanted.
+
+It has a socket to the host, and the harness that the zygote imported. It ends with the host, however that ends.
+"""
+
+import os
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from holdfast.core.processes import die_with_parent
+from holdfast.evaluate.coordinator import wire
+from holdfast.evaluate.harness.client import WireClient
+from holdfast.evaluate.harness.failure import sentence
+from holdfast.evaluate.harness.harness import Harness
+from holdfast.evaluate.harness.jobs import Asked, Job, frame, receive
+from holdfast.evaluate.requests import decode_answer
+
+
+def work(channel: socket.socket, harnesses: Mapping[str, Harness], *, node: int, logs: Path) -> None:
+    """Do the jobs that come over the channel, until there are no more."""
+    die_with_parent()
+    # What this process forks itself (lm-eval bootstraps in a pool) ends with it, and is in its group.
+    os.setpgid(0, 0)
+    os.register_at_fork(after_in_child=die_with_parent)
+    while True:
+        try:
+            job = receive(channel)
+        except EOFError:
+            return
+        _log_to(logs / _log_name(job, node))
+        match job:
+            case wire.RunTask():
+                channel.sendall(frame(_run(job, harnesses[job.entry.harness], node, channel)))
+            case wire.MeasureSample():
+                channel.sendall(frame(_measure(job, harnesses[job.entry.harness])))
+            case _:
+                raise AssertionError(f"{type(job).__name__} is no job of a child's")
+
+
+def log_name(model: int, task: int) -> str:
+    """The file, below the evaluation's logs, with what a task's client printed."""
+    return f"task-{model}-{task}.log"
+
+
+def _log_name(job: Job, node: int) -> str:
+    return log_name(job.facts.model, job.task) if isinstance(job, wire.RunTask) else f"metrics-{node}.log"
+
+
+def _log_to(path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+    os.dup2(file, 1)
+    os.dup2(file, 2)
+    os.close(file)
+
+
+def _run(job: wire.RunTask, harness: Harness, node: int, channel: socket.socket) -> wire.TaskEnded:
+    client = WireClient(
+        os.environ[wire.ENV_ADDRESS],
+        os.environ[wire.ENV_TOKEN],
+        node=node,
+        task=job.task,
+        facts=job.facts,
+        asked=_sayer(channel),
+    )
+    try:
+        result = harness.run(job.entry, client, Path(job.folder))
+        ended = wire.TaskEnded(model=job.facts.model, task=job.task, result=result)
+        wire.encode(ended)  # of plain values, and not too long
+    except BaseException as error:
+        traceback.print_exc()
+        return wire.TaskEnded(model=job.facts.model, task=job.task, error=sentence(error))
+    return ended
+
+
+def _sayer(channel: socket.socket) -> Callable[[], None]:
+    return lambda: channel.sendall(frame(Asked()))
+
+
+def _measure(job: wire.MeasureSample, harness: Harness) -> wire.SampleMeasured:
+    started_s = time.monotonic()
+    measured, error = b"", ""
+    try:
+        answers = [decode_answer(body) for body in job.answers]
+        measured = harness.measure(job.entry, job.sample, answers, job.facts)
+    except BaseException as raised:
+        traceback.print_exc()
+        error = sentence(raised)
+    seconds = time.monotonic() - started_s
+    return wire.SampleMeasured(metric_key=job.metric_key, measured=measured, seconds=seconds, error=error)

@@ -1,0 +1,209 @@
+"""A harness's way to the engines: its samples go to the coordinator, their answers come back in any order.
+
+The coordinator may die and come back: the line is dialled again, and all that is not answered is asked again. Nothing
+is kept here; what was answered before stands in the coordinator's journal.
+"""
+
+import asyncio
+import contextlib
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+from holdfast.core.clock import Clock, SystemClock
+from holdfast.core.errors import ChannelError
+from holdfast.evaluate.coordinator import wire
+from holdfast.evaluate.errors import EvaluationError
+from holdfast.evaluate.harness.dialling import dial, waits_s
+from holdfast.evaluate.harness.harness import AnsweredSample, ModelFacts, SampleRequests
+from holdfast.evaluate.requests import keyed
+
+SUBMIT_BYTES = 4 * 1024 * 1024
+"""About how much one message asks: a frame is bounded, and what is there early is begun early."""
+
+
+class WireClient:
+    """See `EngineClient`. Samples that are open at the same time have different numbers.
+
+    Args:
+        address: host:port of the coordinator.
+        token: of the evaluation.
+        node: where this runs.
+        task: number of the task within its suite.
+        facts: of the model.
+        asked: called once, when the first samples are on their way.
+        patience_s: how long the coordinator may be away.
+        clock: to tell how long it was.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str,
+        *,
+        node: int,
+        task: int,
+        facts: ModelFacts,
+        asked: Callable[[], None] = lambda: None,
+        patience_s: float = 120.0,
+        clock: Clock | None = None,
+    ) -> None:
+        self.facts = facts
+        self._address, self._asked, self._patience_s = address, asked, patience_s
+        self._clock: Clock = clock or SystemClock()
+        self._hello = wire.Hello(
+            token=token,
+            role="client",
+            name=f"{facts.model}.{task}@{node}",  # two nodes may run the same task for a while, each for itself
+            node=node,
+            pid=os.getpid(),
+            model=facts.model,
+            task=task,
+        )
+        self._line: _Line | None = None
+
+    def ask(self, samples: Sequence[SampleRequests]) -> list[AnsweredSample]:
+        """See `EngineClient.ask`. Not from within an event loop."""
+
+        async def ask() -> list[AnsweredSample]:
+            line = self._new_line()
+            try:
+                return await line.ask(samples)
+            finally:
+                await line.close()
+
+        return asyncio.run(ask())
+
+    async def ask_one(self, sample: SampleRequests) -> AnsweredSample:
+        """See `EngineClient.ask_one`. All from one event loop."""
+        if self._line is None:
+            self._line = self._new_line()
+        (answered,) = await self._line.ask([sample])
+        return answered
+
+    def _new_line(self) -> "_Line":
+        return _Line(self._address, self._hello, self._asked, self._patience_s, self._clock)
+
+
+class _Line:
+    """One event loop's connection, dialled again whenever it breaks, until nothing is open."""
+
+    def __init__(
+        self, address: str, hello: wire.Hello, asked: Callable[[], None], patience_s: float, clock: Clock
+    ) -> None:
+        self._address, self._hello, self._asked = address, hello, asked
+        self._patience_s, self._clock = patience_s, clock
+        self._open: dict[int, tuple[wire.KeyedSample, asyncio.Future[AnsweredSample]]] = {}
+        self._unsent: list[wire.KeyedSample] = []
+        self._has_unsent = asyncio.Event()
+        self._was_asked = False
+        self._task = asyncio.create_task(self._stay_connected())
+
+    async def ask(self, samples: Sequence[SampleRequests]) -> list[AnsweredSample]:
+        futures = []
+        for sample in samples:
+            if sample.sample in self._open:
+                raise EvaluationError(f"Sample {sample.sample} was asked while it is being answered.")
+            given = wire.KeyedSample(
+                sample=sample.sample,
+                requests=[keyed(request) for request in sample.requests],
+                metric_key=sample.metric_key,
+            )
+            if _size_bytes(given) > wire.MAX_FRAME_BYTES - SUBMIT_BYTES:
+                raise EvaluationError(f"Sample {sample.sample} has {_size_bytes(given)} bytes: more than can be sent.")
+            future: asyncio.Future[AnsweredSample] = asyncio.get_running_loop().create_future()
+            self._open[sample.sample] = given, future
+            self._unsent.append(given)
+            futures.append(future)
+        self._has_unsent.set()
+        return await _all(futures, self._task)
+
+    async def close(self) -> None:
+        self._task.cancel()
+        with contextlib.suppress(asyncio.CancelledError, EvaluationError):  # who waited was told
+            await self._task
+
+    async def _stay_connected(self) -> None:
+        waits, gone_since_s = waits_s(), self._clock.monotonic_s()
+        while True:
+            with contextlib.suppress(OSError, TimeoutError, EOFError, ChannelError):
+                reader, writer = await dial(self._address, self._hello)
+                waits = waits_s()
+                try:
+                    await self._converse(reader, writer)
+                finally:
+                    writer.close()
+                    gone_since_s = self._clock.monotonic_s()
+            away_s = self._clock.monotonic_s() - gone_since_s
+            if away_s > self._patience_s:
+                raise EvaluationError(
+                    f"The coordinator at {self._address} has been away for {away_s:.0f} s. What was answered is kept: "
+                    "`holdfast eval resume` goes on from there."
+                )
+            await asyncio.sleep(next(waits))
+
+    async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._unsent = [given for given, _future in self._open.values()]
+        self._has_unsent.set()
+        both = asyncio.create_task(self._hear(reader)), asyncio.create_task(self._say(writer))
+        try:
+            ended, _ = await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+            for task in ended:
+                task.result()  # raises: neither ends by itself
+        finally:
+            for task in both:
+                task.cancel()
+            await asyncio.gather(*both, return_exceptions=True)
+
+    async def _hear(self, reader: asyncio.StreamReader) -> None:
+        while True:
+            match await wire.read(reader):
+                case wire.Answers(samples=samples):
+                    for sample in samples:
+                        _given, future = self._open.pop(sample.sample, (None, None))
+                        if future is not None and not future.done():
+                            future.set_result(sample)
+                case wire.Refused(why=why):
+                    raise EvaluationError(why)
+                case wire.Stop():
+                    raise EvaluationError("The evaluation is over before this task is.")
+                case _:
+                    pass
+
+    async def _say(self, writer: asyncio.StreamWriter) -> None:
+        while True:
+            await self._has_unsent.wait()
+            self._has_unsent.clear()
+            unsent, self._unsent = self._unsent, []
+            for samples in _in_parts(unsent):
+                writer.write(wire.encode(wire.Submit(samples=samples)))
+                await writer.drain()
+            if not self._was_asked:
+                self._was_asked = True
+                self._asked()
+
+
+async def _all(futures: Iterable["asyncio.Future[AnsweredSample]"], line: "asyncio.Task[None]") -> list[AnsweredSample]:
+    """All results, or the line's error, whatever comes first."""
+    waited = asyncio.gather(*futures)
+    await asyncio.wait((waited, line), return_when=asyncio.FIRST_COMPLETED)
+    if not waited.done():
+        waited.cancel()
+        line.result()  # raises
+    return list(await waited)
+
+
+def _in_parts(samples: Iterable[wire.KeyedSample]) -> Iterator[list[wire.KeyedSample]]:
+    part: list[wire.KeyedSample] = []
+    size_bytes = 0
+    for sample in samples:
+        part.append(sample)
+        size_bytes += _size_bytes(sample)
+        if size_bytes >= SUBMIT_BYTES:
+            yield part
+            part, size_bytes = [], 0
+    if part:
+        yield part
+
+
+def _size_bytes(sample: wire.KeyedSample) -> int:
+    return sum(len(request.body) for request in sample.requests)

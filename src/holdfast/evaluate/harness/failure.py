@@ -1,0 +1,20 @@
+"""An error of somebody else's code in one sentence: what it was and where."""
+
+import traceback
+from pathlib import Path
+
+from holdfast.core.errors import HoldfastError
+
+
+def sentence(error: BaseException) -> str:
+    """What a person reads of an error that ended a task.
+
+    Holdfast's own errors are sentences already. Of others: type, message and the innermost place that is not in a
+    library's machinery but where it was raised.
+    """
+    if isinstance(error, HoldfastError):
+        return str(error)
+    said = " ".join(str(error).split()) or "no message"
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" (in {frames[-1].name}, {Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {said[:500]}{where}"

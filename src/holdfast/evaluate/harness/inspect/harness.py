@@ -1,0 +1,182 @@
+"""inspect-ai as a `Harness`: its `eval` runs, unmodified, in a process of its own for each entry."""
+
+import hashlib
+import math
+import os
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import datetime
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.core.atomic import write_atomic
+from holdfast.core.clock import Clock, SystemClock
+from holdfast.evaluate.errors import EvaluationError
+from holdfast.evaluate.harness.harness import EngineClient, ModelFacts, TaskResult
+from holdfast.evaluate.harness.inspect.options import options_of
+from holdfast.evaluate.harness.inspect.results import results_of
+from holdfast.evaluate.requests import Answer
+from holdfast.evaluate.suite import TaskEntry
+
+if TYPE_CHECKING:
+    from inspect_ai import Task
+    from inspect_ai.model import Model
+
+_AT_ONCE = 4096  # samples of a task that wait for answers; each takes some 100 KB of inspect's state
+_PROVIDER = "holdfast"
+
+
+class Inspect:
+    """See `Harness`. The metric of a sample is computed by inspect itself as its answer comes: there is no `measure`.
+
+    Args:
+        include_paths: folders with files of tasks.
+        clock: what templates take for the time, once an evaluation.
+    """
+
+    name = "inspect"
+
+    def __init__(self, *, include_paths: Sequence[str] = (), clock: Clock | None = None) -> None:
+        if find_spec("inspect_ai") is None:
+            raise ModuleNotFoundError("No module named 'inspect_ai'", name="inspect_ai")
+        self._include_paths = include_paths
+        self._clock: Clock = clock or SystemClock()
+        self._tasks: dict[bytes, list[Task]] = {}
+
+    def version(self) -> str:
+        """inspect-ai's version."""
+        return version("inspect_ai")
+
+    def prepare(self, entries: Sequence[TaskEntry]) -> None:
+        """Import inspect and load every entry's task with its dataset, for the processes forked from this one.
+
+        Raises:
+            BadUse: a task is not there (with the nearest names), cannot be loaded, or needs a container.
+        """
+        from holdfast.evaluate.harness.inspect import text_model  # noqa: F401
+        from holdfast.evaluate.harness.inspect.tasks import find_tasks
+
+        if find_spec("torch") is not None:  # where it is not, no engine can take tokens
+            from holdfast.evaluate.harness.inspect import token_model  # noqa: F401
+        for entry in entries:
+            self._tasks[_key(entry)] = find_tasks(entry, self._include_paths)
+
+    def run(self, entry: TaskEntry, client: EngineClient, folder: Path) -> TaskResult:
+        """See `Harness.run`. Inspect's own log, which its tools read, stays below `folder/inspect`.
+
+        Raises:
+            EvaluationError: the task failed; with what inspect says.
+        """
+        import inspect_ai
+
+        if _key(entry) not in self._tasks:
+            self.prepare([entry])
+        options, tasks = options_of(entry), self._tasks[_key(entry)]
+        place = folder / "inspect" / f"{client.facts.model}-{_slug(client.facts.name)}" / _folder_name(entry)
+        place.mkdir(parents=True, exist_ok=True)
+        earlier = set(place.glob("*.eval"))
+        # A cache of answers by the model's name would answer for other checkpoints; the trace is of a terminal's use.
+        os.environ |= {"INSPECT_CACHE_DIR": str(place / "cache"), "INSPECT_TRACE_FILE": str(place / "trace.log")}
+        model = self._model(client, {"system_message": entry.system_instruction, **options.generate}, folder)
+        logs = []
+        for task in tasks:
+            logs += inspect_ai.eval(
+                task,
+                model=model,
+                model_roles=_roles(options.judge),
+                limit=_limit(entry.limit, len(task.dataset)),
+                epochs=options.epochs,
+                max_samples=_AT_ONCE,
+                max_connections=_AT_ONCE,
+                display="none",
+                log_dir=str(place),
+                log_format="eval",
+                log_realtime=False,
+                acp_server=False,
+                ctl_server=False,
+                score_display=False,
+            )
+        for log in logs:
+            _raise_failure(log, entry)
+        for old in earlier:  # of an attempt that was cut off
+            old.unlink()
+        for new in place.glob("trace.log*"):
+            new.unlink()
+        where = Path(logs[0].location.removeprefix("file://")) if len(logs) == 1 else place
+        return TaskResult(results=results_of(logs), samples_file=str(where.relative_to(folder.absolute())))
+
+    def measure(self, entry: TaskEntry, sample: int, answers: Sequence[Answer], facts: ModelFacts) -> bytes:
+        """See `Harness.measure`; no sample asks for one."""
+        raise EvaluationError(
+            f"Inspect computes metrics itself: none of {len(answers)} answers of sample {sample} of {entry.name}, by "
+            f"{facts.name}, is measured apart."
+        )
+
+    def _model(self, client: EngineClient, generate: dict[str, Any], folder: Path) -> "Model":
+        from inspect_ai.model import GenerateConfig, get_model, modelapi
+
+        if client.facts.takes_text:
+            from holdfast.evaluate.harness.inspect.text_model import TextModel as Kind
+        else:
+            from holdfast.evaluate.harness.inspect.token_model import TokenModel as Kind  # type: ignore[assignment]
+        # Bound by a class of its own: what a model is given by its arguments would stand in the log.
+        bound = type("Holdfast", (Kind,), {"client": client, "began": _began(folder, self._clock)})
+        modelapi(name=_PROVIDER)(bound)
+        config = GenerateConfig(**generate)
+        return get_model(f"{_PROVIDER}/{client.facts.name}", config=config, memoize=False)
+
+
+def _roles(judge: str) -> dict[str, Any] | None:
+    """The judge as grader, if there is one; else the model grades itself."""
+    if not os.environ.get("OPENAI_BASE_URL"):
+        return None
+    from inspect_ai.model import get_model
+
+    return {"grader": get_model(f"openai/{judge}", responses_api=False, memoize=False)}
+
+
+def _limit(limit: float | None, samples: int) -> int | None:
+    """How many samples: a share as lm-eval counts it."""
+    if limit is None:
+        return None
+    return math.ceil(samples * limit) if limit < 1 else int(limit)
+
+
+def _raise_failure(log: Any, entry: TaskEntry) -> None:
+    if log.status == "success":
+        return
+    said = log.error.message if log.error else f"it was {log.status}"
+    if "No sandbox environment" in said or "sandbox environment has been provided" in said:
+        from holdfast.evaluate.harness.inspect.tasks import needs_sandbox
+
+        raise EvaluationError(str(needs_sandbox(entry.name, "a tool that the task gives the model")))
+    raise EvaluationError(f"The inspect task {entry.name!r} failed: {' '.join(said.split())}")
+
+
+def _began(folder: Path, clock: Clock) -> datetime:
+    """When the evaluation began, for chat templates that tell the model the date: the same when it is resumed."""
+    path = folder / "inspect" / "began"
+    if not path.exists():
+        draft = path.with_name(f"began.{os.getpid()}")
+        # Local time, as transformers gives it to templates.
+        write_atomic(draft, datetime.fromtimestamp(clock.now_s()).isoformat().encode())  # noqa: DTZ006
+        with suppress(FileExistsError):  # another task's process was first
+            path.hardlink_to(draft)
+        draft.unlink()
+    return datetime.fromisoformat(path.read_text())
+
+
+def _key(entry: TaskEntry) -> bytes:
+    return msgspec.msgpack.encode(entry, order="deterministic")
+
+
+def _folder_name(entry: TaskEntry) -> str:
+    return f"{_slug(Path(entry.name).name)}-{hashlib.sha256(_key(entry)).hexdigest()[:8]}"
+
+
+def _slug(name: str) -> str:
+    return "".join(letter if letter.isalnum() or letter in "._-@" else "_" for letter in name)[-80:]

@@ -1,0 +1,101 @@
+"""An inspect task by its name: FILE.py@TASK, FILE.py for all of a file, or PACKAGE/TASK of an installed package."""
+
+import inspect
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+from inspect_ai import Task
+from inspect_ai._eval.loader import load_tasks
+from inspect_ai._eval.task.util import split_spec
+from inspect_ai._util.decorator import parse_decorators
+from inspect_ai._util.registry import registry_find, registry_info, registry_lookup
+
+from holdfast.core.errors import BadUse, HoldfastError, NotFound
+from holdfast.evaluate.harness.failure import sentence
+from holdfast.evaluate.harness.inspect.options import options_of
+from holdfast.evaluate.suite import TaskEntry, nearest
+
+_SEED = 1234  # lm-eval's own; whatever a task draws without a seed of its own is the same in every run
+
+
+def find_tasks(entry: TaskEntry, include_paths: Sequence[str]) -> list[Task]:
+    """Load what an entry names, with its datasets.
+
+    Args:
+        entry: of a suite.
+        include_paths: folders where a file is looked for that is not in the current one.
+
+    Raises:
+        NotFound: there is no such task; with the nearest names.
+        BadUse: it cannot be loaded with these arguments, or needs a container.
+    """
+    arguments = options_of(entry).arguments
+    name = _located(entry.name, include_paths)
+    random.seed(_SEED)
+    np.random.seed(_SEED)
+    try:
+        tasks = load_tasks([name], arguments)
+    except HoldfastError:
+        raise
+    except Exception as error:  # a task is anybody's code
+        raise BadUse(f"The task {entry.name!r} cannot be loaded: {sentence(error)}") from error
+    if not tasks:
+        raise NotFound(f"{entry.name} holds no inspect task. Name a file with a function under @task.")
+    for task in tasks:
+        _refuse_unknown(arguments, task, entry.name)
+        _refuse_sandbox(task, entry.name)
+    return tasks
+
+
+def _located(name: str, include_paths: Sequence[str]) -> str:
+    """The name with the file's whole path, or as it is for a task of a package."""
+    file, task = split_spec(name)
+    if not file.endswith(".py"):
+        if registry_lookup("task", name) is None:
+            known = [registry_info(found).name for found in registry_find(lambda info: info.type == "task")]
+            raise NotFound(
+                f"There is no inspect task {name!r}.{nearest(name, known)} "
+                "Name FILE.py@TASK, or PACKAGE/TASK of an installed package."
+            )
+        return name
+    places = [Path(), *map(Path, include_paths)]
+    found = next((path for place in places if (path := place / Path(file).expanduser()).is_file()), None)
+    if found is None:
+        beside = [str(path) for place in places for path in (place / file).parent.glob("*.py")]
+        raise NotFound(f"There is no file {file} with inspect tasks.{nearest(file, beside)}")
+    names = [name for name, _ in parse_decorators(found, "task")]
+    if task is not None and task not in names:
+        raise NotFound(f"{file} has no inspect task {task!r}.{nearest(task, names)} It has: {', '.join(names)}.")
+    return f"{found.absolute()}@{task}" if task else str(found.absolute())
+
+
+def _refuse_unknown(arguments: Iterable[str], task: Task, name: str) -> None:
+    """Inspect leaves out what a task does not take, and only warns."""
+    made_by = registry_lookup("task", registry_info(task).name)
+    assert callable(made_by)
+    taken = inspect.signature(made_by).parameters
+    if any(parameter.kind is parameter.VAR_KEYWORD for parameter in taken.values()):
+        return
+    for argument in arguments:
+        if argument not in taken:
+            raise BadUse(
+                f"The inspect task {name!r} takes no argument {argument!r}.{nearest(argument, taken)} "
+                f"It takes: {', '.join(taken) or 'none'}."
+            )
+
+
+def _refuse_sandbox(task: Task, name: str) -> None:
+    needed = {task.sandbox.type} if task.sandbox else set()
+    needed |= {sample.sandbox.type for sample in task.dataset if sample.sandbox}
+    if needed:
+        raise needs_sandbox(name, " and ".join(sorted(needed)))
+
+
+def needs_sandbox(name: str, kind: str) -> BadUse:
+    """What is said of a task that needs a container (or `kind`, as inspect names it)."""
+    return BadUse(
+        f"The inspect task {name!r} needs a sandbox ({kind}) to run what the model asks for, which Holdfast does not "
+        "give. Run it with inspect itself, or take it out of the suite."
+    )

@@ -1,0 +1,153 @@
+"""Inspect's model class, in front of engines that take messages as text."""
+
+import itertools
+import json
+from collections import Counter
+from typing import ClassVar
+
+from inspect_ai._util.constants import DEFAULT_MAX_TOKENS
+from inspect_ai.model import (
+    ChatCompletionChoice,
+    ChatMessage,
+    ChatMessageAssistant,
+    GenerateConfig,
+    ModelAPI,
+    ModelOutput,
+    ModelUsage,
+)
+from inspect_ai.model._model_output import StopReason
+from inspect_ai.solver._task_state import sample_state
+from inspect_ai.tool import ToolChoice, ToolInfo
+from msgspec.structs import replace
+
+from holdfast.evaluate.errors import EvaluationError
+from holdfast.evaluate.harness.harness import EngineClient, SampleRequests
+from holdfast.evaluate.requests import Answer, Request, Sampling, Scalar
+
+STOP_REASONS: dict[str, StopReason] = {"": "unknown", "stop": "stop", "length": "max_tokens"}
+_PENALTIES = ("frequency_penalty", "presence_penalty")
+
+
+class Asking:
+    """What both kinds of models share: a request for each choice, and its answer.
+
+    The same request made again by a sample, or in another epoch, is another draw when it is sampled, and the same one
+    when it is greedy. It is counted within its sample, so that the count does not depend on the order of samples.
+    """
+
+    client: ClassVar[EngineClient]
+
+    def __init__(self) -> None:
+        self._asked = itertools.count()  # numbers for the client, which takes each once at a time
+        self._draws: Counter[tuple[object, ...]] = Counter()
+
+    async def ask(self, request: Request, config: GenerateConfig) -> list[Answer]:
+        """Ask for as many answers as the configuration wants choices."""
+        choices = config.num_choices or 1
+        requests, sampling = [request], request.sampling
+        assert sampling is not None
+        if sampling.temperature > 0:
+            state = sample_state()
+            of = (state.sample_id, state.epoch) if state else (0, 1)
+            draw = (*of, request.prompt, request.text)
+            first, self._draws[draw] = self._draws[draw], self._draws[draw] + choices
+            repeats = [(of[1] - 1) << 20 | first + choice for choice in range(choices)]
+            requests = [replace(request, sampling=replace(sampling, repeat=repeat)) for repeat in repeats]
+        answered = await self.client.ask_one(SampleRequests(sample=next(self._asked), requests=requests))
+        if answered.error:
+            raise EvaluationError(answered.error)
+        return answered.answers if len(requests) == choices else answered.answers * choices
+
+
+def sampling_of(config: GenerateConfig, max_new_tokens: int, extra: dict[str, Scalar] | None = None) -> Sampling:
+    """How inspect wants it generated; greedy where nobody says otherwise, for a score that can be had again.
+
+    Raises:
+        EvaluationError: it wants what engines do not give.
+    """
+    if config.logprobs or config.top_logprobs or config.prompt_logprobs:
+        raise EvaluationError("The task asks for log-probabilities of generated tokens, which engines do not give.")
+    common = Sampling(max_new_tokens=max_new_tokens, until=tuple(config.stop_seqs or ()), extra=extra or {})
+    if not config.temperature:
+        return common
+    return Sampling(
+        max_new_tokens=common.max_new_tokens,
+        until=common.until,
+        extra=common.extra,
+        temperature=config.temperature,
+        top_p=1.0 if config.top_p is None else config.top_p,
+        top_k=config.top_k or 0,
+        seed=config.seed or 0,
+    )
+
+
+def usage_of(answers: list[Answer], prompt_tokens: int) -> ModelUsage:
+    """The tokens of a prompt that was read once, and of its answers."""
+    new_tokens = sum(answer.new_tokens for answer in answers)
+    return ModelUsage(input_tokens=prompt_tokens, output_tokens=new_tokens, total_tokens=prompt_tokens + new_tokens)
+
+
+class TextModel(Asking, ModelAPI):
+    """Sends the messages as they are; the engine knows the chat template."""
+
+    def __init__(
+        self,
+        model_name: str,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        config: GenerateConfig = GenerateConfig(),  # noqa: B008  inspect's own signature; it is not changed
+    ) -> None:
+        ModelAPI.__init__(self, model_name, base_url, api_key, [], config)
+        Asking.__init__(self)
+
+    async def generate(
+        self,
+        input: list[ChatMessage],  # noqa: A002  inspect's name
+        tools: list[ToolInfo],
+        tool_choice: ToolChoice,  # noqa: ARG002  without tools there is no choice
+        config: GenerateConfig,
+    ) -> ModelOutput:
+        """See `ModelAPI.generate`.
+
+        Raises:
+            EvaluationError: it needs tools, or has more than text.
+        """
+        if tools:
+            raise EvaluationError(
+                "The task gives the model tools, which engines of an OpenAI-compatible server do not pass on. "
+                "Use an engine that takes tokens."
+            )
+        messages = [{"role": message.role, "content": _text(message)} for message in input]
+        extra: dict[str, Scalar] = {name: value for name in _PENALTIES if (value := getattr(config, name)) is not None}
+        sampling = sampling_of(config, config.max_tokens or self.max_tokens(), extra)
+        text = json.dumps(messages, ensure_ascii=False, separators=(",", ":"))
+        answers = await self.ask(Request(kind="chat", text=text, sampling=sampling), config)
+        choices = [
+            ChatCompletionChoice(
+                message=ChatMessageAssistant(
+                    content=_until(answer.text, sampling.until), model=self.model_name, source="generate"
+                ),
+                stop_reason=STOP_REASONS[answer.finish],
+            )
+            for answer in answers
+        ]
+        return ModelOutput(model=self.model_name, choices=choices, usage=usage_of(answers, answers[0].prompt_tokens))
+
+    async def count_text_tokens(self, text: str) -> int:
+        """An estimate: inspect's own needs a file from the network."""
+        return max(1, len(text) // 4)
+
+    def max_tokens(self) -> int:
+        """Inspect's for models without a limit of their own, within the engine's."""
+        return min(DEFAULT_MAX_TOKENS, self.client.facts.max_length // 2 or DEFAULT_MAX_TOKENS)
+
+
+def _text(message: ChatMessage) -> str:
+    if isinstance(message.content, list) and any(part.type not in {"text", "reasoning"} for part in message.content):
+        raise EvaluationError("The task shows the model images, audio or documents; engines take text alone.")
+    return message.text
+
+
+def _until(text: str, stops: tuple[str, ...]) -> str:
+    ends = [end for stop in stops if (end := text.find(stop)) >= 0]
+    return text[: min(ends)] if ends else text

@@ -1,0 +1,87 @@
+"""Generated code runs in the sandbox: `evaluate.load("code_eval")` is ours in the processes of an evaluation.
+
+Tasks that run code (HumanEval, MBPP and their kin) load Hugging Face evaluate's `code_eval`, which runs it in a plain
+child process, and must be fetched from the Hub. The replacement has its interface and formula.
+"""
+
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+from holdfast.core.errors import BadUse
+
+
+class CodeEval:
+    """What `evaluate.load("code_eval")` returns."""
+
+    def compute(self, *, references: list[str], predictions: list[list[str]], k: Sequence[int] = (1, 10, 100)) -> Any:
+        """The share of problems solved by the best of k programs, and what came of each program.
+
+        The formula is that of `pass_at_k` (Chen et al. 2021, arXiv:2107.03374).
+        """
+        from holdfast.evaluate.metrics.code_eval import pass_at_k
+
+        return pass_at_k(references, predictions, k)
+
+
+def install(*, confirmed: bool) -> None:
+    """Put the sandbox in the place of `code_eval`, in this process and those forked from it.
+
+    Without `confirmed`, loading it is refused. Hugging Face evaluate takes seconds to import, so this waits until a
+    task imports it.
+    """
+    _Finder.confirmed = confirmed
+    if (loaded := sys.modules.get("evaluate")) is not None:
+        _replace(loaded)
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
+
+
+class _Finder(MetaPathFinder):
+    """Lets `evaluate` be imported as ever, and then replaces its `load`."""
+
+    confirmed = False
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:  # noqa: ARG002
+        if fullname != "evaluate":
+            return None
+        sys.meta_path.remove(self)  # or it would find itself
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader)
+        return spec
+
+
+class _Loader(Loader):
+    def __init__(self, inner: Loader) -> None:
+        self._inner = inner
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._inner.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._inner.exec_module(module)
+        _replace(module)
+
+
+def _replace(evaluate: ModuleType) -> None:
+    if getattr(evaluate.load, "is_holdfast", False):
+        return
+    original = evaluate.load
+
+    def load(path: str, *args: Any, **kwargs: Any) -> Any:
+        if path != "code_eval":
+            return original(path, *args, **kwargs)
+        if not _Finder.confirmed:
+            raise BadUse(
+                "This task runs code that the model writes, in a sandbox. Set confirm_unsafe_code = true in the suite, "
+                "or pass --confirm-unsafe-code, to allow it."
+            )
+        return CodeEval()
+
+    load.is_holdfast = True  # type: ignore[attr-defined]
+    setattr(evaluate, "load", load)  # noqa: B010  a module's attribute, unknown to the types

@@ -1,0 +1,257 @@
+"""lm-evaluation-harness as a `Harness`: `simple_evaluate` runs, unmodified, in a process of its own for each entry."""
+
+import contextlib
+import hashlib
+import json
+import os
+import random
+from collections.abc import Iterator, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from holdfast.core.errors import BadUse, HoldfastError
+from holdfast.evaluate.errors import EvaluationError
+from holdfast.evaluate.harness.harness import EngineClient, ModelFacts, TaskResult
+from holdfast.evaluate.harness.lm_eval.options import LmEvalOptions, options_of
+from holdfast.evaluate.harness.lm_eval.results import plain, sanitized, task_hash, write_samples
+from holdfast.evaluate.requests import Answer
+from holdfast.evaluate.suite import TaskEntry
+
+if TYPE_CHECKING:
+    from holdfast.evaluate.harness.lm_eval.catalog import Catalog
+    from holdfast.evaluate.harness.lm_eval.exchange import RemoteLM
+
+
+class LmEval:
+    """See `Harness`.
+
+    Args:
+        include_paths: folders with tasks of one's own.
+        confirm_unsafe_code: whether tasks may run what a model writes (in the sandbox).
+    """
+
+    name = "lm-eval"
+
+    def __init__(self, *, include_paths: Sequence[str] = (), confirm_unsafe_code: bool = False) -> None:
+        import lm_eval  # noqa: F401  a missing package is said here
+
+        self._include_paths, self._confirmed = include_paths, confirm_unsafe_code
+        self._catalog: Catalog | None = None
+        self._measured: tuple[bytes, _Measuring] | None = None
+
+    def version(self) -> str:
+        """lm-eval's version."""
+        return version("lm_eval")
+
+    def prepare(self, entries: Sequence[TaskEntry]) -> None:
+        """Import lm-eval and see that every entry's task is there and allowed.
+
+        Raises:
+            BadUse: it is not; the message has the nearest names.
+        """
+        import torch
+        import tqdm
+        from lm_eval import evaluator
+
+        from holdfast.evaluate.harness.lm_eval import code, exchange, metrics, model, text_model  # noqa: F401
+        from holdfast.evaluate.harness.lm_eval.catalog import Catalog
+        from holdfast.evaluate.harness.lm_eval.rehearsal import rehearse
+
+        tqdm.tqdm.monitor_interval = 0  # a thread, in a process that forks
+        torch.set_num_threads(1)  # clients compute nothing; more threads would only be in each other's way
+        code.install(confirmed=self._confirmed)
+        evaluator.add_env_info = _add_versions
+        if self._catalog is None:
+            self._catalog = Catalog(self._include_paths)
+        for entry in entries:
+            self._catalog.include(options_of(entry).include_paths)
+        for entry in entries:
+            self._catalog.check(entry.name)
+            if not self._confirmed and self._catalog.runs_code(entry.name):
+                raise BadUse(
+                    f"The task {entry.name!r} runs code that the model writes, in a sandbox. Set "
+                    "confirm_unsafe_code = true in the suite, or pass --confirm-unsafe-code, to allow it."
+                )
+        rehearse()
+
+    def run(self, entry: TaskEntry, client: EngineClient, folder: Path) -> TaskResult:
+        """See `Harness.run`. Samples are logged below `folder/samples`, in lm-eval's form."""
+        from lm_eval import evaluator
+        from lm_eval.utils import handle_non_serializable, sanitize_list
+
+        from holdfast.evaluate.harness.lm_eval.exchange import Exchange
+        from holdfast.evaluate.harness.lm_eval.metrics import StreamedMetrics
+
+        options, facts = options_of(entry), client.facts
+        with _explained(entry):
+            lm: Any = _model(facts, options)
+            metrics = StreamedMetrics(_stands_for(facts, options))
+            lm.exchange = Exchange(client, lm, metrics)
+
+            def on_load(loaded: Any) -> None:
+                lm.exchange.tasks = loaded["tasks"]
+                for task in loaded["tasks"].values():
+                    metrics.wrap(task)
+
+            results = evaluator.simple_evaluate(
+                model=lm,
+                tasks=[entry.name],
+                num_fewshot=entry.num_fewshot,
+                batch_size=1,
+                limit=int(entry.limit) if entry.limit and entry.limit >= 1 else entry.limit,
+                bootstrap_iters=options.bootstrap_iters,
+                log_samples=True,
+                system_instruction=entry.system_instruction,
+                apply_chat_template=entry.chat_template,
+                fewshot_as_multiturn=options.fewshot_as_multiturn,
+                gen_kwargs=options.gen_kwargs,
+                task_manager=self._prepared().manager(_metadata(facts, options), on_load),
+                random_seed=options.random_seed,
+                numpy_random_seed=options.numpy_random_seed,
+                torch_random_seed=options.torch_random_seed,
+                fewshot_random_seed=options.fewshot_random_seed,
+                confirm_run_unsafe_code=self._confirmed,
+            )
+        samples = results.pop("samples")
+        results["task_hashes"] = {task: task_hash(rows) for task, rows in samples.items()}
+        results |= _how_prompted(entry, options, lm)
+        place = folder / "samples" / f"{facts.model}-{sanitized(facts.name)}" / _folder_name(entry)
+        paths = write_samples(place, samples, sanitize=sanitize_list, default=handle_non_serializable)
+        shown = paths[0] if len(paths) == 1 else place
+        return TaskResult(results=plain(results, handle_non_serializable), samples_file=str(shown.relative_to(folder)))
+
+    def measure(self, entry: TaskEntry, sample: int, answers: Sequence[Answer], facts: ModelFacts) -> bytes:
+        """See `Harness.measure`. Empty where it could not be said exactly, or failed: the client computes it then."""
+        wanted = msgspec.msgpack.encode((entry, facts.tokenizer, facts.max_length))
+        if self._measured is None or self._measured[0] != wanted:
+            self._measured = wanted, _Measuring(entry, self._prepared(), facts)
+        return self._measured[1].measure(sample, answers)
+
+    def _prepared(self) -> "Catalog":
+        assert self._catalog is not None, "`prepare` comes first"
+        return self._catalog
+
+
+class _Measuring:
+    """An entry's tasks, loaded once for the metrics of many samples."""
+
+    def __init__(self, entry: TaskEntry, catalog: "Catalog", facts: ModelFacts) -> None:
+        import numpy as np
+        import torch
+        from lm_eval.utils import simple_parse_args_string
+
+        from holdfast.evaluate.harness.lm_eval.exchange import numbered
+
+        options = options_of(entry)
+        random.seed(options.random_seed)  # as `simple_evaluate` does before it loads tasks
+        np.random.seed(options.numpy_random_seed)
+        if options.torch_random_seed is not None:
+            torch.manual_seed(options.torch_random_seed)
+        self._lm = _model(facts, options)
+        loaded = catalog.manager(_metadata(facts, options), lambda _loaded: None).load([entry.name])
+        self._tasks = list(numbered(loaded["tasks"]))
+        self._documents: dict[int, Any] = {}
+        given = options.gen_kwargs
+        given = simple_parse_args_string(given) if isinstance(given, str) else given
+        for _first, task in self._tasks:
+            if given and task.get_config("output_type") == "generate_until":
+                task.set_config(key="generation_kwargs", value=dict(given), update=True)
+
+    def measure(self, sample: int, answers: Sequence[Answer]) -> bytes:
+        from holdfast.evaluate.harness.lm_eval.metrics import measure
+
+        first, task = max((pair for pair in self._tasks if pair[0] <= sample), key=lambda pair: pair[0])
+        if first not in self._documents:
+            self._documents[first] = task.eval_docs
+        try:
+            return measure(task, sample - first, self._documents[first][sample - first], answers, self._lm)
+        except Exception:
+            return b""
+
+
+def _model(facts: ModelFacts, options: LmEvalOptions) -> "RemoteLM":
+    from holdfast.evaluate.harness.lm_eval.model import EngineLM
+    from holdfast.evaluate.harness.lm_eval.text_model import TextLM
+
+    if not facts.takes_text and not facts.tokenizer:
+        raise BadUse(f"The model {facts.name} has no tokenizer. Name a folder with one, or an engine that takes text.")
+    kind = TextLM if facts.takes_text else EngineLM
+    return kind(facts, dict(options.model_args), options.torch_random_seed or 0)
+
+
+def _metadata(facts: ModelFacts, options: LmEvalOptions) -> dict[str, Any]:
+    """What `--model_args` hands to tasks that make their own data: lm-eval's `pretrained`, and the entry's own."""
+    return {**({"pretrained": facts.tokenizer} if facts.tokenizer else {}), **options.metadata}
+
+
+def _stands_for(facts: ModelFacts, options: LmEvalOptions) -> bytes:
+    """What a metric depends on besides task, document and answers: how tokens become text."""
+    digest = hashlib.blake2b(version("lm_eval").encode(), digest_size=16)
+    digest.update(json.dumps(dict(options.model_args), sort_keys=True).encode())
+    if facts.tokenizer:
+        for path in sorted(Path(facts.tokenizer).glob("*token*")):
+            digest.update(path.read_bytes())
+    return digest.digest()
+
+
+def _how_prompted(entry: TaskEntry, options: LmEvalOptions, lm: Any) -> dict[str, Any]:
+    """What lm-eval's `GeneralConfigTracker` writes of the prompts."""
+    template = lm.chat_template(True) if entry.chat_template else None
+    shas = {
+        f"{name}_sha": hashlib.sha256(text.encode()).hexdigest() if text else None
+        for name, text in (("system_instruction", entry.system_instruction), ("chat_template", template))
+    }
+    return {
+        "system_instruction": entry.system_instruction,
+        "fewshot_as_multiturn": options.fewshot_as_multiturn,
+        "chat_template": template,
+        **shas,
+    }
+
+
+def _add_versions(storage: dict[str, Any]) -> None:
+    """In the place of lm-eval's `add_env_info`, which asks pip and others for a second and more, in each process."""
+    import platform
+
+    import torch
+    import transformers
+
+    said = [f"Python {platform.python_version()}", platform.platform(), f"torch {torch.__version__}"]
+    storage |= {
+        "pretty_env_info": "\n".join(said),
+        "transformers_version": transformers.__version__,
+        "lm_eval_version": version("lm_eval"),
+        "upper_git_hash": None,
+    }
+
+
+def _folder_name(entry: TaskEntry) -> str:
+    digest = hashlib.blake2b(msgspec.msgpack.encode(entry), digest_size=4).hexdigest()
+    return f"{sanitized(Path(entry.name).name)[:80]}-{digest}"
+
+
+_OFFLINE = ("OfflineModeIsEnabled", "LocalEntryNotFoundError", "ConnectionError", "ConnectError", "MaxRetryError")
+
+
+@contextlib.contextmanager
+def _explained(entry: TaskEntry) -> Iterator[None]:
+    """Say in one sentence that a task's data is not here, rather than how the network failed."""
+    try:
+        yield
+    except HoldfastError:
+        raise
+    except Exception as error:
+        cause: BaseException | None = error
+        while cause is not None:
+            if type(cause).__name__ in _OFFLINE or "HF_HUB_OFFLINE" in str(cause):
+                offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("HF_DATASETS_OFFLINE")
+                why = "HF_HUB_OFFLINE or HF_DATASETS_OFFLINE is set" if offline else "the network does not answer"
+                raise EvaluationError(
+                    f"The task {entry.name!r} needs data that is not on this machine, and {why}: "
+                    f"{' '.join(str(error).split())[:300]} Fetch it once with the network, or leave the task out."
+                ) from error
+            cause = cause.__cause__ or cause.__context__
+        raise

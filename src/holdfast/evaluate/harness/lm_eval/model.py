@@ -1,0 +1,192 @@
+"""lm-eval's own Hugging Face model class without a model: its requests are written down, its answers played back.
+
+`HFLM` tokenizes, truncates, decodes, cuts at stop strings and sums up; all of that code runs as it is. Two of its
+methods touch the model, and only these are replaced: `_loglikelihood_tokens` and `_model_generate`. Each instance is
+run by itself, which is what `batch_size=1`, the reference, does too: an instance's request and its response depend on
+nothing else.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from lm_eval.models.huggingface import HFLM
+
+from holdfast.core.errors import BadUse
+from holdfast.evaluate.harness.harness import ModelFacts
+from holdfast.evaluate.requests import Answer, Request, Sampling, pack_tokens, unpack_tokens
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+    from holdfast.evaluate.harness.lm_eval.exchange import Exchange
+
+
+class EngineLM(HFLM):  # type: ignore[misc]
+    """`HFLM` of a folder with config and tokenizer; its weights are in engines.
+
+    Args:
+        facts: what there is to know of the model.
+        model_args: of lm-eval's `--model_args` (see `options`).
+        seed: of what is sampled.
+    """
+
+    exchange: "Exchange"
+
+    def __init__(self, facts: ModelFacts, model_args: dict[str, Any], seed: int) -> None:
+        self._facts, self._seed = facts, seed
+        self._recorded: list[Request] = []
+        self._replayed: Answer | None = None
+        self._is_generating = False
+        # A document's choices follow one another, and each encodes the same context again.
+        self._encode = lru_cache(maxsize=4)(super().tok_encode)
+        super().__init__(
+            pretrained=facts.tokenizer, device="cpu", batch_size=1, max_length=facts.max_length or None, **model_args
+        )
+
+    def _create_model(self, *_: Any, **__: Any) -> None:
+        self._model = SimpleNamespace(config=self.config, to=lambda _device: None)
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval's results say of the model; the count and type of its weights are the engine's to know."""
+        return {
+            "model": self._facts.name,
+            "model_num_parameters": -1,
+            "model_dtype": str(getattr(self.config, "dtype", None) or ""),
+            "model_revision": self.revision,
+            "model_sha": self._facts.digest,
+        }
+
+    # The evaluator's side: everything was asked at once, here it collects.
+
+    def loglikelihood(self, requests: "list[Instance]", disable_tqdm: bool = False) -> Any:  # noqa: ARG002
+        """Log-probabilities, as lm-eval has it."""
+        return self.exchange.responses(requests)
+
+    def loglikelihood_rolling(self, requests: "list[Instance]", disable_tqdm: bool = False) -> Any:  # noqa: ARG002
+        """Log-probabilities of whole texts, as lm-eval has it."""
+        return self.exchange.responses(requests)
+
+    def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> Any:  # noqa: ARG002
+        """Generations, as lm-eval has it."""
+        return self.exchange.responses(requests)
+
+    # The harness's own code, run for one instance: once to see what it asks, once with the answer.
+
+    def requests_of(self, instance: "Instance") -> list[Request]:
+        """What an instance asks of a model, in order."""
+        self._recorded, self._replayed = [], None
+        self._run(instance)
+        return self._recorded
+
+    def response(self, instance: "Instance", answers: Sequence[Answer]) -> Any:
+        """What the harness makes of the answers to `requests_of(instance)`. The instance's prompt is not looked at."""
+        match instance.request_type:
+            case "loglikelihood":  # `TemplateLM.loglikelihood` returns what `_loglikelihood_tokens` did
+                return answers[0].logprob, answers[0].is_greedy
+            case "loglikelihood_rolling":  # as `HFLM.loglikelihood_rolling` adds its windows up
+                return sum(answer.logprob for answer in answers)
+            case _:
+                (self._replayed,) = answers
+                return self._run(instance)[0]
+
+    def _run(self, instance: "Instance") -> Any:
+        self._is_generating = instance.request_type == "generate_until"
+        try:
+            return getattr(HFLM, instance.request_type)(self, [instance], disable_tqdm=True)
+        finally:
+            self._is_generating = False
+
+    def tok_encode(
+        self,
+        string: str,
+        add_special_tokens: bool | None = None,
+        left_truncate_len: int | None = None,
+        **_: Any,
+    ) -> list[int]:
+        """Token ids of a text, as lm-eval has it."""
+        if self._is_generating:
+            return []  # its length sorts a batch, here of one; the prompt goes through `tok_batch_encode`
+        return self._encode(string, add_special_tokens, left_truncate_len)  # type: ignore[no-any-return]
+
+    def tok_batch_encode(self, strings: list[str], *args: Any, **kwargs: Any) -> Any:
+        """Token ids of prompts, as lm-eval has it."""
+        if self._replayed is not None:
+            return _NO_PROMPT, _NO_PROMPT  # it is cut off the reply again
+        return super().tok_batch_encode(strings, *args, **kwargs)
+
+    def _loglikelihood_tokens(self, requests: Any, **_: Any) -> list[tuple[float, bool]]:
+        for _strings, context, continuation in requests:
+            if not 0 < len(continuation) <= self.max_length or not context:
+                raise BadUse(
+                    f"A continuation of {len(continuation)} tokens after {len(context)} cannot be scored by a model "
+                    f"of {self.max_length} tokens. Leave the task out, or serve a longer model."
+                )
+            # What `HFLM` feeds the model, with the last token that it leaves out.
+            tokens = (context + continuation)[-(self.max_length + 1) :]
+            self._recorded.append(
+                Request(
+                    kind="loglikelihood",
+                    prompt=pack_tokens(tokens[: -len(continuation)]),
+                    continuation=pack_tokens(continuation),
+                )
+            )
+        return [(0.0, False)] * len(requests)
+
+    def _model_generate(self, context: Any, max_length: int, stop: list[str], **generation_kwargs: Any) -> Any:
+        if self._replayed is not None:
+            tokens = torch.tensor([list(unpack_tokens(self._replayed.tokens))], dtype=context.dtype)
+            return torch.cat([context, tokens], dim=1)
+        generation_kwargs.pop("attention_mask", None)  # of one prompt: all ones
+        self._recorded.append(
+            Request(
+                kind="generate",
+                prompt=pack_tokens(context[0].tolist()),
+                sampling=sampling(generation_kwargs, max_length - context.shape[1], stop, self._seed),
+            )
+        )
+        return context
+
+
+_NO_PROMPT = torch.zeros((1, 1), dtype=torch.long)
+
+
+def sampling(kwargs: dict[str, Any], max_new_tokens: int, stop: Sequence[str], seed: int) -> Sampling:
+    """How to generate, from what lm-eval gives to transformers' `generate`.
+
+    lm-eval's rule (`HFLM._model_generate`): without `do_sample` a temperature of 0 is greedy. `top_p` and `top_k` say
+    nothing to a greedy search and are left out, so that equal requests are asked once. Values given that mean "not
+    given" in a `Sampling` go to `extra`: the model's own generation config may say otherwise.
+
+    Raises:
+        BadUse: a value that no engine could be given, or a sampling that transformers refuses.
+    """
+    rest = dict(kwargs)
+    temperature = float(rest.pop("temperature", 0.0))
+    do_sample = rest.pop("do_sample", None)
+    if do_sample is None:
+        do_sample = temperature > 0
+    if max_new_tokens < 1:
+        raise BadUse(f"{max_new_tokens} tokens are to be generated. Raise max_gen_toks, or leave max_length out.")
+    if do_sample and temperature <= 0:
+        raise BadUse(f"Sampling with temperature {temperature} is not possible. Set gen_kwargs temperature above 0.")
+    top_p, top_k = rest.pop("top_p", None), rest.pop("top_k", None)
+    if do_sample:
+        rest |= {"top_p": top_p} if top_p == 1 else {}
+        rest |= {"top_k": top_k} if top_k == 0 else {}
+    for name, value in rest.items():
+        if not isinstance(value, str | int | float | bool | None):
+            raise BadUse(
+                f"The generation argument {name} is {value!r}. Only texts, numbers, true and false can be sent."
+            )
+    return Sampling(
+        max_new_tokens=max_new_tokens,
+        until=tuple(stop),
+        temperature=temperature if do_sample else 0.0,
+        top_p=float(top_p) if do_sample and top_p is not None else 1.0,
+        top_k=int(top_k) if do_sample and top_k is not None else 0,
+        seed=seed if do_sample else 0,
+        extra=rest,
+    )

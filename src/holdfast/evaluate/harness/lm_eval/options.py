@@ -1,0 +1,82 @@
+"""What an entry of a suite may say to lm-eval alone."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.core.errors import BadUse
+from holdfast.evaluate.suite import TaskEntry, nearest
+
+MODEL_ARGS = (
+    "add_bos_token",
+    "chat_template_args",
+    "enable_thinking",
+    "prefix_token_id",
+    "think_end_token",
+    "truncation",
+    "use_fast_tokenizer",
+)
+"""Of lm-eval's `--model_args`, those that shape requests and replies; what concerns weights is the engine's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LmEvalOptions:
+    """As lm-eval's command line has them; the defaults are its own (lm_eval/defaults.py of 0.4.13).
+
+    Attributes:
+        include_path: folders with tasks, besides the suite's.
+        model_args: of `MODEL_ARGS`.
+        metadata: handed to tasks that make their own data.
+    """
+
+    gen_kwargs: Mapping[str, Any] | str | None = None
+    include_path: str | list[str] = ()  # type: ignore[assignment]
+    fewshot_as_multiturn: bool = True
+    bootstrap_iters: int = 100_000
+    random_seed: int | None = 0
+    numpy_random_seed: int | None = 1234
+    torch_random_seed: int | None = 1234
+    fewshot_random_seed: int | None = 1234
+    model_args: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def include_paths(self) -> list[str]:
+        """`include_path` as a list."""
+        return [self.include_path] if isinstance(self.include_path, str) else list(self.include_path)
+
+
+_KINDS: dict[str, tuple[tuple[type, ...], str]] = {
+    "gen_kwargs": ((dict, str), 'a table, or a text "temperature=0.7,top_p=0.9"'),
+    "include_path": ((str, list), "a folder or a list of them"),
+    "fewshot_as_multiturn": ((bool,), "true or false"),
+    "bootstrap_iters": ((int,), "a whole number"),
+    "random_seed": ((int, type(None)), "a whole number"),
+    "numpy_random_seed": ((int, type(None)), "a whole number"),
+    "torch_random_seed": ((int, type(None)), "a whole number"),
+    "fewshot_random_seed": ((int, type(None)), "a whole number"),
+    "model_args": ((dict,), f"a table of {', '.join(MODEL_ARGS)}"),
+    "metadata": ((dict,), "a table"),
+}
+
+
+def options_of(entry: TaskEntry) -> LmEvalOptions:
+    """An entry's options, checked.
+
+    Raises:
+        BadUse: one is unknown or of the wrong kind.
+    """
+    where = f"The task {entry.name!r}"
+    for key, value in entry.options.items():
+        if key not in _KINDS:
+            raise BadUse(f"{where} has the option {key!r}.{nearest(key, _KINDS)} lm-eval's are {', '.join(_KINDS)}.")
+        kinds, allowed = _KINDS[key]
+        if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
+            raise BadUse(f"{where} has {key} = {value!r}: it must be {allowed}.")
+    for key in entry.options.get("model_args", {}):
+        if key not in MODEL_ARGS:
+            raise BadUse(
+                f"{where} has the model argument {key!r}.{nearest(key, MODEL_ARGS)} Those that shape requests are "
+                f"{', '.join(MODEL_ARGS)}; what concerns weights or device is said to the engine."
+            )
+    return LmEvalOptions(**entry.options)

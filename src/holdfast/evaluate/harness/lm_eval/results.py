@@ -1,0 +1,156 @@
+"""One results object of many, as lm-eval would have written it for all tasks at once; and the samples as files.
+
+The form is lm-eval 0.4.13's (`lm_eval/result_schema.py`, `lm_eval/loggers/evaluation_tracker.py`).
+"""
+
+import hashlib
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.atomic import write_atomic
+
+_BY_NAME = ("configs", "versions", "n-shot", "higher_is_better")
+"""Parts by task or group, sorted by name."""
+
+
+def merge(
+    results: Sequence[Mapping[str, Any]],
+    *,
+    model_name: str = "",
+    model_source: str = "holdfast",
+    start_s: float | None = None,
+    end_s: float | None = None,
+) -> dict[str, Any]:
+    """The results objects of entries as one, that lm-eval's own tools read (`make_table`, readers of its JSON).
+
+    Args:
+        results: of each entry, in the suite's order; at least one.
+        model_name: as people know the model.
+        model_source: what ran it.
+        start_s: when the evaluation began, Unix time; None for the first entry's `date`.
+        end_s: when it ended, for its duration.
+
+    Two entries may hold a task of the same name, with other settings or as part of a group: what is equal is there
+    once, what is not is there as `NAME#2`, ....
+    """
+    merged: dict[str, Any] = {"results": {}, "groups": {}, "group_subtasks": {}}
+    merged |= {part: {} for part in (*_BY_NAME, "n-samples", "task_hashes")}
+    taken: dict[str, Any] = {}
+    renamed = [_set_apart(one, taken) for one in results]
+    for is_group in (False, True):  # lm-eval has all tasks first, then the groups
+        for one in renamed:
+            chosen = {name: row for name, row in one["results"].items() if (name in one["group_subtasks"]) is is_group}
+            merged["results"] |= chosen
+    for part in merged:
+        if part != "results":
+            for one in renamed:
+                merged[part] |= one.get(part, {})
+    for part in _BY_NAME:
+        merged[part] = dict(sorted(merged[part].items()))
+    if not merged["groups"]:
+        del merged["groups"]
+    merged["config"] = _common([one.get("config", {}) for one in renamed])
+    dates = [one["date"] for one in renamed if "date" in one]
+    start_s = min(dates, default=0.0) if start_s is None else start_s
+    merged |= _common([{key: value for key, value in one.items() if key not in merged} for one in renamed])
+    merged |= {
+        "date": start_s,
+        "model_source": model_source,
+        "model_name": model_name,
+        "model_name_sanitized": sanitized(model_name),
+    }
+    if end_s is not None:
+        merged["total_evaluation_time_seconds"] = str(end_s - start_s)
+    return merged
+
+
+def sanitized(model_name: str) -> str:
+    """A model's name as lm-eval makes a folder of it (`lm_eval.utils.sanitize_model_name`)."""
+    return re.sub(r"[\"<>:/|\\?*\[\]]+", "__", model_name)
+
+
+def _set_apart(one: Mapping[str, Any], taken: dict[str, Any]) -> dict[str, Any]:
+    """An entry's results, with names that are `taken` for something else made different; its own are taken then."""
+    names: dict[str, str] = {}
+    for name, row in one["results"].items():
+        number, free = 1, name
+        while free in taken and taken[free] != row:
+            number += 1
+            free = f"{name}#{number}"
+        names[name] = free
+        taken[free] = row
+    changed = {old: new for old, new in names.items() if old != new}
+    renamed = dict(one)
+    for part in ("results", "groups", "group_subtasks", "n-samples", "task_hashes", *_BY_NAME):
+        renamed[part] = {changed.get(name, name): value for name, value in one.get(part, {}).items()}
+    renamed["group_subtasks"] = {
+        group: [changed.get(name, name) for name in members] for group, members in renamed["group_subtasks"].items()
+    }
+    for old, new in changed.items():
+        row = renamed["results"][new]
+        renamed["results"][new] = {**row, "alias": f"{row.get('alias', old)}{new[len(old) :]}"}
+    return renamed
+
+
+def _common(tables: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Keys of any table; where they differ, None: an entry's own setting is no setting of the whole."""
+    keys = dict.fromkeys(key for table in tables for key in table)
+    common = {}
+    for key in keys:
+        values = [table.get(key) for table in tables]
+        common[key] = values[0] if all(value == values[0] for value in values) else None
+    return common
+
+
+def plain(value: Any, default: Callable[[Any], Any]) -> Any:
+    """What JSON makes of a results object: what a reader of lm-eval's file would have. `default` is lm-eval's."""
+    return json.loads(json.dumps(value, default=default, ensure_ascii=False))
+
+
+def task_hash(samples: Iterable[Mapping[str, Any]]) -> str:
+    """lm-eval's fingerprint of a task's documents, prompts and targets (`EvaluationTracker`)."""
+    text = "".join(sample["doc_hash"] + sample["prompt_hash"] + sample["target_hash"] for sample in samples)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def write_samples(
+    folder: Path,
+    samples: Mapping[str, Sequence[Mapping[str, Any]]],
+    *,
+    sanitize: Callable[[Any], Any],
+    default: Callable[[Any], Any],
+) -> list[Path]:
+    """Write `samples_TASK_DATE.jsonl` for each task, one line a sample and filter, as lm-eval does; whole or not.
+
+    `sanitize` and `default` are lm-eval's. What an earlier attempt left in the folder is removed.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    earlier = set(folder.glob("samples_*.jsonl"))
+    date = datetime.now().isoformat().replace(":", "-")  # noqa: DTZ005  local time, as lm-eval's names have it
+    paths = []
+    for task, rows in samples.items():
+        lines = [json.dumps(_line(row, sanitize), default=default, ensure_ascii=False) + "\n" for row in rows]
+        path = folder / f"samples_{sanitized(task)}_{date}.jsonl"
+        write_atomic(path, "".join(lines).encode("utf-8", "surrogatepass"))
+        paths.append(path)
+    for path in earlier.difference(paths):
+        path.unlink()
+    return paths
+
+
+def _line(sample: Mapping[str, Any], sanitize: Callable[[Any], Any]) -> dict[str, Any]:
+    arguments = {
+        f"gen_args_{number}": {f"arg_{place}": value for place, value in enumerate(values)}
+        for number, values in enumerate(sample["arguments"])
+    }
+    return {
+        **sample,
+        "resps": sanitize(sample["resps"]),
+        "filtered_resps": sanitize(sample["filtered_resps"]),
+        "arguments": arguments,
+        "target": str(sample["target"]),
+    }

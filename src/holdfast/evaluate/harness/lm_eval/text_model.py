@@ -1,0 +1,107 @@
+"""lm-eval's model for engines that make their own tokens of text: an OpenAI-compatible server without token ids."""
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from lm_eval.api.model import TemplateLM
+from lm_eval.models.api_models import JsonChatStr
+from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+
+from holdfast.core.errors import BadUse
+from holdfast.evaluate.harness.harness import ModelFacts
+from holdfast.evaluate.harness.lm_eval.model import sampling
+from holdfast.evaluate.requests import Answer, Request
+
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance
+
+    from holdfast.evaluate.harness.lm_eval.exchange import Exchange
+
+
+class TextLM(TemplateLM):  # type: ignore[misc]
+    """As lm-eval's `local-completions` with `tokenized_requests=False`, and `local-chat-completions` with a template.
+
+    Args:
+        facts: what there is to know of the model.
+        model_args: of lm-eval's `--model_args`; `think_end_token` alone concerns text.
+        seed: of what is sampled.
+    """
+
+    exchange: "Exchange"
+    max_gen_toks = 256
+    eot_token_id = None
+    tokenizer_name = ""
+
+    def __init__(self, facts: ModelFacts, model_args: dict[str, Any], seed: int) -> None:
+        super().__init__()
+        self._facts, self._seed = facts, seed
+        self._think_end_token = model_args.get("think_end_token")
+
+    def get_model_info(self) -> dict[str, Any]:
+        """What lm-eval's results say of the model."""
+        return {"model": self._facts.name}
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> Any:  # noqa: ARG002
+        """The messages themselves, as JSON: the server has the template."""
+        return JsonChatStr(json.dumps(chat_history, ensure_ascii=False))
+
+    def tok_encode(self, *_: Any, **__: Any) -> list[int]:
+        """Not here: the server makes the tokens."""
+        raise AssertionError("tokens are the server's")
+
+    def _loglikelihood_tokens(self, *_: Any, **__: Any) -> Any:
+        raise AssertionError("tokens are the server's")
+
+    def loglikelihood(self, requests: "list[Instance]", disable_tqdm: bool = False) -> Any:  # noqa: ARG002
+        """Log-probabilities, as lm-eval has it."""
+        return self.exchange.responses(requests)
+
+    def loglikelihood_rolling(self, requests: "list[Instance]", disable_tqdm: bool = False) -> Any:  # noqa: ARG002
+        """Log-probabilities of whole texts, as lm-eval has it."""
+        return self.exchange.responses(requests)
+
+    def generate_until(self, requests: "list[Instance]", disable_tqdm: bool = False) -> Any:  # noqa: ARG002
+        """Generations, as lm-eval has it."""
+        return self.exchange.responses(requests)
+
+    def requests_of(self, instance: "Instance") -> list[Request]:
+        """What an instance asks of a model.
+
+        Raises:
+            BadUse: a server that takes text alone cannot answer it.
+        """
+        match instance.request_type:
+            case "loglikelihood":
+                context, continuation = instance.args
+                if isinstance(context, JsonChatStr):
+                    raise BadUse(
+                        f"{instance.task_name} asks for log-probabilities, which a chat server does not tell. "
+                        "Leave chat_template out, or the task."
+                    )
+                kept = context.rstrip()  # blanks belong to the continuation, as `TemplateLM._encode_pair` has it
+                return [Request(kind="loglikelihood", text=kept, continuation_text=context[len(kept) :] + continuation)]
+            case "generate_until":
+                kwargs, stop = self._kwargs(instance)
+                chosen = sampling(kwargs, kwargs.pop("max_gen_toks"), stop, self._seed)
+                context = instance.args[0]
+                if isinstance(context, JsonChatStr):
+                    return [Request(kind="chat", text=context.prompt, sampling=chosen)]
+                return [Request(kind="generate", text=context, sampling=chosen)]
+            case _:
+                raise BadUse(
+                    f"{instance.task_name} asks for a text's perplexity, which needs tokens. Name the model's "
+                    "tokenizer to the engine (tokenizer = FOLDER), or leave the task out."
+                )
+
+    def response(self, instance: "Instance", answers: Sequence[Answer]) -> Any:
+        """What the harness makes of the answers to `requests_of(instance)`."""
+        (answer,) = answers
+        if instance.request_type == "loglikelihood":
+            return answer.logprob, answer.is_greedy
+        stop = self._kwargs(instance)[1]
+        return postprocess_generated_text(answer.text, stop=stop, think_end_token=self._think_end_token)
+
+    def _kwargs(self, instance: "Instance") -> tuple[dict[str, Any], list[str]]:
+        kwargs = normalize_gen_kwargs(instance.args[1], self.max_gen_toks)
+        return kwargs, handle_stop_sequences(kwargs.pop("until", None), eos=None)

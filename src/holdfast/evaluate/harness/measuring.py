@@ -1,0 +1,125 @@
+"""Metrics on this host: a bounded number of processes, each kept for the samples of one task and model."""
+
+import asyncio
+from collections import OrderedDict, deque
+from collections.abc import Callable
+
+from holdfast.core.processes import signal_name
+from holdfast.evaluate.coordinator.wire import MeasureSample, SampleMeasured
+from holdfast.evaluate.errors import EvaluationError
+from holdfast.evaluate.harness.jobs import read
+from holdfast.evaluate.harness.nursery import Child, Nursery
+
+LIMIT_S = 30 * 60.0
+"""Of one sample's metric: the longest that the paper saw (section 6.2)."""
+_KEPT = 4096  # results, for a coordinator that was away when they came
+
+_Kind = tuple[int, int]
+
+
+class Measuring:
+    """Computes metrics in the order in which they are asked for, at most `slots` at a time.
+
+    Args:
+        nursery: forks the processes.
+        tell: hears of each metric.
+        slots: processes at most.
+        limit_s: of one metric; one that takes longer is killed, and said to be lost however often it is asked for.
+    """
+
+    def __init__(
+        self, nursery: Nursery, tell: Callable[[SampleMeasured], None], slots: int, limit_s: float = LIMIT_S
+    ) -> None:
+        self._nursery, self._tell, self._slots, self._limit_s = nursery, tell, slots, limit_s
+        self._waiting: deque[MeasureSample] = deque()
+        self._asked: set[bytes] = set()
+        self._idle: dict[_Kind, list[asyncio.Future[MeasureSample | None]]] = {}
+        self._workers: set[asyncio.Task[None]] = set()
+        self._kept: OrderedDict[bytes, SampleMeasured] = OrderedDict()
+        self.pids: dict[bytes, int] = {}
+        """Of the processes at work, by the metric's key."""
+
+    def measure(self, job: MeasureSample) -> None:
+        """Compute a metric, unless that is under way; say it, also if it was computed before."""
+        if job.metric_key in self._kept:
+            self._tell(self._kept[job.metric_key])
+        elif job.metric_key not in self._asked:
+            self._asked.add(job.metric_key)
+            self._waiting.append(job)
+            self._assign()
+
+    def _assign(self) -> None:
+        while self._waiting:
+            kind = _kind(self._waiting[0])
+            if idle := self._idle.get(kind):
+                idle.pop().set_result(self._waiting.popleft())
+            elif len(self._workers) < self._slots:
+                worker = asyncio.create_task(self._work(kind, self._waiting.popleft()))
+                self._workers.add(worker)
+                worker.add_done_callback(self._worker_ended)
+            else:
+                # One that is kept for another task makes room.
+                other = next((futures for futures in self._idle.values() if futures), None)
+                if other is not None:
+                    other.pop().set_result(None)
+                return
+
+    def _worker_ended(self, worker: "asyncio.Task[None]") -> None:
+        self._workers.discard(worker)
+        if not worker.cancelled() and worker.exception() is None:
+            self._assign()
+
+    async def _work(self, kind: _Kind, first: MeasureSample) -> None:
+        try:
+            child = await self._nursery.fork()
+        except EvaluationError:  # no zygote: the host ends
+            return
+        job: MeasureSample | None = first
+        try:
+            while job is not None:
+                said = await self._one(child, job)
+                self._said(job, said)
+                if said.lost:
+                    return
+                turn: asyncio.Future[MeasureSample | None] = asyncio.get_running_loop().create_future()
+                self._idle.setdefault(kind, []).append(turn)
+                self._assign()
+                job = await turn
+        finally:
+            child.dismiss()
+            await child.exited
+
+    async def _one(self, child: Child, job: MeasureSample) -> SampleMeasured:
+        child.send(job)
+        self.pids[job.metric_key] = child.pid
+        reading = asyncio.create_task(read(child.reader))
+        loop = asyncio.get_running_loop()
+        started_s = loop.time()
+        try:
+            await asyncio.wait((reading, child.exited), timeout=self._limit_s, return_when=asyncio.FIRST_COMPLETED)
+            if reading.done() and reading.exception() is None:
+                said = reading.result()
+                assert isinstance(said, SampleMeasured), said
+                return said
+        finally:
+            reading.cancel()
+            del self.pids[job.metric_key]
+        if child.exited.done() or reading.done():
+            code = await child.exited
+            error = f"The process that computed it was {'killed by ' + signal_name(-code) if code < 0 else 'ended'}."
+        else:
+            child.kill()
+            error = f"It took longer than {self._limit_s:.0f} s and was stopped."
+        return SampleMeasured(metric_key=job.metric_key, seconds=loop.time() - started_s, error=error, lost=True)
+
+    def _said(self, job: MeasureSample, said: SampleMeasured) -> None:
+        self._asked.discard(job.metric_key)
+        if not said.lost or said.seconds >= self._limit_s:  # what took too long once is not begun again
+            self._kept[job.metric_key] = said
+            if len(self._kept) > _KEPT:
+                self._kept.popitem(last=False)
+        self._tell(said)
+
+
+def _kind(job: MeasureSample) -> _Kind:
+    return job.facts.model, job.task

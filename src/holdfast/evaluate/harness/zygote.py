@@ -1,0 +1,125 @@
+"""The parent of a host's clients: imports a harness once, then forks. One thread, no event loop: safe to fork.
+
+`python -m holdfast.evaluate.harness.zygote CONTROL NODE`, where CONTROL is the number of an inherited socket (sequenced
+packets). Over it come `prepare` and `fork N`, each with a socket for what follows; back go `started N PID` and
+`exited N STATUS`.
+"""
+
+import contextlib
+import gc
+import os
+import select
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.core.processes import become_subreaper, die_with_parent
+from holdfast.evaluate.coordinator.wire import Prepare, Prepared
+from holdfast.evaluate.harness.child import work
+from holdfast.evaluate.harness.choose import harness
+from holdfast.evaluate.harness.failure import sentence
+from holdfast.evaluate.harness.jobs import frame, receive
+
+if TYPE_CHECKING:
+    from holdfast.evaluate.harness.harness import Harness
+
+
+class Zygote:
+    """See the module."""
+
+    def __init__(self, control: socket.socket, node: int) -> None:
+        self._control, self._node = control, node
+        self._harnesses: dict[str, Harness] = {}
+        self._logs = Path()
+        self._numbers: dict[int, int] = {}  # of children, by process id
+
+    def serve(self) -> None:
+        """Do what the host says until it hangs up."""
+        woken, wakes = os.pipe()
+        os.set_blocking(wakes, False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # the host decides
+        while True:
+            readable, _, _ = select.select([self._control.fileno(), woken], [], [])
+            if woken in readable:
+                os.read(woken, 4096)
+                self._reap()
+            if self._control.fileno() in readable:
+                order, descriptors, _flags, _from = socket.recv_fds(self._control, 256, 1)
+                if not order:
+                    return
+                with socket.socket(fileno=descriptors[0]) as channel:
+                    self._obey(order.decode(), channel)
+
+    def _obey(self, order: str, channel: socket.socket) -> None:
+        if order == "prepare":
+            channel.sendall(frame(self._prepare(channel)))
+            return
+        number = int(order.removeprefix("fork "))
+        pid = os.fork()
+        if pid == 0:
+            self._become_child(channel)
+        self._numbers[pid] = number
+        self._control.send(f"started {number} {pid}".encode())
+
+    def _prepare(self, channel: socket.socket) -> Prepared:
+        order = receive(channel)
+        assert isinstance(order, Prepare), order
+        self._logs = Path(order.folder) / "logs"
+        try:
+            for name in dict.fromkeys(entry.harness for entry in order.entries):
+                self._harnesses[name] = harness(
+                    name, include_paths=order.include_paths, confirm_unsafe_code=order.confirm_unsafe_code
+                )
+                self._harnesses[name].prepare([entry for entry in order.entries if entry.harness == name])
+            versions = {name: known.version() for name, known in self._harnesses.items()}
+        except Exception as error:
+            return Prepared(error=sentence(error))
+        gc.collect()
+        gc.freeze()  # what is there now stays there, in pages that children share
+        return Prepared(versions=versions)
+
+    def _become_child(self, channel: socket.socket) -> None:
+        status = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            self._control.close()
+            work(channel, self._harnesses, node=self._node, logs=self._logs)
+            status = 0
+        except (BrokenPipeError, ConnectionResetError):
+            status = 0  # the host is gone, or wants this no more
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(status)  # nothing of the parent's is to run at this end
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            except ChildProcessError:
+                return
+            if ended is None:
+                return
+            # Before it is reaped: until then its number, which is that of its group, is nobody else's.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(ended.si_pid, signal.SIGKILL)
+            _, status = os.waitpid(ended.si_pid, 0)
+            if (number := self._numbers.pop(ended.si_pid, None)) is not None:
+                self._control.send(f"exited {number} {os.waitstatus_to_exitcode(status)}".encode())
+
+
+def main() -> None:
+    """Run the zygote."""
+    die_with_parent()
+    become_subreaper()  # whom a child leaves behind is reaped here, and goes with the host
+    control = socket.socket(fileno=int(sys.argv[1]))
+    Zygote(control, int(sys.argv[2])).serve()
+
+
+if __name__ == "__main__":
+    main()

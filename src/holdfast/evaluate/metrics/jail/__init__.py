@@ -1,0 +1,16 @@
+"""The processes of the sandbox: what runs a generated program, and what tests it, each in a jail of its own.
+
+What enters is a program and its tests, from `holdfast.evaluate.metrics.sandbox`; what leaves is a report of each jail.
+Only the standard library is imported here: every process below is a fork of one small parent.
+
+| module | one idea |
+|---|---|
+| `forkserver` | the parent: builds the view of the file system once, forks a warden for each jail |
+| `warden` | the first process of a jail: starts the jailed one, counts memory and time, ends everything |
+| `confine` | what a jailed process gives up: user, capabilities, limits, files, system calls |
+| `kernel` | the system calls that Python has no name for |
+| `codec` | values as plain data: exact builtin types and nothing that could act |
+| `remote` | objects of the one process as seen from the other |
+| `candidate` | runs the generated program and answers calls to it |
+| `tester` | runs the tests against it and says the verdict |
+"""

@@ -1,0 +1,296 @@
+"""Values as plain data between two processes that do not trust each other, and frames on the socket between them.
+
+Mutable containers travel in a *heap*, referred to by number, so that sharing, cycles and changes in place survive the
+way: a reply says what became of the containers that its request brought. What is no plain data crosses as a reference
+that the other side may ask about (`remote`). What is read is made of exact builtin types and of standard-library value
+types built here; nothing that was read can act.
+"""
+
+import builtins
+import collections
+import datetime
+import decimal
+import fractions
+import importlib
+import json
+import socket
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, Protocol
+
+MAX_FRAME_BYTES = 16 << 20
+_ARRAY_KINDS = frozenset("biufcSU")  # of numpy arrays: numbers and strings, no objects
+_SMALL_INT_BITS = 1024  # larger ones go in base 16, whose conversion is linear and unlimited
+
+
+class Malformed(Exception):
+    """What came from the other side is not what a codec wrote."""
+
+
+class References(Protocol):
+    """How objects that are no data are named to the other side, and how its objects look here."""
+
+    def refer(self, value: object) -> list[Any]:
+        """The reference of an object of this side, or of one that came from the other."""
+        ...
+
+    def resolve(self, reference: list[Any]) -> object:
+        """What a reference of the other side stands for here."""
+        ...
+
+
+def send(link: socket.socket, message: Any) -> None:
+    """Write one frame.
+
+    Raises:
+        ValueError: it is too long, or nested too deeply.
+        OSError: the other side is gone.
+    """
+    try:
+        body = json.dumps(message, separators=(",", ":")).encode()
+    except RecursionError as error:
+        raise ValueError("the value is nested too deeply to cross between program and tests") from error
+    if len(body) > MAX_FRAME_BYTES:
+        raise ValueError(
+            f"the value takes {len(body)} bytes; at most {MAX_FRAME_BYTES} cross between program and tests"
+        )
+    link.sendall(len(body).to_bytes(4, "little") + body)
+
+
+def receive(link: socket.socket) -> Any:
+    """Read one frame.
+
+    Raises:
+        EOFError: the other side is gone.
+        Malformed: what came is no frame.
+    """
+    size_bytes = int.from_bytes(_exactly(link, 4), "little")
+    if size_bytes > MAX_FRAME_BYTES:
+        raise Malformed(f"a frame of {size_bytes} bytes")
+    try:
+        return json.loads(_exactly(link, size_bytes))
+    except (ValueError, RecursionError) as error:
+        raise Malformed(str(error)) from error
+
+
+def _exactly(link: socket.socket, size_bytes: int) -> bytes:
+    data = bytearray()
+    while len(data) < size_bytes:
+        try:
+            part = link.recv(min(size_bytes - len(data), 1 << 20))
+        except ConnectionError as error:
+            raise EOFError from error
+        if not part:
+            raise EOFError
+        data += part
+    return bytes(data)
+
+
+_ATOMS = (type(None), bool, str, float)
+_BASES: tuple[tuple[type, Callable[[Any], Any]], ...] = (
+    (int, int.__int__),
+    (float, float.__float__),
+    (str, str.__str__),
+    (bytes, bytes.__bytes__),
+    (complex, complex.__complex__),
+)
+_MUTABLE: dict[type, str] = {
+    list: "l",
+    dict: "d",
+    set: "s",
+    bytearray: "B",
+    collections.deque: "q",
+    collections.OrderedDict: "O",
+    collections.Counter: "C",
+    collections.defaultdict: "e",
+}
+_EMPTY: dict[str, type] = {tag: kind for kind, tag in _MUTABLE.items()}
+_NAMED = {id(value): name for name, value in vars(builtins).items() if isinstance(value, type)} | {
+    id(getattr(builtins, name)): name
+    for name in ("len", "abs", "sum", "min", "max", "sorted", "any", "all", "ord", "chr", "round", "divmod", "pow",
+                 "callable", "repr", "hash", "bin", "hex", "oct", "iter", "next")
+}  # fmt: skip
+_BY_NAME = {name: getattr(builtins, name) for name in _NAMED.values()}
+
+
+class Packer:
+    """Packs the values of one message; `known` are containers that the other side has already, by number."""
+
+    def __init__(self, references: References, known: list[Any] | None = None) -> None:
+        self._references = references
+        self.containers: list[Any] = list(known or [])
+        self._numbers = {id(container): number for number, container in enumerate(self.containers)}
+
+    def pack(self, value: Any) -> Any:
+        """A value as JSON. Raises ValueError, RecursionError."""
+        kind = type(value)
+        if kind in _ATOMS:
+            return value
+        if kind is int:
+            return value if value.bit_length() <= _SMALL_INT_BITS else ["i", hex(value)]
+        if kind in _MUTABLE:
+            if id(value) not in self._numbers:
+                self._numbers[id(value)] = len(self.containers)
+                self.containers.append(value)
+            return ["@", self._numbers[id(value)]]
+        if kind is tuple:
+            return ["t", [self.pack(item) for item in value]]
+        return self._pack_rare(kind, value)
+
+    def _pack_rare(self, kind: type, value: Any) -> Any:  # noqa: PLR0912 - a line a kind
+        if kind is frozenset:
+            return ["z", [self.pack(item) for item in value]]
+        if kind is bytes:
+            return ["b", value.decode("latin-1")]
+        if kind is complex:
+            return ["c", value.real, value.imag]
+        if kind in (range, slice):
+            return [kind.__name__, self.pack(value.start), self.pack(value.stop), self.pack(value.step)]
+        if kind is decimal.Decimal:
+            return ["D", str(value)]
+        if kind is fractions.Fraction:
+            return ["F", self.pack(value.numerator), self.pack(value.denominator)]
+        if kind in (datetime.datetime, datetime.date, datetime.time) and getattr(value, "tzinfo", None) is None:
+            return ["T", kind.__name__, value.isoformat()]
+        if kind is datetime.timedelta:
+            return ["delta", value.days, value.seconds, value.microseconds]
+        if id(value) in _NAMED and _BY_NAME[_NAMED[id(value)]] is value:
+            return ["n", _NAMED[id(value)]]
+        if value is ... or value is NotImplemented:
+            return ["n", "Ellipsis" if value is ... else "NotImplemented"]
+        if isinstance(value, types.ModuleType) and value.__name__ in sys.stdlib_module_names:
+            return ["m", value.__name__]
+        fields = getattr(kind, "_fields", None)
+        if issubclass(kind, tuple) and isinstance(fields, tuple):
+            return ["N", kind.__name__, list(fields), [self.pack(item) for item in tuple.__iter__(value)]]
+        if kind.__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
+            return self.pack(value.item())
+        if kind.__module__ == "numpy" and kind.__name__ == "ndarray" and value.dtype.kind in _ARRAY_KINDS:
+            return ["A", value.dtype.str, list(value.shape), value.tobytes().decode("latin-1")]
+        for base, plain in _BASES:
+            if issubclass(kind, base):  # a subclass of an immutable is its value: its own operators do not cross
+                return self.pack(plain(value))
+        return self._references.refer(value)
+
+    def heap(self, sent: list[Any] | None = None) -> list[Any]:
+        """The contents of all containers; None for one that is as it was `sent`."""
+        entries: list[Any] = []
+        while len(entries) < len(self.containers):  # contents may bring further containers
+            entry = self._contents(self.containers[len(entries)])
+            unchanged = sent is not None and len(entries) < len(sent) and entry == sent[len(entries)]
+            entries.append(None if unchanged else entry)
+        return entries
+
+    def _contents(self, container: Any) -> list[Any]:
+        tag = _MUTABLE[type(container)]
+        if tag == "B":
+            return [tag, container.decode("latin-1")]
+        extra: list[Any] = []
+        if tag == "q":
+            extra = [container.maxlen]
+        elif tag == "e":
+            factory = container.default_factory
+            extra = [None if factory is None else self.pack(factory)]
+        if isinstance(container, dict):
+            return [tag, [[self.pack(key), self.pack(item)] for key, item in dict.items(container)], *extra]
+        return [tag, [self.pack(item) for item in container], *extra]
+
+
+class Unpacker:
+    """Reads the values of one message; `known` are this side's containers that the heap's first entries update."""
+
+    def __init__(self, references: References, heap: Any, known: list[Any] | None = None) -> None:
+        """Raises Malformed."""
+        self._references = references
+        self.containers: list[Any] = list(known or [])
+        try:
+            for number, entry in enumerate(heap):
+                self._place(number, entry)
+            for number, entry in enumerate(heap):
+                if entry is not None:
+                    self._fill(number, entry)
+        except Malformed:
+            raise
+        except Exception as error:
+            raise Malformed(f"{type(error).__name__}: {error}") from error
+
+    def _place(self, number: int, entry: Any) -> None:
+        if number >= len(self.containers):
+            bound = {"maxlen": entry[2]} if entry[0] == "q" else {}
+            self.containers.append(_EMPTY[entry[0]](**bound))
+        elif entry is not None and entry[0] != _MUTABLE[type(self.containers[number])]:
+            raise Malformed(f"a container of kind {entry[0]!r} came for another")
+
+    def _fill(self, number: int, entry: list[Any]) -> None:
+        tag, contents, *extra = entry
+        container = self.containers[number]
+        if tag == "B":
+            container[:] = contents.encode("latin-1")
+        elif tag == "l":
+            container[:] = [self._read(item) for item in contents]
+        elif tag in "sq":
+            items = [self._read(item) for item in contents]
+            container.clear()
+            (container.update if tag == "s" else container.extend)(items)
+        else:
+            pairs = [(self._read(key), self._read(item)) for key, item in contents]
+            dict.clear(container)
+            for key, item in pairs:
+                dict.__setitem__(container, key, item) if tag != "O" else container.__setitem__(key, item)
+            if tag == "e":
+                container.default_factory = None if extra[0] is None else self._read(extra[0])
+
+    def unpack(self, packed: Any) -> Any:
+        """A value. Raises Malformed."""
+        try:
+            return self._read(packed)
+        except Malformed:
+            raise
+        except Exception as error:
+            raise Malformed(f"{type(error).__name__}: {error}") from error
+
+    def _read(self, packed: Any) -> Any:  # noqa: PLR0912 - a case a kind
+        if type(packed) is not list:
+            if type(packed) is dict:
+                raise Malformed("an object of JSON stands for no value")
+            return packed
+        match packed:
+            case ["@", int(number)] if number >= 0:
+                return self.containers[number]
+            case ["t", list(items)]:
+                return tuple([self._read(item) for item in items])
+            case ["z", list(items)]:
+                return frozenset([self._read(item) for item in items])
+            case ["i", str(text)]:
+                return int(text, 16)
+            case ["b", str(text)]:
+                return text.encode("latin-1")
+            case ["c", real, imaginary]:
+                return complex(real, imaginary)
+            case ["range" | "slice" as kind, start, stop, step]:
+                return (range if kind == "range" else slice)(self._read(start), self._read(stop), self._read(step))
+            case ["D", str(text)]:
+                return decimal.Decimal(text)
+            case ["F", numerator, denominator]:
+                return fractions.Fraction(self._read(numerator), self._read(denominator))
+            case ["T", "datetime" | "date" | "time" as kind, str(text)]:
+                return getattr(datetime, kind).fromisoformat(text)
+            case ["delta", int(days), int(seconds), int(microseconds)]:
+                return datetime.timedelta(days, seconds, microseconds)
+            case ["A", str(dtype), list(shape), str(text)] if dtype[1:2] in _ARRAY_KINDS:
+                array: Any = importlib.import_module("numpy").frombuffer(text.encode("latin-1"), dtype=dtype)
+                return array.reshape(shape).copy()
+            case ["n", "Ellipsis"]:
+                return ...
+            case ["n", "NotImplemented"]:
+                return NotImplemented
+            case ["n", str(name)]:
+                return _BY_NAME[name]
+            case ["m", str(name)] if name in sys.stdlib_module_names:
+                return importlib.import_module(name)
+            case ["N", str(name), list(fields), list(items)] if len(fields) == len(items):
+                return collections.namedtuple(name, fields)(*(self._read(item) for item in items))
+            case ["x" | "own" | "S", *_]:
+                return self._references.resolve(packed)
+        raise Malformed(f"no value is written as {packed[:1]!r}")

@@ -1,0 +1,95 @@
+"""The system calls of Linux that Python has no name for, and their constants (linux/sched.h, mount.h, prctl.h)."""
+
+import ctypes
+import os
+import platform
+import struct
+
+CLONE_NEWNS = 0x00020000
+CLONE_NEWUTS = 0x04000000
+CLONE_NEWIPC = 0x08000000
+CLONE_NEWUSER = 0x10000000
+CLONE_NEWPID = 0x20000000
+CLONE_NEWNET = 0x40000000
+
+MS_RDONLY = 1
+MS_NOSUID = 2
+MS_NODEV = 4
+MS_NOEXEC = 8
+MS_REMOUNT = 32
+MS_BIND = 4096
+MS_REC = 16384
+MS_PRIVATE = 1 << 18
+MNT_DETACH = 2
+
+PR_SET_PDEATHSIG = 1
+PR_SET_DUMPABLE = 4
+PR_CAPBSET_DROP = 24
+PR_SET_CHILD_SUBREAPER = 36
+PR_SET_NO_NEW_PRIVS = 38
+
+MACHINE = platform.machine()
+_PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
+_CAPSET = {"x86_64": 126, "aarch64": 91}
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def _checked(result: int, what: str) -> int:
+    if result < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, f"{what}: {os.strerror(number)}")
+    return result
+
+
+def system_call(number: int, *arguments: object) -> int:
+    """`syscall(2)`. Raises OSError."""
+    return _checked(_libc.syscall(ctypes.c_long(number), *arguments), f"system call {number}")
+
+
+def unshare(flags: int) -> None:
+    """`unshare(2)`. Raises OSError."""
+    _checked(_libc.unshare(flags), "unshare")
+
+
+def setns(fd: int, flags: int) -> None:
+    """`setns(2)`. Raises OSError."""
+    _checked(_libc.setns(fd, flags), "setns")
+
+
+def mount(source: str, target: str, kind: str = "", flags: int = 0, data: str = "") -> None:
+    """`mount(2)`. Raises OSError."""
+    texts = (source.encode(), target.encode(), kind.encode() or None)
+    _checked(_libc.mount(*texts, ctypes.c_ulong(flags), data.encode() or None), f"mount {target}")
+
+
+def pivot_to(new_root: str) -> None:
+    """Make a mount point this process's root, and let go of the old one. Raises OSError."""
+    os.chdir(new_root)
+    if MACHINE not in _PIVOT_ROOT:
+        raise OSError(f"pivot_root has no number for {MACHINE}")
+    system_call(_PIVOT_ROOT[MACHINE], b".", b".")
+    _checked(_libc.umount2(b".", MNT_DETACH), "umount2")
+    os.chdir("/")
+
+
+def prctl(option: int, value: int) -> None:
+    """`prctl(2)`. Raises OSError."""
+    _checked(_libc.prctl(option, ctypes.c_ulong(value), 0, 0, 0), f"prctl {option}")
+
+
+def forget_bounding_set() -> None:
+    """Take every capability out of what this process could ever get; those it cannot take out it does not hold."""
+    for capability in range(64):
+        try:
+            prctl(PR_CAPBSET_DROP, capability)
+        except OSError:
+            return  # beyond the last that this kernel knows, or no right to drop: then there is none to lose
+
+
+def drop_capabilities() -> None:
+    """Give up every capability held. Raises OSError."""
+    if MACHINE not in _CAPSET:
+        raise OSError(f"capset has no number for {MACHINE}")
+    header = struct.pack("<Ii", 0x20080522, 0)  # _LINUX_CAPABILITY_VERSION_3, this process
+    system_call(_CAPSET[MACHINE], header, bytes(24))

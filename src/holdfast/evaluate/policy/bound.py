@@ -1,0 +1,229 @@
+"""What no schedule can go below: the lower bound of a run, from the costs it truly had.
+
+Each term relaxes all constraints but one, so each is below the best makespan, and so is the greatest of them.
+
+**engines.** An engine that has `b` sequences in its batch (at most `B`) makes one token of each in
+`base + b * sequence` seconds. Count a token as `base / B + sequence` seconds of work (`Curve.saturated_s`); then a
+second of the engine does `b * (base / B + sequence) / (base + b * sequence)` seconds of work, which is at most 1 since
+`b * base / B <= base`. Reading a prompt does exactly 1. So if work `W(t)` was not there before `t`, the end `T` obeys
+`sum over engines of max(0, T - max(t, there)) >= W(t)`, for every `t`; it is enough to look at the `t` at which
+something becomes ready. This is the preemptive relaxation with release times, `O(n log n)`.
+
+**pace.** The same, but long answers cannot be made at the pace of a full batch and end in time. Let a sequence of `n`
+tokens be ready at `r`, its prompt take `p` seconds to read and its metric `m`, and let the end be `T`. Its steps take
+at most `H = T - r - p - m` together. Share out each step's time among the `b` sequences in it: a token costs the
+engine `base / b + sequence`, which is convex in `b`, while the step takes `base + b * sequence`, which is linear. If
+`a` is the mean of `b` over its tokens, then `n * (base + a * sequence) <= H`, and by Jensen's inequality the tokens
+cost at least `n * (base / a + sequence)`. With the greatest `a` that `H` and `B` allow, the sum of these over all
+sequences may not exceed what the engines have until `T`. The sum falls and what they have grows with `T`, so bisection
+finds the least `T` for which it can be. This term is never below `engines` at `t = 0`.
+
+**sample.** A sample is one sequence after another of nobody else's: no engine makes a token faster than in
+`base + sequence` seconds, whatever the batch, and its metric starts when its answers are there. The end is not before
+`ready + alone + metric`.
+
+**metrics.** A metric cannot start before `ready + alone` of its sample; `C` slots do `C` seconds of metrics a second.
+As above with the slots for engines.
+
+**judge.** A quota admits at most `burst + rate * (T - t)` requests (or tokens) from `t` to `T`; what is judged after
+`t` is at least what was not answered before it.
+
+**storage.** All bytes of the models that were not there before `t` cross the storage's wire after it, and each node's
+share its own: `T >= t + bytes / bandwidth`, and after the last byte some sample of that model still runs alone.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from holdfast.evaluate.engines.engine import Curve
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleWork:
+    """What one sample truly cost.
+
+    Attributes:
+        ready_s: when it could have begun at the earliest: it was asked for, and its model could have been there.
+        engine_s: of engines with full batches (`Curve.saturated_s`), over all its requests; on the fastest engine.
+        alone_s: of its longest request with an engine to itself (`Curve.alone_s`).
+        metric_s: of CPU time, in one slot.
+        tokens: that its longest request generated.
+        judge_requests, judge_tokens: of the judge's quota.
+    """
+
+    ready_s: float = 0.0
+    engine_s: float
+    alone_s: float
+    metric_s: float = 0.0
+    tokens: float = 0.0
+    judge_requests: float = 0.0
+    judge_tokens: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quota:
+    """At most `burst + rate_per_s * t` in any `t` seconds."""
+
+    rate_per_s: float
+    burst: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """Bytes that must come over a wire: not before `ready_s`; `then_s` is what at least follows the last of them."""
+
+    ready_s: float = 0.0
+    size_bytes: float
+    bytes_per_s: float
+    then_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """A run as it turned out.
+
+    Attributes:
+        samples: all that was done, once each.
+        curve: of the fastest engine; without it there is no term "pace".
+        engines_there_s: for each engine when it could have served at the earliest.
+        slots_there_s: for each slot for metrics when it was there.
+        judge_requests, judge_tokens: the judge's quotas, if it has any.
+        transfers: wire by wire, what came over it.
+    """
+
+    samples: Sequence[SampleWork]
+    engines_there_s: Sequence[float]
+    curve: Curve | None = None
+    slots_there_s: Sequence[float] = ()
+    judge_requests: Quota | None = None
+    judge_tokens: Quota | None = None
+    transfers: Sequence[Sequence[Transfer]] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bound:
+    """No schedule ends before `seconds`. `terms` are those of the module; `binds` names the greatest."""
+
+    seconds: float
+    binds: str
+    terms: dict[str, float] = field(default_factory=dict)
+
+    def ratio(self, makespan_s: float) -> float:
+        """How many times longer it took; 1 for a run of nothing."""
+        return makespan_s / self.seconds if self.seconds > 0 else 1.0
+
+
+def lower_bound(work: Work) -> Bound:
+    """The greatest of the terms that the module derives, in O(n log n).
+
+    Raises:
+        ValueError: there is work and no engine, or metrics and no slot.
+    """
+    samples = work.samples
+    terms = {
+        "engines": _over_machines([(one.ready_s, one.engine_s) for one in samples], work.engines_there_s),
+        "pace": 0.0,
+        "sample": max((one.ready_s + one.alone_s + one.metric_s for one in samples), default=0.0),
+        "metrics": _over_machines(
+            [(one.ready_s + one.alone_s, one.metric_s) for one in samples if one.metric_s], work.slots_there_s
+        ),
+        "judge": max(
+            _under_quota(((one.ready_s + one.alone_s, one.judge_requests) for one in samples), work.judge_requests),
+            _under_quota(((one.ready_s + one.alone_s, one.judge_tokens) for one in samples), work.judge_tokens),
+        ),
+        "storage": max((_over_wire(wire) for wire in work.transfers), default=0.0),
+    }
+    terms["pace"] = _at_pace(work, max(terms["engines"], terms["sample"]))
+    binds = max(terms, key=lambda name: terms[name])
+    return Bound(seconds=terms[binds], binds=binds, terms=terms)
+
+
+def _over_machines(jobs: list[tuple[float, float]], there_s: Sequence[float]) -> float:
+    """The earliest end of preemptive jobs (ready, seconds) on machines of speed 1, jobs divisible at will."""
+    if not jobs:
+        return 0.0
+    if not there_s:
+        raise ValueError("There is work and nothing that could do it.")
+    there = sorted(there_s)
+    there_before = [0.0, *accumulate(there)]
+    end_s = rest_s = 0.0
+    for ready_s, cost_s in sorted(jobs, reverse=True):
+        rest_s += cost_s
+        end_s = max(end_s, _end_of(rest_s, ready_s, there, there_before))
+    return end_s
+
+
+def _end_of(rest_s: float, from_s: float, there: list[float], there_before: list[float]) -> float:
+    """The least T with sum(max(0, T - max(from_s, there))) >= rest_s: fill the machines in the order they come."""
+    first = bisect_right(there, from_s)
+    count, sum_s = first, first * from_s
+    if count == 0:
+        count, sum_s = 1, there[0]
+    while True:
+        end_s = (rest_s + sum_s) / count
+        if count == len(there) or end_s <= there[count]:
+            return end_s
+        # All machines that are there by the end so found take part; their number only grows.
+        grown = max(count + 1, bisect_right(there, end_s) if count else 1)
+        sum_s += there_before[grown] - there_before[count]
+        count = grown
+        end_s = (rest_s + sum_s) / count
+
+
+def _at_pace(work: Work, least_s: float) -> float:
+    """The term "pace"; 0 where it says no more than `least_s`, which other terms have shown."""
+    curve = work.curve
+    if curve is None or not work.samples or curve.step_sequence_s <= 0:
+        return 0.0
+    base_s, sequence_s, most = curve.step_base_s, curve.step_sequence_s, curve.max_batch
+    full_s = base_s + most * sequence_s
+    hurried: list[tuple[float, float]] = []  # (latest end of the last step before T: T - this, tokens)
+    rest_s = 0.0
+    for one in work.samples:
+        rest_s += one.engine_s
+        # With its own prompt and single steps it takes `alone_s`: what is not steps of it is the prompt.
+        late_s = one.ready_s + one.alone_s - one.tokens * (base_s + sequence_s) + one.metric_s
+        if one.tokens and one.tokens * full_s > least_s - late_s:
+            hurried.append((late_s, one.tokens))
+
+    def lacks_s(end_s: float) -> float:
+        extra_s = rest_s
+        for late_s, tokens in hurried:
+            batch = ((end_s - late_s) / tokens - base_s) / sequence_s
+            extra_s += tokens * base_s * (1.0 / min(max(batch, 1.0), most) - 1.0 / most)
+        return extra_s - sum(max(0.0, end_s - there_s) for there_s in work.engines_there_s)
+
+    if lacks_s(least_s) <= 0:
+        return 0.0
+    low_s, high_s = least_s, 2 * least_s + 1e-6
+    while lacks_s(high_s) > 0:
+        low_s, high_s = high_s, 2 * high_s
+    for _ in range(30):
+        middle_s = (low_s + high_s) / 2
+        if lacks_s(middle_s) > 0:
+            low_s = middle_s
+        else:
+            high_s = middle_s
+    return low_s
+
+
+def _under_quota(demands: Iterable[tuple[float, float]], quota: Quota | None) -> float:
+    if quota is None:
+        return 0.0
+    end_s = rest = 0.0
+    for ready_s, demand in sorted((one for one in demands if one[1]), reverse=True):
+        rest += demand
+        end_s = max(end_s, ready_s + max(0.0, rest - quota.burst) / quota.rate_per_s)
+    return end_s
+
+
+def _over_wire(transfers: Sequence[Transfer]) -> float:
+    end_s = rest_s = 0.0
+    then_s = float("inf")
+    for transfer in sorted(transfers, key=lambda transfer: transfer.ready_s, reverse=True):
+        rest_s += transfer.size_bytes / transfer.bytes_per_s
+        then_s = min(then_s, transfer.then_s)
+        end_s = max(end_s, transfer.ready_s + rest_s + then_s)
+    return end_s

@@ -1,0 +1,315 @@
+"""Dealing requests out: which entry, to which engine, how many ahead.
+
+An engine takes requests while its batch has places, and as much more as it answers in one round trip; fewer of them
+when the queue runs out, so that what is left can go wherever a place comes free. Among engines that take more, the one
+that would be free first is given the next entry, and with it what shares its prefix, as long as there is plenty.
+"""
+
+from array import array
+from heapq import heappop, heappush, heapreplace
+
+from holdfast.evaluate.policy.events import Answered
+from holdfast.evaluate.policy.longest_first import Entry, LongestFirst
+from holdfast.evaluate.policy.state import ASKED, WAITING, EngineState, ModelState, State
+
+PLENTY = 8
+"""Entries an engine: while more wait, one is filled at a time, and neighbours that share a prefix stay together."""
+WAITS = 0.5
+"""Of the time that is left: what takes longer is not kept waiting for an engine that generates already."""
+MEASURABLE = 20
+"""Round trips: shorter answers say nothing of an engine's speed, as their ends are seen so late."""
+AHEAD = 200
+"""Round trips: an engine that is busy for longer is given nothing beyond its batch, as it would lose 0.5% at most."""
+SPEED_WEIGHT = 0.05
+"""Of one answer in the estimate of its engine's speed."""
+
+
+def put_in_order(state: State, model: ModelState) -> None:
+    """Enter what came late into the queues, by what is known of its length now."""
+    entries, model.late = model.late, []
+    curve = state.reference
+    assert curve is not None
+    decode_token_s = curve.step_base_s + curve.step_sequence_s
+    prefix = state.request_prefix
+    entries.sort(key=lambda entry: _by_prefix(entry, prefix), reverse=True)
+    for entry in entries:
+        first = entry if isinstance(entry, int) else entry[0]
+        sample = state.request_sample[first]
+        task, number = state.sample_task[sample], state.sample_number[sample]
+        metric_s = state.priors.metric_s(task, number) if state.sample_stage[sample] == 1 else 0.0
+        prefill_s = curve.request_s + state.request_prompt[first] / curve.prefill_tokens_per_s
+        max_new = state.request_max_new[first]
+        if max_new:
+            q50, q90 = state.priors.tokens(task, number, max_new)
+            state.request_tokens[first] = q50
+            state.request_most[first] = q90
+            decode_s = prefill_s + q90 * decode_token_s
+            model.decode.add(
+                task,
+                first,
+                length_s=decode_s + metric_s,
+                prefill_s=prefill_s,
+                metric_s=metric_s,
+                tokens=q50,
+                most_tokens=q90,
+            )
+            state.note_shares(task, decode_s, metric_s)
+        else:
+            length_s = prefill_s + metric_s
+            model.forward.add(task, entry, length_s=length_s, prefill_s=prefill_s, metric_s=metric_s)
+            state.note_shares(task, 0.0, metric_s)
+    if model.waiting():
+        state.waiting_models.add(model.model)
+
+
+def _by_prefix(entry: Entry, prefix: "array[int]") -> tuple[int, int]:
+    first = entry if isinstance(entry, int) else entry[0]
+    return prefix[first], first
+
+
+def put_front(state: State, entry: Entry) -> None:
+    """Enter what was out and came back."""
+    first = entry if isinstance(entry, int) else entry[0]
+    sample = state.request_sample[first]
+    model = state.model(state.sample_model[sample])
+    if model.dropped:
+        return
+    queue = model.decode if state.request_max_new[first] else model.forward
+    queue.add_front(entry)
+    state.waiting_models.add(model.model)
+
+
+def open_engine(state: State, engine: EngineState) -> None:
+    """Say that an engine takes more, if it does."""
+    if engine.swapping or engine.drain_for >= 0:
+        return
+    model = state.models[engine.model]
+    model.compact(state.engines)
+    if _has_decode_room(state, model, engine):
+        state.stamp += 1
+        engine.stamp_decode = state.stamp
+        heappush(model.decode_room, (state.now_s + engine.load_s(), state.stamp, engine.engine))
+    if _has_forward_room(state, model, engine):
+        state.stamp += 1
+        engine.stamp_forward = state.stamp
+        heappush(model.forward_room, (state.now_s + engine.end_s(), state.stamp, engine.engine))
+
+
+def feed(state: State, model: ModelState) -> None:
+    """Deal out what waits, as far as engines take it."""
+    decode, forward = model.decode, model.forward
+    while decode.count and _give_decode(state, model):
+        pass
+    while forward.count and _give_forward(state, model):
+        pass
+    if not (decode.count or forward.count or model.late):
+        state.waiting_models.discard(model.model)
+
+
+def _give_decode(state: State, model: ModelState) -> bool:
+    """Give the next entry that generates to an engine; False if none takes it.
+
+    What is so long that a full batch would be too slow for it goes together with its like, into a batch that is as
+    large as still lets it end in time; the rest to the engine that has least to do.
+    """
+    queue = model.decode
+    room = model.decode_room
+    slack_s = model.target_s - state.now_s
+    request = _next_of(state, queue)
+    if request is None:
+        return bool(queue.count)
+    tokens = state.most_tokens(request)
+    packing = state.engines.get(model.packing)
+    if packing is not None and tokens * packing.step_s(packing.max_batch) * packing.slowness > slack_s:
+        if (
+            packing.model == model.model
+            and packing.decoding < packing.max_batch
+            and not packing.swapping
+            and packing.drain_for < 0
+            and packing.takes(tokens, slack_s)
+        ):
+            queue.pop()
+            ask(state, packing, request)
+            return True
+    while room:
+        engine = state.engines.get(room[0][2])
+        if (
+            engine is not None
+            and room[0][1] == engine.stamp_decode
+            and engine.model == model.model
+            and _has_decode_room(state, model, engine)
+            and engine.takes(tokens, slack_s)
+        ):
+            break
+        heappop(room)
+    else:
+        return _widen(state, model, tokens, slack_s)
+    assert engine is not None
+    queue.pop()
+    ask(state, engine, request)
+    model.packing = engine.engine
+    if _has_decode_room(state, model, engine):
+        heapreplace(room, (state.now_s + engine.load_s(), room[0][1], engine.engine))
+    else:
+        heappop(room)
+    return True
+
+
+def _widen(state: State, model: ModelState, tokens: float, slack_s: float) -> bool:
+    """Let one more engine generate if the next entry cannot wait any longer for a place; False if it can, or none is left.
+
+    How many engines are enough was found as if answers could be cut to fill their batches exactly.
+    """
+    if model.decode_engines >= len(model.engines) or model.decode_limit > model.decode_engines:
+        return False
+    curve = state.reference
+    assert curve is not None
+    if tokens * (curve.step_base_s + curve.max_batch * curve.step_sequence_s) < WAITS * slack_s:
+        return False
+    model.decode_limit = model.decode_engines + 1
+    for number in model.engines:
+        if not state.engines[number].decoding:
+            open_engine(state, state.engines[number])
+    return True
+
+
+def _next_of(state: State, queue: LongestFirst) -> int | None:
+    """The request at the queue's front, which is left there; what is answered already is dropped before it."""
+    while (entry := queue.peek()) is not None:
+        request = entry if isinstance(entry, int) else entry[0]
+        if state.request_state[request] == WAITING:
+            return request
+        queue.pop()
+    return None
+
+
+def _give_forward(state: State, model: ModelState) -> bool:
+    """Give entries that generate nothing to the engine that ends first; False if none takes any."""
+    queue = model.forward
+    room = model.forward_room
+    while room:
+        engine = state.engines.get(room[0][2])
+        if (
+            engine is not None
+            and room[0][1] == engine.stamp_forward
+            and engine.model == model.model
+            and _has_forward_room(state, model, engine)
+        ):
+            break
+        heappop(room)
+    else:
+        return False
+    assert engine is not None
+    plenty = PLENTY * len(model.engines)
+    while True:
+        entry = queue.pop()
+        for request in (entry,) if isinstance(entry, int) else entry:
+            if state.request_state[request] == WAITING:
+                ask(state, engine, request)
+        more = _has_forward_room(state, model, engine)
+        if not more or queue.count <= plenty:
+            break
+    if more:
+        heapreplace(room, (state.now_s + engine.end_s(), room[0][1], engine.engine))
+    else:
+        heappop(room)
+    return True
+
+
+def _has_decode_room(state: State, model: ModelState, engine: EngineState) -> bool:
+    if engine.swapping or engine.drain_for >= 0:
+        return False
+    ahead = engine.decoding - engine.max_batch
+    if ahead < 0:
+        return engine.decoding > 0 or model.decode_engines < model.decode_limit
+    if 2 * (ahead + 1) * len(model.engines) > model.decode.count:
+        return False
+    round_trip_s, load_s = state.config.round_trip_s, engine.decode_load_s * engine.slowness
+    # A place comes free every load_s / decoding on average; where answers begin and end together, every load_s.
+    return (ahead + 1) * load_s < 2 * round_trip_s * engine.decoding or (ahead == 0 and load_s < AHEAD * round_trip_s)
+
+
+def _has_forward_room(state: State, model: ModelState, engine: EngineState) -> bool:
+    if engine.swapping or engine.drain_for >= 0:
+        return False
+    if engine.decoding and (
+        model.decode.count or state.now_s + engine.end_s() + engine.forward_s > model.target_s
+    ):
+        return False
+    waiting = len(engine.asked) - engine.decoding
+    if not waiting:
+        return True
+    if 2 * len(model.engines) > model.forward.count:
+        return False
+    ahead_s = (engine.forward_s - engine.forward_entry_s) * engine.slowness
+    return ahead_s < 2 * state.config.round_trip_s
+
+
+def ask(state: State, engine: EngineState, request: int) -> None:
+    """Give a request to an engine, and charge it."""
+    if not engine.asked:
+        state.idle[engine.node].discard(engine.engine)
+    engine.advance(state.now_s)
+    state.request_state[request] = ASKED
+    cost_s = engine.prefill_s(state.request_prompt[request])
+    engine.debt_s += cost_s
+    if state.request_max_new[request]:
+        task = state.sample_task[state.request_sample[request]]
+        tokens = state.expected_tokens(request)
+        cost_s += tokens * engine.decode_s
+        if not engine.decoding:
+            state.models[engine.model].decode_engines += 1
+        engine.decoding += 1
+        engine.decode_load_s += cost_s
+        engine.last_clock = max(engine.last_clock, engine.clock + state.most_tokens(request) * engine.slowness)
+        state.priors.ask(task, state.request_tokens[request])
+    else:
+        engine.forward_s += cost_s
+        engine.forward_entry_s = cost_s
+    engine.asked[request] = cost_s, state.now_s, engine.clock if engine.decoding <= engine.max_batch else -1.0
+    state.ask(engine.engine, request)
+
+
+def release(state: State, engine: EngineState, request: int) -> bool:
+    """An engine does not hold a request any more; False if it never did."""
+    held = engine.asked.pop(request, None)
+    if held is None:
+        return False
+    engine.recalled.discard(request)
+    cost_s = held[0]
+    if state.request_max_new[request]:
+        engine.decoding -= 1
+        if not engine.decoding:
+            state.models[engine.model].decode_engines -= 1
+        engine.decode_load_s = engine.decode_load_s - cost_s if engine.decoding else 0.0
+        state.priors.unask(
+            state.sample_task[state.request_sample[request]], state.request_tokens[request]
+        )
+    else:
+        engine.forward_s = engine.forward_s - cost_s if len(engine.asked) > engine.decoding else 0.0
+    if not engine.asked:
+        engine.debt_s = 0.0
+        engine.last_clock = engine.clock
+        if not engine.swapping and engine.engine in state.engines:
+            state.idle[engine.node].add(engine.engine)
+    return True
+
+
+def learn_speed(state: State, engine: EngineState, answer: Answered) -> None:
+    """Compare how long an answer took with what the curve says of it, and correct the engine's slowness."""
+    held = engine.asked.get(answer.request)
+    if held is None or answer.engine_s <= 0:
+        return
+    cost_s, _, clock = held
+    curve_s = engine.step_s(1) * answer.new_tokens
+    if engine.max_batch == 1:
+        ratio = answer.engine_s / (engine.prefill_s(state.request_prompt[answer.request]) + curve_s)
+    elif state.request_max_new[answer.request]:
+        if clock < 0 or curve_s < state.config.round_trip_s * MEASURABLE:
+            return
+        ratio = (engine.clock - clock) / answer.new_tokens
+    elif engine.decoding or not cost_s:
+        return
+    else:
+        ratio = answer.engine_s / cost_s
+    engine.slowness += SPEED_WEIGHT * (min(ratio, 4.0 * engine.slowness) - engine.slowness)

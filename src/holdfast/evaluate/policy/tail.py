@@ -1,0 +1,172 @@
+"""When there is nothing left to deal out: steal, double, or go on to the next model."""
+
+from holdfast.evaluate.policy import feed
+from holdfast.evaluate.policy.state import DONE, EngineState, ModelState, State
+
+
+def rest(state: State, engine: EngineState) -> None:
+    """An engine may have nothing to do: find it something.
+
+    In this order: what it was drained for; requests that others of its model have not begun, where they would wait
+    there for longer than they take to come over; another model; an answer that a straggler owes.
+    """
+    if engine.asked or engine.swapping:
+        return
+    if engine.drain_for >= 0:
+        wanted = engine.drain_for
+        engine.drain_for = -1
+        state.model(wanted).coming -= 1
+        if wanted in state.waiting_models and engine.node in state.models[wanted].nodes:
+            state.swap(engine, wanted)
+            return
+        feed.open_engine(state, engine)
+        feed.feed(state, state.model(engine.model))
+        if engine.asked:
+            return
+    model = state.model(engine.model)
+    if _steal(state, model):
+        return
+    following = next_model(state, engine)
+    if following is not None:
+        state.swap(engine, following.model)
+    elif state.config.duplicate:
+        double(state, model, engine)
+
+
+def next_model(state: State, engine: EngineState) -> ModelState | None:
+    """The first model in order that has work for one more engine, and lies on this one's node."""
+    best: ModelState | None = None
+    for number in state.waiting_models:
+        model = state.models[number]
+        if (
+            number != engine.model
+            and engine.node in model.nodes
+            and (best is None or state.rank(number) < state.rank(best.model))
+            and wants(state, model) > 0
+        ):
+            best = model
+    return best
+
+
+def wants(state: State, model: ModelState) -> int:
+    """How many more engines the waiting work of a model is worth, beyond those that come to it already."""
+    if not model.waiting():
+        return 0
+    worth = int(state.waiting_s(model) / state.config.swap_pays_s)
+    return max(worth, 0 if model.engines else 1) - model.coming
+
+
+def claim(state: State, model: ModelState) -> None:
+    """Work waits of this model: take engines that idle, or that serve a model which comes later."""
+    wanted = wants(state, model)
+    if wanted <= 0:
+        return
+    for node in sorted(model.nodes):
+        for number in sorted(state.idle.get(node, ())):
+            engine = state.engines[number]
+            if engine.model != model.model and not engine.swapping and wanted > 0:
+                state.swap(engine, model.model)
+                wanted -= 1
+    wanted -= len(model.engines)
+    if wanted <= 0 or len(model.engines) + model.coming >= len(state.engines):
+        return
+    later = [
+        engine
+        for engine in state.engines.values()
+        if engine.node in model.nodes
+        and engine.asked
+        and not engine.swapping
+        and engine.drain_for < 0
+        and state.rank(engine.model) > state.rank(model.model)
+    ]
+    later.sort(key=lambda engine: (engine.load_s(), engine.engine))
+    for engine in later[:wanted]:
+        engine.drain_for = model.model
+        model.coming += 1
+        if waiting := [request for request in engine.asked if request not in engine.recalled]:
+            state.recall(engine, waiting)
+
+
+def _steal(state: State, model: ModelState) -> bool:
+    """Ask back what lies waiting at busy engines while others of the model idle; True if something will come."""
+    config = state.config
+    if state.now_s < model.steal_after_s:
+        return any(state.engines[number].recalled for number in model.engines)
+    model.steal_after_s = state.now_s + config.round_trip_s
+    idle = sum(not state.engines[number].asked for number in model.engines)
+    found = False
+    victims = [state.engines[number] for number in model.engines]
+    victims.sort(key=lambda engine: (-engine.load_s(), engine.engine))
+    for engine in victims[: max(idle, 1)]:
+        waiting = _not_begun(state, engine)
+        if waiting:
+            state.recall(engine, waiting)
+            found = True
+    return found
+
+
+def _not_begun(state: State, engine: EngineState) -> list[int]:
+    """What an engine has not begun as far as one can tell: the last that it was given, beyond its batch."""
+    ahead = engine.decoding - engine.max_batch
+    forward_s = engine.forward_s * engine.slowness - 2 * state.config.round_trip_s
+    found: list[int] = []
+    for request in reversed(engine.asked):
+        if ahead <= 0 and forward_s <= 0:
+            break
+        if request in engine.recalled or state.request_state[request] == DONE:
+            continue
+        cost_s = engine.asked[request][0] * engine.slowness
+        if state.request_max_new[request]:
+            if ahead > 0:
+                found.append(request)
+                ahead -= 1
+        elif forward_s > cost_s / 2:
+            found.append(request)
+            forward_s -= cost_s
+        else:
+            forward_s = 0.0
+    return found
+
+
+def double(state: State, model: ModelState, idle: EngineState) -> None:
+    """Ask an idle engine too for what a straggler holds, if it would surely have it sooner."""
+    limit = state.config.straggler
+    worst: EngineState | None = None
+    for number in model.engines:
+        engine = state.engines[number]
+        if (
+            engine is not idle
+            and engine.asked
+            and _overdue(state, engine) > limit
+            and (worst is None or _overdue(state, engine) > _overdue(state, worst))
+        ):
+            worst = engine
+    if worst is None:
+        return
+    given = 0
+    for request in list(worst.asked):
+        if given >= idle.max_batch:
+            break
+        if request not in state.doubled and state.request_state[request] != DONE:
+            state.doubled[request] = {worst.engine, idle.engine}
+            feed.ask(state, idle, request)
+            given += 1
+
+
+def _overdue(state: State, engine: EngineState) -> float:
+    """How many times longer than it should the first request has been out on an engine: 0 for none."""
+    request = next(iter(engine.asked))
+    cost_s, asked_s, _ = engine.asked[request]
+    if state.request_max_new[request]:
+        cost_s = state.request_prompt[request] * engine.prefill_token_s
+        cost_s += state.request_max_new[request] * (engine.base_s + engine.max_batch * engine.sequence_s)
+    else:
+        cost_s = engine.forward_s
+    return (state.now_s - asked_s) / (cost_s + engine.debt_s + 2 * state.config.round_trip_s)
+
+
+def look_for_stragglers(state: State) -> None:
+    """Time went by: engines that idle may help."""
+    for node in sorted(state.idle):
+        for number in sorted(state.idle[node]):
+            rest(state, state.engines[number])

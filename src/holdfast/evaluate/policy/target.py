@@ -1,0 +1,127 @@
+"""When all could be done, and what follows from it for engines that hold long answers.
+
+A full batch makes each of its answers slower. So an answer that is long, measured by the time that is left, goes into a
+smaller batch, which wastes some of its engine. The target is the least end at which this still fits: with a time `H`
+left, an answer of `n` tokens and a metric of `m` seconds needs steps of at most `(H - m) / n`, hence a batch `b` of at
+most `((H - m) / n - base) / sequence`, and takes `n * (base / b + sequence)` of an engine. The sum over all that is not
+done grows as `H` shrinks; bisection finds where it equals `H` times the engines.
+"""
+
+import math
+from typing import NamedTuple
+
+from holdfast.evaluate.engines.engine import Curve
+from holdfast.evaluate.policy.feed import feed, open_engine
+from holdfast.evaluate.policy.state import State
+
+REVIEW_EVENTS = 1024
+"""At least so many events are between two reviews."""
+OVERDUE = 0.15
+"""Of what was expected, what is taken to be left of an answer that is longer than that."""
+DECODE_MARGIN = 1.0
+_BISECTIONS = 14
+
+
+
+class Item(NamedTuple):
+    """Some requests that are alike, and what each takes: tokens as expected and at most, seconds beyond them."""
+
+    count: int
+    tokens: float
+    most_tokens: float
+    metric_s: float
+    prefill_s: float
+
+
+Items = list[Item]
+
+
+def review(state: State) -> None:
+    """Renew what is derived from all priors and all engines. Its cost is spread over the events between two of them."""
+    state.corrections = [state.priors.correction(task) for task in range(len(state.shares))]
+    items: dict[int, Items] = {}
+    in_flight = _look_at_engines(state, items)
+    for number in state.waiting_models:
+        model = state.models[number]
+        found = items.setdefault(number, [])
+        for queue in (model.decode, model.forward):
+            queue.review(state.length_factor)
+            found += [
+                Item(
+                    len(bucket.entries),
+                    bucket.tokens * state.correction(task),
+                    bucket.most_tokens * state.correction(task),
+                    bucket.metric_s,
+                    bucket.prefill_s,
+                )
+                for task, bucket in queue.buckets()
+            ]
+    if state.reference is not None and state.engines:
+        engines = state.capacity()
+        for number, found in items.items():
+            model = state.models[number]
+            left_s = time_left_s(found, state.reference, engines)
+            model.target_s = state.now_s + left_s
+            decode_s = needs_s([item for item in found if item.tokens > 0], state.reference, left_s)
+            model.decode_limit = max(1, math.ceil(decode_s / left_s * DECODE_MARGIN)) if left_s > 0 else 1 << 30
+    state.events_until_review = max(REVIEW_EVENTS, in_flight)
+    state.reviewed_s = state.now_s
+    if state.waiting_models:
+        for engine in state.engines.values():
+            open_engine(state, engine)
+        for number in sorted(state.waiting_models, key=state.rank):
+            feed(state, state.models[number])
+
+
+def _look_at_engines(state: State, items: dict[int, Items]) -> int:
+    """Let every engine's clock go on, and count what they hold by its length; returns how much that is."""
+    levels: dict[tuple[int, int], int] = {}
+    in_flight = 0
+    for engine in state.engines.values():
+        engine.advance(state.now_s)
+        in_flight += len(engine.asked)
+        last = 0.0
+        if engine.decoding:
+            for request, (_, _, begun) in engine.asked.items():
+                if state.request_max_new[request]:
+                    tokens = state.most_tokens(request) * engine.slowness
+                    rest = max(begun + tokens - engine.clock, OVERDUE * tokens) if begun >= 0 else tokens
+                    last = max(last, rest)
+                    level = engine.model, int(math.log2(rest + 1.0) * 4.0)
+                    levels[level] = levels.get(level, 0) + 1
+        engine.last_clock = engine.clock + last
+        if engine.forward_s > 0:
+            items.setdefault(engine.model, []).append(Item(1, 0.0, 0.0, 0.0, engine.forward_s))
+    for (model, level), count in levels.items():
+        rest = 2.0 ** ((level + 0.5) / 4.0)
+        items.setdefault(model, []).append(Item(count, rest, rest, 0.0, 0.0))
+    return in_flight
+
+
+def needs_s(items: Items, curve: Curve, left_s: float) -> float:
+    """Engine-seconds that items take if all must be done in `left_s`."""
+    base_s, sequence_s, most = curve.step_base_s, max(curve.step_sequence_s, 1e-12), curve.max_batch
+    total_s = 0.0
+    for count, tokens, most_tokens, metric_s, prefill_s in items:
+        total_s += count * prefill_s
+        if tokens > 0:
+            batch = ((left_s - metric_s) / most_tokens - base_s) / sequence_s
+            total_s += count * tokens * (base_s / min(max(batch, 1.0), most) + sequence_s)
+    return total_s
+
+
+def time_left_s(items: Items, curve: Curve, engines: float) -> float:
+    """The least time in which so many engines could do all items, as the module derives it."""
+    token_s = curve.step_base_s + curve.step_sequence_s
+    low_s = max((item.most_tokens * token_s + item.metric_s for item in items), default=0.0)
+    low_s = max(low_s, needs_s(items, curve, math.inf) / engines)
+    high_s = low_s
+    while needs_s(items, curve, high_s) > high_s * engines:
+        low_s, high_s = high_s, high_s * 1.5 + 1e-6
+    for _ in range(_BISECTIONS if high_s > low_s else 0):
+        middle_s = (low_s + high_s) / 2
+        if needs_s(items, curve, middle_s) > middle_s * engines:
+            low_s = middle_s
+        else:
+            high_s = middle_s
+    return high_s

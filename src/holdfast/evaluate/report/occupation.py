@@ -1,0 +1,124 @@
+"""What each engine was occupied with, in equal slices of the time: from the spans of a timeline to shares.
+
+An engine that worked on several requests at once counts once; its time is shared out among their tasks.
+"""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from holdfast.evaluate.report.timeline import EngineSpan, RequestSpan, Span, Timeline
+
+Values = npt.NDArray[np.float64]
+OfEngine = TypeVar("OfEngine", EngineSpan, RequestSpan)
+
+TASKS_APART = 6
+"""Tasks that are told apart: those that took most of the engines; the others are one."""
+OTHER_TASKS = "other tasks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Occupation:
+    """The time of all engines, in slices.
+
+    Attributes:
+        edges_s: the ends of the slices, one more than there are.
+        engines: the engines' numbers, one a row of `shares`.
+        kinds: what an engine may be occupied with: "load", "swap", "lost", "idle", then tasks' names.
+        shares: share of each slice, of shape (engines, kinds, slices); 0 in all kinds where the engine was not there.
+    """
+
+    edges_s: Values
+    engines: tuple[int, ...]
+    kinds: tuple[str, ...]
+    shares: Values
+
+    def seconds(self) -> dict[str, float]:
+        """Engine-seconds of each kind."""
+        slice_s = np.diff(self.edges_s)
+        return dict(zip(self.kinds, (self.shares.sum(axis=0) @ slice_s).tolist(), strict=True))
+
+
+def occupation(timeline: Timeline, *, slices: int) -> Occupation:
+    """Cut the time of all engines into equal slices."""
+    edges_s = np.linspace(0.0, max(timeline.makespan_s, 1e-9), slices + 1)
+    engines = sorted({span.engine for span in timeline.engines} | {span.engine for span in timeline.requests})
+    names = _tasks_apart(timeline)
+    kinds = ("load", "swap", "lost", "idle", *dict.fromkeys(names.values()))
+    shares = np.zeros((len(engines), len(kinds), slices))
+    spans = _by_engine(timeline.engines)
+    asked = _by_engine(timeline.requests)
+    for row, engine in enumerate(engines):
+        of_kind = shares[row]
+        for span_kind in ("load", "swap", "lost"):
+            of_kind[kinds.index(span_kind)] = covered(
+                [s for s in spans.get(engine, ()) if s.what == span_kind], edges_s
+            )
+        by_task: dict[str, list[RequestSpan]] = {}
+        for request in asked.get(engine, ()):
+            by_task.setdefault(names[request.task], []).append(request)
+        at_once = {name: held(requests, edges_s) for name, requests in by_task.items()}
+        total = sum(at_once.values(), np.zeros(slices))
+        busy = covered(asked.get(engine, ()), edges_s)
+        for name, amount in at_once.items():
+            of_kind[kinds.index(name)] = busy * np.divide(amount, total, out=np.zeros(slices), where=total > 0)
+        there = covered([*spans.get(engine, ()), *asked.get(engine, ())], edges_s)
+        of_kind[kinds.index("idle")] = np.clip(there - of_kind.sum(axis=0), 0.0, 1.0)
+    return Occupation(edges_s=edges_s, engines=tuple(engines), kinds=kinds, shares=shares)
+
+
+def held(spans: Sequence[Span], edges_s: Values) -> Values:
+    """How many of `spans` there were at a time, on average over each slice between `edges_s`."""
+    starts = np.sort(np.array([span.t0 for span in spans], dtype=float))
+    ends = np.sort(np.array([max(span.t1, span.t0) for span in spans], dtype=float))
+    amounts: Values = np.diff(_elapsed(starts, edges_s) - _elapsed(ends, edges_s)) / np.diff(edges_s)
+    return np.clip(amounts, 0.0, None)  # a rounding error below nothing
+
+
+def most_at_once(spans: Sequence[Span]) -> int:
+    """The most of `spans` that there were at a time; one that ends where another begins does not meet it."""
+    changes = sorted([(span.t0, 1) for span in spans] + [(max(span.t1, span.t0), -1) for span in spans])
+    return max(itertools.accumulate(change for _, change in changes), default=0)
+
+
+def covered(spans: Sequence[Span], edges_s: Values) -> Values:
+    """The share of each slice in which there was any of `spans`."""
+    if not spans:
+        return np.zeros(len(edges_s) - 1)
+    starts = np.array([span.t0 for span in spans], dtype=float)
+    ends = np.array([max(span.t1, span.t0) for span in spans], dtype=float)
+    order = np.argsort(starts, kind="stable")
+    starts, ends = starts[order], np.maximum.accumulate(ends[order])
+    new = np.append(True, starts[1:] > ends[:-1])
+    last = np.append(np.flatnonzero(new)[1:] - 1, len(starts) - 1)
+    merged = _elapsed(starts[new], edges_s) - _elapsed(ends[last], edges_s)
+    shares: Values = np.diff(merged) / np.diff(edges_s)
+    return np.clip(shares, 0.0, 1.0)
+
+
+def _elapsed(moments: Values, at: Values) -> Values:
+    """The time since all of the sorted `moments` that lie before `at`, added up."""
+    before = np.searchsorted(moments, at)
+    passed: Values = before * at - np.append(0.0, np.cumsum(moments))[before]
+    return passed
+
+
+def _tasks_apart(timeline: Timeline) -> dict[int, str]:
+    """Each task's name, of the smaller ones that of them all together; the largest first, those last."""
+    seconds: dict[int, float] = {}
+    for request in timeline.requests:
+        seconds[request.task] = seconds.get(request.task, 0.0) + request.t1 - request.t0
+    ranked = sorted(seconds, key=lambda task: (-seconds[task], task))
+    apart = ranked if len(ranked) <= TASKS_APART + 1 else ranked[:TASKS_APART]
+    return {task: timeline.task_name(task) if task in apart else OTHER_TASKS for task in ranked}
+
+
+def _by_engine(spans: Sequence[OfEngine]) -> dict[int, list[OfEngine]]:
+    grouped: dict[int, list[OfEngine]] = {}
+    for span in spans:
+        grouped.setdefault(span.engine, []).append(span)
+    return grouped

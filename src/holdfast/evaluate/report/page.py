@@ -1,0 +1,30 @@
+"""The template filled and written: one page that needs no network and runs no script."""
+
+from pathlib import Path
+
+from holdfast.core.atomic import write_atomic
+from holdfast.core.templates import template
+from holdfast.evaluate.evaluation import Evaluation
+from holdfast.evaluate.report.timeline import Timeline
+
+TEMPLATE = Path(__file__).parent / "templates" / "evaluation.html.j2"
+
+
+def write_page(path: Path, evaluation: Evaluation, timeline: Timeline) -> None:
+    """Write the page of an evaluation. Equal evaluations give equal bytes.
+
+    Raises:
+        HoldfastError: jinja2 or numpy is not installed.
+        OSError: the page could not be written; an earlier one at `path` is untouched.
+    """
+    page = render(evaluation, timeline)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, page.encode())
+
+
+def render(evaluation: Evaluation, timeline: Timeline) -> str:
+    """The page as text; see `write_page`."""
+    filled = template(TEMPLATE)  # before `view`, which needs more that may be missing
+    from holdfast.evaluate.report.view import page_view
+
+    return filled.render(view=page_view(evaluation, timeline))

@@ -1,0 +1,61 @@
+"""Results in lm-evaluation-harness's own layout, so that what its users have reads them.
+
+`OUTPUT/MODEL/results_TIME.json` is lm-eval's results object, and `samples_TASK_TIME.jsonl` beside it the samples of
+each task, as its `--output_path` and `--log_samples` leave them.
+"""
+
+import json
+import os
+import shutil
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.atomic import replacing, write_atomic
+from holdfast.evaluate.evaluation import Evaluation
+from holdfast.evaluate.harness.lm_eval.results import sanitized
+
+SAMPLES = "samples"
+"""Folder of an evaluation below which the harness wrote `samples_TASK_TIME.jsonl`."""
+
+
+def write_results(evaluation: Evaluation, output: Path) -> Path:
+    """Write an evaluation's results and samples below `output`; returns the results' file.
+
+    Samples are linked where the file system can, else copied.
+
+    Raises:
+        OSError: a file could not be written.
+    """
+    folder = output / sanitized(evaluation.model)
+    folder.mkdir(parents=True, exist_ok=True)
+    # Of the start, so that the same evaluation written again replaces its own files; local time, as lm-eval has it.
+    moment = datetime.fromtimestamp(evaluation.started_at_s)  # noqa: DTZ006
+    stamp = moment.isoformat(timespec="microseconds").replace(":", "-")
+    seen: Counter[str] = Counter()
+    for samples in sorted((Path(evaluation.folder) / SAMPLES).rglob("samples_*.jsonl")):
+        task = samples.name.rpartition("_")[0]
+        seen[task] += 1
+        again = f"#{seen[task]}" if seen[task] > 1 else ""  # a task may stand in two entries of a suite
+        target = folder / f"{task}{again}_{stamp}.jsonl"
+        if not (target.exists() and target.samefile(samples)):  # a link put onto itself would stay beside it
+            with replacing(target) as temporary:
+                _link(samples, temporary)
+    path = folder / f"results_{stamp}.json"
+    write_atomic(path, json.dumps(results_object(evaluation), indent=2, ensure_ascii=False).encode())
+    return path
+
+
+def results_object(evaluation: Evaluation) -> dict[str, Any]:
+    """The harness's results object, and under `holdfast` what it does not know: mode, digest, what failed."""
+    names = ("id", "mode", "numerics", "digest", "errors")
+    mine = {name: getattr(evaluation, name) for name in names}
+    return {**{name: value for name, value in evaluation.results.items() if name != "samples"}, "holdfast": mine}
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, target)

@@ -1,0 +1,251 @@
+"""Everything the page shows, in words, computed from an evaluation and its timeline."""
+
+from dataclasses import dataclass
+
+from markupsafe import Markup
+
+from holdfast.core import words
+from holdfast.evaluate.evaluation import Evaluation
+from holdfast.evaluate.report.gantt import Picture, gantt
+from holdfast.evaluate.report.occupation import occupation
+from holdfast.evaluate.report.slowest import SampleTime, slowest
+from holdfast.evaluate.report.table import ARROWS, shown
+from holdfast.evaluate.report.timeline import Timeline
+from holdfast.evaluate.report.why import CAUSES, bound_terms, longest_waits, lost_time, named
+
+COLOURED = ("useful", "busy", "load", "swap", "lost", "idle")
+"""Causes with a colour of their own; the others share one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeyFigure:
+    """A number with its name and, in small, what it is made of."""
+
+    name: str
+    value: str
+    note: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreView:
+    """A row of the table of scores."""
+
+    task: str
+    first: bool
+    """Whether it is its task's first."""
+    depth: int
+    group: bool
+    n_shot: str
+    samples: str
+    metric: str
+    arrow: str
+    value: str
+    stderr: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bar:
+    """A row with a bar: an amount, and its share of what the bars compare."""
+
+    key: str
+    name: str
+    meaning: str
+    amount: str
+    share: str
+    width: str
+    """As a CSS percentage."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PageView:
+    """The page."""
+
+    title: str
+    state: str
+    headline: str
+    context: str
+    key_figures: list[KeyFigure]
+    scores: list[ScoreView]
+    errors: list[tuple[str, str]]
+    bound: list[Bar]
+    unit: str
+    gantt: Picture | None
+    gantt_svg: Markup
+    lost: list[Bar]
+    lost_total: str
+    lost_unit: str
+    slowest: list[tuple[str, ...]]
+    path: list[tuple[str, ...]]
+    facts: list[tuple[str, str]]
+
+
+def page_view(evaluation: Evaluation, timeline: Timeline) -> PageView:
+    """The view of an evaluation. What its account does not say is computed from its timeline."""
+    picture = gantt(timeline)
+    lost, lost_total, lost_unit = _lost(evaluation, timeline)
+    bound, unit = _bound(evaluation)
+    return PageView(
+        title=f"{evaluation.suite} on {evaluation.model}",
+        state=evaluation.state,
+        headline=headline(evaluation),
+        context=_context(evaluation),
+        key_figures=_key_figures(evaluation),
+        scores=_scores(evaluation),
+        errors=list(evaluation.errors.items()),
+        bound=bound,
+        unit=unit,
+        gantt=picture,
+        gantt_svg=Markup(picture.svg if picture else ""),  # made by `gantt`, without any name
+        lost=lost,
+        lost_total=lost_total,
+        lost_unit=lost_unit,
+        slowest=[_sample(sample, timeline) for sample in slowest(timeline)],
+        path=[
+            (words.duration(step.t0), named(step.what), words.duration(step.t1 - step.t0), step.detail)
+            for step in longest_waits(evaluation.critical_path)
+        ],
+        facts=_facts(evaluation),
+    )
+
+
+def headline(evaluation: Evaluation) -> str:
+    """`60 tasks in 3 min 20 s, 1.06 times the lower bound`."""
+    tasks = len({score.task for score in evaluation.scores if not score.group})
+    what = words.plainly(tasks, "task")
+    if evaluation.state == "planned":
+        what = words.plainly(evaluation.samples, "sample")
+    said = f"{what} in {words.duration(evaluation.makespan_s)}"
+    if evaluation.ratio is not None:
+        said += f", {evaluation.ratio:.2f} times the lower bound"
+    if evaluation.errors:
+        said += f"; {words.plainly(len(evaluation.errors), 'task')} failed"
+    ended = {"done": "", "failed": "Failed: ", "stopped": "Stopped: ", "planned": "Predicted: "}[evaluation.state]
+    return (ended + said).replace(words.NBSP, " ")
+
+
+def _context(evaluation: Evaluation) -> str:
+    engines = words.count(evaluation.engines, "engine")
+    nodes = words.count(evaluation.nodes, "node")
+    exact = {"exact": "exact, bit for bit the harness's own scores", "free": "free batching"}
+    mode = exact.get(evaluation.mode, evaluation.mode)
+    on = f" on {engines}, {nodes}" if evaluation.engines else ""
+    started = f", started {words.moment(evaluation.started_at_s)}" if evaluation.started_at_s else ""
+    return f"Evaluation {evaluation.id}{on}{f'; {mode}' if mode else ''}{started}."
+
+
+def _key_figures(evaluation: Evaluation) -> list[KeyFigure]:
+    ratio = "unknown" if evaluation.ratio is None else f"{evaluation.ratio:.2f}"
+    rate = evaluation.samples / evaluation.makespan_s if evaluation.makespan_s > 0 else 0.0
+    useful = {cause: evaluation.account[cause] for cause in ("useful", "busy") if cause in evaluation.account}
+    figures = [
+        KeyFigure(name="Makespan", value=words.duration(evaluation.makespan_s), note="first start to last score"),
+        KeyFigure(
+            name="Over the bound",
+            value=ratio,
+            note=f"bound {words.duration(evaluation.bound_s)}" if evaluation.bound else "no bound known",
+        ),
+        KeyFigure(name="Samples", value=f"{evaluation.samples:,}", note=f"{rate:,.1f} a second"),
+        KeyFigure(name="Reused", value=f"{evaluation.reused:,}", note=f"of {evaluation.requests:,} requests"),
+    ]
+    if useful and (total_s := sum(evaluation.account.values())) > 0:
+        share = sum(useful.values()) / total_s
+        figures.append(
+            KeyFigure(name="Engines useful", value=words.percent(share), note=f"of {total_s:,.0f} engine-seconds")
+        )
+    return figures
+
+
+def _scores(evaluation: Evaluation) -> list[ScoreView]:
+    views = []
+    before = None
+    for score in evaluation.scores:
+        views.append(
+            ScoreView(
+                task=score.alias,
+                first=score.task != before,
+                depth=min(score.depth, 6),
+                group=score.group,
+                n_shot="" if score.n_shot is None else str(score.n_shot),
+                samples="" if score.samples is None else f"{score.samples:,}",
+                metric=score.metric if score.filter in ("none", "") else f"{score.metric}, {score.filter}",
+                arrow=ARROWS[score.higher_is_better],
+                value=shown(score.value),
+                stderr=shown(score.stderr),
+            )
+        )
+        before = score.task
+    return views
+
+
+def _bound(evaluation: Evaluation) -> tuple[list[Bar], str]:
+    if not evaluation.bound:
+        return [], ""
+    longest_s = max(evaluation.makespan_s, evaluation.bound_s)
+    unit, unit_s = words.unit_of_time(longest_s)
+    rows = [("makespan", "Makespan", "what it took", evaluation.makespan_s)]
+    rows += [("bound", named(term.name), said, term.seconds) for term, said in bound_terms(evaluation)]
+    bars = [
+        Bar(
+            key=key,
+            name=name,
+            meaning=meaning,
+            amount=f"{seconds / unit_s:.2f}",
+            share="" if seconds <= 0 else f"{evaluation.makespan_s / seconds:.2f}",
+            width=f"{seconds / longest_s * 100 if longest_s > 0 else 0:.2f}%",
+        )
+        for key, name, meaning, seconds in rows
+    ]
+    return bars, unit
+
+
+def _lost(evaluation: Evaluation, timeline: Timeline) -> tuple[list[Bar], str, str]:
+    rows = [(row.cause, row.name, row.meaning, row.seconds) for row in lost_time(evaluation)]
+    if not rows:
+        found = occupation(timeline, slices=1).seconds() if timeline.engines or timeline.requests else {}
+        observed = {cause: found.pop(cause, 0.0) for cause in ("load", "swap", "lost", "idle")}
+        rows = [("busy", *CAUSES["busy"], sum(found.values()))] if found else []
+        rows += [(cause, *CAUSES[cause], seconds) for cause, seconds in observed.items() if seconds > 0]
+    total_s = sum(seconds for *_, seconds in rows)
+    unit, unit_s = words.unit_of_time(total_s)
+    amounts = words.adding_up({cause: seconds / unit_s for cause, _, _, seconds in rows}, 1)
+    shares = {cause: seconds / total_s if total_s > 0 else 0.0 for cause, _, _, seconds in rows}
+    percents = words.adding_up({cause: share * 100 for cause, share in shares.items()}, 1)
+    bars = [
+        Bar(
+            key=cause if cause in COLOURED else "other",
+            name=name,
+            meaning=meaning,
+            amount=amounts[cause],
+            share=percents[cause],
+            width=f"{shares[cause] * 100:.2f}%",
+        )
+        for cause, name, meaning, _ in rows
+    ]
+    return bars, words.adding_up({"": total_s / unit_s}, 1)[""], unit
+
+
+def _sample(sample: SampleTime, timeline: Timeline) -> tuple[str, ...]:
+    return (
+        timeline.task_name(sample.task),
+        str(sample.sample),
+        words.duration(sample.t0),
+        words.duration(sample.t1 - sample.t0),
+        words.duration(sample.engine_s),
+        f"{sample.new_tokens:,}",
+        words.duration(sample.metric_s) if sample.metric_s else "",
+        words.duration(sample.judge_s) if sample.judge_s else "",
+    )
+
+
+def _facts(evaluation: Evaluation) -> list[tuple[str, str]]:
+    facts = [
+        ("Model", evaluation.model),
+        ("Digest of the weights", evaluation.digest),
+        ("Numerics", evaluation.numerics),
+        ("Harness", ", ".join(f"{name} {version}" for name, version in sorted(evaluation.harness_versions.items()))),
+        ("Training run", evaluation.run_id or ""),
+        ("Step", "" if evaluation.step is None else f"{evaluation.step:,}"),
+        ("Read from storage", words.size(evaluation.remote_bytes) if evaluation.remote_bytes else ""),
+        ("Folder", evaluation.folder),
+    ]
+    return [(name, value) for name, value in facts if value]

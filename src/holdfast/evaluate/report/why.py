@@ -1,0 +1,130 @@
+"""The text of `holdfast eval why`: the bound, how far the makespan lies above it, where the engine-seconds went."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from holdfast.core import words
+from holdfast.evaluate.evaluation import BoundTerm, Evaluation, PathStep
+
+BOUND_MEANINGS = {
+    "engines": "all requests, at the cost that each has in a full batch, over the engines there were",
+    "sample": "the sample that takes longest, alone on an engine, with its metric",
+    "metrics": "all metrics, over the CPU slots there were",
+    "judge": "all that the judge was asked, at its quota",
+    "storage": "the bytes of the weights, over the bandwidth",
+}
+"""The terms of the lower bound, and what each says."""
+CAUSES = {
+    "useful": ("Useful", "answering, at the cost a request has in a full batch"),
+    "unsaturated": ("Batches not full", "answering, beyond what it costs in a full batch"),
+    "redone": ("Done twice", "answered again after an engine was lost, or stolen in the tail"),
+    "load": ("Loading", "engines starting, with fresh weights"),
+    "swap": ("Swapping", "other weights put into running engines"),
+    "starved": ("No requests yet", "idle while the harness was still building requests"),
+    "waiting": ("Waiting", "idle while there were requests"),
+    "tail": ("Tail", "idle at the end, while the last samples, metrics and judges finished"),
+    "lost": ("Lost engines", "from an engine's last sign of life until it was known to be gone"),
+    "busy": ("Answering", "at work on at least one request"),
+    "idle": ("Idle", "without any request"),
+}
+"""Where an engine-second can have gone; a policy's own word is shown as it is."""
+PATH_SHOWN = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class LostTime:
+    """One row of where the engine-seconds went."""
+
+    cause: str
+    name: str
+    meaning: str
+    seconds: float
+    share: float
+
+
+def lost_time(evaluation: Evaluation) -> list[LostTime]:
+    """Where the engine-seconds went: useful first, then what took most."""
+    total_s = sum(evaluation.account.values()) or 1.0
+    first = ("useful", "busy")
+    ordered = sorted(evaluation.account.items(), key=lambda item: (item[0] not in first, -item[1], item[0]))
+    return [
+        LostTime(
+            cause=cause,
+            name=CAUSES.get(cause, (named(cause), ""))[0],
+            meaning=CAUSES.get(cause, ("", ""))[1],
+            seconds=seconds,
+            share=seconds / total_s,
+        )
+        for cause, seconds in ordered
+    ]
+
+
+def bound_terms(evaluation: Evaluation) -> list[tuple[BoundTerm, str]]:
+    """The bound's terms, the largest first, each with what it says."""
+    terms = sorted(evaluation.bound, key=lambda term: -term.seconds)
+    return [(term, term.detail or BOUND_MEANINGS.get(term.name, "")) for term in terms]
+
+
+def named(name: str) -> str:
+    """A word of the policy's as a person reads it."""
+    return name.replace("_", " ").capitalize()
+
+
+def verdict(evaluation: Evaluation) -> str:
+    """One sentence: the makespan, the bound, and their ratio."""
+    took = f"{evaluation.suite} on {evaluation.model} took {words.duration(evaluation.makespan_s)}"
+    if evaluation.ratio is None:
+        return f"{took}; no lower bound is known.".replace(words.NBSP, " ")
+    decides = max(evaluation.bound, key=lambda term: term.seconds)
+    return (
+        f"{took}, {evaluation.ratio:.2f} times its lower bound of {words.duration(evaluation.bound_s)} "
+        f"({named(decides.name).lower()})."
+    ).replace(words.NBSP, " ")
+
+
+def why(evaluation: Evaluation) -> str:
+    """The whole text, in lines of plain characters."""
+    lines = [verdict(evaluation), ""]
+    if evaluation.bound:
+        lines += ["What no schedule could have gone below:"]
+        lines += _table([(named(term.name), _s(term.seconds), said) for term, said in bound_terms(evaluation)])
+        lines += [""]
+    if evaluation.account:
+        engines = words.plainly(evaluation.engines, "engine")
+        lines += [f"Where the {sum(evaluation.account.values()):,.1f} engine-seconds of {engines} went:"]
+        lines += _table(
+            [(row.name, f"{row.seconds:,.1f} s", f"{row.share:.1%}", row.meaning) for row in lost_time(evaluation)]
+        )
+        lines += [""]
+    if evaluation.critical_path:
+        lines += ["What the end waited for, from the last backwards:"]
+        lines += _table([_path_row(step) for step in longest_waits(evaluation.critical_path)])
+        lines += [""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def longest_waits(path: Sequence[PathStep]) -> list[PathStep]:
+    """The critical path, newest first, without its shortest steps where it is long."""
+    kept = sorted(path, key=lambda step: step.t0 - step.t1)[:PATH_SHOWN]
+    return sorted(kept, key=lambda step: -step.t1)
+
+
+def _path_row(step: PathStep) -> tuple[str, ...]:
+    return (f"at {_s(step.t0)}", named(step.what), _s(step.t1 - step.t0), step.detail)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows with their columns under one another: numbers to the right, the last as it is."""
+    widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
+    return [
+        "  " + "  ".join([*(_padded(cell, width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        for row in rows
+    ]
+
+
+def _padded(cell: str, width: int) -> str:
+    return cell.rjust(width) if cell[:1].isdigit() else cell.ljust(width)
+
+
+def _s(seconds: float) -> str:
+    return words.duration(seconds).replace(words.NBSP, " ")

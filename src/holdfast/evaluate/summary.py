@@ -1,0 +1,172 @@
+"""What an evaluation came to, from the outcomes of its tasks and the timeline of its engines."""
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core.paths import EvaluationPaths
+from holdfast.evaluate.coordinator.config import CoordinatorFiles
+from holdfast.evaluate.coordinator.wire import ModelOutcome, TaskOutcome
+from holdfast.evaluate.engines.engine import Curve
+from holdfast.evaluate.evaluation import BoundTerm, Evaluation
+from holdfast.evaluate.harness.lm_eval.results import merge
+from holdfast.evaluate.options import EvaluateOptions
+from holdfast.evaluate.policy.bound import SampleWork, Work, lower_bound
+from holdfast.evaluate.report.timeline import RequestSpan, Timeline, read_timeline
+from holdfast.evaluate.scores import scores_of
+from holdfast.evaluate.suite import Suite
+
+
+def summarize(
+    suite: Suite,
+    model: str,
+    paths: EvaluationPaths,
+    tasks: Mapping[int, TaskOutcome],
+    outcome: ModelOutcome | None,
+    options: EvaluateOptions,
+) -> Evaluation:
+    """The evaluation of one model: what its tasks' harness said, and what the time went to.
+
+    Args:
+        suite: what was run.
+        model: as a person named it.
+        paths: the evaluation's files.
+        tasks: number of the entry to what it came to.
+        outcome: of the model; None where the coordinator did not come to it.
+        options: how it was run.
+    """
+    timeline = read_timeline(paths.timeline)
+    number = outcome.model if outcome else 0
+    results = [one.result.results for _, one in sorted(tasks.items()) if one.result is not None]
+    errors = {suite.entries[task].name: one.error for task, one in sorted(tasks.items()) if one.error}
+    begun_s = timeline.begin.started_at_s
+    merged = merge(results, model_name=model, start_s=begun_s, end_s=begun_s + timeline.makespan_s) if results else {}
+    bound = _bound(timeline, number, CoordinatorFiles(paths.root).curve)
+    engines = {span.engine for span in timeline.engines if span.what == "serve"}
+    account = _account(timeline)
+    return Evaluation(
+        id=paths.evaluation_id,
+        suite=suite.name,
+        model=model,
+        state="done" if len(tasks) == len(suite.entries) and not errors else "failed",
+        started_at_s=begun_s,
+        results=merged,
+        scores=scores_of(merged) if merged else (),
+        errors=errors,
+        makespan_s=timeline.makespan_s,
+        bound=bound,
+        engines=len(engines),
+        nodes=len({span.node for span in timeline.nodes}),
+        engine_seconds=sum(account.values()),
+        account=account,
+        samples=sum(span.samples for span in timeline.tasks if span.model == number),
+        requests=sum(span.model == number for span in timeline.requests),
+        reused=sum(span.reused for span in timeline.tasks if span.model == number),
+        remote_bytes=sum(span.remote_bytes for span in timeline.nodes if span.model == number),
+        digest=outcome.digest if outcome else "",
+        numerics=outcome.numerics if outcome else "",
+        mode=options.engine.mode,
+        harness_versions=_versions(merged),
+        run_id=options.run_id,
+        step=options.step,
+        folder=str(paths.root),
+    )
+
+
+def _versions(merged: Mapping[str, object]) -> dict[str, str]:
+    said = merged.get("lm_eval_version")
+    return {"lm-eval": str(said)} if said else {}
+
+
+def _bound(timeline: Timeline, model: int, curve_file: Path) -> tuple[BoundTerm, ...]:
+    """The lower bound, from what the requests and metrics truly cost; none where no engine was at work."""
+    requests = [span for span in timeline.requests if span.model == model and not span.error]
+    engines = {span.engine for span in timeline.engines}
+    if not requests or not engines or not curve_file.exists():
+        return ()
+    curve = msgspec.json.decode(curve_file.read_bytes(), type=Curve)
+    metric_s: dict[tuple[int, int], float] = defaultdict(float)
+    for metric in timeline.metrics:
+        if metric.model == model:
+            metric_s[metric.task, metric.sample] = metric.t1 - metric.t0
+    shares = _shares_s(requests) if curve.max_batch == 1 else {}
+    scale = 1.0 if shares else _scale(requests, curve)
+    by_sample: dict[tuple[int, int], list[RequestSpan]] = defaultdict(list)
+    for span in requests:
+        by_sample[span.task, span.sample].append(span)
+    samples = []
+    for place, spans in by_sample.items():
+        longest = max(spans, key=lambda span: span.new_tokens)
+        samples.append(
+            SampleWork(
+                engine_s=sum(
+                    shares[id(span)] if shares else scale * curve.saturated_s(span.prompt_tokens, span.new_tokens)
+                    for span in spans
+                ),
+                alone_s=max(
+                    shares[id(span)] if shares else scale * curve.alone_s(span.prompt_tokens, span.new_tokens)
+                    for span in spans
+                ),
+                metric_s=metric_s[place],
+                tokens=longest.new_tokens,
+            )
+        )
+    slots = max(1, len({metric.node for metric in timeline.metrics})) * max(1, _at_once(timeline))
+    work = Work(samples=samples, engines_there_s=[0.0] * len(engines), slots_there_s=[0.0] * slots)
+    bound = lower_bound(work)
+    return tuple(BoundTerm(name=name, seconds=seconds) for name, seconds in bound.terms.items() if seconds > 0)
+
+
+def _shares_s(spans: Iterable[RequestSpan]) -> dict[int, float]:
+    """Of engines that do one thing at a time: each request's share of the time, by identity of its span.
+
+    Requests that one forward answered have the same span; together they count once.
+    """
+    together: dict[tuple[int, float, float], list[RequestSpan]] = defaultdict(list)
+    for span in spans:
+        together[span.engine, span.t0, span.t1].append(span)
+    return {id(span): (t1 - t0) / len(same) for (_, t0, t1), same in together.items() for span in same}
+
+
+def _scale(spans: Iterable[RequestSpan], curve: Curve) -> float:
+    """By what the curve's costs are to be multiplied so that no request was faster than alone on an engine."""
+    ratios = [
+        (span.t1 - span.t0) / alone_s
+        for span in spans
+        if (alone_s := curve.alone_s(span.prompt_tokens, span.new_tokens)) > 0
+    ]
+    return min(1.0, *ratios) if ratios else 1.0
+
+
+def _at_once(timeline: Timeline) -> int:
+    """The most metrics that ran at a time."""
+    edges = sorted([(span.t0, 1) for span in timeline.metrics] + [(span.t1, -1) for span in timeline.metrics])
+    running = most = 0
+    for _, change in edges:
+        running += change
+        most = max(most, running)
+    return most
+
+
+def _account(timeline: Timeline) -> dict[str, float]:
+    account: dict[str, float] = defaultdict(float)
+    for span in timeline.engines:
+        if span.what != "serve":
+            account[span.what] += span.t1 - span.t0
+            continue
+        busy = _union_s(
+            [one for one in timeline.requests if one.engine == span.engine and span.t0 <= one.t1 <= span.t1]
+        )
+        account["busy"] += busy
+        account["idle"] += max(0.0, span.t1 - span.t0 - busy)
+    return dict(account)
+
+
+def _union_s(spans: Iterable[RequestSpan]) -> float:
+    total_s = end_s = 0.0
+    for span in sorted(spans, key=lambda one: one.t0):
+        total_s += max(0.0, span.t1 - max(span.t0, end_s))
+        end_s = max(end_s, span.t1)
+    return total_s

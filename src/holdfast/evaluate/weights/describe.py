@@ -1,0 +1,229 @@
+"""What a model is made of, found out by the command before anything is started: a `ModelManifest`.
+
+A Hugging Face folder is taken as it is: `config.json`, the tokenizer, and the weights as safetensors. Of a Holdfast or
+DCP checkpoint only what the model needs is described: its tensors' bytes, not the optimizer's. Nothing is unpickled
+but DCP's own metadata, through the checkpoint room's list of allowed names.
+"""
+
+import asyncio
+import difflib
+import json
+import tempfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path, PurePosixPath
+
+from holdfast.checkpoint.huggingface import CONFIG, INDEX, SINGLE, is_small_file, small_files
+from holdfast.checkpoint.manifest import MANIFEST_NAME, ManifestError, read_manifest
+from holdfast.core.errors import BadUse, CheckpointError, NotFound
+from holdfast.evaluate.weights.manifest import ModelFile, ModelManifest, chunk_size_for, cut
+from holdfast.evaluate.weights.source import Source, open_source
+
+METADATA = ".metadata"
+KNOWN_SMALL_FILES = (
+    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "tokenizer.model", "spiece.model",
+    "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+"""What is asked for where files cannot be listed."""
+_DESCRIBE_ATTEMPTS = 12
+_PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+
+
+def describe(
+    model: str, *, hf_config: str | None = None, name_map: str | None = None, chunk_bytes: int | None = None
+) -> ModelManifest:
+    """Say what to read to have a model.
+
+    Args:
+        model: a folder, or the URL of one (file, http, https, s3, gs, az): a Hugging Face folder, or one checkpoint.
+        hf_config: for a checkpoint: a folder with the `config.json` and the tokenizer of its model.
+        name_map: for a checkpoint whose names differ: the file that says how (`holdfast.checkpoint.names`).
+        chunk_bytes: of a chunk, at most; by the model's size where None. The digest of a model depends on it.
+
+    Raises:
+        NotFound: there is nothing at `model`.
+        BadUse: it is no model that can be read, or the checkpoint does not have what the configuration needs.
+        EvaluationError: the storage cannot be read.
+    """
+    if "://" not in model:
+        model = str(Path(model).absolute())
+        _check_folder(Path(model))
+    return asyncio.run(_describe(model, hf_config, name_map, chunk_bytes))
+
+
+async def _describe(model: str, hf_config: str | None, name_map: str | None, chunk_bytes: int | None) -> ModelManifest:
+    source = open_source(model, attempts=_DESCRIBE_ATTEMPTS)
+    found = await source.sizes()
+    listed = found is not None
+    if found is None:
+        found = await _ask_for(source, (METADATA, MANIFEST_NAME, CONFIG, INDEX, SINGLE, "pytorch_model.bin"))
+    sizes = found
+    if METADATA in sizes:
+        return await _describe_checkpoint(model, source, sizes, hf_config, name_map, chunk_bytes)
+    if hf_config is not None or name_map is not None:
+        raise BadUse(
+            f"{model} is no checkpoint (it has no {METADATA}), and only a checkpoint takes --hf-config and --name-map. "
+            "Give the folder of one step, or leave them out."
+        )
+    return await _describe_huggingface(model, source, sizes, listed, chunk_bytes)
+
+
+async def _describe_huggingface(
+    model: str, source: Source, sizes: dict[str, int], listed: bool, chunk_bytes: int | None
+) -> ModelManifest:
+    if CONFIG not in sizes:
+        raise BadUse(_what_is_there(model, sizes))
+    if INDEX in sizes:
+        weights = await _indexed(model, source, sizes[INDEX])
+    elif SINGLE in sizes:
+        weights = [SINGLE]
+    else:
+        raise BadUse(_no_weights(model, sizes))
+    if listed:
+        small = [path for path in sizes if is_small_file(path) or path == INDEX]
+    else:
+        sizes = {**sizes, **await _ask_for(source, (*KNOWN_SMALL_FILES, *weights))}
+        small = [path for path in sizes if path in {CONFIG, INDEX, *KNOWN_SMALL_FILES}]
+    if missing := [path for path in weights if path not in sizes]:
+        raise BadUse(
+            f"{model} lacks {missing[0]}, which its {INDEX} names ({len(missing)} of {len(weights)} files). "
+            "Copy it again."
+        )
+    files = [ModelFile(path=path, size_bytes=sizes[path]) for path in sorted({*small, *weights})]
+    chunk_bytes = chunk_bytes or chunk_size_for(sum(file.size_bytes for file in files))
+    chunks = [chunk for number, file in enumerate(files) for chunk in cut(number, 0, file.size_bytes, chunk_bytes)]
+    return ModelManifest(source=model, form="huggingface", files=files, chunks=chunks)
+
+
+async def _indexed(model: str, source: Source, size_bytes: int) -> list[str]:
+    try:
+        index = json.loads(bytes(await source.read(INDEX, 0, size_bytes)))
+        weights = sorted({str(path) for path in index["weight_map"].values()})
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise BadUse(f"{INDEX} of {model} is unreadable ({error}). Copy the model again.") from error
+    for path in weights:
+        if PurePosixPath(path).name != path or not path.endswith(".safetensors"):
+            raise BadUse(f"{INDEX} of {model} names {path!r}, which is no file of weights beside it. Do not trust it.")
+    return weights
+
+
+async def _describe_checkpoint(
+    model: str,
+    source: Source,
+    sizes: dict[str, int],
+    hf_config: str | None,
+    name_map: str | None,
+    chunk_bytes: int | None,
+) -> ModelManifest:
+    if hf_config is None:
+        raise BadUse(
+            f"{model} is a checkpoint, which has neither the model's configuration nor its tokenizer. "
+            "Give a folder with both by --hf-config."
+        )
+    from holdfast.checkpoint.conversion import settle_conversion
+    from holdfast.checkpoint.metadata import check_against_files, read_metadata
+    from holdfast.checkpoint.names import read_name_map
+
+    names = read_name_map(None if name_map is None else Path(name_map))
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        for path in (METADATA, MANIFEST_NAME):
+            if path in sizes:
+                (folder / path).write_bytes(await source.read(path, 0, sizes[path]))
+        try:
+            metadata = read_metadata(folder)
+            whole = {METADATA: sizes[METADATA]}
+            whole |= await _ask_for(source, {str(stored.relative_path) for stored in metadata.storage_data.values()})
+            check_against_files(metadata, whole)
+            digests = _stated_digests(folder, whole) if MANIFEST_NAME in sizes else {}
+        except ManifestError as error:
+            raise CheckpointError(f"{model} is damaged: {error}. Take another checkpoint.") from error
+    conversion = settle_conversion(metadata, Path(hf_config), names, checkpoint=model)
+    ranges = {METADATA: [(0, sizes[METADATA])], **conversion.ranges(metadata)}
+    chunk_bytes = chunk_bytes or chunk_size_for(sum(count for each in ranges.values() for _, count in each))
+    files = [ModelFile(path=path, size_bytes=whole[path]) for path in ranges]
+    chunks = [
+        chunk
+        for number, file in enumerate(files)
+        for offset, size_bytes in ranges[file.path]
+        for chunk in cut(number, offset, size_bytes, chunk_bytes)
+    ]
+    read_whole = {file.path for file in files if ranges[file.path] == [(0, file.size_bytes)]}
+    return ModelManifest(
+        source=model,
+        form="dcp",
+        files=files,
+        chunks=chunks,
+        hf_config=small_files(Path(hf_config)),
+        name_map=conversion.as_text(),
+        file_digests={path: digest for path, digest in digests.items() if path in read_whole},
+        converted_bytes=conversion.size_bytes(metadata),
+    )
+
+
+def _stated_digests(folder: Path, sizes: Mapping[str, int]) -> dict[str, str]:
+    """What a Holdfast checkpoint's manifest says of its files.
+
+    Raises:
+        ManifestError: it is damaged, or contradicts the files' sizes.
+    """
+    try:
+        step = int(json.loads((folder / MANIFEST_NAME).read_bytes())["step"])
+    except (ValueError, LookupError, TypeError) as error:
+        raise ManifestError(f"{MANIFEST_NAME} is unreadable ({error!r})") from error
+    entries = read_manifest(folder, step=step).files
+    for entry in entries:
+        if sizes.get(entry.path, entry.size_bytes) != entry.size_bytes:
+            raise ManifestError(f"{entry.path} has {sizes[entry.path]} bytes instead of {entry.size_bytes}")
+    return {entry.path: entry.xxh3_128 for entry in entries}
+
+
+def _no_weights(model: str, sizes: Mapping[str, int]) -> str:
+    pickled = sorted(path for path in sizes if path.endswith(_PICKLED) and "/" not in path)
+    if pickled:
+        return (
+            f"{model} holds its weights pickled ({pickled[0]}), and reading those could run code. Convert them once, "
+            "where you trust them: transformers' `model.save_pretrained(FOLDER)` writes safetensors; then give FOLDER."
+        )
+    other = sorted(path for path in sizes if path.endswith(".safetensors"))
+    named = f"it has {', '.join(other[:3])}" if other else "it has no safetensors"
+    return f"{model} has neither {SINGLE} nor {INDEX}: {named}. Save it with transformers' `save_pretrained`."
+
+
+def _what_is_there(model: str, sizes: Mapping[str, int]) -> str:
+    steps = sorted({path.split("/")[0] for path in sizes if path.startswith("step-") and path.endswith("/" + METADATA)})
+    if steps:
+        several = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else steps[0]
+        return f"{model} is a folder of checkpoints ({several}). Give one of them: {model.rstrip('/')}/{steps[-1]}."
+    inside = sorted({path.split("/")[0] for path in sizes if path.endswith("/" + CONFIG)})
+    if inside:
+        return f"{model} is no model, but {', '.join(inside[:3])} in it is one. Give {model.rstrip('/')}/{inside[0]}."
+    return (
+        f"{model} is no model: it has neither {CONFIG} (a Hugging Face folder) nor {METADATA} (a checkpoint). "
+        "Give the folder that `save_pretrained` or Checkpointer wrote."
+    )
+
+
+def _check_folder(folder: Path) -> None:
+    if folder.is_dir():
+        return
+    if folder.exists():
+        raise BadUse(f"{folder} is a file. Give the folder of the model.")
+    # The nearest names, where the first part that is missing was to be.
+    parent = next(parent for parent in folder.parents if parent.is_dir())
+    wanted = folder.relative_to(parent).parts[0]
+    near = difflib.get_close_matches(wanted, [each.name for each in parent.iterdir() if each.is_dir()], n=3, cutoff=0.6)
+    hint = f"Did you mean {', '.join(str(parent / name) for name in near)}?" if near else "Give its folder or URL."
+    raise NotFound(f"There is no model {folder}. {hint}")
+
+
+async def _ask_for(source: Source, paths: Iterable[str]) -> dict[str, int]:
+    """The sizes of those of `paths` that are there."""
+
+    async def one(path: str) -> tuple[str, int] | None:
+        try:
+            return path, await source.size_bytes(path)
+        except FileNotFoundError:
+            return None
+
+    return dict(found for found in await asyncio.gather(*map(one, paths)) if found is not None)

@@ -1,0 +1,350 @@
+"""Chunks between nodes: a server that hands out what its node has, and a connection that asks for it.
+
+A connection begins with `MAGIC`, two bytes of length and the evaluation's token; anything else is closed unread. Then
+one request at a time:
+
+    request:  kind (1 byte), the model's fingerprint (16), a number (4)
+    reply:    state (1 byte), XXH3-128 (16), size in bytes (8), and so many bytes
+
+`CHUNK` asks for chunk `number`; `HELD` for the chunks there are (a bit each); `FINISHED` says that node `number` needs
+no more of this model. Until a chunk is there, the server says `WAIT` once a second: whoever is silent longer hangs.
+All integers are little endian. Nothing that comes is executed, and everything is bounded.
+"""
+
+import asyncio
+import contextlib
+import hmac
+import logging
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from typing import Protocol
+
+import xxhash
+
+from holdfast.evaluate.weights.limit import Limit
+from holdfast.evaluate.weights.store import SharedFile
+
+_logger = logging.getLogger("holdfast")
+
+MAGIC = b"HFC1"
+MAX_TOKEN_BYTES = 512
+MAX_CHUNK_BYTES = 1 << 32
+WAIT_EVERY_S = 1.0
+SILENCE_S = 10.0
+"""A peer that sends nothing for this long hangs."""
+UNKNOWN_MODEL_S = 60.0
+"""How long a node is waited for that has not heard of a model yet."""
+CHUNK, HELD, FINISHED = 1, 2, 3
+WAIT, HERE, GONE = 0, 1, 2
+
+_HELLO = struct.Struct("<4sH")
+_REQUEST = struct.Struct("<B16sI")
+_REPLY = struct.Struct("<B16sQ")
+_SLICE_BYTES = 8 * 1024 * 1024
+_LIMITED_SLICE_BYTES = 256 * 1024
+_RECEIVE_BYTES = 256 * 1024
+
+
+class PeerLost(Exception):
+    """The peer does not answer, hangs or broke the protocol."""
+
+
+class PeerHasNot(Exception):
+    """The peer will not have what was asked for."""
+
+
+class CorruptedChunk(Exception):
+    """What came is not what its digest says."""
+
+
+class Shelf(Protocol):
+    """What a node can hand out of one model."""
+
+    async def wait_for(self, chunk: int) -> bytes:
+        """The digest of a chunk, once it is there.
+
+        Raises:
+            PeerHasNot: it will not be there.
+        """
+        ...
+
+    def place(self, chunk: int) -> tuple[SharedFile, int, int]:
+        """File, offset and size in bytes of a chunk that is there."""
+        ...
+
+    def held(self) -> bytes:
+        """The chunks that are there: bit `i % 8` of byte `i // 8`."""
+        ...
+
+    def finished(self, node: int) -> None:
+        """A node needs no more of it."""
+        ...
+
+
+class ChunkServer:
+    """Hands out the chunks of models that are shown to it."""
+
+    def __init__(self, token: str, outbound: Limit) -> None:
+        self.sent_bytes = 0
+        self._shelves: dict[bytes, Shelf] = {}
+        self._taken_away: set[bytes] = set()
+        self._token = token.encode()
+        self._outbound = outbound
+        self._listener: socket.socket | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self, host: str) -> str:
+        """Listen on a free port of `host`; returns host:port."""
+        self._listener = socket.create_server((host, 0), backlog=1024)
+        self._listener.setblocking(False)
+        self._spawn(self._accept(self._listener))
+        return f"{host}:{self._listener.getsockname()[1]}"
+
+    def show(self, fingerprint: bytes, shelf: Shelf) -> None:
+        """Hand out the chunks of a model."""
+        self._shelves[fingerprint] = shelf
+        self._taken_away.discard(fingerprint)
+
+    def take_away(self, fingerprint: bytes, shelf: Shelf) -> None:
+        """Do so no more, and say so at once to whoever asks."""
+        if self._shelves.get(fingerprint) is shelf:
+            del self._shelves[fingerprint]
+            self._taken_away.add(fingerprint)
+
+    async def close(self) -> None:
+        """Close every connection."""
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._listener is not None:
+            self._listener.close()
+
+    def _spawn(self, work: Awaitable[None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                peer, _ = await loop.sock_accept(listener)
+            except OSError as error:  # out of descriptors, or it hung up already
+                _logger.warning("A node could not connect for chunks: %s.", error)
+                await asyncio.sleep(WAIT_EVERY_S)
+                continue
+            peer.setblocking(False)
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._spawn(self._serve(peer))
+
+    async def _serve(self, peer: socket.socket) -> None:
+        with peer, contextlib.suppress(OSError, EOFError, TimeoutError):  # the peer is gone, or is none
+            async with asyncio.timeout(SILENCE_S):
+                if not await self._is_welcome(peer):
+                    return
+            while True:
+                kind, fingerprint, number = _REQUEST.unpack(await _receive(peer, _REQUEST.size))
+                if not await self._answer(peer, kind, fingerprint, number):
+                    return
+
+    async def _is_welcome(self, peer: socket.socket) -> bool:
+        magic, token_bytes = _HELLO.unpack(await _receive(peer, _HELLO.size))
+        if magic != MAGIC or token_bytes > MAX_TOKEN_BYTES:
+            return False
+        return hmac.compare_digest(await _receive(peer, token_bytes), self._token)
+
+    async def _answer(self, peer: socket.socket, kind: int, fingerprint: bytes, number: int) -> bool:
+        """Answer one request; False to a request that is none."""
+        loop = asyncio.get_running_loop()
+        if kind == CHUNK:
+            await self._answer_chunk(peer, fingerprint, number)
+            return True
+        if kind not in (HELD, FINISHED):
+            return False
+        shelf = self._shelves.get(fingerprint)
+        body = b""
+        if shelf is not None and kind == HELD:
+            body = shelf.held()
+        elif shelf is not None:
+            shelf.finished(number)
+        state = GONE if shelf is None else HERE
+        await loop.sock_sendall(peer, _REPLY.pack(state, xxhash.xxh3_128_digest(body), len(body)) + body)
+        return True
+
+    async def _answer_chunk(self, peer: socket.socket, fingerprint: bytes, number: int) -> None:
+        loop = asyncio.get_running_loop()
+        finding = asyncio.ensure_future(self._find(fingerprint, number))
+        try:
+            while not (await asyncio.wait([finding], timeout=WAIT_EVERY_S))[0]:
+                await loop.sock_sendall(peer, _REPLY.pack(WAIT, bytes(16), 0))
+            shelf, digest = finding.result()
+        except PeerHasNot:
+            await loop.sock_sendall(peer, _REPLY.pack(GONE, bytes(16), 0))
+            return
+        finally:
+            finding.cancel()
+        file, offset, size_bytes = shelf.place(number)
+        await loop.sock_sendall(peer, _REPLY.pack(HERE, digest, size_bytes))
+        end = offset + size_bytes
+        slice_bytes = _LIMITED_SLICE_BYTES if self._outbound.is_limited else _SLICE_BYTES
+        while offset < end:
+            count = min(slice_bytes, end - offset)
+            await self._outbound.take(count)
+            sent = await loop.sock_sendfile(peer, file, offset, count)  # type: ignore[arg-type]
+            if not sent:
+                raise EOFError
+            offset += sent
+            self.sent_bytes += sent
+
+    async def _find(self, fingerprint: bytes, number: int) -> tuple[Shelf, bytes]:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(UNKNOWN_MODEL_S):
+                while fingerprint not in self._shelves and fingerprint not in self._taken_away:
+                    await asyncio.sleep(WAIT_EVERY_S / 10)
+        shelf = self._shelves.get(fingerprint)
+        if shelf is None:
+            raise PeerHasNot
+        return shelf, await shelf.wait_for(number)
+
+
+class PeerLink:
+    """A connection to a peer's server."""
+
+    def __init__(self, peer: socket.socket) -> None:
+        self._peer = peer
+
+    @classmethod
+    async def dial(cls, address: str, token: str) -> "PeerLink":
+        """Connect to host:port.
+
+        Raises:
+            PeerLost: nobody is there.
+        """
+        host, _, port = address.rpartition(":")
+        loop = asyncio.get_running_loop()
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                found = await loop.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_STREAM)
+                family, kind, protocol, _, where = found[0]
+                peer = socket.socket(family, kind, protocol)
+                try:
+                    peer.setblocking(False)
+                    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                    await loop.sock_connect(peer, where)
+                    await loop.sock_sendall(peer, _HELLO.pack(MAGIC, len(token.encode())) + token.encode())
+                except BaseException:
+                    peer.close()
+                    raise
+        except (OSError, ValueError, TimeoutError) as error:
+            raise PeerLost(f"{address}: {error}") from error
+        return cls(peer)
+
+    def close(self) -> None:
+        """Hang up."""
+        self._peer.close()
+
+    async def chunk(
+        self,
+        fingerprint: bytes,
+        number: int,
+        size_bytes: int,
+        write: Callable[[memoryview, int], None],
+        take: Callable[[int], Awaitable[None]],
+    ) -> bytes:
+        """Get a chunk of `size_bytes`, handing its bytes to `write(data, offset in the chunk)` as they come.
+
+        Returns its digest. `data` is only good during the call; `take(bytes)` is waited for before they are received.
+
+        Raises:
+            PeerHasNot: the peer will not have it.
+            CorruptedChunk: what came is not what its digest says.
+            PeerLost: the peer is gone, hangs, or broke the protocol.
+        """
+        digest, announced_bytes = await self._ask(CHUNK, fingerprint, number)
+        if announced_bytes != size_bytes:
+            raise PeerLost(f"{announced_bytes} bytes were announced instead of {size_bytes}")
+        checksum = xxhash.xxh3_128()
+        buffer = memoryview(bytearray(min(_RECEIVE_BYTES, size_bytes)))
+        offset = 0
+        while offset < size_bytes:
+            wanted = min(len(buffer), size_bytes - offset)
+            await take(wanted)
+            filled = 0
+            while filled < wanted:
+                filled += await self._receive_into(buffer[filled:wanted])
+            checksum.update(buffer[:filled])
+            write(buffer[:filled], offset)
+            offset += filled
+        if checksum.digest() != digest:
+            raise CorruptedChunk
+        return digest
+
+    async def held(self, fingerprint: bytes, chunks: int) -> set[int]:
+        """The chunks that the peer has now, of `chunks`.
+
+        Raises:
+            PeerHasNot: it does not know the model.
+            PeerLost: the peer is gone, hangs, or broke the protocol.
+        """
+        _, size_bytes = await self._ask(HELD, fingerprint, 0)
+        if size_bytes > (chunks + 7) // 8:
+            raise PeerLost(f"{size_bytes} bytes were announced")
+        bits = bytearray(size_bytes)
+        filled = 0
+        while filled < size_bytes:
+            filled += await self._receive_into(memoryview(bits)[filled:])
+        return {number for number in range(min(chunks, 8 * size_bytes)) if bits[number // 8] >> (number % 8) & 1}
+
+    async def say_finished(self, fingerprint: bytes, node: int) -> None:
+        """Tell the peer that this node needs no more of the model.
+
+        Raises:
+            PeerHasNot: it does not know the model.
+            PeerLost: the peer is gone or hangs.
+        """
+        await self._ask(FINISHED, fingerprint, node)
+
+    async def _ask(self, kind: int, fingerprint: bytes, number: int) -> tuple[bytes, int]:
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.sock_sendall(self._peer, _REQUEST.pack(kind, fingerprint, number))
+        except OSError as error:
+            raise PeerLost(str(error)) from error
+        reply = bytearray(_REPLY.size)
+        while True:
+            filled = 0
+            while filled < len(reply):
+                filled += await self._receive_into(memoryview(reply)[filled:])
+            state, digest, size_bytes = _REPLY.unpack(reply)
+            if state == HERE and size_bytes <= MAX_CHUNK_BYTES:
+                return digest, size_bytes
+            if state == GONE:
+                raise PeerHasNot
+            if state != WAIT:
+                raise PeerLost("it does not speak this protocol")
+
+    async def _receive_into(self, buffer: memoryview) -> int:
+        try:
+            async with asyncio.timeout(SILENCE_S):
+                count = await asyncio.get_running_loop().sock_recv_into(self._peer, buffer)
+        except TimeoutError as error:
+            raise PeerLost(f"nothing came for {SILENCE_S:.0f} s") from error
+        except OSError as error:
+            raise PeerLost(str(error)) from error
+        if not count:
+            raise PeerLost("it hung up")
+        return count
+
+
+async def _receive(peer: socket.socket, size_bytes: int) -> bytes:
+    loop = asyncio.get_running_loop()
+    data = b""
+    while len(data) < size_bytes:
+        part = await loop.sock_recv(peer, size_bytes - len(data))
+        if not part:
+            raise EOFError
+        data += part
+    return data

@@ -1,0 +1,229 @@
+"""Where a model's files lie, and ranges of them: a folder, a plain HTTP server, S3, GCS, Azure.
+
+Storage that fails now and then only slows things: a failed read is tried again after a growing pause, and only when
+every attempt failed is there one sentence for the user. Endpoints and credentials come from the standard environment
+(`AWS_ENDPOINT_URL`, `AWS_ACCESS_KEY_ID`, `GOOGLE_APPLICATION_CREDENTIALS`, `AZURE_STORAGE_ACCOUNT_KEY`, ...).
+"""
+
+import asyncio
+import os
+import random
+import socket
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+from urllib.parse import unquote, urlsplit
+
+from holdfast.core.errors import BadUse, NotFound
+from holdfast.evaluate.errors import EvaluationError
+from holdfast.evaluate.weights.manifest import ModelManifest
+
+OBJECT_SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss")
+HTTP_SCHEMES = ("http", "https")
+READ_ATTEMPTS = 30
+"""With 30% of reads failing, one read in 5e15 fails this often; storage that is away for a minute is waited for."""
+_FIRST_PAUSE_S, _PAUSE_GROWTH, _LONGEST_PAUSE_S = 0.1, 1.5, 5.0
+_DEEPEST_FOLDER = 2
+"""No model has files deeper, and somebody may give a whole disk."""
+_CONNECT_TIMEOUT = timedelta(seconds=10)
+_REQUEST_TIMEOUT = timedelta(seconds=120)
+
+Sleep = Callable[[float], Awaitable[None]]
+_T = TypeVar("_T")
+
+
+class Source(Protocol):
+    """A folder of files, wherever it lies. Safe to use from many tasks at once."""
+
+    async def sizes(self) -> dict[str, int] | None:
+        """Every file's size in bytes, by its path with `/`; None where files cannot be listed (plain HTTP).
+
+        Raises:
+            NotFound: there is no such folder.
+            EvaluationError: every attempt failed.
+        """
+        ...
+
+    async def size_bytes(self, path: str) -> int:
+        """The size of one file.
+
+        Raises:
+            FileNotFoundError: it is not there.
+            EvaluationError: it cannot be told.
+        """
+        ...
+
+    async def read(self, path: str, offset: int, size_bytes: int) -> memoryview:
+        """Exactly `size_bytes` bytes of a file.
+
+        Raises:
+            FileNotFoundError: there is no such file.
+            EvaluationError: every attempt failed.
+        """
+        ...
+
+
+class HeldModels(Protocol):
+    """What training jobs on this node still hold in memory: the nearest source there is."""
+
+    def find(self, manifest: ModelManifest) -> Source | None:
+        """The files of a model, with its very bytes, if they are held; they may be let go of at any time."""
+        ...
+
+
+def open_source(url: str, *, attempts: int = READ_ATTEMPTS, sleep: Sleep = asyncio.sleep) -> Source:
+    """The files in a folder, or below a URL (file, http, https, s3, gs, az); nothing is read yet.
+
+    Raises:
+        BadUse: nothing here reads such a URL.
+    """
+    scheme = url.partition("://")[0].lower() if "://" in url else ""
+    retry = _Retry(attempts, sleep)
+    if scheme == "file":
+        return _Folder(Path(unquote(urlsplit(url).path)), retry)
+    if not scheme:
+        return _Folder(Path(url), retry)
+    if scheme in HTTP_SCHEMES or scheme in OBJECT_SCHEMES:
+        return _Remote(url, retry, can_list=scheme in OBJECT_SCHEMES)
+    known = ", ".join(f"{each}://" for each in ("file", *HTTP_SCHEMES, "s3", "gs", "az"))
+    raise BadUse(
+        f"Nothing here reads {scheme}:// URLs ({url}). Give a folder, or a URL that begins with one of {known}."
+    )
+
+
+class _Retry:
+    """Does something again after a growing, random pause, a bounded number of times."""
+
+    def __init__(self, attempts: int, sleep: Sleep) -> None:
+        self._attempts = attempts
+        self._sleep = sleep
+
+    async def __call__(self, what: str, attempt: Callable[[], Awaitable[_T]], *, transient: tuple[Any, ...]) -> _T:
+        pause_s = _FIRST_PAUSE_S
+        for number in range(1, self._attempts + 1):
+            try:
+                return await attempt()
+            except (FileNotFoundError, IsADirectoryError, PermissionError):
+                raise
+            except transient as error:
+                if number == self._attempts or _is_refusal(error):
+                    times = "" if number == 1 else f" {number} times"
+                    raise EvaluationError(
+                        f"{what} failed{times}: {_first_line(error)}. Check that the storage can be reached from "
+                        f"{socket.gethostname()}, and the credentials in its environment; then run it again."
+                    ) from error
+            await self._sleep(pause_s * random.uniform(0.5, 1.0))
+            pause_s = min(_LONGEST_PAUSE_S, pause_s * _PAUSE_GROWTH)
+        raise AssertionError("no attempt was made")
+
+
+class _Folder:
+    def __init__(self, folder: Path, retry: _Retry) -> None:
+        self._folder = folder
+        self._retry = retry
+
+    async def sizes(self) -> dict[str, int] | None:
+        if not self._folder.is_dir():
+            raise NotFound(
+                f"There is no folder {self._folder} on {socket.gethostname()}. Give one that every node can see, "
+                "or a URL."
+            )
+        found = {}
+        for root, folders, names in os.walk(self._folder):
+            here = Path(root).relative_to(self._folder)
+            if len(here.parts) == _DEEPEST_FOLDER:
+                folders.clear()
+            for name in names:
+                if (path := self._folder / here / name).is_file():
+                    found[(here / name).as_posix()] = path.stat().st_size
+        return found
+
+    async def size_bytes(self, path: str) -> int:
+        return (self._folder / path).stat().st_size
+
+    async def read(self, path: str, offset: int, size_bytes: int) -> memoryview:
+        file = self._folder / path
+
+        def attempt() -> memoryview:
+            with file.open("rb", buffering=0) as opened:
+                data = os.pread(opened.fileno(), size_bytes, offset)
+            return _whole(memoryview(data), size_bytes)
+
+        async def in_a_thread() -> memoryview:
+            return await asyncio.to_thread(attempt)
+
+        return await self._retry(f"Reading {file}", in_a_thread, transient=(OSError,))
+
+
+class _Remote:
+    """Through obstore: its pool of connections, its signing; the attempts are counted here."""
+
+    def __init__(self, url: str, retry: _Retry, *, can_list: bool) -> None:
+        import obstore
+        from obstore.store import from_url
+
+        try:
+            self._store = from_url(
+                url,
+                client_options={
+                    "allow_http": True,
+                    "connect_timeout": _CONNECT_TIMEOUT,
+                    "timeout": _REQUEST_TIMEOUT,
+                },
+                retry_config={"max_retries": 0},
+            )
+        except (obstore.exceptions.BaseError, ValueError) as error:
+            raise BadUse(f"{url} is no address of a folder: {_first_line(error)}. Correct it.") from error
+        self._url = url.rstrip("/")
+        self._retry = retry
+        self._can_list = can_list
+        self._transient = (obstore.exceptions.BaseError, OSError)
+
+    async def sizes(self) -> dict[str, int] | None:
+        if not self._can_list:
+            return None
+        import obstore
+
+        async def attempt() -> dict[str, int]:
+            batches = obstore.list(self._store)
+            return {entry["path"]: entry["size"] async for batch in batches for entry in batch}
+
+        return await self._retry(f"Listing {self._url}", attempt, transient=self._transient)
+
+    async def size_bytes(self, path: str) -> int:
+        import obstore
+
+        async def attempt() -> int:
+            return int((await obstore.head_async(self._store, path))["size"])
+
+        return await self._retry(f"Asking for {self._url}/{path}", attempt, transient=self._transient)
+
+    async def read(self, path: str, offset: int, size_bytes: int) -> memoryview:
+        import obstore
+
+        if size_bytes == 0:
+            return memoryview(b"")
+
+        async def attempt() -> memoryview:
+            data = await obstore.get_range_async(self._store, path, start=offset, length=size_bytes)
+            return _whole(memoryview(data), size_bytes)
+
+        return await self._retry(f"Reading {self._url}/{path}", attempt, transient=self._transient)
+
+
+def _whole(data: memoryview, size_bytes: int) -> memoryview:
+    if data.nbytes != size_bytes:
+        raise OSError(f"{data.nbytes} bytes came instead of {size_bytes}")
+    return data
+
+
+def _is_refusal(error: Exception) -> bool:
+    """Whether the answer would be the same the next time: no permission, no such setting."""
+    names = ("PermissionDeniedError", "UnauthenticatedError", "NotSupportedError", "UnknownConfigurationKeyError")
+    return type(error).__name__ in names
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0].rstrip(". :") if lines else type(error).__name__

@@ -1,0 +1,218 @@
+"""A node's shared memory for models: whose it is, how much of it may be used, and that it is given back.
+
+`ROOT/holdfast-UID/SESSION/model-N/`; ROOT is /dev/shm, or a folder of the caller's. A session belongs to one agent,
+which holds a lock (flock) on it as long as it lives; the kernel drops the lock however the agent ends, so whoever
+finds a session unlocked knows that its owner is gone, and clears it. Unlike a process id, a lock means the same in
+every container that shares the memory. A file that is cleared while an engine maps it stays with that engine.
+"""
+
+import errno
+import fcntl
+import os
+import shutil
+import stat
+import tempfile
+import weakref
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+
+from holdfast.core.errors import BadUse
+from holdfast.core.words import size
+from holdfast.evaluate.errors import EvaluationError
+
+DEFAULT_ROOT = Path("/dev/shm")
+_LOCK = ".lock"
+
+
+class MemoryFull(EvaluationError):
+    """A model does not fit into a node's shared memory.
+
+    `after_release`: it would if the models that are there now were released.
+    """
+
+    def __init__(self, message: str, *, after_release: bool) -> None:
+        super().__init__(message)
+        self.after_release = after_release
+
+
+class SharedFile:
+    """A file of a fixed size, written in place from any thread; closed when nothing refers to it any more."""
+
+    def __init__(self, path: Path, size_bytes: int) -> None:
+        self.fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+        # Not closed by hand: a thread may still be writing, and a number that was closed may be another file's.
+        weakref.finalize(self, os.close, self.fd)
+        os.truncate(self.fd, size_bytes)
+
+    def fileno(self) -> int:
+        """The descriptor, for sendfile."""
+        return self.fd
+
+    def write(self, data: memoryview, offset: int) -> None:
+        """Write all of `data`; pwrite, not a mapping, so that full memory is an error and not a signal.
+
+        Raises:
+            OSError: memory is full (ENOSPC).
+        """
+        while data.nbytes:
+            count = os.pwrite(self.fd, data, offset)
+            data, offset = data[count:], offset + count
+
+
+class SharedMemory:
+    """The models of one session on one node.
+
+    Args:
+        root: where; None for /dev/shm or, where that is missing, the system's folder of temporary files (`note`
+            then says so: models lie on a disk, and engines share them through the page cache).
+        session: unique among those that live on this machine.
+        budget_bytes: what this session may use at most.
+
+    Raises:
+        BadUse: the session lives already, or its folder belongs to somebody else.
+    """
+
+    def __init__(self, root: Path | None, session: str, budget_bytes: int) -> None:
+        self.note = ""
+        if root is None:
+            root = DEFAULT_ROOT
+            if not os.access(root, os.W_OK | os.X_OK):
+                root = Path(tempfile.gettempdir())
+                self.note = f"There is no {DEFAULT_ROOT} to write to: models are kept in {root}, on a disk."
+        if not session or PurePosixPath(session).name != session or session.startswith("."):
+            raise BadUse(f"{session!r} cannot name a session. Use letters, digits, `-` and `_`.")
+        self.budget_bytes = budget_bytes
+        self._used: dict[str, int] = {}
+        own = _own_folder(root)
+        with _locked(own / _LOCK):  # a session is made and locked at once, for whoever clears
+            self.cleared = _clear_sessions_of_the_dead(own)
+            self.folder = own / session
+            try:
+                self.folder.mkdir(mode=0o700)
+            except FileExistsError as error:
+                raise BadUse(f"The session {self.folder} is in use by a living agent. Name another one.") from error
+            self._lock_fd = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
+            os.write(self._lock_fd, f"{os.getpid()}\n".encode())
+
+    @property
+    def used_bytes(self) -> int:
+        """What is set aside."""
+        return sum(self._used.values())
+
+    def make(self, name: str, files: Iterable[tuple[str, int]], needed_bytes: int) -> list[SharedFile]:
+        """A folder of files of these sizes, holes all over, with `needed_bytes` of the budget set aside for it.
+
+        Raises:
+            MemoryFull: the budget, or the machine's memory, does not have them; nothing was made.
+            BadUse: a file would lie outside of the folder.
+        """
+        self.set_aside(name, needed_bytes)
+        try:
+            return [SharedFile(self._place(name, path), size_bytes) for path, size_bytes in files]
+        except BaseException:
+            self.drop(name)
+            raise
+
+    def set_aside(self, name: str, needed_bytes: int) -> None:
+        """Set bytes aside for a folder of this name.
+
+        Raises:
+            MemoryFull: there are not so many.
+        """
+        free_bytes = shutil.disk_usage(self.folder).free
+        # What is set aside and not written yet looks free; what others wrote does not.
+        unwritten_bytes = max(0, self.used_bytes - self._written_bytes())
+        if self.used_bytes + needed_bytes > self.budget_bytes or unwritten_bytes + needed_bytes > free_bytes:
+            raise self.full(needed_bytes, free_bytes=free_bytes - unwritten_bytes)
+        self._used[name] = needed_bytes
+
+    def full(self, needed_bytes: int, *, free_bytes: int | None = None) -> MemoryFull:
+        """What to raise where bytes do not fit: the figures, and the next step."""
+        free_bytes = shutil.disk_usage(self.folder).free if free_bytes is None else free_bytes
+        return MemoryFull(
+            f"The shared memory of this node is full: {size(needed_bytes)} are needed in {self.folder.parent.parent}, "
+            f"which has {size(max(0, free_bytes))} free; {size(self.used_bytes)} of this session's "
+            f"{size(self.budget_bytes)} are in use. Raise its budget, mount a larger {DEFAULT_ROOT}, "
+            "or use nodes with more memory.",
+            after_release=needed_bytes <= min(self.budget_bytes, max(0, free_bytes) + self.used_bytes),
+        )
+
+    def path(self, name: str) -> Path:
+        """The folder of this name."""
+        return self.folder / name
+
+    def drop(self, name: str) -> None:
+        """Remove a folder and give its bytes back."""
+        if self.path(name).exists():
+            shutil.rmtree(self.path(name))
+        self._used.pop(name, None)
+
+    def close(self) -> None:
+        """Clear the session. The second time does nothing."""
+        if self._lock_fd >= 0:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            os.close(self._lock_fd)
+            self._lock_fd = -1
+
+    def _written_bytes(self) -> int:
+        files = (Path(root, name) for root, _, names in os.walk(self.folder) for name in names)
+        return sum(file.stat().st_blocks * 512 for file in files)
+
+    def _place(self, name: str, path: str) -> Path:
+        pure = PurePosixPath(path)
+        if pure.is_absolute() or ".." in pure.parts or not pure.parts:
+            raise BadUse(f"The model names {path!r}, which would lie outside of its folder. Do not trust it.")
+        place = self.path(name) / pure
+        place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return place
+
+
+def is_full(error: OSError) -> bool:
+    """Whether a write failed because memory, or a quota, is full."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def _own_folder(root: Path) -> Path:
+    own = root / f"holdfast-{os.getuid()}"
+    own.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = own.lstat()
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
+        raise BadUse(f"{own} belongs to somebody else. Remove it, or name another folder for shared memory.")
+    return own
+
+
+def _clear_sessions_of_the_dead(own: Path) -> list[str]:
+    """Remove every session that nobody holds; returns their names. Called under the lock of `own`."""
+    cleared = []
+    for session in sorted(own.iterdir()):
+        if session.is_dir() and not session.is_symlink() and not _is_held(session / _LOCK):
+            shutil.rmtree(session)
+            cleared.append(session.name)
+    return cleared
+
+
+def _is_held(lock: Path) -> bool:
+    try:
+        fd = os.open(lock, os.O_RDWR | os.O_NOFOLLOW)
+    except FileNotFoundError:  # whoever cleared it died halfway
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(fd)
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,107 @@
+"""An engine under virtual time: exactly what `engines.simulated` does in real time, an event a prompt or answer.
+
+Prompts are read one after another, each holding the engine up, while the batch has a place; then all sequences take
+steps together. Between two events nothing changes, so the next one is computed, not waited for.
+"""
+
+from collections import deque
+from heapq import heappop, heappush
+
+from holdfast.evaluate.engines.engine import Curve
+
+NEVER_S = float("inf")
+
+
+class VirtualEngine:
+    """One engine. `next_s` is when something happens next by itself; then call `advance`.
+
+    What is asked has an id, prompt tokens and new tokens. `busy_s`, `batch_s` and `prefill_s` accumulate: time at work,
+    the sum over sequences of time at work, time reading.
+    """
+
+    __slots__ = (
+        "_curve", "_decoding", "_reading", "_since_s", "_slowness", "_steps", "_waiting", "begun_s", "next_s", "useful_s",
+    )  # fmt: skip
+
+    def __init__(self, curve: Curve, slowness: float = 1.0) -> None:
+        self._curve = curve
+        self._slowness = slowness
+        self._waiting: deque[tuple[int, int, int]] = deque()
+        self._reading: tuple[int, int, int] | None = None
+        self._decoding: list[tuple[float, int]] = []
+        self._steps = 0.0
+        self._since_s = 0.0
+        self.begun_s: dict[int, float] = {}
+        self.next_s = NEVER_S
+
+    @property
+    def held(self) -> int:
+        """How many it has not answered."""
+        return len(self._waiting) + len(self._decoding) + (self._reading is not None)
+
+    def submit(self, now_s: float, requests: list[tuple[int, int, int]]) -> None:
+        """Take requests: (id, prompt tokens, new tokens)."""
+        self._waiting.extend(requests)
+        if self._reading is None:
+            self._go_on_to(now_s)
+            self._read_next()
+            self._plan()
+
+    def recall(self, wanted: set[int]) -> list[int]:
+        """Give up those not begun."""
+        given = [request[0] for request in self._waiting if request[0] in wanted]
+        if given:
+            self._waiting = deque(request for request in self._waiting if request[0] not in wanted)
+        return given
+
+    def advance(self) -> list[tuple[int, float]]:
+        """What happens at `next_s`: the answers that are done, each with when it was begun."""
+        now_s = self.next_s
+        done: list[int] = []
+        if self._reading is not None:
+            request, _, new_tokens = self._reading
+            self._reading = None
+            self._since_s = now_s
+            if new_tokens:
+                heappush(self._decoding, (self._steps + new_tokens, request))
+            else:
+                done.append(request)
+        else:
+            self._steps = self._decoding[0][0]
+            self._since_s = now_s
+            while self._decoding and self._decoding[0][0] <= self._steps:
+                done.append(heappop(self._decoding)[1])
+        self._read_next()
+        self._plan()
+        return [(request, self.begun_s.pop(request)) for request in done]
+
+    def _go_on_to(self, now_s: float) -> None:
+        """Whole steps are finished before a prompt is read."""
+        if self._decoding:
+            if len(self._decoding) >= self._curve.max_batch:
+                return
+            step_s = self._step_s()
+            steps = -((self._since_s - now_s) // step_s)
+            steps = min(max(steps, 0.0), self._decoding[0][0] - self._steps)
+            self._steps += steps
+            self._since_s += steps * step_s
+        else:
+            self._since_s = max(self._since_s, now_s)
+
+    def _read_next(self) -> None:
+        if self._waiting and self._reading is None and len(self._decoding) < self._curve.max_batch:
+            self._reading = self._waiting.popleft()
+            self.begun_s[self._reading[0]] = self._since_s
+
+    def _step_s(self) -> float:
+        return (self._curve.step_base_s + len(self._decoding) * self._curve.step_sequence_s) * self._slowness
+
+    def _plan(self) -> None:
+        if self._reading is not None:
+            curve = self._curve
+            prefill_s = curve.request_s + self._reading[1] / curve.prefill_tokens_per_s
+            self.next_s = self._since_s + prefill_s * self._slowness
+        elif self._decoding:
+            self.next_s = self._since_s + (self._decoding[0][0] - self._steps) * self._step_s()
+        else:
+            self.next_s = NEVER_S

@@ -1,0 +1,54 @@
+"""The lower bound of a simulated evaluation, from its true costs."""
+
+from holdfast.evaluate.policy.bound import Bound, Quota, SampleWork, Transfer, Work, lower_bound
+from holdfast.simulate.workload import SimCluster, Workload
+
+
+def bound_of(workload: Workload, cluster: SimCluster) -> Bound:
+    """What no schedule goes below on this cluster: engines that start at once, weights that come as fast as wires are.
+
+    The starts of engines, the copy into the device and the building of requests cannot be avoided and count; messages,
+    swaps and slow engines do not.
+    """
+    curve = cluster.curve
+    samples: list[SampleWork] = []
+    wire: list[Transfer] = []
+    for model in workload.models:
+        fetched_s = model.release_s + cluster.fetch_s(model.size_bytes)
+        ready_s = max(fetched_s + model.size_bytes / cluster.device_bytes_per_s, cluster.prepare_s, model.release_s)
+        shortest_s = float("inf")
+        for task in workload.tasks:
+            for prompt, new, metric_s in zip(task.prompt_tokens, task.new_tokens, task.metric_s, strict=True):
+                alone_s = curve.alone_s(prompt, new)
+                shortest_s = min(shortest_s, alone_s)
+                samples.append(
+                    SampleWork(
+                        ready_s=ready_s,
+                        engine_s=curve.saturated_s(prompt, new) * task.choices,
+                        alone_s=alone_s,
+                        metric_s=metric_s,
+                        tokens=new,
+                        judge_requests=1.0 if cluster.judge_per_s and metric_s else 0.0,
+                    )
+                )
+        copied_s = model.size_bytes / cluster.device_bytes_per_s
+        wire.append(
+            Transfer(
+                ready_s=model.release_s,
+                size_bytes=model.size_bytes,
+                bytes_per_s=cluster.store_bytes_per_s,
+                then_s=copied_s + (0.0 if shortest_s == float("inf") else shortest_s),
+            )
+        )
+    first_bytes = workload.models[0].size_bytes if workload.models else 0.0
+    engine_s = cluster.node_start_s + cluster.engine_start_s + first_bytes / cluster.device_bytes_per_s
+    return lower_bound(
+        Work(
+            samples=samples,
+            curve=curve,
+            engines_there_s=[engine_s] * cluster.engines,
+            slots_there_s=[cluster.node_start_s] * (cluster.nodes * cluster.metric_slots),
+            judge_requests=Quota(rate_per_s=cluster.judge_per_s, burst=1.0) if cluster.judge_per_s else None,
+            transfers=[wire],
+        )
+    )

@@ -1,0 +1,136 @@
+"""What is simulated: tasks of samples with their true costs, and the cluster that does them."""
+
+import random
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from holdfast.evaluate.engines.engine import Curve
+from holdfast.evaluate.policy.priors import TaskHistory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimTask:
+    """One benchmark. The columns are by sample; the policy sees none of the true values.
+
+    Attributes:
+        name: as the history knows it.
+        prompt_tokens: of each request of a sample.
+        new_tokens: what a sample's request generates in truth; 0 throughout for log-probabilities.
+        max_new_tokens: the limit that the policy sees.
+        metric_s: CPU seconds of each sample's metric; 0 throughout where there is none.
+        choices: requests of a sample; they share a prefix, and more than one only without generation.
+    """
+
+    name: str
+    prompt_tokens: Sequence[int]
+    new_tokens: Sequence[int]
+    max_new_tokens: int
+    metric_s: Sequence[float]
+    choices: int = 1
+
+    def __len__(self) -> int:
+        return len(self.prompt_tokens)
+
+    @property
+    def has_metric(self) -> bool:
+        """Whether samples have a metric of their own."""
+        return any(self.metric_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimModel:
+    """A checkpoint to evaluate, there from `release_s` on."""
+
+    release_s: float = 0.0
+    size_bytes: float = 15e9
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Workload:
+    """Tasks, each to be done for every model."""
+
+    tasks: tuple[SimTask, ...]
+    models: tuple[SimModel, ...] = (SimModel(),)
+
+    def history(self, noise: float, seed: int) -> list[TaskHistory]:
+        """What an earlier evaluation saw: the true values, each off by a log-normal factor of sigma `noise`."""
+        rng = random.Random(seed)
+        return [
+            TaskHistory(
+                task=task.name,
+                numbers=array("i", range(len(task))).tobytes(),
+                new_tokens=_noisy(task.new_tokens, noise, rng).tobytes(),
+                metric_s=_noisy(task.metric_s, noise, rng).tobytes(),
+            )
+            for task in self.tasks
+        ]
+
+
+def _noisy(values: Sequence[float], noise: float, rng: random.Random) -> "array[float]":
+    return array("f", (value * rng.lognormvariate(0.0, noise) for value in values))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SimCluster:
+    """Nodes, engines, wires. Every constant of the simulation that is not the workload's.
+
+    Attributes:
+        nodes, engines_per_node, metric_slots: how many there are; slots are a node's.
+        curve: what engines truly cost, the same that they tell.
+        slowness: by how much the true times of an engine exceed its curve, engine number to factor.
+        store_bytes_per_s: of the remote storage, all readers together.
+        node_bytes_per_s: of one node's storage NIC.
+        fabric_bytes_per_s: between peers, each way of one node.
+        device_bytes_per_s: from a node's memory into an engine.
+        node_start_s: until a node's agent is there.
+        engine_start_s: an engine's process and all it does before it needs weights.
+        swap_s: other weights into a running engine, beyond their copying.
+        process_start_s: imports of one harness process, which only the peers' policies start for each trial.
+        prepare_s: from the start until the harness has built the requests.
+        latency_s: of a message, one way.
+        flush_s: an engine sends its answers at most so often.
+        coordinator_s: of the coordinator's time for a message.
+        metric_start_s: beyond each metric's own time.
+        judge_per_s: metrics that a judge's quota admits in a second; 0 for no limit.
+        prefetch: whether the next model's weights are read while one is evaluated.
+    """
+
+    nodes: int = 1
+    engines_per_node: int = 8
+    metric_slots: int = 16
+    curve: Curve = Curve(
+        prefill_tokens_per_s=40_000.0, request_s=0.001, step_base_s=0.018, step_sequence_s=0.0002, max_batch=128
+    )
+    slowness: dict[int, float] = field(default_factory=dict)
+    store_bytes_per_s: float = 6.0e9
+    node_bytes_per_s: float = 3.125e9
+    fabric_bytes_per_s: float = 20.0e9
+    device_bytes_per_s: float = 20.0e9
+    node_start_s: float = 0.0
+    engine_start_s: float = 20.0
+    swap_s: float = 0.3
+    process_start_s: float = 14.0
+    prepare_s: float = 0.0
+    latency_s: float = 0.001
+    flush_s: float = 0.02
+    coordinator_s: float = 0.0
+    metric_start_s: float = 0.0
+    judge_per_s: float = 0.0
+    prefetch: bool = True
+
+    @property
+    def engines(self) -> int:
+        """Of all nodes."""
+        return self.nodes * self.engines_per_node
+
+    def fetch_s(self, size_bytes: float) -> float:
+        """A model into every node's memory: 1/N read from storage by each, the rest from its peers meanwhile.
+
+        Chunks pass through, so the slowest of the three ways is what it takes.
+        """
+        return max(
+            size_bytes / self.store_bytes_per_s,
+            size_bytes / self.nodes / self.node_bytes_per_s,
+            size_bytes * (self.nodes - 1) / self.nodes / self.fabric_bytes_per_s,
+        )

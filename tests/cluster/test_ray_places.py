@@ -1,0 +1,150 @@
+"""The Ray places on a real Ray of this machine: four emulated nodes."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from cluster_tasks import (
+    agent_command,
+    agent_note,
+    await_true,
+    is_in_a_file,
+    is_on_a_command_line,
+    none_lives,
+    started,
+    states,
+)
+
+from holdfast.cluster import places
+from holdfast.core.errors import BadUse
+
+pytestmark = pytest.mark.slow  # a whole cluster is started
+
+ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'holdfast[ray]')")
+
+RUNNING = ("running", None)
+SECRET = {"SECRET": "open-sesame"}
+
+
+@pytest.fixture(scope="module")
+def four_nodes():
+    """A head that offers nothing, and four nodes."""
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(
+        initialize_head=True,
+        head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80 * 2**20},
+    )
+    try:
+        nodes = [cluster.add_node(num_cpus=2, num_gpus=2, object_store_memory=80 * 2**20) for _ in range(4)]
+        cluster.wait_for_nodes()
+        yield cluster, nodes
+    finally:
+        ray.shutdown()
+        cluster.shutdown()
+
+
+@pytest.fixture
+def standing(four_nodes, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", four_nodes[0].address)
+    return four_nodes
+
+
+def test_four_nodes_of_which_one_dies_and_one_agent_is_killed(standing, tmp_path):
+    cluster, nodes = standing
+    here = places("ray", nodes=4, gpus_per_node=1, cpus_per_node=2)
+    assert here.address_host() == cluster.head_node.node_ip_address
+    folder = tmp_path / "f"
+    placement = here.start(agent_command(tmp_path), environment=SECRET, folder=folder)
+    try:
+        notes = [agent_note(tmp_path, index) for index in range(4)]
+        pids = [noted for noted, _ in notes]
+        assert {secret for _, secret in notes} == {"open-sesame"}
+        await_true(lambda: states(placement) == [RUNNING] * 4)
+        assert not is_on_a_command_line("open-sesame")
+        assert not is_in_a_file("open-sesame", folder)
+        await_true(lambda: (folder / "place-3.log").read_text() == "agent 3 is here\n")
+
+        os.kill(pids[1][0], signal.SIGKILL)
+        await_true(lambda: states(placement)[1] == ("ended", -signal.SIGKILL))
+        assert none_lives(pids[1])
+        assert placement.restart(1)
+        again, _ = agent_note(tmp_path, 1)
+        await_true(lambda: states(placement) == [RUNNING] * 4)
+
+        here = ray.get_runtime_context().get_node_id()  # all are of this machine, and Ray joined any of them
+        victim = next(node for node in nodes if node.node_id != here)
+        cluster.remove_node(victim, allow_graceful=False)
+        await_true(lambda: [state for state, _ in states(placement)].count("ended") == 1)
+        [dead] = [place for place in placement.poll() if place.state == "ended"]
+        assert dead.exit_code is None
+        assert dead.why
+        alive = [again if index == 1 else pids[index] for index in range(4) if index != dead.index]
+        assert not any(none_lives(noted[:1]) for noted in alive)
+        await_true(lambda: none_lives(again if dead.index == 1 else pids[dead.index]))
+
+        # It comes back when another node does; until Ray knows that its node is dead, it ends again.
+        why = "Ray has 3 nodes with {'CPU': 2, 'GPU': 1}, free or not; 4 are asked for"
+        await_true(lambda: not placement.restart(dead.index) and placement.poll()[dead.index].why == why)
+        nodes[nodes.index(victim)] = cluster.add_node(num_cpus=2, num_gpus=2, object_store_memory=80 * 2**20)
+        await_true(lambda: not placement.restart(dead.index) and states(placement) == [RUNNING] * 4, timeout_s=120)
+        back, _ = agent_note(tmp_path, dead.index)
+    finally:
+        placement.stop()
+    await_true(lambda: none_lives([*again, *back, *(pid for noted in pids for pid in noted)]))
+    assert {state for state, _ in states(placement)} == {"ended"}
+    placement.stop()
+
+
+def test_nothing_outlives_an_owner_that_is_killed_and_another_has_the_nodes(standing, tmp_path):
+    script = (
+        f"import sys, time; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from pathlib import Path\nfrom cluster_tasks import agent_command\nfrom holdfast.cluster import places\n"
+        f"place = Path({str(tmp_path)!r})\n"
+        "kept = places('ray', nodes=4, cpus_per_node=2).start(\n"
+        "    agent_command(place), environment={'SECRET': 's'}, folder=place / 'f')\n"
+        "time.sleep(600)"
+    )
+    with started([sys.executable, "-c", script], stderr=subprocess.DEVNULL) as owner:
+        pids = [pid for index in range(4) for pid in agent_note(tmp_path, index)[0]]
+        owner.kill()
+        owner.wait(timeout=30)
+    await_true(lambda: none_lives(pids))
+    placement = places("ray", nodes=4, cpus_per_node=2).start(
+        agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f"
+    )
+    try:
+        assert [agent_note(tmp_path, index)[1] for index in range(4)] == ["open-sesame"] * 4
+    finally:
+        placement.stop()
+
+
+def test_more_nodes_than_there_are_wait_and_say_so(standing, tmp_path):
+    placement = places("ray", nodes=5, cpus_per_node=2).start(
+        agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f"
+    )
+    try:
+        assert states(placement) == [("waiting", None)] * 5
+        assert "Ray has 4 nodes with {'CPU': 2}" in placement.poll()[4].why
+    finally:
+        placement.stop()
+
+
+def test_without_a_cluster_there_is_one_node_of_its_own_which_is_gone_afterwards(tmp_path, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    with pytest.raises(BadUse, match="Set RAY_ADDRESS"):
+        places("ray", nodes=2).start(agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f")
+    here = places("ray", nodes=1)
+    assert here.address_host() == "127.0.0.1"
+    placement = here.start(agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f")
+    try:
+        pids, secret = agent_note(tmp_path, 0)
+        assert secret == "open-sesame"
+        await_true(lambda: states(placement) == [RUNNING])
+    finally:
+        placement.stop()
+    await_true(lambda: none_lives(pids))
+    assert not ray.is_initialized()

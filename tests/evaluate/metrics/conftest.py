@@ -1,0 +1,26 @@
+"""One sandbox for all tests of this folder that do not harm it."""
+
+import os
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.core.errors import BadUse
+from holdfast.evaluate.metrics.sandbox import Limits, Sandbox
+
+LIMITS = Limits(wall_s=20.0, memory_bytes=256 << 20)
+
+
+@pytest.fixture(scope="session", params=["namespaces", "plain"])
+def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+    """With all protection there is, and with the least that is run with."""
+    namespaces = request.param == "namespaces"
+    if not namespaces and os.geteuid() != 0:
+        pytest.skip("without namespaces only root can take on another user")
+    os.environ["HOLDFAST_CANARY_TOKEN"] = "canary-token"
+    try:
+        each = Sandbox(2, LIMITS, packages=False, namespaces=namespaces)
+    except BadUse as error:
+        pytest.skip(str(error))
+    with each:
+        yield each

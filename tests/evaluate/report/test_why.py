@@ -1,0 +1,63 @@
+import re
+from dataclasses import replace
+
+import pytest
+from sample_evaluations import made_evaluation, made_timeline
+
+from holdfast.evaluate.evaluation import PathStep
+from holdfast.evaluate.report.why import PATH_SHOWN, longest_waits, lost_time, verdict, why
+
+
+@pytest.fixture(scope="module")
+def evaluation():
+    return made_evaluation(made_timeline())
+
+
+def test_the_verdict_names_the_ratio_and_what_sets_the_bound(evaluation):
+    assert verdict(evaluation) == (
+        f"nightly on /models/llama-7b/step_12000 took {said(evaluation.makespan_s)}, 1.08 times its lower bound of "
+        f"{said(evaluation.makespan_s / 1.08)} (engines)."
+    )
+    assert verdict(replace(evaluation, bound=())).endswith("no lower bound is known.")
+
+
+def said(seconds):
+    return f"{seconds:.1f} s" if seconds < 119.95 else f"{round(seconds) // 60} min {round(seconds) % 60:02d} s"
+
+
+def test_lost_time_starts_with_what_was_useful_and_adds_up(evaluation):
+    rows = lost_time(evaluation)
+    assert [row.cause for row in rows] == ["useful", "load", "tail", "unsaturated", "swap"]
+    assert sum(row.share for row in rows) == pytest.approx(1)
+    assert [row.seconds for row in rows] == [800, 80, 60, 50, 10]
+    slow = lost_time(replace(evaluation, account={"load": 9.0, "useful": 1.0, "tail": 2.0}))
+    assert [row.cause for row in slow] == ["useful", "load", "tail"]
+
+
+def test_the_text_has_every_number_and_no_odd_spaces(evaluation):
+    text = why(evaluation)
+    assert "\N{NO-BREAK SPACE}" not in text
+    for row in lost_time(evaluation):
+        assert re.search(rf"{row.name} +.*{row.share:.1%}", text)
+    assert re.search(r"Storage +6\.0 s  2 GB at 350 MB/s", text)
+    assert "Where the 1,000.0 engine-seconds of 4 engines went:" in text
+    assert text.index("Engines") < text.index("Sample") < text.index("Storage")
+    assert re.search(r"at 8\.5 s +Answer +51\.5 s +task_1", text)
+
+
+def test_what_is_not_known_is_not_told(evaluation):
+    bare = replace(evaluation, bound=(), account={}, critical_path=())
+    assert why(bare) == verdict(bare) + "\n"
+
+
+def test_a_cause_of_the_policys_own_is_shown_as_it_is(evaluation):
+    (row,) = lost_time(replace(evaluation, account={"waiting_for_judge": 3.0}))
+    assert (row.name, row.meaning, row.share) == ("Waiting for judge", "", 1.0)
+
+
+def test_a_long_path_keeps_its_longest_steps():
+    path = [PathStep(what="answer", t0=float(t), t1=t + (0.9 if t % 3 else 0.1)) for t in range(60)]
+    kept = longest_waits(path)
+    assert len(kept) == PATH_SHOWN
+    assert all(step.t1 - step.t0 > 0.5 for step in kept)
+    assert [step.t1 for step in kept] == sorted((step.t1 for step in kept), reverse=True)
