@@ -104,11 +104,11 @@ def test_every_error_names_file_key_value_and_what_is_allowed(text, sentence, tm
 
 
 def test_what_is_no_suite(tmp_path):
-    with pytest.raises(NotFound, match="no suite .*absent.toml"):
+    with pytest.raises(NotFound, match=r"no suite .*absent.toml"):
         load_suite(str(tmp_path / "absent.toml"))
     with pytest.raises(BadUse, match="at least one task"):
         load_suite(" ,")
-    with pytest.raises(BadUse, match="x.toml is a suite of its own"):
+    with pytest.raises(BadUse, match=r"x.toml is a suite of its own"):
         load_suite(["gsm8k", "x.toml"])
     with pytest.raises(BadUse, match="limit is 0"):
         load_suite("gsm8k:0")

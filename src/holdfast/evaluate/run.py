@@ -19,7 +19,7 @@ from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import Ledger
 from holdfast.core.ledger.records import HISTORY_LIMIT_BYTES, EvaluationRecord, Prior
 from holdfast.core.paths import EvaluationPaths, holdfast_home, ledger_url
-from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles, task_names
+from holdfast.evaluate.coordinator.config import LEFT, CoordinatorConfig, CoordinatorFiles, task_names
 from holdfast.evaluate.coordinator.wire import AddModel, Message, ModelOutcome, Status, TaskOutcome
 from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.evaluation import Evaluation, read_evaluation, write_evaluation
@@ -258,7 +258,7 @@ def _run(
 
 def _run_loop(session: Session) -> None:
     code = asyncio.run(session.run())
-    if code == 4:
+    if code == LEFT:
         raise EvaluationError("The evaluation was stopped.")
 
 

@@ -18,7 +18,7 @@ from holdfast.cluster import places
 from holdfast.cluster.placement import Place, Placement
 from holdfast.core.atomic import write_atomic
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles, encode_config
+from holdfast.evaluate.coordinator.config import DONE, FAILED, LEFT, CoordinatorConfig, CoordinatorFiles, encode_config
 from holdfast.evaluate.coordinator.dial import Line
 from holdfast.evaluate.coordinator.wire import (
     ENV_ADDRESS,
@@ -36,7 +36,7 @@ from holdfast.evaluate.errors import EvaluationError
 _POLL_S = 0.2
 _MOST_RESTARTS = 50  # of the coordinator or of one node's agent; a fault that strikes more often is a bug
 _START_TIMEOUT_S = 30.0
-_ENDS = (0, 1, 4)  # exit codes with which a coordinator says that it meant to end
+_ENDS = (DONE, FAILED, LEFT)  # with which a coordinator says that it meant to end
 _STOP_TIMEOUT_S = 20.0
 
 _log = logging.getLogger(__name__)

@@ -225,5 +225,6 @@ def make_code_task(folder: Path, *, marked: bool) -> None:
         'generation_kwargs:\n  until: ["\\n"]\n  max_gen_toks: 5\n'
         "metric_list:\n  - metric: !function code_utils.pass_at_k\n    aggregation: mean\n    higher_is_better: true\n"
         "    k: [1, 2]\n"
-        "filter_list:\n  - name: code\n    filter:\n      - function: custom\n        filter_fn: !function code_utils.build\n"
+        "filter_list:\n  - name: code\n    filter:\n"
+        "      - function: custom\n        filter_fn: !function code_utils.build\n"
     )

@@ -43,7 +43,7 @@ def test_an_unknown_task_is_refused_with_the_nearest_names(world, defaults, tmp_
     catalog = Catalog([str(world.tasks)], cache=tmp_path / "cache")
     with pytest.raises(BadUse, match=r"no task, group or tag 't_choic'. Did you mean 't_choice' or 't_choices'"):
         catalog.check("t_choic")
-    with pytest.raises(BadUse, match="'gsm8l'. Did you mean 'gsm8k'"):
+    with pytest.raises(BadUse, match=r"'gsm8l'. Did you mean 'gsm8k'"):
         catalog.check("gsm8l")
     with pytest.raises(BadUse, match=r"'zzzzzzzz'. `lm-eval ls tasks`"):
         catalog.check("zzzzzzzz")

@@ -26,10 +26,12 @@ def lm_eval_harness(world):
 @pytest.fixture(scope="module")
 def stock(world):
     """Stock lm-eval's results and samples of an entry, as its files would have them."""
+    import torch
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import handle_non_serializable, sanitize_list
 
+    torch.set_num_threads(1)  # as the engine has
     manager = TaskManager(include_path=str(world.tasks), include_defaults=False)
 
     def run(entries):

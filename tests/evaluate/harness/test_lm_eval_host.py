@@ -23,10 +23,12 @@ NAMES = ("t_choice", "t_shots", "t_score", "t_rolling", "t_generate", "t_votes",
 @pytest.fixture(scope="module")
 def stock(world):
     """Results and samples of stock lm-eval, a process's worth for each name."""
+    import torch
     from lm_eval.evaluator import simple_evaluate
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import handle_non_serializable, sanitize_list
 
+    torch.set_num_threads(1)  # as the engine has
     manager = TaskManager(include_path=str(world.tasks), include_defaults=False)
     expected = {}
     for name in NAMES:

@@ -59,8 +59,9 @@ def test_a_reply_is_decoded_and_cut_by_lm_evals_own_code(lm):
     from holdfast.evaluate.requests import pack_tokens
 
     reply = Answer(tokens=pack_tokens([*tokens, lm.eot_token_id]))
-    assert lm.response(instance("generate_until", "", {"until": ["\n"], "max_gen_toks": 9}), [reply]) == " green house"
-    assert lm.response(instance("generate_until", "", {"until": [], "max_gen_toks": 9}), [reply]) == " green house\n small tree"
+    cut, whole = ({"until": until, "max_gen_toks": 9} for until in (["\n"], []))
+    assert lm.response(instance("generate_until", "", cut), [reply]) == " green house"
+    assert lm.response(instance("generate_until", "", whole), [reply]) == " green house\n small tree"
 
 
 def test_what_lm_eval_says_of_sampling_arrives():

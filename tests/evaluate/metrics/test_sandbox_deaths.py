@@ -4,6 +4,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,9 +21,9 @@ PATIENCE_S = 30
 
 def _until(reached: Callable[[], bool]) -> None:
     """Look until it is so; a test that hangs here fails by its own means."""
-    limit = psutil.time.monotonic() + PATIENCE_S
+    limit = time.monotonic() + PATIENCE_S
     while not reached():
-        assert psutil.time.monotonic() < limit
+        assert time.monotonic() < limit
 
 
 def _tree(pid: int) -> list[psutil.Process]:
@@ -51,7 +52,7 @@ def test_a_killed_owner_takes_everything_with_it() -> None:
 
 @pytest.mark.parametrize("whom", ["launcher", "forkserver"])
 def test_a_killed_parent_is_replaced_and_the_trial_done_again(whom: str) -> None:
-    with Sandbox(1, Limits(wall_s=3.0), packages=False) as box:
+    with Sandbox(1, Limits(wall_s=1.0), packages=False) as box:
         launcher = box.process_id()
         thread, verdicts = _in_background(box, WAITS, "f()\n")
         _until(lambda: len(_tree(launcher)) >= 5)
@@ -65,14 +66,12 @@ def test_a_killed_parent_is_replaced_and_the_trial_done_again(whom: str) -> None
 
 
 def test_killed_jails_give_no_wrong_verdict() -> None:
-    with Sandbox(1, Limits(wall_s=20.0), packages=False) as box:
+    with Sandbox(1, Limits(wall_s=1.0), packages=False) as box:
         launcher = box.process_id()
         for victim in range(1, 5):  # after the forkserver: each of the four processes of a trial
             thread, verdicts = _in_background(box, WAITS, "f()\n")
             _until(lambda: len(_tree(launcher)) >= 5)
             sorted(_tree(launcher), key=lambda process: process.pid)[victim].kill()
-            if box.protection.namespaces:
-                pass
             thread.join()
             assert not verdicts[0].passed
         assert box.run("def f(): return 1\n", "assert f() == 1\n").passed

@@ -7,6 +7,9 @@ import msgspec
 from holdfast.evaluate.engines.engine import EngineSpec
 from holdfast.evaluate.suite import Suite
 
+DONE, FAILED, LEFT = 0, 3, 4
+"""Exit codes of a coordinator that meant to end: all done; it cannot be done; the command is gone. Not 1, a crash's."""
+
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """An evaluation, as its coordinator sees it.

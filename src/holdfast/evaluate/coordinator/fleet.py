@@ -389,7 +389,8 @@ class Fleet:
             )
         model.numerics = model.numerics or said.numerics
         model.max_length = model.max_length or said.max_length
-        self.identify(model)
+        for one in self._models.open():  # those that were fetched before lacked nothing but the numerics
+            self.identify(one)
         if seat.spare_for is not None:
             self._dismiss(seat)
             self._recheck(model)

@@ -16,7 +16,7 @@ from holdfast.core.clock import Clock
 from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.book import Book, OpenRequest, OpenSample, measured_key
 from holdfast.evaluate.coordinator.chronicle import Chronicle
-from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles
+from holdfast.evaluate.coordinator.config import DONE, FAILED, CoordinatorConfig, CoordinatorFiles
 from holdfast.evaluate.coordinator.connections import Peer
 from holdfast.evaluate.coordinator.fleet import Fleet, Seat
 from holdfast.evaluate.coordinator.journal import Journal, JournalError
@@ -94,7 +94,7 @@ class Live:
         self._draining = False
         self.ended = asyncio.Event()
         """Set when nothing is left to do, or nothing can be done."""
-        self.exit_code = 0
+        self.exit_code = DONE
         self._task_counts: dict[tuple[int, int], TaskCounts] = {}
         self._samples = self._samples_done = self._requests = self._requests_done = self._reused = 0
         self._handlers: dict[type[wire.Message], Callable[[Peer, Any], None]] = {
@@ -222,7 +222,7 @@ class Live:
             if one.outcome is None:
                 self._end_model(one, error=why)
         if model is None:
-            self.exit_code = 1
+            self.exit_code = FAILED
             self._finishing = True
             self._end_if_done()
 

@@ -2,8 +2,7 @@
 
 Its standard input is a pipe whose other end the command holds. While that is open, the command starts it again
 whenever it ends without having been told to; when it closes, the command is dead, however it died, and the coordinator
-keeps what the engines have begun, ends everything and leaves. Exit codes: 0 all done, 1 it cannot be done (each model's
-outcome says why), 4 it was left by its command before the end.
+keeps what the engines have begun, ends everything and leaves. Its exit codes are in `config`.
 """
 
 import asyncio
@@ -16,7 +15,7 @@ from pathlib import Path
 from holdfast.core.atomic import write_atomic
 from holdfast.core.clock import SystemClock
 from holdfast.evaluate.coordinator.chronicle import Chronicle
-from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles, decode_config, task_names
+from holdfast.evaluate.coordinator.config import LEFT, CoordinatorConfig, CoordinatorFiles, decode_config, task_names
 from holdfast.evaluate.coordinator.connections import listen
 from holdfast.evaluate.coordinator.live import Live
 from holdfast.evaluate.policy.priors import Priors, decode_history, encode_history
@@ -61,7 +60,7 @@ async def coordinate(folder: Path) -> int:
     server.close()
     write_atomic(files.learned, encode_history(state.priors.history()))
     live.close("stopped" if was_left else "failed" if live.exit_code else "done")
-    return 4 if was_left else live.exit_code
+    return LEFT if was_left else live.exit_code
 
 
 def _begin(files: CoordinatorFiles, now_s: float) -> tuple[float, int]:

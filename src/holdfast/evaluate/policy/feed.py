@@ -232,9 +232,7 @@ def _has_decode_room(state: State, model: ModelState, engine: EngineState) -> bo
 def _has_forward_room(state: State, model: ModelState, engine: EngineState) -> bool:
     if engine.swapping or engine.drain_for >= 0:
         return False
-    if engine.decoding and (
-        model.decode.count or state.now_s + engine.end_s() + engine.forward_s > model.target_s
-    ):
+    if engine.decoding and (model.decode.count or state.now_s + engine.end_s() + engine.forward_s > model.target_s):
         return False
     waiting = len(engine.asked) - engine.decoding
     if not waiting:
@@ -282,9 +280,7 @@ def release(state: State, engine: EngineState, request: int) -> bool:
         if not engine.decoding:
             state.models[engine.model].decode_engines -= 1
         engine.decode_load_s = engine.decode_load_s - cost_s if engine.decoding else 0.0
-        state.priors.unask(
-            state.sample_task[state.request_sample[request]], state.request_tokens[request]
-        )
+        state.priors.unask(state.sample_task[state.request_sample[request]], state.request_tokens[request])
     else:
         engine.forward_s = engine.forward_s - cost_s if len(engine.asked) > engine.decoding else 0.0
     if not engine.asked:
@@ -303,7 +299,10 @@ def learn_speed(state: State, engine: EngineState, answer: Answered) -> None:
     cost_s, _, clock = held
     curve_s = engine.step_s(1) * answer.new_tokens
     if engine.max_batch == 1:
-        ratio = answer.engine_s / (engine.prefill_s(state.request_prompt[answer.request]) + curve_s)
+        expected_s = engine.prefill_s(state.request_prompt[answer.request]) + curve_s
+        if expected_s <= 0:  # it shares another's forward
+            return
+        ratio = answer.engine_s / expected_s
     elif state.request_max_new[answer.request]:
         if clock < 0 or curve_s < state.config.round_trip_s * MEASURABLE:
             return

@@ -355,4 +355,3 @@ class State:
             self.sample_stage[sample] = METRIC_RUNS
             self.metric_node[sample] = node
             self.actions.append(Measure(sample, node))
-

@@ -22,7 +22,6 @@ DECODE_MARGIN = 1.0
 _BISECTIONS = 14
 
 
-
 class Item(NamedTuple):
     """Some requests that are alike, and what each takes: tokens as expected and at most, seconds beyond them."""
 

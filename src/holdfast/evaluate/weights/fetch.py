@@ -5,6 +5,7 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from holdfast.checkpoint.huggingface import write_small_files
@@ -14,7 +15,7 @@ from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.weights.exchange import ChunkServer
 from holdfast.evaluate.weights.limit import Limit
 from holdfast.evaluate.weights.manifest import DamagedModel, ModelManifest, model_digest
-from holdfast.evaluate.weights.share import ModelShare
+from holdfast.evaluate.weights.share import ModelShare, in_a_thread
 from holdfast.evaluate.weights.source import HeldModels, Sleep, open_source
 from holdfast.evaluate.weights.store import MemoryFull, SharedMemory
 
@@ -227,7 +228,7 @@ class _Model:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         for name in {self._name, self._chunks_name}:
-            self._memory.drop(name)
+            await in_a_thread(partial(self._memory.drop, name))
 
     def _check_files(self) -> None:
         manifest = self.share.manifest
@@ -273,4 +274,4 @@ class _Model:
         """Give back what was read of the source, once no node needs it any more."""
         await self.share.say_finished()
         await self.share.close()
-        self._memory.drop(self._chunks_name)
+        await in_a_thread(partial(self._memory.drop, self._chunks_name))

@@ -30,6 +30,7 @@ PART_BYTES = 8 * 1024 * 1024
 LIMITED_PART_BYTES = 1024 * 1024
 """Where there is a rate to keep to, in smaller ones: others wait less behind them."""
 PEER_ATTEMPTS = 3
+TELL_AGAIN_S = 1.0
 PATIENCE_S = 5.0
 """How long other owners are waited for, after a peer was lost, before its chunks are got elsewhere."""
 
@@ -151,16 +152,21 @@ class ModelShare:
         A node that left is not waited for once the coordinator has said so.
         """
         told: set[int] = set()
-        while True:
-            for peer in set(self._peers) - told - {self._node}:
-                told.add(peer)
+        while not self._closed:
+            others = self._peers.keys() - {self._node}
+            for peer in others - told:
+                # One that is not there, or has not heard of the model yet, is told later.
                 with contextlib.suppress(PeerLost, PeerHasNot):
                     link = await PeerLink.dial(self._peers[peer], self._token)
                     with contextlib.closing(link):
                         await link.say_finished(self.fingerprint, self._node)
-            if set(self._peers) - {self._node} <= self._finished or self._closed:
+                    told.add(peer)
+            if others <= told & self._finished and others == self._peers.keys() - {self._node}:
                 return
-            await self._changed.wait()
+            if others <= told:
+                await self._changed.wait()
+            else:
+                await self._sleep(TELL_AGAIN_S)
 
     async def close(self) -> None:
         """Stop getting chunks, and having them."""
@@ -193,6 +199,11 @@ class ModelShare:
         self._under_way.add(todo[0])
         return todo.popleft()
 
+    def _put_back(self, chunk: int) -> None:
+        """It did not come; whoever owns it by now is to be asked."""
+        self._under_way.discard(chunk)
+        self._plan()
+
     def _put(self, chunk: int, digest: bytes) -> None:
         self._digests[chunk] = digest
         self._missing.discard(chunk)
@@ -221,7 +232,7 @@ class ModelShare:
             for start in range(0, cut.size_bytes, part_bytes):
                 count = min(part_bytes, cut.size_bytes - start)
                 data = await self._read_part(path, cut.offset + start, count)
-                await _in_a_thread(partial(self._keep, cut.file, data, cut.offset + start, checksum))
+                await in_a_thread(partial(self._keep, cut.file, data, cut.offset + start, checksum))
             if self._is_right(chunk, checksum.digest()):
                 return checksum.digest()
             self._held = None
@@ -277,10 +288,10 @@ class ModelShare:
                     failures = 0
                 except PeerHasNot:
                     failures = PEER_ATTEMPTS
-                    self._todo[peer].append(chunk)
+                    self._put_back(chunk)
                 except PeerLost:
                     failures += 1
-                    self._todo[peer].appendleft(chunk)
+                    self._put_back(chunk)
                     _hang_up(link)
                     link = None
                     # After the last attempt: other owners, if they come, end this task.
@@ -289,8 +300,7 @@ class ModelShare:
                     self._corrupt[chunk] = self._corrupt.get(chunk, 0) + 1
                     if self._corrupt[chunk] >= PEER_ATTEMPTS:
                         self._owners[chunk] = self._node
-                    self._todo.setdefault(self._owners[chunk], deque()).append(chunk)
-                    self._notify()
+                    self._put_back(chunk)
                 finally:
                     self._under_way.discard(chunk)
             if self._todo.get(peer):
@@ -348,7 +358,7 @@ def _hang_up(link: PeerLink | None) -> None:
         link.close()
 
 
-async def _in_a_thread(work: Callable[[], None]) -> None:
+async def in_a_thread(work: Callable[[], None]) -> None:
     """Run `work` in a thread and wait for its end even when cancelled: it writes to files that will go."""
     running = asyncio.ensure_future(asyncio.to_thread(work))
     try:
