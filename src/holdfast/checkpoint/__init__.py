@@ -15,6 +15,9 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `folders` | folders appear whole and disappear at once (`retention`: which ones go) |
 | `catalog` | which checkpoints a folder holds, and whether each is whole |
 | `restore` | the newest checkpoint that verifies, into a state that fits (`fit`) |
+| `export` | its model as a Hugging Face folder |
+| `names` | which of its tensors is which of the model's (`huggingface`: what the model has) |
+| `conversion` | those tensors, streamed as safetensors (`converting`: in a process of its own) |
 
 The catalog needs no torch, and importing it imports none.
 """

@@ -22,6 +22,12 @@ ID = click.option("--id", "evaluation_id", metavar="ID", help="Its id.  [default
 PAGE = click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="Write the Gantt picture there.")
 STREAM = (
     click.option("--once", is_flag=True, help="Evaluate what is there, then end."),
+    click.option(
+        "--until-file",
+        "until",
+        type=click.Path(path_type=Path),
+        help="End when this file is there and all is evaluated.",
+    ),
     click.option("--drop-stale", is_flag=True, help="A newer checkpoint replaces those that have not begun."),
 )
 MODEL = click.option(
@@ -105,13 +111,24 @@ def resume(place: Place, /, evaluation_id: str, as_json: bool, no_progress: bool
 @click.argument("folder", metavar="DIR", type=FOLDER)
 @takes(SUITE, *HOW, *STREAM, *SHOWING)
 @click.pass_obj
-def watch(place: Place, /, folder: Path, suite: str, once: bool, as_json: bool, no_progress: bool, **how: Any) -> int:
+def watch(
+    place: Place,
+    /,
+    folder: Path,
+    suite: str,
+    once: bool,
+    until: Path | None,
+    as_json: bool,
+    no_progress: bool,
+    **how: Any,
+) -> int:
     """Evaluate each checkpoint that appears in DIR, the newest first, on engines that stay warm."""
-    from holdfast.evaluate.run import watch as follow
+    from holdfast.evaluate.stream import watch as follow
 
     codes = []
     with eval_progress.shown(quiet=no_progress or as_json) as progress:
-        for evaluation in follow(suite, folder, options=options_from(place, how), progress=progress, once=once):
+        options = options_from(place, how)
+        for evaluation in follow(suite, folder, options=options, progress=progress, once=once, until=until):
             codes.append(_print(evaluation, as_json=as_json))
     return max(codes, default=0)
 

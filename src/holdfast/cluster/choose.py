@@ -49,6 +49,7 @@ def places(
     gpus_per_node: int = 0,
     cpus_per_node: int | None = None,
     sbatch_options: Sequence[str] = (),
+    linger_s: float = 0.0,
 ) -> Places:
     """The nodes named, ready to have a process placed on each.
 
@@ -59,6 +60,7 @@ def places(
         gpus_per_node: what each node must give; 0 for none. Means nothing to local.
         cpus_per_node: likewise; None for what the cluster gives by itself.
         sbatch_options: slurm only; for sbatch, such as "--partition=gpu" or "--exclusive".
+        linger_s: local only: what the placed processes have to end by themselves when this one died.
 
     Raises:
         BadUse: no such kind, a number that makes no sense, options without slurm, or the kind's program or package is
@@ -76,7 +78,7 @@ def places(
     if on == "local":
         from holdfast.cluster.places_local import LocalPlaces
 
-        return LocalPlaces(nodes=nodes)
+        return LocalPlaces(nodes=nodes, linger_s=linger_s)
     if on == "slurm":
         from holdfast.cluster.places_slurm import SlurmPlaces
 

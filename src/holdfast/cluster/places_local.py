@@ -13,9 +13,13 @@ from holdfast.cluster.placement import ENV_PLACE, Place, check_command, log_of_p
 
 @dataclass(frozen=True, kw_only=True)
 class LocalPlaces:
-    """Takes this machine for `nodes` of them; each process sees all of it."""
+    """Takes this machine for `nodes` of them; each process sees all of it.
+
+    If this process dies, those placed have `linger_s` to end by themselves.
+    """
 
     nodes: int
+    linger_s: float = 0.0
 
     def address_host(self) -> str:
         """See `Places.address_host`."""
@@ -25,18 +29,19 @@ class LocalPlaces:
         """See `Places.start`."""
         check_command(command)
         folder.mkdir(parents=True, exist_ok=True)
-        return LocalPlacement(tuple(command), dict(environment), folder.absolute(), self.nodes)
+        return LocalPlacement(tuple(command), dict(environment), folder.absolute(), self)
 
 
 class LocalPlacement:
     """A leashed process a place."""
 
-    def __init__(self, command: tuple[str, ...], environment: dict[str, str], folder: Path, nodes: int) -> None:
+    def __init__(self, command: tuple[str, ...], environment: dict[str, str], folder: Path, places: LocalPlaces) -> None:
         self._command, self._environment, self._folder = command, environment, folder
+        self._linger_s = places.linger_s
         self._host = socket.gethostname()
         self._leashed: list[subprocess.Popen[bytes]] = []
         try:
-            for index in range(nodes):
+            for index in range(places.nodes):
                 self._leashed.append(self._start(index, append=False))
         except BaseException:
             release_all(self._leashed)
@@ -69,4 +74,5 @@ class LocalPlacement:
             log_of_place(index, self._folder),
             append=append,
             environment={**os.environ, **self._environment, ENV_PLACE: str(index)},
+            linger_s=self._linger_s,
         )

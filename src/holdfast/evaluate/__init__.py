@@ -15,4 +15,37 @@ have taken. The stages, in order:
 | `engines/` | what answers: transformers, vLLM, any OpenAI-compatible server, a simulated one |
 | `metrics/` | generated code in a sandbox, model-as-judge under a quota |
 | `report/` | scores as a table, as the harness's JSON and as a page |
+| `planned`, `records` | what an evaluation is, in its folder and in the ledger |
+| `session` | its processes, from the command's side (`node`: a node's agent) |
+| `run`, `stream` | from a suite and a model, or a stream of them, to an `Evaluation` (`summary`) |
 """
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.evaluate.evaluation import Evaluation
+    from holdfast.evaluate.options import EvaluateOptions
+    from holdfast.evaluate.run import evaluate, rescore, resume
+    from holdfast.evaluate.stream import watch
+    from holdfast.evaluate.suite import Suite, load_suite
+
+__all__ = ["EvaluateOptions", "Evaluation", "Suite", "evaluate", "load_suite", "rescore", "resume", "watch"]
+
+_HOMES = {
+    "Evaluation": "evaluation",
+    "EvaluateOptions": "options",
+    "Suite": "suite",
+    "evaluate": "run",
+    "load_suite": "suite",
+    "rescore": "run",
+    "resume": "run",
+    "watch": "stream",
+}
+
+
+def __getattr__(name: str) -> Any:
+    from importlib import import_module
+
+    if name not in _HOMES:
+        raise AttributeError(f"module 'holdfast.evaluate' has no attribute {name!r}")
+    return getattr(import_module(f"holdfast.evaluate.{_HOMES[name]}"), name)

@@ -25,6 +25,7 @@ from holdfast.cluster.local import core_count
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import ChannelError, HoldfastError
 from holdfast.core.processes import become_subreaper, kill_descendants
+from holdfast.evaluate.coordinator.config import CoordinatorFiles
 from holdfast.evaluate.coordinator.dial import Line, address_and_token
 from holdfast.evaluate.coordinator.wire import (
     Alive,
@@ -41,6 +42,7 @@ from holdfast.evaluate.coordinator.wire import (
     StopEngine,
     Welcome,
 )
+from holdfast.evaluate.occupied import at_work
 from holdfast.evaluate.weights.fetch import NodeStore
 
 ENV_PLACE = "HOLDFAST_PLACE"
@@ -313,7 +315,8 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     address, token = address_and_token()
     become_subreaper()
-    sys.exit(asyncio.run(Agent(options=options, token=token, address=address).run()))
+    with at_work(CoordinatorFiles(options.folder).folder):
+        sys.exit(asyncio.run(Agent(options=options, token=token, address=address).run()))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 A session starts the coordinator, its light child, and starts it again when it dies; places an agent on each node, and
 has a dead one placed again; and speaks with the coordinator as the command. When this process dies, however it does,
-the coordinator keeps what is finished and ends everything.
+the coordinator keeps what is finished and ends everything; the next session of the evaluation waits for that.
 """
 
 import asyncio
@@ -32,6 +32,7 @@ from holdfast.evaluate.coordinator.wire import (
     Welcome,
 )
 from holdfast.evaluate.errors import EvaluationError
+from holdfast.evaluate.occupied import wait_for_the_others
 
 _POLL_S = 0.2
 _MOST_RESTARTS = 50  # of the coordinator or of one node's agent; a fault that strikes more often is a bug
@@ -64,9 +65,11 @@ class Session:
         self._dropped: list[int] = []
         self._finishing = False
         self._line: Line | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._left = asyncio.Event()
         self.places: list[Place] = []
 
-    # What may be said at any time; said again whenever the coordinator was started anew.
+    # What may be said at any time, from any thread; said again whenever the coordinator was started anew.
 
     def add(self, model: AddModel) -> None:
         """Evaluate one more model."""
@@ -83,9 +86,14 @@ class Session:
         self._finishing = True
         self._say(Finish())
 
+    def leave(self) -> None:
+        """End now: what the engines have begun is kept, the rest is left."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(self._left.set)
+
     def _say(self, message: Message) -> None:
-        if self._line is not None:
-            self._line.send(message)
+        if self._line is not None and self._loop is not None:
+            self._loop.call_soon_threadsafe(self._line.send, message)
 
     # Processes
 
@@ -96,11 +104,17 @@ class Session:
             BadUse: the nodes cannot be had.
             EvaluationError: the coordinator or all agents end again and again; with where their logs are.
         """
+        self._loop = asyncio.get_running_loop()
         nodes = places(
             self._wanted.on,
             nodes=self._wanted.nodes,
             gpus_per_node=self._wanted.gpus_per_node,
             sbatch_options=self._wanted.sbatch_options,
+            linger_s=self._config.linger_s + _STOP_TIMEOUT_S,
+        )
+        self._files.folder.mkdir(parents=True, exist_ok=True)
+        await asyncio.to_thread(
+            wait_for_the_others, self._files.folder, self._config.linger_s + 2 * _STOP_TIMEOUT_S, _say_waiting
         )
         host = await asyncio.to_thread(nodes.address_host)
         token = self._prepare()
@@ -114,15 +128,18 @@ class Session:
             )
             speaking = asyncio.create_task(self._speak(f"127.0.0.1:{port}", token))
             minding = asyncio.create_task(self._mind(placement))
+            leaving = asyncio.create_task(self._left.wait())
+            helpers = {speaking, minding, leaving}
             try:
-                done, _ = await asyncio.wait({coordinating, speaking, minding}, return_when=asyncio.FIRST_COMPLETED)
-                if coordinating not in done:
-                    for task in done:
-                        task.result()  # raises why it ended
-                return await coordinating
+                done, _ = await asyncio.wait({coordinating, *helpers}, return_when=asyncio.FIRST_COMPLETED)
+                if coordinating in done:
+                    return coordinating.result()
+                for task in done:
+                    task.result()  # raises why it ended
+                return LEFT
             finally:
-                speaking.cancel()
-                minding.cancel()
+                for task in helpers:
+                    task.cancel()
         finally:
             if not coordinating.done():
                 coordinating.cancel()
@@ -132,7 +149,6 @@ class Session:
 
     def _prepare(self) -> str:
         """Write what the coordinator reads; an evaluation that goes on keeps nothing but its results."""
-        self._files.folder.mkdir(parents=True, exist_ok=True)
         token = secrets.token_hex(16)
         self._files.token.touch(mode=0o600)
         self._files.token.write_text(token)
@@ -232,6 +248,10 @@ class Session:
                 break
             await asyncio.sleep(_POLL_S)
         await asyncio.to_thread(placement.stop)
+
+
+def _say_waiting() -> None:
+    _log.warning("What an earlier command left is finishing what it holds; this one goes on after it.")
 
 
 def outcome_sentence(outcome: ModelOutcome) -> str:

@@ -1,7 +1,7 @@
 """What an evaluation came to, from the outcomes of its tasks and the timeline of its engines."""
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,7 +14,7 @@ from holdfast.evaluate.evaluation import BoundTerm, Evaluation
 from holdfast.evaluate.harness.lm_eval.results import merge
 from holdfast.evaluate.options import EvaluateOptions
 from holdfast.evaluate.policy.bound import SampleWork, Work, lower_bound
-from holdfast.evaluate.report.timeline import RequestSpan, Timeline, read_timeline
+from holdfast.evaluate.report.timeline import End, Line, RequestSpan, Span, Timeline, TimelineWriter, read_timeline
 from holdfast.evaluate.scores import scores_of
 from holdfast.evaluate.suite import Suite
 
@@ -26,6 +26,8 @@ def summarize(
     tasks: Mapping[int, TaskOutcome],
     outcome: ModelOutcome | None,
     options: EvaluateOptions,
+    *,
+    timeline: Timeline | None = None,
 ) -> Evaluation:
     """The evaluation of one model: what its tasks' harness said, and what the time went to.
 
@@ -36,8 +38,9 @@ def summarize(
         tasks: number of the entry to what it came to.
         outcome: of the model; None where the coordinator did not come to it.
         options: how it was run.
+        timeline: of this model alone; None where the evaluation has no other.
     """
-    timeline = read_timeline(paths.timeline)
+    timeline = timeline or read_timeline(paths.timeline)
     number = outcome.model if outcome else 0
     results = [one.result.results for _, one in sorted(tasks.items()) if one.result is not None]
     errors = {suite.entries[task].name: one.error for task, one in sorted(tasks.items()) if one.error}
@@ -73,6 +76,35 @@ def summarize(
         step=options.step,
         folder=str(paths.root),
     )
+
+
+def write_slice(session: EvaluationPaths, paths: EvaluationPaths, model: int) -> Timeline:
+    """One model's part of a stream's timeline, as a timeline of its own in the model's folder.
+
+    It begins when the model was added or, if that is later, when the one before had ended.
+    """
+    whole = read_timeline(session.timeline)
+    own = next((span for span in whole.models if span.model == model), None)
+    begun_s = own.t0 if own else 0.0
+    begun_s = max([begun_s, *(span.t1 for span in whole.models if span.model != model and own and span.t1 < own.t1)])
+    kinds: tuple[Sequence[Line], ...] = (
+        whole.engines, whole.requests, whole.metrics, whole.judged, whole.tasks, whole.models,
+    )  # fmt: skip
+    spans = [
+        span for spans in kinds for span in spans if isinstance(span, Span) and getattr(span, "model", -1) == model
+    ]
+    spans = [span for span in spans if span.t1 >= begun_s]
+    spans += [span for span in whole.nodes if span.what == "fetch" and span.model == model]
+    begin = msgspec.structs.replace(whole.begin, started_at_s=whole.begin.started_at_s + begun_s)
+    paths.timeline.unlink(missing_ok=True)
+    with TimelineWriter(paths.timeline) as writer:
+        writer.append(begin)
+        for span in spans:
+            t0, t1 = max(0.0, span.t0 - begun_s), max(0.0, span.t1 - begun_s)
+            writer.append(msgspec.structs.replace(span, t0=t0, t1=t1))
+        if own:
+            writer.append(End(state="failed" if own.error else "done", t1=own.t1 - begun_s))
+    return read_timeline(paths.timeline)
 
 
 def _versions(merged: Mapping[str, object]) -> dict[str, str]:

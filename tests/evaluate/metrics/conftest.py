@@ -11,7 +11,7 @@ from holdfast.evaluate.metrics.sandbox import Limits, Sandbox
 LIMITS = Limits(wall_s=20.0, memory_bytes=256 << 20)
 
 
-@pytest.fixture(scope="session", params=["namespaces", "plain"])
+@pytest.fixture(scope="session", params=["namespaces", pytest.param("plain", marks=pytest.mark.slow)])
 def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
     """With all protection there is, and with the least that is run with."""
     namespaces = request.param == "namespaces"

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a program a line is easier to read than its pieces
 """Programs that harm nobody, right and wrong ones, with tests of all shapes that benchmarks have."""
 
 from typing import NamedTuple

@@ -1,3 +1,4 @@
+# ruff: noqa: E501 - a program a line is easier to read than its pieces
 """Programs that try to get out of the sandbox, or to be called right where they are wrong.
 
 `{canary}` stands for a folder that anybody may write, with a file `secret` in it; `{port}` for a TCP port that listens

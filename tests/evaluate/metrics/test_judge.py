@@ -186,6 +186,22 @@ def test_what_was_in_flight_when_it_was_killed_counts_as_spent(tmp_path: Path, c
     asyncio.run(scenario())
 
 
+def test_reserves_before_it_sends(tmp_path: Path, clock: FakeClock) -> None:
+    seen = []
+
+    async def look(upstream: Upstream, body: dict[str, Any]) -> web.StreamResponse:
+        seen.append([json.loads(line)["what"] for line in (tmp_path / "j").read_text().splitlines()])
+        return await _well(upstream, body)
+
+    async def scenario() -> None:
+        async with _judged(Upstream(clock, look), tmp_path / "j") as (_, url):
+            await _ask(url, _body("a"))
+            await _ask(url, _body("b"))
+
+    asyncio.run(scenario())
+    assert seen == [["reserved"], ["reserved", "settled", "reserved"]]
+
+
 @pytest.mark.parametrize("kind", ["not json", "no usage", "cut off", "redirect", "error 500"])
 def test_judges_that_misbehave(tmp_path: Path, clock: FakeClock, kind: str) -> None:
     async def misbehave(upstream: Upstream, body: dict[str, Any]) -> web.StreamResponse:
@@ -208,9 +224,11 @@ def test_judges_that_misbehave(tmp_path: Path, clock: FakeClock, kind: str) -> N
         upstream = Upstream(clock, misbehave)
         async with _judged(upstream, tmp_path / "j", output_price=1.0) as (proxy, url):
             headers = {"Authorization": f"Bearer {TOKEN}"}
-            async with aiohttp.ClientSession(headers=headers) as session:
-                async with session.post(f"{url}/chat/completions", json=_body()) as response:
-                    assert response.status == (302 if kind == "redirect" else 200)
+            async with (
+                aiohttp.ClientSession(headers=headers) as session,
+                session.post(f"{url}/chat/completions", json=_body()) as response,
+            ):
+                assert response.status == (302 if kind == "redirect" else 200)
             if kind in {"error 500", "cut off"}:
                 assert upstream.asked == 3
             else:
@@ -288,8 +306,8 @@ def test_a_process_of_its_own_killed_and_started_again(tmp_path: Path, clock: Fa
                 assert (await _ask(judge.url, _body("a", temperature=0), token))[0] == 200  # kept
                 assert upstream.asked == 2
                 waiting = asyncio.ensure_future(_ask(judge.url, _body("c"), token))
-                while (await asyncio.to_thread(judge.statistics)).requests != 0:
-                    raise AssertionError("the quota of its first life was forgotten")
+                while not (statistics := await asyncio.to_thread(judge.statistics)).waiting:
+                    assert statistics.requests == 0, "the quota of its first life was forgotten"
                 waiting.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await waiting

@@ -87,7 +87,7 @@ def test_many_trials_at_a_time() -> None:
 
 def test_refuses_where_there_is_too_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sandbox_module.os, "geteuid", lambda: 1000)
-    with pytest.raises(BadUse, match="cannot be run safely on this machine .*needs root"):
+    with pytest.raises(BadUse, match=r"cannot be run safely on this machine .*needs root"):
         Sandbox(1, namespaces=False)
 
 

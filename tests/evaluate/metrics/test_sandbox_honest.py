@@ -40,6 +40,7 @@ def test_shows_what_was_printed(sandbox: Sandbox) -> None:
 
 
 def test_gives_a_program_a_folder_of_its_own(sandbox: Sandbox) -> None:
-    program = "def f(s):\n    with open('a.txt', 'w') as file: file.write(s)\n    with open('a.txt') as file: return file.read()\n"
-    assert sandbox.run(program, "assert f('x') == 'x'\n").passed
-    assert not sandbox.run("def f(): return open('a.txt').read()", "assert f() == 'x'\n").passed
+    write = "def f(s):\n    with open('a.txt', 'w') as file: file.write(s)\n"
+    read = "    with open('a.txt') as file: return file.read()\n"
+    assert sandbox.run(write + read, "assert f('x') == 'x'\n").passed
+    assert not sandbox.run("def f():\n" + read, "assert f() == 'x'\n").passed

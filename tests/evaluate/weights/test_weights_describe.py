@@ -94,8 +94,8 @@ def test_what_is_no_model_is_a_sentence_with_the_next_step(folder, tmp_path):
         (BadUse, f"Give one of them: {tmp_path / 'runs'}/step-0000000020.", tmp_path / "runs"),
         (BadUse, "llama, named in it is one. Give", tmp_path),
         (BadUse, "is a file", folder / "config.json"),
-        (NotFound, f"Did you mean {folder}?", tmp_path / "lama"),
-        (NotFound, "Did you mean", tmp_path / "lama/sub"),
+        (NotFound, f"Did you mean {folder}?", tmp_path / "llam"),
+        (NotFound, "Did you mean", tmp_path / "llam/sub"),
         (NotFound, "Give its folder or URL", tmp_path / "qqq"),
         (BadUse, "Nothing here reads hf://", "hf://llama"),
     ]:

@@ -194,6 +194,18 @@ def test_addresses_that_are_none():
             asyncio.run(PeerLink.dial(address, "secret"))
 
 
+def test_a_server_on_every_address_is_known_by_the_name_of_its_machine():
+    async def run(host):
+        server = ChunkServer("secret", Limit(FakeClock()))
+        try:
+            return (await server.start(host)).rpartition(":")[0]
+        finally:
+            await server.close()
+
+    assert asyncio.run(run("0.0.0.0")) == socket.gethostname()
+    assert asyncio.run(run("127.0.0.1")) == "127.0.0.1"
+
+
 def test_a_server_outlives_clients_that_vanish_in_the_middle(tmp_path):
     async def talk(link, shelf, server, address):
         rude = socket.create_connection(address.split(":"))

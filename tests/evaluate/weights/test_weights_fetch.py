@@ -176,6 +176,51 @@ def test_a_chunk_that_comes_damaged_from_the_source_is_read_again_where_its_dige
         asyncio.run(run(storage, whole=False))
 
 
+def test_a_peer_whose_chunk_is_not_what_the_source_states_is_not_believed(model, root):
+    async def run(storage):
+        manifest = elsewhere(model, storage.url, digests=chunk_digests(model))
+        async with nodes(root, 2) as (stores, peers):
+            owners = [0] * len(model.chunks)
+            first = asyncio.ensure_future(stores[0].fetch(0, manifest, owners, {0: peers[0]}, 0))
+            while not stores[0]._models:
+                await asyncio.sleep(0)
+            stores[0]._models[0].share._is_right = lambda *_: True  # it does not look
+            assert folder_digest((await first).folder) != folder_digest(model.source)
+            second = await stores[1].fetch(0, manifest, owners, peers, 1)
+            assert folder_digest(second.folder) == folder_digest(model.source)
+            assert second.remote_bytes == CHUNK
+
+    with storage_over_http(model.source) as storage:
+        storage.corrupt["model-1.safetensors", 20_000] = 1
+        asyncio.run(run(storage))
+
+
+def test_a_chunk_whose_peer_was_lost_is_not_forgotten_when_owners_change_in_the_pause(model, root):
+    paused, go_on = asyncio.Event(), asyncio.Event()
+
+    async def sleep(_seconds):
+        paused.set()
+        await go_on.wait()
+
+    async def run(dead):
+        async with nodes(root, 1, sleep=sleep) as (stores, peers):
+            everyone = {0: peers[0], 1: dead}
+            coming = asyncio.ensure_future(stores[0].fetch(0, model, [1] * len(model.chunks), everyone, 0))
+            await paused.wait()
+            again = asyncio.ensure_future(stores[0].fetch(0, model, [0] * len(model.chunks), everyone, 0))
+            while len(stores[0]._models[0].share._missing) > 1:
+                await asyncio.sleep(0)
+            go_on.set()
+            async with asyncio.timeout(20):
+                fetched = await coming
+            assert await again == fetched
+            assert fetched.remote_bytes == model.size_bytes
+
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    asyncio.run(run(address))
+
+
 def test_a_whole_file_is_checked_against_the_checksum_that_its_checkpoint_states(model, root):
     right = xxhash.xxh3_128_hexdigest((Path(model.source) / "model-1.safetensors").read_bytes())
 

@@ -396,6 +396,10 @@ class Fleet:
             self._recheck(model)
             return
         seat.serving = model.number
+        for node in self.nodes.values():  # a model that came before any engine served has no reference yet
+            for other in self._wanted():
+                if node.number in other.folders:
+                    self._certify(node, other)
         if said.how == "swap" and model.canary is None:
             return  # until the fresh load beside it has spoken
         self._seat_ready(seat, said)

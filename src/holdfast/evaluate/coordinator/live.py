@@ -90,6 +90,7 @@ class Live:
         self._awaiting: list[OpenSample] = []  # samples with such requests
         self._settled_s = clock.monotonic_s() + (_SETTLE_S if epoch else 0.0)
         self._to_commit = asyncio.Event()
+        self._committing = asyncio.Lock()
         self._finishing = False
         self._draining = False
         self.ended = asyncio.Event()
@@ -431,7 +432,11 @@ class Live:
             await self.commit()
 
     async def commit(self) -> None:
-        """Commit what came in so far."""
+        """Commit what came in so far, after what is being committed."""
+        async with self._committing:
+            await self._commit()
+
+    async def _commit(self) -> None:
         dones, self._uncommitted = self._uncommitted, []
         metrics, self._measured = self._measured, []
         early = [one for one in dones if not self._has_journal(one[1].model)]

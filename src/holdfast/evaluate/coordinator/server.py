@@ -18,6 +18,7 @@ from holdfast.evaluate.coordinator.chronicle import Chronicle
 from holdfast.evaluate.coordinator.config import LEFT, CoordinatorConfig, CoordinatorFiles, decode_config, task_names
 from holdfast.evaluate.coordinator.connections import listen
 from holdfast.evaluate.coordinator.live import Live
+from holdfast.evaluate.occupied import at_work
 from holdfast.evaluate.policy.priors import Priors, decode_history, encode_history
 from holdfast.evaluate.policy.state import State
 from holdfast.evaluate.report.timeline import TimelineWriter
@@ -97,7 +98,9 @@ async def _tick_forever(live: Live) -> None:
 def main() -> None:
     """Coordinate the evaluation of a folder."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    sys.exit(asyncio.run(coordinate(Path(sys.argv[1]))))
+    folder = Path(sys.argv[1])
+    with at_work(CoordinatorFiles(folder).folder):
+        sys.exit(asyncio.run(coordinate(folder)))
 
 
 if __name__ == "__main__":

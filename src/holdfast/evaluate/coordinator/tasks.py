@@ -79,7 +79,8 @@ class Tasks:
                 facts = self.facts(model, host.node) if host else None
                 if host and facts:
                     host.running.add((model.number, task))
-                    host.peer.send(RunTask(task=task, entry=entry, facts=facts, folder=str(self._folder)))
+                    folder = model.added.folder or str(self._folder)
+                    host.peer.send(RunTask(task=task, entry=entry, facts=facts, folder=folder))
 
     def _host_for(self, task: int, now_s: float) -> Host | None:
         own = task % self._nodes

@@ -80,12 +80,14 @@ class Alive(Message, frozen=True, kw_only=True):
 class AddModel(Message, frozen=True, kw_only=True):
     """Evaluate the suite on one more model; `model` counts from 0. `manifest` None: the engines have their own.
 
-    `digest` and `numerics` are given where its answers are already kept under them and none shall be asked for.
+    `folder` is where its tasks write files, if not the evaluation's own. `digest` and `numerics` are given where its
+    answers are already kept under them and none shall be asked for.
     """
 
     model: int
     name: str
     manifest: ModelManifest | None = None
+    folder: str = ""
     digest: str = ""
     numerics: str = ""
 

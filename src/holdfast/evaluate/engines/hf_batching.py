@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from holdfast.evaluate.engines.hf_calls import Calls
 from holdfast.evaluate.engines.hf_exact import Generation, answer_of, tensor_of
 from holdfast.evaluate.requests import Answer
 
@@ -54,15 +55,6 @@ def score_batch(model: Any, asked: Sequence[tuple[bytes, Sequence[bytes]]]) -> l
     return answers
 
 
-def is_batchable(model: Any) -> bool:
-    """Whether the model's cache is of the plain kind whose rows can be put together: whole keys and values a layer."""
-    from transformers import DynamicCache
-    from transformers.cache_utils import DynamicLayer
-
-    layers = DynamicCache(config=model.config.get_text_config(decoder=True)).layers
-    return bool(layers) and all(type(layer) is DynamicLayer for layer in layers)
-
-
 @dataclass(slots=True)
 class _Row:
     id: int
@@ -72,11 +64,12 @@ class _Row:
 class RunningBatch:
     """Generations that decode together; each is a `Generation` whose prompt was read by itself."""
 
-    def __init__(self, model: Any) -> None:
-        self._model = model
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
+        self._model = calls.model
         self._rows: list[_Row] = []
         self._cache: Any = None  # keys and values of shape [rows, heads, tokens, size] a layer
-        self._mask = torch.zeros((0, 0), dtype=torch.long, device=model.device)  # [rows, tokens]; 0 is padding
+        self._mask = torch.zeros((0, 0), dtype=torch.long, device=self._model.device)  # [rows, tokens]; 0 is padding
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -103,7 +96,7 @@ class RunningBatch:
             input_ids=newest,
             past_key_values=self._cache,
             attention_mask=self._mask,
-            **generations[0].recipe.arguments(positions),
+            **self._calls.arguments(positions),
         )
         scores = outputs.logits[:, -1].to(torch.float32, copy=True)
         likeliest = scores.argmax(dim=-1, keepdim=True)

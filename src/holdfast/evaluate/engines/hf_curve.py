@@ -8,6 +8,7 @@ import torch
 
 from holdfast.evaluate.engines.canary import canary_requests, fixed_tokens
 from holdfast.evaluate.engines.engine import Curve
+from holdfast.evaluate.engines.hf_calls import Calls
 from holdfast.evaluate.engines.hf_exact import input_of, score, tensor_of
 from holdfast.evaluate.requests import pack_tokens
 
@@ -18,9 +19,9 @@ _BUDGET_S = 0.25
 def canary_of(model: Any, max_length: int) -> list[float]:
     """Log-probabilities of the fixed prompts, each read by itself."""
     vocabulary = model.config.get_text_config().vocab_size
-    found = []
+    found, calls = [], Calls(model)
     for request in canary_requests(vocabulary, max_length):
-        (answer,) = score(model, input_of(request, max_length), [request.continuation])
+        (answer,) = score(calls, input_of(request, max_length), [request.continuation])
         assert answer.logprob is not None
         found.append(answer.logprob)
     return found

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from holdfast.evaluate.engines.hf_calls import Calls
 from holdfast.evaluate.engines.hf_sampling import Recipe, Recipes
 from holdfast.evaluate.requests import Answer, Request, keyed, pack_tokens
 
@@ -45,14 +46,15 @@ def tensor_of(packed: bytes, device: torch.device) -> torch.Tensor:
 
 
 @torch.inference_mode()
-def score(model: Any, packed_input: bytes, continuations: Sequence[bytes]) -> list[Answer]:
+def score(calls: Calls, packed_input: bytes, continuations: Sequence[bytes]) -> list[Answer]:
     """Log-probabilities of continuations that share their input: one forward for all."""
-    logits = model(tensor_of(packed_input, model.device)).logits[0]
+    device = calls.model.device
+    logits = calls.scores(tensor_of(packed_input, device))[0]
     # Row by row, so that the rows of the longest continuation are all that is needed.
     longest = max(map(len, continuations)) // 4
     rows = torch.log_softmax(logits[logits.shape[0] - longest :], dim=-1)
     read = logits.shape[0]
-    return [answer_of(rows, tensor_of(continuation, model.device)[0], read) for continuation in continuations]
+    return [answer_of(rows, tensor_of(continuation, device)[0], read) for continuation in continuations]
 
 
 def answer_of(rows: torch.Tensor, continuation: torch.Tensor, read: int) -> Answer:
@@ -71,14 +73,14 @@ class Generation:
     """A generation under way. Use `begin`, then `advance` until there is an answer.
 
     Attributes:
-        model, recipe, is_stop, most: what to run, how to choose, when to end; `most` in tokens.
+        calls, recipe, is_stop, most: what to run, how to choose, when to end; `most` in tokens.
         prompt: int64 [1, tokens].
         tokens: generated so far.
         cache: of everything but `newest`, int64 [1, 1].
         random: what is drawn from, if anything is.
     """
 
-    model: Any
+    calls: Calls
     recipe: Recipe
     is_stop: Callable[[Sequence[int]], bool]
     most: int
@@ -89,7 +91,7 @@ class Generation:
     cache: Any = None
 
     @classmethod
-    def begin(cls, model: Any, recipes: Recipes, request: Request, max_length: int) -> "Generation":
+    def begin(cls, calls: Calls, recipes: Recipes, request: Request, max_length: int) -> "Generation":
         """Prepare; the prompt is cut from the left as lm-eval does, to leave room for what is generated.
 
         Raises:
@@ -98,14 +100,15 @@ class Generation:
         sampling = request.sampling
         assert sampling is not None
         recipe = recipes.of(sampling)
-        prompt = tensor_of(request.prompt[-4 * (max_length - sampling.max_new_tokens) :], model.device)
+        device = calls.model.device
+        prompt = tensor_of(request.prompt[-4 * (max_length - sampling.max_new_tokens) :], device)
         return cls(
-            model=model,
+            calls=calls,
             recipe=recipe,
             is_stop=recipes.stops(sampling.until),
             most=sampling.max_new_tokens,
             prompt=prompt,
-            random=torch.Generator(model.device).manual_seed(seed_of(request)) if recipe.samples else None,
+            random=torch.Generator(device).manual_seed(seed_of(request)) if recipe.samples else None,
             tokens=[],
             newest=prompt,
         )
@@ -120,16 +123,11 @@ class Generation:
         if not self.recipe.is_plain:
             return self._generate_whole()
         while True:
-            device = self.prompt.device
             if self.cache is None:
-                from transformers import DynamicCache
-
-                self.cache = DynamicCache(config=self.model.config.get_text_config(decoder=True))
-                positions = torch.arange(self.prompt.shape[1], device=device)[None]
+                logits, self.cache = self.calls.read(self.prompt)
             else:
-                positions = torch.tensor([[self.position()]], device=device)
-            outputs = self.model(input_ids=self.newest, past_key_values=self.cache, **self.recipe.arguments(positions))
-            scores = outputs.logits[:, -1].to(torch.float32, copy=True)
+                logits, self.cache = self.calls.read_on(self.newest, self.position(), self.cache)
+            scores = logits[:, -1].to(torch.float32, copy=True)
             answer = self.take(scores, scores.argmax(dim=-1, keepdim=True))
             if answer is not None or time.monotonic() >= until_s:
                 return answer
@@ -156,7 +154,7 @@ class Generation:
         with torch.random.fork_rng(enabled=self.random is not None):
             if self.random is not None:
                 torch.manual_seed(self.random.initial_seed())
-            output = self.model.generate(
+            output = self.calls.model.generate(
                 input_ids=self.prompt,
                 attention_mask=torch.ones_like(self.prompt),
                 max_length=before + self.most,

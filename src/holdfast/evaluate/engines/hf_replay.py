@@ -30,11 +30,11 @@ class _Slot(int):
     """The place of a tensor in the table of values."""
 
 
-class _Recorder(TorchDispatchMode):
+class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """What is called within it: operations, their arguments with tensors as slots, and the slots of what they give."""
 
     def __init__(self, inputs: Sequence[torch.Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.steps: list[tuple[Any, list[Any], dict[str, Any], list[int]]] = []
         self.constants: dict[int, torch.Tensor] = {}
         self._kept: list[torch.Tensor] = []  # that no id is used twice

@@ -1,11 +1,12 @@
 """How to choose the next token, as transformers' `generate` would for a harness's parameters."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from holdfast.evaluate.engines.hf_calls import is_plain
 from holdfast.evaluate.engines.hf_stops import StopStrings
 from holdfast.evaluate.requests import Sampling
 
@@ -29,7 +30,6 @@ class Recipe:
         processors: what is applied to the scores; None where that is nothing.
         eos: tokens that end a generation.
         kwargs: for `generate`.
-        arguments: positions to the arguments of a forward besides tokens and cache.
     """
 
     is_plain: bool
@@ -37,7 +37,6 @@ class Recipe:
     processors: Any
     eos: frozenset[int]
     kwargs: dict[str, Any]
-    arguments: Callable[[torch.Tensor], dict[str, Any]] = field(repr=False)
 
     def criteria(self, is_stop: Callable[[Sequence[int]], bool], before: int) -> Any:
         """Stop strings as `generate` takes them; `before`: tokens of the prompt. For one sequence."""
@@ -60,7 +59,7 @@ class Recipes:
         self._strings = StopStrings(tokenizer)
         self._eos_text = self._strings.eos()
         self._known: dict[tuple[Any, ...], Recipe] = {}
-        self._arguments = _forward_arguments(model)
+        self._is_plain = is_plain(model)
 
     def stops(self, until: tuple[str, ...]) -> Callable[[Sequence[int]], bool]:
         """See `StopStrings.watch`; with the text of the end-of-sequence token, as lm-eval has it."""
@@ -104,8 +103,8 @@ class Recipes:
         from transformers.generation.configuration_utils import GenerationMode
 
         eos = config._eos_token_tensor
-        is_plain = (
-            self._arguments is not None
+        steps_by_token = (
+            self._is_plain
             and not unused
             and config.get_generation_mode() in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
             and {type(one).__name__ for one in processors} <= _STATELESS
@@ -117,35 +116,12 @@ class Recipes:
             )
         )
         return Recipe(
-            is_plain=is_plain,
+            is_plain=steps_by_token,
             samples=bool(config.do_sample),
             processors=processors if len(processors) else None,
             eos=frozenset() if eos is None else frozenset(eos.flatten().tolist()),
             kwargs=kwargs,
-            arguments=self._arguments or (lambda _: {}),
         )
-
-
-def _forward_arguments(model: Any) -> Callable[[torch.Tensor], dict[str, Any]] | None:
-    """What `generate` passes to a forward besides tokens and cache; None if the model has ways of its own.
-
-    `generate` leaves the attention mask out when nothing is padded, and asks for the last position's logits alone
-    where the model can do that.
-    """
-    import inspect
-
-    from transformers.generation.utils import GenerationMixin
-
-    own_ways = type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
-    if own_ways or not model._supports_default_dynamic_cache():
-        return None
-    accepted = inspect.signature(model.forward).parameters
-    always: dict[str, Any] = {"use_cache": True, "return_dict": True}
-    if model._supports_logits_to_keep():
-        always["logits_to_keep"] = 1
-    if "position_ids" not in accepted:
-        return lambda _: always
-    return lambda positions: {**always, "position_ids": positions}
 
 
 def _pad_token(tokenizer: Any) -> int:

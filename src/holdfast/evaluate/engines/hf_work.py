@@ -3,12 +3,12 @@
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
 
 from holdfast.evaluate.engines.engine import Finished
 from holdfast.evaluate.engines.hf_batching import RunningBatch, plan_scores, score_batch
+from holdfast.evaluate.engines.hf_calls import Calls
 from holdfast.evaluate.engines.hf_exact import Generation, fault_of, input_of, score
 from holdfast.evaluate.engines.hf_sampling import Recipes
 from holdfast.evaluate.requests import Answer, Request
@@ -20,8 +20,8 @@ _OF_THE_REQUEST = (RuntimeError, IndexError, ValueError, TypeError)
 class Work(ABC):
     """Requests that wait and those that are begun. Requests with the same input tokens share one forward."""
 
-    def __init__(self, model: Any, recipes: Recipes, max_length: int) -> None:
-        self._model = model
+    def __init__(self, calls: Calls, recipes: Recipes, max_length: int) -> None:
+        self._calls = calls
         self._recipes = recipes
         self._max_length = max_length
         self._scores: dict[bytes, dict[int, Request]] = {}  # log-probabilities that wait, by input
@@ -89,7 +89,7 @@ class Work(ABC):
         del self._generations[id_]
         self._begin([id_])
         try:
-            return id_, Generation.begin(self._model, self._recipes, request, self._max_length)
+            return id_, Generation.begin(self._calls, self._recipes, request, self._max_length)
         except _OF_THE_REQUEST as error:
             self._fail([id_], error)
             return None
@@ -122,7 +122,7 @@ class OneByOne(Work):
     def _score(self, packed: bytes, requests: dict[int, Request]) -> None:
         self._begin(requests)
         try:
-            answers = score(self._model, packed, [request.continuation for request in requests.values()])
+            answers = score(self._calls, packed, [request.continuation for request in requests.values()])
         except _OF_THE_REQUEST as error:
             self._fail(requests, error)
             return
@@ -133,11 +133,11 @@ class OneByOne(Work):
 class Together(Work):
     """Free mode: log-probabilities in batches of like length, generations in one running batch."""
 
-    def __init__(self, model: Any, recipes: Recipes, max_length: int, max_batch: int) -> None:
-        super().__init__(model, recipes, max_length)
+    def __init__(self, calls: Calls, recipes: Recipes, max_length: int, max_batch: int) -> None:
+        super().__init__(calls, recipes, max_length)
         self._max_batch = max_batch
-        self._vocabulary = model.config.get_text_config().vocab_size
-        self._running = RunningBatch(model)
+        self._vocabulary = calls.model.config.get_text_config().vocab_size
+        self._running = RunningBatch(calls)
 
     def _go_on(self, until_s: float) -> None:
         if self._scores:
@@ -165,7 +165,7 @@ class Together(Work):
         self._begin(ids)
         asked = [(packed, [request.continuation for request in requests.values()]) for packed, requests in chosen]
         try:
-            answers = score_batch(self._model, asked)
+            answers = score_batch(self._calls.model, asked)
         except _OF_THE_REQUEST as error:
             if len(chosen) > 1:  # one of them is to blame: ask each by itself
                 self._one_by_one(chosen)
@@ -178,7 +178,7 @@ class Together(Work):
     def _one_by_one(self, chosen: Sequence[tuple[bytes, dict[int, Request]]]) -> None:
         for packed, requests in chosen:
             try:
-                answers = score(self._model, packed, [request.continuation for request in requests.values()])
+                answers = score(self._calls, packed, [request.continuation for request in requests.values()])
             except _OF_THE_REQUEST as error:
                 self._fail(requests, error)
                 continue

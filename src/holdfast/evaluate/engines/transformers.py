@@ -13,7 +13,7 @@ import torch
 
 from holdfast.core.errors import BadUse
 from holdfast.evaluate.engines.engine import Curve, EngineSpec, Finished, SwapRefused
-from holdfast.evaluate.engines.hf_batching import is_batchable
+from holdfast.evaluate.engines.hf_calls import Calls, calls_of, has_plain_cache
 from holdfast.evaluate.engines.hf_curve import canary_of, measure
 from holdfast.evaluate.engines.hf_sampling import Recipes
 from holdfast.evaluate.engines.hf_weights import Swapper, load_model, load_tokenizer, max_length_of, tokenizer_files
@@ -62,12 +62,12 @@ class TransformersEngine:
         self._max_length = self._spec.max_length or max_length_of(self._model.config, tokenizer)
         recipes = Recipes(self._model, tokenizer)
         self._work: Work
-        if self._spec.mode == "free" and is_batchable(self._model):
+        if self._spec.mode == "free" and has_plain_cache(self._model):
             self._max_batch = self._spec.max_batch or _FREE_BATCH
-            self._work = Together(self._model, recipes, self._max_length, self._max_batch)
+            self._work = Together(Calls(self._model), recipes, self._max_length, self._max_batch)
         else:
             self._max_batch = 1
-            self._work = OneByOne(self._model, recipes, self._max_length)
+            self._work = OneByOne(calls_of(self._model, self._max_length), recipes, self._max_length)
 
     def canary(self) -> list[float]:
         """See `Engine.canary`."""

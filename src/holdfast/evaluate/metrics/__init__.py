@@ -1,1 +1,13 @@
-"""What a metric may need beyond arithmetic: a sandbox for generated code (`sandbox`), a judge under quota (`judge`)."""
+"""What a metric may need beyond arithmetic: a sandbox for generated code, a judge under a quota.
+
+What enters is a program and its tests, or a request to a judge; what leaves is a verdict, or an answer.
+
+| module | one idea |
+|---|---|
+| `code_eval` | pass@k as Hugging Face computes it, over verdicts of the sandbox |
+| `sandbox` | trials of generated programs; `jail/` holds its processes |
+| `judge` | starts the proxy of a judge and says how clients reach it |
+| `judge_server` | the proxy: an OpenAI-compatible server under the quota, with answers kept |
+| `judge_journal` | what survives it: reservations and answers |
+| `quota` | when a judge may be asked, as a pure function |
+"""

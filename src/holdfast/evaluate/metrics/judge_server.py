@@ -44,6 +44,7 @@ ENV_TOKEN = "HOLDFAST_JUDGE_TOKEN"
 PRIORITY_HEADER = "X-Holdfast-Priority"
 _MESSAGE_TOKENS = 16  # what a chat template adds to a message, and more
 _MAX_BODY_BYTES = 16 << 20
+_LAST_ANSWERS_S = 1.0
 
 
 class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -92,7 +93,7 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class JudgeStatistics(msgspec.Struct, kw_only=True):
-    """What a proxy did in this life; `cost` over the journal's whole life. `waited_s` sums over all requests."""
+    """What a proxy did in this life; `cost` over its journal's, `waiting` now. `waited_s` sums over all requests."""
 
     requests: int = 0
     answered: int = 0
@@ -101,6 +102,7 @@ class JudgeStatistics(msgspec.Struct, kw_only=True):
     overloaded: int = 0
     tokens: int = 0
     cost: float = 0.0
+    waiting: int = 0
     waited_s: float = 0.0
 
 
@@ -288,6 +290,7 @@ class JudgeProxy:
     def _hear(self, event: Event) -> None:
         self._act(decide(self._quota, event))
         self.statistics.cost = self._quota.spent_microdollars / 1e6
+        self.statistics.waiting = len(self._waiting)
 
     def _act(self, actions: list[Action]) -> None:
         for action in actions:
@@ -407,7 +410,7 @@ def _refusal(status: int, text: str, code: str) -> web.Response:
 async def serve(config: JudgeConfig) -> None:
     """Listen until standard input ends."""
     proxy = JudgeProxy(config, token=os.environ[ENV_TOKEN], api_key=os.environ.get(config.api_key_env, ""))
-    runner = web.AppRunner(proxy.application(), access_log=None)
+    runner = web.AppRunner(proxy.application(), access_log=None, shutdown_timeout=_LAST_ANSWERS_S)
     await runner.setup()
     site = web.TCPSite(runner, config.host, config.port)
     await site.start()

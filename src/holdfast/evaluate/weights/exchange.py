@@ -95,11 +95,13 @@ class ChunkServer:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self, host: str) -> str:
-        """Listen on a free port of `host`; returns host:port."""
-        self._listener = socket.create_server((host, 0), backlog=1024)
+        """Listen on a free port of `host`; returns host:port, with the machine's name where `host` is any address."""
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family, backlog=1024)
         self._listener.setblocking(False)
         self._spawn(self._accept(self._listener))
-        return f"{host}:{self._listener.getsockname()[1]}"
+        name = socket.gethostname() if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+        return f"{name}:{self._listener.getsockname()[1]}"
 
     def show(self, fingerprint: bytes, shelf: Shelf) -> None:
         """Hand out the chunks of a model."""

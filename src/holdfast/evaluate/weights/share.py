@@ -282,6 +282,7 @@ class ModelShare:
         link: PeerLink | None = None
         try:
             while failures < PEER_ATTEMPTS and (chunk := self._next(peer)) is not None:
+                pause_s = 0.0
                 try:
                     link = link or await PeerLink.dial(address, self._token)
                     await self._get(link, chunk)
@@ -295,7 +296,7 @@ class ModelShare:
                     _hang_up(link)
                     link = None
                     # After the last attempt: other owners, if they come, end this task.
-                    await self._sleep(PATIENCE_S if failures == PEER_ATTEMPTS else 0.1 * 2**failures)
+                    pause_s = PATIENCE_S if failures == PEER_ATTEMPTS else 0.1 * 2**failures
                 except CorruptedChunk:
                     self._corrupt[chunk] = self._corrupt.get(chunk, 0) + 1
                     if self._corrupt[chunk] >= PEER_ATTEMPTS:
@@ -303,6 +304,8 @@ class ModelShare:
                     self._put_back(chunk)
                 finally:
                     self._under_way.discard(chunk)
+                if pause_s:
+                    await self._sleep(pause_s)
             if self._todo.get(peer):
                 await self._give_up(peer)
         except Exception as error:  # whoever waits for the model raises it

@@ -53,7 +53,7 @@ class LmEval:
             BadUse: it is not; the message has the nearest names.
         """
         import torch
-        import tqdm
+        import tqdm  # type: ignore[import-untyped]
         from lm_eval import evaluator
 
         from holdfast.evaluate.harness.lm_eval import code, exchange, metrics, model, text_model  # noqa: F401

@@ -61,7 +61,7 @@ class _Nobody:
 
 
 def _documents(**_: Any) -> Any:
-    from datasets import Dataset, DatasetDict
+    from datasets import Dataset, DatasetDict  # type: ignore[import-untyped]
 
     return DatasetDict(test=Dataset.from_list([{"text": "a", "answer": 0}, {"text": "b", "answer": 1}]))
 
@@ -93,5 +93,6 @@ def _make_tokenizer(folder: Path) -> None:
 
     tokenizer = Tokenizer(models.WordLevel({"<eos>": 0, "a": 1}, unk_token="<eos>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<eos>").save_pretrained(folder)
+    kind: Any = PreTrainedTokenizerFast
+    kind(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<eos>").save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama"}))

@@ -1,0 +1,138 @@
+"""What an evaluation is, before it runs and after: kept in its folder, so that it can be gone on with."""
+
+import json
+import os
+import re
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from holdfast.core.atomic import write_atomic
+from holdfast.core.errors import NotFound
+from holdfast.core.ledger.records import EvaluationRecord
+from holdfast.core.paths import EvaluationPaths
+from holdfast.evaluate.coordinator.config import CoordinatorConfig
+from holdfast.evaluate.options import EvaluateOptions, options_of
+from holdfast.evaluate.session import NodesWanted
+from holdfast.evaluate.suite import Suite
+from holdfast.evaluate.weights.manifest import ModelManifest
+
+
+def new_id(model: str) -> str:
+    """A name for an evaluation: the model's last name and the time."""
+    name = re.sub(r"[^A-Za-z0-9._-]+", "-", model.rstrip("/").rsplit("/", 1)[-1]).strip("-._") or "model"
+    return f"{name[:40]}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(2).hex()}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """What an evaluation is, as its folder keeps it."""
+
+    suite: Suite
+    model: str
+    manifest: ModelManifest | None
+    options: EvaluateOptions
+
+    def write(self, paths: EvaluationPaths) -> None:
+        """Keep it, so that it can be gone on with. The suite comes last: where it is, all is."""
+        options = {**self.options.to_json(), "evaluation_id": paths.evaluation_id}
+        said = {"model": self.model, "options": options}
+        write_atomic(paths.state / "asked.json", json.dumps(said, indent=1).encode())
+        write_atomic(paths.state / "manifest", msgspec.msgpack.encode(self.manifest))
+        write_atomic(paths.suite, msgspec.json.format(msgspec.json.encode(self.suite)))
+
+    @classmethod
+    def read(cls, paths: EvaluationPaths) -> "Planned":
+        """What was asked for.
+
+        Raises:
+            NotFound: there is no such evaluation.
+        """
+        if not paths.suite.exists():
+            raise NotFound(f"There is no evaluation {paths.evaluation_id!r}. `holdfast eval ls` lists those there are.")
+        asked = json.loads((paths.state / "asked.json").read_bytes())
+        return cls(
+            suite=msgspec.json.decode(paths.suite.read_bytes(), type=Suite),
+            model=asked["model"],
+            manifest=msgspec.msgpack.decode((paths.state / "manifest").read_bytes(), type=ModelManifest | None),
+            options=options_of(asked["options"]),
+        )
+
+    @property
+    def family(self) -> str:
+        """Whose history predicts this model's costs: as told, else models of the same shape."""
+        return self.options.family or _family(self.model, self.manifest)
+
+    def record(self, paths: EvaluationPaths) -> EvaluationRecord:
+        """The ledger's first entry of it."""
+        return EvaluationRecord(
+            evaluation_id=paths.evaluation_id,
+            suite=self.suite.name,
+            model=self.model,
+            family=self.family,
+            state="running",
+            started_at_s=time.time(),
+            folder=str(paths.root),
+            mode=self.options.engine.mode,
+            run_id=self.options.run_id,
+            step=self.options.step,
+        )
+
+    def coordinator_config(self, paths: EvaluationPaths, *, rescore: bool = False) -> CoordinatorConfig:
+        """What its coordinator is told."""
+        options = self.options
+        return CoordinatorConfig(
+            evaluation_id=paths.evaluation_id,
+            suite=self.suite,
+            spec=options.engine,
+            engines_per_node=options.engines_per_node,
+            nodes=options.nodes,
+            folder=str(paths.root),
+            journals=str(paths.answers),
+            listen_host="127.0.0.1" if options.on == "local" else "0.0.0.0",  # whoever connects needs the token
+            metric_slots=options.metric_slots,
+            linger_s=options.linger_s,
+            silent_s=options.silent_s,
+            max_read_mib_s=options.max_read_mib_s,
+            drop_stale=options.drop_stale,
+            rescore=rescore,
+        )
+
+    def nodes_wanted(self) -> NodesWanted:
+        """Where its agents run."""
+        options = self.options
+        gpus = options.engine.tensor_parallel * options.engines_per_node if options.engine.device == "cuda" else 0
+        return NodesWanted(
+            on=options.on, nodes=options.nodes, gpus_per_node=gpus, sbatch_options=options.sbatch_options
+        )
+
+
+def describe_model(model: str, options: EvaluateOptions) -> ModelManifest | None:
+    """What a model consists of; None for one that its engines have themselves.
+
+    Raises:
+        BadUse: it is not there, or not one that can be evaluated.
+    """
+    if options.engine.kind in ("openai", "simulated"):
+        return None
+    from holdfast.evaluate.weights.describe import describe
+
+    config = str(options.hf_config) if options.hf_config else None
+    return describe(model, hf_config=config, name_map=str(options.name_map) if options.name_map else None)
+
+
+def _family(model: str, manifest: ModelManifest | None) -> str:
+    """Type, width and depth of a model, since models of one shape cost the same; else its name."""
+    config = None
+    if manifest is not None and manifest.form == "dcp":
+        config = manifest.hf_config.get("config.json")
+    elif manifest is not None and (path := Path(manifest.source) / "config.json").is_file():
+        config = path.read_bytes()
+    if config is None:
+        return model.rstrip("/").rsplit("/", 1)[-1]
+    said = json.loads(config)
+    shape = [said.get("model_type", "model")]
+    shape += [str(said[name]) for name in ("hidden_size", "n_embd", "num_hidden_layers", "n_layer") if name in said]
+    return "-".join(shape)

@@ -1,0 +1,216 @@
+"""A stream of checkpoints: each is evaluated as its folder commits it, the newest first, by engines that stay warm.
+
+The next checkpoint is read into the nodes' memory, and its requests are built, while the one before is evaluated; so
+at most two are under way. Which comes next is decided as late as that: whatever is newest then.
+"""
+
+import asyncio
+import queue
+import re
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from holdfast.checkpoint import scan
+from holdfast.core.atomic import write_atomic
+from holdfast.core.errors import HoldfastError, NotFound
+from holdfast.core.ledger import Ledger
+from holdfast.core.paths import EvaluationPaths, holdfast_home
+from holdfast.evaluate.coordinator.config import LEFT, CoordinatorFiles
+from holdfast.evaluate.coordinator.wire import AddModel, Message, ModelOutcome, Status, TaskOutcome
+from holdfast.evaluate.errors import EvaluationError
+from holdfast.evaluate.evaluation import Evaluation, write_evaluation
+from holdfast.evaluate.options import EvaluateOptions
+from holdfast.evaluate.planned import Planned, describe_model, new_id
+from holdfast.evaluate.policy.priors import encode_history
+from holdfast.evaluate.records import history_of, opened_ledger, record_end
+from holdfast.evaluate.report import write_reports
+from holdfast.evaluate.run import Progress, holding
+from holdfast.evaluate.session import Session
+from holdfast.evaluate.suite import Suite, load_suite
+from holdfast.evaluate.summary import summarize, write_slice
+
+_LOOK_EVERY_S = 1.0
+_AT_ONCE = 2  # one that is evaluated, one that comes next
+_TRAINER_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
+_TRAINER_DONE = "trainer_state.json"  # what transformers' Trainer writes last
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A checkpoint that may be evaluated."""
+
+    step: int
+    path: Path
+
+
+def checkpoints_in(folder: Path) -> list[Found]:
+    """The whole checkpoints of a folder, newest first: Holdfast's own, and transformers' `checkpoint-STEP`.
+
+    Raises:
+        NotFound: it is not a folder.
+    """
+    found = [Found(step=one.step, path=one.path) for one in scan(folder) if one.state in ("written", "verified")]
+    for path in folder.iterdir():
+        match = _TRAINER_CHECKPOINT.fullmatch(path.name)
+        if match and (path / _TRAINER_DONE).is_file():
+            found.append(Found(step=int(match[1]), path=path))
+    return sorted(found, key=lambda one: one.step, reverse=True)
+
+
+def watch(
+    suite: Suite | str | Sequence[str],
+    folder: Path,
+    *,
+    options: EvaluateOptions | None = None,
+    progress: Progress | None = None,
+    once: bool = False,
+    until: Path | None = None,
+) -> Iterator[Evaluation]:
+    """Evaluate each checkpoint of a folder, newest first; yields each evaluation as it ends.
+
+    A checkpoint that the ledger has an evaluation of, with this suite, is not evaluated again. One that fails is
+    yielded with its error, and the stream goes on.
+
+    Args:
+        suite: as `evaluate`.
+        folder: where checkpoints are committed; it may still be empty.
+        options: as `evaluate`; with `drop_stale` a newer checkpoint replaces those that have not begun.
+        progress: called twice a second with how far it is.
+        once: end when all that is there is evaluated.
+        until: end when this file is there and all is evaluated.
+
+    Raises:
+        BadUse: suite or options are wrong; nothing was done.
+        EvaluationError: the evaluation as a whole cannot go on.
+    """
+    options = options or EvaluateOptions()
+    chosen = options.applied_to(suite if isinstance(suite, Suite) else load_suite(suite))
+    if not folder.is_dir():
+        raise NotFound(f"There is no folder {folder}. Give the one that checkpoints are committed to.")
+    paths = EvaluationPaths(options.home or holdfast_home(), options.evaluation_id or new_id(f"{folder.name}-stream"))
+    with holding(paths), opened_ledger(options, paths) as ledger:
+        stream = _Stream(chosen, folder, options, paths, ledger, progress)
+        yield from stream.evaluations(once=once, until=until)
+
+
+@dataclass
+class _Stream:
+    suite: Suite
+    folder: Path
+    options: EvaluateOptions
+    paths: EvaluationPaths
+    ledger: Ledger
+    progress: Progress | None
+    _plans: dict[int, tuple[Planned, EvaluationPaths]] = field(default_factory=dict)
+    _tasks: dict[int, dict[int, TaskOutcome]] = field(default_factory=dict)
+    _heard: "queue.SimpleQueue[Message | BaseException | None]" = field(default_factory=queue.SimpleQueue)
+    """What the session's thread says; None at its end."""
+    _passed_over: set[Path] = field(default_factory=set)
+    _open: set[int] = field(default_factory=set)
+    _session: Session | None = None
+    _thread: threading.Thread | None = None
+
+    def evaluations(self, *, once: bool, until: Path | None) -> Iterator[Evaluation]:
+        """See `watch`."""
+        try:
+            while True:
+                self._feed()
+                if not self._open and (once or (until is not None and until.exists())):
+                    if self._session is None:
+                        return
+                    self._session.finish()
+                try:
+                    heard = self._heard.get(timeout=_LOOK_EVERY_S)
+                except queue.Empty:
+                    continue
+                if heard is None:
+                    return
+                if isinstance(heard, BaseException):
+                    raise heard
+                if isinstance(heard, ModelOutcome) and heard.model in self._open:
+                    self._open.discard(heard.model)
+                    yield self._ended(heard)
+                elif isinstance(heard, TaskOutcome):
+                    self._tasks.setdefault(heard.model, {})[heard.task] = heard
+                elif isinstance(heard, Status) and self.progress:
+                    self.progress(heard)
+        finally:
+            if self._session is not None and self._thread is not None:
+                self._session.leave()
+                self._thread.join()
+
+    def _feed(self) -> None:
+        """Keep the session in work, as long as there is some."""
+        while len(self._open) < _AT_ONCE and (added := self._next()):
+            if self._session is None:
+                self._session = self._start(added)
+            self._session.add(added)
+            self._open.add(added.model)
+
+    def _start(self, first: AddModel) -> Session:
+        plan, _ = self._plans[first.model]
+        files = CoordinatorFiles(self.paths.root)
+        files.folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(files.history, encode_history(history_of(self.ledger, plan)))
+        session = Session(plan.coordinator_config(self.paths), plan.nodes_wanted(), self._heard.put)
+
+        def run() -> None:
+            try:
+                code = asyncio.run(session.run())
+                self._heard.put(EvaluationError("The stream was stopped.") if code == LEFT else None)
+            except BaseException as error:
+                self._heard.put(error)
+
+        self._thread = threading.Thread(target=run, name="session", daemon=True)
+        self._thread.start()
+        return session
+
+    def _next(self) -> AddModel | None:
+        """The newest checkpoint that nobody has evaluated or passed over, planned and recorded."""
+        known = {record.model for record in self.ledger.evaluations(suite=self.suite.name) if record.state != "failed"}
+        found = [
+            one
+            for one in checkpoints_in(self.folder)
+            if one.path not in self._passed_over and str(one.path) not in known
+        ]
+        if not found:
+            return None
+        newest = found[0]
+        self._passed_over.add(newest.path)
+        if self.options.drop_stale:
+            self._passed_over.update(one.path for one in found)
+        options = replace(
+            self.options,
+            evaluation_id=f"{self.paths.evaluation_id[:40]}-step-{newest.step}",
+            step=newest.step,
+            family=self.options.family or self.folder.absolute().name,
+        )
+        try:
+            manifest = describe_model(str(newest.path), options)
+        except HoldfastError:
+            if not newest.path.exists():  # retention was faster
+                return self._next()
+            raise
+        plan = Planned(suite=self.suite, model=str(newest.path), manifest=manifest, options=options)
+        paths = EvaluationPaths(self.paths.home, str(options.evaluation_id))
+        paths.state.mkdir(parents=True, exist_ok=True)
+        self.ledger.add_evaluation(plan.record(paths))
+        plan.write(paths)
+        number = len(self._plans)
+        self._plans[number] = (plan, paths)
+        return AddModel(model=number, name=plan.model, manifest=manifest, folder=str(paths.root))
+
+    def _ended(self, outcome: ModelOutcome) -> Evaluation:
+        plan, paths = self._plans[outcome.model]
+        timeline = write_slice(self.paths, paths, outcome.model)
+        tasks = self._tasks.get(outcome.model, {})
+        evaluation = summarize(plan.suite, plan.model, paths, tasks, outcome, plan.options, timeline=timeline)
+        write_evaluation(evaluation, paths.root)
+        write_reports(evaluation, plan.options.output)
+        record_end(self.ledger, plan, self.paths, evaluation)
+        if outcome.error:
+            self.ledger.set_evaluation(evaluation.id, outcome=outcome.error, ended_at_s=time.time())
+        return evaluation
