@@ -71,7 +71,7 @@ def run(place: Place, /, suite: str, model: str, as_json: bool, no_progress: boo
 @click.pass_obj
 def plan(place: Place, /, suite: str, model: str, page: Path | None, as_json: bool, **how: Any) -> None:
     """Predict how long it would take, and what no schedule could go below; nothing is run."""
-    from holdfast.simulate.evaluate import plan as make_plan
+    from holdfast.simulate.plan import plan as make_plan
 
     made: Plan = make_plan(suite, model, options=options_from(place, how))
     if page is not None:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -100,12 +101,16 @@ class Planned:
             rescore=rescore,
         )
 
-    def nodes_wanted(self) -> NodesWanted:
-        """Where its agents run."""
+    def nodes_wanted(self, environment: Mapping[str, str]) -> NodesWanted:
+        """Where its agents run, and with what in their environment."""
         options = self.options
         gpus = options.engine.tensor_parallel * options.engines_per_node if options.engine.device == "cuda" else 0
         return NodesWanted(
-            on=options.on, nodes=options.nodes, gpus_per_node=gpus, sbatch_options=options.sbatch_options
+            on=options.on,
+            nodes=options.nodes,
+            gpus_per_node=gpus,
+            sbatch_options=options.sbatch_options,
+            environment=environment,
         )
 
 

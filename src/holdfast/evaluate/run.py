@@ -20,6 +20,7 @@ from holdfast.evaluate.coordinator.config import LEFT, CoordinatorFiles
 from holdfast.evaluate.coordinator.wire import AddModel, Message, ModelOutcome, Status, TaskOutcome
 from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.evaluation import Evaluation, read_evaluation, write_evaluation
+from holdfast.evaluate.judging import judging
 from holdfast.evaluate.options import EvaluateOptions
 from holdfast.evaluate.planned import Planned, describe_model, new_id
 from holdfast.evaluate.policy.priors import encode_history
@@ -143,13 +144,15 @@ def _run(
     files = CoordinatorFiles(paths.root)
     write_atomic(files.history, encode_history(history_of(ledger, plan)))
     heard = Heard(progress)
-    session = Session(plan.coordinator_config(paths, rescore=before is not None), plan.nodes_wanted(), heard)
     stored = {"digest": before.digest, "numerics": before.numerics} if before else {}
-    session.add(AddModel(model=0, name=plan.model, manifest=plan.manifest, **stored))
-    session.finish()
     ledger.set_evaluation(paths.evaluation_id, state="running", outcome="")
     try:
-        _run_loop(session)
+        with judging(plan.options, paths) as environment:
+            config = plan.coordinator_config(paths, rescore=before is not None)
+            session = Session(config, plan.nodes_wanted(environment), heard)
+            session.add(AddModel(model=0, name=plan.model, manifest=plan.manifest, **stored))
+            session.finish()
+            _run_loop(session)
     except BaseException as error:
         outcome = f"{error or type(error).__name__} Go on with: holdfast eval resume {paths.evaluation_id}"
         ledger.set_evaluation(paths.evaluation_id, state="stopped", ended_at_s=time.time(), outcome=outcome)

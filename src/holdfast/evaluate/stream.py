@@ -9,7 +9,7 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,6 +22,7 @@ from holdfast.evaluate.coordinator.config import LEFT, CoordinatorFiles
 from holdfast.evaluate.coordinator.wire import AddModel, Message, ModelOutcome, Status, TaskOutcome
 from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.evaluation import Evaluation, write_evaluation
+from holdfast.evaluate.judging import judging
 from holdfast.evaluate.options import EvaluateOptions
 from holdfast.evaluate.planned import Planned, describe_model, new_id
 from holdfast.evaluate.policy.priors import encode_history
@@ -91,8 +92,8 @@ def watch(
     if not folder.is_dir():
         raise NotFound(f"There is no folder {folder}. Give the one that checkpoints are committed to.")
     paths = EvaluationPaths(options.home or holdfast_home(), options.evaluation_id or new_id(f"{folder.name}-stream"))
-    with holding(paths), opened_ledger(options, paths) as ledger:
-        stream = _Stream(chosen, folder, options, paths, ledger, progress)
+    with holding(paths), opened_ledger(options, paths) as ledger, judging(options, paths) as environment:
+        stream = _Stream(chosen, folder, options, paths, ledger, progress, environment)
         yield from stream.evaluations(once=once, until=until)
 
 
@@ -104,6 +105,7 @@ class _Stream:
     paths: EvaluationPaths
     ledger: Ledger
     progress: Progress | None
+    environment: Mapping[str, str]
     _plans: dict[int, tuple[Planned, EvaluationPaths]] = field(default_factory=dict)
     _tasks: dict[int, dict[int, TaskOutcome]] = field(default_factory=dict)
     _heard: "queue.SimpleQueue[Message | BaseException | None]" = field(default_factory=queue.SimpleQueue)
@@ -155,7 +157,7 @@ class _Stream:
         files = CoordinatorFiles(self.paths.root)
         files.folder.mkdir(parents=True, exist_ok=True)
         write_atomic(files.history, encode_history(history_of(self.ledger, plan)))
-        session = Session(plan.coordinator_config(self.paths), plan.nodes_wanted(), self._heard.put)
+        session = Session(plan.coordinator_config(self.paths), plan.nodes_wanted(self.environment), self._heard.put)
 
         def run() -> None:
             try:

@@ -1,0 +1,205 @@
+"""What an evaluation would take: its requests as the harness builds them, their costs as the ledger has them.
+
+The same policy that would run it is run under virtual time, on the engines as an earlier evaluation measured them. What
+is known of no earlier evaluation is assumed, and said in a note.
+"""
+
+import io
+import logging
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+import msgspec
+
+from holdfast.core.errors import BadUse
+from holdfast.core.ledger import Ledger
+from holdfast.core.paths import EvaluationPaths, holdfast_home
+from holdfast.evaluate.coordinator.config import CoordinatorFiles, task_names
+from holdfast.evaluate.engines.engine import Curve
+from holdfast.evaluate.engines.fit import fits
+from holdfast.evaluate.evaluation import BoundTerm, Evaluation
+from holdfast.evaluate.harness.counting import count_requests
+from holdfast.evaluate.harness.harness import ModelFacts, SampleRequests
+from holdfast.evaluate.options import EvaluateOptions
+from holdfast.evaluate.plan import Plan
+from holdfast.evaluate.planned import Planned, describe_model
+from holdfast.evaluate.policy.priors import Priors, TaskHistory
+from holdfast.evaluate.records import history_of, opened_ledger
+from holdfast.evaluate.report.timeline import read_timeline
+from holdfast.evaluate.suite import Suite, load_suite
+from holdfast.simulate.evaluate import simulate
+from holdfast.simulate.workload import SimCluster, SimModel, SimTask, Workload
+
+_DEFAULT_START_S = 10.0
+
+
+def plan(suite: Suite | str | Sequence[str], model: str, *, options: EvaluateOptions | None = None) -> Plan:
+    """Predict an evaluation; nothing is run but the harness's own preparation, on this machine.
+
+    Args:
+        suite: as `holdfast.evaluate.evaluate`.
+        model: likewise.
+        options: likewise; how many nodes and engines there would be.
+
+    Raises:
+        BadUse: suite, model or options are wrong, or the model does not fit the devices.
+    """
+    options = options or EvaluateOptions()
+    chosen = options.applied_to(suite if isinstance(suite, Suite) else load_suite(suite))
+    planned = Planned(suite=chosen, model=model, manifest=describe_model(model, options), options=options)
+    paths = EvaluationPaths(options.home or holdfast_home(), "plan")
+    with opened_ledger(options, paths) as ledger:
+        history, known = history_of(ledger, planned), _measured(ledger, planned)
+    notes = [_history_note(history, chosen), known.note]
+    if fit := _fit(planned):
+        notes.append(fit)
+    with tempfile.TemporaryDirectory(prefix="holdfast-plan-") as folder:
+        facts = _facts(planned, Path(folder))
+        with _quiet():
+            samples = count_requests(chosen, facts)
+    manifest = planned.manifest
+    workload = Workload(
+        tasks=tuple(
+            _task(name, number, asked, history, chosen)
+            for number, (name, asked) in enumerate(zip(task_names(chosen), samples, strict=True))
+        ),
+        models=(SimModel(size_bytes=sum(chunk.size_bytes for chunk in manifest.chunks) if manifest else 0.0),),
+    )
+    cluster = SimCluster(
+        nodes=options.nodes,
+        engines_per_node=options.engines_per_node or 1,
+        metric_slots=options.metric_slots or 2,
+        curve=known.curve,
+        engine_start_s=known.start_s,
+    )
+    outcome = simulate(workload, cluster, history=history, record=True)
+    evaluation = Evaluation(
+        id="plan",
+        suite=chosen.name,
+        model=model,
+        state="planned",
+        makespan_s=outcome.makespan_s,
+        bound=tuple(BoundTerm(name=name, seconds=s) for name, s in outcome.bound.terms.items() if s > 0),
+        engines=cluster.engines,
+        nodes=cluster.nodes,
+        engine_seconds=cluster.engines * outcome.makespan_s,
+        samples=outcome.samples,
+        requests=outcome.requests,
+        mode=options.engine.mode,
+    )
+    return Plan(evaluation=evaluation, timeline=outcome.timeline, notes=tuple(notes))
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Harnesses tell much of what they load, and show bars of their own."""
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with redirect_stderr(io.StringIO()), redirect_stdout(io.StringIO()):
+            yield
+    finally:
+        logging.disable(before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Measured:
+    """What earlier evaluations measured of the engines."""
+
+    curve: Curve
+    start_s: float
+    note: str
+
+
+def _measured(ledger: Ledger, planned: Planned) -> _Measured:
+    """The newest evaluation of the same family and mode that measured an engine; else an assumption."""
+    for record in ledger.evaluations(family=planned.family, mode=planned.options.engine.mode):
+        folder = Path(record.folder)
+        curve = CoordinatorFiles(folder).curve
+        if curve.exists():
+            loads = [
+                span.t1 - span.t0 for span in read_timeline(folder / "timeline.jsonl").engines if span.what == "load"
+            ]
+            return _Measured(
+                curve=msgspec.json.decode(curve.read_bytes(), type=Curve),
+                start_s=median(loads) if loads else _DEFAULT_START_S,
+                note=f"Engines as evaluation {record.evaluation_id} measured them.",
+            )
+    batch = 1 if planned.options.engine.mode == "exact" else planned.options.engine.max_batch or 64
+    assumed = SimCluster().curve
+    return _Measured(
+        curve=msgspec.structs.replace(assumed, max_batch=batch),
+        start_s=_DEFAULT_START_S,
+        note=(
+            f"No evaluation of this family ({planned.family}) was measured yet: engines are assumed to read "
+            f"{assumed.prefill_tokens_per_s:,.0f} tokens a second and to start in {_DEFAULT_START_S:.0f} s."
+        ),
+    )
+
+
+def _history_note(history: Sequence[TaskHistory], suite: Suite) -> str:
+    if not history:
+        return "Nothing is known of these tasks yet: lengths are guessed from the limits."
+    return (
+        f"Lengths as the last evaluation of this family had them, for {len(history)} of {len(suite.entries)} entries."
+    )
+
+
+def _fit(planned: Planned) -> str:
+    """How the model fits a GPU of this machine.
+
+    Raises:
+        BadUse: it does not.
+    """
+    import torch
+
+    manifest, spec = planned.manifest, planned.options.engine
+    if manifest is None or not torch.cuda.is_available() or spec.device == "cpu":
+        return ""
+    memory_bytes = torch.cuda.get_device_properties(0).total_memory
+    source = Path(manifest.source)
+    config = msgspec.json.decode(manifest.hf_config["config.json"]) if manifest.form == "dcp" else source
+    fit = fits(config, spec, memory_bytes)
+    return f"{fit.weights_bytes / 2**30:.1f} GiB of weights; room for {fit.batch} sequences of {fit.max_length} tokens."
+
+
+def _facts(planned: Planned, folder: Path) -> ModelFacts:
+    manifest, spec = planned.manifest, planned.options.engine
+    tokenizer = str(spec.options.get("tokenizer", ""))
+    if manifest is not None and manifest.form == "dcp":
+        for name, content in manifest.hf_config.items():
+            (folder / name).write_bytes(content)
+        tokenizer = str(folder)
+    elif manifest is not None:
+        tokenizer = manifest.source
+        if not Path(tokenizer).is_dir():
+            raise BadUse(f"{tokenizer} is not on this machine. Plan with a folder that has its config and tokenizer.")
+    return ModelFacts(
+        model=0, name=planned.model, tokenizer=tokenizer, max_length=spec.max_length, takes_text=not tokenizer
+    )
+
+
+def _task(
+    name: str, number: int, samples: Sequence[SampleRequests], history: Sequence[TaskHistory], suite: Suite
+) -> SimTask:
+    """A task as it is expected to be: what is predicted is taken for true."""
+    priors = Priors.from_history(history, task_names(suite))
+    limits = [max((request.max_new_tokens() for request in sample.requests), default=0) for sample in samples]
+    return SimTask(
+        name=name,
+        prompt_tokens=[
+            round(sum(request.prompt_tokens() for request in sample.requests) / max(1, len(sample.requests)))
+            for sample in samples
+        ],
+        new_tokens=[
+            round(priors.tokens(number, sample.sample, limit).q50) if limit else 0
+            for sample, limit in zip(samples, limits, strict=True)
+        ],
+        max_new_tokens=max(limits, default=0),
+        metric_s=[priors.metric_s(number, sample.sample) if sample.metric_key else 0.0 for sample in samples],
+        choices=max(1, round(sum(len(sample.requests) for sample in samples) / max(1, len(samples)))),
+    )
