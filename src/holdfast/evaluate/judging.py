@@ -14,10 +14,6 @@ from holdfast.evaluate.options import EvaluateOptions, JudgeLimits
 if TYPE_CHECKING:
     from holdfast.evaluate.metrics.judge_server import JudgeConfig
 
-ENV_KEY = "HOLDFAST_JUDGE_KEY"
-"""Holds the judge's own key, for the proxy alone."""
-ENV_MODEL = "HOLDFAST_JUDGE_MODEL"
-"""Tells metrics which model to ask the judge for."""
 _LOOK_EVERY_S = 1.0
 
 
@@ -52,7 +48,7 @@ def judging(options: EvaluateOptions, paths: EvaluationPaths) -> Iterator[Mappin
     minder = threading.Thread(target=mind, name="judge", daemon=True)
     minder.start()
     try:
-        yield {**judge.environment(), ENV_MODEL: options.judge.model_name}
+        yield judge.environment()
     finally:
         ended.set()
         minder.join()
@@ -75,12 +71,13 @@ def _config(limits: JudgeLimits, journals: Path, host: str) -> "JudgeConfig":
     return JudgeConfig(
         upstream=limits.url,
         journal=str(journals / "judge.journal"),
-        api_key_env=ENV_KEY,
+        api_key_env=limits.api_key_env,
+        concurrency=limits.concurrency,
         requests_per_minute=limits.requests_per_minute,
         tokens_per_minute=limits.tokens_per_minute,
-        cost_limit=limits.max_cost,
-        input_price=limits.prompt_price_per_million,
-        output_price=limits.completion_price_per_million,
+        cost_limit=limits.cost_limit,
+        input_price=limits.input_price,
+        output_price=limits.output_price,
         host=host,
         port=_free_port(host),  # the same after a restart, since those who ask know no other
     )
