@@ -42,6 +42,11 @@ def test_the_plan_is_in_the_models_order_whatever_the_checkpoints(order, prefix)
     assert [each.name for each in settle(saved, MODEL)] == list(MODEL)
 
 
+def test_an_optimizer_beside_a_model_without_prefix_is_not_taken_for_part_of_it():
+    beside = {"optimizer.state.model.norm.weight.exp_avg": (4,), "holdfast.rank-0.rng.torch": (5,)}
+    assert plan_of({**MODEL, **beside}) == {name: name for name in MODEL}
+
+
 def test_what_wrappers_put_between_is_passed_over():
     saved = renamed(lambda name: "model." + name.replace("layers.0.", "layers.0._checkpoint_wrapped_module."))
     saved = {

@@ -218,7 +218,7 @@ def test_plan_predicts_and_draws(home, monkeypatch):
         asked.append((arguments, options.nodes))
         return plan
 
-    monkeypatch.setitem(sys.modules, "holdfast.simulate.evaluate", types.SimpleNamespace(plan=make))
+    monkeypatch.setitem(sys.modules, "holdfast.simulate.plan", types.SimpleNamespace(plan=make))
     page = home / "plan.html"
     flags = ("plan", "--suite", "gsm8k", "--model", "/m", "--nodes", "2", "--page", str(page))
     printed = answer(*flags)

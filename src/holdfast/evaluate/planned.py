@@ -15,6 +15,7 @@ from holdfast.core.errors import NotFound
 from holdfast.core.ledger.records import EvaluationRecord
 from holdfast.core.paths import EvaluationPaths
 from holdfast.evaluate.coordinator.config import CoordinatorConfig
+from holdfast.evaluate.coordinator.wire import AddModel
 from holdfast.evaluate.options import EvaluateOptions, options_of
 from holdfast.evaluate.session import NodesWanted
 from holdfast.evaluate.suite import Suite
@@ -81,7 +82,22 @@ class Planned:
             step=self.options.step,
         )
 
-    def coordinator_config(self, paths: EvaluationPaths, *, rescore: bool = False) -> CoordinatorConfig:
+    def add_model(self, number: int, paths: EvaluationPaths) -> AddModel:
+        """The model as its coordinator is told of it. Small files of a checkpoint's own are put beside its state."""
+        tokenizer = ""
+        if self.manifest is not None and self.manifest.form == "dcp":
+            folder = paths.state / "tokenizer"
+            folder.mkdir(parents=True, exist_ok=True)
+            for name, content in self.manifest.hf_config.items():
+                write_atomic(folder / name, content)
+            tokenizer = str(folder)
+        elif self.manifest is not None and Path(self.manifest.source).is_dir():
+            tokenizer = self.manifest.source
+        return AddModel(
+            model=number, name=self.model, manifest=self.manifest, folder=str(paths.root), tokenizer=tokenizer
+        )
+
+    def coordinator_config(self, paths: EvaluationPaths) -> CoordinatorConfig:
         """What its coordinator is told."""
         options = self.options
         return CoordinatorConfig(
@@ -98,7 +114,6 @@ class Planned:
             silent_s=options.silent_s,
             max_read_mib_s=options.max_read_mib_s,
             drop_stale=options.drop_stale,
-            rescore=rescore,
         )
 
     def nodes_wanted(self, environment: Mapping[str, str]) -> NodesWanted:

@@ -2,7 +2,9 @@
 
 import asyncio
 import fcntl
+import json
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,9 +28,11 @@ from holdfast.evaluate.planned import Planned, describe_model, new_id
 from holdfast.evaluate.policy.priors import encode_history
 from holdfast.evaluate.records import history_of, opened_ledger, record_end
 from holdfast.evaluate.report import write_reports
+from holdfast.evaluate.report.timeline import read_timeline
+from holdfast.evaluate.scores import compact
 from holdfast.evaluate.session import Session
 from holdfast.evaluate.suite import Suite, load_suite
-from holdfast.evaluate.summary import summarize
+from holdfast.evaluate.summary import results_of, summarize
 
 Progress = Callable[[Status], None]
 
@@ -93,6 +97,7 @@ def resume(
         if ended and ended.state == "done" and not ended.errors:
             return ended
         _forget_failures(paths)
+        _go_on_with_time(paths)
         return _run(plan, paths, ledger, progress)
 
 
@@ -105,13 +110,30 @@ def rescore(evaluation_id: str, *, home: Path | None = None, progress: Progress 
     """
     paths = EvaluationPaths(home or holdfast_home(), evaluation_id)
     plan = Planned.read(paths)
-    before = _outcome_of(paths)
-    if before is None or not before.numerics:
+    before = read_evaluation(paths.root)
+    if not before.numerics:
         raise NotFound(f"{evaluation_id} has no answers to score. Go on with it: holdfast eval resume {evaluation_id}")
+    folder = paths.root / "rescore"
     with holding(paths), opened_ledger(plan.options, paths) as ledger:
-        for path in [*(paths.state / "results").glob("*"), *(paths.state / "models").glob("*")]:
-            path.unlink()
-        return _run(plan, paths, ledger, progress, before=before)
+        shutil.rmtree(folder, ignore_errors=True)  # a coordinator's state of its own, of no use afterwards
+        heard = Heard(progress)
+        model = msgspec.structs.replace(plan.add_model(0, paths), digest=before.digest, numerics=before.numerics)
+        config = msgspec.structs.replace(plan.coordinator_config(paths), folder=str(folder), rescore=True)
+        with judging(plan.options, paths) as environment:
+            _run_session(Session(config, plan.nodes_wanted(environment), heard), model)
+        shutil.rmtree(folder)
+        scored = results_of(plan.suite, heard.tasks, before)
+        evaluation = replace(before, **scored)
+        write_evaluation(evaluation, paths.root)
+        write_reports(evaluation, plan.options.output)
+        ledger.set_evaluation(
+            evaluation.id,
+            state=evaluation.state,
+            scores=compact(evaluation.scores),
+            failed_tasks=evaluation.errors,
+            harness_versions=evaluation.harness_versions,
+        )
+        return evaluation
 
 
 @dataclass
@@ -133,26 +155,15 @@ class Heard:
                 self.progress(message)
 
 
-def _run(
-    plan: Planned,
-    paths: EvaluationPaths,
-    ledger: Ledger,
-    progress: Progress | None,
-    before: ModelOutcome | None = None,
-) -> Evaluation:
-    """Run it to its end and keep what came of it. `before`: score again what that has answered."""
-    files = CoordinatorFiles(paths.root)
-    write_atomic(files.history, encode_history(history_of(ledger, plan)))
+def _run(plan: Planned, paths: EvaluationPaths, ledger: Ledger, progress: Progress | None) -> Evaluation:
+    """Run it to its end and keep what came of it."""
+    write_atomic(CoordinatorFiles(paths.root).history, encode_history(history_of(ledger, plan)))
     heard = Heard(progress)
-    stored = {"digest": before.digest, "numerics": before.numerics} if before else {}
     ledger.set_evaluation(paths.evaluation_id, state="running", outcome="")
     try:
         with judging(plan.options, paths) as environment:
-            config = plan.coordinator_config(paths, rescore=before is not None)
-            session = Session(config, plan.nodes_wanted(environment), heard)
-            session.add(AddModel(model=0, name=plan.model, manifest=plan.manifest, **stored))
-            session.finish()
-            _run_loop(session)
+            session = Session(plan.coordinator_config(paths), plan.nodes_wanted(environment), heard)
+            _run_session(session, plan.add_model(0, paths))
     except BaseException as error:
         outcome = f"{error or type(error).__name__} Go on with: holdfast eval resume {paths.evaluation_id}"
         ledger.set_evaluation(paths.evaluation_id, state="stopped", ended_at_s=time.time(), outcome=outcome)
@@ -167,9 +178,10 @@ def _run(
     return evaluation
 
 
-def _run_loop(session: Session) -> None:
-    code = asyncio.run(session.run())
-    if code == LEFT:
+def _run_session(session: Session, model: AddModel) -> None:
+    session.add(model)
+    session.finish()
+    if asyncio.run(session.run()) == LEFT:
         raise EvaluationError("The evaluation was stopped.")
 
 
@@ -182,10 +194,13 @@ def _forget_failures(paths: EvaluationPaths) -> None:
         path.unlink()
 
 
-def _outcome_of(paths: EvaluationPaths) -> ModelOutcome | None:
-    for path in (paths.state / "models").glob("*.ended"):
-        return msgspec.msgpack.decode(path.read_bytes(), type=ModelOutcome)
-    return None
+def _go_on_with_time(paths: EvaluationPaths) -> None:
+    """The time that nobody worked on it does not count: the timeline goes on where it ended."""
+    record = paths.state / "started.json"
+    if record.exists():
+        started = json.loads(record.read_bytes())
+        started["started_at_s"] = time.time() - read_timeline(paths.timeline).makespan_s
+        write_atomic(record, json.dumps(started).encode())
 
 
 @contextmanager

@@ -203,7 +203,7 @@ class _Stream:
         plan.write(paths)
         number = len(self._plans)
         self._plans[number] = (plan, paths)
-        return AddModel(model=number, name=plan.model, manifest=manifest, folder=str(paths.root))
+        return plan.add_model(number, paths)
 
     def _ended(self, outcome: ModelOutcome) -> Evaluation:
         plan, paths = self._plans[outcome.model]

@@ -2,7 +2,9 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -41,23 +43,16 @@ def summarize(
         timeline: of this model alone; None where the evaluation has no other.
     """
     timeline = timeline or read_timeline(paths.timeline)
-    number = outcome.model if outcome else 0
-    results = [one.result.results for _, one in sorted(tasks.items()) if one.result is not None]
-    errors = {suite.entries[task].name: one.error for task, one in sorted(tasks.items()) if one.error}
     begun_s = timeline.begin.started_at_s
-    merged = merge(results, model_name=model, start_s=begun_s, end_s=begun_s + timeline.makespan_s) if results else {}
+    number = outcome.model if outcome else 0
     bound = _bound(timeline, number, CoordinatorFiles(paths.root).curve)
     engines = {span.engine for span in timeline.engines if span.what == "serve"}
     account = _account(timeline)
-    return Evaluation(
+    blank = Evaluation(
         id=paths.evaluation_id,
         suite=suite.name,
         model=model,
-        state="done" if len(tasks) == len(suite.entries) and not errors else "failed",
         started_at_s=begun_s,
-        results=merged,
-        scores=scores_of(merged) if merged else (),
-        errors=errors,
         makespan_s=timeline.makespan_s,
         bound=bound,
         engines=len(engines),
@@ -71,11 +66,26 @@ def summarize(
         digest=outcome.digest if outcome else "",
         numerics=outcome.numerics if outcome else "",
         mode=options.engine.mode,
-        harness_versions=_versions(merged),
         run_id=options.run_id,
         step=options.step,
         folder=str(paths.root),
     )
+    return replace(blank, **results_of(suite, tasks, blank))
+
+
+def results_of(suite: Suite, tasks: Mapping[int, TaskOutcome], of: Evaluation) -> dict[str, Any]:
+    """The fields of an evaluation that its tasks' outcomes decide; `of` says what and when it was."""
+    found = [one.result.results for _, one in sorted(tasks.items()) if one.result is not None]
+    errors = {suite.entries[task].name: one.error for task, one in sorted(tasks.items()) if one.error}
+    started_s = of.started_at_s
+    merged = merge(found, model_name=of.model, start_s=started_s, end_s=started_s + of.makespan_s) if found else {}
+    return {
+        "state": "done" if len(tasks) == len(suite.entries) and not errors else "failed",
+        "results": merged,
+        "scores": scores_of(merged) if merged else (),
+        "errors": errors,
+        "harness_versions": _versions(merged),
+    }
 
 
 def write_slice(session: EvaluationPaths, paths: EvaluationPaths, model: int) -> Timeline:

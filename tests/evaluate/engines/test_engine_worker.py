@@ -31,12 +31,12 @@ class Connection:
         self.writer.write(wire.encode(message))
 
     async def expect(self, kind):
-        """The next message of a kind; `Alive` in between is passed over."""
+        """The next message of a kind; `Alive` and `Holding` in between are passed over."""
         while True:
             message = await asyncio.wait_for(wire.read(self.reader), PATIENCE_S)
             if isinstance(message, kind):
                 return message
-            assert isinstance(message, wire.Alive), message
+            assert isinstance(message, wire.Alive | wire.Holding), message
 
     async def end_of_life(self):
         """Read until nothing has come for longer than a living worker is silent."""
@@ -148,7 +148,7 @@ def test_a_worker_loads_answers_swaps_and_stops(tmp_path):
             assert (swapped.model, swapped.how) == (1, "swap")
             assert swapped.canary != loaded.canary
             again = await connection.serve(tmp_path / "b", model=1, digest="d1")
-            assert (again.how, again.canary) == ("kept", swapped.canary)
+            assert (again.kept, again.how, again.canary) == (True, "swap", swapped.canary)
             connection.send(ask(requests[0]))  # for a model that is no longer served
             assert (await connection.expect(wire.GivenBack)).keys == [keyed(requests[0]).key]
             connection.send(wire.Stop())
@@ -174,7 +174,7 @@ def test_a_cut_line_loses_nothing_and_what_is_committed_is_not_said_again(tmp_pa
             second = await coordinator.connection()
             assert second.hello.model == 0
             kept = await second.expect(wire.Serving)
-            assert kept.how == "kept"
+            assert (kept.kept, kept.how) == (True, "load")
             found, last = await answers_of(second, 5)
             assert found == expected(*late)
             assert last > number
@@ -204,6 +204,8 @@ def test_what_is_held_is_finished_while_the_coordinator_is_away_and_not_twice(tm
             first.cut()
             second = await coordinator.connection()
             await second.expect(wire.Serving)
+            holding = await second.expect(wire.Holding)
+            assert set(holding.keys) <= {keyed(one).key for one in requests}
             second.send(ask(*requests))  # held, or done: either way answered once
             found, number = await answers_of(second, 6)
             assert found == expected(*requests, new_tokens=200)

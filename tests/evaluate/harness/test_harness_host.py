@@ -39,7 +39,7 @@ async def a_host(entries, folder, *arguments, prepared=True):
             **os.environ,
             wire.ENV_ADDRESS: coordinator.address,
             wire.ENV_TOKEN: TOKEN,
-            "PYTHONPATH": str(Path(__file__).parent),
+            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
         }
         command = [sys.executable, "-m", "holdfast.evaluate.harness.host", "--node", "3", "--slots", "2", *arguments]
         with (folder / "host.log").open("ab") as log:
@@ -132,11 +132,12 @@ def test_a_client_that_dies_each_time_is_given_up_and_others_go_on(tmp_path):
     assert "Traceback" in (tmp_path / "logs" / "task-0-2.log").read_text()
 
 
-def test_what_a_killed_client_had_forked_is_gone_too(tmp_path):
+@pytest.mark.parametrize("how", ["forks", "starts"])
+def test_what_a_killed_client_had_started_is_gone_too(how, tmp_path):
     file = tmp_path / "pid"
 
     async def scenario():
-        async with a_host([toy("parent", forks=str(file))], tmp_path) as (coordinator, _):
+        async with a_host([toy("parent", **{how: str(file)})], tmp_path) as (coordinator, _):
             coordinator.may_answer.clear()
             coordinator.run(0)
             await coordinator.until(lambda: coordinator.asked_of.get(0) == 5)

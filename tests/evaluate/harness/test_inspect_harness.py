@@ -151,7 +151,7 @@ def test_what_the_suite_says_of_generation_reaches_the_request(client, tasks_fil
         (0.5, 7, 6)
     }
     assert sorted(request.sampling.repeat for request in client.asked) == [0, 1 << 20, 2 << 20]
-    assert client.asked[0].sampling.until == ("RM", "Y\t", "six", "gre")
+    assert client.asked[0].sampling.until == ("RM", "Y\t", "gre")
 
 
 def test_a_prompt_that_leaves_no_room_is_not_asked_and_one_that_leaves_little_asks_for_that(
@@ -174,7 +174,7 @@ def test_an_engine_that_takes_text_gets_the_messages_and_the_answer_ends_before_
     assert client.asked[0].text.startswith('[{"role":"system","content":"what is the sum of one one ? two"},')
     [first, *_] = inspect_ai.log.read_eval_log(str(log_file)).samples
     assert first.output.completion == "two red "
-    assert result.results["results"]["sums"]["accuracy,match"] == 0.8, "the fifth was cut off at its stop"
+    assert result.results["results"]["sums"]["accuracy,includes"] == 1.0
 
 
 def test_a_judge_grades_where_there_is_one(tasks_file, tmp_path, monkeypatch, judge):

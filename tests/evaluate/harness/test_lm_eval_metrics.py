@@ -49,6 +49,10 @@ def with_values(change):
     return changed
 
 
+def computed_by_the_client(*args):
+    return Changing(*args, change=lambda _measured: b"")
+
+
 def scores(made, world, folder, name, client=LocalClient, **options):
     entry = TaskEntry(name=name, options={**FAST, **options})
     used = client(world.engine(), world.facts, made, entry)
@@ -73,7 +77,7 @@ def test_what_was_measured_for_the_same_answers_is_what_is_scored(world, lm_eval
     ids=["nothing", "another document", "other answers"],
 )
 def test_what_was_not_measured_for_this_is_computed_by_the_harness(change, world, lm_eval_harness, tmp_path):
-    expected, _ = scores(lm_eval_harness, world, tmp_path, "t_own")
+    expected, _ = scores(lm_eval_harness, world, tmp_path, "t_own", computed_by_the_client)
     row, _ = scores(lm_eval_harness, world, tmp_path, "t_own", lambda *args: Changing(*args, change=change))
     assert row == expected
     assert row["length,none"] != 1000
@@ -81,7 +85,7 @@ def test_what_was_not_measured_for_this_is_computed_by_the_harness(change, world
 
 def test_a_metric_that_names_itself_several_ways_keeps_its_aggregation(world, lm_eval_harness, tmp_path):
     calls = []
-    expected, _ = scores(lm_eval_harness, world, tmp_path, "t_several")
+    expected, _ = scores(lm_eval_harness, world, tmp_path, "t_several", computed_by_the_client)
     row, _ = scores(
         lm_eval_harness,
         world,

@@ -5,6 +5,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 from pathlib import Path
 
 from holdfast.core.errors import BadUse
@@ -52,6 +53,8 @@ class ToyHarness:
             if child == 0:
                 select.select([], [], [])
             Path(pid_file).write_text(str(child))
+        if pid_file := options.get("starts"):
+            Path(pid_file).write_text(str(subprocess.Popen(["sleep", "3600"]).pid))
         answered = client.ask(samples)
         if options.get("raises"):
             raise KeyError("the harness is broken")

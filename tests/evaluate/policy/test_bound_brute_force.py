@@ -81,7 +81,11 @@ def optimum(curve, samples, there_s, slots, per_s):
             mine = [job for job, place in enumerate(places) if place == engine]
             parts.append((mine, ends_on_engine(curve, [samples[job][:3] for job in mine], its_s) if mine else [()]))
         for choice in itertools.product(*(ends for _, ends in parts)):
-            ends = {job: end_s for (mine, _), its in zip(parts, choice, strict=True) for job, end_s in zip(mine, its, strict=True)}
+            ends = {
+                job: end_s
+                for (mine, _), its in zip(parts, choice, strict=True)
+                for job, end_s in zip(mine, its, strict=True)
+            }
             end_s = max(ends.values())
             metrics = [(ends[job], sample[3]) for job, sample in enumerate(samples) if sample[3]]
             if metrics and end_s < best:
@@ -93,7 +97,7 @@ def optimum(curve, samples, there_s, slots, per_s):
 def instance(seed):
     rng = random.Random(seed)
     engines = rng.randint(1, 3)
-    count = rng.randint(1, 4 if engines < 3 else 3)
+    count = rng.randint(1, 4)
     curve = Curve(
         prefill_tokens_per_s=rng.choice((10.0, 100.0)),
         request_s=rng.choice((0.0, 0.1)),
@@ -105,7 +109,7 @@ def instance(seed):
         (
             rng.choice((0.0, 0.0, 1.0, 3.5)),
             rng.randint(1, 10),
-            rng.randint(0, 3),
+            rng.randint(0, {1: 4, 2: 3, 3: 2, 4: 1}[count]),
             rng.choice((0.0, 0.0, 1.0, 5.0)),
         )
         for _ in range(count)

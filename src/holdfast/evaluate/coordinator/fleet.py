@@ -141,10 +141,10 @@ class Fleet:
         self.tick()
 
     def _seat(self, name: str, node: Node, index: int, spare_for: int | None = None) -> None:
-        seat = self.seats.get(name)
-        if seat is None or seat.peer is None:
-            seat = self._new_seat(name, node.number, spare_for)
+        seat = self.seats.get(name) or self._new_seat(name, node.number, spare_for)
         seat.node = node.number
+        if seat.peer is None:  # what its last engine held is asked again when the next one is there, or soon
+            seat.ordered_s, seat.failures = self._clock.monotonic_s(), 0
         node.peer.send(self._start_engine(name, node, index))
 
     def _start_engine(self, name: str, node: Node, index: int) -> StartEngine:

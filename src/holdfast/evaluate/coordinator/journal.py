@@ -15,7 +15,7 @@ import os
 import secrets
 import struct
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import xxhash
@@ -137,29 +137,48 @@ class Journal:
 
     def _read_segment(self, path: Path) -> None:
         file = os.open(path, os.O_RDONLY)
-        size_bytes = os.fstat(file).st_size
         start = self._check_header(file)
         if start is None:  # torn before its first record, or of another journal whose digest collides: not ours
             os.close(file)
             return
         segment = len(self._files)
         self._files.append(file)
-        with mmap.mmap(file, size_bytes, prot=mmap.PROT_READ) as content, memoryview(content) as view:
-            offset = start
-            while offset + _RECORD.size <= size_bytes:
-                length, checksum, key = _RECORD.unpack_from(view, offset)
-                end = offset + _RECORD.size + length
-                if end > size_bytes:
-                    break
-                # A flipped bit loses its own record alone: where a length was hit, no checksum after it can be right.
-                if _checksum(key, view[offset + _RECORD.size : end]) == checksum:
-                    self._places.setdefault(key, segment << 48 | offset)
-                offset = end
+        for key, offset in _records(file, start):
+            self._places.setdefault(key, segment << 48 | offset)
 
     def _check_header(self, file: int) -> int | None:
         identity = self.identity.encode()
         expected = _MAGIC + _HEADER.pack(len(identity)) + identity
         return len(expected) if os.pread(file, len(expected), 0) == expected else None
+
+
+def keys_of(segment: Path) -> list[bytes]:
+    """The keys of a segment's whole records, whatever journal it is of; none if it is no segment."""
+    file = os.open(segment, os.O_RDONLY)
+    try:
+        head = os.pread(file, len(_MAGIC) + _HEADER.size, 0)
+        if not head.startswith(_MAGIC) or len(head) < len(_MAGIC) + _HEADER.size:
+            return []
+        (identity_bytes,) = _HEADER.unpack_from(head, len(_MAGIC))
+        return [key for key, _offset in _records(file, len(head) + identity_bytes)]
+    finally:
+        os.close(file)
+
+
+def _records(file: int, start: int) -> Iterator[tuple[bytes, int]]:
+    """Key and offset of each whole record."""
+    size_bytes = os.fstat(file).st_size
+    with mmap.mmap(file, size_bytes, prot=mmap.PROT_READ) as content, memoryview(content) as view:
+        offset = start
+        while offset + _RECORD.size <= size_bytes:
+            length, checksum, key = _RECORD.unpack_from(view, offset)
+            end = offset + _RECORD.size + length
+            if end > size_bytes:
+                break
+            # A flipped bit loses its own record alone: where a length was hit, no checksum after it can be right.
+            if _checksum(key, view[offset + _RECORD.size : end]) == checksum:
+                yield key, offset
+            offset = end
 
 
 def _checksum(key: bytes, body: bytes | memoryview) -> int:

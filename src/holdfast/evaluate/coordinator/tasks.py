@@ -103,8 +103,8 @@ class Tasks:
         if manifest is None:
             tokenizer = str(self._spec.options.get("tokenizer", ""))
             takes_text = not tokenizer
-        elif manifest.form == "huggingface" and Path(manifest.source).is_dir():
-            tokenizer = manifest.source  # need not wait for the weights
+        elif model.added.tokenizer:
+            tokenizer = model.added.tokenizer  # need not wait for the weights
         elif not (tokenizer := model.folders.get(node, "")):
             return None
         return ModelFacts(

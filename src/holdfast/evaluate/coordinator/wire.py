@@ -80,14 +80,16 @@ class Alive(Message, frozen=True, kw_only=True):
 class AddModel(Message, frozen=True, kw_only=True):
     """Evaluate the suite on one more model; `model` counts from 0. `manifest` None: the engines have their own.
 
-    `folder` is where its tasks write files, if not the evaluation's own. `digest` and `numerics` are given where its
-    answers are already kept under them and none shall be asked for.
+    `folder` is where its tasks write files, if not the evaluation's own. `tokenizer` is a folder with its config and
+    tokenizer that every host sees, before the weights are anywhere; empty if there is none. `digest` and `numerics`
+    are given where its answers are already kept under them and none shall be asked for.
     """
 
     model: int
     name: str
     manifest: ModelManifest | None = None
     folder: str = ""
+    tokenizer: str = ""
     digest: str = ""
     numerics: str = ""
 

@@ -15,6 +15,7 @@ from holdfast.evaluate.engines.hf_replay import Replay, replay_of
 
 _SMALL_BYTES = 256 * 1024 * 1024
 """Of parameters: in larger models the operations take most of the time, and what stands around them little."""
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _RECORD_AT = (5, 9, 16)
 _VERIFY_AT = (2, 3, 33, 64)
 _VERIFY_UP_TO = 512
@@ -147,9 +148,12 @@ def has_plain_cache(model: Any) -> bool:
 
 def calls_of(model: Any, max_length: int) -> Calls:
     """How exact mode calls a model; by replays if that can be."""
-    if is_plain(model) and has_plain_cache(model):
-        return ReplayedCalls(model, max_length)
-    return Calls(model)
+    text = model.config.get_text_config(decoder=True)
+    # Which experts are called is decided by the data, and not always where a recording would see it.
+    has_experts = any(getattr(text, name, None) for name in _EXPERTS)
+    if has_experts or not is_plain(model) or not has_plain_cache(model):
+        return Calls(model)
+    return ReplayedCalls(model, max_length)
 
 
 def _flat(cache: Any) -> list[torch.Tensor]:

@@ -50,7 +50,9 @@ class _Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **(kwargs or {}))
         if isinstance(result, torch.Tensor) and id(result) in self._slots:
             return result  # nothing was done: a conversion to what it is
-        parts = [result] if isinstance(result, torch.Tensor) else list(result)
+        parts = list(result) if isinstance(result, list | tuple) else [result]
+        if not all(isinstance(part, torch.Tensor) for part in parts):
+            raise NotRepeatable(f"{func} tells Python something of the data")
         self.steps.append((func, given, named, [self._new(part) for part in parts]))
         return result
 

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from holdfast.core.clock import Clock, SystemClock
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.processes import die_with_parent
 from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.engines.choose import make_engine
@@ -162,7 +162,7 @@ class EngineWorker:
         except SwapRefused as refusal:
             return wire.ServeFailed(model=order.model, why=str(refusal), restart=True)
         except HoldfastError as error:
-            return wire.ServeFailed(model=order.model, why=str(error))
+            return wire.ServeFailed(model=order.model, why=str(error), restart=not isinstance(error, BadUse))
         except Exception as error:  # whatever a model's loading raises; the coordinator decides
             traceback.print_exc()
             why = f"{how} of {order.folder}: {type(error).__name__}: {error}"
@@ -218,7 +218,7 @@ class EngineWorker:
             line.done(
                 self._said.model,
                 wire.DoneRequest(
-                    key=self._forget(one.id),
+                    key=self._held[one.id],
                     body=encode_answer(one.answer) if one.answer else b"",
                     new_tokens=one.answer.new_tokens if one.answer else 0,
                     started_s=one.started_s,
@@ -226,6 +226,7 @@ class EngineWorker:
                     error=one.error,
                 ),
             )
+            self._forget(one.id)  # after: whoever asks in between finds it in one place at least
         if finished and not self._held:
             line.flush()
 

@@ -48,7 +48,10 @@ class Zygote:
                 os.read(woken, 4096)
                 self._reap()
             if self._control.fileno() in readable:
-                order, descriptors, _flags, _from = socket.recv_fds(self._control, 256, 1)
+                try:
+                    order, descriptors, _flags, _from = socket.recv_fds(self._control, 256, 1)
+                except ConnectionResetError:  # the host was killed before it read all that we said
+                    return
                 if not order:
                     return
                 with socket.socket(fileno=descriptors[0]) as channel:
@@ -59,9 +62,10 @@ class Zygote:
             channel.sendall(frame(self._prepare(channel)))
             return
         number = int(order.removeprefix("fork "))
+        own_pid = os.getpid()
         pid = os.fork()
         if pid == 0:
-            self._become_child(channel)
+            self._become_child(channel, own_pid)
         self._numbers[pid] = number
         self._control.send(f"started {number} {pid}".encode())
 
@@ -82,13 +86,13 @@ class Zygote:
         gc.freeze()  # what is there now stays there, in pages that children share
         return Prepared(versions=versions)
 
-    def _become_child(self, channel: socket.socket) -> None:
+    def _become_child(self, channel: socket.socket, zygote_pid: int) -> None:
         status = 1
         try:
             signal.set_wakeup_fd(-1)
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             self._control.close()
-            work(channel, self._harnesses, node=self._node, logs=self._logs)
+            work(channel, self._harnesses, node=self._node, logs=self._logs, zygote_pid=zygote_pid)
             status = 0
         except (BrokenPipeError, ConnectionResetError):
             status = 0  # the host is gone, or wants this no more

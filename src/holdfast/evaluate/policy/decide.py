@@ -5,9 +5,8 @@ no more at a time than hides a round trip. `feed` deals requests out; `tail` is 
 requests asked back, asked twice, and engines that go on to the next model.
 """
 
-from array import array
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from holdfast.evaluate.policy import feed, tail
 from holdfast.evaluate.policy.events import (
@@ -24,8 +23,8 @@ from holdfast.evaluate.policy.events import (
     NodeLeft,
     Recalled,
     Refused,
-    SampleSpec,
     SamplesAdded,
+    SampleSpec,
     Tick,
 )
 from holdfast.evaluate.policy.longest_first import Entry
@@ -42,6 +41,9 @@ from holdfast.evaluate.policy.state import (
 )
 from holdfast.evaluate.policy.target import review
 
+if TYPE_CHECKING:
+    from array import array
+
 REVIEW_SHARE = 0.02
 """Of the time that was left, what may pass without a review."""
 
@@ -53,8 +55,7 @@ def decide(state: State, event: Event) -> list[Action]:
     and the same events give the same actions, live, emulated and under a virtual clock. An event costs O(log n) or
     amortised constant time, n the engines, tasks or metrics waiting.
     """
-    if event.now_s > state.now_s:
-        state.now_s = event.now_s
+    state.now_s = max(state.now_s, event.now_s)
     _HANDLERS[type(event)](state, event)
     if state.metrics:
         state.measure()
@@ -193,7 +194,7 @@ def _enter(state: State, sample: SampleSpec, requests: list[Entry], groups: dict
 def _grow(size: int, *columns: "array[int]") -> None:
     for column in columns:
         if len(column) < size:
-            column.extend([-1] * max(size - len(column), 0))
+            column.extend([-1] * (size - len(column)))
 
 
 def _grouped(state: State, requests: list[Entry]) -> list[Entry]:

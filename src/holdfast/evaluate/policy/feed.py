@@ -5,12 +5,15 @@ when the queue runs out, so that what is left can go wherever a place comes free
 that would be free first is given the next entry, and with it what shares its prefix, as long as there is plenty.
 """
 
-from array import array
 from heapq import heappop, heappush, heapreplace
+from typing import TYPE_CHECKING
 
 from holdfast.evaluate.policy.events import Answered
 from holdfast.evaluate.policy.longest_first import Entry, LongestFirst
 from holdfast.evaluate.policy.state import ASKED, WAITING, EngineState, ModelState, State
+
+if TYPE_CHECKING:
+    from array import array
 
 PLENTY = 8
 """Entries an engine: while more wait, one is filled at a time, and neighbours that share a prefix stay together."""
@@ -114,7 +117,7 @@ def _give_decode(state: State, model: ModelState) -> bool:
     """
     queue = model.decode
     room = model.decode_room
-    slack_s = model.target_s - state.now_s
+    slack_s = model.pace_s - state.now_s
     request = _next_of(state, queue)
     if request is None:
         return bool(queue.count)
@@ -143,7 +146,7 @@ def _give_decode(state: State, model: ModelState) -> bool:
             break
         heappop(room)
     else:
-        return _widen(state, model, tokens, slack_s)
+        return _widen(state, model, tokens, slack_s) or _hurry_less(state, model)
     assert engine is not None
     queue.pop()
     ask(state, engine, request)
@@ -156,7 +159,7 @@ def _give_decode(state: State, model: ModelState) -> bool:
 
 
 def _widen(state: State, model: ModelState, tokens: float, slack_s: float) -> bool:
-    """Let one more engine generate if the next entry cannot wait any longer for a place; False if it can, or none is left.
+    """Let one more engine generate if the next entry cannot wait for a place; False if it can, or none is left.
 
     How many engines are enough was found as if answers could be cut to fill their batches exactly.
     """
@@ -170,6 +173,16 @@ def _widen(state: State, model: ModelState, tokens: float, slack_s: float) -> bo
     for number in model.engines:
         if not state.engines[number].decoding:
             open_engine(state, state.engines[number])
+    return True
+
+
+def _hurry_less(state: State, model: ModelState) -> bool:
+    """Let the batches be as large as the target permits, until the next review; False if they were already."""
+    if model.pace_s >= model.target_s:
+        return False
+    model.pace_s = model.target_s
+    for number in model.engines:
+        open_engine(state, state.engines[number])
     return True
 
 

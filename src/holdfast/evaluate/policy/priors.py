@@ -99,10 +99,8 @@ class Priors:
         for past in history:
             if (task := by_name.get(past.task)) is None:
                 continue
-            columns = array("i"), array("f"), array("f")
-            for column, data in zip(columns, (past.numbers, past.new_tokens, past.metric_s), strict=True):
-                column.frombytes(data)
-            for number, new_tokens, metric_s in zip(*columns, strict=True):
+            numbers, tokens, metrics = array("i", past.numbers), array("f", past.new_tokens), array("f", past.metric_s)
+            for number, new_tokens, metric_s in zip(numbers, tokens, metrics, strict=True):
                 priors._record(task, number, new_tokens, metric_s)
         return priors
 

@@ -46,9 +46,31 @@ class EngineState:
     """
 
     __slots__ = (
-        "asked", "base_s", "begun_s", "clock", "debt_s", "decode_s", "decode_load_s", "decoding", "drain_for", "engine",
-        "forward_entry_s", "forward_s", "last_clock", "max_batch", "model", "node", "prefill_token_s", "recalled", "request_s",
-        "seen_s", "sequence_s", "slowness", "stamp_decode", "stamp_forward", "swapping",
+        "asked",
+        "base_s",
+        "begun_s",
+        "clock",
+        "debt_s",
+        "decode_load_s",
+        "decode_s",
+        "decoding",
+        "drain_for",
+        "engine",
+        "forward_entry_s",
+        "forward_s",
+        "last_clock",
+        "max_batch",
+        "model",
+        "node",
+        "prefill_token_s",
+        "recalled",
+        "request_s",
+        "seen_s",
+        "sequence_s",
+        "slowness",
+        "stamp_decode",
+        "stamp_forward",
+        "swapping",
     )  # fmt: skip
 
     def __init__(self, engine: int, node: int) -> None:
@@ -135,7 +157,8 @@ class ModelState:
     """One model's work. `late` is what came before any engine served it, not yet put in order."""
 
     __slots__ = ("coming", "decode", "decode_engines", "decode_limit", "decode_room", "dropped", "engines", "forward", "forward_room", "late", "model",
-                 "nodes", "packing", "steal_after_s", "target_s")  # fmt: skip
+                 "nodes", "pace_s",
+        "packing", "steal_after_s", "target_s")  # fmt: skip
 
     def __init__(self, model: int) -> None:
         self.model = model
@@ -153,6 +176,8 @@ class ModelState:
         self.steal_after_s = 0.0
         self.target_s = 0.0
         """When it could all be done, by what is known: long answers go into batches small enough for that."""
+        self.pace_s = 0.0
+        """When each answer should be done: before the target where engines have time to spare."""
         self.decode_limit = 1 << 30
         """How many engines are enough for what is to be generated: more would leave their batches half empty."""
         self.decode_engines = 0

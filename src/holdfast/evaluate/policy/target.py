@@ -18,14 +18,15 @@ REVIEW_EVENTS = 1024
 """At least so many events are between two reviews."""
 OVERDUE = 0.15
 """Of what was expected, what is taken to be left of an answer that is longer than that."""
-DECODE_MARGIN = 1.0
+SPARE = 0.7
+"""Of the engines' time is planned with when answers are paced faster than the target needs."""
 _BISECTIONS = 14
 
 
 class Item(NamedTuple):
-    """Some requests that are alike, and what each takes: tokens as expected and at most, seconds beyond them."""
+    """`number` requests that are alike, and what each takes: tokens as expected and at most, seconds beyond them."""
 
-    count: int
+    number: int
     tokens: float
     most_tokens: float
     metric_s: float
@@ -61,8 +62,9 @@ def review(state: State) -> None:
             model = state.models[number]
             left_s = time_left_s(found, state.reference, engines)
             model.target_s = state.now_s + left_s
-            decode_s = needs_s([item for item in found if item.tokens > 0], state.reference, left_s)
-            model.decode_limit = max(1, math.ceil(decode_s / left_s * DECODE_MARGIN)) if left_s > 0 else 1 << 30
+            model.pace_s = state.now_s + pace_s(found, state.reference, engines, left_s)
+            forward_s = sum(item.number * item.prefill_s for item in found if item.tokens <= 0)
+            model.decode_limit = max(1, math.ceil(engines - forward_s / left_s)) if left_s > 0 else 1 << 30
     state.events_until_review = max(REVIEW_EVENTS, in_flight)
     state.reviewed_s = state.now_s
     if state.waiting_models:
@@ -91,8 +93,8 @@ def _look_at_engines(state: State, items: dict[int, Items]) -> int:
         engine.last_clock = engine.clock + last
         if engine.forward_s > 0:
             items.setdefault(engine.model, []).append(Item(1, 0.0, 0.0, 0.0, engine.forward_s))
-    for (model, level), count in levels.items():
-        rest = 2.0 ** ((level + 0.5) / 4.0)
+    for (model, octave), count in levels.items():
+        rest = 2.0 ** ((octave + 0.5) / 4.0)
         items.setdefault(model, []).append(Item(count, rest, rest, 0.0, 0.0))
     return in_flight
 
@@ -120,6 +122,24 @@ def time_left_s(items: Items, curve: Curve, engines: float) -> float:
     for _ in range(_BISECTIONS if high_s > low_s else 0):
         middle_s = (low_s + high_s) / 2
         if needs_s(items, curve, middle_s) > middle_s * engines:
+            low_s = middle_s
+        else:
+            high_s = middle_s
+    return high_s
+
+
+def pace_s(items: Items, curve: Curve, engines: float, left_s: float) -> float:
+    """In what time each answer should be done, where engines have time to spare: the batches get smaller for it.
+
+    Lengths are guesses. With the target as the only measure one that comes out longer than expected lies in a batch
+    that is too large for it; so what the target leaves over is spent on smaller batches for all.
+    """
+    low_s, high_s = 0.0, left_s
+    if needs_s(items, curve, high_s) > SPARE * left_s * engines:
+        return left_s
+    for _ in range(_BISECTIONS):
+        middle_s = (low_s + high_s) / 2
+        if needs_s(items, curve, middle_s) > SPARE * left_s * engines:
             low_s = middle_s
         else:
             high_s = middle_s

@@ -72,7 +72,8 @@ def named(name: str) -> str:
 
 def verdict(evaluation: Evaluation) -> str:
     """One sentence: the makespan, the bound, and their ratio."""
-    took = f"{evaluation.suite} on {evaluation.model} took {words.duration(evaluation.makespan_s)}"
+    verb = "would take" if evaluation.state == "planned" else "took"
+    took = f"{evaluation.suite} on {evaluation.model} {verb} {words.duration(evaluation.makespan_s)}"
     if evaluation.ratio is None:
         return f"{took}; no lower bound is known.".replace(words.NBSP, " ")
     decides = max(evaluation.bound, key=lambda term: term.seconds)

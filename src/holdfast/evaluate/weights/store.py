@@ -1,9 +1,10 @@
 """A node's shared memory for models: whose it is, how much of it may be used, and that it is given back.
 
-`ROOT/holdfast-UID/SESSION/model-N/`; ROOT is /dev/shm, or a folder of the caller's. A session belongs to one agent,
-which holds a lock (flock) on it as long as it lives; the kernel drops the lock however the agent ends, so whoever
-finds a session unlocked knows that its owner is gone, and clears it. Unlike a process id, a lock means the same in
-every container that shares the memory. A file that is cleared while an engine maps it stays with that engine.
+`ROOT/holdfast-UID/SESSION/model-N/`, gone with the last session; ROOT is /dev/shm, or a folder of the caller's. A
+session belongs to one agent, which holds a lock (flock) on it as long as it lives; the kernel drops the lock however
+the agent ends, so whoever finds a session unlocked knows that its owner is gone, and clears it. Unlike a process id, a
+lock means the same in every container that shares the memory. A file that is cleared while an engine maps it stays
+with that engine.
 """
 
 import errno
@@ -84,8 +85,7 @@ class SharedMemory:
             raise BadUse(f"{session!r} cannot name a session. Use letters, digits, `-` and `_`.")
         self.budget_bytes = budget_bytes
         self._used: dict[str, int] = {}
-        own = _own_folder(root)
-        with _locked(own / _LOCK):  # a session is made and locked at once, for whoever clears
+        with _locked(root) as own:  # a session is made and locked at once, for whoever clears
             self.cleared = _clear_sessions_of_the_dead(own)
             self.folder = own / session
             try:
@@ -152,9 +152,12 @@ class SharedMemory:
     def close(self) -> None:
         """Clear the session. The second time does nothing."""
         if self._lock_fd >= 0:
-            shutil.rmtree(self.folder, ignore_errors=True)
-            os.close(self._lock_fd)
-            self._lock_fd = -1
+            with _locked(self.folder.parent.parent) as own:
+                shutil.rmtree(self.folder, ignore_errors=True)
+                os.close(self._lock_fd)
+                self._lock_fd = -1
+                if [path.name for path in own.iterdir()] == [_LOCK]:
+                    shutil.rmtree(own)
 
     def _written_bytes(self) -> int:
         files = (Path(root, name) for root, _, names in os.walk(self.folder) for name in names)
@@ -209,10 +212,18 @@ def _is_held(lock: Path) -> bool:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)
+def _locked(root: Path) -> Iterator[Path]:
+    """This user's folder in `root`, made where it is missing, for oneself alone: it goes with the last session."""
+    while True:
+        own = _own_folder(root)
+        try:
+            fd = os.open(own / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except FileNotFoundError:  # removed in between
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            if os.fstat(fd).st_nlink:  # else it was removed while this waited for it
+                yield own
+                return
+        finally:
+            os.close(fd)

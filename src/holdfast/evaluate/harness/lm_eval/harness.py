@@ -1,6 +1,7 @@
 """lm-evaluation-harness as a `Harness`: `simple_evaluate` runs, unmodified, in a process of its own for each entry."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -63,7 +64,7 @@ class LmEval:
         tqdm.tqdm.monitor_interval = 0  # a thread, in a process that forks
         torch.set_num_threads(1)  # clients compute nothing; more threads would only be in each other's way
         code.install(confirmed=self._confirmed)
-        evaluator.add_env_info = _add_versions
+        evaluator.add_env_info, evaluator.get_git_commit_hash = _add_versions, _git_hash
         if self._catalog is None:
             self._catalog = Catalog(self._include_paths)
         for entry in entries:
@@ -226,6 +227,14 @@ def _add_versions(storage: dict[str, Any]) -> None:
         "lm_eval_version": version("lm_eval"),
         "upper_git_hash": None,
     }
+
+
+@functools.cache
+def _git_hash() -> Any:
+    """lm-eval's `get_git_commit_hash`, which starts a process, once for all clients."""
+    from lm_eval.loggers.utils import get_git_commit_hash
+
+    return get_git_commit_hash()
 
 
 def _folder_name(entry: TaskEntry) -> str:

@@ -1,0 +1,240 @@
+"""Where each engine-second of an evaluation went, from its timeline; the parts add up to engines x makespan."""
+
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from holdfast.evaluate.engines.engine import Curve
+from holdfast.evaluate.report.timeline import EngineSpan, RequestSpan, Timeline
+
+USEFUL = "useful work"
+UNDERFILLED = "batch not full"
+REDONE = "work done twice or in vain"
+WEIGHTS = "waiting for weights"
+START = "starting engines"
+SWAP = "swapping weights"
+BEFORE = "idle before the first request"
+BETWEEN = "idle between requests"
+TAIL_SAMPLE = "idle while the last samples are generated"
+TAIL_METRIC = "idle while the last metrics are computed"
+TAIL_JUDGE = "idle while the last answers are judged"
+LOST = "lost to failures"
+ABSENT = "engine not there"
+
+CATEGORIES = (
+    USEFUL, UNDERFILLED, REDONE, WEIGHTS, START, SWAP, BEFORE, BETWEEN, TAIL_SAMPLE, TAIL_METRIC, TAIL_JUDGE, LOST,
+    ABSENT,
+)  # fmt: skip
+"""In the order in which a report shows them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Step:
+    """A link of the critical path. `what` is a kind of span; `waited_s` lies between the link before and this one."""
+
+    what: str
+    t0: float
+    t1: float
+    waited_s: float = 0.0
+    engine: int = -1
+    node: int = -1
+    task: int = -1
+    sample: int = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Account:
+    """`seconds` has every category and adds up to `engines * makespan_s`; `path` leads from the start to the end."""
+
+    engines: int
+    makespan_s: float
+    seconds: dict[str, float] = field(default_factory=dict)
+    path: tuple[Step, ...] = ()
+
+    def share(self, category: str) -> float:
+        """A category's part of all engine-seconds."""
+        total_s = self.engines * self.makespan_s
+        return self.seconds[category] / total_s if total_s else 0.0
+
+
+def account(timeline: Timeline, curves: Mapping[int, Curve] | Curve) -> Account:
+    """Tell where the engine-seconds of a run went.
+
+    While an engine works, the saturated cost of what it answered (`Curve.saturated_s`) is useful and the rest of that
+    time is a batch that was not full; where a curve is a guess that makes more than the time it took, the time it took
+    is all there is. A request that ended in an error, or that another engine had answered before, counts as in vain.
+
+    Args:
+        timeline: of the run.
+        curves: what engines cost, by engine or of all; where one is missing, all its work counts as useful.
+    """
+    makespan_s = timeline.makespan_s
+    spans: dict[int, list[EngineSpan]] = {}
+    for span in timeline.engines:
+        spans.setdefault(span.engine, []).append(span)
+    requests: dict[int, list[RequestSpan]] = {number: [] for number in spans}
+    for request in timeline.requests:
+        requests.setdefault(request.engine, []).append(request)
+    fetched_s = {(span.node, span.model): span.t1 for span in timeline.nodes if span.what == "fetch"}
+    last_request_s = min(max((request.t1 for request in timeline.requests), default=0.0), makespan_s)
+    judged_s = max((span.t1 for span in timeline.judged), default=0.0)
+    measured_s = max((span.t1 for span in timeline.metrics), default=0.0)
+    tail = TAIL_JUDGE if judged_s > measured_s else TAIL_METRIC
+    seconds = dict.fromkeys(CATEGORIES, 0.0)
+    for number in sorted(requests):
+        curve = curves if isinstance(curves, Curve) else curves.get(number)
+        busy = _merged((max(one.t0, 0.0), min(one.t1, makespan_s)) for one in requests[number])
+        busy_s = sum(end - begin for begin, end in busy)
+        useful_s, vain_s = _work(requests[number], busy_s, curve)
+        seconds[USEFUL] += useful_s
+        seconds[REDONE] += vain_s
+        seconds[UNDERFILLED] += busy_s - useful_s - vain_s
+        first_s = busy[0][0] if busy else makespan_s
+        for begin, end in _gaps(busy, makespan_s):
+            for category, part_s in _idle(begin, end, spans.get(number, ()), fetched_s):
+                if category:
+                    seconds[category] += part_s[1] - part_s[0]
+                    continue
+                from_s, to_s = part_s
+                if to_s <= first_s and busy:
+                    seconds[BEFORE] += to_s - from_s
+                elif busy and from_s < busy[-1][1]:
+                    seconds[BETWEEN] += to_s - from_s
+                else:
+                    cut_s = min(max(from_s, last_request_s), to_s)
+                    seconds[TAIL_SAMPLE] += cut_s - from_s
+                    seconds[tail] += to_s - cut_s
+    return Account(engines=len(requests), makespan_s=makespan_s, seconds=seconds, path=critical_path(timeline))
+
+
+def _work(requests: Sequence[RequestSpan], busy_s: float, curve: Curve | None) -> tuple[float, float]:
+    """Useful and vain seconds at a full batch, together not more than the engine was busy."""
+    useful_s = vain_s = 0.0
+    for request in requests:
+        if curve is None:
+            cost_s = request.t1 - request.t0
+        else:
+            cost_s = curve.saturated_s(request.prompt_tokens, request.new_tokens)
+        if request.error:
+            vain_s += cost_s
+        else:
+            useful_s += cost_s
+    total_s = useful_s + vain_s
+    if curve is None and total_s > 0:
+        return busy_s * useful_s / total_s, busy_s * vain_s / total_s
+    if total_s > busy_s:
+        return busy_s * useful_s / total_s, busy_s * vain_s / total_s
+    return useful_s, vain_s
+
+
+def _idle(
+    begin: float, end: float, spans: Sequence[EngineSpan], fetched_s: Mapping[tuple[int, int], float]
+) -> Iterable[tuple[str, tuple[float, float]]]:
+    """Cut a time in which an engine answered nothing by what it did instead; no category where it stood ready."""
+    now_s = begin
+    for span in spans:
+        from_s, to_s = max(span.t0, now_s), min(span.t1, end)
+        if to_s <= from_s:
+            continue
+        if from_s > now_s:
+            yield ABSENT, (now_s, from_s)
+        if span.what == "load":
+            cut_s = min(max(fetched_s.get((span.node, span.model), from_s), from_s), to_s)
+            yield WEIGHTS, (from_s, cut_s)
+            yield START, (cut_s, to_s)
+        else:
+            yield {"swap": SWAP, "lost": LOST}.get(span.what, ""), (from_s, to_s)
+        now_s = to_s
+    if now_s < end:
+        yield ABSENT, (now_s, end)
+
+
+def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+    """The times covered by any of the spans, in order and apart."""
+    found: list[tuple[float, float]] = []
+    for begin, end in sorted(spans):
+        if end <= begin:
+            continue
+        if found and begin <= found[-1][1]:
+            found[-1] = found[-1][0], max(found[-1][1], end)
+        else:
+            found.append((begin, end))
+    return found
+
+
+def _gaps(busy: Sequence[tuple[float, float]], end_s: float) -> Iterable[tuple[float, float]]:
+    now_s = 0.0
+    for begin, end in busy:
+        if begin > now_s:
+            yield now_s, begin
+        now_s = end
+    if now_s < end_s:
+        yield now_s, end_s
+
+
+def critical_path(timeline: Timeline) -> tuple[Step, ...]:
+    """From the end back: the metric that ended last, the answer it waited for, what kept that one's engine before.
+
+    What an engine answers without a pause is one step.
+    """
+    ends: dict[int, list[RequestSpan]] = {}
+    answers: dict[tuple[int, int, int], RequestSpan] = {}
+    for one in sorted(timeline.requests, key=lambda one: one.t1):
+        ends.setdefault(one.engine, []).append(one)
+        answers[one.model, one.task, one.sample] = one
+    steps: list[Step] = []
+    last_metric = max(timeline.metrics, key=lambda span: span.t1, default=None)
+    last_request = max(timeline.requests, key=lambda span: span.t1, default=None)
+    request: RequestSpan | None
+    if last_metric is not None and (last_request is None or last_metric.t1 >= last_request.t1):
+        request = answers.get((last_metric.model, last_metric.task, last_metric.sample))
+        waited_s = last_metric.t0 - request.t1 if request else 0.0
+        steps.append(Step(what="metric", t0=last_metric.t0, t1=last_metric.t1, waited_s=waited_s,
+                          node=last_metric.node, task=last_metric.task, sample=last_metric.sample))  # fmt: skip
+    else:
+        request = last_request
+    while request is not None:
+        before = ends[request.engine]
+        place = bisect_right(before, request.t0 + 1e-9, key=lambda one: one.t1)
+        previous = before[place - 1] if place else None
+        if previous is request or (previous is not None and previous.t1 > request.t0 + 1e-9):
+            previous = None
+        stood_s = max(
+            (span.t1 for span in timeline.engines
+             if span.engine == request.engine and span.what in {"load", "swap"} and span.t1 <= request.t0 + 1e-9),
+            default=0.0,
+        )  # fmt: skip
+        if previous is not None and previous.t1 < stood_s:
+            previous = None
+        since_s = previous.t1 if previous else stood_s
+        steps.append(Step(what="request", t0=request.t0, t1=request.t1, waited_s=max(0.0, request.t0 - since_s),
+                          engine=request.engine, task=request.task, sample=request.sample))  # fmt: skip
+        if previous is None:
+            steps += [
+                Step(what=span.what, t0=span.t0, t1=span.t1, engine=span.engine, node=span.node)
+                for span in timeline.engines
+                if span.engine == request.engine and span.what in {"load", "swap"} and span.t1 == stood_s
+            ][:1]
+        request = previous if previous is not None and previous.t0 < request.t0 else None
+    return tuple(reversed(_joined(steps)))
+
+
+def _joined(steps: Sequence[Step]) -> list[Step]:
+    """Requests that followed each other on one engine without a pause, as one step (steps go backwards here)."""
+    found: list[Step] = []
+    for step in steps:
+        if (
+            found
+            and found[-1].what == step.what == "request"
+            and found[-1].engine == step.engine
+            and found[-1].waited_s < _PAUSE_S
+        ):
+            last = found[-1]
+            found[-1] = Step(what="request", t0=step.t0, t1=last.t1, waited_s=step.waited_s, engine=step.engine,
+                             task=last.task, sample=last.sample)  # fmt: skip
+        else:
+            found.append(step)
+    return found
+
+
+_PAUSE_S = 0.05
