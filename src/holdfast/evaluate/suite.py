@@ -110,7 +110,7 @@ def _read(path: Path) -> Suite:
     except FileNotFoundError:
         raise NotFound(f"There is no suite {path}. Name a .toml file, or tasks (gsm8k,mmlu:100).") from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BadUse(f"{path} cannot be read as TOML: {error}. docs/evaluate.md shows the form of a suite.") from None
+        raise BadUse(f"{path} cannot be read as TOML: {error}. docs/evaluation.md shows the form of a suite.") from None
     checked = _checked(table, _SUITE_KEYS, str(path))
     defaults = {key: value for key, value in checked.items() if key in _DEFAULTS}
     tasks = checked.get("tasks")

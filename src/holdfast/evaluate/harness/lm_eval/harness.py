@@ -54,7 +54,7 @@ class LmEval:
             BadUse: it is not; the message has the nearest names.
         """
         import torch
-        import tqdm  # type: ignore[import-untyped]
+        import tqdm
         from lm_eval import evaluator
 
         from holdfast.evaluate.harness.lm_eval import code, exchange, metrics, model, text_model  # noqa: F401

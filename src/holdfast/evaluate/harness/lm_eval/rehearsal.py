@@ -61,7 +61,7 @@ class _Nobody:
 
 
 def _documents(**_: Any) -> Any:
-    from datasets import Dataset, DatasetDict  # type: ignore[import-untyped]
+    from datasets import Dataset, DatasetDict
 
     return DatasetDict(test=Dataset.from_list([{"text": "a", "answer": 0}, {"text": "b", "answer": 1}]))
 
