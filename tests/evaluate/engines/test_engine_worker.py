@@ -32,15 +32,16 @@ class Connection:
 
     async def expect(self, kind):
         """The next message of a kind; `Alive` and `Holding` in between are passed over."""
-        while True:
-            message = await asyncio.wait_for(wire.read(self.reader), PATIENCE_S)
-            if isinstance(message, kind):
-                return message
-            assert isinstance(message, wire.Alive | wire.Holding), message
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                message = await wire.read(self.reader)
+                if isinstance(message, kind):
+                    return message
+                assert isinstance(message, wire.Alive | wire.Holding), message
 
     async def end_of_life(self):
         """Read until nothing has come for longer than a living worker is silent."""
-        while True:
+        for _ in range(10):
             await asyncio.wait_for(wire.read(self.reader), 2.5)
 
     async def serve(self, folder, *, model=0, digest="d0"):

@@ -256,3 +256,27 @@ def test_recalled_requests_are_gone_and_the_others_are_answered(engine):
     assert [one.id for one in engine.step()] == [0]
     assert engine.step() == []
     assert engine.recall([0]) == []
+
+
+def test_stop_strings_stop_where_those_of_lm_eval_do(stock):
+    """Token for token: also where a string spans tokens, or stands further back than lm-eval looks."""
+    from lm_eval.models.utils_hf import stop_sequences_criteria
+
+    from holdfast.evaluate.engines.hf_stops import StopStrings
+
+    tokenizer = stock("llama").tokenizer
+    rng = random.Random(0)
+    strings = ["e", "th", "\n\n", "Question:", "</s>", "a b", "lazy dog"]
+    stops = StopStrings(tokenizer)
+    seen = set()
+    for _ in range(60):
+        until = rng.sample(strings, k=2)
+        tokens = tokenizer.encode(" ".join(rng.choices([*WORDS, "\n\n", "Question:", "lazy dog"], k=6)))
+        tokens = [token for token in tokens for _ in range(rng.choice([1, 1, 2]))]
+        is_stop = stops.watch(until)
+        for length in range(1, len(tokens) + 1):
+            # Anew at each length: what it says of this moment alone.
+            theirs = stop_sequences_criteria(tokenizer, until, 0, 1)(torch.tensor([tokens[:length]]), None)
+            assert is_stop(tokens[:length]) == bool(theirs)
+            seen.add(bool(theirs))
+    assert seen == {True, False}

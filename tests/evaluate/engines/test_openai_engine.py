@@ -165,6 +165,7 @@ def test_a_storm_of_refusals_is_waited_out_as_the_server_asks(server, engine_for
     assert all(one.answer for one in said)
     assert len(server.seen) == 28
     assert max(engine.slept) == pytest.approx(7.0, abs=0.2)
+    assert sum(slept > 6 for slept in engine.slept) > 20  # those that were not refused themselves wait, too
 
 
 def test_what_passes_is_tried_again_later_and_later(server, engine_for):
