@@ -55,7 +55,7 @@ class World:
 
     def starts(self, count: int) -> list[tuple[int, list[str]]]:
         """The pid and words of each watch, once there are so many."""
-        deadline_s = time.monotonic() + 30
+        deadline_s = time.monotonic() + 90
         while True:
             lines = self._notes.read_text().splitlines() if self._notes.exists() else []
             if len(lines) >= count:

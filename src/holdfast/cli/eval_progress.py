@@ -50,7 +50,8 @@ class Rate:
 
 def sentence(status: "Status", rate: float | None) -> str:
     """A status in a line."""
-    parts = [f"{status.state}: {status.samples_done:,} of {words.plainly(status.samples, 'sample')}"]
+    done = f"{status.samples_done:,} of {words.plainly(status.samples, 'sample')}"
+    parts = [f"{status.state}: {done if status.samples else 'tasks are being prepared'}"]
     if rate is not None and rate > 0:
         parts.append(f"{rate:,.1f} a second")
     if status.time_left_s > 0:

@@ -36,7 +36,7 @@ def ls(place: Place, /, as_json: bool, **wanted: str | None) -> None:
         [
             (
                 one.evaluation_id,
-                one.state,
+                _state(one),
                 when(one.started_at_s),
                 shorten(one.suite, 40),
                 one.step,
@@ -55,8 +55,15 @@ def _ratio(one: EvaluationRecord) -> str:
     return f"{one.makespan_s / one.bound_s:.2f}" if one.makespan_s and one.bound_s else ""
 
 
+def _state(one: EvaluationRecord) -> str:
+    from holdfast.evaluate.records import state_of
+
+    return state_of(one)
+
+
 def _row(one: EvaluationRecord) -> dict[str, Any]:
-    return {"id": one.evaluation_id, **{name: value for name, value in vars(one).items() if name != "evaluation_id"}}
+    said = {name: value for name, value in vars(one).items() if name != "evaluation_id"}
+    return {"id": one.evaluation_id, **said, "state": _state(one)}
 
 
 @click.command()
@@ -86,9 +93,12 @@ def show(place: Place, evaluation_id: str, output: Path | None, as_json: bool) -
 
 
 def _print_facts(record: EvaluationRecord) -> None:
-    click.echo(f"{record.evaluation_id}: {record.state}")
+    state = _state(record)
+    click.echo(f"{record.evaluation_id}: {state}")
     if record.outcome:
         click.echo(record.outcome)
+    elif state == "stopped":
+        click.echo(f"Its command ended before it did. Go on with: holdfast eval resume {record.evaluation_id}")
     facts = {
         "suite": record.suite,
         "model": record.model,

@@ -73,7 +73,9 @@ def main() -> None:
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
-    except (click.Abort, KeyboardInterrupt):
+    except (click.Abort, KeyboardInterrupt) as error:
+        if said := str(error.__cause__ or error):  # click raises its own from what interrupted it
+            click.echo(f"holdfast: {said}", err=True)
         sys.exit(130)
     except BrokenPipeError:
         # The reader of a pipe (`| head`) left; there is nobody to tell, not even when Python flushes at its end.

@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from holdfast.core.paths import RunPaths
 if TYPE_CHECKING:
     import subprocess
 
+_LOOK_S = 0.1
 HOLDFAST = (sys.executable, "-m", "holdfast.cli.main")
 
 
@@ -121,7 +123,7 @@ class RunEvaluation:
             if self._child is None:
                 return
             self._say("evaluating the checkpoints that are left; Ctrl-C ends that")
-            exit_code = self._child.wait()
+            exit_code = _awaited(self._child)
         except KeyboardInterrupt:
             exit_code = None
         except OSError as error:
@@ -158,6 +160,13 @@ class RunEvaluation:
             )
         except OSError as error:  # training goes on; the next checkpoint tries again
             self._say(f"the evaluation does not start: {error}")
+
+
+def _awaited(child: "subprocess.Popen[bytes]") -> int:
+    """How it ended. By looks: a Ctrl-C just before a wait without end would be heard after it."""
+    while (exit_code := child.poll()) is None:
+        time.sleep(_LOOK_S)
+    return exit_code
 
 
 def _wish_of(paths: RunPaths) -> Path:

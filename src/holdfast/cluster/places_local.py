@@ -35,7 +35,9 @@ class LocalPlaces:
 class LocalPlacement:
     """A leashed process a place."""
 
-    def __init__(self, command: tuple[str, ...], environment: dict[str, str], folder: Path, places: LocalPlaces) -> None:
+    def __init__(
+        self, command: tuple[str, ...], environment: dict[str, str], folder: Path, places: LocalPlaces
+    ) -> None:
         self._command, self._environment, self._folder = command, environment, folder
         self._linger_s = places.linger_s
         self._host = socket.gethostname()

@@ -20,9 +20,7 @@ from holdfast.evaluate.harness.jobs import Asked, Job, frame, receive
 from holdfast.evaluate.requests import decode_answer
 
 
-def work(
-    channel: socket.socket, harnesses: Mapping[str, Harness], *, node: int, logs: Path, zygote_pid: int
-) -> None:
+def work(channel: socket.socket, harnesses: Mapping[str, Harness], *, node: int, logs: Path, zygote_pid: int) -> None:
     """Do the jobs that come over the channel, until there are no more."""
     die_with_parent(zygote_pid)
     # What this process forks itself (lm-eval bootstraps in a pool) ends with it, and is in its group.
