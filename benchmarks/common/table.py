@@ -4,9 +4,9 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from rich import box
 from rich.console import Console
@@ -56,6 +56,10 @@ class Row:
             if value is not None and not math.isfinite(value):
                 raise ValueError(f"{self.measure}: {name} is {value}; give None where there is no figure")
 
+    def within(self, part: str) -> Self:
+        """The same row of a part of a benchmark."""
+        return replace(self, measure=f"{part}: {self.measure}")
+
     @property
     def met(self) -> bool | None:
         """Whether ours satisfies the must; None where there is none."""
@@ -75,15 +79,17 @@ class Row:
 
 
 def parse_arguments(
-    description: str, arguments: Sequence[str] | None = None, *, rounds: int | None = None
+    description: str, arguments: Sequence[str] | None = None, *, rounds: int | None = None, parts: Sequence[str] = ()
 ) -> argparse.Namespace:
-    """The options that every benchmark has: `quick`, `json`, `seed`; and `rounds`, where a default is given."""
+    """The options that every benchmark has: `quick`, `json`, `seed`; `rounds`, where a default is given; `only`."""
     parser = argparse.ArgumentParser(description=description.partition("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="a smoke test of less than a minute on two cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
     parser.add_argument("--seed", type=int, default=0, help="of everything random (default: %(default)s)")
     if rounds is not None:
         parser.add_argument("--rounds", type=int, default=rounds, help="of each measurement (default: %(default)s)")
+    if parts:
+        parser.add_argument("--only", action="append", choices=parts, help="run this part; may be given several times")
     return parser.parse_args(arguments)
 
 

@@ -1,0 +1,96 @@
+"""The cluster and the suite that are emulated: those of the simulator's `paper_like`, small enough for two cores.
+
+What is true of 128 GPUs and 93,000 samples is kept by three reductions, the same for all policies:
+
+* an engine spans two GPUs, so that a node has 4 engines;
+* every sixteenth sample is taken of each dataset, and an engine's batch, its speed of reading and the room that one
+  more sequence takes in a step are reduced by the same factor: a step of a full batch, a dataset on an engine and the
+  longest answer last as long as they did. The samples of a task of multiple choice have one request with all its
+  choices' tokens. One slot for metrics stands for sixteen: a sample, which stands for sixteen, takes it as long as one
+  metric; a process that computes the metrics of a dataset one after another, as the paper's policy has it, takes
+  sixteen times the sum (`METRIC_JOBS` such processes at a time on a node);
+* a second lasts `PACE` seconds.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from holdfast.evaluate.engines.engine import Curve
+from holdfast.simulate.suites import paper_like
+from holdfast.simulate.workload import SimCluster, SimModel, SimTask, Workload
+
+THIN = 16
+PACE = 1 / 10
+ENGINES_PER_NODE = 4
+METRIC_JOBS = 16
+METRIC_SLOTS = METRIC_JOBS // THIN
+MODEL_BYTES = 24 * 1024 * 1024
+"""Of a checkpoint; rates are reduced with it."""
+LATENCY_S, FLUSH_S = 0.002, 0.02
+"""Not made shorter: they are the real coordinator's and the real engine worker's own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Miniature:
+    """What is emulated, and simulated to predict it. All times are the emulation's."""
+
+    workload: Workload
+    cluster: SimCluster
+    pace: float
+    """Seconds that a real one lasts."""
+
+    def on(self, nodes: int) -> "Miniature":
+        """The same on another number of nodes."""
+        return replace(self, cluster=replace(self.cluster, nodes=nodes))
+
+    def of(self, models: int) -> "Miniature":
+        """The same for a stream of models."""
+        return replace(self, workload=replace(self.workload, models=(SimModel(size_bytes=MODEL_BYTES),) * models))
+
+
+def miniature(*, seed: int = 0, thin: int = THIN, pace: float = PACE, tasks: int | None = None) -> Miniature:
+    """The suite of a seed; `tasks` takes some of its datasets, of every kind."""
+    whole = paper_like(seed)
+    every = 1 if tasks is None else max(1, len(whole.tasks) // tasks)
+    chosen = [_thinned(task, thin, pace) for task in whole.tasks[::every]]
+    workload = Workload(tasks=tuple(chosen), models=(SimModel(size_bytes=MODEL_BYTES),))
+    full = SimCluster()
+    shrunk = MODEL_BYTES / whole.models[0].size_bytes / pace
+    cluster = SimCluster(
+        nodes=1,
+        engines_per_node=ENGINES_PER_NODE,
+        metric_slots=METRIC_SLOTS,
+        curve=Curve(
+            prefill_tokens_per_s=full.curve.prefill_tokens_per_s / thin / pace,
+            request_s=full.curve.request_s * thin * pace,
+            step_base_s=full.curve.step_base_s * pace,
+            step_sequence_s=full.curve.step_sequence_s * thin * pace,
+            max_batch=max(1, full.curve.max_batch // thin),
+        ),
+        store_bytes_per_s=full.store_bytes_per_s * shrunk,
+        node_bytes_per_s=full.node_bytes_per_s * shrunk,
+        fabric_bytes_per_s=full.fabric_bytes_per_s * shrunk,
+        device_bytes_per_s=full.device_bytes_per_s * shrunk,
+        engine_start_s=full.engine_start_s * pace,
+        swap_s=full.swap_s * pace,
+        process_start_s=full.process_start_s * pace,
+        latency_s=LATENCY_S,
+        flush_s=FLUSH_S,
+    )
+    return Miniature(workload=workload, cluster=cluster, pace=pace)
+
+
+def _thinned(task: SimTask, thin: int, pace: float) -> SimTask:
+    places = _spread(len(task), thin)
+    return replace(
+        task,
+        prompt_tokens=[task.prompt_tokens[place] * task.choices for place in places],
+        new_tokens=[task.new_tokens[place] for place in places],
+        metric_s=[task.metric_s[place] * pace for place in places],
+        choices=1,
+    )
+
+
+def _spread(size: int, thin: int) -> Sequence[int]:
+    count = max(1, round(size / thin))
+    return [int((number + 0.5) * size / count) for number in range(count)]

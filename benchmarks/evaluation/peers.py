@@ -1,0 +1,69 @@
+"""Holdfast's policy and others' in the simulator: 200 random suites, whose generator and seeds were fixed beforehand.
+
+Of every suite: our makespan, with no history at all, over that of OpenCompass' partitioners, olmo-eval's queue and the
+paper's policy, each given its best (`holdfast.simulate.peers`).
+"""
+
+import statistics
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+from common.jobs import say
+from common.machine import Quiet
+from common.table import Must, Row, print_table
+from holdfast.simulate.evaluate import simulate
+from holdfast.simulate.peers import simulate_peer
+from holdfast.simulate.suites import RANDOM_SUITES, random_suite
+
+POLICIES = ("opencompass-size", "opencompass-workers", "olmo", "paper")
+NEVER_SLOWER = ("opencompass-size", "opencompass-workers", "olmo")
+SHARES = (0, 1, 5, 25, 50, 75, 95, 99, 100)
+WORKERS = 2
+
+
+def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> Iterator[Row]:
+    """One row a policy and, printed besides, the distribution."""
+    del folder, rounds, seed  # its seeds are its own
+    count = 2 if quick else RANDOM_SUITES
+    quiet.wait()
+    found: list[tuple[float, ...]] = []
+    with ProcessPoolExecutor(WORKERS) as workers:
+        for number, one in enumerate(workers.map(_one, range(count)), start=1):
+            found.append(one)
+            if number % 20 == 0:
+                say(f"simulated {number} of {count} random suites")
+    table = []
+    for place, policy in enumerate(POLICIES):
+        ratios = sorted(one[0] / one[1 + place] for one in found)
+        table.append([policy, *(_at(ratios, share) for share in SHARES)])
+        slower = sum(ratio > 1.02 for ratio in ratios)
+        asked = policy in NEVER_SLOWER
+        yield Row(
+            measure=f"{count} random suites: our makespan over that of {policy}, the most",
+            ours=ratios[-1],
+            peer=1,
+            unit="ratio",
+            must=Must("<=", 1.02) if asked else None,
+        )
+        yield Row(
+            measure=f"{count} random suites: more than 2% slower than {policy}", ours=slower, limit=0, unit="suites"
+        )
+        yield Row(
+            measure=f"{count} random suites: our makespan over that of {policy}, median",
+            ours=statistics.median(ratios),
+            peer=1,
+            unit="ratio",
+        )
+    print_table(f"Our makespan over theirs, {count} random suites: percentiles",
+                ("policy", *(f"{share}%" for share in SHARES)), table)  # fmt: skip
+
+
+def _at(ordered: Sequence[float], share: int) -> float:
+    return ordered[round(share / 100 * (len(ordered) - 1))]
+
+
+def _one(number: int) -> tuple[float, ...]:
+    workload, cluster = random_suite(number)
+    ours_s = simulate(workload, cluster, seed=number).makespan_s
+    return ours_s, *(simulate_peer(policy, workload, cluster, seed=number) for policy in POLICIES)

@@ -1,0 +1,103 @@
+"""A stream of checkpoints on the emulated cluster: how long each engine stands still between one and the next."""
+
+import itertools
+import shutil
+import statistics
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+from common.jobs import say
+from common.machine import Quiet
+from common.table import Must, Row
+from evaluation.miniature import MODEL_BYTES, PACE, miniature
+from evaluation.ours import Emulated, emulate, scores_alone
+from holdfast.simulate.evaluate import simulate
+
+ALLOWED_S = 0.5
+"""Beyond the swap."""
+SPARE_S = 60.0
+
+
+def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> Iterator[Row]:
+    """Gaps, loading, bytes and scores of a stream of checkpoints that come while the first is evaluated."""
+    models, nodes, tasks = (2, 1, 4) if quick else (4, 4, 20)
+    mini = miniature(seed=seed, pace=PACE / 4 if quick else PACE / 2, tasks=tasks).on(nodes).of(models)
+    truth = scores_alone(mini.workload)
+    known = mini.workload.history(0.2, seed)
+    predicted_s = simulate(mini.workload, mini.cluster, history=known, seed=seed).makespan_s
+    runs: list[Emulated] = []
+    for number in range(rounds):
+        quiet.wait()
+        place = folder / f"stream-{number}"
+        runs.append(emulate(mini, history=True, folder=place, timeout_s=SPARE_S + 3 * predicted_s, seed=seed))
+        shutil.rmtree(place)
+        say(f"stream, round {number + 1} of {rounds}: {max(gaps_s(runs[-1])):.2f} s the longest gap")
+    swap_s = mini.cluster.swap_s
+    named = f"{models} checkpoints, {nodes} nodes, {mini.cluster.engines} engines"
+    all_gaps_s = [gap_s for one in runs for gap_s in gaps_s(one)]
+    yield Row(measure=f"{named}: gap of an engine, median", ours=statistics.median(all_gaps_s), limit=swap_s, unit="s")
+    yield Row(
+        measure=f"{named}: gap of an engine, the longest of {len(all_gaps_s)}",
+        ours=max(all_gaps_s),
+        limit=swap_s,
+        unit="s",
+        must=None if quick else Must("<=", round(swap_s + ALLOWED_S, 6)),
+    )
+    late_s = max(max(0.0, late) for one in runs for late in loaded_late_s(one))
+    yield Row(
+        measure=f"{named}: loading that was not hidden, the most",
+        ours=late_s,
+        limit=0,
+        unit="s",
+        must=None if quick else Must("<=", 0),
+    )
+    yield Row(
+        measure=f"{named}: engines that were started anew for a checkpoint, the most of a run",
+        ours=max(restarts(one) for one in runs),
+        limit=0,
+        unit="engines",
+    )
+    yield Row(
+        measure=f"{named}: makespan, all of them; the simulator's prediction",
+        ours=statistics.median(one.makespan_s for one in runs),
+        peer=predicted_s,
+        unit="s",
+    )
+    yield Row(
+        measure=f"{named}: remote bytes over the checkpoints', the most",
+        ours=round(max(one.remote_bytes for one in runs) / (models * MODEL_BYTES), 3),
+        limit=1,
+        unit="copies",
+        must=Must("=", 1),
+    )
+    right = sum(one.scores == truth for one in runs)
+    yield Row(measure=f"{named}: runs with every score as computed alone", ours=right, limit=rounds, unit="runs",
+              must=Must("=", rounds))  # fmt: skip
+
+
+def gaps_s(run: Emulated) -> list[float]:
+    """Of each engine and each change of model: from the end of its last answer to the start of its next."""
+    spans: dict[int, dict[int, tuple[float, float]]] = defaultdict(dict)
+    for span in run.timeline.requests:
+        first, last = spans[span.engine].get(span.model, (span.t0, span.t1))
+        spans[span.engine][span.model] = min(first, span.t0), max(last, span.t1)
+    return [
+        later[0] - earlier[1]
+        for by_model in spans.values()
+        for earlier, later in itertools.pairwise(sorted(by_model.values()))
+    ]
+
+
+def loaded_late_s(run: Emulated) -> list[float]:
+    """Of each model but the first and each node: how long after the last answer of the one before its weights came."""
+    last_answer_s: dict[int, float] = {}
+    for span in run.timeline.requests:
+        last_answer_s[span.model] = max(last_answer_s.get(span.model, 0.0), span.t1)
+    fetches = [span for span in run.timeline.nodes if span.what == "fetch" and span.model > 0]
+    return [span.t1 - last_answer_s[span.model - 1] for span in fetches] or [0.0]
+
+
+def restarts(run: Emulated) -> int:
+    """Engines that were loaded for a model that is not the first; a spare that certifies swaps is none."""
+    return sum(span.what == "load" and span.model > 0 for span in run.timeline.engines)
