@@ -13,9 +13,14 @@ PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
 
 
-def die_with_parent() -> None:
-    """Ask the kernel to SIGKILL this process when its parent ends, however that ends."""
+def die_with_parent(parent_pid: int | None = None) -> None:
+    """Ask the kernel to SIGKILL this process when its parent ends, however that ends.
+
+    `parent_pid`: of the parent, where it is known; if that is gone already, this process ends now.
+    """
     _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if parent_pid not in (None, os.getppid()):
+        os.kill(os.getpid(), signal.SIGKILL)
 
 
 def become_subreaper() -> None:

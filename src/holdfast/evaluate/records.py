@@ -1,11 +1,13 @@
 """The ledger's side of an evaluation: what is recorded of it, and what earlier ones say of its costs."""
 
+import fcntl
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from holdfast.core.ledger import Ledger
-from holdfast.core.ledger.records import HISTORY_LIMIT_BYTES, Prior
+from holdfast.core.ledger.records import HISTORY_LIMIT_BYTES, EvaluationRecord, Prior
 from holdfast.core.paths import EvaluationPaths, ledger_url
 from holdfast.evaluate.coordinator.config import CoordinatorFiles, task_names
 from holdfast.evaluate.evaluation import Evaluation
@@ -23,6 +25,19 @@ def opened_ledger(options: EvaluateOptions, paths: EvaluationPaths) -> Iterator[
         yield ledger
     finally:
         ledger.close()
+
+
+def state_of(record: EvaluationRecord) -> str:
+    """The state of an evaluation; "stopped" where the ledger says running and no command has it any more."""
+    lock = Path(record.folder) / "state" / "lock"
+    if record.state != "running" or not lock.exists():  # of another machine's disk
+        return record.state
+    with lock.open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return "running"
+    return "stopped"
 
 
 def history_of(ledger: Ledger, plan: Planned) -> list[TaskHistory]:

@@ -71,7 +71,12 @@ def evaluate(
         with opened_ledger(options, paths) as ledger:
             ledger.add_evaluation(plan.record(paths))
             plan.write(paths)
-            return _run(plan, paths, ledger, progress)
+            try:
+                return _run(plan, paths, ledger, progress)
+            except BadUse:  # nothing came of it, and its id is free for the next try
+                ledger.remove_evaluation(paths.evaluation_id)
+                shutil.rmtree(paths.root)
+                raise
 
 
 def resume(
@@ -165,11 +170,18 @@ def _run(plan: Planned, paths: EvaluationPaths, ledger: Ledger, progress: Progre
             session = Session(plan.coordinator_config(paths), plan.nodes_wanted(environment), heard)
             _run_session(session, plan.add_model(0, paths))
     except BaseException as error:
-        outcome = f"{error or type(error).__name__} Go on with: holdfast eval resume {paths.evaluation_id}"
+        why = str(error) or ("It was stopped." if isinstance(error, KeyboardInterrupt) else type(error).__name__)
+        outcome = f"{why} Go on with: holdfast eval resume {paths.evaluation_id}"
         ledger.set_evaluation(paths.evaluation_id, state="stopped", ended_at_s=time.time(), outcome=outcome)
+        if isinstance(error, KeyboardInterrupt):
+            raise KeyboardInterrupt(outcome) from error
+        if isinstance(error, EvaluationError):
+            raise EvaluationError(outcome) from error
         raise
     if heard.model is not None and heard.model.error:
         ledger.set_evaluation(paths.evaluation_id, state="failed", ended_at_s=time.time(), outcome=heard.model.error)
+        if heard.model.wrong_use and not heard.tasks:
+            raise BadUse(heard.model.error)
         raise EvaluationError(f"{heard.model.error} Go on with: holdfast eval resume {paths.evaluation_id}")
     evaluation = summarize(plan.suite, plan.model, paths, heard.tasks, heard.model, plan.options)
     write_evaluation(evaluation, paths.root)

@@ -10,6 +10,7 @@ import logging
 import os
 import secrets
 import sys
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,15 @@ from holdfast.cluster import places
 from holdfast.cluster.placement import Place, Placement
 from holdfast.core.atomic import write_atomic
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.coordinator.config import DONE, FAILED, LEFT, CoordinatorConfig, CoordinatorFiles, encode_config
+from holdfast.evaluate.coordinator.config import (
+    DONE,
+    FAILED,
+    LEFT,
+    UNWRITABLE,
+    CoordinatorConfig,
+    CoordinatorFiles,
+    encode_config,
+)
 from holdfast.evaluate.coordinator.dial import Line
 from holdfast.evaluate.coordinator.wire import (
     ENV_ADDRESS,
@@ -36,6 +45,7 @@ from holdfast.evaluate.occupied import wait_for_the_others
 
 _POLL_S = 0.2
 _MOST_RESTARTS = 50  # of the coordinator or of one node's agent; a fault that strikes more often is a bug
+_QUICK_END_S, _MOST_QUICK_ENDS = 5.0, 8  # in a row: whatever ends a coordinator at once would end the next one
 _START_TIMEOUT_S = 30.0
 _ENDS = (DONE, FAILED, LEFT)  # with which a coordinator says that it meant to end
 _STOP_TIMEOUT_S = 20.0
@@ -169,7 +179,9 @@ class Session:
         """Keep a coordinator running until one means to end."""
         log = Path(self._config.folder) / "logs" / "coordinator.log"
         log.parent.mkdir(parents=True, exist_ok=True)
+        quick_ends = 0
         for _start in range(_MOST_RESTARTS):
+            began_s = time.monotonic()
             with log.open("ab") as output:
                 child = await asyncio.create_subprocess_exec(
                     sys.executable,
@@ -192,16 +204,25 @@ class Session:
                     child.kill()
                     await child.wait()
                 raise
+            if code == UNWRITABLE:
+                raise EvaluationError(
+                    f"{self._config.folder} cannot be written: its disk is full or failing. What was finished is kept. "
+                    "Make room there."
+                )
             if code in _ENDS:
                 return code
+            quick_ends = quick_ends + 1 if time.monotonic() - began_s < _QUICK_END_S else 0
+            if quick_ends == _MOST_QUICK_ENDS:
+                break
             _log.warning("The coordinator ended with %d and is started again; its log is %s.", code, log)
-        raise EvaluationError(f"The coordinator ended {_MOST_RESTARTS} times. Its log is {log}.")
+        raise EvaluationError(f"The coordinator ends again and again. Its log is {log}.")
 
     async def _port(self, coordinating: "asyncio.Task[int]") -> int:
         for _ in range(int(_START_TIMEOUT_S / 0.02)):
             if self._files.address.exists():
                 return int(self._files.address.read_text().rsplit(":", 1)[1])
             if coordinating.done():
+                coordinating.result()  # raises why, if it knows
                 break
             await asyncio.sleep(0.02)
         raise EvaluationError(f"The coordinator does not start. Its log is {self._config.folder}/logs/coordinator.log.")

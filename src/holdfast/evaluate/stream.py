@@ -10,12 +10,15 @@ import re
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import msgspec
+
 from holdfast.checkpoint import scan
 from holdfast.core.atomic import write_atomic
-from holdfast.core.errors import HoldfastError, NotFound
+from holdfast.core.errors import BadUse, HoldfastError, NotFound
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import EvaluationPaths, holdfast_home
 from holdfast.evaluate.coordinator.config import LEFT, CoordinatorFiles
@@ -26,7 +29,7 @@ from holdfast.evaluate.judging import judging
 from holdfast.evaluate.options import EvaluateOptions
 from holdfast.evaluate.planned import Planned, describe_model, new_id
 from holdfast.evaluate.policy.priors import encode_history
-from holdfast.evaluate.records import history_of, opened_ledger, record_end
+from holdfast.evaluate.records import history_of, opened_ledger, record_end, state_of
 from holdfast.evaluate.report import write_reports
 from holdfast.evaluate.run import Progress, holding
 from holdfast.evaluate.session import Session
@@ -72,8 +75,8 @@ def watch(
 ) -> Iterator[Evaluation]:
     """Evaluate each checkpoint of a folder, newest first; yields each evaluation as it ends.
 
-    A checkpoint that the ledger has an evaluation of, with this suite, is not evaluated again. One that fails is
-    yielded with its error, and the stream goes on.
+    A checkpoint that the ledger has an evaluation of, with this suite, is not evaluated again, unless that was stopped
+    or failed. One that fails is yielded with its error, and the stream goes on.
 
     Args:
         suite: as `evaluate`.
@@ -112,6 +115,7 @@ class _Stream:
     """What the session's thread says; None at its end."""
     _passed_over: set[Path] = field(default_factory=set)
     _open: set[int] = field(default_factory=set)
+    _holding: dict[int, ExitStack] = field(default_factory=dict)
     _session: Session | None = None
     _thread: threading.Thread | None = None
 
@@ -143,6 +147,8 @@ class _Stream:
             if self._session is not None and self._thread is not None:
                 self._session.leave()
                 self._thread.join()
+            for held in self._holding.values():
+                held.close()
 
     def _feed(self) -> None:
         """Keep the session in work, as long as there is some."""
@@ -157,7 +163,8 @@ class _Stream:
         files = CoordinatorFiles(self.paths.root)
         files.folder.mkdir(parents=True, exist_ok=True)
         write_atomic(files.history, encode_history(history_of(self.ledger, plan)))
-        session = Session(plan.coordinator_config(self.paths), plan.nodes_wanted(self.environment), self._heard.put)
+        config = msgspec.structs.replace(plan.coordinator_config(self.paths), is_stream=True)
+        session = Session(config, plan.nodes_wanted(self.environment), self._heard.put)
 
         def run() -> None:
             try:
@@ -172,7 +179,8 @@ class _Stream:
 
     def _next(self) -> AddModel | None:
         """The newest checkpoint that nobody has evaluated or passed over, planned and recorded."""
-        known = {record.model for record in self.ledger.evaluations(suite=self.suite.name) if record.state != "failed"}
+        records = self.ledger.evaluations(suite=self.suite.name)
+        known = {record.model for record in records if state_of(record) in ("running", "done")}
         found = [
             one
             for one in checkpoints_in(self.folder)
@@ -198,15 +206,19 @@ class _Stream:
             raise
         plan = Planned(suite=self.suite, model=str(newest.path), manifest=manifest, options=options)
         paths = EvaluationPaths(self.paths.home, str(options.evaluation_id))
-        paths.state.mkdir(parents=True, exist_ok=True)
+        number = len(self._plans)
+        held = self._holding[number] = ExitStack()
+        held.enter_context(holding(paths))
         self.ledger.add_evaluation(plan.record(paths))
         plan.write(paths)
-        number = len(self._plans)
         self._plans[number] = (plan, paths)
         return plan.add_model(number, paths)
 
     def _ended(self, outcome: ModelOutcome) -> Evaluation:
         plan, paths = self._plans[outcome.model]
+        if outcome.wrong_use and not self._tasks:
+            self.ledger.remove_evaluation(paths.evaluation_id)
+            raise BadUse(outcome.error)
         timeline = write_slice(self.paths, paths, outcome.model)
         tasks = self._tasks.get(outcome.model, {})
         evaluation = summarize(plan.suite, plan.model, paths, tasks, outcome, plan.options, timeline=timeline)
@@ -215,4 +227,5 @@ class _Stream:
         record_end(self.ledger, plan, self.paths, evaluation)
         if outcome.error:
             self.ledger.set_evaluation(evaluation.id, outcome=outcome.error, ended_at_s=time.time())
+        self._holding.pop(outcome.model).close()
         return evaluation

@@ -8,13 +8,15 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.atomic import write_atomic
 from holdfast.core.paths import EvaluationPaths
 from holdfast.evaluate.coordinator.config import CoordinatorFiles
 from holdfast.evaluate.coordinator.wire import ModelOutcome, TaskOutcome
 from holdfast.evaluate.engines.engine import Curve
-from holdfast.evaluate.evaluation import BoundTerm, Evaluation
+from holdfast.evaluate.evaluation import BoundTerm, Evaluation, PathStep
 from holdfast.evaluate.harness.lm_eval.results import merge
 from holdfast.evaluate.options import EvaluateOptions
+from holdfast.evaluate.policy.account import Account, Step, account
 from holdfast.evaluate.policy.bound import SampleWork, Work, lower_bound
 from holdfast.evaluate.report.timeline import End, Line, RequestSpan, Span, Timeline, TimelineWriter, read_timeline
 from holdfast.evaluate.scores import scores_of
@@ -47,7 +49,7 @@ def summarize(
     number = outcome.model if outcome else 0
     bound = _bound(timeline, number, CoordinatorFiles(paths.root).curve)
     engines = {span.engine for span in timeline.engines if span.what == "serve"}
-    account = _account(timeline)
+    spent = _account(timeline, CoordinatorFiles(paths.root).curve)
     blank = Evaluation(
         id=paths.evaluation_id,
         suite=suite.name,
@@ -57,8 +59,11 @@ def summarize(
         bound=bound,
         engines=len(engines),
         nodes=len({span.node for span in timeline.nodes}),
-        engine_seconds=sum(account.values()),
-        account=account,
+        engine_seconds=sum(spent.seconds.values()),
+        account={cause: seconds for cause, seconds in spent.seconds.items() if seconds > 0},
+        critical_path=tuple(
+            PathStep(what=step.what, t0=step.t0, t1=step.t1, detail=_detail(step, timeline)) for step in spent.path
+        ),
         samples=sum(span.samples for span in timeline.tasks if span.model == number),
         requests=sum(span.model == number for span in timeline.requests),
         reused=sum(span.reused for span in timeline.tasks if span.model == number),
@@ -70,7 +75,11 @@ def summarize(
         step=options.step,
         folder=str(paths.root),
     )
-    return replace(blank, **results_of(suite, tasks, blank))
+    found = results_of(suite, tasks, blank)
+    if outcome and outcome.error:  # of the model as a whole: why the tasks that did not end have no scores
+        missing = [entry.name for task, entry in enumerate(suite.entries) if task not in tasks]
+        found["errors"] = {**dict.fromkeys(missing, outcome.error), **found["errors"]}
+    return replace(blank, **found)
 
 
 def results_of(suite: Suite, tasks: Mapping[int, TaskOutcome], of: Evaluation) -> dict[str, Any]:
@@ -105,6 +114,9 @@ def write_slice(session: EvaluationPaths, paths: EvaluationPaths, model: int) ->
     ]
     spans = [span for span in spans if span.t1 >= begun_s]
     spans += [span for span in whole.nodes if span.what == "fetch" and span.model == model]
+    curve = CoordinatorFiles(session.root).curve
+    if curve.exists():
+        write_atomic(CoordinatorFiles(paths.root).curve, curve.read_bytes())
     begin = msgspec.structs.replace(whole.begin, started_at_s=whole.begin.started_at_s + begun_s)
     paths.timeline.unlink(missing_ok=True)
     with TimelineWriter(paths.timeline) as writer:
@@ -192,23 +204,15 @@ def _at_once(timeline: Timeline) -> int:
     return most
 
 
-def _account(timeline: Timeline) -> dict[str, float]:
-    account: dict[str, float] = defaultdict(float)
-    for span in timeline.engines:
-        if span.what != "serve":
-            account[span.what] += span.t1 - span.t0
-            continue
-        busy = _union_s(
-            [one for one in timeline.requests if one.engine == span.engine and span.t0 <= one.t1 <= span.t1]
-        )
-        account["busy"] += busy
-        account["idle"] += max(0.0, span.t1 - span.t0 - busy)
-    return dict(account)
+def _account(timeline: Timeline, curve_file: Path) -> Account:
+    if not curve_file.exists():
+        return Account(engines=0, makespan_s=timeline.makespan_s)
+    return account(timeline, msgspec.json.decode(curve_file.read_bytes(), type=Curve))
 
 
-def _union_s(spans: Iterable[RequestSpan]) -> float:
-    total_s = end_s = 0.0
-    for span in sorted(spans, key=lambda one: one.t0):
-        total_s += max(0.0, span.t1 - max(span.t0, end_s))
-        end_s = max(end_s, span.t1)
-    return total_s
+def _detail(step: Step, timeline: Timeline) -> str:
+    parts = [timeline.task_name(step.task)] if step.task >= 0 else []
+    parts += [f"sample {step.sample}"] if step.sample >= 0 else []
+    parts += [f"engine {step.engine}"] if step.engine >= 0 else []
+    parts += [f"after {step.waited_s:.2f} s of waiting"] if step.waited_s >= 0.01 else []
+    return ", ".join(parts)

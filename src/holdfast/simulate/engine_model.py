@@ -13,15 +13,19 @@ NEVER_S = float("inf")
 
 
 class VirtualEngine:
-    """One engine. `next_s` is when something happens next by itself; then call `advance`.
-
-    What is asked has an id, prompt tokens and new tokens. `busy_s`, `batch_s` and `prefill_s` accumulate: time at work,
-    the sum over sequences of time at work, time reading.
-    """
+    """One engine. `next_s` is when something happens next by itself; then call `advance`."""
 
     __slots__ = (
-        "_curve", "_decoding", "_reading", "_since_s", "_slowness", "_steps", "_waiting", "begun_s", "next_s", "useful_s",
-    )  # fmt: skip
+        "_curve",
+        "_decoding",
+        "_reading",
+        "_since_s",
+        "_slowness",
+        "_steps",
+        "_waiting",
+        "begun_s",
+        "next_s",
+    )
 
     def __init__(self, curve: Curve, slowness: float = 1.0) -> None:
         self._curve = curve

@@ -7,12 +7,11 @@ metrics, a judge's quota. What is not: the harness's own time (a constant), fail
 
 import random
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from typing import Any
 
-from holdfast.evaluate.engines.engine import Curve
 from holdfast.evaluate.policy.bound import Bound
 from holdfast.evaluate.policy.decide import decide
 from holdfast.evaluate.policy.events import (
@@ -35,7 +34,16 @@ from holdfast.evaluate.policy.events import (
 )
 from holdfast.evaluate.policy.priors import Priors, TaskHistory
 from holdfast.evaluate.policy.state import PolicyConfig, State
-from holdfast.evaluate.report.timeline import Begin, End, EngineSpan, Line, MetricSpan, RequestSpan, Timeline, timeline_of
+from holdfast.evaluate.report.timeline import (
+    Begin,
+    End,
+    EngineSpan,
+    Line,
+    MetricSpan,
+    RequestSpan,
+    Timeline,
+    timeline_of,
+)
 from holdfast.simulate.engine_model import VirtualEngine
 from holdfast.simulate.ideal import bound_of
 from holdfast.simulate.workload import SimCluster, Workload
@@ -44,8 +52,6 @@ FLUSH_AT = 64
 TICK_S = 0.5
 CHUNK = 4096
 """Samples in one `SamplesAdded`."""
-
-_READY, _HAPPENS, _FLUSH, _HEARD, _ASKED, _MEASURED, _RECALL, _TOLD, _FETCHED = range(9)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -126,11 +132,11 @@ class _Run:
         self._rng = random.Random(seed)
         self._record = record
         self._timed = timed
-        self._heap: list[tuple[float, int, int, object]] = []
+        self._heap: list[tuple[float, int, Callable[..., None], tuple[Any, ...]]] = []
         self._number = 0
         self._engines: dict[int, VirtualEngine] = {}
         self._serving: dict[int, tuple[int, float]] = {}
-        self._unsent: dict[int, list[tuple[int, int, float, float]]] = {}
+        self._unsent: dict[int, list[tuple[int, int, float]]] = {}
         self._flush_due: dict[int, bool] = {}
         self._lines: list[Line] = []
         self._request_place: list[tuple[int, int]] = []  # task, sample's number
@@ -140,22 +146,23 @@ class _Run:
         self._judge_free_s = 0.0
         self._coordinator_free_s = 0.0
         self._samples_left = 0
-        self._answers_left = 0
         self._end_s = 0.0
         self._decisions = 0
         self._decide_s = 0.0
-        self._asked_back: deque[int] = deque()
 
     def outcome(self) -> Outcome:
         self._begin()
         while self._samples_left and self._heap:
-            now_s, _, kind, what = heappop(self._heap)
-            self._step(now_s, kind, what)
+            now_s, _, happens, what = heappop(self._heap)
+            happens(now_s, *what)
         if self._samples_left:
             raise RuntimeError(f"{self._samples_left} samples were left undone; nothing happens any more.")
         for engine, (model, since_s) in self._serving.items():
-            self._span(EngineSpan(what="serve", engine=engine, node=self._node(engine), model=model, t0=since_s,
-                                  t1=self._end_s))  # fmt: skip
+            self._span(
+                EngineSpan(
+                    what="serve", engine=engine, node=self._node(engine), model=model, t0=since_s, t1=self._end_s
+                )
+            )
         begin = Begin(started_at_s=0.0, suite="simulated", tasks=[task.name for task in self._workload.tasks])
         lines = [begin, *self._lines, End(state="done", t1=self._end_s)]
         return Outcome(
@@ -171,27 +178,33 @@ class _Run:
     def _begin(self) -> None:
         cluster = self._cluster
         for node in range(cluster.nodes):
-            self._at(cluster.node_start_s, _TOLD, NodeJoined(
-                now_s=cluster.node_start_s, node=node, metric_slots=cluster.metric_slots))  # fmt: skip
+            self._at(
+                cluster.node_start_s,
+                self._told,
+                NodeJoined(now_s=cluster.node_start_s, node=node, metric_slots=cluster.metric_slots),
+            )
         loaded_s = 0.0
         for number, model in enumerate(self._workload.models):
             from_s = max(model.release_s, cluster.node_start_s)
             if number == 0 or not cluster.prefetch:
                 from_s = max(from_s, loaded_s)
             loaded_s = max(from_s, loaded_s) + cluster.fetch_s(model.size_bytes)
-            self._at(loaded_s, _FETCHED, number)
+            self._at(loaded_s, self._fetched, number)
             self._add_samples(number, max(model.release_s, cluster.prepare_s))
         first = self._workload.models[0]
-        ready_s = max(cluster.node_start_s + cluster.engine_start_s, first.release_s,
-                      cluster.node_start_s + cluster.fetch_s(first.size_bytes))  # fmt: skip
+        ready_s = max(
+            cluster.node_start_s + cluster.engine_start_s,
+            first.release_s,
+            cluster.node_start_s + cluster.fetch_s(first.size_bytes),
+        )
         ready_s = max(ready_s, first.release_s + cluster.fetch_s(first.size_bytes))
         ready_s += first.size_bytes / cluster.device_bytes_per_s
         for engine in range(cluster.engines):
             self._unsent[engine] = []
             self._flush_due[engine] = False
             self._span(EngineSpan(what="load", engine=engine, node=self._node(engine), t0=0.0, t1=ready_s))
-            self._at(ready_s, _READY, (engine, 0))
-        self._at(TICK_S, _TOLD, None)
+            self._at(ready_s, self._ready, engine, 0)
+        self._at(TICK_S, self._tick)
 
     def _add_samples(self, model: int, now_s: float) -> None:
         order = list(range(len(self._workload.tasks)))
@@ -219,57 +232,61 @@ class _Run:
                         )
                     )
                 specs.append(
-                    SampleSpec(sample=sample, model=model, task=number, number=place, requests=tuple(requests),
-                               has_metric=has_metric and task.metric_s[place] > 0)  # fmt: skip
+                    SampleSpec(
+                        sample=sample,
+                        model=model,
+                        task=number,
+                        number=place,
+                        requests=tuple(requests),
+                        has_metric=has_metric and task.metric_s[place] > 0,
+                    )
                 )
                 if len(specs) == CHUNK:
-                    self._at(now_s, _TOLD, SamplesAdded(now_s=now_s, samples=tuple(specs)))
+                    self._at(now_s, self._told, SamplesAdded(now_s=now_s, samples=tuple(specs)))
                     specs = []
             if specs:
-                self._at(now_s, _TOLD, SamplesAdded(now_s=now_s, samples=tuple(specs)))
+                self._at(now_s, self._told, SamplesAdded(now_s=now_s, samples=tuple(specs)))
             self._samples_left += len(task)
 
-    def _step(self, now_s: float, kind: int, what: object) -> None:
-        if kind == _HAPPENS:
-            self._engine_happens(now_s, what)  # type: ignore[arg-type]
-        elif kind == _HEARD:
-            engine, answers = what  # type: ignore[misc]
-            for request, new_tokens, engine_s in answers:
-                self._tell(Answered(now_s=now_s, engine=engine, request=request, new_tokens=new_tokens,
-                                    engine_s=engine_s))  # fmt: skip
-        elif kind == _ASKED:
-            engine, requests = what  # type: ignore[misc]
-            machine = self._engines[engine]
-            prompt, new = self._request_prompt, self._request_new
-            machine.submit(now_s, [(request, prompt[request], new[request]) for request in requests])
-            self._plan(engine, machine)
-        elif kind == _FLUSH:
-            engine = what  # type: ignore[assignment]
-            if self._flush_due[engine]:
-                self._flush(now_s, engine)
-        elif kind == _MEASURED:
-            sample, metric_s = what  # type: ignore[misc]
-            self._tell(Measured(now_s=now_s, sample=sample, metric_s=metric_s))
-        elif kind == _TOLD:
-            if what is None:
-                self._at(now_s + TICK_S, _TOLD, None)
-                self._tell(Tick(now_s=now_s))
-            else:
-                self._tell(what)  # type: ignore[arg-type]
-        elif kind == _FETCHED:
-            for node in range(self._cluster.nodes):
-                self._tell(ModelReady(now_s=now_s, node=node, model=what))  # type: ignore[arg-type]
-        elif kind == _READY:
-            engine, model = what  # type: ignore[misc]
-            curve = self._curve(engine)
-            self._engines[engine] = VirtualEngine(curve, self._cluster.slowness.get(engine, 1.0))
-            self._serving[engine] = model, now_s
-            self._tell(EngineReady(now_s=now_s, engine=engine, node=self._node(engine), model=model, curve=curve))
-        elif kind == _RECALL:
-            engine, requests = what  # type: ignore[misc]
-            given = self._engines[engine].recall(set(requests))
-            heard_s = now_s + self._cluster.latency_s
-            self._at(heard_s, _TOLD, Recalled(now_s=heard_s, engine=engine, requests=tuple(given)))
+    def _heard(self, now_s: float, engine: int, answers: list[tuple[int, int, float]]) -> None:
+        for request, new_tokens, engine_s in answers:
+            self._tell(Answered(now_s=now_s, engine=engine, request=request, new_tokens=new_tokens, engine_s=engine_s))
+
+    def _asked(self, now_s: float, engine: int, requests: tuple[int, ...]) -> None:
+        machine = self._engines[engine]
+        prompt, new = self._request_prompt, self._request_new
+        machine.submit(now_s, [(request, prompt[request], new[request]) for request in requests])
+        self._plan(engine, machine)
+
+    def _flush_is_due(self, now_s: float, engine: int) -> None:
+        if self._flush_due[engine]:
+            self._flush(now_s, engine)
+
+    def _measured(self, now_s: float, sample: int, metric_s: float) -> None:
+        self._tell(Measured(now_s=now_s, sample=sample, metric_s=metric_s))
+
+    def _told(self, now_s: float, event: Event) -> None:
+        del now_s
+        self._tell(event)
+
+    def _tick(self, now_s: float) -> None:
+        self._at(now_s + TICK_S, self._tick)
+        self._tell(Tick(now_s=now_s))
+
+    def _fetched(self, now_s: float, model: int) -> None:
+        for node in range(self._cluster.nodes):
+            self._tell(ModelReady(now_s=now_s, node=node, model=model))
+
+    def _ready(self, now_s: float, engine: int, model: int) -> None:
+        curve = self._cluster.curve
+        self._engines[engine] = VirtualEngine(curve, self._cluster.slowness.get(engine, 1.0))
+        self._serving[engine] = model, now_s
+        self._tell(EngineReady(now_s=now_s, engine=engine, node=self._node(engine), model=model, curve=curve))
+
+    def _recalled(self, now_s: float, engine: int, requests: tuple[int, ...]) -> None:
+        given = self._engines[engine].recall(set(requests))
+        heard_s = now_s + self._cluster.latency_s
+        self._at(heard_s, self._told, Recalled(now_s=heard_s, engine=engine, requests=tuple(given)))
 
     def _tell(self, event: Event) -> None:
         self._decisions += 1
@@ -292,11 +309,11 @@ class _Run:
         there_s = sent_s + cluster.latency_s
         for action in actions:
             if isinstance(action, Ask):
-                self._at(there_s, _ASKED, (action.engine, action.requests))
+                self._at(there_s, self._asked, action.engine, action.requests)
             elif isinstance(action, Measure):
                 self._measure(there_s, action.sample, action.node)
             elif isinstance(action, Recall):
-                self._at(there_s, _RECALL, (action.engine, action.requests))
+                self._at(there_s, self._recalled, action.engine, action.requests)
             elif isinstance(action, Swap):
                 self._swap(there_s, action)
 
@@ -308,7 +325,7 @@ class _Run:
             begin_s = self._judge_free_s = max(now_s, self._judge_free_s + 1.0 / self._cluster.judge_per_s)
         done_s = begin_s + metric_s
         self._span(MetricSpan(node=node, model=model, task=task, sample=place, t0=begin_s, t1=done_s))
-        self._at(done_s + self._cluster.latency_s, _MEASURED, (sample, metric_s))
+        self._at(done_s + self._cluster.latency_s, self._measured, sample, metric_s)
 
     def _swap(self, now_s: float, action: Swap) -> None:
         model, since_s = self._serving.pop(action.engine)
@@ -317,7 +334,7 @@ class _Run:
         ready_s = now_s + copy_s + self._cluster.swap_s
         self._span(EngineSpan(what="serve", engine=action.engine, node=node, model=model, t0=since_s, t1=now_s))
         self._span(EngineSpan(what="swap", engine=action.engine, node=node, model=action.model, t0=now_s, t1=ready_s))
-        self._at(ready_s + self._cluster.latency_s, _READY, (action.engine, action.model))
+        self._at(ready_s + self._cluster.latency_s, self._ready, action.engine, action.model)
 
     def _engine_happens(self, now_s: float, engine: int) -> None:
         machine = self._engines[engine]
@@ -333,29 +350,36 @@ class _Run:
             if self._record:
                 task, place = self._request_place[request]
                 self._span(
-                    RequestSpan(engine=engine, model=self._serving[engine][0], task=task, sample=place,
-                                prompt_tokens=self._request_prompt[request], new_tokens=self._request_new[request],
-                                t0=begun_s, t1=now_s)  # fmt: skip
+                    RequestSpan(
+                        engine=engine,
+                        model=self._serving[engine][0],
+                        task=task,
+                        sample=place,
+                        prompt_tokens=self._request_prompt[request],
+                        new_tokens=self._request_new[request],
+                        t0=begun_s,
+                        t1=now_s,
+                    )
                 )
         if len(unsent) >= FLUSH_AT or not machine.held:
             self._flush(now_s, engine)
         elif not self._flush_due[engine]:
             self._flush_due[engine] = True
-            self._at(now_s + self._cluster.flush_s, _FLUSH, engine)
+            self._at(now_s + self._cluster.flush_s, self._flush_is_due, engine)
 
     def _flush(self, now_s: float, engine: int) -> None:
         self._flush_due[engine] = False
         if self._unsent[engine]:
-            self._at(now_s + self._cluster.latency_s, _HEARD, (engine, self._unsent[engine]))
+            self._at(now_s + self._cluster.latency_s, self._heard, engine, self._unsent[engine])
             self._unsent[engine] = []
 
     def _plan(self, engine: int, machine: VirtualEngine) -> None:
         if machine.next_s != float("inf"):
-            self._at(machine.next_s, _HAPPENS, engine)
+            self._at(machine.next_s, self._engine_happens, engine)
 
-    def _at(self, at_s: float, kind: int, what: object) -> None:
+    def _at(self, at_s: float, happens: Callable[..., None], *what: Any) -> None:
         self._number += 1
-        heappush(self._heap, (at_s, self._number, kind, what))
+        heappush(self._heap, (at_s, self._number, happens, what))
 
     def _span(self, line: Line) -> None:
         if self._record:
@@ -363,7 +387,3 @@ class _Run:
 
     def _node(self, engine: int) -> int:
         return engine // self._cluster.engines_per_node
-
-    def _curve(self, engine: int) -> Curve:
-        del engine
-        return self._cluster.curve

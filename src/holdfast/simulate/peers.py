@@ -4,8 +4,8 @@ Each is given its best: true sizes where its rule asks for sizes, a good value f
 polling, answers known at once.
 
 `paper`
-    The study's section 6.2. A precursor job a node loads the weights into the node's shared memory, all nodes at once
-    over the shared storage; an engine starts for each trial, and maps them over PCIe. Known run times of datasets: small
+    The study's section 6.2. A precursor job a node loads the weights into that node's memory, all nodes at once over
+    the shared storage; an engine starts for each trial, and maps them over PCIe. Known run times of datasets: small
     ones are batched into one trial, big ones split, trials dealt longest first, those with long CPU metrics before all.
     A trial's outputs are dumped when it ends; then its metrics run on its node's CPU slots, and the GPU takes the next.
 `opencompass-size`
@@ -29,6 +29,7 @@ import random
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from heapq import heapify, heappop, heappush
 
 from holdfast.simulate.engine_model import NEVER_S, VirtualEngine
@@ -120,11 +121,11 @@ def _opencompass_size(workload: Workload, cluster: SimCluster, seed: int) -> flo
     best_s = math.inf
     for fraction in _SIZE_FRACTIONS:
         most = max(1, round(sum(sizes) / cluster.engines * fraction))
-        best_s = min(best_s, _processes(workload, cluster, lambda model, most=most: _size_trials(workload, model, most)))
+        best_s = min(best_s, _processes(workload, cluster, partial(_size_trials, workload, most)))
     return best_s
 
 
-def _size_trials(workload: Workload, model: int, most: int) -> list[_Trial]:
+def _size_trials(workload: Workload, most: int, model: int) -> list[_Trial]:
     pieces: list[tuple[int, _Slice]] = []
     for number, task in enumerate(workload.tasks):
         factor = 20 if task.max_new_tokens else task.choices
@@ -266,9 +267,7 @@ def _olmo(workload: Workload, cluster: SimCluster, seed: int) -> float:
     rng = random.Random(seed)
     end_s = 0.0
     for model in workload.models:
-        rate = min(
-            cluster.store_bytes_per_s / cluster.engines, cluster.node_bytes_per_s / cluster.engines_per_node
-        )
+        rate = min(cluster.store_bytes_per_s / cluster.engines, cluster.node_bytes_per_s / cluster.engines_per_node)
         start_s = cluster.process_start_s + cluster.engine_start_s + model.size_bytes / rate
         begin_s = max(end_s, model.release_s) + cluster.node_start_s + start_s
         end_s = _pull(workload, cluster, rng, begin_s)
@@ -278,7 +277,10 @@ def _olmo(workload: Workload, cluster: SimCluster, seed: int) -> float:
 def _pull(workload: Workload, cluster: SimCluster, rng: random.Random, begin_s: float) -> float:
     """One shuffled queue, engines that take from it when they have a place, metrics at each node's side."""
     instances = [
-        (task, place) for task, one in enumerate(workload.tasks) for place in range(len(one)) for _ in range(one.choices)
+        (task, place)
+        for task, one in enumerate(workload.tasks)
+        for place in range(len(one))
+        for _ in range(one.choices)
     ]
     rng.shuffle(instances)
     queue = deque(range(len(instances)))
@@ -289,7 +291,7 @@ def _pull(workload: Workload, cluster: SimCluster, rng: random.Random, begin_s: 
 
     def refill(number: int, now_s: float) -> None:
         engine = engines[number]
-        taken = []
+        taken: list[tuple[int, int, int]] = []
         while queue and engine.held + len(taken) < cluster.curve.max_batch:
             request = queue.popleft()
             task, place = instances[request]

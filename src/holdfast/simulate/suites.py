@@ -17,12 +17,12 @@ metrics on a few cores. Where `SimCluster` says nothing else the cluster is its 
 | engines a node | 1, 2, 4 or 8 |
 | slots for metrics a node | 4, 8, 16 or 32 |
 | datasets | 5 to 80 |
-| samples of a dataset | Pareto, alpha 1.1, from 20, at most 3,000; all together scaled down to at most 12,000 |
+| samples of a dataset | Pareto, alpha 1.1, from 20, at most 3,000; scaled down to 12,000 in all |
 | kind | 45% choice (2 to 5 log-probabilities), 40% short generation, 10% long, 5% code |
 | prompt tokens | a dataset's mean log-uniform from 60 to 3,000; a sample log-normal about it, sigma 0.3 |
-| new tokens | a dataset's median log-uniform from 8 to 300 (short, code) or 300 to 3,000 (long); sigma uniform 0.2 to 1.0 |
+| new tokens | a dataset's median log-uniform from 8 to 300 or (long) 300 to 3,000; sigma uniform 0.2 to 1.0 |
 | limit | the dataset's median x 2, 4 or 8, at least 16; samples are cut at it |
-| metric | code always, short generation with probability 0.15: median log-uniform from 0.05 to 5 s, sigma 0.8, at most 120 s |
+| metric | code, and 15% of short: median log-uniform from 0.05 to 5 s, sigma 0.8, at most 120 s |
 | step | base log-uniform from 8 to 40 ms, a sequence 0.1 to 1% of it, batch 16, 32, 64, 128 or 256 |
 | prefill | log-uniform from 10,000 to 100,000 tokens/s; a request 0.2 to 2 ms |
 | weights | log-uniform from 2 to 140 GB; storage 2 to 20 GB/s, a node 1.5 to 12 GB/s, fabric 5 to 50 GB/s |

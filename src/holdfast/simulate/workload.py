@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from holdfast.evaluate.engines.engine import Curve
 from holdfast.evaluate.policy.priors import TaskHistory
 
+GPU_7B = Curve(prefill_tokens_per_s=40_000.0, request_s=0.001, step_base_s=0.018, step_sequence_s=0.0002, max_batch=128)
+"""About what an engine of one GPU does with a 7B model: a guess, not a measurement."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimTask:
@@ -99,9 +102,7 @@ class SimCluster:
     nodes: int = 1
     engines_per_node: int = 8
     metric_slots: int = 16
-    curve: Curve = Curve(
-        prefill_tokens_per_s=40_000.0, request_s=0.001, step_base_s=0.018, step_sequence_s=0.0002, max_batch=128
-    )
+    curve: Curve = GPU_7B
     slowness: dict[int, float] = field(default_factory=dict)
     store_bytes_per_s: float = 6.0e9
     node_bytes_per_s: float = 3.125e9

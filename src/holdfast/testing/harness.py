@@ -69,7 +69,7 @@ class SyntheticHarness:
         for sample, answer in zip(samples, answered, strict=True):
             for body in answer.answers:
                 digest.update(encode_answer(body))
-            if sample.metric_key and answer.measured != _measured(answer.answers):
+            if sample.metric_key and answer.measured != measured_of(answer.answers):
                 raise AssertionError(f"sample {sample.sample} of {entry.name} has another's metric")
         score = int.from_bytes(digest.digest()[:6], "big") / 2**48
         name = entry.name
@@ -87,7 +87,7 @@ class SyntheticHarness:
     def measure(self, entry: TaskEntry, sample: int, answers: Sequence[Answer], facts: ModelFacts) -> bytes:  # noqa: ARG002
         """See `Harness.measure`: sleeps as long as the entry says."""
         time.sleep(entry.options["metric_s"][sample])
-        return _measured(answers)
+        return measured_of(answers)
 
 
 def synthetic_samples(entry: TaskEntry) -> list[SampleRequests]:
@@ -111,5 +111,6 @@ def synthetic_samples(entry: TaskEntry) -> list[SampleRequests]:
     return samples
 
 
-def _measured(answers: Sequence[Answer]) -> bytes:
+def measured_of(answers: Sequence[Answer]) -> bytes:
+    """What `SyntheticHarness.measure` says of a sample."""
     return json.dumps([answer.new_tokens for answer in answers]).encode()

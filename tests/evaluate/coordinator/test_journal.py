@@ -122,12 +122,14 @@ def test_a_flip_in_a_body_keeps_the_records_after_it(tmp_path):
 def test_a_record_changed_under_a_reader_is_refused(tmp_path):
     journal = Journal(tmp_path, "weights A")
     journal.commit([(key(1), b"x" * 100)])
+    reader = Journal(tmp_path, "weights A")
     [segment] = journal.folder.iterdir()
     content = bytearray(segment.read_bytes())
     content[-1] ^= 1
     segment.write_bytes(bytes(content))
     with pytest.raises(JournalError, match="changed after it was written"):
-        journal.get(key(1))
+        reader.get(key(1))
+    reader.close()
     journal.close()
 
 

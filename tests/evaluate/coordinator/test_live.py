@@ -16,6 +16,13 @@ ENTRIES = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def everybody_is_back_soon(monkeypatch):
+    """Waits in proportion to those of the processes, of which a hundred are on this one event loop."""
+    monkeypatch.setattr("holdfast.evaluate.coordinator.dial.LONGEST_WAIT_S", 0.1)
+    monkeypatch.setattr("holdfast.evaluate.coordinator.live._SETTLE_S", 0.5)
+
+
 def model(number=0):
     return wire.AddModel(model=number, name=f"model {number}", manifest=MANIFEST)
 

@@ -9,6 +9,7 @@ from holdfast.evaluate.engines.engine import Curve
 from holdfast.evaluate.policy.bound import Quota, SampleWork, Transfer, Work, lower_bound
 
 INSTANCES = 500
+QUICK = 70
 
 
 def ends_on_engine(curve, jobs, there_s):
@@ -24,9 +25,9 @@ def ends_on_engine(curve, jobs, there_s):
         if state in seen:
             return
         seen.add(state)
-        if any(all(a <= b for a, b in zip(other, ends, strict=True)) for other in found if None not in ends):
-            return
         if None not in ends:
+            if any(all(a <= b for a, b in zip(other, ends, strict=True)) for other in found):
+                return
             found.append(ends)
             return
         for job, (ready_s, prompt, tokens) in enumerate(jobs):
@@ -58,7 +59,7 @@ def _with(values, place, value):
 
 
 def best_end_of_metrics(metrics, slots, per_s):
-    """Metrics (ready, seconds), in every order, each on the slot that is free first; a judge admits one each 1/per_s."""
+    """Metrics (ready, seconds) in every order, each on the slot free first; a judge admits one each 1 / per_s."""
     best = float("inf")
     for order in itertools.permutations(metrics):
         free, end_s, admitted_s = [0.0] * slots, 0.0, float("-inf")
@@ -97,7 +98,7 @@ def optimum(curve, samples, there_s, slots, per_s):
 def instance(seed):
     rng = random.Random(seed)
     engines = rng.randint(1, 3)
-    count = rng.randint(1, 4)
+    count = rng.randint(1, 4 if engines > 1 else 3)
     curve = Curve(
         prefill_tokens_per_s=rng.choice((10.0, 100.0)),
         request_s=rng.choice((0.0, 0.1)),
@@ -138,15 +139,16 @@ def work_of(curve, samples, there_s, slots, per_s):
     )
 
 
-def test_never_above_the_best_of_all_schedules():
+@pytest.mark.parametrize("seeds", [range(QUICK), pytest.param(range(QUICK, INSTANCES), marks=pytest.mark.slow)])
+def test_never_above_the_best_of_all_schedules(seeds):
     tight, bound_by = 0, set()
-    for seed in range(INSTANCES):
+    for seed in seeds:
         case = instance(seed)
         bound, best_s = lower_bound(work_of(*case)), optimum(*case)
         assert bound.seconds <= best_s + 1e-9, f"instance {seed}: {bound} above {best_s}"
         tight += bound.seconds > best_s - 1e-6
         bound_by.add(bound.binds)
-    assert tight > INSTANCES // 4, "a bound that is never reached says little"
+    assert tight > len(seeds) // 4, "a bound that is never reached says little"
     assert bound_by >= {"engines", "sample", "metrics"}
 
 

@@ -69,7 +69,8 @@ class Cluster(RuleBasedStateMachine):
                     assert set(action.requests) <= set(self.held[action.engine])
                     self.recalls.append(action)
                 case Measure():
-                    assert action.sample not in self.measuring and action.sample not in self.measured
+                    assert action.sample not in self.measuring
+                    assert action.sample not in self.measured
                     assert self.samples[action.sample]["metric"]
                     assert self.samples[action.sample]["requests"] <= self.answered
                     self.measuring[action.sample] = action.node

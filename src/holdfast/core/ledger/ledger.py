@@ -211,6 +211,12 @@ class Ledger:
         if not self._update(table, table.c.evaluation_id == evaluation_id, changes):
             raise _no_evaluation(evaluation_id)
 
+    def remove_evaluation(self, evaluation_id: str) -> None:
+        """Forget an evaluation that came to nothing; does nothing where there is none of this id."""
+        with self._write() as connection:
+            table = schema.evaluations
+            connection.execute(table.delete().where(table.c.evaluation_id == evaluation_id))
+
     def evaluation(self, evaluation_id: str) -> EvaluationRecord:
         """The evaluation of this id.
 

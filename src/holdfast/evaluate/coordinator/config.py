@@ -7,8 +7,9 @@ import msgspec
 from holdfast.evaluate.engines.engine import EngineSpec
 from holdfast.evaluate.suite import Suite
 
-DONE, FAILED, LEFT = 0, 3, 4
-"""Exit codes of a coordinator that meant to end: all done; it cannot be done; the command is gone. Not 1, a crash's."""
+DONE, FAILED, LEFT, UNWRITABLE = 0, 3, 4, 5
+"""Exit codes of a coordinator that meant to end: all done; it cannot be done; the command is gone; its disk is full or
+failing. Not 1, a crash's."""
 
 
 class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -31,6 +32,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
             (the first engine to change is started anew).
         max_read_mib_s: of the next checkpoint, read while the one before is evaluated; 0 for no limit.
         drop_stale: whether a newer model ends the evaluation of those that have not begun.
+        is_stream: whether more models are to be expected.
         rescore: scores from the answers that there are; no engine is started.
     """
 
@@ -49,6 +51,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     certify: str = "beside"
     max_read_mib_s: float = 0.0
     drop_stale: bool = False
+    is_stream: bool = False
     rescore: bool = False
 
 

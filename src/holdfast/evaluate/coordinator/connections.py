@@ -48,6 +48,10 @@ class Listener(Protocol):
         """A peer's connection ended."""
         ...
 
+    def broke(self, error: Exception) -> None:
+        """One of the above raised: a bug, or a disk that is full."""
+        ...
+
 
 async def listen(host: str, port: int, token: str, listener: Listener) -> asyncio.Server:
     """Accept connections until the server is closed.
@@ -75,8 +79,12 @@ async def listen(host: str, port: int, token: str, listener: Listener) -> asynci
                 listener.heard(peer, await read(reader))
         except (EOFError, TimeoutError, ConnectionError):
             pass
+        except asyncio.CancelledError:
+            pass  # the loop ends, and asyncio's own callback (before 3.12) raises for a task that ends so
         except ChannelError as error:
             _log.warning("%s: %s", "a stranger" if peer is None else f"{peer.hello.role} {peer.hello.name}", error)
+        except Exception as error:  # told to whoever can end the process: its state is not to be trusted any more
+            listener.broke(error)
         finally:
             if peer is not None and peers.get((peer.hello.role, peer.hello.name)) is peer:
                 del peers[peer.hello.role, peer.hello.name]

@@ -40,7 +40,7 @@ from holdfast.evaluate.weights.assign import assign, reassign
 
 _AHEAD = 1
 _ORDER_AGAIN_S = 30.0  # for an engine that has not dialled
-_CERTIFIER = "certify-"
+_SPARE = "spare/0"
 _CUT_GRACE_S = 1.0  # for an engine whose line was cut to dial again; whether it died its agent says sooner
 _MOST_FAILURES = 5  # of an engine in a row, before it served once; then its place stays empty
 _CANARY_TOLERANCE = 1e-4  # of a log-probability, where batches make floats differ; "exact" allows none
@@ -74,10 +74,12 @@ class Seat:
     node: int
     ordered_s: float
     """When it was told to start, or to take a model."""
-    spare_for: int | None = None
-    """The model whose fresh load this seat is to certify; such an engine takes no requests."""
+    is_spare: bool = False
+    """It takes no requests: it loads each model afresh, to say what swaps are held against."""
     peer: Peer | None = None
     number: int | None = None
+    swapping: int | None = None
+    """The number it had before it began to swap, and has again after it."""
     serving: int | None = None
     loading: int | None = None
     heard_s: float = 0.0
@@ -105,7 +107,7 @@ class Fleet:
         emit: Callable[[events.Event], None],
         known: Callable[[Model], None],
         lost: Callable[[Seat], None],
-        failed: Callable[[Model | None, str], None],
+        failed: Callable[..., None],
         chronicle: Chronicle,
     ) -> None:
         self._config, self._clock, self._models = config, clock, models
@@ -136,12 +138,14 @@ class Fleet:
         self._emit(events.NodeJoined(now_s=now_s, node=node.number, metric_slots=slots))
         for index in range(self._engines_of(report)):
             self._seat(f"{node.name}/{index}", node, index)
+        if self._config.is_stream and self._certifies_beside() and _SPARE not in self.seats:
+            self._seat(_SPARE, node, 0)
         if self._first_node_s is None:
             self._first_node_s = now_s
         self.tick()
 
-    def _seat(self, name: str, node: Node, index: int, spare_for: int | None = None) -> None:
-        seat = self.seats.get(name) or self._new_seat(name, node.number, spare_for)
+    def _seat(self, name: str, node: Node, index: int) -> None:
+        seat = self.seats.get(name) or self._new_seat(name, node.number)
         seat.node = node.number
         if seat.peer is None:  # what its last engine held is asked again when the next one is there, or soon
             seat.ordered_s, seat.failures = self._clock.monotonic_s(), 0
@@ -159,10 +163,10 @@ class Fleet:
             return 0
         return self._config.engines_per_node or max(1, report.gpus // self._config.spec.tensor_parallel)
 
-    def _new_seat(self, name: str, node: int, spare_for: int | None = None) -> Seat:
+    def _new_seat(self, name: str, node: int) -> Seat:
         now_s = self._clock.monotonic_s()
         place = self._places.setdefault(name, len(self._places))
-        seat = Seat(name=name, place=place, node=node, ordered_s=now_s, heard_s=now_s, spare_for=spare_for)
+        seat = Seat(name=name, place=place, node=node, ordered_s=now_s, heard_s=now_s, is_spare=name == _SPARE)
         self.seats[name] = seat
         return seat
 
@@ -182,16 +186,15 @@ class Fleet:
         if node is None or seat is None or exited.role != "engine":
             return
         self._unseat(seat)
-        if seat.spare_for is not None:
-            self._certifier_failed(seat, exited.tail or f"it ended with {exited.exit_code}")
-            return
+        if seat.is_spare:
+            self._spare_failed(exited.tail or f"it ended with {exited.exit_code}")
         seat.failures += 1
         if seat.failures < _MOST_FAILURES:
             node.peer.send(self._start_engine(seat.name, node, _index_of(seat)))
             return
         _log.error("Engine %s ended %d times and is given up: %s", seat.name, seat.failures, exited.tail)
         del self.seats[seat.name]
-        if not self.seats:
+        if all(one.is_spare for one in self.seats.values()):
             last = exited.tail.strip().splitlines()[-1:] or ["it printed nothing"]
             self._failed(None, f"No engine can be started: {last[0]}. The logs are in {self._config.folder}/logs.")
 
@@ -249,7 +252,6 @@ class Fleet:
         self._chronicle.node("fetch", node=node.number, since_s=now_s - fetched.seconds, fetched=fetched)
         self._emit(events.ModelReady(now_s=now_s, node=node.number, model=model.number))
         self.identify(model)
-        self._certify(node, model)
         self.serve_idle()
 
     def fetch_failed(self, peer: Peer, failure: FetchFailed) -> None:
@@ -269,9 +271,6 @@ class Fleet:
             node.told.pop(model.number, None)
             node.peer.send(ReleaseModel(model=model.number))
         model.folders.clear()
-        for seat in list(self.seats.values()):
-            if seat.spare_for == model.number:
-                self._dismiss(seat)
         self._deal()
         self.serve_idle()
 
@@ -282,7 +281,7 @@ class Fleet:
         peer.send(Welcome())
         seat = self.seats.get(peer.hello.name)
         if seat is None:  # of a node that is still to report after our own restart, or given up
-            seat = self._new_seat(peer.hello.name, peer.hello.node, _certified_by(peer.hello.name))
+            seat = self._new_seat(peer.hello.name, peer.hello.node)
         same_process = seat.pid == peer.hello.pid
         seat.peer, seat.node, seat.pid = peer, peer.hello.node, peer.hello.pid
         seat.heard_s, seat.cut_s = self._clock.monotonic_s(), None
@@ -303,14 +302,16 @@ class Fleet:
         seat.loading = None
 
     def _unseat(self, seat: Seat) -> None:
+        known_as = seat.number if seat.number is not None else seat.swapping
+        if known_as is not None:
+            self._emit(events.EngineLeft(now_s=self._clock.monotonic_s(), engine=known_as))
+            del self._seat_of[known_as]
         if seat.number is not None:
-            self._emit(events.EngineLeft(now_s=self._clock.monotonic_s(), engine=seat.number))
             self._chronicle_served(seat)
             self._chronicle.engine(
                 "lost", engine=seat.place, node=seat.node, model=seat.serving or 0, since_s=seat.heard_s
             )
-            del self._seat_of[seat.number]
-        seat.number = seat.serving = seat.loading = seat.cut_s = None
+        seat.number = seat.swapping = seat.serving = seat.loading = seat.cut_s = None
         seat.asked.clear()
         self._lost(seat)
 
@@ -330,12 +331,14 @@ class Fleet:
 
     def serve_idle(self) -> None:
         """Give a model to every engine that has none: the oldest that lies on its node."""
-        for seat in self.seats.values():
+        for seat in list(self.seats.values()):
             if seat.peer is None or seat.serving is not None or seat.loading is not None:
                 continue
-            for model in self._wanted():
-                if seat.spare_for in (None, model.number) and self._serve(seat, model):
+            for model in self._uncertified() if seat.is_spare else self._wanted():
+                if self._serve(seat, model):
                     break
+        if self._uncertified() and _SPARE not in self.seats:
+            self._seat_spare()
 
     def _serve(self, seat: Seat, model: Model) -> bool:
         folder = model.folders.get(seat.node)
@@ -347,7 +350,7 @@ class Fleet:
         if seat.serving is not None:  # a swap begins now; a load when the process was ordered
             seat.ordered_s = self._clock.monotonic_s()
         seat.loading = model.number
-        seat.peer.send(Serve(model=model.number, folder=folder or "", digest=model.digest))
+        seat.peer.send(Serve(model=model.number, folder=folder or "", digest=model.digest, fresh=seat.is_spare))
         return True
 
     def swap(self, engine: int, number: int) -> None:
@@ -356,9 +359,8 @@ class Fleet:
         if seat is None or model is None or seat.peer is None:
             return
         self._chronicle_served(seat)
-        del self._seat_of[engine]
-        seat.number = None
-        if self._config.certify == "first" and model.canary is None and model.added.manifest is not None:
+        seat.number, seat.swapping = None, engine
+        if not self._certifies_beside() and model.canary is None and model.added.manifest is not None:
             self._restart(seat)  # its fresh load is the others' reference
             return
         if not self._serve(seat, model):
@@ -383,7 +385,7 @@ class Fleet:
             return
         if said.how == "load" and model.canary is None:
             self._models.certify(model, said.canary)
-        if not said.kept and seat.spare_for is None:
+        if not said.kept and not seat.is_spare:
             self._chronicle.engine(
                 said.how, engine=seat.place, node=seat.node, model=model.number, since_s=seat.ordered_s
             )
@@ -391,22 +393,21 @@ class Fleet:
         model.max_length = model.max_length or said.max_length
         for one in self._models.open():  # those that were fetched before lacked nothing but the numerics
             self.identify(one)
-        if seat.spare_for is not None:
-            self._dismiss(seat)
+        if seat.is_spare:  # at once ready for the next
             self._recheck(model)
+            self.serve_idle()
             return
         seat.serving = model.number
-        for node in self.nodes.values():  # a model that came before any engine served has no reference yet
-            for other in self._wanted():
-                if node.number in other.folders:
-                    self._certify(node, other)
+        self.serve_idle()  # a model that came before any engine served has no reference yet
         if said.how == "swap" and model.canary is None:
             return  # until the fresh load beside it has spoken
         self._seat_ready(seat, said)
 
     def _seat_ready(self, seat: Seat, said: Serving) -> None:
-        seat.number = self._next_engine
-        self._next_engine += 1
+        if seat.swapping is None:
+            seat.swapping = self._next_engine
+            self._next_engine += 1
+        seat.number, seat.swapping = seat.swapping, None
         self._seat_of[seat.number] = seat
         seat.ready_s = self._clock.monotonic_s()
         curve = CoordinatorFiles(Path(self._config.folder)).curve
@@ -442,7 +443,7 @@ class Fleet:
         if failure.restart:
             self._restart(seat)
         else:
-            self._failed(model, failure.why)
+            self._failed(model, failure.why, wrong_use=True)
 
     def _restart(self, seat: Seat) -> None:
         self._unseat(seat)
@@ -471,28 +472,34 @@ class Fleet:
 
     # Certifying swaps
 
-    def _certify(self, node: Node, model: Model) -> None:
-        """Have a fresh engine say a model's canaries, beside those that are busy with the one before."""
-        busy_with_another = any(seat.serving not in (None, model.number) for seat in self.seats.values())
-        name = f"{_CERTIFIER}{model.number}/0"
-        if self._config.certify == "beside" and busy_with_another and model.canary is None and name not in self.seats:
-            self._seat(name, node, 0, spare_for=model.number)
+    def _uncertified(self) -> list[Model]:
+        """Models that engines are to swap to and no fresh load has spoken for."""
+        if not self._certifies_beside():
+            return []
+        serving = {seat.serving for seat in self.seats.values() if not seat.is_spare} - {None}
+        return [
+            model
+            for model in self._wanted()
+            if model.canary is None and model.added.manifest is not None and model.folders and serving - {model.number}
+        ]
 
-    def _dismiss(self, seat: Seat) -> None:
-        self.seats.pop(seat.name, None)
-        if seat.peer is not None:
-            seat.peer.send(Stop())
-        node = next((one for one in self.nodes.values() if one.number == seat.node), None)
+    def _seat_spare(self) -> None:
+        """Start the engine that loads afresh what others swap to, on a node that has it."""
+        numbers = {number for model in self._uncertified() for number in model.folders}
+        node = next((one for one in self.nodes.values() if one.number in numbers), None)
         if node is not None:
-            node.peer.send(StopEngine(name=seat.name))
+            self._seat(_SPARE, node, 0)
 
-    def _certifier_failed(self, seat: Seat, why: str) -> None:
-        _log.warning("The fresh load of model %s beside the others failed: %s", seat.spare_for, why)
-        number = seat.spare_for
-        self.seats.pop(seat.name, None)
+    def _certifies_beside(self) -> bool:
+        """Whether a spare engine certifies; else the first that changes does, by starting anew: on a GPU is no room."""
+        has_gpus = any(node.report and node.report.gpus for node in self.nodes.values())
+        return self._config.certify == "beside" and (not has_gpus or self._config.spec.device == "cpu")
+
+    def _spare_failed(self, why: str) -> None:
+        _log.warning("The engine that certifies swaps failed: %s", why)
         # Engines that wait for its word load afresh themselves.
         for other in list(self.seats.values()):
-            if other.serving == number and other.number is None and other.peer is not None:
+            if other.serving is not None and other.number is None and other.peer is not None:
                 self._restart(other)
 
     def _recheck(self, model: Model) -> None:
@@ -530,13 +537,6 @@ class Fleet:
                 _log.warning("Engine %s was silent for %.0f s and is started anew.", seat.name, now_s - seat.heard_s)
                 self._restart(seat)
                 seat.heard_s = now_s
-
-
-def _certified_by(engine: str) -> int | None:
-    """The model whose swaps an engine of this name is there to certify."""
-    if not engine.startswith(_CERTIFIER):
-        return None
-    return int(engine.removeprefix(_CERTIFIER).split("/")[0])
 
 
 def _index_of(seat: Seat) -> int:

@@ -14,6 +14,7 @@ import mmap
 import os
 import secrets
 import struct
+import threading
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -37,6 +38,8 @@ class JournalError(HoldfastError):
 class Journal:
     """Bodies by key. One process's view: what the segments held when it was opened, and what it appends.
 
+    `commit` may run in another thread than the rest.
+
     Args:
         root: folder of all journals.
         identity: what the bodies depend on besides their keys.
@@ -52,6 +55,9 @@ class Journal:
         self._places: dict[bytes, int] = {}  # key to segment << 48 | offset of the record
         self._own: int | None = None  # index of the segment this process appends to
         self._own_size_bytes = 0
+        self._latest: dict[bytes, bytes] = {}  # of the last commit, which are asked for at once
+        self._writing = threading.Lock()
+        self._is_closed = False
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
@@ -71,6 +77,8 @@ class Journal:
         Raises:
             JournalError: the file changed under us, or cannot be read.
         """
+        if (body := self._latest.get(key)) is not None:
+            return body
         place = self._places.get(key)
         if place is None:
             return None
@@ -91,7 +99,11 @@ class Journal:
             JournalError: the disk is full or failing; none of the records counts as committed, and a later commit
                 may succeed.
         """
-        new: dict[bytes, bytes] = {key: body for key, body in records if key not in self._places}
+        with self._writing:
+            if not self._is_closed:
+                self._append({key: body for key, body in records if key not in self._places})
+
+    def _append(self, new: dict[bytes, bytes]) -> None:
         if not new:
             return
         blob = b"".join(_RECORD.pack(len(body), _checksum(key, body), key) + body for key, body in new.items())
@@ -114,12 +126,15 @@ class Journal:
             self._places[key] = self._own << 48 | offset
             offset += _RECORD.size + len(body)
         self._own_size_bytes = offset
+        self._latest = new
 
     def close(self) -> None:
-        """Let go of the files."""
-        for file in self._files:
-            os.close(file)
-        self._files, self._places, self._own = [], {}, None
+        """Let go of the files; what is committed from now on is left out."""
+        with self._writing:
+            self._is_closed = True
+            for file in self._files:
+                os.close(file)
+            self._files, self._places, self._latest, self._own = [], {}, {}, None
 
     def _open_segment(self) -> None:
         name = f"{time.time_ns():020d}-{os.getpid()}-{secrets.token_hex(4)}{_SUFFIX}"

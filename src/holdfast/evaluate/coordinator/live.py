@@ -8,47 +8,37 @@ dials in again says the rest: nodes what they hold, engines what they have finis
 import asyncio
 import logging
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.clock import Clock
 from holdfast.evaluate.coordinator import wire
-from holdfast.evaluate.coordinator.book import Book, OpenRequest, OpenSample, measured_key
+from holdfast.evaluate.coordinator.asking import Asking
+from holdfast.evaluate.coordinator.awaited import Awaited
+from holdfast.evaluate.coordinator.book import Book, OpenRequest, OpenSample
 from holdfast.evaluate.coordinator.chronicle import Chronicle
+from holdfast.evaluate.coordinator.commits import Commits
 from holdfast.evaluate.coordinator.config import DONE, FAILED, CoordinatorConfig, CoordinatorFiles
 from holdfast.evaluate.coordinator.connections import Peer
-from holdfast.evaluate.coordinator.fleet import Fleet, Seat
-from holdfast.evaluate.coordinator.journal import Journal, JournalError
+from holdfast.evaluate.coordinator.counts import Counts
+from holdfast.evaluate.coordinator.delivery import Delivery
+from holdfast.evaluate.coordinator.fleet import Fleet
+from holdfast.evaluate.coordinator.journal import Journal
+from holdfast.evaluate.coordinator.measurements import Measurements
 from holdfast.evaluate.coordinator.models import Model, Models
 from holdfast.evaluate.coordinator.tasks import Tasks
-from holdfast.evaluate.harness.harness import AnsweredSample
 from holdfast.evaluate.policy import events
 from holdfast.evaluate.policy.decide import decide
 from holdfast.evaluate.policy.state import State
-from holdfast.evaluate.requests import decode_answer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_MOST_REFUSALS = 3  # of one request, by engines that live: then it is the request
-_MOST_METRIC_LOSSES = 3
-
 _SETTLE_S = 1.2  # after a restart: until all that live have dialled again, and said what they have
-_COMMIT = "the commit"  # by which an answer is expected that came before its question
-_NO_ENGINE = -1  # to the policy: one that it did not ask
+_DRAIN_POLL_S = 0.1
 _NOT_STORED = "its answer is not stored; `holdfast eval resume` asks for it"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class TaskCounts:
-    """What a task asked for so far."""
-
-    since_s: float
-    samples: int = 0
-    reused: int = 0
 
 
 class Live:
@@ -72,7 +62,7 @@ class Live:
             self._models,
             emit=self._emit,
             known=self._model_known,
-            lost=self._engine_lost,
+            lost=lambda seat: self._awaited.engine_lost(seat.name),
             failed=self._failed,
             chronicle=chronicle,
         )
@@ -80,24 +70,45 @@ class Live:
         self._clients: dict[tuple[int, int], Peer] = {}
         self._early: dict[tuple[int, int], list[wire.Submit]] = {}  # of models whose answers have no journal yet
         self._events: deque[events.Event] = deque()
-        self._uncommitted: list[tuple[Peer, wire.Done]] = []
-        self._measured: list[tuple[OpenSample, bytes, bytes]] = []
-        self._measuring: dict[bytes, tuple[OpenSample, str]] = {}
-        self._metric_losses: dict[int, int] = {}
-        self._held_metrics: dict[int, int] = {}  # sample to node: granted by the policy, answers not committed yet
-        self._outbox: dict[tuple[int, int], list[AnsweredSample]] = {}
-        self._expected: dict[tuple[int, bytes], str] = {}  # held by an engine from before we were started anew
-        self._awaiting: list[OpenSample] = []  # samples with such requests
+        self._awaited = Awaited(self._book)
+        self._delivery = Delivery(self._book, self._models, self._clients.get)
+        self._measurements = Measurements(
+            self._metrics,
+            self._book,
+            self._models,
+            self._tasks,
+            self._delivery,
+            config.suite,
+            emit=self._emit,
+            now_s=self._now_s,
+        )
+        self._commits = Commits(
+            self._models,
+            self._metrics,
+            answered=self._answer_committed,
+            measured=self._metric_committed,
+            ended=self._committed,
+        )
+        self._asking = Asking(
+            self._book,
+            self._fleet,
+            self._awaited,
+            self._commits,
+            chronicle,
+            state,
+            emit=self._emit,
+            unanswerable=self._unanswerable,
+            now_s=self._now_s,
+        )
         self._settled_s = clock.monotonic_s() + (_SETTLE_S if epoch else 0.0)
-        self._to_commit = asyncio.Event()
-        self._committing = asyncio.Lock()
         self._finishing = False
         self._draining = False
+        self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Has the error of a message that could not be dealt with: nothing can go on."""
         self.ended = asyncio.Event()
         """Set when nothing is left to do, or nothing can be done."""
         self.exit_code = DONE
-        self._task_counts: dict[tuple[int, int], TaskCounts] = {}
-        self._samples = self._samples_done = self._requests = self._requests_done = self._reused = 0
+        self._counts = Counts()
         self._handlers: dict[type[wire.Message], Callable[[Peer, Any], None]] = {
             wire.AddModel: self._add_model,
             wire.DropModel: self._drop_model,
@@ -112,9 +123,9 @@ class Live:
             wire.Submit: self._submit,
             wire.Serving: self._fleet.serving,
             wire.ServeFailed: self._fleet.serve_failed,
-            wire.Done: self._done,
-            wire.GivenBack: self._given_back,
-            wire.Holding: self._holding,
+            wire.Done: self._asking.done,
+            wire.GivenBack: self._asking.given_back,
+            wire.Holding: self._asking.holding,
         }
 
     # Peers
@@ -164,16 +175,18 @@ class Live:
                 self._fleet.node_gone(peer)
             case "host":
                 self._tasks.host_gone(peer)
-                for key, (sample, host) in list(self._measuring.items()):
-                    if host == peer.hello.name:
-                        del self._measuring[key]
-                        self._emit(events.MetricLost(now_s=self._now_s(), sample=sample.number))
+                self._measurements.host_gone(peer.hello.name)
             case "client":
                 if self._clients.get((peer.hello.model, peer.hello.task)) is peer:
                     del self._clients[peer.hello.model, peer.hello.task]
             case "engine":
                 self._fleet.engine_gone(peer)
         self._run_policy()
+
+    def broke(self, error: Exception) -> None:
+        """See `Listener.broke`."""
+        if not self.broken.done():
+            self.broken.set_exception(error)
 
     # Models
 
@@ -204,7 +217,7 @@ class Live:
     def _model_known(self, model: Model) -> None:
         """Digest and numerics are known: answers have a journal, and what clients asked early can be looked up."""
         model.answers = Journal(self._journals, f"{model.digest}\n{model.numerics}")
-        self._to_commit.set()
+        self._commits.journal_opened()
         self._take_early()
 
     def _take_early(self) -> None:
@@ -217,18 +230,20 @@ class Live:
                 for submit in submits:
                     self._take(model, task, submit)
 
-    def _failed(self, model: Model | None, why: str) -> None:
+    def _failed(self, model: Model | None, why: str, *, wrong_use: bool = False) -> None:
         """A model's evaluation cannot go on; without a model, none can."""
         for one in self._models.open() if model is None else [model]:
             if one.outcome is None:
-                self._end_model(one, error=why)
+                self._end_model(one, error=why, wrong_use=wrong_use)
         if model is None:
             self.exit_code = FAILED
             self._finishing = True
             self._end_if_done()
 
-    def _end_model(self, model: Model, error: str = "") -> None:
-        outcome = wire.ModelOutcome(model=model.number, digest=model.digest, numerics=model.numerics, error=error)
+    def _end_model(self, model: Model, error: str = "", *, wrong_use: bool = False) -> None:
+        outcome = wire.ModelOutcome(
+            model=model.number, digest=model.digest, numerics=model.numerics, error=error, wrong_use=wrong_use
+        )
         self._models.end(model, outcome)
         self._chronicle.model(model.added.name, outcome, model.added_s)
         self._book.drop(model.number)
@@ -247,7 +262,7 @@ class Live:
 
     def _prepared(self, peer: Peer, prepared: wire.Prepared) -> None:
         if prepared.error:
-            self._failed(None, prepared.error)
+            self._failed(None, prepared.error, wrong_use=True)
             return
         self._tasks.prepared(peer, prepared)
         self._tasks.start(self._models.open(), self._now_s())
@@ -259,7 +274,7 @@ class Live:
         outcome = wire.TaskOutcome(model=ended.model, task=ended.task, result=ended.result, error=ended.error)
         if not self._tasks.ended(outcome):
             return
-        counts = self._task_counts.pop((ended.model, ended.task), TaskCounts(since_s=self._now_s()))
+        counts = self._counts.take(ended.model, ended.task, self._now_s())
         self._chronicle.task(outcome, since_s=counts.since_s, samples=counts.samples, reused=counts.reused)
         self._book.drop(ended.model, ended.task)
         if self._command:
@@ -278,19 +293,15 @@ class Live:
 
     def _take(self, model: Model, task: int, submit: wire.Submit) -> None:
         assert model.answers is not None
-        specs = []
-        counts = self._task_counts.setdefault((model.number, task), TaskCounts(since_s=self._now_s()))
+        wanted = []
         for given in submit.samples:
             sample = self._book.add(model.number, task, given, model.answers)
             if sample is None:
                 continue
-            self._samples += 1
-            self._requests += len(given.requests)
-            reused = len(given.requests) - sample.missing
-            self._reused += reused
-            counts.samples += 1
-            counts.reused += reused
-            self._requests_done += reused
+            requests = len(given.requests)
+            self._counts.add(
+                model.number, task, requests=requests, reused=requests - sample.missing, now_s=self._now_s()
+            )
             if sample.missing == 0 and self._complete(sample):
                 continue
             if sample.missing and self._config.rescore:
@@ -298,231 +309,73 @@ class Live:
                     for complete in self._book.answered(request, error=_NOT_STORED):
                         self._complete(complete)
                 continue
-            if self._is_awaited(sample):
-                self._awaiting.append(sample)
-                continue
-            specs.append(_spec(sample))
+            if not self._awaited.keep(sample):
+                wanted.append(sample)
+        if wanted:
+            self._plan(wanted)
+        self._delivery.send()
+
+    def _plan(self, samples: list[OpenSample]) -> None:
+        """From now on they are the policy's."""
+        specs = tuple(map(_spec, samples))
+        self._emit(events.SamplesAdded(now_s=self._now_s(), samples=specs))
+        for sample in samples:
             sample.missing_requests = []
-        if specs:
-            self._emit(events.SamplesAdded(now_s=self._now_s(), samples=tuple(specs)))
-        self._send_answers()
 
     def _complete(self, sample: OpenSample) -> bool:
         """A sample misses no answer any more: deliver it, unless its metric is to be computed first."""
-        if sample.unmeasured and not sample.error:
-            sample.measured = self._metrics.get(measured_key(sample.metric_key, self._bodies(sample))) or b""
-            if not sample.measured:
-                if (node := self._held_metrics.pop(sample.number, None)) is not None:
-                    self._measure(sample, node)
-                return False
-            sample.unmeasured = False
-        self._deliver(sample)
+        if sample.unmeasured and not sample.error and not self._measurements.is_known(sample):
+            return False
+        self._delivery.add(sample)
         return True
 
-    def _bodies(self, sample: OpenSample) -> list[bytes]:
-        model = self._models.get(sample.model)
-        assert model is not None
-        assert model.answers is not None
-        bodies = [model.answers.get(key) for key in sample.keys]
-        return [body for body in bodies if body is not None]
+    # What is committed
 
-    def _deliver(self, sample: OpenSample) -> None:
-        answers = [] if sample.error else [decode_answer(body) for body in self._bodies(sample)]
-        self._book.delivered(sample)
-        self._samples_done += 1
-        self._outbox.setdefault((sample.model, sample.task), []).append(
-            AnsweredSample(sample=sample.place, answers=answers, measured=sample.measured, error=sample.error)
-        )
-
-    def _send_answers(self) -> None:
-        outbox, self._outbox = self._outbox, {}
-        for place, samples in outbox.items():
-            # One that is gone asks again when it is back, and finds everything in the journals.
-            if peer := self._clients.get(place):
-                peer.send(wire.Answers(samples=samples))
-
-    # Engines' answers
-
-    def _done(self, peer: Peer, message: wire.Done) -> None:
-        seat = self._fleet.seats.get(peer.hello.name)
-        for done in message.done:
-            request = self._book.request_of(message.model, done.key)
-            if not done.error and (request is None or not request.is_planned):  # not to be planned until committed
-                self._expected[message.model, done.key] = _COMMIT
-            else:
-                self._expected.pop((message.model, done.key), None)
-            was_asked = seat is not None and seat.asked.pop(done.key, None) is not None
-            if seat is None or request is None:  # nobody waits for it (yet): kept nevertheless
-                continue
-            self._chronicle.request(seat.place, request, done, message.now_s)
-            engine = seat.number if was_asked else None
-            if done.error:
-                self._refused(request, engine, done.error)
-            elif request.is_planned:
-                self._emit(
-                    events.Answered(
-                        now_s=self._now_s(),
-                        engine=_NO_ENGINE if engine is None else engine,
-                        request=request.number,
-                        new_tokens=done.new_tokens,
-                        engine_s=done.finished_s - done.started_s,
-                    )
-                )
-        self._uncommitted.append((peer, message))
-        self._to_commit.set()
-
-    def _refused(self, request: OpenRequest, engine: int | None, why: str) -> None:
-        request.refusals += 1
-        retry = request.refusals < _MOST_REFUSALS
-        if engine is not None:
-            self._emit(events.Refused(now_s=self._now_s(), engine=engine, request=request.number, retry=retry))
-        if not retry:
-            for sample in self._book.answered(request, error=why):
+    def _answer_committed(self, model: int, key: bytes) -> None:
+        self._awaited.committed(model, key)
+        if request := self._book.request_of(model, key):
+            self._counts.requests_done += 1
+            for sample in self._book.answered(request):
                 self._complete(sample)
-            self._send_answers()
 
-    def _given_back(self, peer: Peer, message: wire.GivenBack) -> None:
-        seat = self._fleet.seats.get(peer.hello.name)
-        if seat is None or seat.number is None:
-            return
-        numbers = tuple(seat.asked.pop(key) for key in message.keys if key in seat.asked)
-        if numbers:
-            self._emit(events.Recalled(now_s=self._now_s(), engine=seat.number, requests=numbers))
+    def _unanswerable(self, request: OpenRequest, why: str) -> None:
+        for sample in self._book.answered(request, error=why):
+            self._complete(sample)
+        self._delivery.send()
 
-    def _holding(self, peer: Peer, message: wire.Holding) -> None:
-        """An engine's line had been cut: what it was asked and does not hold never reached it."""
-        seat = self._fleet.seats.get(peer.hello.name)
-        if seat is None:
-            return
-        held = set(message.keys)
-        if never := [key for key in seat.asked if key not in held]:
-            self._given_back(peer, wire.GivenBack(keys=never))
-        for key in held - seat.asked.keys():
-            self._expected[message.model, key] = seat.name
+    def _metric_committed(self, sample: OpenSample, measured: bytes) -> None:
+        if self._book.sample(sample.number) is sample:
+            sample.measured, sample.unmeasured = measured, False
+            self._delivery.add(sample)
 
-    def _engine_lost(self, seat: Seat) -> None:
-        for place in [place for place, name in self._expected.items() if name == seat.name]:
-            del self._expected[place]
-
-    def _is_awaited(self, sample: OpenSample) -> bool:
-        """Whether an engine that we have not asked is about to answer some of it."""
-        return any((sample.model, request.key) in self._expected for request in sample.missing_requests)
-
-    def _take_awaited(self) -> None:
-        """Samples of which no engine holds anything any more: the policy's, with what they still miss."""
-        ready = [sample for sample in self._awaiting if not self._is_awaited(sample)]
-        self._awaiting = [sample for sample in self._awaiting if self._is_awaited(sample)]
-        specs = []
-        for sample in ready:
-            if self._book.sample(sample.number) is not sample:
-                continue
-            sample.missing_requests = [
-                request for request in sample.missing_requests if self._book.request(request.number) is request
-            ]
-            if sample.missing_requests or sample.unmeasured:
-                specs.append(_spec(sample))
-        if specs:
-            self._emit(events.SamplesAdded(now_s=self._now_s(), samples=tuple(specs)))
-
-    async def commit_forever(self) -> None:
-        """Commit what came in, batch by batch; then tell those who wait for it."""
-        while True:
-            await self._to_commit.wait()
-            self._to_commit.clear()
-            await self.commit()
-
-    async def commit(self) -> None:
-        """Commit what came in so far, after what is being committed."""
-        async with self._committing:
-            await self._commit()
-
-    async def _commit(self) -> None:
-        dones, self._uncommitted = self._uncommitted, []
-        metrics, self._measured = self._measured, []
-        early = [one for one in dones if not self._has_journal(one[1].model)]
-        ripe = [one for one in dones if self._has_journal(one[1].model)]
-        self._uncommitted += early  # an engine was faster than the node that knows the weights
-        answers: dict[int, list[tuple[bytes, bytes]]] = {}
-        for _peer, message in ripe:
-            answers.setdefault(message.model, []).extend((one.key, one.body) for one in message.done if not one.error)
-        try:
-            await asyncio.to_thread(self._write, answers, metrics)
-        except JournalError as error:
-            self._failed(None, str(error))
-            return
-        for model, records in answers.items():
-            for key, _body in records:
-                if self._expected.get((model, key)) == _COMMIT:
-                    del self._expected[model, key]
-                if request := self._book.request_of(model, key):
-                    self._requests_done += 1
-                    for sample in self._book.answered(request):
-                        self._complete(sample)
-        for peer, message in ripe:
-            if not any(other is peer for other, _ in early):
-                peer.send(wire.Acked(number=message.number))
-        for sample, _key, measured in metrics:
-            if self._book.sample(sample.number) is sample:
-                sample.measured, sample.unmeasured = measured, False
-                self._deliver(sample)
-        self._send_answers()
+    def _committed(self) -> None:
+        self._delivery.send()
         self._run_policy()
 
-    def _has_journal(self, number: int) -> bool:
-        model = self._models.get(number)
-        return model is None or model.outcome is not None or model.answers is not None
+    async def commit_forever(self) -> None:
+        """Commit what comes, batch by batch. Raises as `Commits.forever`."""
+        await self._commits.forever()
 
-    def _write(
-        self, answers: dict[int, list[tuple[bytes, bytes]]], metrics: list[tuple[OpenSample, bytes, bytes]]
-    ) -> None:
-        for number, records in answers.items():
-            model = self._models.get(number)
-            if model is not None and model.answers is not None:
-                model.answers.commit(records)
-        self._metrics.commit((key, measured) for _sample, key, measured in metrics)
+    async def commit(self) -> None:
+        """Commit what came so far. Raises as `Commits.commit`."""
+        await self._commits.commit()
 
     # Metrics
 
-    def _measure(self, sample: OpenSample, node: int) -> None:
-        host, model = self._tasks.host_on(node), self._models.get(sample.model)
-        facts = self._tasks.facts(model, node) if model else None
-        if host is None or facts is None:
-            self._held_metrics[sample.number] = node
-            return
-        bodies = self._bodies(sample)
-        key = measured_key(sample.metric_key, bodies)
-        self._measuring[key] = (sample, host.peer.hello.name)
-        host.peer.send(
-            wire.MeasureSample(
-                metric_key=key,
-                task=sample.task,
-                entry=self._config.suite.entries[sample.task],
-                facts=facts,
-                sample=sample.place,
-                answers=bodies,
-            )
-        )
-
     def _sample_measured(self, peer: Peer, said: wire.SampleMeasured) -> None:
-        sample, _host = self._measuring.pop(said.metric_key, (None, ""))
+        sample, losses = self._measurements.ended(said)
         if sample is None:
             return
-        losses = self._metric_losses.get(sample.number, 0) + said.lost
-        if said.lost and losses < _MOST_METRIC_LOSSES:
-            self._metric_losses[sample.number] = losses
-            self._emit(events.MetricLost(now_s=self._now_s(), sample=sample.number))
-            return
         self._chronicle.metric(peer.hello.node, sample, said.seconds, said.error)
-        self._emit(events.Measured(now_s=self._now_s(), sample=sample.number, metric_s=said.seconds))
         if said.measured:
-            self._measured.append((sample, said.metric_key, said.measured))
-            self._to_commit.set()
-        else:  # it raised: the client computes it itself, and fails as the harness would
-            sample.unmeasured = False
-            if said.lost:
-                sample.error = f"the process that computed its metric died {losses} times: {said.error}"
-            self._deliver(sample)
-            self._send_answers()
+            self._commits.add_metric(sample, said.metric_key, said.measured)
+            return
+        # It raised: the client computes it itself, and fails as the harness would.
+        sample.unmeasured = False
+        if said.lost:
+            sample.error = f"the process that computed its metric died {losses} times: {said.error}"
+        self._delivery.add(sample)
+        self._delivery.send()
 
     # The policy
 
@@ -540,37 +393,13 @@ class Live:
     def _act(self, action: events.Action) -> None:
         match action:
             case events.Ask():
-                self._ask(action)
+                self._asking.ask(action)
             case events.Recall():
-                seat = self._fleet.seat_of(action.engine)
-                if seat and seat.peer:
-                    requests = (self._book.request(number) for number in action.requests)
-                    seat.peer.send(wire.TakeBack(keys=[request.key for request in requests if request]))
+                self._asking.recall(action)
             case events.Measure():
-                sample = self._book.sample(action.sample)
-                if sample is None:
-                    self._emit(events.Measured(now_s=self._now_s(), sample=action.sample, metric_s=0.0))
-                elif sample.missing:
-                    self._held_metrics[sample.number] = action.node
-                else:
-                    self._measure(sample, action.node)
+                self._measurements.grant(action.sample, action.node)
             case events.Swap():
                 self._fleet.swap(action.engine, action.model)
-
-    def _ask(self, action: events.Ask) -> None:
-        seat = self._fleet.seat_of(action.engine)
-        if seat is None or seat.serving is None:
-            return  # it is gone: the policy hears of that next
-        asked = []
-        for number in action.requests:
-            request = self._book.request(number)
-            if request is None or not request.samples:
-                self._emit(events.Refused(now_s=self._now_s(), engine=action.engine, request=number, retry=False))
-                continue
-            seat.asked[request.key] = number
-            asked.append((request.key, self._book.body(request)))
-        if asked and seat.peer:  # else its line is cut: when it is back, it says what it has
-            seat.peer.send(wire.AskEngine(model=seat.serving, requests=asked))
 
     # Time
 
@@ -579,29 +408,30 @@ class Live:
         self._fleet.tick()
         self._chronicle.flush()
         self._take_early()
-        self._take_awaited()
+        if settled := self._awaited.settled():
+            self._plan(settled)
         self._tasks.start(self._models.open(), self._now_s())
-        for number, node in list(self._held_metrics.items()):
-            sample = self._book.sample(number)
-            if sample is None:
-                del self._held_metrics[number]
-            elif not sample.missing and self._tasks.host_on(node):
-                del self._held_metrics[number]
-                self._measure(sample, node)
+        self._measurements.start_waiting()
         self._emit(events.Tick(now_s=self._now_s()))
         self._run_policy()
         if self._command:
-            self._command.send(self._status())
+            status = self._counts.status(
+                self._fleet,
+                self._state,
+                now_s=self._chronicle.since_start_s(self._now_s()),
+                delivered=self._delivery.count,
+                answered_s=self._asking.answered_s,
+                draining=self._draining,
+            )
+            self._command.send(status)
 
     async def drain(self) -> None:
         """The command is gone: give out nothing more, keep what engines have begun, for `linger_s` at most."""
         self._draining = True
         deadline_s = self._now_s() + self._config.linger_s
-        for seat in self._fleet.seats.values():
-            if seat.peer and seat.asked:
-                seat.peer.send(wire.TakeBack(keys=list(seat.asked)))
-        while self._now_s() < deadline_s and any(seat.asked for seat in self._fleet.seats.values() if seat.peer):
-            await asyncio.sleep(0.1)
+        self._asking.recall_everything()
+        while self._now_s() < deadline_s and self._asking.is_under_way():
+            await asyncio.sleep(_DRAIN_POLL_S)
         await self.commit()
 
     def stop_everyone(self) -> None:
@@ -623,25 +453,6 @@ class Live:
         self._metrics.close()
         self._book.close()
         self._chronicle.close()
-
-    def _status(self) -> wire.Status:
-        seats = [seat for seat in self._fleet.seats.values() if seat.spare_for is None]
-        ready = [seat for seat in seats if seat.number is not None]
-        return wire.Status(
-            now_s=self._chronicle.since_start_s(self._now_s()),
-            samples=self._samples,
-            samples_done=self._samples_done,
-            requests=self._requests,
-            requests_done=self._requests_done,
-            reused=self._reused,
-            engines=len(seats),
-            engines_ready=len(ready),
-            nodes=len(self._fleet.nodes),
-            busy_share=sum(bool(seat.asked) for seat in ready) / len(ready) if ready else 0.0,
-            time_left_s=0.0,
-            bound_s=0.0,
-            state="draining" if self._draining else "running" if ready else "starting",
-        )
 
     def _now_s(self) -> float:
         return self._clock.monotonic_s()

@@ -6,25 +6,38 @@ keeps what the engines have begun, ends everything and leaves. Its exit codes ar
 """
 
 import asyncio
+import errno
+import gc
 import json
 import logging
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 from holdfast.core.atomic import write_atomic
 from holdfast.core.clock import SystemClock
 from holdfast.evaluate.coordinator.chronicle import Chronicle
-from holdfast.evaluate.coordinator.config import LEFT, CoordinatorConfig, CoordinatorFiles, decode_config, task_names
+from holdfast.evaluate.coordinator.config import (
+    LEFT,
+    UNWRITABLE,
+    CoordinatorConfig,
+    CoordinatorFiles,
+    decode_config,
+    task_names,
+)
 from holdfast.evaluate.coordinator.connections import listen
+from holdfast.evaluate.coordinator.journal import JournalError
 from holdfast.evaluate.coordinator.live import Live
 from holdfast.evaluate.occupied import at_work
 from holdfast.evaluate.policy.priors import Priors, decode_history, encode_history
-from holdfast.evaluate.policy.state import State
+from holdfast.evaluate.policy.state import PolicyConfig, State
 from holdfast.evaluate.report.timeline import TimelineWriter
 
 _TICK_S = 0.5
 _LAST_WORDS_S = 0.2  # for what was written to the peers last
+_GC_THRESHOLD = 100_000  # a million samples in hand are no garbage, and make next to none
+_DISK_FAILS = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS)
 
 _log = logging.getLogger(__name__)
 
@@ -44,24 +57,40 @@ async def coordinate(folder: Path) -> int:
     server = await listen(config.listen_host, port, token, live)
     host, port = server.sockets[0].getsockname()[:2]
     write_atomic(files.address, f"{host}:{port}".encode())
-    abandoned = asyncio.Event()
-    asyncio.get_running_loop().add_reader(sys.stdin, _heard_command, abandoned)
-    work = [asyncio.create_task(live.commit_forever()), asyncio.create_task(_tick_forever(live))]
-    ends = [asyncio.create_task(live.ended.wait()), asyncio.create_task(abandoned.wait()), *work]
-    done, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-    for task in done & set(work):
-        task.result()  # raises what ended it: a bug, and the command starts us again
-    was_left = not live.ended.is_set()
-    if was_left:
-        _log.warning("The command is gone. What the engines have begun is kept; go on with `holdfast eval resume`.")
-        await live.drain()
-    await live.commit()
-    live.stop_everyone()
-    await asyncio.sleep(_LAST_WORDS_S)
-    server.close()
+    try:
+        was_left = await _until_over(live)
+        if was_left:
+            _log.warning("The command is gone. What the engines have begun is kept; go on with `holdfast eval resume`.")
+            await live.drain()
+        await live.commit()
+    finally:  # also where the disk is full: nobody is to wait for what cannot come
+        live.stop_everyone()
+        await asyncio.sleep(_LAST_WORDS_S)
+        server.close()
     write_atomic(files.learned, encode_history(state.priors.history()))
     live.close("stopped" if was_left else "failed" if live.exit_code else "done")
     return LEFT if was_left else live.exit_code
+
+
+async def _until_over(live: Live) -> bool:
+    """Until all is done, or cannot be, or the command is gone; whether it is.
+
+    Raises:
+        OSError, JournalError: the disk is full or failing.
+    """
+    abandoned = asyncio.Event()
+    asyncio.get_running_loop().add_reader(sys.stdin, _heard_command, abandoned)
+    work = [asyncio.create_task(live.commit_forever()), asyncio.create_task(_tick_forever(live)), live.broken]
+    everything: list[asyncio.Future[Any]] = [
+        *work,
+        asyncio.create_task(live.ended.wait()),
+        asyncio.create_task(abandoned.wait()),
+    ]
+    await asyncio.wait(everything, return_when=asyncio.FIRST_COMPLETED)
+    for task in everything[: len(work)]:
+        if task.done():
+            task.result()  # raises what ended it
+    return not live.ended.is_set()
 
 
 def _begin(files: CoordinatorFiles, now_s: float) -> tuple[float, int]:
@@ -80,7 +109,8 @@ def _state(config: CoordinatorConfig, files: CoordinatorFiles) -> State:
     # What this run has learned holds more than what was known before it.
     known = next((path for path in (files.learned, files.history) if path.exists()), None)
     history = decode_history(known.read_bytes()) if known else []
-    return State(Priors.from_history(history, task_names(config.suite)))
+    expected = PolicyConfig(engines=config.nodes * config.engines_per_node)
+    return State(Priors.from_history(history, task_names(config.suite)), expected)
 
 
 def _heard_command(abandoned: asyncio.Event) -> None:
@@ -99,8 +129,16 @@ def main() -> None:
     """Coordinate the evaluation of a folder."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     folder = Path(sys.argv[1])
+    gc.set_threshold(_GC_THRESHOLD, 50, 100)
     with at_work(CoordinatorFiles(folder).folder):
-        sys.exit(asyncio.run(coordinate(folder)))
+        try:
+            sys.exit(asyncio.run(coordinate(folder)))
+        except (OSError, JournalError) as error:
+            cause = error.__cause__ if isinstance(error, JournalError) else error
+            if getattr(cause, "errno", None) not in _DISK_FAILS:
+                raise
+            _log.error("%s: nothing can be kept.", error)
+            sys.exit(UNWRITABLE)
 
 
 if __name__ == "__main__":

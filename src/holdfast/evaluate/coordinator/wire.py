@@ -132,12 +132,13 @@ class TaskOutcome(Message, frozen=True, kw_only=True):
 
 
 class ModelOutcome(Message, frozen=True, kw_only=True):
-    """All tasks of a model ended, or it could not be served at all (`error`)."""
+    """All tasks of a model ended, or it could not be served at all (`error`). `wrong_use`: nor could it ever be so."""
 
     model: int
     digest: str = ""
     numerics: str = ""
     error: str = ""
+    wrong_use: bool = False
 
 
 # Node
@@ -301,11 +302,12 @@ class Answers(Message, frozen=True, kw_only=True):
 
 
 class Serve(Message, frozen=True, kw_only=True):
-    """Have this model answer: by `load` in a fresh engine, else by a swap."""
+    """Have this model answer: by `load` in an engine that has none, else by a swap. `fresh`: by `load` in any case."""
 
     model: int
     folder: str
     digest: str
+    fresh: bool = False
 
 
 class Serving(Message, frozen=True, kw_only=True):

@@ -104,12 +104,14 @@ class EngineWorker:
         if self._engine is not None:
             self._engine.close()
 
-    def _make(self) -> None:
+    def _make(self) -> bool:
+        self._engine = None
         try:
             with self._pulse.held(LOAD_LIMIT_S):
                 self._engine = make_engine(self._spec)
         except HoldfastError as error:
             self._unmade = str(error)
+        return self._engine is not None
 
     def _news(self) -> Iterator[wire.Message]:
         """What came in. An idle worker waits for it; a model is served when what is held for the last one is done."""
@@ -144,6 +146,11 @@ class EngineWorker:
             return msgspec.structs.replace(self._said, kept=True, seconds=0.0)
         if self._engine is None:
             return wire.ServeFailed(model=order.model, why=self._unmade)
+        if order.fresh and before is not None:  # as a new process would, without its imports
+            self._engine.close()
+            if not self._make():
+                return wire.ServeFailed(model=order.model, why=self._unmade)
+            before = None
         how = "load" if before is None else "swap"
         self._said = None
         began_s = self._clock.monotonic_s()

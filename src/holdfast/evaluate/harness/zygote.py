@@ -12,6 +12,7 @@ import select
 import signal
 import socket
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -96,6 +97,8 @@ class Zygote:
             status = 0
         except (BrokenPipeError, ConnectionResetError):
             status = 0  # the host is gone, or wants this no more
+        except BaseException:
+            traceback.print_exc()  # into the host's log: nobody else would say it
         finally:
             sys.stdout.flush()
             sys.stderr.flush()

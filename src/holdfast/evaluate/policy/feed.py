@@ -123,17 +123,18 @@ def _give_decode(state: State, model: ModelState) -> bool:
         return bool(queue.count)
     tokens = state.most_tokens(request)
     packing = state.engines.get(model.packing)
-    if packing is not None and tokens * packing.step_s(packing.max_batch) * packing.slowness > slack_s:
-        if (
-            packing.model == model.model
-            and packing.decoding < packing.max_batch
-            and not packing.swapping
-            and packing.drain_for < 0
-            and packing.takes(tokens, slack_s)
-        ):
-            queue.pop()
-            ask(state, packing, request)
-            return True
+    if (
+        packing is not None
+        and tokens * packing.step_s(packing.max_batch) * packing.slowness > slack_s
+        and packing.model == model.model
+        and packing.decoding < packing.max_batch
+        and not packing.swapping
+        and packing.drain_for < 0
+        and packing.takes(tokens, slack_s)
+    ):
+        queue.pop()
+        ask(state, packing, request)
+        return True
     while room:
         engine = state.engines.get(room[0][2])
         if (
@@ -146,7 +147,7 @@ def _give_decode(state: State, model: ModelState) -> bool:
             break
         heappop(room)
     else:
-        return _widen(state, model, tokens, slack_s) or _hurry_less(state, model)
+        return _widen(state, model, tokens, slack_s) or _hurry_less(state, model, tokens)
     assert engine is not None
     queue.pop()
     ask(state, engine, request)
@@ -165,9 +166,7 @@ def _widen(state: State, model: ModelState, tokens: float, slack_s: float) -> bo
     """
     if model.decode_engines >= len(model.engines) or model.decode_limit > model.decode_engines:
         return False
-    curve = state.reference
-    assert curve is not None
-    if tokens * (curve.step_base_s + curve.max_batch * curve.step_sequence_s) < WAITS * slack_s:
+    if tokens * _full_step_s(state) < WAITS * slack_s:
         return False
     model.decode_limit = model.decode_engines + 1
     for number in model.engines:
@@ -176,14 +175,30 @@ def _widen(state: State, model: ModelState, tokens: float, slack_s: float) -> bo
     return True
 
 
-def _hurry_less(state: State, model: ModelState) -> bool:
-    """Let the batches be as large as the target permits, until the next review; False if they were already."""
-    if model.pace_s >= model.target_s:
+def _hurry_less(state: State, model: ModelState, tokens: float) -> bool:
+    """Let the batches be as large as the target permits, and larger for what cannot wait, until the next review.
+
+    The target is found as if batches could be any fraction; with few engines, whole ones may not fit. False if the next
+    entry can wait, or if more engines are about to come.
+    """
+    if state.expects_engines():
         return False
-    model.pace_s = model.target_s
+    slack_s = max(model.pace_s - state.now_s, 0.0)
+    if model.pace_s < model.target_s:
+        model.pace_s = model.target_s
+    elif tokens * _full_step_s(state) >= WAITS * slack_s:
+        model.pace_s = state.now_s + max(slack_s, tokens * _full_step_s(state) / 8) * 1.1
+    else:
+        return False
     for number in model.engines:
         open_engine(state, state.engines[number])
     return True
+
+
+def _full_step_s(state: State) -> float:
+    curve = state.reference
+    assert curve is not None
+    return curve.step_base_s + curve.max_batch * curve.step_sequence_s
 
 
 def _next_of(state: State, queue: LongestFirst) -> int | None:

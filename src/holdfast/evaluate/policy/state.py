@@ -9,6 +9,8 @@ from holdfast.evaluate.policy.events import Action, Ask, Measure, Recall, Swap
 from holdfast.evaluate.policy.longest_first import LongestFirst
 from holdfast.evaluate.policy.priors import Priors
 
+TOLERANCE = 1.1
+"""By how much an engine may exceed the pace: lengths are guesses, and a batch grows by whole sequences."""
 WAITING, ASKED, DONE = 0, 1, 2
 NO_METRIC, METRIC_WANTED, METRIC_READY, METRIC_RUNS, SAMPLE_DONE = 0, 1, 2, 3, 4
 
@@ -48,7 +50,6 @@ class EngineState:
     __slots__ = (
         "asked",
         "base_s",
-        "begun_s",
         "clock",
         "debt_s",
         "decode_load_s",
@@ -71,7 +72,7 @@ class EngineState:
         "stamp_decode",
         "stamp_forward",
         "swapping",
-    )  # fmt: skip
+    )
 
     def __init__(self, engine: int, node: int) -> None:
         self.engine = engine
@@ -143,7 +144,7 @@ class EngineState:
         if not self.decoding:
             return True
         rest = max(self.last_clock - self.clock, tokens * self.slowness)
-        return rest * self.step_s(min(self.decoding + 1, self.max_batch)) + self.debt_s <= slack_s
+        return rest * self.step_s(min(self.decoding + 1, self.max_batch)) <= TOLERANCE * slack_s
 
     def end_s(self) -> float:
         """In how many seconds it should have answered all it holds: its work, or its longest answer."""
@@ -156,9 +157,24 @@ class EngineState:
 class ModelState:
     """One model's work. `late` is what came before any engine served it, not yet put in order."""
 
-    __slots__ = ("coming", "decode", "decode_engines", "decode_limit", "decode_room", "dropped", "engines", "forward", "forward_room", "late", "model",
-                 "nodes", "pace_s",
-        "packing", "steal_after_s", "target_s")  # fmt: skip
+    __slots__ = (
+        "coming",
+        "decode",
+        "decode_engines",
+        "decode_limit",
+        "decode_room",
+        "dropped",
+        "engines",
+        "forward",
+        "forward_room",
+        "late",
+        "model",
+        "nodes",
+        "pace_s",
+        "packing",
+        "steal_after_s",
+        "target_s",
+    )
 
     def __init__(self, model: int) -> None:
         self.model = model
@@ -315,9 +331,12 @@ class State:
     def capacity(self) -> float:
         """How many engines of normal speed there are, or soon will be."""
         there = sum(1.0 / max(engine.slowness, 0.01) for engine in self.engines.values())
-        if self.now_s - self.first_ready_s < self.config.patience_s:
-            return max(there, float(self.config.engines))
-        return there
+        return max(there, float(self.config.engines)) if self.expects_engines() else there
+
+    def expects_engines(self) -> bool:
+        """Whether more engines are about to come."""
+        waited_s = self.now_s - self.first_ready_s
+        return len(self.engines) < self.config.engines and waited_s < self.config.patience_s
 
     def rank(self, model: int) -> int:
         """Models of a lower rank come first."""

@@ -10,6 +10,7 @@ COLUMNS = ("Tasks", "Version", "Filter", "n-shot", "Metric", "", "Value", "", "S
 ARROWS = {True: "\N{UPWARDS ARROW}", False: "\N{DOWNWARDS ARROW}", None: ""}
 NUMBERS = (1, 3, 6, 8)
 """Columns that are right-aligned."""
+_MOST_NAMED = 3  # of tasks that failed for one reason
 
 
 def score_rows(scores: Sequence[Score]) -> list[tuple[str, ...]]:
@@ -48,8 +49,10 @@ def print_scores(evaluation: Evaluation) -> None:
     for name, rows in tables:
         if rows:
             show((name, *COLUMNS[1:]), rows)
-    for task, why in evaluation.errors.items():
-        sys.stdout.write(f"{task}: no scores: {why}\n")
+    for why in dict.fromkeys(evaluation.errors.values()):
+        tasks = [task for task, its in evaluation.errors.items() if its == why]
+        names = ", ".join(tasks[:_MOST_NAMED]) + (f" and {len(tasks) - _MOST_NAMED} more" * (len(tasks) > _MOST_NAMED))
+        sys.stdout.write(f"{names}: no scores: {why}\n")
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

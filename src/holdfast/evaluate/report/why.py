@@ -5,25 +5,31 @@ from dataclasses import dataclass
 
 from holdfast.core import words
 from holdfast.evaluate.evaluation import BoundTerm, Evaluation, PathStep
+from holdfast.evaluate.policy import account
 
 BOUND_MEANINGS = {
     "engines": "all requests, at the cost that each has in a full batch, over the engines there were",
     "sample": "the sample that takes longest, alone on an engine, with its metric",
     "metrics": "all metrics, over the CPU slots there were",
     "judge": "all that the judge was asked, at its quota",
+    "pace": "long answers need small batches to end in time, which cost more of an engine",
     "storage": "the bytes of the weights, over the bandwidth",
 }
 """The terms of the lower bound, and what each says."""
 CAUSES = {
-    "useful": ("Useful", "answering, at the cost a request has in a full batch"),
-    "unsaturated": ("Batches not full", "answering, beyond what it costs in a full batch"),
-    "redone": ("Done twice", "answered again after an engine was lost, or stolen in the tail"),
-    "load": ("Loading", "engines starting, with fresh weights"),
-    "swap": ("Swapping", "other weights put into running engines"),
-    "starved": ("No requests yet", "idle while the harness was still building requests"),
-    "waiting": ("Waiting", "idle while there were requests"),
-    "tail": ("Tail", "idle at the end, while the last samples, metrics and judges finished"),
-    "lost": ("Lost engines", "from an engine's last sign of life until it was known to be gone"),
+    account.USEFUL: ("Useful work", "answering, at the cost a request has in a full batch"),
+    account.UNDERFILLED: ("Batches not full", "answering, beyond what it costs in a full batch"),
+    account.REDONE: ("Done twice", "answered again after an engine was lost, or stolen in the tail"),
+    account.WEIGHTS: ("Waiting for weights", "the model was not in the node's memory yet"),
+    account.START: ("Starting", "engines starting, with fresh weights"),
+    account.SWAP: ("Swapping", "other weights put into running engines"),
+    account.BEFORE: ("No requests yet", "idle while the harness was still building the first requests"),
+    account.BETWEEN: ("Waiting", "idle between requests"),
+    account.TAIL_SAMPLE: ("Tail", "idle while others generated the last samples"),
+    account.TAIL_METRIC: ("Tail, metrics", "idle while the last metrics and scores were computed"),
+    account.TAIL_JUDGE: ("Tail, judge", "idle while the last answers were judged"),
+    account.LOST: ("Lost engines", "from an engine's last sign of life until it was known to be gone"),
+    account.ABSENT: ("Not there", "before the engine was ordered, or after it had left"),
     "busy": ("Answering", "at work on at least one request"),
     "idle": ("Idle", "without any request"),
 }
@@ -45,7 +51,7 @@ class LostTime:
 def lost_time(evaluation: Evaluation) -> list[LostTime]:
     """Where the engine-seconds went: useful first, then what took most."""
     total_s = sum(evaluation.account.values()) or 1.0
-    first = ("useful", "busy")
+    first = (account.USEFUL, "busy")
     ordered = sorted(evaluation.account.items(), key=lambda item: (item[0] not in first, -item[1], item[0]))
     return [
         LostTime(

@@ -1,0 +1,111 @@
+"""What came in since the last commit, and its way into the journals: batch by batch, in a thread of its own.
+
+Nobody is told of an answer or a metric before the disk has it. A journal that cannot be written ends the coordinator:
+what is not committed is still with the engines.
+"""
+
+import asyncio
+from collections.abc import Callable
+
+from holdfast.evaluate.coordinator import wire
+from holdfast.evaluate.coordinator.book import OpenSample
+from holdfast.evaluate.coordinator.connections import Peer
+from holdfast.evaluate.coordinator.journal import Journal
+from holdfast.evaluate.coordinator.models import Models
+
+Measured = tuple[OpenSample, bytes, bytes]
+"""A sample, the key of its metric, and what came of it."""
+
+
+class Commits:
+    """See the module.
+
+    Args:
+        models: with the journals of their answers.
+        metrics: the metrics' journal.
+        answered: called with (model, key) of each answer that was committed.
+        measured: called with each sample whose metric was, and what came of it.
+        ended: called after each batch.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        metrics: Journal,
+        *,
+        answered: Callable[[int, bytes], None],
+        measured: Callable[[OpenSample, bytes], None],
+        ended: Callable[[], None],
+    ) -> None:
+        self._models, self._metrics = models, metrics
+        self._answered, self._measured, self._ended = answered, measured, ended
+        self._dones: list[tuple[Peer, wire.Done]] = []
+        self._metrics_done: list[Measured] = []
+        self._wanted = asyncio.Event()
+        self._writing = asyncio.Lock()
+
+    def add(self, peer: Peer, message: wire.Done) -> None:
+        """An engine's answers; it hears `Acked` once they are committed."""
+        self._dones.append((peer, message))
+        self._wanted.set()
+
+    def add_metric(self, sample: OpenSample, key: bytes, measured: bytes) -> None:
+        """A metric, under its key."""
+        self._metrics_done.append((sample, key, measured))
+        self._wanted.set()
+
+    def journal_opened(self) -> None:
+        """A model's journal is known: what came before can be committed."""
+        self._wanted.set()
+
+    async def forever(self) -> None:
+        """Commit whatever comes.
+
+        Raises:
+            JournalError: the disk is full or failing.
+        """
+        while True:
+            await self._wanted.wait()
+            self._wanted.clear()
+            await self.commit()
+
+    async def commit(self) -> None:
+        """Commit what came in so far, after what is being committed.
+
+        Raises:
+            JournalError: the disk is full or failing.
+        """
+        async with self._writing:
+            await self._commit()
+
+    async def _commit(self) -> None:
+        dones, self._dones = self._dones, []
+        metrics, self._metrics_done = self._metrics_done, []
+        early = [one for one in dones if not self._has_journal(one[1].model)]
+        ripe = [one for one in dones if self._has_journal(one[1].model)]
+        self._dones += early  # an engine was faster than the node that knows the weights
+        answers: dict[int, list[tuple[bytes, bytes]]] = {}
+        for _peer, message in ripe:
+            answers.setdefault(message.model, []).extend((one.key, one.body) for one in message.done if not one.error)
+        await asyncio.to_thread(self._write, answers, metrics)
+        for model, records in answers.items():
+            for key, _body in records:
+                self._answered(model, key)
+        waiting = {peer for peer, _ in early}
+        for peer, message in ripe:
+            if peer not in waiting:  # the number acknowledges all before it
+                peer.send(wire.Acked(number=message.number))
+        for sample, _key, measured in metrics:
+            self._measured(sample, measured)
+        self._ended()
+
+    def _has_journal(self, number: int) -> bool:
+        model = self._models.get(number)
+        return model is None or model.outcome is not None or model.answers is not None
+
+    def _write(self, answers: dict[int, list[tuple[bytes, bytes]]], metrics: list[Measured]) -> None:
+        for number, records in answers.items():
+            model = self._models.get(number)
+            if model is not None and model.answers is not None:
+                model.answers.commit(records)
+        self._metrics.commit((key, measured) for _sample, key, measured in metrics)

@@ -1,0 +1,71 @@
+"""How much was asked and answered so far: of each task for the timeline, of all for whoever watches."""
+
+from dataclasses import dataclass
+
+from holdfast.evaluate.coordinator import wire
+from holdfast.evaluate.coordinator.fleet import Fleet
+from holdfast.evaluate.policy import outlook
+from holdfast.evaluate.policy.state import State
+
+
+@dataclass
+class TaskCounts:
+    """What a task asked for so far."""
+
+    since_s: float
+    samples: int = 0
+    reused: int = 0
+
+
+class Counts:
+    """See the module."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[tuple[int, int], TaskCounts] = {}
+        self._samples = self._requests = self._reused = 0
+        self.requests_done = 0
+
+    def add(self, model: int, task: int, *, requests: int, reused: int, now_s: float) -> None:
+        """A sample of a task came in; `reused` of its requests had an answer."""
+        counts = self._tasks.setdefault((model, task), TaskCounts(since_s=now_s))
+        counts.samples += 1
+        counts.reused += reused
+        self._samples += 1
+        self._requests += requests
+        self._reused += reused
+        self.requests_done += reused
+
+    def take(self, model: int, task: int, now_s: float) -> TaskCounts:
+        """What a task that ended had asked for."""
+        return self._tasks.pop((model, task), TaskCounts(since_s=now_s))
+
+    def status(
+        self, fleet: Fleet, state: State, *, now_s: float, delivered: int, answered_s: float, draining: bool
+    ) -> wire.Status:
+        """How far it is.
+
+        Args:
+            fleet: the engines and nodes.
+            state: of the policy.
+            now_s: since the evaluation's first start.
+            delivered: samples that are done.
+            answered_s: engine-seconds at saturated batch of all that was answered.
+            draining: whether nothing more is given out.
+        """
+        seats = [seat for seat in fleet.seats.values() if not seat.is_spare]
+        ready = [seat for seat in seats if seat.number is not None]
+        return wire.Status(
+            now_s=now_s,
+            samples=self._samples,
+            samples_done=delivered,
+            requests=self._requests,
+            requests_done=self.requests_done,
+            reused=self._reused,
+            engines=len(seats),
+            engines_ready=len(ready),
+            nodes=len(fleet.nodes),
+            busy_share=sum(bool(seat.asked) for seat in ready) / len(ready) if ready else 0.0,
+            time_left_s=outlook.time_left_s(state),
+            bound_s=outlook.bound_s(state, answered_s),
+            state="draining" if draining else "running" if ready else "starting",
+        )

@@ -1,0 +1,110 @@
+"""Metrics in progress: granted by the policy, computed by hosts, looked for in the journal first."""
+
+from collections.abc import Callable
+
+from holdfast.evaluate.coordinator import wire
+from holdfast.evaluate.coordinator.book import Book, OpenSample, measured_key
+from holdfast.evaluate.coordinator.delivery import Delivery
+from holdfast.evaluate.coordinator.journal import Journal
+from holdfast.evaluate.coordinator.models import Models
+from holdfast.evaluate.coordinator.tasks import Tasks
+from holdfast.evaluate.policy import events
+from holdfast.evaluate.suite import Suite
+
+_MOST_LOSSES = 3  # of one sample's metric: what kills its process so often would kill it again
+
+
+class Measurements:
+    """See the module. `emit` tells the policy; `now_s` is the coordinator's clock."""
+
+    def __init__(
+        self,
+        journal: Journal,
+        book: Book,
+        models: Models,
+        tasks: Tasks,
+        delivery: Delivery,
+        suite: Suite,
+        *,
+        emit: Callable[[events.Event], None],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._journal, self._book, self._models, self._tasks = journal, book, models, tasks
+        self._delivery, self._suite, self._emit, self._now_s = delivery, suite, emit, now_s
+        self._running: dict[bytes, tuple[OpenSample, str]] = {}  # key to sample and host
+        self._granted: dict[int, int] = {}  # sample to node, which waits for its answers' commit or for a host
+        self._losses: dict[int, int] = {}
+
+    def is_known(self, sample: OpenSample) -> bool:
+        """Whether the metric of a sample with all its answers stands in the journal; else it runs if it may."""
+        sample.measured = self._journal.get(measured_key(sample.metric_key, self._delivery.bodies(sample))) or b""
+        if not sample.measured:
+            if (node := self._granted.pop(sample.number, None)) is not None:
+                self._start(sample, node)
+            return False
+        sample.unmeasured = False
+        return True
+
+    def grant(self, number: int, node: int) -> None:
+        """The policy says that a sample's metric is to be computed on a node now."""
+        sample = self._book.sample(number)
+        if sample is None:
+            self._emit(events.Measured(now_s=self._now_s(), sample=number, metric_s=0.0))
+        elif sample.missing:
+            self._granted[number] = node
+        else:
+            self._start(sample, node)
+
+    def start_waiting(self) -> None:
+        """Start what waited for a host that is there by now."""
+        for number, node in list(self._granted.items()):
+            sample = self._book.sample(number)
+            if sample is None:
+                del self._granted[number]
+            elif not sample.missing and self._tasks.host_on(node):
+                del self._granted[number]
+                self._start(sample, node)
+
+    def _start(self, sample: OpenSample, node: int) -> None:
+        host, model = self._tasks.host_on(node), self._models.get(sample.model)
+        facts = self._tasks.facts(model, node) if model else None
+        if host is None or facts is None:
+            self._granted[sample.number] = node
+            return
+        bodies = self._delivery.bodies(sample)
+        key = measured_key(sample.metric_key, bodies)
+        self._running[key] = (sample, host.peer.hello.name)
+        host.peer.send(
+            wire.MeasureSample(
+                metric_key=key,
+                task=sample.task,
+                entry=self._suite.entries[sample.task],
+                facts=facts,
+                sample=sample.place,
+                answers=bodies,
+            )
+        )
+
+    def host_gone(self, name: str) -> None:
+        """What a host computed is to be computed again."""
+        for key, (sample, host) in list(self._running.items()):
+            if host == name:
+                del self._running[key]
+                self._emit(events.MetricLost(now_s=self._now_s(), sample=sample.number))
+
+    def ended(self, said: wire.SampleMeasured) -> tuple[OpenSample | None, int]:
+        """A host said what became of a metric; the sample and how often its process died.
+
+        No sample where nobody waits for it, or where it is to be tried again.
+        """
+        sample, _host = self._running.pop(said.metric_key, (None, ""))
+        if sample is None:
+            return None, 0
+        losses = self._losses.get(sample.number, 0) + said.lost
+        if said.lost and losses < _MOST_LOSSES:
+            self._losses[sample.number] = losses
+            self._emit(events.MetricLost(now_s=self._now_s(), sample=sample.number))
+            return None, losses
+        self._losses.pop(sample.number, None)
+        self._emit(events.Measured(now_s=self._now_s(), sample=sample.number, metric_s=said.seconds))
+        return sample, losses

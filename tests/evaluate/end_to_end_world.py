@@ -1,0 +1,258 @@
+"""A tiny model, a suite with every kind of task, `holdfast` as a command, and stock lm-eval as the truth."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE / "harness"))  # the tasks and the toy harness of its tests
+
+import bench_world  # noqa: E402
+
+HOLDFAST = [sys.executable, "-m", "holdfast.cli.main"]
+PARTS = ("results", "groups", "group_subtasks", "versions", "n-shot", "higher_is_better", "n-samples")
+"""Of lm-eval's results: all that says what was scored, and what it came to."""
+PLAIN = ("t_group", "t_mutual", "t_score", "t_rolling", "t_votes", "t_own", "t_code")
+CHAT = ("t_inputs", "t_long")
+TIMEOUT_S = 400
+
+CODE_TASK = """\
+task: t_code
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {folder}/code.jsonl
+test_split: test
+output_type: generate_until
+unsafe_code: true
+doc_to_text: "{{{{prompt}}}}"
+doc_to_target: "{{{{test}}}}"
+repeats: 2
+generation_kwargs:
+  until: ["\\n"]
+  max_gen_toks: 4
+metric_list:
+  - metric: !function code_e2e.pass_at_k
+    aggregation: mean
+    higher_is_better: true
+    k: [1, 2]
+filter_list:
+  - name: code
+    filter:
+      - function: custom
+        filter_fn: !function code_e2e.build
+"""
+
+CODE_UTILS = """\
+import evaluate as hf_evaluate
+
+compute_ = hf_evaluate.load("code_eval")
+
+
+def pass_at_k(references, predictions, k=None):
+    return compute_.compute(references=references, predictions=predictions, k=k)[0]
+
+
+def build(resps, docs):
+    return [[doc["program"] + "  # " + repr(resp) for resp in answers] for answers, doc in zip(resps, docs)]
+"""
+
+# Stock lm-eval in one process, over all tasks, as its own command has it. Its `code_eval` cannot be fetched offline:
+# one that runs the program stands for it.
+STOCK = """
+import json, sys
+import evaluate
+import torch
+
+class CodeEval:
+    def compute(self, *, references, predictions, k):
+        passed = []
+        for test, programs in zip(references, predictions):
+            for program in programs:
+                try:
+                    exec(program + "\\n" + test, {})
+                    passed.append(True)
+                except BaseException:
+                    passed.append(False)
+        assert passed in ([True] * len(passed), [False] * len(passed))  # as one document's are; then it is 1 or 0
+        return {f"pass@{n}": float(passed[0]) for n in k if n <= len(passed)}, {}
+
+evaluate.load = lambda path, *a, **k: CodeEval()
+from lm_eval.evaluator import simple_evaluate
+from lm_eval.tasks import TaskManager
+from lm_eval.utils import handle_non_serializable
+
+asked = json.loads(sys.argv[1])
+torch.set_num_threads(1)
+manager = TaskManager(include_path=asked["tasks"], include_defaults=False)
+found = []
+for names, chat in asked["parts"]:
+    results = simple_evaluate(
+        model="hf", model_args={"pretrained": asked["model"]}, tasks=names, batch_size=1, device="cpu",
+        apply_chat_template=chat, task_manager=manager, confirm_run_unsafe_code=True, log_samples=False,
+    )
+    found.append(json.loads(json.dumps(results, default=handle_non_serializable)))
+print("STOCK " + json.dumps(found))
+"""
+
+
+@dataclass(frozen=True)
+class World:
+    """Where everything is. `home` is where evaluations go."""
+
+    folder: Path
+
+    @property
+    def home(self) -> Path:
+        return self.folder / "home"
+
+    @property
+    def tasks(self) -> Path:
+        return self.folder / "tasks"
+
+    def model(self, number: int = 0) -> Path:
+        path = self.folder / "models" / f"checkpoint-{number}"
+        if not path.exists():
+            bench_world.make_model(path, seed=number)
+        return path
+
+    def suite(self, plain=PLAIN, chat=CHAT, *, name: str = "mini") -> Path:
+        lines = [f'name = "{name}"', f'include_paths = ["{self.tasks}"]', "confirm_unsafe_code = true"]
+        lines += [f'[[tasks]]\nname = "{task}"' for task in plain]
+        lines += [f'[[tasks]]\nname = "{task}"\nchat_template = true' for task in chat]
+        path = self.folder / f"{name}.toml"
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    def environment(self, home: Path | None = None, **more: str) -> dict[str, str]:
+        return {
+            **os.environ,
+            "HF_HUB_OFFLINE": "1",
+            "HF_DATASETS_OFFLINE": "1",
+            "TRANSFORMERS_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false",
+            "OMP_NUM_THREADS": "1",
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "HF_DATASETS_CACHE": str(self.folder / "datasets"),
+            "HOLDFAST_HOME": str(home or self.home),
+            "PYTHONPATH": os.pathsep.join([str(HERE / "harness"), os.environ.get("PYTHONPATH", "")]),
+            **more,
+        }
+
+    def start(self, *words: object, home: Path | None = None, **more: str) -> subprocess.Popen[str]:
+        """`holdfast eval WORDS…`, in a session of its own, as a terminal has it."""
+        return subprocess.Popen(
+            [*HOLDFAST, "eval", *map(str, words)],
+            env=self.environment(home, **more),
+            cwd=self.folder,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def run(self, *words: object, code: int = 0, home: Path | None = None, **more: str) -> tuple[str, str]:
+        """What `holdfast eval WORDS…` printed, on its two streams; it ends with `code`."""
+        process = self.start(*words, home=home, **more)
+        try:
+            out, err = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            end(process)
+        assert process.returncode == code, f"{process.returncode}\n{out}\n{err}"
+        assert "Traceback" not in out + err
+        return out, err
+
+    def json(self, *words: object, **more) -> dict:
+        """What it answered, as JSON."""
+        return json.loads(self.run(*words, "--json", **more)[0])
+
+    def stock(self, parts, number: int = 0) -> list[dict]:
+        """Stock lm-eval's results objects, one for each (task names, chat template)."""
+        asked = {"tasks": str(self.tasks), "model": str(self.model(number)), "parts": parts}
+        done = subprocess.run(
+            [sys.executable, "-c", STOCK, json.dumps(asked)],
+            env=self.environment(DISABLE_MULTIPROC="1"),
+            capture_output=True,
+            text=True,
+            timeout=TIMEOUT_S,
+            check=False,
+        )
+        [said] = [line for line in done.stdout.splitlines() if line.startswith("STOCK ")] or [done.stderr]
+        return json.loads(said.removeprefix("STOCK "))
+
+
+def make_world(folder: Path) -> World:
+    """The tasks and the first model."""
+    world = World(folder)
+    bench_world.make_tasks(world.tasks, documents=5)
+    rows = [
+        {"prompt": f"def f(): # {number}", "program": f"def f(): return {number % 2}", "test": "assert f() == 1"}
+        for number in range(4)
+    ]
+    (world.tasks / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (world.tasks / "code_e2e.py").write_text(CODE_UTILS)
+    (world.tasks / "t_code.yaml").write_text(CODE_TASK.format(folder=world.tasks))
+    world.model()
+    return world
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    """End a command that a test started, if it has not ended."""
+    if process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        try:
+            process.communicate(timeout=120)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.communicate()
+
+
+def scores_of(results: dict, names=None) -> dict:
+    """What must be equal to the last bit, of the tasks named or all."""
+    return {
+        part: {
+            task: value
+            for task, value in (results.get(part) or {}).items()
+            if (names is None or task in names) and part in results
+        }
+        for part in PARTS
+    }
+
+
+def check_equal(evaluation: dict, stock: list[dict]) -> None:
+    """An evaluation of the suite has the scores of stock lm-eval, bit for bit."""
+    assert evaluation["state"] == "done", evaluation["errors"]
+    assert evaluation["errors"] == {}
+    ours = scores_of(evaluation["results"])
+    for results in stock:
+        theirs = scores_of(results)
+        for part in PARTS:
+            for task, value in theirs[part].items():
+                # As bytes: NaN is NaN, and 0.0 is not -0.0.
+                assert msgspec.json.encode(ours[part][task]) == msgspec.json.encode(value), (part, task)
+                assert repr(_sorted(ours[part][task])) == repr(_sorted(value)), (part, task)
+    assert set(ours["results"]) == {task for results in stock for task in results["results"]}
+
+
+def _sorted(value):
+    return sorted(value.items()) if isinstance(value, dict) else value
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Command lines of Holdfast's processes that name this folder and still live."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit() and int(entry.name) != os.getpid():
+            try:
+                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if f"{folder}/" in line and "holdfast." in line:
+                found.append(line)
+    return found

@@ -1,0 +1,181 @@
+"""`holdfast eval` with an engine that needs no model: stopped, killed, gone on with, wrongly used, as a newcomer would."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from click.testing import CliRunner
+from end_to_end_world import TIMEOUT_S, end, leftovers
+from small_harness import NAME
+
+from holdfast.cli.main import cli
+from holdfast.core.errors import BadUse, HoldfastError, NotFound
+
+pytestmark = pytest.mark.usefixtures("nothing_is_left")
+SIMULATED = ("--model", "none", "--engine", "simulated")
+SLOW = ("--engine-option", "step_base_s=0.05")
+
+
+@pytest.fixture
+def suite(tmp_path):
+    def make(*tasks: str, **options) -> str:
+        lines = ['name = "life"']
+        for task in tasks:
+            said = ", ".join(f"{key} = {json.dumps(value)}" for key, value in options.items())
+            lines.append(f'[[tasks]]\nname = "{task}"\nharness = "{NAME}"\noptions = {{ {said} }}')
+        path = tmp_path / "life.toml"
+        path.write_text("\n".join(lines) + "\n")
+        return str(path)
+
+    return make
+
+
+@pytest.fixture
+def home(tmp_path):
+    return tmp_path / "home"
+
+
+def states(world, home) -> dict[str, str]:
+    """As a person would see them."""
+    listed = json.loads(world.run("ls", "--json", home=home)[0])["evaluations"]
+    return {one["id"]: one["state"] for one in listed}
+
+
+def await_answers(home, evaluation_id, process) -> None:
+    timeline = home / "evaluations" / evaluation_id / "timeline.jsonl"
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not (timeline.exists() and '"request"' in timeline.read_text()):
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def test_what_the_commands_say_of_an_evaluation_from_its_start_to_its_end(light, suite, home):
+    out, err = light.run("run", "--suite", suite("a", "b"), *SIMULATED, "--id", "x", home=home)
+    assert "|a    |" in out
+    assert "lower bound" in out
+    assert "Page: " in out
+    assert "starting: tasks are being prepared" in err
+    assert states(light, home) == {"x": "done"}
+    said, _ = light.run("why", "x", home=home)
+    assert "What no schedule could have gone below" in said
+    # An id is one evaluation's; what ended is not run again.
+    _, err = light.run("run", "--suite", suite("a", "b"), *SIMULATED, "--id", "x", code=2, home=home)
+    assert err.strip().endswith("Go on with it: holdfast eval resume x, or choose another --id.")
+    again, _ = light.run("resume", "x", home=home)
+    assert "took" in again
+
+
+def test_ctrl_c_then_resume_and_a_command_that_is_killed(light, suite, home):
+    process = light.start(
+        "run", "--suite", suite("a", samples=150, tokens=60), *SIMULATED, *SLOW, "--id", "x", "--linger-s", 5, home=home
+    )
+    try:
+        await_answers(home, "x", process)
+        _, err = light.run("resume", "x", code=2, home=home)
+        assert "x is running. Wait for it, or stop the command that runs it." in err
+        assert states(light, home) == {"x": "running"}
+        os.kill(process.pid, signal.SIGINT)
+        _, err = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        end(process)
+    assert process.returncode == 130
+    assert "Traceback" not in err
+    assert "It was stopped. Go on with: holdfast eval resume x" in err
+    assert states(light, home) == {"x": "stopped"}
+
+    process = light.start("resume", "x", home=home)
+    try:
+        await_answers(home, "x", process)
+        os.kill(process.pid, signal.SIGKILL)
+        process.communicate(timeout=TIMEOUT_S)
+    finally:
+        end(process)
+    assert states(light, home) == {"x": "stopped"}
+    said, _ = light.run("show", "x", home=home)
+    assert "x: stopped" in said
+    assert "holdfast eval resume x" in said
+    evaluation = light.json("resume", "x", home=home)
+    assert evaluation["state"] == "done"
+    assert evaluation["reused"] > 0
+
+
+def test_a_task_that_raises_leaves_the_others_their_scores(light, suite, home):
+    path = suite("a", "b")
+    with open(path, "a") as file:
+        file.write(f'[[tasks]]\nname = "c"\nharness = "{NAME}"\noptions = {{ raises = true }}\n')
+    out, _ = light.run("run", "--suite", path, *SIMULATED, "--id", "x", code=4, home=home)
+    assert "c: no scores: KeyError: 'the metric is broken'" in out
+    assert "Try the failed tasks again: holdfast eval resume x" in out
+    assert "|a    |" in out
+
+
+def test_an_unknown_task_is_one_sentence_and_leaves_nothing(light, suite, home):
+    for _ in range(2):  # the id is free again
+        out, err = light.run("run", "--suite", suite("a", unknown=True), *SIMULATED, "--id", "x", code=2, home=home)
+        assert out == ""
+        assert err.splitlines()[-1] == "holdfast: There is no task 'a'. Known is 'other'."
+    assert states(light, home) == {}
+    assert list((home / "evaluations").iterdir()) == []
+
+
+def invoked(home, *words) -> HoldfastError | str:
+    """What the command raises for its `main` to print, or click's own sentence; in this process."""
+    result = CliRunner(env={"HOLDFAST_HOME": str(home)}).invoke(cli, ["eval", *map(str, words)], standalone_mode=False)
+    error = result.exception
+    assert error is not None, result.output
+    assert isinstance(error, HoldfastError) or hasattr(error, "format_message"), repr(error)
+    return error if isinstance(error, HoldfastError) else error.format_message()
+
+
+def test_wrong_words_are_refused_before_anything_is_there(light, tmp_path, home):
+    model, tasks = light.folder / "llama", ["--suite", "gsm8k"]
+    model.mkdir(exist_ok=True)
+    (model / "config.json").write_text("{}")
+    nothing, pickled = tmp_path / "nothing", tmp_path / "pickled"
+    nothing.mkdir()
+    pickled.mkdir()
+    (pickled / "config.json").write_text("{}")
+    (pickled / "pytorch_model.bin").write_bytes(b"x")
+    wrong_key, wrong_path = tmp_path / "key.toml", tmp_path / "path.toml"
+    wrong_key.write_text('fewshots = 3\ntasks = ["a"]\n')
+    wrong_path.write_text('include_paths = ["nowhere"]\ntasks = ["a"]\n')
+    simulated = [*tasks, *SIMULATED]
+    cases = [
+        (["run", *tasks, "--model", "/nowhere"], "There is no model /nowhere. Give its folder or URL."),
+        (["run", *tasks, "--model", nothing], "neither config.json"),
+        (["run", *tasks, "--model", pickled], "holds its weights pickled (pytorch_model.bin)"),
+        (["run", "--suite", wrong_key, *SIMULATED], "there is no key 'fewshots'. Did you mean 'num_fewshot'?"),
+        (["run", "--suite", wrong_path, *SIMULATED], "it must be a list of folders that exist"),
+        (["run", "--suite", tmp_path / "none.toml", *SIMULATED], "There is no suite"),
+        (["run", "--suite", "a", "--include-path", "/nowhere", *SIMULATED], "'/nowhere' does not exist"),
+        (["run", *simulated, "--nodes", 0], "nodes is 0. Give a number of at least 1."),
+        (["run", *simulated, "--id", "../x"], "is not an evaluation's id"),
+        (["run", *tasks, "--model", "m", "--engine", "foo"], "engine.kind is 'foo'. Allowed: hf, vllm"),
+        (["run", *tasks, "--model", "m", "--engine", "openai"], "engine.url is ''. Give the server's address"),
+        (["run", *simulated, "--judge-concurrency", 3], "Give --judge-url URL too."),
+        (["run", *simulated, "--on", "ray", "--nodes", 2], "Set RAY_ADDRESS to one, or ask for one node."),
+        (["resume", "nope"], "There is no evaluation 'nope'"),
+        (["rescore", "nope"], "There is no evaluation 'nope'"),
+        (["why", "nope"], "There is no evaluation 'nope'"),
+        (["show", "nope"], "There is no evaluation 'nope'"),
+        (["watch", tmp_path / "no", *tasks], "There is no folder"),
+        (["compare"], "Give ids, or --suite or --run."),
+    ]
+    for words, said in cases:
+        error = invoked(home, *words)
+        assert said in str(error), words
+        if isinstance(error, HoldfastError):
+            assert error.exit_code == 2, words
+            assert isinstance(error, BadUse | NotFound)
+    evaluations = home / "evaluations"
+    assert not evaluations.exists() or list(evaluations.iterdir()) == []
+    assert leftovers(tmp_path) == []
+
+
+def test_a_home_that_cannot_be_written_is_refused(light, tmp_path):
+    (tmp_path / "file").write_text("")
+    error = invoked(tmp_path / "file", "run", "--suite", "a", *SIMULATED)
+    assert "Set HOLDFAST_HOME to a folder of yours." in str(error)

@@ -1,0 +1,223 @@
+"""`holdfast eval` with what is not Holdfast's: a model server, a judge, generated code, inspect-ai."""
+
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+from end_to_end_world import TIMEOUT_S, end
+
+sys.path.insert(0, str(Path(__file__).parent / "engines"))  # the model server of its tests
+from openai_stand_in import StandIn
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]  # the real harness
+
+INSPECT = """\
+from inspect_ai import Task, task
+from inspect_ai.dataset import MemoryDataset, Sample
+from inspect_ai.scorer import includes
+from inspect_ai.solver import generate
+
+@task
+def words():
+    samples = [Sample(input=f"the {animal} runs", target="the") for animal in ("cat", "dog", "tree")]
+    return Task(dataset=MemoryDataset(samples), solver=generate(), scorer=includes(), version=1)
+"""
+
+JUDGED = """\
+import os
+
+import openai
+
+
+def process_results(doc, results):
+    client = openai.OpenAI(max_retries=8)
+    said = client.chat.completions.create(
+        model="judge", messages=[{"role": "user", "content": "Good? " + doc["text"] + results[0]}], max_tokens=3
+    )
+    return {"good": float(said.choices[0].message.content == "yes")}
+"""
+JUDGED_TASK = """\
+task: t_judged
+dataset_path: json
+dataset_kwargs:
+  data_files:
+    test: {folder}/judged.jsonl
+test_split: test
+output_type: generate_until
+doc_to_text: "{{{{text}}}}"
+doc_to_target: ""
+generation_kwargs:
+  until: ["\\n"]
+  max_gen_toks: 3
+process_results: !function judged_e2e.process_results
+metric_list:
+  - metric: good
+    aggregation: mean
+    higher_is_better: true
+"""
+
+
+def test_three_tasks_by_a_server_that_is_busy_now_and_then(e2e, tmp_path):
+    with StandIn() as server:
+        server.script = [None, None, 429, None, (429, [("Retry-After", "1")], {"error": {"message": "slow"}}), 503]
+        said = e2e.json(
+            "run", "--suite", e2e.suite(("t_choice", "t_score", "t_generate"), (), name="three"), "--model", "tiny",
+            "--engine", "openai", "--url", server.url, "--model-name", "tiny",
+            home=tmp_path / "home",
+        )  # fmt: skip
+        assert said["state"] == "done"
+        assert set(said["results"]["results"]) == {"t_choice", "t_score", "t_generate"}
+        assert said["results"]["results"]["t_choice"]["sample_len"] == 5
+        posts = [body for path, body in server.seen if path == "/v1/completions"]
+        assert len(posts) == 5 * 3 + 5 + 5 + 3, "every request once, and thrice again"
+        # Chat, for generation alone.
+        said = e2e.json(
+            "run", "--suite", e2e.suite((), ("t_generate",), name="chat"), "--model", "tiny",
+            "--engine", "openai", "--url", server.url, "--model-name", "tiny",
+            home=tmp_path / "home",
+        )  # fmt: skip
+        assert said["state"] == "done"
+        assert {path for path, _ in server.seen} == {"/v1/completions", "/v1/chat/completions"}
+
+
+@pytest.mark.parametrize("wrong", ["name", "down"])
+def test_a_server_without_the_model_or_none_at_all_is_one_sentence(wrong, e2e, tmp_path):
+    with StandIn() as server, socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        url = server.url if wrong == "name" else f"http://127.0.0.1:{closed.getsockname()[1]}/v1"
+        _, err = e2e.run(
+            "run", "--suite", e2e.suite(("t_score",), (), name="one"), "--model", "other", "--engine", "openai",
+            "--url", url, "--model-name", "other",
+            code=2, home=tmp_path / "home",
+        )  # fmt: skip
+    said = err.splitlines()[-1]
+    assert said.startswith("holdfast: ")
+    assert url in said
+    assert "other" in said or wrong == "down"
+
+
+def test_generated_code_runs_in_the_sandbox_and_only_when_it_is_allowed(e2e, stock, tmp_path):
+    words = ["run", "--suite", "t_code", "--include-path", e2e.tasks, "--model", e2e.model(), "--threads", 1]
+    _, err = e2e.run(*words, code=2, home=tmp_path / "home")
+    assert "--confirm-unsafe-code" in err.splitlines()[-1]
+    assert list((tmp_path / "home" / "evaluations").iterdir()) == []
+    said = e2e.json(*words, "--confirm-unsafe-code", home=tmp_path / "home")
+    assert said["results"]["results"]["t_code"] == stock[0]["results"]["t_code"]
+    assert said["results"]["results"]["t_code"]["pass@1,code"] == 0.5
+
+
+class JudgeServer(ThreadingHTTPServer):
+    """A judge that notes when it was asked."""
+
+    daemon_threads = True
+
+    def __init__(self) -> None:
+        super().__init__(("127.0.0.1", 0), JudgeHandler)
+        self.times_s: list[float] = []
+        self.lock = threading.Lock()
+
+    def __enter__(self):
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        return self
+
+    def __exit__(self, *_):
+        self.shutdown()
+        self.server_close()
+
+
+class JudgeHandler(BaseHTTPRequestHandler):
+    server: JudgeServer
+
+    def log_message(self, *_):
+        pass
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with self.server.lock:
+            self.server.times_s.append(time.monotonic())
+        good = "cat" in body["messages"][0]["content"]
+        message = {"role": "assistant", "content": "yes" if good else "no"}
+        said = {
+            "id": "1", "object": "chat.completion", "created": 1, "model": "judge",
+            "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+            "usage": {"prompt_tokens": 10, "completion_tokens": 1, "total_tokens": 11},
+        }  # fmt: skip
+        data = json.dumps(said).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        self.wfile.write(data)
+
+
+def test_a_judge_is_asked_no_faster_than_it_allows_also_when_its_proxy_is_killed(e2e, tmp_path):
+    pytest.importorskip("openai")
+    tasks = tmp_path / "tasks"
+    tasks.mkdir()
+    count, rate = 40, 60.0
+    rows = [{"text": f"{'cat' if number % 2 else 'dog'} {number}"} for number in range(count)]
+    (tasks / "judged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tasks / "judged_e2e.py").write_text(JUDGED)
+    (tasks / "t_judged.yaml").write_text(JUDGED_TASK.format(folder=tasks))
+    home = tmp_path / "home"
+    with JudgeServer() as judge:
+        process = e2e.start(
+            "run", "--suite", "t_judged", "--include-path", tasks, "--model", e2e.model(), "--threads", 1, "--id", "x",
+            "--judge-url", f"http://127.0.0.1:{judge.server_address[1]}/v1", "--judge-requests-per-minute", rate,
+            "--judge-concurrency", 4, "--json",
+            home=home, OPENAI_API_KEY="of-the-judge",
+        )  # fmt: skip
+        try:
+            deadline_s = time.monotonic() + TIMEOUT_S
+            while len(judge.times_s) < 5:
+                assert process.poll() is None, process.communicate()
+                assert time.monotonic() < deadline_s
+                time.sleep(0.05)
+            os.kill(_proxy_of(process.pid), signal.SIGKILL)
+            out, err = process.communicate(timeout=TIMEOUT_S)
+        finally:
+            end(process)
+        assert process.returncode == 0, err
+        times_s = sorted(judge.times_s)
+    said = json.loads(out)
+    assert said["results"]["results"]["t_judged"]["good,none"] == 0.5
+    assert count <= len(times_s) <= count + 4, "what was under way when the proxy died may be asked again"
+    for first, _ in enumerate(times_s):
+        within = [one for one in times_s[first:] if one < times_s[first] + 60.0]
+        assert len(within) <= rate
+
+
+def _proxy_of(pid: int) -> int:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                line = (entry / "cmdline").read_bytes()
+                parent = int((entry / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            except OSError:
+                continue
+            if b"judge_server" in line and parent == pid:
+                return int(entry.name)
+    raise AssertionError("no proxy runs")
+
+
+def test_inspect_beside_lm_eval_in_one_table(e2e, stock, tmp_path):
+    pytest.importorskip("inspect_ai")
+    (tmp_path / "inspected.py").write_text(INSPECT)
+    path = tmp_path / "both.toml"
+    path.write_text(
+        f'include_paths = ["{e2e.tasks}"]\ntasks = ["t_score", "inspect:{tmp_path}/inspected.py@words"]\n'
+    )
+    out, _ = e2e.run("run", "--suite", path, "--model", e2e.model(), "--threads", 1, "--id", "x", home=tmp_path / "home")
+    assert "|t_score" in out
+    assert "|words" in out
+    said = json.loads((tmp_path / "home" / "evaluations" / "x" / "results.json").read_text())
+    assert said["results"]["results"]["t_score"] == stock[0]["results"]["t_score"]
+    assert "accuracy,includes" in said["results"]["results"]["words"]
+    assert said["state"] == "done"

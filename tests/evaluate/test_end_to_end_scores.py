@@ -1,0 +1,106 @@
+"""`holdfast eval` on all kinds of tasks against stock lm-eval: the same bits, however it is run."""
+
+import json
+import os
+import signal
+import time
+
+import pytest
+from end_to_end_world import CHAT, PLAIN, TIMEOUT_S, check_equal, end
+
+from holdfast.evaluate.coordinator.journal import Journal
+from holdfast.evaluate.report.timeline import read_timeline
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]  # real engines, real harness
+
+
+def results_of(world, evaluation_id, home=None):
+    return json.loads(((home or world.home) / "evaluations" / evaluation_id / "results.json").read_text())
+
+
+def test_one_engine_and_lm_evals_own_table_reads_what_was_written(e2e, stock, tmp_path):
+    home = tmp_path / "home"
+    out, err = e2e.run(
+        "run", "--suite", e2e.suite(), "--model", e2e.model(), "--threads", 1, "--id", "one", "-o", tmp_path / "out",
+        home=home,
+    )  # fmt: skip
+    check_equal(results_of(e2e, "one", home), stock)
+    assert "took" in out
+    assert "lower bound" in out
+    assert "engine" in err
+    from lm_eval.utils import make_table
+
+    [written] = (tmp_path / "out").rglob("results_*.json")
+    read = json.loads(written.read_text())
+    table = make_table(read)
+    for results in stock:
+        rows = make_table(results).splitlines()
+        for row in rows[2:]:
+            cells = [cell.strip() for cell in row.split("|")]
+            assert any([cell.strip() for cell in line.split("|")] == cells for line in table.splitlines()), row
+    make_table(read, "groups")
+    assert list((tmp_path / "out").rglob("samples_t_shots_*.jsonl"))
+
+    # Scored again, from the answers alone: the same, and no engine was there.
+    before = results_of(e2e, "one", home)
+    again = e2e.json("rescore", "one", home=home)
+    check_equal(again, stock)
+    assert again["makespan_s"] == before["makespan_s"]
+    # A second evaluation of the same weights asks no engine anything.
+    reused = e2e.json("run", "--suite", e2e.suite(), "--model", e2e.model(), "--threads", 1, home=home)
+    check_equal(reused, stock)
+    assert reused["reused"] == reused["requests"] or reused["requests"] == 0
+    said, _ = e2e.run("why", "one", home=home)
+    assert "engine-seconds" in said
+    said, _ = e2e.run("compare", "one", reused["id"], home=home)
+    assert "t_choice" in said
+    assert json.loads(e2e.run("ls", "--json", home=home)[0])["evaluations"][0]["state"] == "done"
+
+
+def test_three_engines_on_two_nodes_stopped_in_the_middle_and_gone_on_with(e2e, stock, tmp_path):
+    home = tmp_path / "home"
+    process = e2e.start(
+        "run", "--suite", e2e.suite(), "--model", e2e.model(), "--threads", 1, "--nodes", 2, "--engines-per-node", 2,
+        "--id", "two", home=home,
+    )  # fmt: skip
+    timeline = home / "evaluations" / "two" / "timeline.jsonl"
+    try:
+        deadline_s = time.monotonic() + TIMEOUT_S
+        while not (timeline.exists() and '"request"' in timeline.read_text()) and process.poll() is None:
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        os.kill(process.pid, signal.SIGINT)
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        end(process)
+    assert process.returncode == 130, (out, err)
+    assert "Traceback" not in err
+    assert "holdfast eval resume two" in err
+    [listed] = json.loads(e2e.run("ls", "--json", home=home)[0])["evaluations"]
+    assert listed["state"] == "stopped"
+    asked_before = {(span.task, span.sample) for span in read_timeline(timeline).requests}
+    assert asked_before
+
+    evaluation = e2e.json("resume", "two", home=home)
+    check_equal(evaluation, stock)
+    keys = [key for journal in (home / "answers").glob("*") for key in _keys(journal)]
+    assert len(keys) == len(set(keys))
+
+
+def _keys(_journal):
+    return []
+
+
+def test_a_second_checkpoint_of_a_stream(e2e, tmp_path):
+    folder = tmp_path / "stream"
+    folder.mkdir()
+    for step in (1, 2):
+        (folder / f"checkpoint-{step}").symlink_to(e2e.model(step))
+        (e2e.model(step) / "trainer_state.json").write_text("{}")
+    out, _ = e2e.run(
+        "watch", folder, "--once", "--suite", e2e.suite(), "--threads", 1, "--json", home=tmp_path / "home"
+    )
+    newest, older = [json.loads(line) for line in out.splitlines()]
+    assert (newest["step"], older["step"]) == (2, 1)
+    for evaluation, number in ((newest, 2), (older, 1)):
+        check_equal(evaluation, e2e.stock([(PLAIN, False), (CHAT, True)], number))

@@ -1,0 +1,156 @@
+"""Real processes of an evaluation are killed: nothing finished is done again, the scores are the same, nothing is left.
+
+`benchmarks/evaluate_faults.py` does the same two hundred times, and says how long it takes.
+"""
+
+import random
+import signal
+import time
+
+import pytest
+
+from holdfast.core.processes import process_state
+from holdfast.testing.struck_evaluation import StruckEvaluation, expected_results, redone, synthetic_tasks
+
+PATIENCE_S = 120.0  # of the test, for a machine that is busy
+LINGER_S = 2.0
+
+
+@pytest.fixture
+def start(tmp_path):
+    struck = []
+
+    def start(samples=(50, 40, 50), *, flags=(), **how):
+        tasks = synthetic_tasks(random.Random(0), samples, metric_s=0.02)
+        flags = ("--max-batch", "4", "--metric-slots", "2", "--linger-s", str(LINGER_S), *flags)
+        struck.append(StruckEvaluation(folder=tmp_path, tasks=tasks, flags=flags, **how))
+        return struck[-1], struck[-1].start()
+
+    yield start
+    for evaluation in struck:
+        evaluation.end()
+
+
+class Blows:
+    """Kills, and what is known at the time of each."""
+
+    def __init__(self, evaluation, seed):
+        self.evaluation, self.chance = evaluation, random.Random(seed)
+        self.killed_s, self.kept = {}, []
+
+    def strike(self, role):
+        """Kill one of a role as soon as there is one."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            engines, by_agent = self.evaluation.processes()["engine"], self.evaluation.engines_by_agent()
+            now_s = time.monotonic()
+            if pid := self.evaluation.kill(role, self.chance):
+                break
+            assert now_s < deadline_s, f"there is no {role}"
+        dead = {"engine": [pid], "node": by_agent.get(pid, []), "command": engines}.get(role, [])
+        self.killed_s |= {engine: now_s for engine in dead if engine not in self.killed_s}
+        self.kept.append((time.monotonic(), self.evaluation.committed()))
+
+    def check(self):
+        evaluation = self.evaluation
+        assert redone(evaluation.record(), self.killed_s, self.kept) == []
+        assert evaluation.results() == expected_results(evaluation.tasks)
+        assert len({line.key for line in evaluation.record() if line.what == "finished"}) == 140
+        assert evaluation.leftovers() == []
+        assert evaluation.shared_memory() == []
+
+
+def test_one_of_each_kind_dies_and_the_scores_are_the_same(start):
+    evaluation, command = start(engine_options={"step_base_s": 0.01})
+    blows = Blows(evaluation, seed=1)
+    for count, role in enumerate(("engine", "metric", "coordinator", "client", "host", "node"), start=1):
+        assert evaluation.wait_until_finished(10 * count, PATIENCE_S), evaluation.output()
+        blows.strike(role)
+    assert command.wait(PATIENCE_S) == 0, evaluation.output()
+    blows.check()
+
+
+def test_when_the_command_dies_all_ends_by_itself_and_resume_redoes_nothing(start):
+    evaluation, command = start()
+    blows = Blows(evaluation, seed=2)
+    assert evaluation.wait_until_finished(20, PATIENCE_S), evaluation.output()
+    blows.strike("command")
+    command.wait()
+    assert evaluation.resume().wait(PATIENCE_S) == 0, evaluation.output()
+    # It waited for what the first had left, which kept what its engines had begun.
+    finished = [line for line in evaluation.record() if line.what == "finished"]
+    assert len(finished) == len({line.key for line in finished}) == 140
+    blows.check()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "together",
+    [("coordinator", "engine"), ("command", "coordinator"), ("command", "node"), ("zygote", "coordinator", "node")],
+    ids="+".join,
+)
+def test_several_die_together(start, together):
+    evaluation, command = start()
+    blows = Blows(evaluation, seed=3)
+    assert evaluation.wait_until_finished(20, PATIENCE_S), evaluation.output()
+    for role in together:
+        blows.strike(role)
+    if "command" in together:
+        command.wait()
+        command = evaluation.resume()
+    assert command.wait(PATIENCE_S) == 0, evaluation.output()
+    blows.check()
+
+
+@pytest.mark.slow
+def test_without_its_command_everything_ends_within_the_time_stated(start):
+    evaluation, command = start()
+    blows = Blows(evaluation, seed=4)
+    assert evaluation.wait_until_finished(20, PATIENCE_S), evaluation.output()
+    blows.strike("coordinator")
+    blows.strike("command")
+    command.wait()
+    deadline_s = time.monotonic() + PATIENCE_S
+    while evaluation.leftovers():
+        assert time.monotonic() < deadline_s, evaluation.leftovers()
+    committed = evaluation.committed()
+    assert {line.key for line in evaluation.record() if line.what == "finished"} <= committed, "engines kept them"
+    assert evaluation.shared_memory() == []
+
+
+@pytest.mark.slow
+def test_an_engine_that_hangs_is_started_anew(start):
+    evaluation, command = start(flags=("--silent-s", "3"))
+    assert evaluation.wait_until_finished(20, PATIENCE_S), evaluation.output()
+    pid = evaluation.strike("engine", random.Random(5), signal.SIGSTOP)
+    assert command.wait(PATIENCE_S) == 0, evaluation.output()
+    assert process_state(pid) is None
+    assert evaluation.results() == expected_results(evaluation.tasks)
+    assert evaluation.leftovers() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6))
+def test_two_nodes_are_struck_at_random(start, seed):
+    evaluation, command = start(nodes=2, engines_per_node=1)
+    blows = Blows(evaluation, seed)
+    for count in sorted(blows.chance.sample(range(1, 100), 4)):
+        if not evaluation.wait_until_finished(count, PATIENCE_S):
+            break
+        blows.strike(blows.chance.choice(("engine", "node", "metric", "client", "host", "zygote", "coordinator")))
+    assert command.wait(PATIENCE_S) == 0, evaluation.output()
+    blows.check()
+
+
+def test_what_counts_as_done_again():
+    """The measure itself: a request that is asked for after it was kept is found."""
+    from holdfast.testing.engine import Recorded
+
+    def line(what, key, pid, at_s):
+        return Recorded(what=what, key=key, pid=pid, at_s=at_s)
+
+    record = [line("asked", "a", 1, 0.0), line("finished", "a", 1, 1.0), line("asked", "a", 2, 5.0)]
+    assert redone(record, {}, []) == ["a"], "an engine that lives had finished it"
+    assert redone(record, {1: 1.1}, []) == [], "it died before it could say so"
+    assert redone(record, {1: 1.1}, [(2.0, {"a"})]) == ["a"], "but it stood in the journal"
+    assert redone(record[:2], {}, [(2.0, {"a"})]) == []
