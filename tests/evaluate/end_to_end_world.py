@@ -8,18 +8,20 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "harness"))  # the tasks and the toy harness of its tests
 
 import bench_world  # noqa: E402
+
+from holdfast.evaluate.report.timeline import read_timeline  # noqa: E402
 
 HOLDFAST = [sys.executable, "-m", "holdfast.cli.main"]
 PARTS = ("results", "groups", "group_subtasks", "versions", "n-shot", "higher_is_better", "n-samples")
 """Of lm-eval's results: all that says what was scored, and what it came to."""
 PLAIN = ("t_group", "t_mutual", "t_score", "t_rolling", "t_votes", "t_own", "t_code")
 CHAT = ("t_inputs", "t_long")
+REQUESTS = 86
+"""Of the whole suite, those that differ."""
 TIMEOUT_S = 400
 
 CODE_TASK = """\
@@ -234,14 +236,24 @@ def check_equal(evaluation: dict, stock: list[dict]) -> None:
         theirs = scores_of(results)
         for part in PARTS:
             for task, value in theirs[part].items():
-                # As bytes: NaN is NaN, and 0.0 is not -0.0.
-                assert msgspec.json.encode(ours[part][task]) == msgspec.json.encode(value), (part, task)
-                assert repr(_sorted(ours[part][task])) == repr(_sorted(value)), (part, task)
+                # As text: NaN is NaN, and 0.0 is not -0.0.
+                assert json.dumps(ours[part][task], sort_keys=True) == json.dumps(value, sort_keys=True), (part, task)
     assert set(ours["results"]) == {task for results in stock for task in results["results"]}
 
 
-def _sorted(value):
-    return sorted(value.items()) if isinstance(value, dict) else value
+def check_nothing_was_redone(folder: Path) -> None:
+    """Of the whole suite, no request was begun again after it had been answered; a straggler's may be asked twice."""
+    spans = [span for span in read_timeline(folder / "timeline.jsonl").requests if not span.error]
+    doubles = sum(
+        any(
+            (one.task, one.sample, one.prompt_tokens) == (other.task, other.sample, other.prompt_tokens)
+            and one.engine < other.engine
+            and max(one.t0, other.t0) < min(one.t1, other.t1)
+            for other in spans
+        )
+        for one in spans
+    )
+    assert len(spans) - doubles <= REQUESTS <= len(spans)
 
 
 def leftovers(folder: Path) -> list[str]:

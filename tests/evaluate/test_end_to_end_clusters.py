@@ -1,17 +1,13 @@
 """`holdfast eval` on a real Slurm and a real Ray of several nodes on this machine, whole and with a node that dies."""
 
 import json
-import os
-import signal
 import time
-from collections import Counter
 from pathlib import Path
 
 import psutil
 import pytest
-from end_to_end_world import TIMEOUT_S, check_equal, end
+from end_to_end_world import TIMEOUT_S, check_equal, check_nothing_was_redone, end
 
-from holdfast.evaluate.report.timeline import read_timeline
 from holdfast.testing.slurm import PrivateSlurm
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]  # whole clusters are started
@@ -66,12 +62,6 @@ def await_answers(timeline: Path, process) -> None:
         time.sleep(0.05)
 
 
-def check_nothing_was_redone(folder: Path) -> None:
-    spans = [span for span in read_timeline(folder / "timeline.jsonl").requests if not span.error]
-    asked = Counter((span.task, span.sample, span.request) for span in spans)
-    assert [place for place, times in asked.items() if times > 1] == []
-
-
 def run_and_kill(world, home, words, kill, environment) -> dict:
     """Run with a node killed once engines answer; what came of it."""
     folder = home / "evaluations" / "struck"
@@ -84,6 +74,7 @@ def run_and_kill(world, home, words, kill, environment) -> dict:
     finally:
         end(process)
     assert process.returncode == 0, (out, err)
+    check_nothing_was_redone(folder)
     return json.loads((folder / "results.json").read_text())
 
 
@@ -136,7 +127,7 @@ def test_a_node_of_ray_dies(ray_cluster, e2e, stock, tmp_path):
         raylets = {parent.pid for parent in victim.parents()}
         [node] = [node for node in nodes if node.all_processes["raylet"][0].process.pid in raylets]
         cluster.remove_node(node, allow_graceful=False)
-        os.kill(victim.pid, signal.SIGKILL) if victim.is_running() else None
+        victim.wait(timeout=TIMEOUT_S)
 
     evaluation = run_and_kill(
         e2e, tmp_path / "home", ["--on", "ray", "--nodes", 4], kill, {"RAY_ADDRESS": ray_cluster[0].address}

@@ -1,9 +1,10 @@
-"""`holdfast eval` with an engine that needs no model: stopped, killed, gone on with, wrongly used, as a newcomer would."""
+"""`holdfast eval` with an engine that needs no model: stopped, killed, gone on with, and used wrongly."""
 
 import json
 import os
 import signal
 import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -104,7 +105,7 @@ def test_ctrl_c_then_resume_and_a_command_that_is_killed(light, suite, home):
 
 def test_a_task_that_raises_leaves_the_others_their_scores(light, suite, home):
     path = suite("a", "b")
-    with open(path, "a") as file:
+    with Path(path).open("a") as file:
         file.write(f'[[tasks]]\nname = "c"\nharness = "{NAME}"\noptions = {{ raises = true }}\n')
     out, _ = light.run("run", "--suite", path, *SIMULATED, "--id", "x", code=4, home=home)
     assert "c: no scores: KeyError: 'the metric is broken'" in out

@@ -211,10 +211,10 @@ def test_inspect_beside_lm_eval_in_one_table(e2e, stock, tmp_path):
     pytest.importorskip("inspect_ai")
     (tmp_path / "inspected.py").write_text(INSPECT)
     path = tmp_path / "both.toml"
-    path.write_text(
-        f'include_paths = ["{e2e.tasks}"]\ntasks = ["t_score", "inspect:{tmp_path}/inspected.py@words"]\n'
+    path.write_text(f'include_paths = ["{e2e.tasks}"]\ntasks = ["t_score", "inspect:{tmp_path}/inspected.py@words"]\n')
+    out, _ = e2e.run(
+        "run", "--suite", path, "--model", e2e.model(), "--threads", 1, "--id", "x", home=tmp_path / "home"
     )
-    out, _ = e2e.run("run", "--suite", path, "--model", e2e.model(), "--threads", 1, "--id", "x", home=tmp_path / "home")
     assert "|t_score" in out
     assert "|words" in out
     said = json.loads((tmp_path / "home" / "evaluations" / "x" / "results.json").read_text())

@@ -34,7 +34,7 @@ def test_a_full_disk_ends_it_with_one_sentence_and_resume_goes_on(tmp_path, smal
         with (small_disk / "fill").open("wb", buffering=0) as file, contextlib.suppress(OSError):
             while True:
                 file.write(bytes(4096))
-        assert command.wait(PATIENCE_S) == 2
+        assert command.wait(PATIENCE_S) in (1, 2)  # the ledger, on the same disk, may say it
         said = evaluation.output().strip().splitlines()
         assert len(said) == 1
         assert "full" in said[0]
@@ -55,7 +55,7 @@ def test_weights_that_do_not_fit_into_shared_memory_are_one_sentence(tmp_path):
     tasks = synthetic_tasks(random.Random(0), (5,))
     evaluation = StruckEvaluation(folder=tmp_path, tasks=tasks, model_bytes=too_much, flags=("--linger-s", "2"))
     try:
-        assert evaluation.start().wait(PATIENCE_S) == 2
+        assert evaluation.start().wait(PATIENCE_S) == 1
         said = evaluation.output().strip().splitlines()
         assert len(said) == 1
         assert said[0].startswith("holdfast: The shared memory of this node is full")

@@ -67,8 +67,9 @@ class Evaluation:
     critical_path: tuple[PathStep, ...] = ()
     samples: int = 0
     requests: int = 0
+    """That engines answered."""
     reused: int = 0
-    """Requests whose answer the journal already had."""
+    """Further ones, whose answer the journal already had."""
     remote_bytes: int = 0
     """Read from where the checkpoint lies, by all nodes together."""
     digest: str = ""

@@ -128,17 +128,43 @@ class World:
         timeline = TimelineWriter(folder / "timeline.jsonl")
         chronicle = Chronicle(timeline, clock, clock.now_s())
         self.live = Live(self.config, clock, State(Priors(names)), chronicle, epoch=self.epoch)
-        self.connections = set()
+        self._watch(self.live)
         self.server = await listen("127.0.0.1", self.port, TOKEN, self.live)
         self.port = self.server.sockets[0].getsockname()[1]
         self.epoch += 1
         self.committing = self.spawn(self.live.commit_forever())
-        self.ticking = self.spawn(self._tick())
+        self.ticking = self.spawn(self._tick(self.live))
 
-    async def _tick(self):
+    def _watch(self, live):
+        """Note what is asked although it is committed, or an engine that lives has finished it.
+
+        What another engine is known to hold may be asked of a second one, too: the first to answer wins.
+        """
+        ask = live._asking.ask
+
+        def watched(action):
+            finished = {
+                (done.model, one.key)
+                for engine in self.engines.values()
+                for done in engine.unacked
+                for one in done.done
+                if not one.error
+            }
+            for request in filter(None, map(live._book.request, action.requests)):
+                others = (seat.asked for seat in live._fleet.seats.values() if seat.number != action.engine)
+                is_doubled = any(request.key in asked for asked in others)
+                if (f"weights {request.model}", request.key) in self.committed or (
+                    (request.model, request.key) in finished and not is_doubled
+                ):
+                    self.redone.append(request.key)
+            ask(action)
+
+        live._asking.ask = watched
+
+    async def _tick(self, live):
         while True:
             await asyncio.sleep(0.05)
-            self.live.tick()
+            live.tick()
 
     def kill_coordinator(self):
         """As kill -9: nothing is said, nothing is written."""
@@ -278,7 +304,7 @@ class FakeEngine:
                     held = wire.Holding(model=self.serving.model, keys=[key for key, _ in self.held])
                     self.line.send(held)
             case wire.Serve():
-                how = "swap" if self.serving else "load"
+                how = "swap" if self.serving and not message.fresh else "load"
                 self.folder = message.folder
                 canary = float(message.model) + (0.5 if how == "swap" and self.name in self.world.bad_swaps else 0.0)
                 said = wire.Serving(
@@ -296,17 +322,6 @@ class FakeEngine:
                 if self.serving is None or message.model != self.serving.model:  # as the worker does
                     self.line.send(wire.GivenBack(keys=[key for key, _ in message.requests]))
                     return
-                # Whatever an engine that lives has finished is not to be asked of another.
-                finished = {
-                    (done.model, one.key)
-                    for engine in self.world.engines.values()
-                    for done in engine.unacked
-                    for one in done.done
-                    if engine is not self
-                }
-                for key, _ in message.requests:
-                    if (self.folder, key) in self.world.committed or (message.model, key) in finished:
-                        self.world.redone.append(key)
                 mine = {key for key, _ in self.held}
                 self.held += [one for one in message.requests if one[0] not in mine]
                 self.gate.set()

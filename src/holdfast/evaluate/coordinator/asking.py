@@ -58,8 +58,8 @@ class Asking:
         """The policy wants requests back that an engine has not begun."""
         seat = self._fleet.seat_of(action.engine)
         if seat and seat.peer:
-            requests = (self._book.request(number) for number in action.requests)
-            seat.peer.send(wire.TakeBack(keys=[request.key for request in requests if request]))
+            wanted = set(action.requests)  # some may be answered by now, by another engine
+            seat.peer.send(wire.TakeBack(keys=[key for key, number in seat.asked.items() if number in wanted]))
 
     def recall_everything(self) -> None:
         """No engine is to begin anything more."""
@@ -80,11 +80,13 @@ class Asking:
                 self._awaited.came_early(message.model, done.key)
             else:
                 self._awaited.came(message.model, done.key)
-            was_asked = seat is not None and seat.asked.pop(done.key, None) is not None
+            asked = seat.asked.pop(done.key, None) if seat is not None else None
             if seat is None or request is None:  # nobody waits for it (yet): kept nevertheless
+                if seat is not None and seat.number is not None and asked is not None:
+                    self._over(seat.number, asked, done)
                 continue
             self._chronicle.request(seat.place, request, done, message.now_s)
-            engine = seat.number if was_asked else None
+            engine = seat.number if asked is not None else None
             if done.error:
                 self._refused(request, engine, done.error)
             elif request.is_planned:
@@ -99,6 +101,18 @@ class Asking:
                 now_s=self._now_s(),
                 engine=_NO_ENGINE if engine is None else engine,
                 request=request.number,
+                new_tokens=done.new_tokens,
+                engine_s=done.finished_s - done.started_s,
+            )
+        )
+
+    def _over(self, engine: int, request: int, done: wire.DoneRequest) -> None:
+        """An engine is done with what another had answered before: it holds that no more."""
+        self._emit(
+            events.Answered(
+                now_s=self._now_s(),
+                engine=engine,
+                request=request,
                 new_tokens=done.new_tokens,
                 engine_s=done.finished_s - done.started_s,
             )
@@ -126,7 +140,7 @@ class Asking:
         seat = self._fleet.seats.get(peer.hello.name)
         if seat is None:
             return
-        held = set(message.keys)
+        held, seat.has_said_all = set(message.keys), True
         if never := [key for key in seat.asked if key not in held]:
             self.given_back(peer, wire.GivenBack(keys=never))
         for key in held - seat.asked.keys():

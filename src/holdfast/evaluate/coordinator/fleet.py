@@ -1,29 +1,27 @@
-"""Nodes and engines: weights to nodes, models to engines, and who is there at all.
+"""Nodes and engines: who is there at all, and which engine serves which model.
 
-The weights of a model are read once per cluster: its chunks are dealt to the nodes that are there, each reads its own
-and has the others from its peers. At most `_AHEAD` models lie in a node's memory besides the one that is evaluated.
 An engine loads its first model and then swaps; each swap is certified by the canaries of a fresh load, or undone by
 starting the engine anew.
 """
 
 import logging
-import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
 from holdfast.core.atomic import write_atomic
 from holdfast.core.clock import Clock
+from holdfast.evaluate.coordinator.canaries import unfit
 from holdfast.evaluate.coordinator.chronicle import Chronicle
 from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles
 from holdfast.evaluate.coordinator.connections import Peer
+from holdfast.evaluate.coordinator.dealing import Dealing
 from holdfast.evaluate.coordinator.models import Model, Models
+from holdfast.evaluate.coordinator.seats import Node, Seat
 from holdfast.evaluate.coordinator.wire import (
     ChildExited,
     FetchFailed,
-    FetchModel,
     ModelFetched,
     NodeReport,
     ReleaseModel,
@@ -36,59 +34,13 @@ from holdfast.evaluate.coordinator.wire import (
     Welcome,
 )
 from holdfast.evaluate.policy import events
-from holdfast.evaluate.weights.assign import assign, reassign
 
-_AHEAD = 1
 _ORDER_AGAIN_S = 30.0  # for an engine that has not dialled
 _SPARE = "spare/0"
 _CUT_GRACE_S = 1.0  # for an engine whose line was cut to dial again; whether it died its agent says sooner
 _MOST_FAILURES = 5  # of an engine in a row, before it served once; then its place stays empty
-_CANARY_TOLERANCE = 1e-4  # of a log-probability, where batches make floats differ; "exact" allows none
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass
-class Node:
-    """A node, as long as its agent is connected."""
-
-    number: int
-    name: str
-    peer: Peer
-    joined_s: float
-    report: NodeReport | None = None
-    told: dict[int, list[int]] = field(default_factory=dict)
-    """Model to the owners that this node was last told."""
-
-
-@dataclass
-class Seat:
-    """A place for an engine, kept while its processes come and go.
-
-    `number` is the policy's, new for each time that an engine is ready; None while none is. `asked` maps the keys in
-    its hands to requests.
-    """
-
-    name: str
-    place: int
-    node: int
-    ordered_s: float
-    """When it was told to start, or to take a model."""
-    is_spare: bool = False
-    """It takes no requests: it loads each model afresh, to say what swaps are held against."""
-    peer: Peer | None = None
-    number: int | None = None
-    swapping: int | None = None
-    """The number it had before it began to swap, and has again after it."""
-    serving: int | None = None
-    loading: int | None = None
-    heard_s: float = 0.0
-    failures: int = 0
-    asked: dict[bytes, int] = field(default_factory=dict)
-    ready_s: float = 0.0
-    pid: int = 0
-    cut_s: float | None = None
-    """When its line was cut."""
 
 
 class Fleet:
@@ -118,8 +70,7 @@ class Fleet:
         self._seat_of: dict[int, Seat] = {}
         self._places: dict[str, int] = {}
         self._next_engine = 0
-        self._first_node_s: float | None = None
-        self._gathered = False
+        self._dealing = Dealing(config, models, self.nodes)
 
     # Nodes
 
@@ -140,8 +91,6 @@ class Fleet:
             self._seat(f"{node.name}/{index}", node, index)
         if self._config.is_stream and self._certifies_beside() and _SPARE not in self.seats:
             self._seat(_SPARE, node, 0)
-        if self._first_node_s is None:
-            self._first_node_s = now_s
         self.tick()
 
     def _seat(self, name: str, node: Node, index: int) -> None:
@@ -178,7 +127,7 @@ class Fleet:
         self._emit(events.NodeLeft(now_s=self._clock.monotonic_s(), node=node.number))
         for model in self._models:
             model.folders.pop(node.number, None)
-        self._deal()
+        self._dealing.deal()
 
     def child_exited(self, peer: Peer, exited: ChildExited) -> None:
         """An engine's process ended: again, unless it never works."""
@@ -190,7 +139,7 @@ class Fleet:
             self._spare_failed(exited.tail or f"it ended with {exited.exit_code}")
         seat.failures += 1
         if seat.failures < _MOST_FAILURES:
-            node.peer.send(self._start_engine(seat.name, node, _index_of(seat)))
+            node.peer.send(self._start_engine(seat.name, node, seat.index))
             return
         _log.error("Engine %s ended %d times and is given up: %s", seat.name, seat.failures, exited.tail)
         del self.seats[seat.name]
@@ -199,38 +148,6 @@ class Fleet:
             self._failed(None, f"No engine can be started: {last[0]}. The logs are in {self._config.folder}/logs.")
 
     # Weights
-
-    def _deal(self) -> None:
-        """Tell every node what to fetch: chunks have owners among the nodes that are there."""
-        nodes = {node.number: node for node in self.nodes.values() if node.report}
-        if not nodes or not self._gathered or self._config.rescore:
-            return
-        peers = {number: node.report.store for number, node in nodes.items() if node.report}
-        for place, model in enumerate(self._wanted()):
-            if model.added.manifest is None:
-                continue
-            if not model.owners:
-                model.owners = assign(model.added.manifest, sorted(nodes))
-            elif set(model.owners) - set(nodes):
-                everything = range(len(model.owners))
-                have = dict.fromkeys(model.folders, everything)
-                model.owners = reassign(model.added.manifest, model.owners, have, sorted(nodes))
-            for node in nodes.values():
-                if node.told.get(model.number) == model.owners and model.number in node.told:
-                    continue
-                node.told[model.number] = model.owners
-                node.peer.send(
-                    FetchModel(
-                        model=model.number,
-                        manifest=model.added.manifest,
-                        owners=model.owners,
-                        peers=peers,
-                        max_read_mib_s=self._config.max_read_mib_s if place else 0.0,
-                    )
-                )
-
-    def _wanted(self) -> list[Model]:
-        return self._models.open()[: 1 + _AHEAD]
 
     def fetched(self, peer: Peer, fetched: ModelFetched) -> None:
         """A model lies in a node's memory."""
@@ -266,12 +183,8 @@ class Fleet:
 
     def release(self, model: Model) -> None:
         """A model ended: its memory is freed on each node when no engine serves it there."""
-        model.owners = []
-        for node in self.nodes.values():
-            node.told.pop(model.number, None)
-            node.peer.send(ReleaseModel(model=model.number))
-        model.folders.clear()
-        self._deal()
+        self._dealing.release(model)
+        self._dealing.deal()
         self.serve_idle()
 
     # Engines
@@ -334,7 +247,7 @@ class Fleet:
         for seat in list(self.seats.values()):
             if seat.peer is None or seat.serving is not None or seat.loading is not None:
                 continue
-            for model in self._uncertified() if seat.is_spare else self._wanted():
+            for model in self._uncertified() if seat.is_spare else self._dealing.wanted():
                 if self._serve(seat, model):
                     break
         if self._uncertified() and _SPARE not in self.seats:
@@ -379,7 +292,7 @@ class Fleet:
             seat.serving = None
             self.serve_idle()
             return
-        if why := self._unfit(model, said):
+        if why := unfit(model, said, is_exact=self._config.spec.mode == "exact"):
             _log.warning("Engine %s is started anew: %s", seat.name, why)
             self._restart(seat)
             return
@@ -423,17 +336,6 @@ class Fleet:
             )
         )
 
-    def _unfit(self, model: Model, said: Serving) -> str:
-        """Why an engine must not answer as this model; empty if it may."""
-        exact = self._config.spec.mode == "exact"
-        if exact and model.numerics and said.numerics != model.numerics:
-            return f"its numerics are {said.numerics}, the others' {model.numerics}"
-        if said.how != "load" and model.canary is not None:
-            allowed = 0.0 if exact else _CANARY_TOLERANCE
-            if not _agree(said.canary, model.canary, allowed):
-                return "after the swap its canaries differ from a fresh load's"
-        return ""
-
     def serve_failed(self, peer: Peer, failure: ServeFailed) -> None:
         """An engine cannot have a model: a new process may, or nobody can."""
         seat, model = self.seats.get(peer.hello.name), self._models.get(failure.model)
@@ -454,14 +356,14 @@ class Fleet:
         node = next((one for one in self.nodes.values() if one.number == seat.node), None)
         if node is not None:
             node.peer.send(StopEngine(name=seat.name))
-            node.peer.send(self._start_engine(seat.name, node, _index_of(seat)))
+            node.peer.send(self._start_engine(seat.name, node, seat.index))
 
     def _order_again(self, seat: Seat) -> None:
         """An order, or the word of a death, was lost with a line; an agent that has the engine does nothing."""
         seat.ordered_s = self._clock.monotonic_s()
         node = next((one for one in self.nodes.values() if one.number == seat.node), None)
         if node is not None:
-            node.peer.send(self._start_engine(seat.name, node, _index_of(seat)))
+            node.peer.send(self._start_engine(seat.name, node, seat.index))
 
     def identify(self, model: Model) -> None:
         """Tell when it is known under what a model's answers are kept."""
@@ -479,7 +381,7 @@ class Fleet:
         serving = {seat.serving for seat in self.seats.values() if not seat.is_spare} - {None}
         return [
             model
-            for model in self._wanted()
+            for model in self._dealing.wanted()
             if model.canary is None and model.added.manifest is not None and model.folders and serving - {model.number}
         ]
 
@@ -516,6 +418,13 @@ class Fleet:
         if seat := self.seats.get(peer.hello.name):
             seat.heard_s = self._clock.monotonic_s()
 
+    def is_complete(self) -> bool:
+        """Whether every node that is expected is there, with engines that all serve and have said what they hold."""
+        reported = sum(node.report is not None for node in self.nodes.values())
+        return reported >= self._config.nodes and all(
+            seat.number is not None and seat.has_said_all for seat in self.seats.values() if not seat.is_spare
+        )
+
     def seat_of(self, engine: int) -> Seat | None:
         """The seat of an engine as the policy numbers it."""
         return self._seat_of.get(engine)
@@ -523,10 +432,8 @@ class Fleet:
     def tick(self) -> None:
         """Deal weights when all nodes are there or waited for long enough; start hung engines anew."""
         now_s = self._clock.monotonic_s()
-        if not self._gathered and self._first_node_s is not None:
-            reported = sum(node.report is not None for node in self.nodes.values())
-            self._gathered = reported >= self._config.nodes or now_s - self._first_node_s >= self._config.gather_s
-        self._deal()
+        self._dealing.gather(now_s)
+        self._dealing.deal()
         self.serve_idle()
         for seat in list(self.seats.values()):
             if seat.peer is None and now_s - max(seat.ordered_s, seat.heard_s) > _ORDER_AGAIN_S:
@@ -537,16 +444,3 @@ class Fleet:
                 _log.warning("Engine %s was silent for %.0f s and is started anew.", seat.name, now_s - seat.heard_s)
                 self._restart(seat)
                 seat.heard_s = now_s
-
-
-def _index_of(seat: Seat) -> int:
-    return int(seat.name.rsplit("/", 1)[1])
-
-
-def _agree(canary: list[float], reference: list[float], allowed: float) -> bool:
-    if len(canary) != len(reference):
-        return False
-    return all(
-        (math.isnan(one) and math.isnan(other)) or one == other or abs(one - other) <= allowed
-        for one, other in zip(canary, reference, strict=True)
-    )

@@ -34,7 +34,7 @@ from holdfast.evaluate.policy.state import State
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SETTLE_S = 1.2  # after a restart: until all that live have dialled again, and said what they have
+_SETTLE_S = 1.2  # after a restart, at most: until all that live have dialled again, and said what they have
 _DRAIN_POLL_S = 0.1
 _NOT_STORED = "its answer is not stored; `holdfast eval resume` asks for it"
 
@@ -125,7 +125,7 @@ class Live:
             wire.ServeFailed: self._fleet.serve_failed,
             wire.Done: self._asking.done,
             wire.GivenBack: self._asking.given_back,
-            wire.Holding: self._asking.holding,
+            wire.Holding: self._holding,
         }
 
     # Peers
@@ -267,10 +267,12 @@ class Live:
         self._tasks.prepared(peer, prepared)
         self._tasks.start(self._models.open(), self._now_s())
 
-    def _task_ended(self, _peer: Peer, ended: wire.TaskEnded) -> None:
+    def _task_ended(self, peer: Peer, ended: wire.TaskEnded) -> None:
         model = self._models.get(ended.model)
         if model is None or model.outcome is not None:
             return
+        if ended.error and self._tasks.is_elsewhere(ended.model, ended.task, peer.hello.node):
+            return  # a client that we refused, since another runs
         outcome = wire.TaskOutcome(model=ended.model, task=ended.task, result=ended.result, error=ended.error)
         if not self._tasks.ended(outcome):
             return
@@ -281,6 +283,12 @@ class Live:
             self._command.send(outcome)
         if self._tasks.are_all_ended(ended.model):
             self._end_model(model)
+
+    def _holding(self, peer: Peer, message: wire.Holding) -> None:
+        self._asking.holding(peer, message)
+        if self._now_s() < self._settled_s and self._fleet.is_complete():
+            self._settled_s = self._now_s()
+            self._take_early()
 
     def _submit(self, peer: Peer, submit: wire.Submit) -> None:
         model, task = self._models.get(peer.hello.model), peer.hello.task

@@ -59,7 +59,8 @@ class Runs:
                 f"time. What it printed is in logs/{log_name(*place)}."
             )
             ended = TaskEnded(model=job.facts.model, task=job.task, error=error)
-        self._ended[place] = ended
+        if ended.result is not None:  # a task that failed is run again when it is asked for again
+            self._ended[place] = ended
         del self._running[place]
         self._tell(ended)
 

@@ -145,7 +145,7 @@ def _key_figures(evaluation: Evaluation) -> list[KeyFigure]:
             note=f"bound {words.duration(evaluation.bound_s)}" if evaluation.bound else "no bound known",
         ),
         KeyFigure(name="Samples", value=f"{evaluation.samples:,}", note=f"{rate:,.1f} a second"),
-        KeyFigure(name="Reused", value=f"{evaluation.reused:,}", note=f"of {evaluation.requests:,} requests"),
+        KeyFigure(name="Reused", value=f"{evaluation.reused:,}", note=f"answers, besides {evaluation.requests:,} made"),
     ]
     if useful and (total_s := sum(evaluation.account.values())) > 0:
         share = sum(useful.values()) / total_s
