@@ -172,9 +172,10 @@ class World:
         self.ticking.cancel()
         self.server.close()
         for task in asyncio.all_tasks():
-            if task.get_coro().__name__ == "attend":
+            if getattr(task.get_coro(), "__name__", "") == "attend":
                 task.cancel()
-        for transport in gc.get_objects():  # also of connections that nobody attends to yet
+        # Also of connections that nobody attends to yet. By type: isinstance would wake what pretends to have a class.
+        for transport in gc.get_objects():
             if not isinstance(transport, asyncio.Transport) or transport.is_closing():
                 continue
             if (transport.get_extra_info("sockname") or ("", 0))[1] == self.port:
