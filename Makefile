@@ -15,7 +15,7 @@ demo: $(VENV)/.train
 	$(BIN)/holdfast demo $(DEMO_FLAGS)
 
 test: $(VENV)/.dev $(VENV)/.debian
-	$(BIN)/python -m pytest -m "not slow" $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile $(PYTEST_FLAGS)
 
 coverage: $(VENV)/.dev $(VENV)/.debian
 	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term:skip-covered $(PYTEST_FLAGS)

@@ -176,7 +176,7 @@ class World:
                 task.cancel()
         # Also of connections that nobody attends to yet. By type: isinstance would wake what pretends to have a class.
         for transport in gc.get_objects():
-            if not isinstance(transport, asyncio.Transport) or transport.is_closing():
+            if type(transport).__name__ != "_SelectorSocketTransport" or transport.is_closing():
                 continue
             if (transport.get_extra_info("sockname") or ("", 0))[1] == self.port:
                 transport.abort()
