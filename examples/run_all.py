@@ -58,6 +58,7 @@ def main() -> None:
             folder,
         )
         run("what it left", [*HOLDFAST, "checkpoint", "verify", str(folder / "ddp-2")], folder)
+        run("evaluate.py", [PYTHON, str(HERE / "evaluate.py"), "--out", str(folder / "evaluation")], folder)
         run("characterize.py", [PYTHON, str(HERE / "characterize.py"), "--out", str(folder / "trace")], folder)
     print("\nAll examples ran.")
 

@@ -102,7 +102,8 @@ def asked(monkeypatch):
 
     names = ("evaluate", "resume", "rescore", "watch")
     library = types.SimpleNamespace(**{name: noted(name) for name in names})
-    monkeypatch.setitem(sys.modules, "holdfast.evaluate.run", library)
+    for module in ("run", "stream"):
+        monkeypatch.setitem(sys.modules, f"holdfast.evaluate.{module}", library)
     return asked
 
 

@@ -104,7 +104,7 @@ def test_a_dcp_folder_and_one_whose_names_are_its_own(check, e2e, trained):
         "run", "--suite", "t_score", "--include-path", e2e.tasks, "--model", trained / "own", "--hf-config",
         e2e.model(), code=2,
     )  # fmt: skip
-    assert "--name-map" in err.splitlines()[-1]
+    assert "Give a name map" in err.splitlines()[-1]
 
 
 def test_a_folder_over_http_and_in_a_bucket(check, e2e):

@@ -152,6 +152,7 @@ class Session:
                     task.cancel()
         finally:
             if not coordinating.done():
+                _log.warning("Stopping: engines finish what they have begun, in %.0f s at most.", self._config.linger_s)
                 coordinating.cancel()
                 await asyncio.wait({coordinating})
             if placement is not None:

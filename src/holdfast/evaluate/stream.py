@@ -94,10 +94,18 @@ def watch(
     chosen = options.applied_to(suite if isinstance(suite, Suite) else load_suite(suite))
     if not folder.is_dir():
         raise NotFound(f"There is no folder {folder}. Give the one that checkpoints are committed to.")
+    if options.engine.kind in ("openai", "simulated"):
+        raise BadUse(
+            f"The engine {options.engine.kind} takes no weights, so it cannot follow {folder}. "
+            "Use --engine hf or vllm, or evaluate what it serves: holdfast eval run."
+        )
     paths = EvaluationPaths(options.home or holdfast_home(), options.evaluation_id or new_id(f"{folder.name}-stream"))
     with holding(paths), opened_ledger(options, paths) as ledger, judging(options, paths) as environment:
         stream = _Stream(chosen, folder, options, paths, ledger, progress, environment)
-        yield from stream.evaluations(once=once, until=until)
+        try:
+            yield from stream.evaluations(once=once, until=until)
+        except KeyboardInterrupt as error:
+            raise KeyboardInterrupt("It was stopped. The same command goes on; nothing finished is redone.") from error
 
 
 @dataclass

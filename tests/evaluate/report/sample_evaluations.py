@@ -3,6 +3,7 @@
 import random
 
 from holdfast.evaluate.evaluation import BoundTerm, Evaluation, PathStep
+from holdfast.evaluate.policy import account
 from holdfast.evaluate.report.timeline import (
     Begin,
     End,
@@ -94,7 +95,13 @@ def made_evaluation(timeline: Timeline, folder: str = "/somewhere/e-1", **other:
         "engines": 4,
         "nodes": 2,
         "engine_seconds": engine_seconds,
-        "account": {"load": 80.0, "useful": 800.0, "tail": 60.0, "unsaturated": 50.0, "swap": 10.0},
+        "account": {
+            account.START: 80.0,
+            account.USEFUL: 800.0,
+            account.TAIL_SAMPLE: 60.0,
+            account.UNDERFILLED: 50.0,
+            account.SWAP: 10.0,
+        },
         "critical_path": (PathStep(what="load", t0=0, t1=8.5), PathStep(what="answer", t0=8.5, t1=60, detail="task_1")),
         "samples": 120,
         "requests": 240,

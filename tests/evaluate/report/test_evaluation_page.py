@@ -75,7 +75,7 @@ def test_what_the_engine_seconds_went_to_adds_up_as_printed(page):
 def test_without_an_account_the_timeline_says_it(evaluation, timeline):
     source = render(replace(evaluation, account={}), timeline)
     table = source.split("Where the engine-seconds went")[1].split("</table>")[0]
-    assert re.findall(r'<th scope="row">(\w+)', table)[:3] == ["Answering", "Loading", "Swapping"]
+    assert re.findall(r'<th scope="row">(\w+)', table)[:3] == ["Answering", "Starting", "Swapping"]
 
 
 def test_an_evaluation_of_nothing_is_a_page_too(evaluation):

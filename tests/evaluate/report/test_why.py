@@ -5,6 +5,7 @@ import pytest
 from sample_evaluations import made_evaluation, made_timeline
 
 from holdfast.evaluate.evaluation import PathStep
+from holdfast.evaluate.policy import account
 from holdfast.evaluate.report.why import PATH_SHOWN, longest_waits, lost_time, verdict, why
 
 
@@ -27,11 +28,17 @@ def said(seconds):
 
 def test_lost_time_starts_with_what_was_useful_and_adds_up(evaluation):
     rows = lost_time(evaluation)
-    assert [row.cause for row in rows] == ["useful", "load", "tail", "unsaturated", "swap"]
+    assert [row.cause for row in rows] == [
+        account.USEFUL,
+        account.START,
+        account.TAIL_SAMPLE,
+        account.UNDERFILLED,
+        account.SWAP,
+    ]
     assert sum(row.share for row in rows) == pytest.approx(1)
     assert [row.seconds for row in rows] == [800, 80, 60, 50, 10]
-    slow = lost_time(replace(evaluation, account={"load": 9.0, "useful": 1.0, "tail": 2.0}))
-    assert [row.cause for row in slow] == ["useful", "load", "tail"]
+    slow = lost_time(replace(evaluation, account={account.START: 9.0, account.USEFUL: 1.0, account.LOST: 2.0}))
+    assert [row.cause for row in slow] == [account.USEFUL, account.START, account.LOST]
 
 
 def test_the_text_has_every_number_and_no_odd_spaces(evaluation):

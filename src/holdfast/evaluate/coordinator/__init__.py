@@ -1,5 +1,20 @@
 """One light process that everything dials into: it asks the policy, commits answers, and can be killed at any time.
 
-`journal` is what survives it, `timeline` what happened when, `server` the process, `live` the state of the evaluation
-between messages and policy.
+What enters are messages (`wire`) of the command, the nodes' agents, the harness hosts and their clients, and the
+engines; what leaves are messages to them, and the journals.
+
+| module | one idea |
+|---|---|
+| `config` | what it is told once, as a file, and where its own files are |
+| `server` | the process: from its start, or its start anew, to its end |
+| `connections`, `dial` | the two ends of a line, which outlives restarts |
+| `live` | messages in, the policy asked, messages out |
+| `models`, `tasks` | what is evaluated, and what it came to: kept as files |
+| `book` | samples and requests in hand: who waits for what |
+| `seats`, `fleet` | who is there: nodes and engines, and which engine serves which model |
+| `dealing`, `canaries` | weights to nodes, once per cluster; whether a swapped engine may answer |
+| `asking`, `awaited` | what engines are asked and say; what they hold from before a restart |
+| `journal`, `commits` | what was finished, kept by content; and its way there |
+| `measurements`, `delivery` | metrics in progress; samples on their way to who asked for them |
+| `chronicle`, `counts` | what happened when, for the timeline; how far it is, for whoever watches |
 """

@@ -89,8 +89,11 @@ class Fleet:
         self._emit(events.NodeJoined(now_s=now_s, node=node.number, metric_slots=slots))
         for index in range(self._engines_of(report)):
             self._seat(f"{node.name}/{index}", node, index)
-        if self._config.is_stream and self._certifies_beside() and _SPARE not in self.seats:
+        spare = self.seats.get(_SPARE)
+        if spare is None and self._config.is_stream and self._certifies_beside():
             self._seat(_SPARE, node, 0)
+        elif spare is not None and spare.peer is None and spare.node == node.number:
+            self._seat(_SPARE, node, 0)  # the word of its death, or the order to start it, was lost with the line
         self.tick()
 
     def _seat(self, name: str, node: Node, index: int) -> None:
@@ -378,12 +381,14 @@ class Fleet:
         """Models that engines are to swap to and no fresh load has spoken for."""
         if not self._certifies_beside():
             return []
-        serving = {seat.serving for seat in self.seats.values() if not seat.is_spare} - {None}
-        return [
-            model
-            for model in self._dealing.wanted()
-            if model.canary is None and model.added.manifest is not None and model.folders and serving - {model.number}
-        ]
+        engines = [seat for seat in self.seats.values() if not seat.is_spare and seat.serving is not None]
+        uncertified = []
+        for model in self._dealing.wanted():
+            # Those that swapped already wait for its word: they do not answer yet.
+            is_swapped_to = any(seat.serving != model.number or seat.number is None for seat in engines)
+            if model.canary is None and model.added.manifest is not None and model.folders and is_swapped_to:
+                uncertified.append(model)
+        return uncertified
 
     def _seat_spare(self) -> None:
         """Start the engine that loads afresh what others swap to, on a node that has it."""

@@ -6,6 +6,7 @@ from markupsafe import Markup
 
 from holdfast.core import words
 from holdfast.evaluate.evaluation import Evaluation
+from holdfast.evaluate.policy import account
 from holdfast.evaluate.report.gantt import Picture, gantt
 from holdfast.evaluate.report.occupation import occupation
 from holdfast.evaluate.report.slowest import SampleTime, slowest
@@ -13,7 +14,15 @@ from holdfast.evaluate.report.table import ARROWS, shown
 from holdfast.evaluate.report.timeline import Timeline
 from holdfast.evaluate.report.why import CAUSES, bound_terms, longest_waits, lost_time, named
 
-COLOURED = ("useful", "busy", "load", "swap", "lost", "idle")
+COLOURS = {
+    account.USEFUL: "useful",
+    account.WEIGHTS: "load",
+    account.START: "load",
+    account.SWAP: "swap",
+    account.LOST: "lost",
+    "busy": "busy",
+    "idle": "idle",
+}
 """Causes with a colour of their own; the others share one."""
 
 
@@ -136,7 +145,7 @@ def _context(evaluation: Evaluation) -> str:
 def _key_figures(evaluation: Evaluation) -> list[KeyFigure]:
     ratio = "unknown" if evaluation.ratio is None else f"{evaluation.ratio:.2f}"
     rate = evaluation.samples / evaluation.makespan_s if evaluation.makespan_s > 0 else 0.0
-    useful = {cause: evaluation.account[cause] for cause in ("useful", "busy") if cause in evaluation.account}
+    useful = {cause: evaluation.account[cause] for cause in (account.USEFUL, "busy") if cause in evaluation.account}
     figures = [
         KeyFigure(name="Makespan", value=words.duration(evaluation.makespan_s), note="first start to last score"),
         KeyFigure(
@@ -202,7 +211,8 @@ def _lost(evaluation: Evaluation, timeline: Timeline) -> tuple[list[Bar], str, s
     rows = [(row.cause, row.name, row.meaning, row.seconds) for row in lost_time(evaluation)]
     if not rows:
         found = occupation(timeline, slices=1).seconds() if timeline.engines or timeline.requests else {}
-        observed = {cause: found.pop(cause, 0.0) for cause in ("load", "swap", "lost", "idle")}
+        kinds = {"load": account.START, "swap": account.SWAP, "lost": account.LOST, "idle": "idle"}
+        observed = {cause: found.pop(kind, 0.0) for kind, cause in kinds.items()}
         rows = [("busy", *CAUSES["busy"], sum(found.values()))] if found else []
         rows += [(cause, *CAUSES[cause], seconds) for cause, seconds in observed.items() if seconds > 0]
     total_s = sum(seconds for *_, seconds in rows)
@@ -212,7 +222,7 @@ def _lost(evaluation: Evaluation, timeline: Timeline) -> tuple[list[Bar], str, s
     percents = words.adding_up({cause: share * 100 for cause, share in shares.items()}, 1)
     bars = [
         Bar(
-            key=cause if cause in COLOURED else "other",
+            key=COLOURS.get(cause, "other"),
             name=name,
             meaning=meaning,
             amount=amounts[cause],
