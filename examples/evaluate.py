@@ -12,7 +12,10 @@ from pathlib import Path
 from holdfast.evaluate import EvaluateOptions, evaluate
 from holdfast.evaluate.engines.engine import EngineSpec
 
-WORDS = "the a cat dog house tree river runs sleeps eats green old small under over near and then".split()
+WORDS = (
+    "the", "a", "cat", "dog", "house", "tree", "river", "runs", "sleeps", "eats", "green", "old",
+    "small", "under", "over", "near", "and", "then",
+)  # fmt: skip
 OFFLINE = ("HF_HUB_OFFLINE", "HF_DATASETS_OFFLINE", "TRANSFORMERS_OFFLINE")
 
 

@@ -336,7 +336,7 @@ def test_the_command_line_is_what_was_agreed():
             for name, own in {
                 "run": ["--id", "--model", "--no-progress"],
                 "plan": ["--model", "--page"],
-                "watch": ["--drop-stale", "--no-progress", "--once"],
+                "watch": ["--drop-stale", "--no-progress", "--once", "--until-file"],
             }.items()
         },
         "eval resume": ["--engines-per-node", "--json", "--no-progress", "--nodes", "--on", "--sbatch-option"],

@@ -22,7 +22,7 @@ PLAIN = ("t_group", "t_mutual", "t_score", "t_rolling", "t_votes", "t_own", "t_c
 CHAT = ("t_inputs", "t_long")
 REQUESTS = 86
 """Of the whole suite, those that differ."""
-TIMEOUT_S = 400
+TIMEOUT_S = 240
 
 CODE_TASK = """\
 task: t_code

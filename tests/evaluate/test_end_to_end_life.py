@@ -44,9 +44,14 @@ def states(world, home) -> dict[str, str]:
     return {one["id"]: one["state"] for one in listed}
 
 
-def await_answers(home, evaluation_id, process) -> None:
+def answers(home, evaluation_id) -> int:
+    timeline = home / "evaluations" / evaluation_id / "timeline.jsonl"
+    return timeline.read_text().count('"request"') if timeline.exists() else 0
+
+
+def await_answers(home, evaluation_id, process, *, more_than: int = 0) -> None:
     deadline_s = time.monotonic() + TIMEOUT_S
-    while not any('"request"' in path.read_text() for path in home.glob(f"evaluations/{evaluation_id}/timeline.jsonl")):
+    while answers(home, evaluation_id) <= more_than:
         assert process.poll() is None, process.communicate()
         assert time.monotonic() < deadline_s
         time.sleep(0.02)
@@ -70,7 +75,7 @@ def test_what_the_commands_say_of_an_evaluation_from_its_start_to_its_end(light,
 
 def test_ctrl_c_then_resume_and_a_command_that_is_killed(light, suite, home):
     process = light.start(
-        "run", "--suite", suite("a", samples=80, tokens=40), *SIMULATED, *SLOW, "--id", "x", "--linger-s", 5, home=home
+        "run", "--suite", suite("a", samples=160, tokens=60), *SIMULATED, *SLOW, "--id", "x", "--linger-s", 5, home=home
     )
     try:
         await_answers(home, "x", process)
@@ -86,9 +91,10 @@ def test_ctrl_c_then_resume_and_a_command_that_is_killed(light, suite, home):
     assert "It was stopped. Go on with: holdfast eval resume x" in err
     assert states(light, home) == {"x": "stopped"}
 
+    before = answers(home, "x")
     process = light.start("resume", "x", home=home)
     try:
-        await_answers(home, "x", process)
+        await_answers(home, "x", process, more_than=before)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate(timeout=TIMEOUT_S)
     finally:
@@ -100,6 +106,16 @@ def test_ctrl_c_then_resume_and_a_command_that_is_killed(light, suite, home):
     evaluation = light.json("resume", "x", home=home)
     assert evaluation["state"] == "done"
     assert evaluation["reused"] > 0
+
+
+def test_a_command_that_was_killed_when_all_tasks_had_ended(light, suite, home):
+    before = light.json("run", "--suite", suite("a", "b"), *SIMULATED, "--id", "x", home=home)
+    root = home / "evaluations" / "x"
+    (root / "results.json").unlink()
+    for path in (root / "state" / "models").glob("*.ended"):
+        path.unlink()
+    after = light.json("resume", "x", home=home)
+    assert (after["state"], after["results"]["results"]) == ("done", before["results"]["results"])
 
 
 def test_a_task_that_raises_leaves_the_others_their_scores(light, suite, home):

@@ -80,7 +80,8 @@ class Asking:
                 self._awaited.came_early(message.model, done.key)
             else:
                 self._awaited.came(message.model, done.key)
-            asked = seat.asked.pop(done.key, None) if seat is not None else None
+            # The same question may be asked for two models; what is said again after a cut may be of the one before.
+            asked = seat.asked.pop(done.key, None) if seat is not None and seat.serving == message.model else None
             if seat is None or request is None:  # nobody waits for it (yet): kept nevertheless
                 if seat is not None and seat.number is not None and asked is not None:
                     self._over(seat.number, asked, done)
@@ -141,7 +142,7 @@ class Asking:
         if seat is None:
             return
         held, seat.has_said_all = set(message.keys), True
-        if never := [key for key in seat.asked if key not in held]:
+        if never := [key for key in seat.asked if key not in held or seat.serving != message.model]:
             self.given_back(peer, wire.GivenBack(keys=never))
         for key in held - seat.asked.keys():
             self._awaited.held_by(message.model, key, seat.name)

@@ -418,6 +418,9 @@ class Live:
         self._take_early()
         if settled := self._awaited.settled():
             self._plan(settled)
+        for model in self._models.open():  # whoever ran it died between its last task's end and its own
+            if model.answers is not None and self._tasks.are_all_ended(model.number):
+                self._end_model(model)
         self._tasks.start(self._models.open(), self._now_s())
         self._measurements.start_waiting()
         self._emit(events.Tick(now_s=self._now_s()))
