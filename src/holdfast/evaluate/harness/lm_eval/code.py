@@ -69,7 +69,8 @@ class _Loader(Loader):
 
 
 def _replace(evaluate: ModuleType) -> None:
-    if getattr(evaluate.load, "is_holdfast", False):
+    load = getattr(evaluate, "load", None)  # somebody's own module may have the name
+    if load is None or getattr(load, "is_holdfast", False):
         return
     original = evaluate.load
 

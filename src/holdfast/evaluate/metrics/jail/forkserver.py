@@ -129,7 +129,7 @@ def _build_root(readable: tuple[str, ...]) -> None:
             target.mkdir()
             _bind(path, target)
     for name in ("dev", "proc", WORKPLACE.strip("/")):
-        (base / name).mkdir()
+        (base / name).mkdir(exist_ok=True)  # the interpreter's packages may lie below it
     for device in _DEVICES:
         (base / "dev" / device).touch()
         kernel.mount(f"/dev/{device}", f"{base}/dev/{device}", "", kernel.MS_BIND)
