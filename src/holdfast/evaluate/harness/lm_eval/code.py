@@ -69,10 +69,9 @@ class _Loader(Loader):
 
 
 def _replace(evaluate: ModuleType) -> None:
-    load = getattr(evaluate, "load", None)  # somebody's own module may have the name
-    if load is None or getattr(load, "is_holdfast", False):
+    original = getattr(evaluate, "load", None)  # somebody's own module may have the name
+    if original is None or getattr(original, "is_holdfast", False):
         return
-    original = evaluate.load
 
     def load(path: str, *args: Any, **kwargs: Any) -> Any:
         if path != "code_eval":
