@@ -23,7 +23,7 @@ import psutil
 
 from holdfast.cluster.local import core_count
 from holdfast.core.clock import SystemClock
-from holdfast.core.errors import ChannelError, HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.core.processes import become_subreaper, kill_descendants
 from holdfast.evaluate.coordinator.config import CoordinatorFiles
 from holdfast.evaluate.coordinator.dial import Line, address_and_token
@@ -42,6 +42,7 @@ from holdfast.evaluate.coordinator.wire import (
     StopEngine,
     Welcome,
 )
+from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.occupied import at_work
 from holdfast.evaluate.weights.fetch import NodeStore
 
@@ -132,7 +133,7 @@ class Agent:
                         self._line.send(fetched)
                 else:
                     await self._heed(message)
-        except ChannelError as error:
+        except EvaluationError as error:
             _log.warning("%s Everything here is ended.", error)
             return 4
         except asyncio.CancelledError:

@@ -12,7 +12,6 @@ from collections import Counter
 import msgspec
 
 from holdfast.core.clock import SystemClock
-from holdfast.core.errors import ChannelError
 from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.chronicle import Chronicle
 from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles, task_names
@@ -20,6 +19,7 @@ from holdfast.evaluate.coordinator.connections import listen
 from holdfast.evaluate.coordinator.dial import Line
 from holdfast.evaluate.coordinator.live import Live
 from holdfast.evaluate.engines.engine import Curve, EngineSpec
+from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.harness.harness import TaskResult
 from holdfast.evaluate.policy.priors import Priors
 from holdfast.evaluate.policy.state import State
@@ -398,7 +398,7 @@ class FakeHost:
         try:
             async for message in line.messages():
                 yield message
-        except ChannelError:
+        except EvaluationError:
             raise asyncio.CancelledError from None  # refused: nobody wants the scores any more
 
     async def client(self, run: wire.RunTask):

@@ -19,7 +19,7 @@ ENTRIES = [
 @pytest.fixture(autouse=True)
 def everybody_is_back_soon(monkeypatch):
     """Waits in proportion to those of the processes, of which a hundred are on this one event loop."""
-    monkeypatch.setattr("holdfast.evaluate.coordinator.dial.LONGEST_WAIT_S", 0.1)
+    monkeypatch.setattr("holdfast.evaluate.coordinator.dial._BACK_OFF_S", (0.05, 0.1))
     monkeypatch.setattr("holdfast.evaluate.coordinator.live._SETTLE_S", 0.8)
     monkeypatch.setattr("holdfast.evaluate.coordinator.fleet._CUT_GRACE_S", 3.0)
 

@@ -2,18 +2,59 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable
+import socket
+from collections.abc import AsyncIterator, Callable, Iterator
 
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import ChannelError
-from holdfast.evaluate.coordinator.wire import ENV_ADDRESS, ENV_TOKEN, Hello, Message, Refused, Welcome, encode, read
+from holdfast.evaluate.coordinator import wire
+from holdfast.evaluate.errors import EvaluationError
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.05, 0.5
-"""Between two attempts: short, since whoever restarts a coordinator does so at once."""
+_BACK_OFF_S = (0.05, 0.5)  # short, since whoever restarts a coordinator does so at once
+_CONNECT_TIMEOUT_S = 5.0
+_SILENT_PEER_S = 10.0  # unacknowledged by the other machine for so long, a connection is broken
+
+NOT_NOW = (OSError, TimeoutError, EOFError, ChannelError)
+"""What `dial`, and reading from what it returns, raise where another try may do."""
 
 
-class Away(ChannelError):
+class Away(EvaluationError):
     """The coordinator did not answer for as long as was agreed."""
+
+
+def waits_s() -> Iterator[float]:
+    """How long to wait before each next try: 0.05 s, doubled up to 0.5 s."""
+    wait_s, most_s = _BACK_OFF_S
+    while True:
+        yield wait_s
+        wait_s = min(2 * wait_s, most_s)
+
+
+async def dial(address: str, hello: wire.Hello) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    """Connect and be welcomed.
+
+    Raises:
+        OSError, TimeoutError, EOFError, ChannelError: not now.
+        EvaluationError: the coordinator refuses.
+    """
+    host, _, port = address.rpartition(":")
+    async with asyncio.timeout(_CONNECT_TIMEOUT_S):
+        reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 20)
+    try:
+        connection = writer.get_extra_info("socket")
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_SILENT_PEER_S * 1000))
+        writer.write(wire.encode(hello))
+        async with asyncio.timeout(wire.HELLO_TIMEOUT_S):
+            answer = await wire.read(reader)
+    except BaseException:
+        writer.close()
+        raise
+    if not isinstance(answer, wire.Welcome):
+        writer.close()
+        raise EvaluationError(answer.why if isinstance(answer, wire.Refused) else f"{address} is no coordinator.")
+    return reader, writer
 
 
 class Line:
@@ -27,11 +68,10 @@ class Line:
     """
 
     def __init__(
-        self, address: str, hello: Callable[[], Hello], *, patience_s: float, clock: Clock | None = None
+        self, address: str, hello: Callable[[], wire.Hello], *, patience_s: float, clock: Clock | None = None
     ) -> None:
-        self._host, _, port = address.rpartition(":")
-        self._port = int(port)
-        self._hello, self._patience_s, self._clock = hello, patience_s, clock or SystemClock()
+        self._address, self._hello, self._patience_s = address, hello, patience_s
+        self._clock = clock or SystemClock()
         self._writer: asyncio.StreamWriter | None = None
 
     @property
@@ -39,25 +79,17 @@ class Line:
         """Whether what is sent now has somebody to go to."""
         return self._writer is not None and not self._writer.is_closing()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: wire.Message) -> None:
         """Queue a message; it is lost if the line is cut, and each `Welcome` says that it was."""
         if self._writer is not None and not self._writer.is_closing():
-            self._writer.write(encode(message))
+            self._writer.write(wire.encode(message))
 
-    async def drain(self) -> None:
-        """Wait until what was sent has gone out, or the line is cut."""
-        if self._writer is not None:
-            try:
-                await self._writer.drain()
-            except ConnectionError:
-                return
-
-    async def messages(self) -> AsyncIterator[Message]:
+    async def messages(self) -> AsyncIterator[wire.Message]:
         """All that the coordinator says. A `Welcome` opens each connection: say again what must not be lost.
 
         Raises:
             Away: the coordinator was away for too long.
-            ChannelError: it refuses us; the message says why.
+            EvaluationError: it refuses us; the message says why.
         """
         try:
             async for message in self._messages():
@@ -65,26 +97,25 @@ class Line:
         finally:
             self.close()
 
-    async def _messages(self) -> AsyncIterator[Message]:
-        away_since_s, wait_s = self._clock.monotonic_s(), FIRST_WAIT_S
+    async def _messages(self) -> AsyncIterator[wire.Message]:
+        away_since_s, waits = self._clock.monotonic_s(), waits_s()
         while True:
             try:
-                reader, self._writer = await asyncio.open_connection(self._host, self._port, limit=1 << 20)
-                self._writer.write(encode(self._hello()))
+                reader, self._writer = await dial(self._address, self._hello())
+                waits = waits_s()
+                yield wire.Welcome()
                 while True:
-                    message = await read(reader)
-                    if isinstance(message, Refused):
-                        raise ChannelError(message.why)
-                    if isinstance(message, Welcome):
-                        wait_s = FIRST_WAIT_S
+                    message = await wire.read(reader)
+                    if isinstance(message, wire.Refused):
+                        raise EvaluationError(message.why)
                     yield message
+            except NOT_NOW:
+                if self._writer is not None:
                     away_since_s = self._clock.monotonic_s()
-            except (OSError, EOFError):
                 self.close()
             if self._clock.monotonic_s() - away_since_s > self._patience_s:
-                raise Away(f"No coordinator answered at {self._host}:{self._port} for {self._patience_s:.0f} s.")
-            await asyncio.sleep(wait_s)
-            wait_s = min(LONGEST_WAIT_S, wait_s * 2)
+                raise Away(f"No coordinator answered at {self._address} for {self._patience_s:.0f} s.")
+            await asyncio.sleep(next(waits))
 
     def close(self) -> None:
         """Cut the line; `messages` would dial again."""
@@ -97,9 +128,11 @@ def address_and_token() -> tuple[str, str]:
     """Where the coordinator is and what it wants to hear, from the environment.
 
     Raises:
-        ChannelError: they are not there.
+        EvaluationError: they are not there.
     """
-    address, token = os.environ.get(ENV_ADDRESS), os.environ.get(ENV_TOKEN)
+    address, token = os.environ.get(wire.ENV_ADDRESS), os.environ.get(wire.ENV_TOKEN)
     if not address or not token:
-        raise ChannelError(f"{ENV_ADDRESS} and {ENV_TOKEN} are not set. `holdfast eval run` starts this program.")
+        raise EvaluationError(
+            f"{wire.ENV_ADDRESS} and {wire.ENV_TOKEN} are not set. `holdfast eval run` starts this program."
+        )
     return address, token

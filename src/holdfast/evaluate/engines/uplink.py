@@ -7,7 +7,6 @@ is not needed.
 
 import asyncio
 import contextlib
-import socket
 import threading
 from collections import deque
 from collections.abc import Callable
@@ -15,15 +14,13 @@ from collections.abc import Callable
 import msgspec
 
 from holdfast.core.clock import Clock
-from holdfast.core.errors import ChannelError
 from holdfast.evaluate.coordinator import wire
+from holdfast.evaluate.coordinator.dial import NOT_NOW, dial, waits_s
+from holdfast.evaluate.errors import EvaluationError
 
 ALIVE_EVERY_S = 1.0
 FLUSH_AFTER_S = 0.02
 FLUSH_AT = 64  # answers in one `Done`, or more when they come faster than they are sent
-BACK_OFF_S = (0.05, 0.5)
-_CONNECT_TIMEOUT_S = 5.0
-_SILENT_PEER_S = 10.0  # unacknowledged by the other machine for so long, a connection is broken
 
 
 class Uplink:
@@ -50,8 +47,7 @@ class Uplink:
         clock: Clock,
         alive_every_s: float = ALIVE_EVERY_S,
     ) -> None:
-        self._host, _, port = address.rpartition(":")
-        self._port = int(port)
+        self._address = address
         self._hello = hello
         self._deliver = deliver
         self._lives = lives
@@ -129,33 +125,21 @@ class Uplink:
                 await asyncio.wait_for(writer.wait_closed(), max(0.1, deadline_s - self._loop.time()))
 
     async def _stay_connected(self) -> None:
-        wait_s = BACK_OFF_S[0]
+        waits = waits_s()
         while True:
-            with contextlib.suppress(OSError, TimeoutError, EOFError, ChannelError):
-                async with asyncio.timeout(_CONNECT_TIMEOUT_S):
-                    reader, writer = await asyncio.open_connection(self._host, self._port, limit=1 << 20)
+            try:
+                reader, writer = await dial(self._address, self._hello)
+                waits = waits_s()
                 try:
-                    if await self._is_welcome(reader, writer):
-                        wait_s = BACK_OFF_S[0]
-                        await self._converse(reader, writer)
+                    await self._converse(reader, writer)
                 finally:
-                    if self._writer is not None:
-                        self._writer, self._gone_since_s = None, self._clock.monotonic_s()
+                    self._writer, self._gone_since_s = None, self._clock.monotonic_s()
                     writer.close()
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, BACK_OFF_S[1])
-
-    async def _is_welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
-        connection = writer.get_extra_info("socket")
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_SILENT_PEER_S * 1000))
-        writer.write(wire.encode(self._hello))
-        async with asyncio.timeout(wire.HELLO_TIMEOUT_S):
-            answer = await wire.read(reader)
-        if not isinstance(answer, wire.Welcome):
-            self._deliver(answer)
-        return isinstance(answer, wire.Welcome)
+            except EvaluationError as error:
+                self._deliver(wire.Refused(why=str(error)))
+            except NOT_NOW:
+                pass
+            await asyncio.sleep(next(waits))
 
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._serving:

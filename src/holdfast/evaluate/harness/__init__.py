@@ -14,7 +14,7 @@ everything is imported:
 | `measuring` | metrics in bounded, warm processes |
 | `child` | what a forked process does |
 | `client` | how it asks: the coordinator over TCP, dialled again whenever that is lost |
-| `dialling`, `jobs` | the frames to the coordinator and to the children |
+| `jobs` | the frames to the children |
 | `local` | a client whose engine is in the same process |
 | `exact_json` | values of metrics as JSON, exactly |
 | `failure` | an error of somebody else's code in one sentence |

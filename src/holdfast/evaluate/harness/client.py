@@ -10,10 +10,9 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from holdfast.core.clock import Clock, SystemClock
-from holdfast.core.errors import ChannelError
 from holdfast.evaluate.coordinator import wire
+from holdfast.evaluate.coordinator.dial import NOT_NOW, dial, waits_s
 from holdfast.evaluate.errors import EvaluationError
-from holdfast.evaluate.harness.dialling import dial, waits_s
 from holdfast.evaluate.harness.harness import AnsweredSample, ModelFacts, SampleRequests
 from holdfast.evaluate.requests import keyed
 
@@ -125,7 +124,7 @@ class _Line:
     async def _stay_connected(self) -> None:
         waits, gone_since_s = waits_s(), self._clock.monotonic_s()
         while True:
-            with contextlib.suppress(OSError, TimeoutError, EOFError, ChannelError):
+            with contextlib.suppress(*NOT_NOW):
                 reader, writer = await dial(self._address, self._hello)
                 waits = waits_s()
                 try:

@@ -13,11 +13,10 @@ import sys
 from collections.abc import Sequence
 
 from holdfast.core.clock import Clock, SystemClock
-from holdfast.core.errors import ChannelError
 from holdfast.core.processes import become_subreaper, die_with_parent, kill_descendants
 from holdfast.evaluate.coordinator import wire
+from holdfast.evaluate.coordinator.dial import NOT_NOW, dial, waits_s
 from holdfast.evaluate.errors import EvaluationError
-from holdfast.evaluate.harness.dialling import dial, waits_s
 from holdfast.evaluate.harness.measuring import LIMIT_S, Measuring
 from holdfast.evaluate.harness.nursery import Nursery
 from holdfast.evaluate.harness.runs import Runs
@@ -84,7 +83,7 @@ class Host:
     async def _stay_connected(self) -> None:
         waits, gone_since_s = waits_s(), self._clock.monotonic_s()
         while True:
-            with contextlib.suppress(OSError, TimeoutError, EOFError, ChannelError):
+            with contextlib.suppress(*NOT_NOW):
                 reader, writer = await dial(self._address, self._hello)
                 waits, self._writer = waits_s(), writer
                 living = asyncio.create_task(self._say_alive())
