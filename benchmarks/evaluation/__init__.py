@@ -3,5 +3,5 @@
 `suite60` makes tasks and models, `stock` runs lm-eval alone on them and `real` Holdfast, beside it. `miniature` is the
 cluster that is emulated, by processes that sleep instead of computing, and `storage` what they share; `ours` runs
 Holdfast there, `paper` the paper's policy, `emulation` compares both with the bound and with the simulator. `stream`,
-`remote_bytes`, `peers`, `scale` and `brute_force` measure what their names say.
+`remote_bytes`, `peers`, `sandbox`, `scale` and `brute_force` measure what their names say.
 """

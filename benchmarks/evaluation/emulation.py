@@ -87,8 +87,8 @@ def _rows_of(setting: Setting, folder: Path, quiet: Quiet, *, rounds: int, seed:
     for history in kinds:
         name, most = ("history", 1.10) if history else ("no history", 1.30)
         makespan_s = statistics.median(one.makespan_s for one in runs[history])
-        yield Row(measure=f"{nodes}, {name}: makespan (peer: the paper's policy)", ours=makespan_s, peer=peer_s,
-                  limit=bound_s, unit="s")  # fmt: skip
+        yield Row(measure=f"{nodes}, {name}: makespan (peer: the paper's policy; limit: the bound)",
+                  ours=makespan_s, peer=peer_s, limit=bound_s, unit="s")  # fmt: skip
         yield Row(
             measure=f"{nodes}, {name}: makespan over bound",
             ours=makespan_s / bound_s,
@@ -98,10 +98,10 @@ def _rows_of(setting: Setting, folder: Path, quiet: Quiet, *, rounds: int, seed:
             must=Must("<=", most) if asks else None,
         )
         off = max(abs(predicted_s[history] / one.makespan_s - 1) for one in runs[history])
-        yield Row(measure=f"{nodes}, {name}: makespan, the simulator's prediction", ours=predicted_s[history],
-                  limit=makespan_s, unit="s")  # fmt: skip
+        yield Row(measure=f"{nodes}, {name}: makespan as simulated beforehand (limit: as emulated)",
+                  ours=predicted_s[history], limit=makespan_s, unit="s")  # fmt: skip
         yield Row(
-            measure=f"{nodes}, {name}: prediction over emulation, off by at most",
+            measure=f"{nodes}, {name}: simulated over emulated makespan, off by at most",
             ours=off,
             limit=0,
             unit="share",
@@ -109,7 +109,7 @@ def _rows_of(setting: Setting, folder: Path, quiet: Quiet, *, rounds: int, seed:
         )
         if history and peer_s is not None:
             yield Row(
-                measure=f"{nodes}: times faster than the paper's policy",
+                measure=f"{nodes}: times as fast as the paper's policy",
                 ours=peer_s / makespan_s,
                 limit=peer_s / bound_s,
                 unit="x",
@@ -123,7 +123,7 @@ def _rows_of(setting: Setting, folder: Path, quiet: Quiet, *, rounds: int, seed:
                 unit="x",
             )
     yield Row(
-        measure=f"{nodes}: remote bytes over the checkpoint's, the most of {len(everyone)} runs",
+        measure=f"{nodes}: bytes read from storage over the checkpoint's size, most of {len(everyone)} runs",
         ours=round(max(one.remote_bytes for one in everyone) / MODEL_BYTES, 3),
         peer=max((round(one.remote_bytes / MODEL_BYTES, 3) for one in papers), default=None),
         limit=1,
@@ -139,10 +139,10 @@ def _rows_of(setting: Setting, folder: Path, quiet: Quiet, *, rounds: int, seed:
         must=Must("=", len(everyone) + len(papers)),
     )
     yield Row(
-        measure=f"{nodes}: the coordinator's CPU, the most of {len(everyone)} runs",
+        measure=f"{nodes}: the coordinator's CPU, most of {len(everyone)} runs",
         ours=max(one.coordinator_share for one in everyone),
         limit=None,
-        unit="of a core",
+        unit="cores",
         must=Must("<=", COORDINATOR_MOST) if asks else None,
     )
     yield Row(

@@ -18,8 +18,10 @@ import msgspec
 import psutil
 
 from common.jobs import DoesNotWork
+from evaluation.emulated_engine import ENV_BEGAN
 from evaluation.miniature import Miniature
 from evaluation.storage import make_weights, serving
+from holdfast.core.atomic import write_atomic
 from holdfast.core.processes import kill_descendants
 from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles, task_names
 from holdfast.evaluate.coordinator.wire import AddModel, Message, ModelOutcome, Status, TaskOutcome
@@ -35,6 +37,7 @@ from holdfast.simulate.workload import SimCluster, Workload
 from holdfast.testing.harness import SyntheticHarness, synthetic_entry
 
 MIB = 1024 * 1024
+_BENCHMARKS = Path(__file__).parents[1]
 START_TIMEOUT_S = 180.0
 SETTLE_S = 1.0
 """After all processes are connected, until they have nothing left to do."""
@@ -102,6 +105,8 @@ def emulate(mini: Miniature, *, history: bool, folder: Path, timeout_s: float, s
     config = _config(workload, cluster, folder)
     files = CoordinatorFiles(folder)
     files.folder.mkdir(parents=True)
+    os.environ[ENV_BEGAN] = str(folder / "began")
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_BENCHMARKS), os.environ.get("PYTHONPATH"))))
     known = _history(config.suite, workload.history(0.2, seed)) if history else []
     files.history.write_bytes(encode_history(known))
     with serving(remote, cluster.store_bytes_per_s / MIB) as storage:
@@ -114,7 +119,11 @@ def emulate(mini: Miniature, *, history: bool, folder: Path, timeout_s: float, s
         flags: tuple[str, ...] = ("--store-root", str(store), "--store-bytes", str(quota_bytes))
         flags += ("--nic-mib-s", f"{cluster.fabric_bytes_per_s / MIB:.3f}")
         session = Session(config, NodesWanted(nodes=cluster.nodes, agent_flags=flags), heard)
-        models = [AddModel(model=number, name=f"step-{number}", manifest=one) for number, one in enumerate(manifests)]
+        models = [
+            # As the command has it, tasks' clients need not wait for the weights: a tokenizer is there before.
+            AddModel(model=number, name=f"step-{number}", manifest=one, tokenizer=str(remote / f"step-{number}"))
+            for number, one in enumerate(manifests)
+        ]
         try:
             began_s, used = asyncio.run(_run(session, models, cluster, heard, timeout_s))
         except DoesNotWork as error:
@@ -147,6 +156,7 @@ async def _run(
     try:
         coordinator = await _up(running, cluster)
         began_s, before = time.monotonic(), _used(coordinator)
+        write_atomic(Path(os.environ[ENV_BEGAN]), str(began_s).encode())
         waiting = list(models)
         session.add(waiting.pop(0))
         after, deadline_s = before, began_s + timeout_s
@@ -204,7 +214,7 @@ def _config(workload: Workload, cluster: SimCluster, folder: Path) -> Coordinato
     return CoordinatorConfig(
         evaluation_id=folder.name,
         suite=Suite(name="emulated", entries=entries_of(workload)),
-        spec=engine_spec(cluster),
+        spec=engine_spec(cluster, max(model.size_bytes for model in workload.models)),
         engines_per_node=cluster.engines_per_node,
         nodes=cluster.nodes,
         folder=str(folder),
@@ -229,14 +239,14 @@ def entries_of(workload: Workload) -> tuple[TaskEntry, ...]:
     )
 
 
-def engine_spec(cluster: SimCluster) -> EngineSpec:
-    """A simulated engine with the cluster's costs."""
-    curve = cluster.curve
+def engine_spec(cluster: SimCluster, model_bytes: float) -> EngineSpec:
+    """An emulated engine with the cluster's costs."""
+    curve, copy_s = cluster.curve, model_bytes / cluster.device_bytes_per_s
     return EngineSpec(
-        kind="simulated",
+        kind="evaluation.emulated_engine:EmulatedEngine",
         max_batch=curve.max_batch,
         options={**{name: getattr(curve, name) for name in Curve.__struct_fields__ if name != "max_batch"},
-                 "load_s": cluster.engine_start_s, "swap_s": cluster.swap_s},
+                 "start_s": cluster.engine_start_s, "load_s": copy_s, "swap_s": copy_s + cluster.swap_s},
     )  # fmt: skip
 
 

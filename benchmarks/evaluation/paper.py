@@ -9,7 +9,7 @@
   What it would be with jobs of `POOL_PROCESSES` is told besides.
 
 Kind to it: run times are known exactly, dumping and starting CPU jobs cost nothing, and the imports of its harness's
-process (`SimCluster.process_start_s`) are not counted. The engines are the same `SimulatedEngine`s, a thread each. A
+process (`SimCluster.process_start_s`) are not counted. The engines are the same `EmulatedEngine`s, a thread each. A
 job of metrics would only sleep: when it ends is computed from when it was handed in, and not waited for.
 """
 
@@ -26,9 +26,9 @@ from pathlib import Path
 
 from common.jobs import DoesNotWork
 from evaluation.miniature import METRIC_JOBS, MODEL_BYTES, THIN, Miniature
+from evaluation.emulated_engine import EmulatedEngine
 from evaluation.ours import engine_spec, entries_of
 from evaluation.storage import MIB, make_weights, serving
-from holdfast.evaluate.engines.simulated import SimulatedEngine
 from holdfast.evaluate.harness.harness import SampleRequests
 from holdfast.evaluate.requests import Answer, Request, encode_answer
 from holdfast.simulate.workload import SimCluster, SimTask, Workload
@@ -238,7 +238,7 @@ def _work(shared: _Cluster, number: int) -> None:
     shared.loaded[number // cluster.engines_per_node].wait(max(0.0, shared.deadline_s - time.monotonic()))
     while (trial := shared.next_trial()) is not None:
         time.sleep(cluster.engine_start_s + _copy_s(cluster))
-        engine = SimulatedEngine(engine_spec(cluster))
+        engine = EmulatedEngine(engine_spec(cluster, MODEL_BYTES))
         places = [(task, place) for task, first, last in trial.parts for place in range(first, last)]
         requests: list[tuple[int, Request]] = [
             (id_, shared.samples[task][place].requests[0]) for id_, (task, place) in enumerate(places)

@@ -17,6 +17,12 @@ from holdfast.simulate.peers import simulate_peer
 from holdfast.simulate.suites import RANDOM_SUITES, random_suite
 
 POLICIES = ("opencompass-size", "opencompass-workers", "olmo", "paper")
+NAMES = {
+    "opencompass-size": "OpenCompass' size partitioner",
+    "opencompass-workers": "OpenCompass' worker partitioner",
+    "olmo": "olmo-eval's queue",
+    "paper": "the paper's policy",
+}
 NEVER_SLOWER = ("opencompass-size", "opencompass-workers", "olmo")
 SHARES = (0, 1, 5, 25, 50, 75, 95, 99, 100)
 WORKERS = 2
@@ -36,21 +42,25 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
     table = []
     for place, policy in enumerate(POLICIES):
         ratios = sorted(one[0] / one[1 + place] for one in found)
-        table.append([policy, *(_at(ratios, share) for share in SHARES)])
+        name = NAMES[policy]
+        table.append([name, *(_at(ratios, share) for share in SHARES)])
         slower = sum(ratio > 1.02 for ratio in ratios)
         asked = policy in NEVER_SLOWER
         yield Row(
-            measure=f"{count} random suites: our makespan over that of {policy}, the most",
+            measure=f"{count} random suites: our makespan over that of {name}, most",
             ours=ratios[-1],
             peer=1,
             unit="ratio",
             must=Must("<=", 1.02) if asked else None,
         )
         yield Row(
-            measure=f"{count} random suites: more than 2% slower than {policy}", ours=slower, limit=0, unit="suites"
+            measure=f"{count} random suites: those more than 2% slower than with {name}",
+            ours=slower,
+            limit=0,
+            unit="suites",
         )
         yield Row(
-            measure=f"{count} random suites: our makespan over that of {policy}, median",
+            measure=f"{count} random suites: our makespan over that of {name}, median",
             ours=statistics.median(ratios),
             peer=1,
             unit="ratio",

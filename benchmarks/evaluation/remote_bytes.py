@@ -32,10 +32,16 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
     for nodes in (1, 4) if quick else NODES:
         quiet.wait()
         one = load_on(nodes, folder / f"nodes-{nodes}", model_bytes=MODEL_BYTES // (4 if quick else 1))
-        say(f"{nodes} nodes: {one.copies:.6f} copies of the checkpoint read in {one.seconds:.1f} s")
-        yield Row(measure=f"{nodes} nodes: remote bytes over the checkpoint's", ours=one.copies, limit=1,
+        named = f"{nodes} node{'s' * (nodes > 1)}"
+        say(f"{named}: {one.copies:.6f} copies of the checkpoint read in {one.seconds:.1f} s")
+        yield Row(measure=f"{named}: bytes read from storage over the checkpoint's size", ours=one.copies, limit=1,
                   unit="copies", must=Must("=", 1))  # fmt: skip
-        yield Row(measure=f"{nodes} nodes: loading, all on this machine", ours=one.seconds, limit=one.limit_s, unit="s")
+        yield Row(
+            measure=f"{named}: loading, all on this machine (limit: the storage's bandwidth)",
+            ours=one.seconds,
+            limit=one.limit_s,
+            unit="s",
+        )
 
 
 class Loaded:

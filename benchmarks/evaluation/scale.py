@@ -45,13 +45,13 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
     policy = _in_a_process("policy", str(samples), str(engines), str(seed))
     named = f"{samples:,} samples, {engines:,} engines"
     yield Row(
-        measure=f"{named}: sample completions a second of the policy's own time",
+        measure=f"{named}: samples completed in a second of the policy's own time",
         ours=policy["samples"] / policy["decide_s"],
-        unit="1/s",
+        unit="samples/s",
         must=None if quick else Must(">=", 20_000),
     )
-    yield Row(measure=f"{named}: the same, with the simulator's time", ours=policy["samples"] / policy["wall_s"],
-              unit="1/s")  # fmt: skip
+    yield Row(measure=f"{named}: the same of its and the simulator's time", ours=policy["samples"] / policy["wall_s"],
+              unit="samples/s")  # fmt: skip
     yield Row(
         measure=f"{named}: memory of policy and simulator",
         ours=policy["rss_bytes"] / GB,
@@ -63,8 +63,9 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
     say(f"a real coordinator, {samples:,} samples")
     real = _in_a_process("coordinator", str(samples), str(engines), str(folder / "coordinator"))
     named = f"the real coordinator over TCP, {samples:,} samples, {engines:,} engines"
-    yield Row(measure=f"{named}: completions, committed and delivered", ours=samples / real["wall_s"], unit="1/s")
-    yield Row(measure=f"{named}: its CPU for a completion", ours=1e6 * real["cpu_s"] / samples, unit="us")
+    yield Row(measure=f"{named}: completed, committed and delivered", ours=samples / real["wall_s"],
+              unit="samples/s")  # fmt: skip
+    yield Row(measure=f"{named}: its CPU time a sample", ours=1e6 * real["cpu_s"] / samples, unit="us")
     yield Row(measure=f"{named}: its memory", ours=real["rss_bytes"] / GB, unit="GB")
 
 

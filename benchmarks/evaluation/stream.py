@@ -34,11 +34,16 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
         shutil.rmtree(place)
         say(f"stream, round {number + 1} of {rounds}: {max(gaps_s(runs[-1])):.2f} s the longest gap")
     swap_s = mini.cluster.swap_s
-    named = f"{models} checkpoints, {nodes} nodes, {mini.cluster.engines} engines"
+    named = f"{models} checkpoints, {nodes} node{'s' * (nodes > 1)}, {mini.cluster.engines} engines"
     all_gaps_s = [gap_s for one in runs for gap_s in gaps_s(one)]
-    yield Row(measure=f"{named}: gap of an engine, median", ours=statistics.median(all_gaps_s), limit=swap_s, unit="s")
     yield Row(
-        measure=f"{named}: gap of an engine, the longest of {len(all_gaps_s)}",
+        measure=f"{named}: gap of an engine, median (limit: the swap)",
+        ours=statistics.median(all_gaps_s),
+        limit=swap_s,
+        unit="s",
+    )
+    yield Row(
+        measure=f"{named}: gap of an engine, longest of {len(all_gaps_s)} (limit: the swap)",
         ours=max(all_gaps_s),
         limit=swap_s,
         unit="s",
@@ -46,34 +51,34 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
     )
     late_s = max(max(0.0, late) for one in runs for late in loaded_late_s(one))
     yield Row(
-        measure=f"{named}: loading that was not hidden, the most",
+        measure=f"{named}: loading that was not hidden, most",
         ours=late_s,
         limit=0,
         unit="s",
         must=None if quick else Must("<=", 0),
     )
     yield Row(
-        measure=f"{named}: engines that were started anew for a checkpoint, the most of a run",
+        measure=f"{named}: engines started anew for a checkpoint, most of a run",
         ours=max(restarts(one) for one in runs),
         limit=0,
         unit="engines",
     )
     yield Row(
-        measure=f"{named}: makespan, all of them; the simulator's prediction",
-        ours=statistics.median(one.makespan_s for one in runs),
-        peer=predicted_s,
+        measure=f"{named}: makespan of all as simulated beforehand (limit: as emulated)",
+        ours=predicted_s,
+        limit=statistics.median(one.makespan_s for one in runs),
         unit="s",
     )
     yield Row(
-        measure=f"{named}: remote bytes over the checkpoints', the most",
+        measure=f"{named}: bytes read from storage over the checkpoints' size, most of a run",
         ours=round(max(one.remote_bytes for one in runs) / (models * MODEL_BYTES), 3),
         limit=1,
         unit="copies",
         must=Must("=", 1),
     )
     right = sum(one.scores == truth for one in runs)
-    yield Row(measure=f"{named}: runs with every score as computed alone", ours=right, limit=rounds, unit="runs",
-              must=Must("=", rounds))  # fmt: skip
+    yield Row(measure=f"{named}: runs with every score as computed alone, of {rounds}", ours=right, limit=rounds,
+              unit="runs", must=Must("=", rounds))  # fmt: skip
 
 
 def gaps_s(run: Emulated) -> list[float]:

@@ -200,7 +200,9 @@ def _config(folder: Path, name: str, kind: str, number: int) -> dict[str, Any]:
 def _make_models(folder: Path, vocabulary: list[str], seed: int, checkpoints: int) -> None:
     import torch
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+    from transformers.utils import logging
 
+    logging.disable_progress_bar()
     tokenizer = _tokenizer(vocabulary, seed)
     special: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
     llama = LlamaConfig(

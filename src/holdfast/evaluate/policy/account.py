@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from holdfast.evaluate.engines.engine import Curve
-from holdfast.evaluate.report.timeline import EngineSpan, RequestSpan, Timeline
+from holdfast.evaluate.report.timeline import EngineSpan, NodeSpan, RequestSpan, Timeline
 
 USEFUL = "useful work"
 UNDERFILLED = "batch not full"
@@ -75,15 +75,13 @@ def account(timeline: Timeline, curves: Mapping[int, Curve] | Curve) -> Account:
     requests: dict[int, list[RequestSpan]] = {number: [] for number in spans}
     for request in timeline.requests:
         requests.setdefault(request.engine, []).append(request)
-    fetched_s = {(span.node, span.model): span.t1 for span in timeline.nodes if span.what == "fetch"}
+    came_s = weights_came_s(timeline)
     last_request_s = min(max((request.t1 for request in timeline.requests), default=0.0), makespan_s)
     judged_s = max((span.t1 for span in timeline.judged), default=0.0)
-    measured_s = max((span.t1 for span in timeline.metrics), default=0.0)
-    tail = TAIL_JUDGE if judged_s > measured_s else TAIL_METRIC
     seconds = dict.fromkeys(CATEGORIES, 0.0)
     for number in sorted(requests):
         curve = curves if isinstance(curves, Curve) else curves.get(number)
-        busy = _merged((max(one.t0, 0.0), min(one.t1, makespan_s)) for one in requests[number])
+        busy = merged((max(one.t0, 0.0), min(one.t1, makespan_s)) for one in requests[number])
         busy_s = sum(end - begin for begin, end in busy)
         useful_s, vain_s = _work(requests[number], busy_s, curve)
         seconds[USEFUL] += useful_s
@@ -91,7 +89,7 @@ def account(timeline: Timeline, curves: Mapping[int, Curve] | Curve) -> Account:
         seconds[UNDERFILLED] += busy_s - useful_s - vain_s
         first_s = busy[0][0] if busy else makespan_s
         for begin, end in _gaps(busy, makespan_s):
-            for category, part_s in _idle(begin, end, spans.get(number, ()), fetched_s):
+            for category, part_s in _idle(begin, end, spans.get(number, ()), came_s):
                 if category:
                     seconds[category] += part_s[1] - part_s[0]
                     continue
@@ -103,7 +101,9 @@ def account(timeline: Timeline, curves: Mapping[int, Curve] | Curve) -> Account:
                 else:
                     cut_s = min(max(from_s, last_request_s), to_s)
                     seconds[TAIL_SAMPLE] += cut_s - from_s
-                    seconds[tail] += to_s - cut_s
+                    heard_s = min(max(cut_s, judged_s), to_s)
+                    seconds[TAIL_JUDGE] += heard_s - cut_s
+                    seconds[TAIL_METRIC] += to_s - heard_s
     return Account(engines=len(requests), makespan_s=makespan_s, seconds=seconds, path=critical_path(timeline))
 
 
@@ -128,7 +128,7 @@ def _work(requests: Sequence[RequestSpan], busy_s: float, curve: Curve | None) -
 
 
 def _idle(
-    begin: float, end: float, spans: Sequence[EngineSpan], fetched_s: Mapping[tuple[int, int], float]
+    begin: float, end: float, spans: Sequence[EngineSpan], came_s: Mapping[EngineSpan, float]
 ) -> Iterable[tuple[str, tuple[float, float]]]:
     """Cut a time in which an engine answered nothing by what it did instead; no category where it stood ready."""
     now_s = begin
@@ -139,7 +139,7 @@ def _idle(
         if from_s > now_s:
             yield ABSENT, (now_s, from_s)
         if span.what == "load":
-            cut_s = min(max(fetched_s.get((span.node, span.model), from_s), from_s), to_s)
+            cut_s = min(max(came_s.get(span, from_s), from_s), to_s)
             yield WEIGHTS, (from_s, cut_s)
             yield START, (cut_s, to_s)
         else:
@@ -149,7 +149,25 @@ def _idle(
         yield ABSENT, (now_s, end)
 
 
-def _merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
+def weights_came_s(timeline: Timeline) -> dict[EngineSpan, float]:
+    """For each load of an engine when its node had got the weights; none of those whose node had not to get them.
+
+    A run that was gone on with got them again: what began after an engine's load was not for it.
+    """
+    fetches: dict[tuple[int, int], list[NodeSpan]] = {}
+    for node in timeline.nodes:
+        if node.what == "fetch":
+            fetches.setdefault((node.node, node.model), []).append(node)
+    found = {}
+    for load in timeline.engines:
+        if load.what == "load":
+            ends_s = [one.t1 for one in fetches.get((load.node, load.model), ()) if one.t0 < load.t1]
+            if ends_s:
+                found[load] = max(ends_s)
+    return found
+
+
+def merged(spans: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
     """The times covered by any of the spans, in order and apart."""
     found: list[tuple[float, float]] = []
     for begin, end in sorted(spans):
