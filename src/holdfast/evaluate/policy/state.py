@@ -9,7 +9,7 @@ from holdfast.evaluate.policy.events import Action, Ask, Measure, Recall, Swap
 from holdfast.evaluate.policy.longest_first import LongestFirst
 from holdfast.evaluate.policy.priors import Priors
 
-TOLERANCE = 1.06
+TOLERANCE = 1.03
 """By how much an engine may exceed the pace: lengths are guesses, and a batch grows by whole sequences."""
 WAITING, ASKED, DONE = 0, 1, 2
 NO_METRIC, METRIC_WANTED, METRIC_READY, METRIC_RUNS, SAMPLE_DONE = 0, 1, 2, 3, 4
