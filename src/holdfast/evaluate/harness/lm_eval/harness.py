@@ -45,7 +45,7 @@ class LmEval:
 
     def version(self) -> str:
         """lm-eval's version."""
-        return version("lm_eval")
+        return _version()
 
     def prepare(self, entries: Sequence[TaskEntry]) -> None:
         """Import lm-eval and see that every entry's task is there and allowed.
@@ -190,7 +190,7 @@ def _metadata(facts: ModelFacts, options: LmEvalOptions) -> dict[str, Any]:
 
 def _stands_for(facts: ModelFacts, options: LmEvalOptions) -> bytes:
     """What a metric depends on besides task, document and answers: how tokens become text."""
-    digest = hashlib.blake2b(version("lm_eval").encode(), digest_size=16)
+    digest = hashlib.blake2b(_version().encode(), digest_size=16)
     digest.update(json.dumps(dict(options.model_args), sort_keys=True).encode())
     if facts.tokenizer:
         for path in sorted(Path(facts.tokenizer).glob("*token*")):
@@ -224,9 +224,15 @@ def _add_versions(storage: dict[str, Any]) -> None:
     storage |= {
         "pretty_env_info": "\n".join(said),
         "transformers_version": transformers.__version__,
-        "lm_eval_version": version("lm_eval"),
+        "lm_eval_version": _version(),
         "upper_git_hash": None,
     }
+
+
+@functools.cache
+def _version() -> str:
+    """Read of the package's files once, before clients are forked."""
+    return version("lm_eval")
 
 
 @functools.cache
