@@ -42,14 +42,15 @@ class OthersLoad:
 class Quiet:
     """Waits before each measurement until others leave the machine alone, for a while; no measurement is dropped."""
 
-    def __init__(self, *, patience_s: float) -> None:
-        self._patience_s = patience_s
+    def __init__(self, *, patience_s: float, window_s: float = QUIET_WINDOW_S) -> None:
+        """`window_s`: over which the others' load is taken, each time."""
+        self._patience_s, self._window_s = patience_s, window_s
         self._cores: list[float] = []
 
     def wait(self) -> None:
         """Call while none of our own jobs runs. Returns in the end even if it is never quiet."""
         deadline_s = time.monotonic() + self._patience_s
-        while (cores := _busy_cores(QUIET_WINDOW_S)) > QUIET_CORES and time.monotonic() < deadline_s:
+        while (cores := _busy_cores(self._window_s)) > QUIET_CORES and time.monotonic() < deadline_s:
             pass
         self._cores.append(cores)
 

@@ -25,8 +25,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from common.jobs import DoesNotWork
-from evaluation.miniature import METRIC_JOBS, MODEL_BYTES, THIN, Miniature
 from evaluation.emulated_engine import EmulatedEngine
+from evaluation.miniature import METRIC_JOBS, MODEL_BYTES, THIN, Miniature
 from evaluation.ours import engine_spec, entries_of
 from evaluation.storage import MIB, make_weights, serving
 from holdfast.evaluate.harness.harness import SampleRequests

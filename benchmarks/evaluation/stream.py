@@ -22,7 +22,7 @@ SPARE_S = 60.0
 def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> Iterator[Row]:
     """Gaps, loading, bytes and scores of a stream of checkpoints that come while the first is evaluated."""
     models, nodes, tasks = (2, 1, 4) if quick else (4, 4, 20)
-    mini = miniature(seed=seed, pace=PACE / 4 if quick else PACE / 2, tasks=tasks).on(nodes).of(models)
+    mini = miniature(seed=seed, pace=PACE / 8 if quick else PACE / 2, tasks=tasks).on(nodes).of(models)
     truth = scores_alone(mini.workload)
     known = mini.workload.history(0.2, seed)
     predicted_s = simulate(mini.workload, mini.cluster, history=known, seed=seed).makespan_s

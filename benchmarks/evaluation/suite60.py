@@ -202,7 +202,7 @@ def _make_models(folder: Path, vocabulary: list[str], seed: int, checkpoints: in
     from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging
 
-    logging.disable_progress_bar()
+    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
     tokenizer = _tokenizer(vocabulary, seed)
     special: dict[str, Any] = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 2}
     llama = LlamaConfig(

@@ -1,7 +1,10 @@
-"""Stock lm-eval over many tasks in one process: `python stock_lm_eval.py MODEL TASK_FOLDER OUT.json PLAIN CHAT`.
+"""Stock lm-eval over many tasks in one process.
+
+`python stock_lm_eval.py MODEL TASK_FOLDER OUT.json PLAIN CHAT DEFAULTS`
 
 PLAIN and CHAT are task names separated by commas. lm-eval takes the chat template for all tasks or for none, so its
-`simple_evaluate` is called once for each, with the same model and the same index of tasks.
+`simple_evaluate` is called once for each, with the same model and the same index of tasks. DEFAULTS is "defaults"
+where the index is to have lm-eval's own tasks, as it has unless it is told otherwise, or "none".
 """
 
 import json
@@ -11,12 +14,12 @@ from typing import Any
 
 
 def main() -> None:
-    model, task_folder, out, *names = sys.argv[1:]
+    model, task_folder, out, *names, defaults = sys.argv[1:]
     import lm_eval
     from lm_eval.tasks import TaskManager
     from lm_eval.utils import handle_non_serializable
 
-    manager = TaskManager(include_path=task_folder)
+    manager = TaskManager(include_path=task_folder, include_defaults=defaults == "defaults")
     lm: Any = lm_eval.api.registry.get_model("hf").create_from_arg_string(
         f"pretrained={model}", {"batch_size": 1, "device": "cpu"}
     )

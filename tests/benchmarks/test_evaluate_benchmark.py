@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.core.errors import BadUse
 from holdfast.evaluate.suite import load_suite
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
@@ -116,6 +117,24 @@ def test_numbers_that_differ_in_one_bit_are_found(part):
     assert differences({"t": dict(theirs["t"])}, theirs) == []
     assert len(differences({"t": {**theirs["t"], "acc,none": math.nextafter(0.1, 1.0)}}, theirs)) == 1
     assert len(differences({}, theirs)) == 3
+
+
+def test_a_machine_that_permits_no_sandbox_is_told_in_a_row(part, monkeypatch, tmp_path, capsys):
+    sandbox, machine = part("evaluation.sandbox"), part("common.machine")
+
+    def refuses(*_):
+        raise BadUse("Generated code cannot be run safely on this machine (why).")
+
+    monkeypatch.setattr(sandbox, "Sandbox", refuses)
+    for quick, met in ((True, None), (False, False)):
+        quiet = machine.Quiet(patience_s=0, window_s=0)
+        (row,) = sandbox.rows(tmp_path, quiet, quick=quick, rounds=1, seed=0)
+        assert (row.measure, row.ours, row.met) == (
+            "hostile programs contained: this machine permits no sandbox",
+            None,
+            met,
+        )
+    assert "No hostile program was run. Generated code cannot be run safely" in capsys.readouterr().err
 
 
 def test_parts_keep_the_rows_of_others_and_a_part_that_fails_its_own(part, monkeypatch, tmp_path):

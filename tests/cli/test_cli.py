@@ -335,11 +335,19 @@ def test_the_command_line_is_what_was_agreed():
             f"eval {name}": sorted([*EVALUATING, "--suite", "--json", *own])
             for name, own in {
                 "run": ["--id", "--model", "--no-progress"],
-                "plan": ["--model", "--page"],
+                "plan": ["--device-memory-gib", "--model", "--page"],
                 "watch": ["--drop-stale", "--no-progress", "--once", "--until-file"],
             }.items()
         },
-        "eval resume": ["--engines-per-node", "--json", "--no-progress", "--nodes", "--on", "--sbatch-option"],
+        "eval resume": [
+            "--engines-per-node",
+            "--json",
+            "--no-progress",
+            "--nodes",
+            "--on",
+            "--output",
+            "--sbatch-option",
+        ],
         "eval rescore": ["--json", "--no-progress"],
         "eval why": ["--json"],
         "eval compare": ["--json", "--output", "--run", "--suite"],

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import types
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
@@ -15,6 +16,7 @@ from holdfast.cli.main import cli
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import EvaluationRecord, Ledger
 from holdfast.core.paths import EvaluationPaths, ledger_url
+from holdfast.evaluate import records
 from holdfast.evaluate.coordinator.wire import Status
 from holdfast.evaluate.evaluation import BoundTerm, Evaluation, write_evaluation
 from holdfast.evaluate.plan import Plan
@@ -129,7 +131,8 @@ def test_run_says_what_was_given_and_leaves_the_rest(home, asked):
     assert (options.limit, options.chat_template, options.num_fewshot) == (0.5, False, None)
     assert options.include_paths == (str(tasks),)
     assert (options.judge.url, options.judge.requests_per_minute) == ("http://j/v1", 60.0)
-    assert (options.evaluation_id, str(options.output), options.confirm_unsafe_code) == ("mine", "out", True)
+    output = Path.cwd() / "out"  # a resume may be called from elsewhere
+    assert (options.evaluation_id, options.output, options.confirm_unsafe_code) == ("mine", output, True)
     assert options.linger_s == 60.0
 
 
@@ -177,6 +180,10 @@ def test_watch_prints_each_evaluation_as_it_comes(home, asked):
     ((_, arguments, named),) = asked.calls
     assert arguments == ("gsm8k", home)
     assert (named["once"], named["options"].drop_stale) == (True, True)
+    asked.answers = []
+    result = ran("eval", "watch", str(home), "--suite", "gsm8k", "--once")
+    assert (result.stdout, result.return_value) == ("", 0)
+    assert result.stderr == f"{home} holds no whole checkpoint that this suite has not been run on.\n"
 
 
 # What it answers
@@ -215,20 +222,21 @@ def test_plan_predicts_and_draws(home, monkeypatch):
     plan = Plan(evaluation=planned, timeline=timeline, notes=("No history.",))
     asked = []
 
-    def make(*arguments, options):
-        asked.append((arguments, options.nodes))
+    def make(*arguments, options, device_memory_gib):
+        asked.append((arguments, options.nodes, device_memory_gib))
         return plan
 
     monkeypatch.setitem(sys.modules, "holdfast.simulate.plan", types.SimpleNamespace(plan=make))
     page = home / "plan.html"
     flags = ("plan", "--suite", "gsm8k", "--model", "/m", "--nodes", "2", "--page", str(page))
+    flags += ("--device-memory-gib", "80")
     printed = answer(*flags)
     assert "1.20 times its lower bound" in printed
     assert printed.endswith(f"No history.\nPage: {page}\n")
     assert "Predicted: 7 samples in 12.0 s" in page.read_text()
     said = answer_json(*flags)
     assert (said["schema"], said["makespan_s"], said["notes"]) == ("holdfast.eval.plan", 12.0, ["No history."])
-    assert asked == [(("gsm8k", "/m"), 2)] * 2
+    assert asked == [(("gsm8k", "/m"), 2, 80.0)] * 2
 
 
 def test_ls_lists_the_newest_first(home):
@@ -245,6 +253,12 @@ def test_ls_lists_the_newest_first(home):
 def test_ls_of_nothing_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
     assert answer("ls") == "No evaluations. Start one: holdfast eval run --suite TASKS --model MODEL\n"
+
+
+def test_none_of_those_wanted_is_not_none_at_all(home):
+    assert answer("ls", "--suite", "nightly") == "No evaluations of those. All there are: holdfast eval ls\n"
+    with pytest.raises(BadUse, match="Of suite other and run r1 there are 0 complete evaluations"):
+        answer("compare", "--suite", "other", "--run", "r1")
 
 
 def test_show_has_the_scores_and_writes_lm_evals_files(home):
@@ -268,8 +282,24 @@ def test_why_tells_where_the_time_went(home):
     assert "80.0%" in printed
     said = answer_json("why", "e1")
     assert (said["schema"], said["account"]) == ("holdfast.eval.why", {"useful": 8.0, "tail": 2.0})
-    with pytest.raises(NotFound, match="holds no results"):
+    with pytest.raises(NotFound, match="e9 is running, so there are no results yet"):
         answer("why", "e9")
+
+
+def test_an_evaluation_that_ends_while_one_looks_is_not_taken_for_stopped(home, monkeypatch):
+    state = EvaluationPaths(home, "e9").state
+    state.mkdir(parents=True)
+    (state / "lock").touch()
+    assert answer("show", "e9").startswith("e9: stopped\n")
+    looked = records.state_of
+
+    def ends_before_the_look(record):
+        with Ledger.open(ledger_url(home)) as ledger:
+            ledger.set_evaluation("e9", state="done")
+        return looked(record)
+
+    monkeypatch.setattr(records, "state_of", ends_before_the_look)
+    assert answer("show", "e9").startswith("e9: done\n")
 
 
 def test_compare_over_the_steps_of_a_run(home):

@@ -69,6 +69,30 @@ def agent_note(folder: Path, index: int) -> tuple[list[int], str]:
     return [int(pid), int(child)], secret
 
 
+# Places an agent that may linger for long: it notes its pid, and ends a moment after this process has, with a note.
+OWNER_THAT_LINGERS = """
+import os, sys
+from pathlib import Path
+from holdfast.cluster import places
+folder = Path(sys.argv[1])
+agent = '''
+import os, pathlib, time
+folder, owner = pathlib.Path(os.environ["FOLDER"]), pathlib.Path("/proc", os.environ["OWNER"])
+(folder / "pid").write_text(str(os.getpid()))
+while owner.exists():
+    time.sleep(0.05)
+time.sleep(0.3)
+(folder / "ended").touch()
+'''
+environment = {"FOLDER": str(folder), "OWNER": str(os.getpid())}
+placed = places(sys.argv[2], nodes=1, linger_s=3600.0).start(
+    [sys.executable, "-c", agent], environment=environment, folder=folder / "f"
+)
+sys.stdin.read()
+placed.stop()
+"""
+
+
 def states(placement: Placement) -> list[tuple[str, int | None]]:
     """State and exit code of each place."""
     return [(place.state, place.exit_code) for place in placement.poll()]

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from cluster_tasks import (
+    OWNER_THAT_LINGERS,
     agent_command,
     agent_note,
     await_true,
@@ -89,32 +90,9 @@ def test_nothing_outlives_an_owner_that_is_killed(tmp_path):
     await_true(lambda: none_lives(pids))
 
 
-OWNER_THAT_LINGERS = """
-import os, sys
-from pathlib import Path
-from holdfast.cluster import places
-folder = Path(sys.argv[1])
-agent = '''
-import os, pathlib, time
-folder, owner = pathlib.Path(os.environ["FOLDER"]), pathlib.Path("/proc", os.environ["OWNER"])
-(folder / "pid").write_text(str(os.getpid()))
-while owner.exists():
-    time.sleep(0.05)
-time.sleep(0.3)
-(folder / "ended").touch()
-'''
-environment = {"FOLDER": str(folder), "OWNER": str(os.getpid())}
-placed = places("local", nodes=1, linger_s=3600.0).start(
-    [sys.executable, "-c", agent], environment=environment, folder=folder / "f"
-)
-sys.stdin.read()
-placed.stop()
-"""
-
-
 @pytest.mark.parametrize("dies", [True, False])
 def test_with_a_linger_what_is_placed_outlives_a_killed_owner_but_no_stop(tmp_path, dies):
-    argv = [sys.executable, "-c", OWNER_THAT_LINGERS, str(tmp_path)]
+    argv = [sys.executable, "-c", OWNER_THAT_LINGERS, str(tmp_path), "local"]
     with started(argv, stdin=subprocess.PIPE) as owner:
         await_true((tmp_path / "pid").exists)
         await_true(lambda: (tmp_path / "pid").read_text() != "")

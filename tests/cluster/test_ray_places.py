@@ -6,8 +6,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from cluster_tasks import (
+    OWNER_THAT_LINGERS,
     agent_command,
     agent_note,
     await_true,
@@ -120,6 +122,37 @@ def test_nothing_outlives_an_owner_that_is_killed_and_another_has_the_nodes(stan
         assert [agent_note(tmp_path, index)[1] for index in range(4)] == ["open-sesame"] * 4
     finally:
         placement.stop()
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_with_a_linger_what_is_placed_outlives_a_killed_owner_but_no_stop(standing, tmp_path, dies):
+    argv = [sys.executable, "-c", OWNER_THAT_LINGERS, str(tmp_path), "ray"]
+    with started(argv, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as owner:
+        await_true(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+        pid = int((tmp_path / "pid").read_text())
+        if dies:
+            owner.kill()
+        else:
+            owner.stdin.close()
+        owner.wait(timeout=60)
+    await_true(lambda: none_lives([pid]))
+    assert (tmp_path / "ended").exists() == dies
+
+
+def test_with_a_linger_no_agent_outlives_its_actor_alone(standing, tmp_path):
+    placement = places("ray", nodes=1, linger_s=3600.0).start(
+        agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f"
+    )
+    try:
+        pids, _ = agent_note(tmp_path, 0)
+        actor = next(parent for parent in psutil.Process(pids[0]).parents() if parent.cmdline()[0].startswith("ray::"))
+        actor.kill()
+        await_true(lambda: none_lives(pids))
+        await_true(lambda: placement.restart(0))
+        again, _ = agent_note(tmp_path, 0)
+    finally:
+        placement.stop()
+    await_true(lambda: none_lives(again))
 
 
 def test_more_nodes_than_there_are_wait_and_say_so(standing, tmp_path):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-sys.path.insert(0, str(HERE / "harness"))  # the tasks and the toy harness of its tests
+sys.path.insert(0, str(HERE / "harness"))  # the tasks of its tests
 
 import bench_world  # noqa: E402
 

@@ -120,6 +120,27 @@ def test_four_nodes_of_ray(ray_cluster, e2e, stock, tmp_path):
     assert evaluation["nodes"] == 4
 
 
+def test_a_command_on_ray_is_killed(ray_cluster, e2e, stock, tmp_path):
+    home, environment = tmp_path / "home", {"RAY_ADDRESS": ray_cluster[0].address}
+    folder = home / "evaluations" / "left"
+    words = ["--model", e2e.model(), "--threads", 1, "--id", "left", "--on", "ray", "--nodes", 2]
+    process = e2e.start("run", "--suite", e2e.suite(), *words, home=home, **environment)
+    try:
+        await_answers(folder / "timeline.jsonl", process)
+        left = list(agents(folder).values())
+        process.kill()
+        process.communicate(timeout=TIMEOUT_S)
+        assert left
+        _, alive = psutil.wait_procs(left, timeout=TIMEOUT_S)
+        assert not alive
+    finally:
+        end(process)
+    assert '"state":"stopped"' in (folder / "timeline.jsonl").read_text()
+    evaluation = e2e.json("resume", "left", home=home, **environment)
+    check_equal(evaluation, stock)
+    check_nothing_was_redone(folder)
+
+
 def test_a_node_of_ray_dies(ray_cluster, e2e, stock, tmp_path):
     def kill(found):
         cluster, nodes = ray_cluster

@@ -4,30 +4,32 @@ import json
 import os
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from end_to_end_world import TIMEOUT_S, end, leftovers
-from small_harness import NAME
 
 from holdfast.cli.main import cli
 from holdfast.core.errors import BadUse, HoldfastError, NotFound
+from holdfast.testing.harness import synthetic_entry
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 SIMULATED = ("--model", "none", "--engine", "simulated")
 SLOW = ("--engine-option", "step_base_s=0.05")
 
 
+def entry(task: str, *, samples: int = 10, tokens: int = 4, **more) -> str:
+    """A task of the suite's file; `more` of `SyntheticHarness`'s options."""
+    made = synthetic_entry(task, prompt_tokens=[8] * samples, new_tokens=[tokens] * samples)
+    options = ", ".join(f"{key} = {json.dumps(value)}" for key, value in {**made.options, **more}.items())
+    return f'[[tasks]]\nname = "{task}"\nharness = "{made.harness}"\noptions = {{ {options} }}\n'
+
+
 @pytest.fixture
 def suite(tmp_path):
-    def make(*tasks: str, **options) -> str:
-        lines = ['name = "life"']
-        for task in tasks:
-            said = ", ".join(f"{key} = {json.dumps(value)}" for key, value in options.items())
-            lines.append(f'[[tasks]]\nname = "{task}"\nharness = "{NAME}"\noptions = {{ {said} }}')
+    def make(*entries: str) -> str:
         path = tmp_path / "life.toml"
-        path.write_text("\n".join(lines) + "\n")
+        path.write_text("\n".join(['name = "life"', *entries]))
         return str(path)
 
     return make
@@ -58,7 +60,7 @@ def await_answers(home, evaluation_id, process, *, more_than: int = 0) -> None:
 
 
 def test_what_the_commands_say_of_an_evaluation_from_its_start_to_its_end(light, suite, home):
-    out, err = light.run("run", "--suite", suite("a", "b"), *SIMULATED, "--id", "x", home=home)
+    out, err = light.run("run", "--suite", suite(entry("a"), entry("b")), *SIMULATED, "--id", "x", home=home)
     assert "|a    |" in out
     assert "lower bound" in out
     assert "Page: " in out
@@ -67,7 +69,7 @@ def test_what_the_commands_say_of_an_evaluation_from_its_start_to_its_end(light,
     said, _ = light.run("why", "x", home=home)
     assert "What no schedule could have gone below" in said
     # An id is one evaluation's; what ended is not run again.
-    _, err = light.run("run", "--suite", suite("a", "b"), *SIMULATED, "--id", "x", code=2, home=home)
+    _, err = light.run("run", "--suite", suite(entry("a"), entry("b")), *SIMULATED, "--id", "x", code=2, home=home)
     assert err.strip().endswith("Go on with it: holdfast eval resume x, or choose another --id.")
     again, _ = light.run("resume", "x", home=home)
     assert "took" in again
@@ -75,7 +77,16 @@ def test_what_the_commands_say_of_an_evaluation_from_its_start_to_its_end(light,
 
 def test_ctrl_c_then_resume_and_a_command_that_is_killed(light, suite, home):
     process = light.start(
-        "run", "--suite", suite("a", samples=160, tokens=60), *SIMULATED, *SLOW, "--id", "x", "--linger-s", 5, home=home
+        "run",
+        "--suite",
+        suite(entry("a", samples=160, tokens=60)),
+        *SIMULATED,
+        *SLOW,
+        "--id",
+        "x",
+        "--linger-s",
+        5,
+        home=home,
     )
     try:
         await_answers(home, "x", process)
@@ -109,7 +120,7 @@ def test_ctrl_c_then_resume_and_a_command_that_is_killed(light, suite, home):
 
 
 def test_a_command_that_was_killed_when_all_tasks_had_ended(light, suite, home):
-    before = light.json("run", "--suite", suite("a", "b"), *SIMULATED, "--id", "x", home=home)
+    before = light.json("run", "--suite", suite(entry("a"), entry("b")), *SIMULATED, "--id", "x", home=home)
     root = home / "evaluations" / "x"
     (root / "results.json").unlink()
     for path in (root / "state" / "models").glob("*.ended"):
@@ -119,20 +130,19 @@ def test_a_command_that_was_killed_when_all_tasks_had_ended(light, suite, home):
 
 
 def test_a_task_that_raises_leaves_the_others_their_scores(light, suite, home):
-    path = suite("a", "b")
-    with Path(path).open("a") as file:
-        file.write(f'[[tasks]]\nname = "c"\nharness = "{NAME}"\noptions = {{ raises = true }}\n')
+    path = suite(entry("a"), entry("b"), entry("c", raises=True))
     out, _ = light.run("run", "--suite", path, *SIMULATED, "--id", "x", code=4, home=home)
-    assert "c: no scores: KeyError: 'the metric is broken'" in out
+    assert "c: no scores: ValueError: this task's metric raises" in out
     assert "Try the failed tasks again: holdfast eval resume x" in out
     assert "|a    |" in out
 
 
 def test_an_unknown_task_is_one_sentence_and_leaves_nothing(light, suite, home):
+    path = suite(entry("a", missing=True))
     for _ in range(2):  # the id is free again
-        out, err = light.run("run", "--suite", suite("a", unknown=True), *SIMULATED, "--id", "x", code=2, home=home)
+        out, err = light.run("run", "--suite", path, *SIMULATED, "--id", "x", code=2, home=home)
         assert out == ""
-        assert err.splitlines()[-1] == "holdfast: There is no task 'a'. Known is 'other'."
+        assert err.splitlines()[-1] == "holdfast: There is no task 'a'. Near it: synthetic."
     assert states(light, home) == {}
     assert list((home / "evaluations").iterdir()) == []
 

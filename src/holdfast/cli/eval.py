@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli import eval_progress
-from holdfast.cli.eval_options import FOLDER, HOW, JSON, PLACING, SHOWING, SUITE, is_given, options_from, takes
+from holdfast.cli.eval_options import FOLDER, HOW, JSON, OUTPUT, PLACING, SHOWING, SUITE, is_given, options_from, takes
 from holdfast.cli.eval_report import compare, ls, show, why
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json
@@ -20,6 +20,12 @@ INCOMPLETE = 4
 """Exit code where a task has no scores."""
 ID = click.option("--id", "evaluation_id", metavar="ID", help="Its id.  [default: the model's name and the time]")
 PAGE = click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="Write the Gantt picture there.")
+MEMORY = click.option(
+    "--device-memory-gib",
+    type=float,
+    metavar="N",
+    help="Of each GPU it would run on; with --device cpu, of a node.  [default: this machine's]",
+)
 STREAM = (
     click.option("--once", is_flag=True, help="Evaluate what is there, then end."),
     click.option(
@@ -67,13 +73,23 @@ def run(place: Place, /, suite: str, model: str, as_json: bool, no_progress: boo
 
 
 @command.command()
-@takes(SUITE, MODEL, *HOW, PAGE, JSON)
+@takes(SUITE, MODEL, *HOW, MEMORY, PAGE, JSON)
 @click.pass_obj
-def plan(place: Place, /, suite: str, model: str, page: Path | None, as_json: bool, **how: Any) -> None:
+def plan(
+    place: Place,
+    /,
+    suite: str,
+    model: str,
+    device_memory_gib: float | None,
+    page: Path | None,
+    as_json: bool,
+    **how: Any,
+) -> None:
     """Predict how long it would take, and what no schedule could go below; nothing is run."""
     from holdfast.simulate.plan import plan as make_plan
 
-    made: Plan = make_plan(suite, model, options=options_from(place, how))
+    options = options_from(place, how)
+    made: Plan = make_plan(suite, model, options=options, device_memory_gib=device_memory_gib)
     if page is not None:
         from holdfast.evaluate.report.page import write_page
 
@@ -92,12 +108,12 @@ def plan(place: Place, /, suite: str, model: str, page: Path | None, as_json: bo
 
 @command.command()
 @click.argument("evaluation_id", metavar="ID")
-@takes(*PLACING, *SHOWING)
+@takes(*PLACING, OUTPUT, *SHOWING)
 @click.pass_obj
 def resume(place: Place, /, evaluation_id: str, as_json: bool, no_progress: bool, **placing: Any) -> int:
     """Go on with an evaluation that was stopped; what it had finished is not done again.
 
-    It keeps its options; where it runs may change.
+    It keeps its options; where it runs and writes to may change.
     """
     from holdfast.evaluate.run import resume as go_on
 
@@ -130,6 +146,8 @@ def watch(
         options = options_from(place, how)
         for evaluation in follow(suite, folder, options=options, progress=progress, once=once, until=until):
             codes.append(_print(evaluation, as_json=as_json))
+    if not codes:
+        click.echo(f"{folder} holds no whole checkpoint that this suite has not been run on.", err=True)
     return max(codes, default=0)
 
 

@@ -77,14 +77,14 @@ LIMITS = (
     click.option("--max-read-mib-s", type=float, metavar="N", help="Reading the next checkpoint.  [default: no limit]"),
     click.option("--linger-s", type=float, metavar="S", help="Engines go on without this command.  [default: 60]"),
     click.option("--silent-s", type=float, metavar="S", help="An engine silent for so long hangs.  [default: 30]"),
-    click.option("-o", "--output", type=FOLDER, help="Folder that also gets lm-eval's own files of results."),
 )
+OUTPUT = click.option("-o", "--output", type=FOLDER, help="Folder for lm-eval's own files of results.")
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 SHOWING = (
     JSON,
     click.option("--no-progress", is_flag=True, help="Do not show how far it is."),
 )
-HOW = (*ENGINE, *PLACING, *MODEL, *TASKS, *JUDGE, *LIMITS)
+HOW = (*ENGINE, *PLACING, *MODEL, *TASKS, *JUDGE, *LIMITS, OUTPUT)
 
 
 def takes(*options: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -115,6 +115,8 @@ def options_from(place: "Place", how: Mapping[str, Any], **more: Any) -> "Evalua
     if judge and "url" not in judge:
         raise BadUse("A judge's limits are given, but no judge. Give --judge-url URL too.")
     how["include_paths"] = tuple(str(path.absolute()) for path in how.get("include_paths", ()))
+    if "output" in how:  # a resume may be called from elsewhere
+        how["output"] = how["output"].absolute()
     return EvaluateOptions(
         home=place.home,
         ledger=place.ledger,

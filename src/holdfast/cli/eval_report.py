@@ -1,15 +1,19 @@
 """What `holdfast eval` says of evaluations there were: `why | compare | ls | show`."""
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli.eval_options import JSON
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json, print_table, seconds, shorten, when
-from holdfast.core.errors import BadUse
+from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import EvaluationRecord, Ledger
+
+if TYPE_CHECKING:
+    from holdfast.evaluate.evaluation import Evaluation
 
 SUITE = click.option("--suite", metavar="SUITE", help="Of this suite only.")
 RUN = click.option("--run", "run_id", metavar="RUN", help="Of checkpoints of this training run only.")
@@ -25,18 +29,23 @@ def ls(place: Place, /, as_json: bool, **wanted: str | None) -> None:
     """List the evaluations, newest first."""
     with Ledger.open(place.ledger) as ledger:
         found = ledger.evaluations(**{name: value for name, value in wanted.items() if value is not None})
+        found = [_as_it_is(one, ledger) for one in found]
     if as_json:
         print_json("evaluations", {"evaluations": [_row(one) for one in found]})
         return
     if not found:
-        click.echo("No evaluations. Start one: holdfast eval run --suite TASKS --model MODEL")
+        click.echo(
+            "No evaluations of those. All there are: holdfast eval ls"
+            if any(wanted.values())
+            else "No evaluations. Start one: holdfast eval run --suite TASKS --model MODEL"
+        )
         return
     print_table(
         ["evaluation", "state", "started", "suite", "step", "took", "of bound", "tasks", "failed", "model"],
         [
             (
                 one.evaluation_id,
-                _state(one),
+                one.state,
                 when(one.started_at_s),
                 shorten(one.suite, 40),
                 one.step,
@@ -55,15 +64,31 @@ def _ratio(one: EvaluationRecord) -> str:
     return f"{one.makespan_s / one.bound_s:.2f}" if one.makespan_s and one.bound_s else ""
 
 
-def _state(one: EvaluationRecord) -> str:
+def _as_it_is(one: EvaluationRecord, ledger: Ledger) -> EvaluationRecord:
+    """The record, with the state that it truly has."""
     from holdfast.evaluate.records import state_of
 
-    return state_of(one)
+    if (state := state_of(one)) != one.state:  # its command is gone, and may have recorded its end since we looked
+        one = ledger.evaluation(one.evaluation_id)
+        state = state_of(one)
+    return replace(one, state=state)
 
 
 def _row(one: EvaluationRecord) -> dict[str, Any]:
-    said = {name: value for name, value in vars(one).items() if name != "evaluation_id"}
-    return {"id": one.evaluation_id, **said, "state": _state(one)}
+    return {"id": one.evaluation_id, **{name: value for name, value in vars(one).items() if name != "evaluation_id"}}
+
+
+def _ended(one: EvaluationRecord) -> "Evaluation":
+    """What an evaluation came to.
+
+    Raises:
+        NotFound: it has not ended.
+    """
+    from holdfast.evaluate.evaluation import read_evaluation
+
+    if one.state == "running":
+        raise NotFound(f"{one.evaluation_id} is running, so there are no results yet. Wait until it has ended.")
+    return read_evaluation(Path(one.folder))
 
 
 @click.command()
@@ -73,31 +98,28 @@ def _row(one: EvaluationRecord) -> dict[str, Any]:
 @click.pass_obj
 def show(place: Place, evaluation_id: str, output: Path | None, as_json: bool) -> None:
     """Show an evaluation's scores."""
-    from holdfast.evaluate.evaluation import read_evaluation
-
     with Ledger.open(place.ledger) as ledger:
-        record = ledger.evaluation(evaluation_id)
+        record = _as_it_is(ledger.evaluation(evaluation_id), ledger)
     if output is not None:
         from holdfast.evaluate.report.results import write_results
 
-        written = write_results(read_evaluation(Path(record.folder)), output)
+        written = write_results(_ended(record), output)
         click.echo(f"Results: {written}", err=True)
     if as_json:
         print_json("evaluations.one", {"evaluation": _row(record)})
         return
     _print_facts(record)
-    if record.scores or record.failed_tasks:
+    if record.state != "running" and (record.scores or record.failed_tasks):
         from holdfast.evaluate.report.table import print_scores
 
-        print_scores(read_evaluation(Path(record.folder)))
+        print_scores(_ended(record))
 
 
 def _print_facts(record: EvaluationRecord) -> None:
-    state = _state(record)
-    click.echo(f"{record.evaluation_id}: {state}")
+    click.echo(f"{record.evaluation_id}: {record.state}")
     if record.outcome:
         click.echo(record.outcome)
-    elif state == "stopped":
+    elif record.state == "stopped":
         click.echo(f"Its command ended before it did. Go on with: holdfast eval resume {record.evaluation_id}")
     facts = {
         "suite": record.suite,
@@ -108,10 +130,19 @@ def _print_facts(record: EvaluationRecord) -> None:
         "started": when(record.started_at_s),
         "took": seconds(record.makespan_s) + (f", {_ratio(record)} times its bound" if _ratio(record) else ""),
         "folder": record.folder,
+        "page": _there(record, "report.html"),
+        "samples": _there(record, "samples"),
+        "inspect": _there(record, "inspect"),  # `inspect view --log-dir` shows it
     }
     for name, value in facts.items():
         if value:
             click.echo(f"{name:<10}{value}")
+
+
+def _there(record: EvaluationRecord, name: str) -> str:
+    """A file or folder of an evaluation's own, where there is one."""
+    path = Path(record.folder) / name
+    return str(path) if path.exists() else ""
 
 
 @click.command()
@@ -120,12 +151,11 @@ def _print_facts(record: EvaluationRecord) -> None:
 @click.pass_obj
 def why(place: Place, evaluation_id: str, as_json: bool) -> None:
     """Say where an evaluation's time went, against what no schedule could have gone below."""
-    from holdfast.evaluate.evaluation import read_evaluation
     from holdfast.evaluate.report.why import why as told
 
     with Ledger.open(place.ledger) as ledger:
-        record = ledger.evaluation(evaluation_id)
-    evaluation = read_evaluation(Path(record.folder))
+        record = _as_it_is(ledger.evaluation(evaluation_id), ledger)
+    evaluation = _ended(record)
     if as_json:
         said = evaluation.to_json()
         names = ("id", "makespan_s", "bound_s", "ratio", "bound", "engine_seconds", "account", "critical_path")
@@ -165,6 +195,12 @@ def compare(
         else:
             wanted = {name: value for name, value in (("suite", suite), ("run_id", run_id)) if value}
             found = newest_of_each(ledger.evaluations(state="done", **wanted))
+            if len(found) < 2:
+                of = " and ".join(f"{name.removesuffix('_id')} {value}" for name, value in wanted.items())
+                raise BadUse(
+                    f"Of {of} there are {len(found)} complete evaluations, and two or more can be compared. "
+                    "`holdfast eval ls` lists what there is."
+                )
     comparison = put_side_by_side(found)
     left_out = 0 if output is None else plot(comparison, output)
     if as_json:

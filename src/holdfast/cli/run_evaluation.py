@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -135,10 +136,9 @@ class RunEvaluation:
         if exit_code == 0:
             return
         how = "was ended" if exit_code is None else f"ended with {exit_code}"
-        self._say(
-            f"the evaluation {how}; {self.log} tells more. Go on: holdfast eval watch {self._watched} --once "
-            f"--suite {self._wish.suite} --run {self._paths.run_id}"
-        )
+        again = ["eval", "watch", str(self._watched), "--once", "--suite", self._wish.suite]
+        again += ["--run", self._paths.run_id, *self._wish.options]
+        self._say(f"the evaluation {how}; {self.log} tells more. Go on: holdfast {shlex.join(again)}")
 
     def _start_unless_it_runs(self) -> None:
         if self._child is not None:

@@ -60,7 +60,8 @@ def places(
         gpus_per_node: what each node must give; 0 for none. Means nothing to local.
         cpus_per_node: likewise; None for what the cluster gives by itself.
         sbatch_options: slurm only; for sbatch, such as "--partition=gpu" or "--exclusive".
-        linger_s: local only: what the placed processes have to end by themselves when this one died.
+        linger_s: what the placed processes have to end by themselves when this one died. Means nothing to slurm, whose
+            processes end by themselves in any case.
 
     Raises:
         BadUse: no such kind, a number that makes no sense, options without slurm, or the kind's program or package is
@@ -90,4 +91,4 @@ def places(
         )
     from holdfast.cluster.places_ray import RayPlaces
 
-    return RayPlaces(nodes=nodes, gpus_per_node=gpus_per_node, cpus_per_node=cpus_per_node)
+    return RayPlaces(nodes=nodes, gpus_per_node=gpus_per_node, cpus_per_node=cpus_per_node, linger_s=linger_s)

@@ -1,19 +1,24 @@
 """A command on a leash: when whoever wanted it is gone, however it went, so is the command, with its descendants.
 
-`python -m holdfast.cluster.leash LINGER_S ARGV…` runs the command and ends as it ends. The leash is this process's
-standard input, a pipe whose other end only the caller holds. A byte in it says that the command is not wanted any more;
-its end without a byte, which the kernel sees to, that the caller died. Then, for a caller that died `LINGER_S` seconds
-later, everything that the command started is killed, also what left its session or lost its parent. Killing the leash
-itself does the same at once.
+`python -m holdfast.cluster.leash LINGER_S OWNER ARGV…` runs the command and ends as it ends. The leash is this
+process's standard input, a pipe whose other end only the caller holds. A byte in it says that the command is not
+wanted any more; its end without a byte, which the kernel sees to, that the caller died. Then, for a caller that died
+`LINGER_S` seconds later, everything that the command started is killed, also what left its session or lost its parent.
+Killing the leash itself does the same at once.
+
+Where the caller acts for another process, as an actor of Ray does, OWNER is the address of that one's `sign_of_life`;
+else it is empty. What the caller left alone then lingers only if the owner died too.
 """
 
 import contextlib
 import os
+import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 
 from holdfast.core.processes import become_subreaper, die_with_parent, exit_as, kill_descendants
@@ -21,6 +26,7 @@ from holdfast.core.processes import become_subreaper, die_with_parent, exit_as, 
 _NOT_WANTED = b"."
 _CANNOT_START = 127  # what a shell says of a command it cannot find
 _RELEASE_TIMEOUT_S = 15.0  # longer than kill_descendants takes to give up
+_OWNER_TIMEOUT_S = 5.0
 
 
 def start_on_leash(
@@ -31,14 +37,15 @@ def start_on_leash(
     environment: Mapping[str, str] | None = None,
     working_folder: Path | None = None,
     linger_s: float = 0.0,
+    owner: str = "",
 ) -> subprocess.Popen[bytes]:
     """Start the command, in a session of its own, its output to `log`; `release` ends it early.
 
-    If this process dies, the command has `linger_s` to end by itself.
+    If this process dies, and the owner too where one is named, the command has `linger_s` to end by itself.
     """
     with log.open("ab" if append else "wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", "holdfast.cluster.leash", str(linger_s), *command],
+            [sys.executable, "-m", "holdfast.cluster.leash", str(linger_s), owner, *command],
             stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -94,7 +101,22 @@ def run_on_leash(
     return exit_code
 
 
-def main(linger_s: float, command: Sequence[str]) -> None:
+@cache
+def sign_of_life(host: str) -> str:
+    """An address that takes connections for as long as this process lives, and neither reads nor answers.
+
+    Whoever can connect knows that it lives. The kernel does it all: nobody accepts.
+
+    Raises:
+        OSError: the host is no address of this machine.
+    """
+    with socket.create_server((host, 0), backlog=socket.SOMAXCONN) as server:
+        port = server.getsockname()[1]
+        server.detach()  # from here on the kernel alone closes it
+    return f"{host}:{port}"
+
+
+def main(linger_s: float, owner: str, command: Sequence[str]) -> None:
     """Run the command and end as it ends; end it when standard input says so, or some time after that closed."""
     # Two processes: whoever kills the first (Ray does with the children of a worker that it ends, the kernel when
     # memory runs out) leaves the second, which no caller knows, to sweep.
@@ -110,18 +132,27 @@ def main(linger_s: float, command: Sequence[str]) -> None:
         print(f"holdfast: cannot start {command[0]}: {error.strerror}", file=sys.stderr)  # noqa: T201  into the log
         sys.exit(_CANNOT_START)
     # After the start, or the sweep could come before the child.
-    threading.Thread(target=_end_when_released, args=(linger_s,), daemon=True).start()
+    threading.Thread(target=_end_when_released, args=(linger_s, owner), daemon=True).start()
     exit_code = child.wait()
     kill_descendants()  # what it left in the background would else go on without anybody
     exit_as(exit_code)
 
 
-def _end_when_released(linger_s: float) -> None:
+def _end_when_released(linger_s: float, owner: str) -> None:
     # Not sys.stdin: its buffer's lock would be held at the interpreter's exit, which then aborts.
-    if not os.read(0, 1):
+    if not os.read(0, 1) and not (owner and _lives(owner)):
         time.sleep(linger_s)
     kill_descendants()  # the main thread then sees its child end
 
 
+def _lives(owner: str) -> bool:
+    host, _, port = owner.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=_OWNER_TIMEOUT_S).close()
+    except OSError:
+        return False
+    return True
+
+
 if __name__ == "__main__":
-    main(float(sys.argv[1]), sys.argv[2:])
+    main(float(sys.argv[1]), sys.argv[2], sys.argv[3:])

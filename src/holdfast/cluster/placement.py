@@ -68,7 +68,8 @@ class Places(Protocol):
     def start(self, command: Sequence[str], *, environment: Mapping[str, str], folder: Path) -> Placement:
         """Start the command once a node, as nodes come; returns before they have.
 
-        When this process is gone, however it went, local and Ray's processes are ended by the machine they run on.
+        When this process is gone, however it went, local and Ray's processes are ended by the machine they run on,
+        after the time that they were given to end by themselves.
         Slurm knows nothing of this process: its processes must end by themselves when nobody answers them, and what
         is left of them is cancelled by the next start in the same folder.
 

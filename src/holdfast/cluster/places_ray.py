@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.cluster.leash import release, start_on_leash
+from holdfast.cluster.leash import release, sign_of_life, start_on_leash
 from holdfast.cluster.placement import ENV_PLACE, Place, check_command, log_of_place
 from holdfast.cluster.ray import connected, demand_ray
 from holdfast.core.errors import BadUse
@@ -22,14 +22,16 @@ class RayPlaces:
     Attributes:
         gpus_per_node: of each actor; Ray shows its command those alone, by CUDA_VISIBLE_DEVICES.
         cpus_per_node: of each actor; 1 by default.
+        linger_s: what the placed processes have to end by themselves when this one died.
 
     Raises:
-        BadUse: Ray is not installed, or more than one node is asked for and there is no cluster.
+        BadUse: Ray is not installed.
     """
 
     nodes: int
     gpus_per_node: int = 0
     cpus_per_node: int | None = None
+    linger_s: float = 0.0
 
     def __post_init__(self) -> None:
         demand_ray()
@@ -37,7 +39,7 @@ class RayPlaces:
     def address_host(self) -> str:
         """See `Places.address_host`."""
         if not _has_cluster():
-            return "127.0.0.1"
+            return _LOOPBACK
         with connected(None) as ray:
             return str(ray.util.get_node_ip_address())
 
@@ -46,9 +48,15 @@ class RayPlaces:
         check_command(command)
         if self.nodes > 1 and not _has_cluster():
             raise BadUse(f"{self.nodes} nodes need a Ray cluster. Set RAY_ADDRESS to one, or ask for one node.")
+        is_ours = not _has_cluster()
         with ExitStack() as stack:
             ray = stack.enter_context(connected(self.cpus_per_node))
-            return RayPlacement(self, ray, tuple(command), dict(environment), folder.absolute(), stack)
+            host = _LOOPBACK if is_ours else str(ray.util.get_node_ip_address())
+            return RayPlacement(self, ray, host, tuple(command), dict(environment), folder.absolute(), stack)
+
+
+_LOOPBACK = "127.0.0.1"
+_STOP_TIMEOUT_S = 10.0
 
 
 def _has_cluster() -> bool:
@@ -66,12 +74,13 @@ class _Actor:
 
 
 class RayPlacement:
-    """An actor a place. Ray ends them, and the leash their commands, when this process is gone."""
+    """An actor a place. When this process is gone, Ray ends them at once and the leashes their commands in time."""
 
     def __init__(
         self,
         places: RayPlaces,
         ray: Any,
+        host: str,
         command: tuple[str, ...],
         environment: dict[str, str],
         folder: Path,
@@ -79,6 +88,9 @@ class RayPlacement:
     ) -> None:
         self._ray, self._nodes = ray, places.nodes
         self._command, self._environment, self._folder = command, environment, folder
+        self._linger_s = places.linger_s
+        # An actor may end without us: then its command must not stay beside that of the actor which replaces it.
+        self._owner = sign_of_life(host) if places.linger_s > 0 else ""
         self._needs = {"CPU": places.cpus_per_node or 1}
         if places.gpus_per_node:
             self._needs["GPU"] = places.gpus_per_node
@@ -114,6 +126,9 @@ class RayPlacement:
         with connection:
             for actor in self._actors:
                 self._ray.kill(actor.handle)
+            # Their leashes still ask whether we live.
+            ends = [actor.exit_code for actor in self._actors]
+            self._ray.wait(ends, num_returns=len(ends), timeout=_STOP_TIMEOUT_S)
             self._ray.util.remove_placement_group(self._group)
 
     def _start(self, index: int, *, append: bool) -> _Actor:
@@ -127,7 +142,8 @@ class RayPlacement:
         )
         # To the actor itself, and not to its constructor: what that gets is kept by Ray's head node.
         log = str(log_of_place(index, self._folder))
-        host = handle.start.remote(self._command, {**self._environment, ENV_PLACE: str(index)}, log, append)
+        environment = {**self._environment, ENV_PLACE: str(index)}
+        host = handle.start.remote(self._command, environment, log, append, self._linger_s, self._owner)
         return _Actor(handle=handle, host=host, exit_code=handle.wait.remote())
 
     def _place(self, index: int) -> Place:
@@ -157,11 +173,21 @@ class RayPlacement:
 class _Leashed:
     """The actor: the command on a leash, which is this process."""
 
-    def start(self, command: Sequence[str], environment: Mapping[str, str], log: str, append: bool) -> str:
+    def start(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: str,
+        append: bool,
+        linger_s: float,
+        owner: str,
+    ) -> str:
         Path(log).parent.mkdir(parents=True, exist_ok=True)
         # The environment of Ray's worker beneath: it says which GPUs are this actor's.
         told = {**os.environ, **environment}
-        self._leashed = start_on_leash(command, Path(log), append=append, environment=told)
+        self._leashed = start_on_leash(
+            command, Path(log), append=append, environment=told, linger_s=linger_s, owner=owner
+        )
         return socket.gethostname()
 
     def wait(self) -> int:

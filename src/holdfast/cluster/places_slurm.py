@@ -74,7 +74,8 @@ class SlurmPlaces:
         try:
             told = self.command(["scontrol", "--oneliner", "show", "nodes"])
         except HoldfastError as error:
-            raise BadUse(f"{error} Run this on a login node of the Slurm cluster.") from error
+            last_line = str(error).rpartition("\n")[2].rstrip(".")
+            raise BadUse(f"Slurm does not answer: {last_line}. Run this on a login node of the cluster.") from error
         nodes = list(dict.fromkeys(re.findall(r"\bNodeAddr=(\S+)", told)))[:_NODES_TRIED]
         addresses = [address for node in nodes if (address := _own_address_towards(node))]
         beyond = [address for address in addresses if not address.startswith("127.") and address != "::1"]

@@ -17,7 +17,7 @@ have taken. The stages, in order:
 | `report/` | scores as a table, as the harness's JSON and as a page |
 | `planned`, `records` | what an evaluation is, in its folder and in the ledger |
 | `session` | its processes, from the command's side (`node`: a node's agent) |
-| `run`, `stream` | from a suite and a model, or a stream of them, to an `Evaluation` (`summary`) |
+| `run`, `stream` | from a suite and a model, or a stream of them, to an `Evaluation` (`summary`, `realised`) |
 """
 
 from typing import TYPE_CHECKING, Any

@@ -12,7 +12,7 @@ from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.options import EvaluateOptions, JudgeLimits
 
 if TYPE_CHECKING:
-    from holdfast.evaluate.metrics.judge_server import JudgeConfig
+    from holdfast.evaluate.metrics.judge_config import JudgeConfig
 
 _LOOK_EVERY_S = 1.0
 
@@ -65,7 +65,7 @@ def _host(options: EvaluateOptions) -> str:
 
 
 def _config(limits: JudgeLimits, journals: Path, host: str) -> "JudgeConfig":
-    from holdfast.evaluate.metrics.judge_server import JudgeConfig
+    from holdfast.evaluate.metrics.judge_config import JudgeConfig
 
     journals.mkdir(parents=True, exist_ok=True)
     return JudgeConfig(

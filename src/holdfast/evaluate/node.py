@@ -45,9 +45,10 @@ from holdfast.evaluate.coordinator.wire import (
 from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.occupied import at_work
 from holdfast.evaluate.weights.fetch import NodeStore
+from holdfast.evaluate.weights.manifest import DamagedModel
+from holdfast.evaluate.weights.store import MemoryFull
 
 ENV_PLACE = "HOLDFAST_PLACE"
-_SHARED_MEMORY = "/dev/shm"  # shm_overview(7)
 _TAIL_BYTES = 4000
 _STOP_GRACE_S = 3.0
 _HOST_RESTART_WAIT_S = 0.2
@@ -104,11 +105,16 @@ class Agent:
         self._store = NodeStore(
             Path(options.store_root) if options.store_root else None,
             session=f"{os.getpid()}-{options.place}",
-            budget_bytes=options.store_bytes or shutil.disk_usage(options.store_root or _SHARED_MEMORY).free,
+            budget_bytes=options.store_bytes,
             token=self.token,
             clock=SystemClock(),
             nic_mib_s=options.nic_mib_s or None,
         )
+        memory = self._store.memory
+        if not options.store_bytes:
+            memory.budget_bytes = shutil.disk_usage(memory.folder).free
+        if memory.note:
+            _log.warning("%s", memory.note)
         report = NodeReport(
             host=socket.gethostname(),
             cores=core_count(),
@@ -174,9 +180,9 @@ class Agent:
 
     def _fetch(self, wanted: FetchModel) -> None:
         """Fetch a model; of one that is under way the store takes the new owners and peers."""
-        self._fetches[wanted.model] = asyncio.create_task(self._fetch_whole(wanted, self._fetches.get(wanted.model)))
+        self._fetches[wanted.model] = asyncio.create_task(self._fetch_whole(wanted))
 
-    async def _fetch_whole(self, wanted: FetchModel, before: "asyncio.Task[None] | None") -> None:
+    async def _fetch_whole(self, wanted: FetchModel) -> None:
         try:
             got = await self._store.fetch(
                 wanted.model,
@@ -186,9 +192,11 @@ class Agent:
                 node=self.options.place,
                 max_read_mib_s=wanted.max_read_mib_s or None,
             )
-        except HoldfastError as error:
-            if before is None or before.done():  # else it says so
-                self._line.send(FetchFailed(model=wanted.model, why=str(error)))
+        except (HoldfastError, OSError) as error:
+            # Else it was released, or a later one says so.
+            if self._fetches.get(wanted.model) is asyncio.current_task():
+                del self._fetches[wanted.model]
+                self._line.send(self._failure(wanted.model, error))
             return
         if wanted.model in self._fetched:
             return
@@ -202,6 +210,14 @@ class Agent:
         )
         self._fetched[wanted.model] = fetched
         self._line.send(fetched)
+
+    def _failure(self, model: int, error: Exception) -> FetchFailed:
+        return FetchFailed(
+            model=model,
+            why=str(error),
+            final=isinstance(error, DamagedModel),
+            beside=sorted(self._fetches) if isinstance(error, MemoryFull) else [],
+        )
 
     # Children
 

@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
 from holdfast.core.ledger import Ledger
 from holdfast.core.ledger.records import HISTORY_LIMIT_BYTES, EvaluationRecord, Prior
@@ -27,7 +28,7 @@ def opened_ledger(options: EvaluateOptions, paths: EvaluationPaths) -> Iterator[
         ledger.close()
 
 
-def state_of(record: EvaluationRecord) -> str:
+def state_of(record: EvaluationRecord) -> Literal["running", "done", "failed", "stopped"]:
     """The state of an evaluation; "stopped" where the ledger says running and no command has it any more."""
     lock = Path(record.folder) / "state" / "lock"
     if record.state != "running" or not lock.exists():  # of another machine's disk

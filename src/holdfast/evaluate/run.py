@@ -10,12 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 import msgspec
 
 from holdfast.core.atomic import write_atomic
-from holdfast.core.errors import BadUse, NotFound
+from holdfast.core.errors import BadUse, HoldfastError, LedgerError, NotFound
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import EvaluationPaths, holdfast_home
 from holdfast.evaluate.coordinator.config import LEFT, CoordinatorFiles
@@ -59,7 +60,11 @@ def evaluate(
     """
     options = options or EvaluateOptions()
     chosen = options.applied_to(suite if isinstance(suite, Suite) else load_suite(suite))
+    if not model:
+        raise BadUse("No model is named. Give its folder or URL.")
+    _check_output(options)
     paths = EvaluationPaths(options.home or holdfast_home(), options.evaluation_id or new_id(model))
+    _check_is_ours(paths)
     manifest = describe_model(model, options)
     plan = Planned(suite=chosen, model=model, manifest=manifest, options=options)
     with holding(paths):
@@ -69,13 +74,20 @@ def evaluate(
                 f"{paths.evaluation_id}, or choose another --id."
             )
         with opened_ledger(options, paths) as ledger:
-            ledger.add_evaluation(plan.record(paths))
             plan.write(paths)
             try:
-                return _run(plan, paths, ledger, progress)
-            except BadUse:  # nothing came of it, and its id is free for the next try
-                ledger.remove_evaluation(paths.evaluation_id)
+                ledger.add_evaluation(plan.record(paths))
+            except HoldfastError:
                 shutil.rmtree(paths.root)
+                raise
+            try:
+                return _run(plan, paths, ledger, progress)
+            except BadUse as error:  # nothing came of it, and its id is free for the next try
+                shutil.rmtree(paths.root)
+                try:
+                    ledger.remove_evaluation(paths.evaluation_id)
+                except HoldfastError as another:
+                    raise BadUse(f"{error} {another}") from error
                 raise
 
 
@@ -97,9 +109,13 @@ def resume(
     paths = EvaluationPaths(home or holdfast_home(), evaluation_id)
     plan = Planned.read(paths)
     plan = replace(plan, options=replace(plan.options, home=paths.home, **changes))
+    _check_output(plan.options)
     with holding(paths), opened_ledger(plan.options, paths) as ledger:
+        _demand_record(ledger, plan, paths)
         ended = paths.results.exists() and read_evaluation(paths.root)
         if ended and ended.state == "done" and not ended.errors:
+            if ledger.evaluation(evaluation_id).state != "done":  # its command could not record its end
+                _keep(ended, plan, paths, ledger)
             return ended
         _forget_failures(paths)
         _go_on_with_time(paths)
@@ -115,11 +131,14 @@ def rescore(evaluation_id: str, *, home: Path | None = None, progress: Progress 
     """
     paths = EvaluationPaths(home or holdfast_home(), evaluation_id)
     plan = Planned.read(paths)
-    before = read_evaluation(paths.root)
-    if not before.numerics:
-        raise NotFound(f"{evaluation_id} has no answers to score. Go on with it: holdfast eval resume {evaluation_id}")
     folder = paths.root / "rescore"
     with holding(paths), opened_ledger(plan.options, paths) as ledger:
+        before = read_evaluation(paths.root)
+        if not before.numerics:
+            raise NotFound(
+                f"{evaluation_id} has no answers to score. Go on with it: holdfast eval resume {evaluation_id}"
+            )
+        _demand_record(ledger, plan, paths)
         shutil.rmtree(folder, ignore_errors=True)  # a coordinator's state of its own, of no use afterwards
         heard = Heard(progress)
         model = msgspec.structs.replace(plan.add_model(0, paths), digest=before.digest, numerics=before.numerics)
@@ -129,15 +148,16 @@ def rescore(evaluation_id: str, *, home: Path | None = None, progress: Progress 
         shutil.rmtree(folder)
         scored = results_of(plan.suite, heard.tasks, before)
         evaluation = replace(before, **scored)
-        write_evaluation(evaluation, paths.root)
-        write_reports(evaluation, plan.options.output)
-        ledger.set_evaluation(
-            evaluation.id,
-            state=evaluation.state,
-            scores=compact(evaluation.scores),
-            failed_tasks=evaluation.errors,
-            harness_versions=evaluation.harness_versions,
-        )
+        with _saying_where_it_lies(paths, f"holdfast eval rescore {evaluation_id}"):
+            write_evaluation(evaluation, paths.root)
+            write_reports(evaluation, plan.options.output)
+            ledger.set_evaluation(
+                evaluation.id,
+                state=evaluation.state,
+                scores=compact(evaluation.scores),
+                failed_tasks=evaluation.errors,
+                harness_versions=evaluation.harness_versions,
+            )
         return evaluation
 
 
@@ -162,32 +182,104 @@ class Heard:
 
 def _run(plan: Planned, paths: EvaluationPaths, ledger: Ledger, progress: Progress | None) -> Evaluation:
     """Run it to its end and keep what came of it."""
-    write_atomic(CoordinatorFiles(paths.root).history, encode_history(history_of(ledger, plan)))
     heard = Heard(progress)
-    ledger.set_evaluation(paths.evaluation_id, state="running", outcome="")
     try:
+        write_atomic(CoordinatorFiles(paths.root).history, encode_history(history_of(ledger, plan)))
+        ledger.set_evaluation(paths.evaluation_id, state="running", outcome="")
         with judging(plan.options, paths) as environment:
             session = Session(plan.coordinator_config(paths), plan.nodes_wanted(environment), heard)
             _run_session(session, plan.add_model(0, paths))
     except BaseException as error:
-        why = str(error) or ("It was stopped." if isinstance(error, KeyboardInterrupt) else type(error).__name__)
-        outcome = f"{why} Go on with: holdfast eval resume {paths.evaluation_id}"
-        ledger.set_evaluation(paths.evaluation_id, state="stopped", ended_at_s=time.time(), outcome=outcome)
+        why = _sentence(error) or ("It was stopped." if isinstance(error, KeyboardInterrupt) else type(error).__name__)
+        outcome = _recorded(ledger, paths, "stopped", _with_next_step(why, paths))
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt(outcome) from error
-        if isinstance(error, EvaluationError):
+        if isinstance(error, EvaluationError | LedgerError | OSError):
             raise EvaluationError(outcome) from error
         raise
     if heard.model is not None and heard.model.error:
-        ledger.set_evaluation(paths.evaluation_id, state="failed", ended_at_s=time.time(), outcome=heard.model.error)
         if heard.model.wrong_use and not heard.tasks:
-            raise BadUse(heard.model.error)
-        raise EvaluationError(f"{heard.model.error} Go on with: holdfast eval resume {paths.evaluation_id}")
-    evaluation = summarize(plan.suite, plan.model, paths, heard.tasks, heard.model, plan.options)
-    write_evaluation(evaluation, paths.root)
+            raise BadUse(_recorded(ledger, paths, "failed", heard.model.error))
+        raise EvaluationError(_recorded(ledger, paths, "failed", _with_next_step(heard.model.error, paths)))
+    with _saying_where_it_lies(paths, f"holdfast eval resume {paths.evaluation_id}"):
+        evaluation = summarize(plan.suite, plan.model, paths, heard.tasks, heard.model, plan.options)
+        write_evaluation(evaluation, paths.root)
+        _keep(evaluation, plan, paths, ledger)
+    return evaluation
+
+
+def _keep(evaluation: Evaluation, plan: Planned, paths: EvaluationPaths, ledger: Ledger) -> None:
     write_reports(evaluation, plan.options.output)
     record_end(ledger, plan, paths, evaluation)
-    return evaluation
+
+
+def _with_next_step(why: str, paths: EvaluationPaths) -> str:
+    return f"{why} Go on with: holdfast eval resume {paths.evaluation_id}"
+
+
+def _recorded(ledger: Ledger, paths: EvaluationPaths, state: str, outcome: str) -> str:
+    """Record how it ended; the outcome, and behind it what keeps the ledger from having it."""
+    try:
+        ledger.set_evaluation(paths.evaluation_id, state=state, ended_at_s=time.time(), outcome=outcome)
+    except HoldfastError as error:
+        return f"{outcome}\n{error} What was finished is in {paths.root} all the same."
+    return outcome
+
+
+@contextmanager
+def _saying_where_it_lies(paths: EvaluationPaths, again: str) -> Iterator[None]:
+    """What is scored is kept by its tasks already: a disk that is full hides neither that nor the next step.
+
+    Raises:
+        EvaluationError: it could not be written or recorded.
+    """
+    try:
+        yield
+    except (HoldfastError, OSError) as error:
+        raise EvaluationError(
+            f"Its tasks have ended and what they came to is in {paths.root}, but not all of it could be recorded: "
+            f"{_sentence(error)} Then go on with: {again}"
+        ) from error
+
+
+def _sentence(error: BaseException) -> str:
+    return f"{error}. See that there is room and that it can be written." if isinstance(error, OSError) else str(error)
+
+
+def _check_is_ours(paths: EvaluationPaths) -> None:
+    """A folder that somebody else filled is neither written to nor, when nothing comes of it, removed.
+
+    Raises:
+        BadUse: it is such a folder.
+    """
+    if not paths.root.is_dir() or paths.suite.exists():
+        return
+    if others := sorted(path.name for path in paths.root.iterdir() if path != paths.state):
+        raise BadUse(f"{paths.root} holds something else: {', '.join(others[:3])}. Choose another --id.")
+
+
+def _check_output(options: EvaluateOptions) -> None:
+    """Before the work, not after it: the folder for results is there and can be written.
+
+    Raises:
+        BadUse: it is not.
+    """
+    if options.output is None:
+        return
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+        with TemporaryFile(dir=options.output):
+            pass
+    except OSError as error:
+        raise BadUse(f"Nothing can be written into {options.output}: {error.strerror}. Give another -o.") from error
+
+
+def _demand_record(ledger: Ledger, plan: Planned, paths: EvaluationPaths) -> None:
+    """The ledger may be another than the one that it was begun in."""
+    try:
+        ledger.evaluation(paths.evaluation_id)
+    except NotFound:
+        ledger.add_evaluation(plan.record(paths))
 
 
 def _run_session(session: Session, model: AddModel) -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 from holdfast.cluster import places
 from holdfast.cluster.placement import Place, Placement
 from holdfast.core.atomic import write_atomic
-from holdfast.core.errors import BadUse
 from holdfast.evaluate.coordinator.config import (
     DONE,
     FAILED,
@@ -33,11 +32,9 @@ from holdfast.evaluate.coordinator.wire import (
     ENV_ADDRESS,
     ENV_TOKEN,
     AddModel,
-    DropModel,
     Finish,
     Hello,
     Message,
-    ModelOutcome,
     Welcome,
 )
 from holdfast.evaluate.errors import EvaluationError
@@ -72,7 +69,6 @@ class Session:
         self._config, self._wanted, self._told = config, wanted, told
         self._files = CoordinatorFiles(Path(config.folder))
         self._models: list[AddModel] = []
-        self._dropped: list[int] = []
         self._finishing = False
         self._line: Line | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -85,11 +81,6 @@ class Session:
         """Evaluate one more model."""
         self._models.append(model)
         self._say(model)
-
-    def drop(self, model: int) -> None:
-        """A model's scores are not wanted any more."""
-        self._dropped.append(model)
-        self._say(DropModel(model=model))
 
     def finish(self) -> None:
         """No more models come: the session ends when those there are have ended."""
@@ -152,7 +143,8 @@ class Session:
                     task.cancel()
         finally:
             if not coordinating.done():
-                _log.warning("Stopping: engines finish what they have begun, in %.0f s at most.", self._config.linger_s)
+                if placement is not None:
+                    _log.warning("Stopping: engines finish what they hold, in %.0f s at most.", self._config.linger_s)
                 coordinating.cancel()
                 await asyncio.wait({coordinating})
             if placement is not None:
@@ -237,8 +229,6 @@ class Session:
             if isinstance(message, Welcome):
                 for model in self._models:
                     self._line.send(model)
-                for number in self._dropped:
-                    self._line.send(DropModel(model=number))
                 if self._finishing:
                     self._line.send(Finish())
             else:
@@ -274,20 +264,3 @@ class Session:
 
 def _say_waiting() -> None:
     _log.warning("What an earlier command left is finishing what it holds; this one goes on after it.")
-
-
-def outcome_sentence(outcome: ModelOutcome) -> str:
-    """Why a model has no scores, as a person wants to read it."""
-    return outcome.error or "It was not evaluated to its end."
-
-
-def check_folder(folder: Path) -> None:
-    """An evaluation's folder must be one that can be written.
-
-    Raises:
-        BadUse: it cannot.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise BadUse(f"{folder} cannot be made: {error.strerror}. Set HOLDFAST_HOME to a folder of yours.") from error

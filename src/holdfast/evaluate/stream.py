@@ -1,7 +1,8 @@
 """A stream of checkpoints: each is evaluated as its folder commits it, the newest first, by engines that stay warm.
 
 The next checkpoint is read into the nodes' memory, and its requests are built, while the one before is evaluated; so
-at most two are under way. Which comes next is decided as late as that: whatever is newest then.
+two are under way. Which comes next is decided as late as that: whatever is newest then. Where stale ones are dropped, a
+newer checkpoint comes at once, and the coordinator ends those that it finds not begun.
 """
 
 import asyncio
@@ -160,7 +161,7 @@ class _Stream:
 
     def _feed(self) -> None:
         """Keep the session in work, as long as there is some."""
-        while len(self._open) < _AT_ONCE and (added := self._next()):
+        while (len(self._open) < _AT_ONCE or self.options.drop_stale) and (added := self._next()):
             if self._session is None:
                 self._session = self._start(added)
             self._session.add(added)
@@ -194,6 +195,9 @@ class _Stream:
             for one in checkpoints_in(self.folder)
             if one.path not in self._passed_over and str(one.path) not in known
         ]
+        if self.options.drop_stale:  # one that was committed late is stale, and must not drop a newer one
+            newest_step = max((plan.options.step or 0 for plan, _ in self._plans.values()), default=-1)
+            found = [one for one in found if one.step > newest_step]
         if not found:
             return None
         newest = found[0]

@@ -1,13 +1,12 @@
 """What an evaluation came to, from the outcomes of its tasks and the timeline of its engines."""
 
-from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from holdfast.cluster.local import core_count
 from holdfast.core.atomic import write_atomic
 from holdfast.core.paths import EvaluationPaths
 from holdfast.evaluate.coordinator.config import CoordinatorFiles
@@ -15,10 +14,12 @@ from holdfast.evaluate.coordinator.wire import ModelOutcome, TaskOutcome
 from holdfast.evaluate.engines.engine import Curve
 from holdfast.evaluate.evaluation import BoundTerm, Evaluation, PathStep
 from holdfast.evaluate.harness.lm_eval.results import merge
+from holdfast.evaluate.metrics.judged import judged_between
 from holdfast.evaluate.options import EvaluateOptions
 from holdfast.evaluate.policy.account import Account, Step, account
-from holdfast.evaluate.policy.bound import SampleWork, Work, lower_bound
-from holdfast.evaluate.report.timeline import End, Line, RequestSpan, Span, Timeline, TimelineWriter, read_timeline
+from holdfast.evaluate.policy.bound import lower_bound
+from holdfast.evaluate.realised import work_of
+from holdfast.evaluate.report.timeline import End, EngineSpan, Line, Span, Timeline, TimelineWriter, read_timeline
 from holdfast.evaluate.scores import scores_of
 from holdfast.evaluate.suite import Suite
 
@@ -44,12 +45,13 @@ def summarize(
         options: how it was run.
         timeline: of this model alone; None where the evaluation has no other.
     """
-    timeline = timeline or read_timeline(paths.timeline)
-    begun_s = timeline.begin.started_at_s
     number = outcome.model if outcome else 0
-    bound = _bound(timeline, number, CoordinatorFiles(paths.root).curve)
+    timeline = _judged(timeline or read_timeline(paths.timeline), number, paths, options)
+    begun_s = timeline.begin.started_at_s
+    curve = _curve(paths)
+    bound = _bound(timeline, number, curve, options)
     engines = {span.engine for span in timeline.engines if span.what == "serve"}
-    spent = _account(timeline, CoordinatorFiles(paths.root).curve)
+    spent = account(timeline, curve) if curve else Account(engines=0, makespan_s=timeline.makespan_s)
     blank = Evaluation(
         id=paths.evaluation_id,
         suite=suite.name,
@@ -100,14 +102,18 @@ def results_of(suite: Suite, tasks: Mapping[int, TaskOutcome], of: Evaluation) -
 def write_slice(session: EvaluationPaths, paths: EvaluationPaths, model: int) -> Timeline:
     """One model's part of a stream's timeline, as a timeline of its own in the model's folder.
 
-    It begins when the model was added or, if that is later, when the one before had ended.
+    It begins when the model was added or, if that is later, when the one before had ended or an engine turned to this.
     """
     whole = read_timeline(session.timeline)
     own = next((span for span in whole.models if span.model == model), None)
-    begun_s = own.t0 if own else 0.0
-    begun_s = max([begun_s, *(span.t1 for span in whole.models if span.model != model and own and span.t1 < own.t1)])
+    end_s = own.t1 if own else whole.makespan_s
+    engines = [span for span in whole.engines if span.model == model]
+    engines += _serving_still(engines, end_s)
+    before_s = [span.t1 for span in whole.models if span.model != model and span.t1 < end_s]
+    turned_s = min((span.t0 for span in engines), default=end_s)
+    begun_s = max(own.t0 if own else 0.0, min(turned_s, max(before_s, default=0.0)))
     kinds: tuple[Sequence[Line], ...] = (
-        whole.engines, whole.requests, whole.metrics, whole.judged, whole.tasks, whole.models,
+        engines, whole.requests, whole.metrics, whole.judged, whole.tasks, whole.models,
     )  # fmt: skip
     spans = [
         span for spans in kinds for span in spans if isinstance(span, Span) and getattr(span, "model", -1) == model
@@ -129,85 +135,46 @@ def write_slice(session: EvaluationPaths, paths: EvaluationPaths, model: int) ->
     return read_timeline(paths.timeline)
 
 
+def _serving_still(engines: Sequence[EngineSpan], end_s: float) -> list[EngineSpan]:
+    """That an engine stood ready is written when it does so no more: what is still to be written, until the end."""
+    last = {span.engine: span for span in sorted(engines, key=lambda span: span.t1)}
+    return [
+        EngineSpan(what="serve", engine=span.engine, node=span.node, model=span.model, t0=span.t1, t1=end_s)
+        for span in last.values()
+        if span.what in ("load", "swap") and span.t1 < end_s
+    ]
+
+
 def _versions(merged: Mapping[str, object]) -> dict[str, str]:
     said = merged.get("lm_eval_version")
     return {"lm-eval": str(said)} if said else {}
 
 
-def _bound(timeline: Timeline, model: int, curve_file: Path) -> tuple[BoundTerm, ...]:
-    """The lower bound, from what the requests and metrics truly cost; none where no engine was at work."""
-    requests = [span for span in timeline.requests if span.model == model and not span.error]
-    engines = {span.engine for span in timeline.engines}
-    if not requests or not engines or not curve_file.exists():
+def _bound(timeline: Timeline, model: int, curve: Curve | None, options: EvaluateOptions) -> tuple[BoundTerm, ...]:
+    """The lower bound, from what was realised; none where no engine was at work."""
+    if curve is None:
         return ()
-    curve = msgspec.json.decode(curve_file.read_bytes(), type=Curve)
-    metric_s: dict[tuple[int, int], float] = defaultdict(float)
-    for metric in timeline.metrics:
-        if metric.model == model:
-            metric_s[metric.task, metric.sample] = metric.t1 - metric.t0
-    shares = _shares_s(requests) if curve.max_batch == 1 else {}
-    scale = 1.0 if shares else _scale(requests, curve)
-    by_sample: dict[tuple[int, int], list[RequestSpan]] = defaultdict(list)
-    for span in requests:
-        by_sample[span.task, span.sample].append(span)
-    samples = []
-    for place, spans in by_sample.items():
-        longest = max(spans, key=lambda span: span.new_tokens)
-        samples.append(
-            SampleWork(
-                engine_s=sum(
-                    shares[id(span)] if shares else scale * curve.saturated_s(span.prompt_tokens, span.new_tokens)
-                    for span in spans
-                ),
-                alone_s=max(
-                    shares[id(span)] if shares else scale * curve.alone_s(span.prompt_tokens, span.new_tokens)
-                    for span in spans
-                ),
-                metric_s=metric_s[place],
-                tokens=longest.new_tokens,
-            )
-        )
-    slots = max(1, len({metric.node for metric in timeline.metrics})) * max(1, _at_once(timeline))
-    work = Work(samples=samples, engines_there_s=[0.0] * len(engines), slots_there_s=[0.0] * slots)
-    bound = lower_bound(work)
-    return tuple(BoundTerm(name=name, seconds=seconds) for name, seconds in bound.terms.items() if seconds > 0)
+    slots = options.metric_slots or core_count()  # where nodes are other machines, this one stands for them
+    work = work_of(timeline, model, curve, judge=options.judge, metric_slots=slots)
+    if work is None:
+        return ()
+    return tuple(BoundTerm(name=name, seconds=s) for name, s in lower_bound(work).terms.items() if s > 0)
 
 
-def _shares_s(spans: Iterable[RequestSpan]) -> dict[int, float]:
-    """Of engines that do one thing at a time: each request's share of the time, by identity of its span.
-
-    Requests that one forward answered have the same span; together they count once.
-    """
-    together: dict[tuple[int, float, float], list[RequestSpan]] = defaultdict(list)
-    for span in spans:
-        together[span.engine, span.t0, span.t1].append(span)
-    return {id(span): (t1 - t0) / len(same) for (_, t0, t1), same in together.items() for span in same}
-
-
-def _scale(spans: Iterable[RequestSpan], curve: Curve) -> float:
-    """By what the curve's costs are to be multiplied so that no request was faster than alone on an engine."""
-    ratios = [
-        (span.t1 - span.t0) / alone_s
-        for span in spans
-        if (alone_s := curve.alone_s(span.prompt_tokens, span.new_tokens)) > 0
-    ]
-    return min(1.0, *ratios) if ratios else 1.0
+def _judged(timeline: Timeline, model: int, paths: EvaluationPaths, options: EvaluateOptions) -> Timeline:
+    """The timeline with what the judge was asked: its proxy keeps that, the coordinator does not hear of it."""
+    if options.judge is None or timeline.judged:
+        return timeline
+    begun_s = timeline.begin.started_at_s
+    journal = paths.answers / "judge.journal"
+    judged = judged_between(journal, begun_s, begun_s + timeline.makespan_s, model=model)
+    return replace(timeline, judged=tuple(sorted(judged, key=lambda span: span.t0)))
 
 
-def _at_once(timeline: Timeline) -> int:
-    """The most metrics that ran at a time."""
-    edges = sorted([(span.t0, 1) for span in timeline.metrics] + [(span.t1, -1) for span in timeline.metrics])
-    running = most = 0
-    for _, change in edges:
-        running += change
-        most = max(most, running)
-    return most
-
-
-def _account(timeline: Timeline, curve_file: Path) -> Account:
-    if not curve_file.exists():
-        return Account(engines=0, makespan_s=timeline.makespan_s)
-    return account(timeline, msgspec.json.decode(curve_file.read_bytes(), type=Curve))
+def _curve(paths: EvaluationPaths) -> Curve | None:
+    """As the first engine measured it; None where none was ever ready."""
+    file = CoordinatorFiles(paths.root).curve
+    return msgspec.json.decode(file.read_bytes(), type=Curve) if file.exists() else None
 
 
 def _detail(step: Step, timeline: Timeline) -> str:

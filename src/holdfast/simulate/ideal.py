@@ -11,11 +11,13 @@ def bound_of(workload: Workload, cluster: SimCluster) -> Bound:
     swaps and slow engines do not.
     """
     curve = cluster.curve
+    first_bytes = workload.models[0].size_bytes if workload.models else 0.0
+    engine_s = cluster.node_start_s + cluster.engine_start_s + first_bytes / cluster.device_bytes_per_s
     samples: list[SampleWork] = []
     wire: list[Transfer] = []
     for model in workload.models:
         fetched_s = model.release_s + cluster.fetch_s(model.size_bytes)
-        ready_s = max(fetched_s + model.size_bytes / cluster.device_bytes_per_s, cluster.prepare_s, model.release_s)
+        ready_s = max(fetched_s + model.size_bytes / cluster.device_bytes_per_s, cluster.prepare_s, engine_s)
         shortest_s = float("inf")
         for task in workload.tasks:
             for prompt, new, metric_s in zip(task.prompt_tokens, task.new_tokens, task.metric_s, strict=True):
@@ -40,8 +42,6 @@ def bound_of(workload: Workload, cluster: SimCluster) -> Bound:
                 then_s=copied_s + (0.0 if shortest_s == float("inf") else shortest_s),
             )
         )
-    first_bytes = workload.models[0].size_bytes if workload.models else 0.0
-    engine_s = cluster.node_start_s + cluster.engine_start_s + first_bytes / cluster.device_bytes_per_s
     return lower_bound(
         Work(
             samples=samples,

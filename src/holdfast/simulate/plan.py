@@ -14,7 +14,10 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
+import psutil
 
+from holdfast.cluster.local import core_count
+from holdfast.core import words
 from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import EvaluationPaths, holdfast_home
@@ -28,6 +31,7 @@ from holdfast.evaluate.options import EvaluateOptions
 from holdfast.evaluate.plan import Plan
 from holdfast.evaluate.planned import Planned, describe_model
 from holdfast.evaluate.policy.priors import Priors, TaskHistory
+from holdfast.evaluate.realised import fetch_bytes_per_s
 from holdfast.evaluate.records import history_of, opened_ledger
 from holdfast.evaluate.report.timeline import read_timeline
 from holdfast.evaluate.suite import Suite, load_suite
@@ -35,32 +39,43 @@ from holdfast.simulate.evaluate import simulate
 from holdfast.simulate.workload import SimCluster, SimModel, SimTask, Workload
 
 _DEFAULT_START_S = 10.0
+_FREE_BATCH = 32  # of `engines.transformers`, which needs torch
 
 
-def plan(suite: Suite | str | Sequence[str], model: str, *, options: EvaluateOptions | None = None) -> Plan:
+def plan(
+    suite: Suite | str | Sequence[str],
+    model: str,
+    *,
+    options: EvaluateOptions | None = None,
+    device_memory_gib: float | None = None,
+) -> Plan:
     """Predict an evaluation; nothing is run but the harness's own preparation, on this machine.
 
     Args:
         suite: as `holdfast.evaluate.evaluate`.
         model: likewise.
         options: likewise; how many nodes and engines there would be.
+        device_memory_gib: of each GPU it would run on, or of a node for engines on CPUs; None: this machine's.
 
     Raises:
         BadUse: suite, model or options are wrong, or the model does not fit the devices.
     """
     options = options or EvaluateOptions()
+    if device_memory_gib is not None and not 0 < device_memory_gib < float("inf"):
+        raise BadUse(f"device_memory_gib is {device_memory_gib:g}. Give the memory of a device in GiB, above 0.")
     chosen = options.applied_to(suite if isinstance(suite, Suite) else load_suite(suite))
     planned = Planned(suite=chosen, model=model, manifest=describe_model(model, options), options=options)
     paths = EvaluationPaths(options.home or holdfast_home(), "plan")
     with opened_ledger(options, paths) as ledger:
         history, known = history_of(ledger, planned), _measured(ledger, planned)
-    notes = [_history_note(history, chosen), known.note]
-    if fit := _fit(planned):
-        notes.append(fit)
+    fit = _fit(planned, device_memory_gib)
     with tempfile.TemporaryDirectory(prefix="holdfast-plan-") as folder:
         facts = _facts(planned, Path(folder))
         with _quiet():
             samples = count_requests(chosen, facts)
+    notes = [_history_note(history, task_names(chosen), samples), known.note, fit]
+    if options.judge is not None:
+        notes.append("The judge is left out: which samples ask it is known when they do.")
     manifest = planned.manifest
     workload = Workload(
         tasks=tuple(
@@ -72,9 +87,11 @@ def plan(suite: Suite | str | Sequence[str], model: str, *, options: EvaluateOpt
     cluster = SimCluster(
         nodes=options.nodes,
         engines_per_node=options.engines_per_node or 1,
-        metric_slots=options.metric_slots or 2,
+        metric_slots=options.metric_slots or core_count(),
         curve=known.curve,
         engine_start_s=known.start_s,
+        store_bytes_per_s=known.bytes_per_s,
+        node_bytes_per_s=known.bytes_per_s,
     )
     outcome = simulate(workload, cluster, history=history, record=True)
     evaluation = Evaluation(
@@ -91,7 +108,7 @@ def plan(suite: Suite | str | Sequence[str], model: str, *, options: EvaluateOpt
         requests=outcome.requests,
         mode=options.engine.mode,
     )
-    return Plan(evaluation=evaluation, timeline=outcome.timeline, notes=tuple(notes))
+    return Plan(evaluation=evaluation, timeline=outcome.timeline, notes=tuple(filter(None, notes)))
 
 
 @contextmanager
@@ -108,63 +125,125 @@ def _quiet() -> Iterator[None]:
 
 @dataclass(frozen=True, kw_only=True)
 class _Measured:
-    """What earlier evaluations measured of the engines."""
+    """What earlier evaluations measured of the engines, and of the rate at which weights come."""
 
     curve: Curve
     start_s: float
+    bytes_per_s: float
     note: str
 
 
 def _measured(ledger: Ledger, planned: Planned) -> _Measured:
     """The newest evaluation of the same family and mode that measured an engine; else an assumption."""
+    assumed = SimCluster()
     for record in ledger.evaluations(family=planned.family, mode=planned.options.engine.mode):
         folder = Path(record.folder)
         curve = CoordinatorFiles(folder).curve
         if curve.exists():
-            loads = [
-                span.t1 - span.t0 for span in read_timeline(folder / "timeline.jsonl").engines if span.what == "load"
-            ]
+            timeline = read_timeline(folder / "timeline.jsonl")
+            loads = [span.t1 - span.t0 for span in timeline.engines if span.what == "load"]
             return _Measured(
                 curve=msgspec.json.decode(curve.read_bytes(), type=Curve),
                 start_s=median(loads) if loads else _DEFAULT_START_S,
+                bytes_per_s=fetch_bytes_per_s(timeline) or assumed.store_bytes_per_s,
                 note=f"Engines as evaluation {record.evaluation_id} measured them.",
             )
     batch = 1 if planned.options.engine.mode == "exact" else planned.options.engine.max_batch or 64
-    assumed = SimCluster().curve
     return _Measured(
-        curve=msgspec.structs.replace(assumed, max_batch=batch),
+        curve=msgspec.structs.replace(assumed.curve, max_batch=batch),
         start_s=_DEFAULT_START_S,
+        bytes_per_s=assumed.store_bytes_per_s,
         note=(
             f"No evaluation of this family ({planned.family}) was measured yet: engines are assumed to read "
-            f"{assumed.prefill_tokens_per_s:,.0f} tokens a second and to start in {_DEFAULT_START_S:.0f} s."
+            f"{assumed.curve.prefill_tokens_per_s:,.0f} tokens a second and to start in {_DEFAULT_START_S:.0f} s."
         ),
     )
 
 
-def _history_note(history: Sequence[TaskHistory], suite: Suite) -> str:
-    if not history:
-        return "Nothing is known of these tasks yet: lengths are guessed from the limits."
-    return (
-        f"Lengths as the last evaluation of this family had them, for {len(history)} of {len(suite.entries)} entries."
+def _history_note(
+    history: Sequence[TaskHistory], names: Sequence[str], samples: Sequence[Sequence[SampleRequests]]
+) -> str:
+    """How much of what has to be predicted is known: lengths of what is generated, and times of metrics."""
+    unsure = {
+        name
+        for name, asked in zip(names, samples, strict=True)
+        if any(one.metric_key or any(request.max_new_tokens() for request in one.requests) for one in asked)
+    }
+    if not unsure:
+        return "All entries read prompts alone, whose lengths are known."
+    rest = len(names) - len(unsure)
+    others = (
+        f" {words.plainly(rest, 'entry reads', 'entries read')} prompts alone, whose lengths are known." if rest else ""
     )
+    known = unsure & {task.task for task in history}
+    if not known:
+        return f"Nothing is known of these tasks yet: lengths are guessed from the limits.{others}"
+    which = "every entry that generates" if known == unsure else f"{len(known)} of {len(unsure)} entries that generate"
+    return f"Lengths as the last evaluation of this family had them, for {which}.{others}"
 
 
-def _fit(planned: Planned) -> str:
-    """How the model fits a GPU of this machine.
+def _fit(planned: Planned, told_gib: float | None) -> str:
+    """How the model fits the devices it would run on.
 
     Raises:
         BadUse: it does not.
     """
-    import torch
-
-    manifest, spec = planned.manifest, planned.options.engine
-    if manifest is None or not torch.cuda.is_available() or spec.device == "cpu":
+    manifest, options = planned.manifest, planned.options
+    if manifest is None:  # its engines have it themselves
         return ""
-    memory_bytes = torch.cuda.get_device_properties(0).total_memory
+    memory = _memory(options, told_gib)
+    if memory is None:
+        return "Whether the model fits is not known: give --device-memory-gib, of what it would run on."
+    spec = msgspec.structs.replace(options.engine, device=memory.device)
     source = Path(manifest.source)
     config = msgspec.json.decode(manifest.hf_config["config.json"]) if manifest.form == "dcp" else source
-    fit = fits(config, spec, memory_bytes)
-    return f"{fit.weights_bytes / 2**30:.1f} GiB of weights; room for {fit.batch} sequences of {fit.max_length} tokens."
+    fit = fits(config, spec, memory.size_bytes)
+    batch = spec.max_batch or _FREE_BATCH
+    too_many = spec.kind == "hf" and spec.mode == "free" and batch > fit.batch
+    advice = f" A batch may have {batch}: give --max-batch {fit.batch} if they become that long." if too_many else ""
+    return (
+        f"{fit.weights_bytes / 2**30:.1f} GiB of weights in {spec.tensor_parallel} x {memory.size_bytes / 2**30:.1f} "
+        f"GiB{memory.whose}: room for {fit.batch} sequences of {fit.max_length} tokens.{advice}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Memory:
+    """What one device has, or one engine may have of a node's; `whose` says it in words."""
+
+    device: str
+    size_bytes: int
+    whose: str
+
+
+def _memory(options: EvaluateOptions, told_gib: float | None) -> _Memory | None:
+    """Of the devices it would run on: as told, else this machine's; None where neither says it."""
+    spec = options.engine
+    told_bytes = None if told_gib is None else int(told_gib * 2**30)
+    on_cpu = spec.device == "cpu"
+    if told_bytes is None and not spec.device and spec.kind != "vllm" and options.on == "local":
+        on_cpu = not _has_gpu()
+    if on_cpu:
+        engines = options.engines_per_node or 1
+        if told_bytes is None:
+            if options.on != "local":
+                return None
+            told_bytes = psutil.virtual_memory().total // options.nodes  # all of them on this machine
+        whose = " of a node's memory" if engines == 1 else f", a node's memory among {engines} engines"
+        return _Memory(device="cpu", size_bytes=told_bytes // engines, whose=whose)
+    if told_bytes is None:
+        if options.on != "local" or not _has_gpu():
+            return None
+        import torch
+
+        told_bytes = torch.cuda.get_device_properties(0).total_memory
+    return _Memory(device="cuda", size_bytes=told_bytes, whose=" of a GPU")
+
+
+def _has_gpu() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def _facts(planned: Planned, folder: Path) -> ModelFacts:

@@ -105,6 +105,11 @@ class World:
         self.live = None
         self.silent: set[str] = set()
         self.bad_swaps: set[str] = set()
+        self.stillborn: set[str] = set()
+        self.no_route: set[int] = set()  # of nodes, to the weights of `lost_models`
+        self.lost_models = {0}
+        self.refused: list[int] = []
+        self.nodes: dict[int, list[asyncio.Task]] = {}
 
     def spawn(self, work):
         task = asyncio.create_task(work)
@@ -212,9 +217,16 @@ class World:
                 case wire.Status():
                     self.statuses.append(message)
 
+    def kill_node(self, place):
+        """The machine is gone, and everything on it."""
+        for task in self.nodes.pop(place):
+            task.cancel()
+        for engine in [one for one in self.engines.values() if one.place == place]:
+            engine.die()
+
     async def node(self, place):
         line = self.line("node", f"node-{place}", node=place)
-        self.spawn(FakeHost(self, place).run())
+        self.nodes[place] = [asyncio.current_task(), self.spawn(FakeHost(self, place).run())]
         fetched = {}
         started = {}
         async for message in line.messages():
@@ -223,6 +235,9 @@ class World:
                     line.send(wire.NodeReport(host="here", cores=2, memory_bytes=1, gpus=0, store="here:1"))
                     for one in fetched.values():
                         line.send(one)
+                case wire.FetchModel(model=model) if place in self.no_route and model in self.lost_models:
+                    self.refused.append(place)
+                    line.send(wire.FetchFailed(model=model, why="There is no route."))
                 case wire.FetchModel(model=model):
                     fetched[model] = wire.ModelFetched(
                         model=model,
@@ -235,6 +250,8 @@ class World:
                     line.send(fetched[model])
                 case wire.ReleaseModel(model=model):
                     fetched.pop(model, None)
+                case wire.StartEngine(name=name) if name in self.stillborn:
+                    line.send(wire.ChildExited(role="engine", name=name, exit_code=1))
                 case wire.StartEngine(name=name):
                     if name not in started or started[name].done():
                         self.engines[name] = FakeEngine(self, name, place)

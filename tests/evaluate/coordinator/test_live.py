@@ -7,6 +7,8 @@ import pytest
 from cluster_of_fakes import MANIFEST, World, answer_to, config, entry, samples_of
 
 from holdfast.evaluate.coordinator import wire
+from holdfast.evaluate.coordinator.config import CoordinatorFiles
+from holdfast.evaluate.policy.priors import decode_history
 from holdfast.evaluate.report.timeline import read_timeline
 
 ENTRIES = [
@@ -177,6 +179,110 @@ def test_an_engine_that_hangs_is_started_anew(tmp_path):
                     engine.line.send(wire.Alive())
 
     check_scores(run(scenario()))
+
+
+async def until(condition, within_s=10.0):
+    async with asyncio.timeout(within_s):
+        while not condition():
+            await asyncio.sleep(0.01)
+
+
+def test_what_a_model_cost_is_written_before_its_end_is_told(tmp_path):
+    """A stream goes on for days: what each checkpoint taught is for whoever begins meanwhile."""
+
+    async def scenario():
+        world = World(config(tmp_path, ENTRIES, is_stream=True))
+        await world.start()
+        world.spawn(world.command(model(0), finish=False))
+        world.spawn(world.node(0))
+        await until(lambda: 0 in world.models)
+        learned = decode_history(CoordinatorFiles(tmp_path).learned.read_bytes())
+        await world.end()
+        return {task.task: len(task.numbers) // 4 for task in learned}
+
+    assert run(scenario()) == {"lm-eval:generated": 20, "lm-eval:measured": 15}
+
+
+def test_a_newer_model_drops_the_one_that_no_engine_has_begun(tmp_path):
+    async def scenario():
+        world = World(config(tmp_path, ENTRIES, engines_per_node=1, is_stream=True, drop_stale=True))
+        await world.start()
+        world.silent = {"node-0/0"}  # it never ends what it has begun
+        world.spawn(world.command(model(0), finish=False))
+        world.spawn(world.node(0))
+        await until(lambda: "node-0/0" in world.engines and world.engines["node-0/0"].held)
+        world.command_line.send(model(1))
+        await until(lambda: any(number == 1 for number, _task in world.live._clients))
+        world.command_line.send(model(2))
+        await until(lambda: 1 in world.models)
+        world.command_line.send(model(2))  # said again after a cut
+        world.command_line.send(wire.Finish())
+        world.silent = set()
+        world.engines["node-0/0"].gate.set()
+        await world.finish()
+        await world.end()
+        return world
+
+    world = run(scenario())
+    check_scores(world, models=(0, 2))
+    assert world.models[1].error == "a newer checkpoint came before it was begun"
+
+
+def test_a_coordinator_that_was_started_anew_drops_nothing_that_it_is_told_again(tmp_path):
+    async def scenario():
+        world = World(config(tmp_path, ENTRIES, engines_per_node=1, is_stream=True, drop_stale=True))
+        await world.start()
+        world.silent = {"node-0/0"}
+        world.spawn(world.command(model(0), finish=False))
+        world.spawn(world.node(0))
+        await until(lambda: "node-0/0" in world.engines and world.engines["node-0/0"].held)
+        world.kill_coordinator()
+        world.added += [model(1)]
+        await world.start()
+        await until(lambda: world.live is not None and world.live._models.get(1) is not None)
+        world.silent = set()
+        world.engines["node-0/0"].gate.set()
+        world.finishing = True
+        world.command_line.send(wire.Finish())
+        await world.finish()
+        await world.end()
+        return world
+
+    check_scores(run(scenario()), models=(0, 1))
+
+
+def test_a_model_that_a_node_cannot_have_is_read_by_the_other(tmp_path):
+    async def scenario():
+        world = World(config(tmp_path, ENTRIES, nodes=2, engines_per_node=1))
+        world.no_route = {0}
+        await world.start()
+        world.spawn(world.command(model(0)))
+        world.spawn(world.node(0))
+        world.spawn(world.node(1))
+        await world.finish()
+        await world.end()
+        return world
+
+    world = run(scenario())
+    check_scores(world)
+    assert world.refused == [0, 0], "as owner, and from its peers"
+
+
+def test_a_model_that_no_node_can_have_fails_with_the_reason_and_the_next_goes_on(tmp_path):
+    async def scenario():
+        world = World(config(tmp_path, ENTRIES, nodes=2, engines_per_node=1))
+        world.no_route, world.lost_models = {0, 1}, {0}
+        await world.start()
+        world.spawn(world.command(model(0), model(1)))
+        world.spawn(world.node(0))
+        world.spawn(world.node(1))
+        await world.finish()
+        await world.end()
+        return world
+
+    world = run(scenario())
+    assert world.models[0].error == "There is no route."
+    check_scores(world, models=(1,))
 
 
 @pytest.mark.parametrize("seed", range(12))

@@ -6,18 +6,23 @@ from collections.abc import Iterator
 import pytest
 
 from holdfast.core.errors import BadUse
-from holdfast.evaluate.metrics.sandbox import Limits, Sandbox
+from holdfast.evaluate.metrics.sandbox import Sandbox
+from holdfast.testing import hostile_trials
+from holdfast.testing.hostile_trials import LIMITS, Outside
 
-LIMITS = Limits(wall_s=20.0, memory_bytes=256 << 20)
+
+@pytest.fixture(scope="session")
+def outside() -> Iterator[Outside]:
+    with hostile_trials.outside() as everything:
+        yield everything
 
 
 @pytest.fixture(scope="session", params=["namespaces", pytest.param("plain", marks=pytest.mark.slow)])
-def sandbox(request: pytest.FixtureRequest) -> Iterator[Sandbox]:
+def sandbox(request: pytest.FixtureRequest, outside: Outside) -> Iterator[Sandbox]:
     """With all protection there is, and with the least that is run with."""
     namespaces = request.param == "namespaces"
     if not namespaces and os.geteuid() != 0:
         pytest.skip("without namespaces only root can take on another user")
-    os.environ["HOLDFAST_CANARY_TOKEN"] = "canary-token"
     try:
         each = Sandbox(2, LIMITS, packages=False, namespaces=namespaces)
     except BadUse as error:

@@ -13,7 +13,8 @@ from aiohttp import web
 
 from holdfast.core.errors import BadUse
 from holdfast.evaluate.metrics.judge import Judge
-from holdfast.evaluate.metrics.judge_server import JudgeConfig, JudgeProxy
+from holdfast.evaluate.metrics.judge_config import JudgeConfig
+from holdfast.evaluate.metrics.judge_server import JudgeProxy
 from holdfast.testing import FakeClock
 
 TOKEN, KEY = "token-of-the-clients", "key-of-the-judge"

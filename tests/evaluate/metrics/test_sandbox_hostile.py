@@ -1,78 +1,49 @@
 """Hostile programs are contained, as seen from outside, and get the right verdict."""
 
-import os
 import socket
 import tempfile
 import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
-import psutil
 import pytest
-from hostile_programs import HOSTILE, Hostile
 
-from holdfast.evaluate.metrics.sandbox import Sandbox
-
-SECRET = "the-secret-of-the-canary"
-
-
-class Outside(NamedTuple):
-    canary: Path
-    tcp: socket.socket
-    abstract: socket.socket
-    name: str
-
-
-@pytest.fixture(scope="module")
-def outside() -> Iterator[Outside]:
-    name = f"holdfast-canary-{os.getpid()}"
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        socket.create_server(("127.0.0.1", 0)) as tcp,
-        socket.socket(socket.AF_UNIX) as abstract,
-    ):
-        canary = Path(folder)
-        canary.chmod(0o777)
-        (canary / "secret").write_text(SECRET)
-        abstract.bind(f"\0{name}")
-        abstract.listen()
-        tcp.setblocking(False)
-        abstract.setblocking(False)
-        yield Outside(canary, tcp, abstract, name)
-
-
-def _source(program: str, outside: Outside) -> str:
-    port = outside.tcp.getsockname()[1]
-    for name, value in (("canary", outside.canary), ("port", port), ("socket", outside.name), ("owner", os.getpid())):
-        program = program.replace(f"{{{name}}}", str(value))
-    return program
-
-
-def _processes(sandbox: Sandbox) -> list[psutil.Process]:
-    """Of the sandbox, besides its launcher."""
-    return psutil.Process(sandbox.process_id()).children(recursive=True)
+from holdfast.evaluate.metrics.sandbox import Sandbox, Verdict
+from holdfast.testing.hostile_programs import HOSTILE, Hostile
+from holdfast.testing.hostile_trials import Outside, processes_of
 
 
 @pytest.mark.parametrize("hostile", HOSTILE, ids=lambda each: each.name.replace(" ", "-"))
 def test_is_contained(sandbox: Sandbox, outside: Outside, hostile: Hostile) -> None:
-    if not sandbox.protection.namespaces and hostile.name in {"fill the inodes", "fill the disk"}:
+    if hostile.needs_namespaces and not sandbox.protection.namespaces:
         pytest.skip("bounded for each file alone")
-    standing = set(_processes(sandbox))
-    verdict = sandbox.run(_source(hostile.program, outside), hostile.tests, wall_s=hostile.wall_s)
+    trial = outside.try_out(sandbox, hostile)
+    assert not trial.faults, trial.verdict
 
-    assert verdict.passed == hostile.passes, verdict
-    assert (verdict.reason == "passed") == verdict.passed
-    assert hostile.reason in verdict.reason
-    assert SECRET not in verdict.output_tail
-    assert len(verdict.output_tail) <= 2 * sandbox.limits.output_bytes
-    # As seen from outside.
-    assert [(path.name, path.read_text()) for path in outside.canary.iterdir()] == [("secret", SECRET)]
-    for listening in (outside.tcp, outside.abstract):
-        with pytest.raises(BlockingIOError):
-            listening.accept()
-    # The program's processes are gone before there is a verdict; a warden may still be on its way out.
-    assert not psutil.wait_procs(set(_processes(sandbox)) - standing, timeout=10)[1]
+
+def test_what_is_not_contained_is_seen(sandbox: Sandbox, outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the sandbox's place is taken by nothing at all."""
+    secret = (outside.canary / "secret").read_text()
+
+    def let_loose(program: str, tests: str, *, wall_s: float | None) -> Verdict:
+        (outside.canary / "mark").touch()
+        with socket.create_connection(outside.tcp.getsockname()), socket.socket(socket.AF_UNIX) as local:
+            local.connect(outside.abstract.getsockname())
+        return Verdict(passed=True, reason="passed", seconds=0.0, output_tail=secret * 1000)
+
+    monkeypatch.setattr(sandbox, "run", let_loose)
+    hostile = Hostile("loose", "everything", "", "", False)
+    try:
+        faults = outside.try_out(sandbox, hostile).faults
+    finally:
+        (outside.canary / "mark").unlink()
+    said = " ".join(faults)
+    assert "judged 'passed'" in said
+    assert "changed files: ['mark', 'secret']" in said
+    assert "connected to ('127.0.0.1'" in said
+    assert "connected to b'" in said
+    assert "printed the secret" in said
+    assert "had 24000 characters" in said
+    assert len(faults) == 6
 
 
 def test_bounds_processes_seen_from_outside(sandbox: Sandbox) -> None:
@@ -84,7 +55,7 @@ def test_bounds_processes_seen_from_outside(sandbox: Sandbox) -> None:
     def count() -> None:
         nonlocal most
         while not ended.is_set():
-            most = max(most, len(_processes(sandbox)))
+            most = max(most, len(processes_of(sandbox)))
 
     counting = threading.Thread(target=count)
     counting.start()

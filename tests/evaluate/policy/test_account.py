@@ -87,3 +87,11 @@ def test_each_part_by_hand():
         ("load", 1.0, 5.0), ("request", 6.0, 14.0), ("metric", 14.0, 30.0),
     ]  # fmt: skip
     assert found.path[1].waited_s == 1.0
+
+
+def test_a_batch_of_one_place_is_full_whatever_the_curve_makes_of_it():
+    slow = RequestSpan(engine=0, model=0, task=0, sample=0, prompt_tokens=10, new_tokens=1, t0=0.0, t1=8.0)
+    timeline = timeline_of([Begin(started_at_s=0.0, suite="s", tasks=["a"]), slow, End(state="done", t1=8.0)])
+    one_place = Curve(prefill_tokens_per_s=1000.0, request_s=0.0, step_base_s=1.0, step_sequence_s=0.0, max_batch=1)
+    assert account(timeline, one_place).seconds[words.USEFUL] == 8.0
+    assert account(timeline, CURVE).seconds[words.UNDERFILLED] > 7.0

@@ -93,7 +93,7 @@ def test_what_makes_them_less_comparable_is_said():
 
 
 def test_what_cannot_be_compared_is_refused():
-    with pytest.raises(BadUse, match="1 evaluations to compare"):
+    with pytest.raises(BadUse, match=r"1 evaluation cannot be compared\. Give two or more"):
         compare([record("a", scored(0.1))])
     with pytest.raises(BadUse, match="a, b have no metric in common"):
         compare([record("a", scored(0.1)), record("b", {"other": {"acc,none": [1.0, None, True]}})])

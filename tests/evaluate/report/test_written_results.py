@@ -91,6 +91,19 @@ def test_written_again_it_replaces_its_own_files(evaluation, tmp_path):
     assert len(list(first.parent.iterdir())) == 3
 
 
+def test_inspects_logs_lie_beside_them_and_those_of_an_earlier_scoring_do_not(evaluation, tmp_path):
+    logs = Path(evaluation.folder) / "inspect" / "0-m" / "sums-1"
+    logs.mkdir(parents=True)
+    (logs / "2026-01-01T00-00-00_sums_a.eval").write_text("first")
+    folder = write_results(evaluation, tmp_path / "out").parent
+    moment = next(folder.glob("results_*")).stem.removeprefix("results_")
+    [log] = (folder / f"inspect_{moment}").iterdir()
+    assert (log.name, log.read_text()) == ("2026-01-01T00-00-00_sums_a.eval", "first")
+    (logs / "2026-01-01T00-00-00_sums_a.eval").rename(logs / "2026-01-02T00-00-00_sums_b.eval")
+    write_results(evaluation, tmp_path / "out")
+    assert [path.name for path in log.parent.iterdir()] == ["2026-01-02T00-00-00_sums_b.eval"]
+
+
 def test_samples_are_in_their_files_alone(evaluation, tmp_path):
     large = replace(evaluation, results={**RESULTS, "samples": {"large": [1]}})
     assert "samples" not in json.loads(write_results(large, tmp_path).read_text())

@@ -9,10 +9,12 @@ engines; what leaves are messages to them, and the journals.
 | `server` | the process: from its start, or its start anew, to its end |
 | `connections`, `dial` | the two ends of a line, which outlives restarts |
 | `live` | messages in, the policy asked, messages out |
+| `intake` | samples, from the client that asks for them to the client that gets them |
 | `models`, `tasks` | what is evaluated, and what it came to: kept as files |
 | `book` | samples and requests in hand: who waits for what |
 | `seats`, `fleet` | who is there: nodes and engines, and which engine serves which model |
-| `dealing`, `canaries` | weights to nodes, once per cluster; whether a swapped engine may answer |
+| `dealing`, `orders` | what nodes are told: weights, once per cluster; engines' processes |
+| `canaries`, `certifying` | whether a swapped engine may answer; which fresh load says so, and where |
 | `asking`, `awaited` | what engines are asked and say; what they hold from before a restart |
 | `journal`, `commits` | what was finished, kept by content; and its way there |
 | `measurements`, `delivery` | metrics in progress; samples on their way to who asked for them |

@@ -2,6 +2,10 @@
 
 A model's chunks are dealt to the nodes that are there; each reads its own and has the others from its peers. At most
 `_AHEAD` models lie in a node's memory besides the one that is evaluated.
+
+A node that failed to have a model is dealt no chunks of it any more; it is told the new owners, and may have all of it
+from them. It is told again only when owners change, so that a failure that lasts is met a bounded number of times.
+One whose memory was full is told when a model that lay there has ended.
 """
 
 from collections.abc import Mapping
@@ -9,7 +13,7 @@ from collections.abc import Mapping
 from holdfast.evaluate.coordinator.config import CoordinatorConfig
 from holdfast.evaluate.coordinator.models import Model, Models
 from holdfast.evaluate.coordinator.seats import Node
-from holdfast.evaluate.coordinator.wire import FetchModel, ReleaseModel
+from holdfast.evaluate.coordinator.wire import FetchFailed, FetchModel, ReleaseModel
 from holdfast.evaluate.weights.assign import assign, reassign
 
 _AHEAD = 1
@@ -22,9 +26,19 @@ class Dealing:
         self._config, self._models, self._nodes = config, models, nodes
         self._first_node_s: float | None = None
         self._gathered = False
+        self._left_s: float | None = None
 
     def gather(self, now_s: float) -> None:
-        """Dealing begins when all nodes are there, or were waited for long enough."""
+        """Dealing begins when all nodes are there, or were waited for long enough.
+
+        As long is one that left waited for; then those that failed are to read after all.
+        """
+        if self._left_s is not None and now_s - self._left_s >= self._config.gather_s:
+            self._left_s = None
+            for model in self._models:
+                for node in self._nodes.values():
+                    if model.refusals.pop(node.number, None):
+                        node.told.pop(model.number, None)
         reported = sum(node.report is not None for node in self._nodes.values())
         if self._gathered or not reported:
             return
@@ -48,15 +62,22 @@ class Dealing:
     def _deal_model(self, model: Model, nodes: Mapping[int, Node], *, max_read_mib_s: float) -> None:
         manifest = model.added.manifest
         assert manifest is not None
+        crowded = {number for number, node in nodes.items() if self._is_crowded(node, model)}
+        readers = sorted(nodes.keys() - crowded - model.refusals.keys())
+        if not readers:  # until a node has room, or comes back
+            if not model.folders:
+                model.owners = []
+            return
         peers = {number: node.report.store for number, node in nodes.items() if node.report}
         if not model.owners:
-            model.owners = assign(manifest, sorted(nodes))
-        elif set(model.owners) - set(nodes):
+            model.owners = assign(manifest, readers)
+        elif set(model.owners) - set(readers):
             have = dict.fromkeys(model.folders, range(len(model.owners)))
-            model.owners = reassign(manifest, model.owners, have, sorted(nodes))
-        for node in nodes.values():
-            if model.number in node.told and node.told[model.number] == model.owners:
+            model.owners = reassign(manifest, model.owners, have, readers)
+        for number, node in nodes.items():
+            if number in crowded or node.told.get(model.number) == model.owners:
                 continue
+            node.crowded.pop(model.number, None)
             node.told[model.number] = model.owners
             node.peer.send(
                 FetchModel(
@@ -68,10 +89,53 @@ class Dealing:
                 )
             )
 
+    def failed(self, node: Node, model: Model, failure: FetchFailed) -> str:
+        """A node cannot have a model; returns why no node can, empty if one may."""
+        if failure.final:
+            return failure.why
+        if failure.beside:
+            node.crowded[model.number] = failure.beside
+            node.told.pop(model.number, None)
+            for number in failure.beside:  # the word that one ended may be under way, or was lost with a line
+                if not self._is_open(number):
+                    node.peer.send(ReleaseModel(model=number))
+            return ""
+        model.refusals[node.number] = failure.why
+        if self._left_s is not None or any(one.number not in model.refusals for one in self._nodes.values()):
+            return ""
+        if len(reasons := set(model.refusals.values())) == 1:
+            return reasons.pop()
+        said = " ".join(f"Node {number}: {why}" for number, why in sorted(model.refusals.items()))
+        return f"No node can have {model.added.name}. {said}"
+
+    def fetched(self, node: Node, model: Model, folder: str) -> None:
+        """A model lies whole on a node."""
+        model.folders[node.number] = folder
+        model.refusals.pop(node.number, None)
+        node.crowded.pop(model.number, None)
+        node.told.setdefault(model.number, model.owners)
+
+    def node_left(self, node: Node, now_s: float) -> None:
+        """What a node had, or could not have, is gone with it."""
+        self._left_s = now_s
+        for model in self._models:
+            model.folders.pop(node.number, None)
+            model.refusals.pop(node.number, None)
+
+    def _is_crowded(self, node: Node, model: Model) -> bool:
+        """Whether a model did not fit, and what lay there then lies there still."""
+        beside = node.crowded.get(model.number)
+        return beside is not None and all(map(self._is_open, beside))
+
+    def _is_open(self, number: int) -> bool:
+        model = self._models.get(number)
+        return model is not None and model.outcome is None
+
     def release(self, model: Model) -> None:
         """A model ended: each node frees its memory."""
         model.owners = []
         for node in self._nodes.values():
             node.told.pop(model.number, None)
+            node.crowded.pop(model.number, None)
             node.peer.send(ReleaseModel(model=model.number))
         model.folders.clear()

@@ -13,22 +13,24 @@ import msgspec
 from holdfast.core.atomic import write_atomic
 from holdfast.core.clock import Clock
 from holdfast.evaluate.coordinator.canaries import unfit
+from holdfast.evaluate.coordinator.certifying import SPARE, Certifying
 from holdfast.evaluate.coordinator.chronicle import Chronicle
 from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles
 from holdfast.evaluate.coordinator.connections import Peer
 from holdfast.evaluate.coordinator.dealing import Dealing
 from holdfast.evaluate.coordinator.models import Model, Models
+from holdfast.evaluate.coordinator.orders import Orders
 from holdfast.evaluate.coordinator.seats import Node, Seat
 from holdfast.evaluate.coordinator.wire import (
     ChildExited,
     FetchFailed,
     ModelFetched,
     NodeReport,
+    Refused,
     ReleaseModel,
     Serve,
     ServeFailed,
     Serving,
-    StartEngine,
     Stop,
     StopEngine,
     Welcome,
@@ -36,7 +38,6 @@ from holdfast.evaluate.coordinator.wire import (
 from holdfast.evaluate.policy import events
 
 _ORDER_AGAIN_S = 30.0  # for an engine that has not dialled
-_SPARE = "spare/0"
 _CUT_GRACE_S = 1.0  # for an engine whose line was cut to dial again; whether it died its agent says sooner
 _MOST_FAILURES = 5  # of an engine in a row, before it served once; then its place stays empty
 
@@ -68,9 +69,10 @@ class Fleet:
         self.nodes: dict[str, Node] = {}
         self.seats: dict[str, Seat] = {}
         self._seat_of: dict[int, Seat] = {}
-        self._places: dict[str, int] = {}
         self._next_engine = 0
+        self._orders = Orders(config, clock, self.nodes, self.seats)
         self._dealing = Dealing(config, models, self.nodes)
+        self._certifying = Certifying(config, self.nodes, self.seats, self._dealing.wanted)
 
     # Nodes
 
@@ -87,65 +89,43 @@ class Fleet:
         now_s = self._clock.monotonic_s()
         slots = self._config.metric_slots or report.cores
         self._emit(events.NodeJoined(now_s=now_s, node=node.number, metric_slots=slots))
-        for index in range(self._engines_of(report)):
-            self._seat(f"{node.name}/{index}", node, index)
-        spare = self.seats.get(_SPARE)
-        if spare is None and self._config.is_stream and self._certifies_beside():
-            self._seat(_SPARE, node, 0)
-        elif spare is not None and spare.peer is None and spare.node == node.number:
-            self._seat(_SPARE, node, 0)  # the word of its death, or the order to start it, was lost with the line
+        for index in range(self._orders.engines_of(report)):
+            self._orders.seat(f"{node.name}/{index}", node)
+        spare = self.seats.get(SPARE)
+        if spare is None and self._config.is_stream and self._certifying.is_beside():
+            self._orders.seat(SPARE, node)
+        elif spare is not None and spare.node != node.number:
+            node.peer.send(StopEngine(name=SPARE))  # it was here before this node was away
+        elif spare is not None and spare.peer is None:
+            self._orders.seat(SPARE, node)  # the word of its death, or the order to start it, was lost with the line
         self.tick()
-
-    def _seat(self, name: str, node: Node, index: int) -> None:
-        seat = self.seats.get(name) or self._new_seat(name, node.number)
-        seat.node = node.number
-        if seat.peer is None:  # what its last engine held is asked again when the next one is there, or soon
-            seat.ordered_s, seat.failures = self._clock.monotonic_s(), 0
-        node.peer.send(self._start_engine(name, node, index))
-
-    def _start_engine(self, name: str, node: Node, index: int) -> StartEngine:
-        spec = self._config.spec
-        if not spec.threads and node.report:
-            threads = max(1, node.report.cores // max(1, self._engines_of(node.report)))
-            spec = msgspec.structs.replace(spec, threads=threads)
-        return StartEngine(name=name, spec=spec, index=index)
-
-    def _engines_of(self, report: NodeReport) -> int:
-        if self._config.rescore:
-            return 0
-        return self._config.engines_per_node or max(1, report.gpus // self._config.spec.tensor_parallel)
-
-    def _new_seat(self, name: str, node: int) -> Seat:
-        now_s = self._clock.monotonic_s()
-        place = self._places.setdefault(name, len(self._places))
-        seat = Seat(name=name, place=place, node=node, ordered_s=now_s, heard_s=now_s, is_spare=name == _SPARE)
-        self.seats[name] = seat
-        return seat
 
     def node_gone(self, peer: Peer) -> None:
         """A node's agent is gone; its engines follow by themselves."""
         node = self.nodes.pop(peer.hello.name)
         host = node.report.host if node.report else node.name
         self._chronicle.node("here", node=node.number, since_s=node.joined_s, host=host)
-        self._emit(events.NodeLeft(now_s=self._clock.monotonic_s(), node=node.number))
-        for model in self._models:
-            model.folders.pop(node.number, None)
+        now_s = self._clock.monotonic_s()
+        self._emit(events.NodeLeft(now_s=now_s, node=node.number))
+        self._dealing.node_left(node, now_s)
         self._dealing.deal()
 
     def child_exited(self, peer: Peer, exited: ChildExited) -> None:
         """An engine's process ended: again, unless it never works."""
         node, seat = self.nodes.get(peer.hello.name), self.seats.get(exited.name)
-        if node is None or seat is None or exited.role != "engine":
+        if node is None or seat is None or exited.role != "engine" or seat.node != node.number:
             return
         self._unseat(seat)
         if seat.is_spare:
             self._spare_failed(exited.tail or f"it ended with {exited.exit_code}")
         seat.failures += 1
         if seat.failures < _MOST_FAILURES:
-            node.peer.send(self._start_engine(seat.name, node, seat.index))
+            self._orders.start_again(seat)
             return
         _log.error("Engine %s ended %d times and is given up: %s", seat.name, seat.failures, exited.tail)
         del self.seats[seat.name]
+        if seat.is_spare:
+            self._certifying.give_up()
         if all(one.is_spare for one in self.seats.values()):
             last = exited.tail.strip().splitlines()[-1:] or ["it printed nothing"]
             self._failed(None, f"No engine can be started: {last[0]}. The logs are in {self._config.folder}/logs.")
@@ -166,8 +146,7 @@ class Fleet:
             )
             return
         model.digest = fetched.digest
-        model.folders[node.number] = fetched.folder
-        node.told.setdefault(model.number, model.owners)
+        self._dealing.fetched(node, model, fetched.folder)
         now_s = self._clock.monotonic_s()
         self._chronicle.node("fetch", node=node.number, since_s=now_s - fetched.seconds, fetched=fetched)
         self._emit(events.ModelReady(now_s=now_s, node=node.number, model=model.number))
@@ -175,14 +154,15 @@ class Fleet:
         self.serve_idle()
 
     def fetch_failed(self, peer: Peer, failure: FetchFailed) -> None:
-        """A node cannot have a model. If no other could either, its evaluation ends."""
+        """A node cannot have a model, or not now. If no other could either, its evaluation ends."""
         model, node = self._models.get(failure.model), self.nodes[peer.hello.name]
         if model is None or model.outcome is not None:
             return
-        _log.error("Node %s cannot have %s: %s", node.name, model.added.name, failure.why)
-        node.told.pop(model.number, None)
-        if failure.final or len(self.nodes) == 1:
-            self._failed(model, failure.why)
+        _log.warning("Node %s cannot have %s: %s", node.name, model.added.name, failure.why)
+        if why := self._dealing.failed(node, model, failure):
+            self._failed(model, why)
+        else:
+            self._dealing.deal()
 
     def release(self, model: Model) -> None:
         """A model ended: its memory is freed on each node when no engine serves it there."""
@@ -194,11 +174,14 @@ class Fleet:
 
     def engine_joined(self, peer: Peer) -> None:
         """An engine's worker said hello, for the first time or again."""
-        peer.send(Welcome())
         seat = self.seats.get(peer.hello.name)
         if seat is None:  # of a node that is still to report after our own restart, or given up
-            seat = self._new_seat(peer.hello.name, peer.hello.node)
+            seat = self._orders.new_seat(peer.hello.name, peer.hello.node)
+        if seat.is_spare and seat.node != peer.hello.node:
+            peer.send(Refused(why="Its place was given to another node."))
+            return
         same_process = seat.pid == peer.hello.pid
+        peer.send(Welcome())
         seat.peer, seat.node, seat.pid = peer, peer.hello.node, peer.hello.pid
         seat.heard_s, seat.cut_s = self._clock.monotonic_s(), None
         if seat.number is not None and same_process:
@@ -246,15 +229,17 @@ class Fleet:
             self._chronicle.node("here", node=node.number, since_s=node.joined_s, host=host)
 
     def serve_idle(self) -> None:
-        """Give a model to every engine that has none: the oldest that lies on its node."""
+        """Give a model to every engine that has none: what it was started anew for, else the oldest on its node."""
         for seat in list(self.seats.values()):
             if seat.peer is None or seat.serving is not None or seat.loading is not None:
                 continue
-            for model in self._uncertified() if seat.is_spare else self._dealing.wanted():
+            models = self._certifying.uncertified() if seat.is_spare else self._dealing.wanted()
+            meant = [model for model in models if model.number == seat.meant_for]
+            for model in meant + models:
                 if self._serve(seat, model):
                     break
-        if self._uncertified() and _SPARE not in self.seats:
-            self._seat_spare()
+        if home := self._certifying.new_home(self._clock.monotonic_s()):
+            self._seat_spare(home)
 
     def _serve(self, seat: Seat, model: Model) -> bool:
         folder = model.folders.get(seat.node)
@@ -276,8 +261,8 @@ class Fleet:
             return
         self._chronicle_served(seat)
         seat.number, seat.swapping = None, engine
-        if not self._certifies_beside() and model.canary is None and model.added.manifest is not None:
-            self._restart(seat)  # its fresh load is the others' reference
+        if not self._certifying.is_beside() and model.canary is None and model.added.manifest is not None:
+            self._restart(seat, meant_for=number)  # its fresh load is the others' reference
             return
         if not self._serve(seat, model):
             seat.serving = None
@@ -288,7 +273,7 @@ class Fleet:
         if seat is None or model is None:
             peer.send(Stop())
             return
-        seat.loading, seat.failures = None, 0
+        seat.loading, seat.meant_for, seat.failures = None, None, 0
         if said.kept and seat.number is not None and seat.serving == said.model:
             return  # only its line had been cut
         if model.outcome is not None:
@@ -297,7 +282,7 @@ class Fleet:
             return
         if why := unfit(model, said, is_exact=self._config.spec.mode == "exact"):
             _log.warning("Engine %s is started anew: %s", seat.name, why)
-            self._restart(seat)
+            self._restart(seat, meant_for=model.number)
             return
         if said.how == "load" and model.canary is None:
             self._models.certify(model, said.canary)
@@ -310,10 +295,12 @@ class Fleet:
         for one in self._models.open():  # those that were fetched before lacked nothing but the numerics
             self.identify(one)
         if seat.is_spare:  # at once ready for the next
-            self._recheck(model)
+            for other in self._certifying.waiting(model):  # they say their canaries again
+                other.serving = None
+                self._serve(other, model)
             self.serve_idle()
             return
-        seat.serving = model.number
+        seat.serving, model.is_begun = model.number, True
         self.serve_idle()  # a model that came before any engine served has no reference yet
         if said.how == "swap" and model.canary is None:
             return  # until the fresh load beside it has spoken
@@ -346,27 +333,15 @@ class Fleet:
             return
         _log.warning("Engine %s cannot serve %s: %s", seat.name, model.added.name, failure.why)
         if failure.restart:
-            self._restart(seat)
+            self._restart(seat, meant_for=model.number)
         else:
             self._failed(model, failure.why, wrong_use=True)
 
-    def _restart(self, seat: Seat) -> None:
+    def _restart(self, seat: Seat, *, meant_for: int | None = None) -> None:
         self._unseat(seat)
-        seat.ordered_s = self._clock.monotonic_s()
-        if seat.peer is not None:
-            seat.peer.close()
-            seat.peer = None
-        node = next((one for one in self.nodes.values() if one.number == seat.node), None)
-        if node is not None:
-            node.peer.send(StopEngine(name=seat.name))
-            node.peer.send(self._start_engine(seat.name, node, seat.index))
-
-    def _order_again(self, seat: Seat) -> None:
-        """An order, or the word of a death, was lost with a line; an agent that has the engine does nothing."""
-        seat.ordered_s = self._clock.monotonic_s()
-        node = next((one for one in self.nodes.values() if one.number == seat.node), None)
-        if node is not None:
-            node.peer.send(self._start_engine(seat.name, node, seat.index))
+        seat.meant_for = meant_for
+        self._orders.end(seat)
+        self._orders.start_again(seat)
 
     def identify(self, model: Model) -> None:
         """Tell when it is known under what a model's answers are kept."""
@@ -375,46 +350,19 @@ class Fleet:
         if model.digest and model.numerics and model.answers is None and model.outcome is None:
             self._known(model)
 
-    # Certifying swaps
+    # The spare engine
 
-    def _uncertified(self) -> list[Model]:
-        """Models that engines are to swap to and no fresh load has spoken for."""
-        if not self._certifies_beside():
-            return []
-        engines = [seat for seat in self.seats.values() if not seat.is_spare and seat.serving is not None]
-        uncertified = []
-        for model in self._dealing.wanted():
-            # Those that swapped already wait for its word: they do not answer yet.
-            is_swapped_to = any(seat.serving != model.number or seat.number is None for seat in engines)
-            if model.canary is None and model.added.manifest is not None and model.folders and is_swapped_to:
-                uncertified.append(model)
-        return uncertified
-
-    def _seat_spare(self) -> None:
-        """Start the engine that loads afresh what others swap to, on a node that has it."""
-        numbers = {number for model in self._uncertified() for number in model.folders}
-        node = next((one for one in self.nodes.values() if one.number in numbers), None)
-        if node is not None:
-            self._seat(_SPARE, node, 0)
-
-    def _certifies_beside(self) -> bool:
-        """Whether a spare engine certifies; else the first that changes does, by starting anew: on a GPU is no room."""
-        has_gpus = any(node.report and node.report.gpus for node in self.nodes.values())
-        return self._config.certify == "beside" and (not has_gpus or self._config.spec.device == "cpu")
+    def _seat_spare(self, node: Node) -> None:
+        """Start the engine that loads afresh what others swap to on a node; it was nowhere, or cannot go on there."""
+        if spare := self.seats.get(SPARE):
+            self._unseat(spare)
+            self._orders.end(spare)
+        self._orders.seat(SPARE, node)
 
     def _spare_failed(self, why: str) -> None:
         _log.warning("The engine that certifies swaps failed: %s", why)
-        # Engines that wait for its word load afresh themselves.
-        for other in list(self.seats.values()):
-            if other.serving is not None and other.number is None and other.peer is not None:
-                self._restart(other)
-
-    def _recheck(self, model: Model) -> None:
-        """The reference is there: those that swapped before it came say their canaries again."""
-        for seat in self.seats.values():
-            if seat.serving == model.number and seat.number is None and seat.peer is not None:
-                seat.serving = None
-                self._serve(seat, model)
+        for seat in self._certifying.waiting():  # they load afresh themselves
+            self._restart(seat, meant_for=seat.serving)
 
     # Time
 
@@ -442,7 +390,7 @@ class Fleet:
         self.serve_idle()
         for seat in list(self.seats.values()):
             if seat.peer is None and now_s - max(seat.ordered_s, seat.heard_s) > _ORDER_AGAIN_S:
-                self._order_again(seat)
+                self._orders.start_again(seat)
             if seat.cut_s is not None and now_s - seat.cut_s > _CUT_GRACE_S:
                 self._unseat(seat)
             if seat.peer is not None and now_s - seat.heard_s > self._config.silent_s:

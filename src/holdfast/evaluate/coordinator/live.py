@@ -6,16 +6,16 @@ dials in again says the rest: nodes what they hold, engines what they have finis
 """
 
 import asyncio
-import logging
 from collections import deque
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast.core.atomic import write_atomic
 from holdfast.core.clock import Clock
 from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.asking import Asking
 from holdfast.evaluate.coordinator.awaited import Awaited
-from holdfast.evaluate.coordinator.book import Book, OpenRequest, OpenSample
+from holdfast.evaluate.coordinator.book import Book
 from holdfast.evaluate.coordinator.chronicle import Chronicle
 from holdfast.evaluate.coordinator.commits import Commits
 from holdfast.evaluate.coordinator.config import DONE, FAILED, CoordinatorConfig, CoordinatorFiles
@@ -23,12 +23,14 @@ from holdfast.evaluate.coordinator.connections import Peer
 from holdfast.evaluate.coordinator.counts import Counts
 from holdfast.evaluate.coordinator.delivery import Delivery
 from holdfast.evaluate.coordinator.fleet import Fleet
+from holdfast.evaluate.coordinator.intake import Intake
 from holdfast.evaluate.coordinator.journal import Journal
 from holdfast.evaluate.coordinator.measurements import Measurements
 from holdfast.evaluate.coordinator.models import Model, Models
 from holdfast.evaluate.coordinator.tasks import Tasks
 from holdfast.evaluate.policy import events
 from holdfast.evaluate.policy.decide import decide
+from holdfast.evaluate.policy.priors import encode_history
 from holdfast.evaluate.policy.state import State
 
 if TYPE_CHECKING:
@@ -36,9 +38,6 @@ if TYPE_CHECKING:
 
 _SETTLE_S = 1.2  # after a restart, at most: until all that live have dialled again, and said what they have
 _DRAIN_POLL_S = 0.1
-_NOT_STORED = "its answer is not stored; `holdfast eval resume` asks for it"
-
-_log = logging.getLogger(__name__)
 
 
 class Live:
@@ -50,7 +49,7 @@ class Live:
         files = CoordinatorFiles(Path(config.folder))
         self._config, self._clock, self._state, self._epoch = config, clock, state, epoch
         self._chronicle = chronicle
-        self._journals = Path(config.journals)
+        self._journals, self._learned = Path(config.journals), files.learned
         of_whom = f"metrics, computed again for {config.evaluation_id}" if config.rescore else "metrics"
         self._metrics = Journal(self._journals, of_whom)
         self._book = Book(files.bodies)
@@ -68,7 +67,6 @@ class Live:
         )
         self._command: Peer | None = None
         self._clients: dict[tuple[int, int], Peer] = {}
-        self._early: dict[tuple[int, int], list[wire.Submit]] = {}  # of models whose answers have no journal yet
         self._events: deque[events.Event] = deque()
         self._awaited = Awaited(self._book)
         self._delivery = Delivery(self._book, self._models, self._clients.get)
@@ -82,11 +80,24 @@ class Live:
             emit=self._emit,
             now_s=self._now_s,
         )
+        self._counts = Counts()
+        self._intake = Intake(
+            self._models,
+            self._book,
+            self._awaited,
+            self._measurements,
+            self._delivery,
+            self._counts,
+            rescore=config.rescore,
+            settled_s=clock.monotonic_s() + (_SETTLE_S if epoch else 0.0),
+            emit=self._emit,
+            now_s=self._now_s,
+        )
         self._commits = Commits(
             self._models,
             self._metrics,
-            answered=self._answer_committed,
-            measured=self._metric_committed,
+            answered=self._intake.answered,
+            measured=self._intake.measured,
             ended=self._committed,
         )
         self._asking = Asking(
@@ -97,10 +108,9 @@ class Live:
             chronicle,
             state,
             emit=self._emit,
-            unanswerable=self._unanswerable,
+            unanswerable=self._intake.unanswerable,
             now_s=self._now_s,
         )
-        self._settled_s = clock.monotonic_s() + (_SETTLE_S if epoch else 0.0)
         self._finishing = False
         self._draining = False
         self.broken: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -108,10 +118,8 @@ class Live:
         self.ended = asyncio.Event()
         """Set when nothing is left to do, or nothing can be done."""
         self.exit_code = DONE
-        self._counts = Counts()
         self._handlers: dict[type[wire.Message], Callable[[Peer, Any], None]] = {
             wire.AddModel: self._add_model,
-            wire.DropModel: self._drop_model,
             wire.Finish: self._finish,
             wire.NodeReport: self._fleet.node_reported,
             wire.ModelFetched: self._model_fetched,
@@ -120,7 +128,7 @@ class Live:
             wire.Prepared: self._prepared,
             wire.TaskEnded: self._task_ended,
             wire.SampleMeasured: self._sample_measured,
-            wire.Submit: self._submit,
+            wire.Submit: self._intake.submit,
             wire.Serving: self._fleet.serving,
             wire.ServeFailed: self._fleet.serve_failed,
             wire.Done: self._asking.done,
@@ -150,7 +158,7 @@ class Live:
                 peer.send(wire.Refused(why="Its task was given to another node."))
             case "client":
                 self._clients[peer.hello.model, peer.hello.task] = peer
-                self._early.pop((peer.hello.model, peer.hello.task), None)
+                self._intake.forget_early(peer.hello.model, peer.hello.task)
                 peer.send(wire.Welcome(epoch=self._epoch))
             case "engine":
                 self._fleet.engine_joined(peer)
@@ -191,20 +199,15 @@ class Live:
     # Models
 
     def _add_model(self, _peer: Peer, added: wire.AddModel) -> None:
-        if self._config.drop_stale:
-            begun = {model for model, _task in self._clients}
-            for model in self._models.open():
-                if model.number not in begun:
-                    self._failed(model, "a newer checkpoint came before it was begun")
+        waiting = [model for model in self._models.open() if not model.is_begun]
         if new := self._models.add(added):
+            if self._config.drop_stale and self._intake.is_settled():  # before, nobody knows what is begun
+                for model in waiting:
+                    self._failed(model, "a newer checkpoint came before it was begun")
             new.added_s = self._now_s()
             self._fleet.identify(new)
             self._fleet.tick()
             self._tasks.start(self._models.open(), self._now_s())
-
-    def _drop_model(self, _peer: Peer, dropped: wire.DropModel) -> None:
-        if model := self._models.get(dropped.model):
-            self._failed(model, "it was dropped")
 
     def _finish(self, _peer: Peer, _finish: wire.Finish) -> None:
         self._finishing = True
@@ -218,17 +221,7 @@ class Live:
         """Digest and numerics are known: answers have a journal, and what clients asked early can be looked up."""
         model.answers = Journal(self._journals, f"{model.digest}\n{model.numerics}")
         self._commits.journal_opened()
-        self._take_early()
-
-    def _take_early(self) -> None:
-        if self._now_s() < self._settled_s:
-            return
-        for (number, task), submits in list(self._early.items()):
-            model = self._models.get(number)
-            if model is not None and model.answers is not None:
-                del self._early[number, task]
-                for submit in submits:
-                    self._take(model, task, submit)
+        self._intake.take_early()
 
     def _failed(self, model: Model | None, why: str, *, wrong_use: bool = False) -> None:
         """A model's evaluation cannot go on; without a model, none can."""
@@ -244,8 +237,10 @@ class Live:
         outcome = wire.ModelOutcome(
             model=model.number, digest=model.digest, numerics=model.numerics, error=error, wrong_use=wrong_use
         )
+        self.keep_learned()  # before the command hears of the end, and records what is known
         self._models.end(model, outcome)
         self._chronicle.model(model.added.name, outcome, model.added_s)
+        self._chronicle.flush()  # before the command hears of the end, and reads what happened
         self._book.drop(model.number)
         self._emit(events.ModelDropped(now_s=self._now_s(), model=model.number))
         if self._command:
@@ -253,6 +248,10 @@ class Live:
         self._fleet.release(model)
         self._tasks.start(self._models.open(), self._now_s())
         self._end_if_done()
+
+    def keep_learned(self) -> None:
+        """Write what samples cost, as far as it is known, for the evaluations to come."""
+        write_atomic(self._learned, encode_history(self._state.priors.history()))
 
     def _end_if_done(self) -> None:
         if self._finishing and not self._models.open():
@@ -286,75 +285,10 @@ class Live:
 
     def _holding(self, peer: Peer, message: wire.Holding) -> None:
         self._asking.holding(peer, message)
-        if self._now_s() < self._settled_s and self._fleet.is_complete():
-            self._settled_s = self._now_s()
-            self._take_early()
-
-    def _submit(self, peer: Peer, submit: wire.Submit) -> None:
-        model, task = self._models.get(peer.hello.model), peer.hello.task
-        if model is None or model.outcome is not None:
-            peer.send(wire.Refused(why="Its scores are not wanted any more."))
-        elif model.answers is None or self._now_s() < self._settled_s:
-            self._early.setdefault((model.number, task), []).append(submit)
-        else:
-            self._take(model, task, submit)
-
-    def _take(self, model: Model, task: int, submit: wire.Submit) -> None:
-        assert model.answers is not None
-        wanted = []
-        for given in submit.samples:
-            sample = self._book.add(model.number, task, given, model.answers)
-            if sample is None:
-                continue
-            requests = len(given.requests)
-            self._counts.add(
-                model.number, task, requests=requests, reused=requests - sample.missing, now_s=self._now_s()
-            )
-            if sample.missing == 0 and self._complete(sample):
-                continue
-            if sample.missing and self._config.rescore:
-                for request in list(sample.missing_requests):
-                    for complete in self._book.answered(request, error=_NOT_STORED):
-                        self._complete(complete)
-                continue
-            if not self._awaited.keep(sample):
-                wanted.append(sample)
-        if wanted:
-            self._plan(wanted)
-        self._delivery.send()
-
-    def _plan(self, samples: list[OpenSample]) -> None:
-        """From now on they are the policy's."""
-        specs = tuple(map(_spec, samples))
-        self._emit(events.SamplesAdded(now_s=self._now_s(), samples=specs))
-        for sample in samples:
-            sample.missing_requests = []
-
-    def _complete(self, sample: OpenSample) -> bool:
-        """A sample misses no answer any more: deliver it, unless its metric is to be computed first."""
-        if sample.unmeasured and not sample.error and not self._measurements.is_known(sample):
-            return False
-        self._delivery.add(sample)
-        return True
+        if self._fleet.is_complete():
+            self._intake.settle()
 
     # What is committed
-
-    def _answer_committed(self, model: int, key: bytes) -> None:
-        self._awaited.committed(model, key)
-        if request := self._book.request_of(model, key):
-            self._counts.requests_done += 1
-            for sample in self._book.answered(request):
-                self._complete(sample)
-
-    def _unanswerable(self, request: OpenRequest, why: str) -> None:
-        for sample in self._book.answered(request, error=why):
-            self._complete(sample)
-        self._delivery.send()
-
-    def _metric_committed(self, sample: OpenSample, measured: bytes) -> None:
-        if self._book.sample(sample.number) is sample:
-            sample.measured, sample.unmeasured = measured, False
-            self._delivery.add(sample)
 
     def _committed(self) -> None:
         self._delivery.send()
@@ -378,12 +312,8 @@ class Live:
         if said.measured:
             self._commits.add_metric(sample, said.metric_key, said.measured)
             return
-        # It raised: the client computes it itself, and fails as the harness would.
-        sample.unmeasured = False
-        if said.lost:
-            sample.error = f"the process that computed its metric died {losses} times: {said.error}"
-        self._delivery.add(sample)
-        self._delivery.send()
+        died = f"the process that computed its metric died {losses} times: {said.error}"
+        self._intake.unmeasurable(sample, error=died if said.lost else "")
 
     # The policy
 
@@ -415,9 +345,8 @@ class Live:
         """Twice a second: what waits for time."""
         self._fleet.tick()
         self._chronicle.flush()
-        self._take_early()
-        if settled := self._awaited.settled():
-            self._plan(settled)
+        self._intake.take_early()
+        self._intake.plan_settled()
         for model in self._models.open():  # whoever ran it died between its last task's end and its own
             if model.answers is not None and self._tasks.are_all_ended(model.number):
                 self._end_model(model)
@@ -467,24 +396,3 @@ class Live:
 
     def _now_s(self) -> float:
         return self._clock.monotonic_s()
-
-
-def _spec(sample: OpenSample) -> events.SampleSpec:
-    for request in sample.missing_requests:
-        request.is_planned = True
-    return events.SampleSpec(
-        sample=sample.number,
-        model=sample.model,
-        task=sample.task,
-        number=sample.place,
-        requests=tuple(
-            events.RequestSpec(
-                request=request.number,
-                prompt_tokens=request.prompt_tokens,
-                max_new_tokens=request.max_new_tokens,
-                affinity=request.affinity,
-            )
-            for request in sample.missing_requests
-        ),
-        has_metric=sample.unmeasured,
-    )

@@ -66,11 +66,12 @@ class Measurements:
                 self._start(sample, node)
 
     def _start(self, sample: OpenSample, node: int) -> None:
-        host, model = self._tasks.host_on(node), self._models.get(sample.model)
-        facts = self._tasks.facts(model, node) if model else None
-        if host is None or facts is None:
+        model = self._models.get(sample.model)
+        able = self._tasks.able_host(model, node) if model else None
+        if able is None:
             self._granted[sample.number] = node
             return
+        host, facts = able
         bodies = self._delivery.bodies(sample)
         key = measured_key(sample.metric_key, bodies)
         self._running[key] = (sample, host.peer.hello.name)

@@ -23,6 +23,8 @@ class Model:
         answers: the journal, once digest and numerics are known.
         owners: which node reads which chunk from the source; empty until that is decided.
         folders: node number to where the model lies there.
+        refusals: node number to why that node failed to have it: it is not asked to read of the source again.
+        is_begun: whether an engine has served it, in this life of the coordinator.
         canary: what a fresh load said to the fixed prompts; None until one did.
     """
 
@@ -32,6 +34,8 @@ class Model:
     answers: Journal | None = None
     owners: list[int] = field(default_factory=list)
     folders: dict[int, str] = field(default_factory=dict)
+    refusals: dict[int, str] = field(default_factory=dict)
+    is_begun: bool = False
     canary: list[float] | None = None
     max_length: int = 0
     added_s: float = 0.0

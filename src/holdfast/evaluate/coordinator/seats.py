@@ -17,6 +17,8 @@ class Node:
     report: NodeReport | None = None
     told: dict[int, list[int]] = field(default_factory=dict)
     """Model to the owners that this node was last told."""
+    crowded: dict[int, list[int]] = field(default_factory=dict)
+    """Model that did not fit into this node's memory, to the models that lay there."""
 
 
 @dataclass
@@ -40,6 +42,8 @@ class Seat:
     """The number it had before it began to swap, and has again after it."""
     serving: int | None = None
     loading: int | None = None
+    meant_for: int | None = None
+    """The model that it was started anew for."""
     heard_s: float = 0.0
     failures: int = 0
     asked: dict[bytes, int] = field(default_factory=dict)

@@ -30,7 +30,7 @@ from holdfast.evaluate.coordinator.connections import listen
 from holdfast.evaluate.coordinator.journal import JournalError
 from holdfast.evaluate.coordinator.live import Live
 from holdfast.evaluate.occupied import at_work
-from holdfast.evaluate.policy.priors import Priors, decode_history, encode_history
+from holdfast.evaluate.policy.priors import Priors, decode_history
 from holdfast.evaluate.policy.state import PolicyConfig, State
 from holdfast.evaluate.report.timeline import TimelineWriter
 
@@ -63,11 +63,12 @@ async def coordinate(folder: Path) -> int:
             _log.warning("The command is gone. What the engines have begun is kept; go on with `holdfast eval resume`.")
             await live.drain()
         await live.commit()
+        if was_left:
+            live.keep_learned()
     finally:  # also where the disk is full: nobody is to wait for what cannot come
         live.stop_everyone()
         await asyncio.sleep(_LAST_WORDS_S)
         server.close()
-    write_atomic(files.learned, encode_history(state.priors.history()))
     live.close("stopped" if was_left else "failed" if live.exit_code else "done")
     return LEFT if was_left else live.exit_code
 

@@ -76,8 +76,8 @@ class Tasks:
                 if (model.number, task) in running or (model.number, task) in self.outcomes:
                     continue
                 host = self._host_for(task, now_s)
-                facts = self.facts(model, host.node) if host else None
-                if host and facts:
+                if host and (able := self.able_host(model, host.node)):
+                    host, facts = able
                     host.running.add((model.number, task))
                     folder = model.added.folder or str(self._folder)
                     host.peer.send(RunTask(task=task, entry=entry, facts=facts, folder=folder))
@@ -95,6 +95,15 @@ class Tasks:
     def is_elsewhere(self, model: int, task: int, node: int) -> bool:
         """Whether a task runs on another node than this: a client there was given up."""
         return any((model, task) in host.running and host.node != node for host in self.hosts.values())
+
+    def able_host(self, model: Model, node: int) -> tuple[Host, ModelFacts] | None:
+        """The host for what is to be done on a node for a model: another's where that node cannot have the model."""
+        others = [host.node for host in self.hosts.values()] if node in model.refusals else []
+        for place in (node, *others):
+            host, facts = self.host_on(place), self.facts(model, place)
+            if host and facts:
+                return host, facts
+        return None
 
     def facts(self, model: Model, node: int) -> ModelFacts | None:
         """What a client on a node must know of a model; None while its tokenizer is not there."""

@@ -6,7 +6,7 @@ unread. Frames are bounded. Whoever dialled in and lost the connection dials aga
 
 | role | who | says | hears |
 |---|---|---|---|
-| command | `holdfast eval`, one | AddModel, DropModel, Finish | Status, TaskOutcome, ModelOutcome |
+| command | `holdfast eval`, one | AddModel, Finish | Status, TaskOutcome, ModelOutcome |
 | node | one agent a node | NodeReport, ModelFetched, FetchFailed, ChildExited | FetchModel, ReleaseModel, StartEngine |
 | host | the harness host of a node | Prepared, TaskEnded, SampleMeasured | Prepare, RunTask, MeasureSample |
 | client | one task of one model | Submit | Answers |
@@ -94,12 +94,6 @@ class AddModel(Message, frozen=True, kw_only=True):
     numerics: str = ""
 
 
-class DropModel(Message, frozen=True, kw_only=True):
-    """Nobody wants this model's scores any more."""
-
-    model: int
-
-
 class Finish(Message, frozen=True, kw_only=True):
     """No more models will come: end when all are done."""
 
@@ -180,11 +174,15 @@ class ModelFetched(Message, frozen=True, kw_only=True):
 
 
 class FetchFailed(Message, frozen=True, kw_only=True):
-    """This node cannot have the model. `final`: no other node could either."""
+    """This node cannot have the model. `final`: no other node could either.
+
+    Its memory is full where it names models that lie there `beside`: when one of those is released, it may have it.
+    """
 
     model: int
     why: str
     final: bool = False
+    beside: list[int] = []
 
 
 class ReleaseModel(Message, frozen=True, kw_only=True):

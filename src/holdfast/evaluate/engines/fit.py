@@ -42,10 +42,10 @@ def fits(model: Path | dict[str, Any], spec: EngineSpec, device_memory_bytes: in
     Args:
         model: a Hugging Face folder; or a config.json's content, whose weights are then estimated from its sizes.
         spec: the engine; its dtype, tensor_parallel and max_length count.
-        device_memory_bytes: of one device.
+        device_memory_bytes: of one device; of what one engine may have of a node's where `spec.device` is "cpu".
 
     Raises:
-        BadUse: it does not fit, not one sequence of full length; the sentence names a tensor_parallel that would.
+        BadUse: it does not fit, not one sequence of full length; the sentence says what would.
     """
     config = _config_of(model) if isinstance(model, Path) else model
     text = config.get("text_config") or config
@@ -58,8 +58,9 @@ def fits(model: Path | dict[str, Any], spec: EngineSpec, device_memory_bytes: in
     if room_bytes < kv_token_bytes * max_length:
         raise BadUse(
             f"The model needs {_gib(weights_bytes)} for its weights and {_gib(kv_token_bytes * max_length)} for one "
-            f"sequence of {max_length} tokens; {spec.tensor_parallel} x {_gib(device_memory_bytes)} of device memory "
-            f"hold {_gib(int(usable_bytes * spec.tensor_parallel))} of it. {_advice(text, need_bytes / usable_bytes)}"
+            f"sequence of {max_length} tokens; {spec.tensor_parallel} x {_gib(device_memory_bytes)} of memory "
+            f"hold {_gib(int(usable_bytes * spec.tensor_parallel))} of it. "
+            f"{_advice(text, spec, need_bytes / usable_bytes)}"
         )
     tokens = int(room_bytes // kv_token_bytes) if kv_token_bytes else max_length
     return Fit(
@@ -126,13 +127,16 @@ def _dtype_bytes(config: dict[str, Any], spec: EngineSpec) -> int:
     return next(_DTYPE_BYTES[name] for name in names if name in _DTYPE_BYTES)
 
 
-def _advice(text: dict[str, Any], devices: float) -> str:
+def _advice(text: dict[str, Any], spec: EngineSpec, devices: float) -> str:
+    if spec.device == "cpu":
+        return "Use fewer engines a node, nodes with more memory, or a smaller --max-length."
     heads = text.get("num_attention_heads") or text.get("n_head") or 1
     wanted = math.ceil(devices)
     tensor_parallel = next((count for count in range(wanted, heads + 1) if heads % count == 0), None)
     if tensor_parallel is None or wanted > heads:
         return "No tensor parallelism of its heads would do: give a smaller max_length, or devices with more memory."
-    return f"Use --tp {tensor_parallel}, or a smaller max_length."
+    engine = "--engine vllm " if spec.kind == "hf" else ""  # which has one device
+    return f"Use {engine}--tp {tensor_parallel}, or a smaller max_length."
 
 
 def _gib(size_bytes: int) -> str:

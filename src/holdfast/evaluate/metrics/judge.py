@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.core.atomic import write_atomic
 from holdfast.evaluate.errors import EvaluationError
-from holdfast.evaluate.metrics.judge_server import ENV_TOKEN, JudgeConfig, JudgeStatistics
+from holdfast.evaluate.metrics.judge_config import ENV_TOKEN, JudgeConfig, JudgeStatistics
 
 __all__ = ["Judge", "JudgeConfig", "JudgeStatistics"]
 

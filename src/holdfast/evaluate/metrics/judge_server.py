@@ -24,86 +24,14 @@ from aiohttp import web
 
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import HoldfastError
+from holdfast.evaluate.metrics.judge_config import ENV_TOKEN, JudgeConfig, JudgeStatistics
+from holdfast.evaluate.metrics.judge_gate import JudgeGate
 from holdfast.evaluate.metrics.judge_journal import JudgeJournal
-from holdfast.evaluate.metrics.quota import (
-    Action,
-    Asked,
-    Came,
-    Event,
-    Passed,
-    QuotaLimits,
-    QuotaState,
-    Refuse,
-    Remembered,
-    Send,
-    Wake,
-    decide,
-)
 
-ENV_TOKEN = "HOLDFAST_JUDGE_TOKEN"
 PRIORITY_HEADER = "X-Holdfast-Priority"
 _MESSAGE_TOKENS = 16  # what a chat template adds to a message, and more
 _MAX_BODY_BYTES = 16 << 20
 _LAST_ANSWERS_S = 1.0
-
-
-class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """A judge and what it may be asked.
-
-    Attributes:
-        upstream: the judge's API, up to and with its version ("https://host/v1").
-        journal: file of reservations and answers; one a judge and budget.
-        api_key_env: the environment variable that holds the judge's key; it may be unset for a local judge.
-        requests_per_minute, tokens_per_minute, cost_limit, concurrency: as `QuotaLimits`; None for no limit. The cost
-            is in the currency of the prices, over the journal's whole life.
-        input_price, output_price: of a million tokens.
-        max_tokens: of an answer whose request names no bound; the request goes out with this one.
-        timeout_s: of one try.
-        give_up_s: how long a request waits and is tried again before its client hears of the failure.
-        host, port: where to listen; port 0 takes a free one.
-    """
-
-    upstream: str
-    journal: str
-    api_key_env: str = "OPENAI_API_KEY"
-    requests_per_minute: float | None = None
-    tokens_per_minute: float | None = None
-    cost_limit: float | None = None
-    concurrency: int = 32
-    input_price: float = 0.0
-    output_price: float = 0.0
-    max_tokens: int = 2048
-    timeout_s: float = 300.0
-    give_up_s: float = 3600.0
-    host: str = "127.0.0.1"
-    port: int = 0
-
-    def limits(self) -> QuotaLimits:
-        """The quota's limits."""
-        return QuotaLimits(
-            requests_per_minute=math.inf if self.requests_per_minute is None else self.requests_per_minute,
-            tokens_per_minute=math.inf if self.tokens_per_minute is None else self.tokens_per_minute,
-            cost_microdollars=math.inf if self.cost_limit is None else math.floor(self.cost_limit * 1e6),
-            concurrency=self.concurrency,
-        )
-
-    def cost(self, prompt_tokens: int, new_tokens: int) -> int:
-        """What tokens cost, in millionths: a price of a million tokens is the millionths that one costs."""
-        return math.ceil(prompt_tokens * self.input_price + new_tokens * self.output_price)
-
-
-class JudgeStatistics(msgspec.Struct, kw_only=True):
-    """What a proxy did in this life; `cost` over its journal's, `waiting` now. `waited_s` sums over all requests."""
-
-    requests: int = 0
-    answered: int = 0
-    reused: int = 0
-    refused: int = 0
-    overloaded: int = 0
-    tokens: int = 0
-    cost: float = 0.0
-    waiting: int = 0
-    waited_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,16 +39,6 @@ class _Reply:
     status: int
     body: str
     retry_after: str = ""
-
-
-@dataclass(slots=True)
-class _Waiting:
-    """A try on its way through the quota."""
-
-    sent: "asyncio.Future[str]"  # the limit that forbids it, or "" to send
-    tokens: int
-    cost: int
-    asked_s: float
 
 
 class JudgeProxy:
@@ -142,27 +60,19 @@ class JudgeProxy:
         self._config = config
         self._token = token
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._clock = clock or SystemClock()
-        self._pause = pause
         self._journal = JudgeJournal(Path(config.journal))
-        past = self._journal.past
-        # Wall time as of the start, then monotonic: a clock that is set back cannot reopen a window.
-        self._epoch_s = max(self._clock.now_s(), past.last_s) - self._clock.monotonic_s()
-        self._quota = QuotaState(config.limits())
-        for event in past.settled:
-            decide(self._quota, event)
-        for tokens, cost in past.unsettled:  # sent perhaps, answered perhaps: spent
-            decide(self._quota, Remembered(until_s=self._now_s(), tokens=tokens, cost_microdollars=cost))
-        self._next_request = past.next_request
-        self._waiting: dict[int, _Waiting] = {}
+        self._gate = JudgeGate(config.limits(), self._journal, clock or SystemClock(), pause)
         self._same: dict[str, asyncio.Task[_Reply]] = {}
-        self._alarm: asyncio.Task[None] | None = None
-        self._alarm_s = math.inf
         self._session: aiohttp.ClientSession | None = None
-        self.statistics = JudgeStatistics(cost=self._quota.spent_microdollars / 1e6)
+        self._statistics = JudgeStatistics()
 
-    def _now_s(self) -> float:
-        return self._epoch_s + self._clock.monotonic_s()
+    @property
+    def statistics(self) -> JudgeStatistics:
+        """As of now."""
+        gate = self._gate
+        return msgspec.structs.replace(
+            self._statistics, cost=gate.spent_microdollars / 1e6, waiting=gate.waiting, waited_s=gate.waited_s
+        )
 
     def application(self) -> web.Application:
         """The routes."""
@@ -176,8 +86,7 @@ class JudgeProxy:
         return application
 
     async def _clean_up(self, _: web.Application) -> None:
-        if self._alarm:
-            self._alarm.cancel()
+        self._gate.close()
         for task in self._same.values():
             task.cancel()
         if self._session:
@@ -215,7 +124,7 @@ class JudgeProxy:
         key = _content_key(path, wanted)
         kept = self._journal.kept(key) if key else None
         if kept is not None:
-            self.statistics.reused += 1
+            self._statistics.reused += 1
             return web.Response(text=kept, content_type="application/json")
         task = self._same.get(key)
         if task is None:
@@ -224,7 +133,7 @@ class JudgeProxy:
                 self._same[key] = task
                 task.add_done_callback(lambda _: self._same.pop(key, None))
         else:
-            self.statistics.reused += 1
+            self._statistics.reused += 1
         # Shielded: a client that goes away leaves an answer that is paid for, and kept.
         reply = await asyncio.shield(task)
         return web.Response(status=reply.status, text=reply.body, content_type="application/json")
@@ -260,60 +169,22 @@ class JudgeProxy:
         self, path: str, body: dict[str, Any], tokens: int, cost: int, priority: float, key: str
     ) -> _Reply:
         """Ask the judge, again and again while it is overloaded."""
-        deadline_s = self._now_s() + self._config.give_up_s
+        deadline_s = self._gate.now_s() + self._config.give_up_s
         while True:
-            request, limit = await self._admitted(tokens, cost, priority)
+            request, limit = await self._gate.admit(tokens, cost, priority)
             if limit:
-                self.statistics.refused += 1
+                self._statistics.refused += 1
                 return self._never(limit, tokens, cost)
-            self._journal.reserve(self._now_s(), request, tokens, cost)
-            self.statistics.requests += 1
+            self._statistics.requests += 1
             reply = await self._call("POST", path, body)
             if self._came(request, reply, tokens, cost):
                 if reply.status == 200:
-                    self.statistics.answered += 1
+                    self._statistics.answered += 1
                     if key:
                         self._journal.keep(key, reply.body)
                 return reply
-            if self._now_s() >= deadline_s:
+            if self._gate.now_s() >= deadline_s:
                 return reply
-
-    async def _admitted(self, tokens: int, cost: int, priority: float) -> tuple[int, str]:
-        request = self._next_request
-        self._next_request += 1
-        sent: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        now_s = self._now_s()
-        self._waiting[request] = _Waiting(sent, tokens, cost, now_s)
-        self._hear(Asked(now_s=now_s, request=request, tokens=tokens, cost_microdollars=cost, priority=priority))
-        return request, await sent
-
-    def _hear(self, event: Event) -> None:
-        self._act(decide(self._quota, event))
-        self.statistics.cost = self._quota.spent_microdollars / 1e6
-        self.statistics.waiting = len(self._waiting)
-
-    def _act(self, actions: list[Action]) -> None:
-        for action in actions:
-            match action:
-                case Send(request) | Refuse(request):
-                    waiting = self._waiting.pop(request)
-                    self.statistics.waited_s += self._now_s() - waiting.asked_s
-                    waiting.sent.set_result("" if isinstance(action, Send) else action.limit)
-                case Wake(at_s):
-                    self._wake(at_s)
-
-    def _wake(self, at_s: float) -> None:
-        if self._alarm and not self._alarm.done():
-            if self._alarm_s <= at_s:
-                return
-            self._alarm.cancel()
-        self._alarm_s = at_s
-        self._alarm = asyncio.ensure_future(self._ring(at_s))
-
-    async def _ring(self, at_s: float) -> None:
-        await self._pause(max(0.0, at_s - self._now_s()))
-        self._alarm = None
-        self._hear(Passed(now_s=self._now_s()))
 
     def _came(self, request: int, reply: _Reply, tokens: int, cost: int) -> bool:
         """Settle what a try took; whether its reply is final."""
@@ -325,20 +196,15 @@ class JudgeProxy:
                 used, paid = sum(usage), self._config.cost(*usage)
         elif 400 <= reply.status < 500:
             used, paid = 0, 0  # turned away: nothing was computed
-        now_s = self._now_s()
-        self._journal.settle(now_s, request, used, paid)
-        self.statistics.tokens += used
-        self.statistics.overloaded += is_overloaded
-        self._hear(
-            Came(
-                now_s=now_s,
-                request=request,
-                tokens=used,
-                cost_microdollars=paid,
-                outcome="overloaded" if is_overloaded else "well" if reply.status == 200 else "failed",
-                retry_after_s=_retry_after_s(reply.retry_after),
-            )
+        self._gate.settle(
+            request,
+            used,
+            paid,
+            "overloaded" if is_overloaded else "well" if reply.status == 200 else "failed",
+            retry_after_s=_retry_after_s(reply.retry_after),
         )
+        self._statistics.tokens += used
+        self._statistics.overloaded += is_overloaded
         return not is_overloaded
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> _Reply:
@@ -360,7 +226,7 @@ class JudgeProxy:
         config = self._config
         if limit == "cost":
             text = (
-                f"The judge's cost limit of {config.cost_limit} is spent ({self._quota.spent_microdollars / 1e6:.6f}; "
+                f"The judge's cost limit of {config.cost_limit} is spent ({self._gate.spent_microdollars / 1e6:.6f}; "
                 f"this request could cost {cost / 1e6:.6f}). Raise the limit and score again: answers are kept."
             )
             return _Reply(402, _error(text, "insufficient_quota"))

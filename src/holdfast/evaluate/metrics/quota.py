@@ -17,6 +17,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Literal
 
+Outcome = Literal["well", "overloaded", "failed"]
 WINDOW_S = 60.0
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
 
@@ -57,7 +58,7 @@ class Came:
     request: int
     tokens: int
     cost_microdollars: int
-    outcome: Literal["well", "overloaded", "failed"] = "well"
+    outcome: Outcome = "well"
     retry_after_s: float | None = None
 
 

@@ -33,7 +33,7 @@ from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.metrics.jail.codec import Malformed, receive, send
 from holdfast.evaluate.metrics.jail.confine import Limits
 from holdfast.evaluate.metrics.jail.forkserver import is_open_to_others, readable_paths
-from holdfast.evaluate.metrics.jail.remote import ENDED_EARLY
+from holdfast.evaluate.metrics.jail.peer import ENDED_EARLY
 from holdfast.evaluate.metrics.jail.warden import NOT_WANTED
 
 __all__ = ["Limits", "Protection", "Sandbox", "Verdict"]

@@ -66,7 +66,8 @@ def account(timeline: Timeline, curves: Mapping[int, Curve] | Curve) -> Account:
 
     Args:
         timeline: of the run.
-        curves: what engines cost, by engine or of all; where one is missing, all its work counts as useful.
+        curves: what engines cost, by engine or of all; where one is missing, or its batch has one place, all its work
+            counts as useful.
     """
     makespan_s = timeline.makespan_s
     spans: dict[int, list[EngineSpan]] = {}
@@ -110,19 +111,18 @@ def account(timeline: Timeline, curves: Mapping[int, Curve] | Curve) -> Account:
 def _work(requests: Sequence[RequestSpan], busy_s: float, curve: Curve | None) -> tuple[float, float]:
     """Useful and vain seconds at a full batch, together not more than the engine was busy."""
     useful_s = vain_s = 0.0
+    batched = curve if curve is not None and curve.max_batch > 1 else None
     for request in requests:
-        if curve is None:
+        if batched is None:
             cost_s = request.t1 - request.t0
         else:
-            cost_s = curve.saturated_s(request.prompt_tokens, request.new_tokens)
+            cost_s = batched.saturated_s(request.prompt_tokens, request.new_tokens)
         if request.error:
             vain_s += cost_s
         else:
             useful_s += cost_s
     total_s = useful_s + vain_s
-    if curve is None and total_s > 0:
-        return busy_s * useful_s / total_s, busy_s * vain_s / total_s
-    if total_s > busy_s:
+    if total_s > busy_s or (batched is None and total_s > 0):
         return busy_s * useful_s / total_s, busy_s * vain_s / total_s
     return useful_s, vain_s
 

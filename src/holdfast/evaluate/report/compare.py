@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from holdfast.core import words
 from holdfast.core.atomic import write_atomic
 from holdfast.core.drawing import new_figure
 from holdfast.core.errors import BadUse
@@ -92,7 +93,8 @@ def compare(evaluations: Sequence[EvaluationRecord]) -> Comparison:
         BadUse: there are fewer than two, or they have no metric in common.
     """
     if len(evaluations) < 2:
-        raise BadUse(f"{len(evaluations)} evaluations to compare. Give two or more: `holdfast eval ls` lists them.")
+        given = words.plainly(len(evaluations), "evaluation")
+        raise BadUse(f"{given} cannot be compared. Give two or more: `holdfast eval ls` lists them.")
     steps = [one.step for one in evaluations if one.step is not None]
     in_order = list(evaluations)
     if len(steps) == len(evaluations):

@@ -1,7 +1,8 @@
 """Results in lm-evaluation-harness's own layout, so that what its users have reads them.
 
 `OUTPUT/MODEL/results_TIME.json` is lm-eval's results object, and `samples_TASK_TIME.jsonl` beside it the samples of
-each task, as its `--output_path` and `--log_samples` leave them.
+each task, as its `--output_path` and `--log_samples` leave them. Inspect's logs lie beside them in `inspect_TIME/`,
+under their own names: `inspect view --log-dir` shows that folder.
 """
 
 import json
@@ -17,11 +18,13 @@ from holdfast.evaluate.evaluation import Evaluation
 from holdfast.evaluate.harness.lm_eval.results import sanitized
 
 SAMPLES = "samples"
-"""Folder of an evaluation below which the harness wrote `samples_TASK_TIME.jsonl`."""
+"""Folder of an evaluation below which lm-eval wrote `samples_TASK_TIME.jsonl`."""
+INSPECT = "inspect"
+"""Folder of an evaluation below which inspect-ai wrote its logs, `TIME_TASK_ID.eval`."""
 
 
 def write_results(evaluation: Evaluation, output: Path) -> Path:
-    """Write an evaluation's results and samples below `output`; returns the results' file.
+    """Write an evaluation's results, samples and logs below `output`; returns the results' file.
 
     Samples are linked where the file system can, else copied.
 
@@ -38,10 +41,8 @@ def write_results(evaluation: Evaluation, output: Path) -> Path:
         task = samples.name.rpartition("_")[0]
         seen[task] += 1
         again = f"#{seen[task]}" if seen[task] > 1 else ""  # a task may stand in two entries of a suite
-        target = folder / f"{task}{again}_{stamp}.jsonl"
-        if not (target.exists() and target.samefile(samples)):  # a link put onto itself would stay beside it
-            with replacing(target) as temporary:
-                _link(samples, temporary)
+        _link(samples, folder / f"{task}{again}_{stamp}.jsonl")
+    _link_logs(Path(evaluation.folder) / INSPECT, folder / f"inspect_{stamp}")
     path = folder / f"results_{stamp}.json"
     write_atomic(path, json.dumps(results_object(evaluation), indent=2, ensure_ascii=False).encode())
     return path
@@ -54,8 +55,20 @@ def results_object(evaluation: Evaluation) -> dict[str, Any]:
     return {**{name: value for name, value in evaluation.results.items() if name != "samples"}, "holdfast": mine}
 
 
+def _link_logs(source: Path, target: Path) -> None:
+    logs = sorted(source.rglob("*.eval"))
+    for log in logs:
+        target.mkdir(exist_ok=True)
+        _link(log, target / log.name)
+    for old in {*target.glob("*.eval")} - {target / log.name for log in logs}:  # a log's name has its own time
+        old.unlink()
+
+
 def _link(source: Path, target: Path) -> None:
-    try:
-        os.link(source, target)
-    except OSError:  # another file system, or one without links
-        shutil.copyfile(source, target)
+    if target.exists() and target.samefile(source):  # a link put onto itself would stay beside it
+        return
+    with replacing(target) as temporary:
+        try:
+            os.link(source, temporary)
+        except OSError:  # another file system, or one without links
+            shutil.copyfile(source, temporary)

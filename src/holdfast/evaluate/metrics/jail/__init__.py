@@ -10,7 +10,8 @@ Only the standard library is imported here: every process below is a fork of one
 | `confine` | what a jailed process gives up: user, capabilities, limits, files, system calls |
 | `kernel` | the system calls that Python has no name for |
 | `codec` | values as plain data: exact builtin types and nothing that could act |
-| `remote` | objects of the one process as seen from the other |
+| `peer` | one side of the socket between both: asks and answers |
+| `remote` | objects of the other process as this one sees them |
 | `candidate` | runs the generated program and answers calls to it |
 | `tester` | runs the tests against it and says the verdict |
 """

@@ -1,6 +1,6 @@
 """Runs a generated program and answers its tests' calls. Everything here may be overwritten by the program.
 
-What crosses to the tests is checked there (`remote`, `tester`); nothing of this process is believed.
+What crosses to the tests is checked there (`peer`, `tester`); nothing of this process is believed.
 """
 
 import contextlib
@@ -11,7 +11,7 @@ import sys
 import types
 from typing import Any
 
-from holdfast.evaluate.metrics.jail.remote import Gone, Peer
+from holdfast.evaluate.metrics.jail.peer import Gone, Peer
 
 MODULE = "candidate"
 

@@ -2,7 +2,7 @@
 
 Mutable containers travel in a *heap*, referred to by number, so that sharing, cycles and changes in place survive the
 way: a reply says what became of the containers that its request brought. What is no plain data crosses as a reference
-that the other side may ask about (`remote`). What is read is made of exact builtin types and of standard-library value
+that the other side may ask about (`peer`). What is read is made of exact builtin types and of standard-library value
 types built here; nothing that was read can act.
 """
 

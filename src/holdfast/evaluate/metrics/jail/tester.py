@@ -16,7 +16,8 @@ import types
 from typing import Any
 
 from holdfast.evaluate.metrics.jail.codec import Malformed
-from holdfast.evaluate.metrics.jail.remote import Gone, Peer, RemoteClass, RemoteIterator, RemoteObject, Untestable
+from holdfast.evaluate.metrics.jail.peer import Gone, Peer, Untestable
+from holdfast.evaluate.metrics.jail.remote import RemoteClass, RemoteIterator, RemoteObject
 
 MODULE = "tests"
 

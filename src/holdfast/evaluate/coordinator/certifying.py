@@ -1,0 +1,86 @@
+"""Which models a fresh load is to speak for before engines answer that swapped to them, and where that load happens.
+
+A spare engine, which answers nothing, loads each model afresh beside the others. It runs on a node that has what it is
+to load; where it cannot, for `_BLOCKED_S`, because its node is gone or does not have it, another node gets it.
+"""
+
+from collections.abc import Callable, Mapping
+
+from holdfast.evaluate.coordinator.config import CoordinatorConfig
+from holdfast.evaluate.coordinator.models import Model
+from holdfast.evaluate.coordinator.seats import Node, Seat
+
+SPARE = "spare/0"
+_BLOCKED_S = 10.0  # a line that was cut is back sooner, and nodes do not get a model at the very same time
+
+
+class Certifying:
+    """See the module.
+
+    Args:
+        config: the evaluation's.
+        nodes: those whose agents are connected, by name.
+        seats: the engines' places, by name; somebody else keeps them.
+        wanted: the models that nodes are to have.
+    """
+
+    def __init__(
+        self,
+        config: CoordinatorConfig,
+        nodes: Mapping[str, Node],
+        seats: Mapping[str, Seat],
+        wanted: Callable[[], list[Model]],
+    ) -> None:
+        self._config, self._nodes, self._seats, self._wanted = config, nodes, seats, wanted
+        self._blocked_since_s: float | None = None
+        self._is_given_up = False
+
+    def give_up(self) -> None:
+        """No spare engine stays up: from now on the first engine that changes certifies."""
+        self._is_given_up = True
+
+    def is_beside(self) -> bool:
+        """Whether a spare engine certifies; else the first that changes does, by starting anew: on a GPU is no room."""
+        if self._is_given_up or self._config.certify != "beside":
+            return False
+        has_gpus = any(node.report and node.report.gpus for node in self._nodes.values())
+        return not has_gpus or self._config.spec.device == "cpu"
+
+    def uncertified(self) -> list[Model]:
+        """Models that engines are to swap to and no fresh load has spoken for."""
+        if not self.is_beside():
+            return []
+        engines = [seat for seat in self._seats.values() if not seat.is_spare and seat.serving is not None]
+        uncertified = []
+        for model in self._wanted():
+            # Those that swapped already wait for its word: they do not answer yet.
+            is_swapped_to = any(seat.serving != model.number or seat.number is None for seat in engines)
+            if model.canary is None and model.added.manifest is not None and model.folders and is_swapped_to:
+                uncertified.append(model)
+        return uncertified
+
+    def waiting(self, model: Model | None = None) -> list[Seat]:
+        """Engines that swapped, to any model or to this one, and wait for a fresh load's word to answer."""
+        return [
+            seat
+            for seat in self._seats.values()
+            if seat.peer is not None
+            and seat.number is None
+            and seat.serving is not None
+            and (model is None or seat.serving == model.number)
+        ]
+
+    def new_home(self, now_s: float) -> Node | None:
+        """The node that the spare engine is to be started on now; None while it is well where it is, or not needed."""
+        homes = {number for model in self.uncertified() for number in model.folders}
+        spare, here = self._seats.get(SPARE), {node.number: node for node in self._nodes.values()}
+        if not homes or (spare is not None and spare.node in homes & here.keys()):
+            self._blocked_since_s = None
+            return None
+        if spare is not None:
+            if self._blocked_since_s is None:
+                self._blocked_since_s = now_s
+            if now_s - self._blocked_since_s < _BLOCKED_S:
+                return None
+        self._blocked_since_s = None
+        return next((here[number] for number in sorted(homes & here.keys())), None)

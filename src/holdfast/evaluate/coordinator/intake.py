@@ -1,0 +1,186 @@
+"""Samples, from the client that asks for them to the client that gets them: what is missing of each, and who is told.
+
+What the journals have is answered from there; what engines are about to answer is waited for; the rest is the policy's.
+A sample that misses nothing any more is delivered.
+"""
+
+from collections.abc import Callable
+
+from holdfast.evaluate.coordinator import wire
+from holdfast.evaluate.coordinator.awaited import Awaited
+from holdfast.evaluate.coordinator.book import Book, OpenRequest, OpenSample
+from holdfast.evaluate.coordinator.connections import Peer
+from holdfast.evaluate.coordinator.counts import Counts
+from holdfast.evaluate.coordinator.delivery import Delivery
+from holdfast.evaluate.coordinator.measurements import Measurements
+from holdfast.evaluate.coordinator.models import Model, Models
+from holdfast.evaluate.policy import events
+
+_NOT_STORED = "its answer is not stored; `holdfast eval resume` asks for it"
+
+
+class Intake:
+    """See the module.
+
+    Args:
+        models: whose samples they are.
+        book: has what is open.
+        awaited: what engines are about to answer, unasked.
+        measurements: the metrics in progress.
+        delivery: the way to the clients.
+        counts: how many there are.
+        rescore: whether nothing is asked of engines.
+        settled_s: until when, after a restart, engines may still say what they have.
+        emit: tells the policy.
+        now_s: the coordinator's clock.
+    """
+
+    def __init__(
+        self,
+        models: Models,
+        book: Book,
+        awaited: Awaited,
+        measurements: Measurements,
+        delivery: Delivery,
+        counts: Counts,
+        *,
+        rescore: bool,
+        settled_s: float,
+        emit: Callable[[events.Event], None],
+        now_s: Callable[[], float],
+    ) -> None:
+        self._models, self._book, self._awaited = models, book, awaited
+        self._measurements, self._delivery, self._counts = measurements, delivery, counts
+        self._rescore, self._settled_s, self._emit, self._now_s = rescore, settled_s, emit, now_s
+        self._early: dict[tuple[int, int], list[wire.Submit]] = {}  # of models whose answers have no journal yet
+
+    # What comes in
+
+    def submit(self, peer: Peer, submit: wire.Submit) -> None:
+        """A client wants samples of its task for its model."""
+        model, task = self._models.get(peer.hello.model), peer.hello.task
+        if model is None or model.outcome is not None:
+            peer.send(wire.Refused(why="Its scores are not wanted any more."))
+        elif model.answers is None or not self.is_settled():
+            self._early.setdefault((model.number, task), []).append(submit)
+        else:
+            self._take(model, task, submit)
+
+    def forget_early(self, model: int, task: int) -> None:
+        """A client connected anew: it submits everything again."""
+        self._early.pop((model, task), None)
+
+    def is_settled(self) -> bool:
+        """Whether all that live have dialled again since the restart, and said what they have."""
+        return self._now_s() >= self._settled_s
+
+    def settle(self) -> None:
+        """They have, before the time was over."""
+        if not self.is_settled():
+            self._settled_s = self._now_s()
+            self.take_early()
+
+    def take_early(self) -> None:
+        """Take what came before it could be looked up."""
+        if not self.is_settled():
+            return
+        for (number, task), submits in list(self._early.items()):
+            model = self._models.get(number)
+            if model is not None and model.answers is not None:
+                del self._early[number, task]
+                for submit in submits:
+                    self._take(model, task, submit)
+
+    def plan_settled(self) -> None:
+        """Leave to the policy what no engine is about to answer any more."""
+        if settled := self._awaited.settled():
+            self._plan(settled)
+
+    def _take(self, model: Model, task: int, submit: wire.Submit) -> None:
+        assert model.answers is not None
+        wanted = []
+        for given in submit.samples:
+            sample = self._book.add(model.number, task, given, model.answers)
+            if sample is None:
+                continue
+            requests = len(given.requests)
+            self._counts.add(
+                model.number, task, requests=requests, reused=requests - sample.missing, now_s=self._now_s()
+            )
+            if sample.missing == 0 and self._complete(sample):
+                continue
+            if sample.missing and self._rescore:
+                for request in list(sample.missing_requests):
+                    self._close(request, error=_NOT_STORED)
+                continue
+            if not self._awaited.keep(sample):
+                wanted.append(sample)
+        if wanted:
+            self._plan(wanted)
+        self._delivery.send()
+
+    def _plan(self, samples: list[OpenSample]) -> None:
+        """From now on they are the policy's."""
+        specs = tuple(map(_spec, samples))
+        self._emit(events.SamplesAdded(now_s=self._now_s(), samples=specs))
+        for sample in samples:
+            sample.missing_requests = []
+
+    # What was missing
+
+    def answered(self, model: int, key: bytes) -> None:
+        """An answer was committed."""
+        self._awaited.committed(model, key)
+        if request := self._book.request_of(model, key):
+            self._counts.requests_done += 1
+            self._close(request)
+
+    def unanswerable(self, request: OpenRequest, why: str) -> None:
+        """No engine answers a request."""
+        self._close(request, error=why)
+        self._delivery.send()
+
+    def measured(self, sample: OpenSample, measured: bytes) -> None:
+        """A sample's metric was committed."""
+        if self._book.sample(sample.number) is sample:
+            sample.measured, sample.unmeasured = measured, False
+            self._delivery.add(sample)
+
+    def unmeasurable(self, sample: OpenSample, error: str = "") -> None:
+        """No host computes a sample's metric: its client does, and fails as the harness would, unless by `error`."""
+        sample.unmeasured = False
+        sample.error = sample.error or error
+        self._delivery.add(sample)
+        self._delivery.send()
+
+    def _close(self, request: OpenRequest, error: str = "") -> None:
+        for sample in self._book.answered(request, error=error):
+            self._complete(sample)
+
+    def _complete(self, sample: OpenSample) -> bool:
+        """A sample misses no answer any more: deliver it, unless its metric is to be computed first."""
+        if sample.unmeasured and not sample.error and not self._measurements.is_known(sample):
+            return False
+        self._delivery.add(sample)
+        return True
+
+
+def _spec(sample: OpenSample) -> events.SampleSpec:
+    for request in sample.missing_requests:
+        request.is_planned = True
+    return events.SampleSpec(
+        sample=sample.number,
+        model=sample.model,
+        task=sample.task,
+        number=sample.place,
+        requests=tuple(
+            events.RequestSpec(
+                request=request.number,
+                prompt_tokens=request.prompt_tokens,
+                max_new_tokens=request.max_new_tokens,
+                affinity=request.affinity,
+            )
+            for request in sample.missing_requests
+        ),
+        has_metric=sample.unmeasured,
+    )
