@@ -109,7 +109,7 @@ def test_a_model_that_fits_into_no_empty_memory_names_none(agent, models):
     _, said = agent(fetch(models, 0), None, store_bytes=SIZE // 2)
     (full,) = said.heard_of
     assert (full.beside, full.final) == ([], False)
-    assert "Raise its budget" in full.why
+    assert "Mount a larger" in full.why
 
 
 def test_a_damaged_model_is_one_for_all(agent, models):

@@ -15,6 +15,7 @@ from holdfast.evaluate.suite import Suite
 Place = Literal["local", "slurm", "ray"]
 PLACES: tuple[Place, ...] = ("local", "slurm", "ray")
 MODES = ("exact", "free")
+DTYPES = ("auto", "float32", "bfloat16", "float16", "float64")
 ENGINES = ("hf", "vllm", "openai", "simulated")
 
 
@@ -120,6 +121,8 @@ class EvaluateOptions:
         if self.evaluation_id is not None:
             EvaluationPaths(Path(), self.evaluation_id)  # raises where it is none
         _check_one_of("engine.mode", self.engine.mode, MODES)
+        if self.engine.kind == "hf":
+            _check_one_of("engine.dtype", self.engine.dtype, DTYPES)
         if self.engine.kind not in ENGINES and ":" not in self.engine.kind:
             raise BadUse(
                 f"engine.kind is {self.engine.kind!r}. Allowed: {', '.join(ENGINES)}, or module:Class of your own."

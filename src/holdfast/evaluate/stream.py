@@ -6,8 +6,10 @@ newer checkpoint comes at once, and the coordinator ends those that it finds not
 """
 
 import asyncio
+import logging
 import queue
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,9 +40,12 @@ from holdfast.evaluate.suite import Suite, load_suite
 from holdfast.evaluate.summary import summarize, write_slice
 
 _LOOK_EVERY_S = 1.0
+_GLANCE_EVERY_S = 0.1  # whether the folder has changed
 _AT_ONCE = 2  # one that is evaluated, one that comes next
 _TRAINER_CHECKPOINT = re.compile(r"checkpoint-(\d+)")
 _TRAINER_DONE = "trainer_state.json"  # what transformers' Trainer writes last
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,7 +143,7 @@ class _Stream:
                         return
                     self._session.finish()
                 try:
-                    heard = self._heard.get(timeout=_LOOK_EVERY_S)
+                    heard = self._hear()
                 except queue.Empty:
                     continue
                 if heard is None:
@@ -147,7 +152,7 @@ class _Stream:
                     raise heard
                 if isinstance(heard, ModelOutcome) and heard.model in self._open:
                     self._open.discard(heard.model)
-                    yield self._ended(heard)
+                    yield from self._ended(heard)
                 elif isinstance(heard, TaskOutcome):
                     self._tasks.setdefault(heard.model, {})[heard.task] = heard
                 elif isinstance(heard, Status) and self.progress:
@@ -158,6 +163,21 @@ class _Stream:
                 self._thread.join()
             for held in self._holding.values():
                 held.close()
+
+    def _hear(self) -> Message | BaseException | None:
+        """What the session says next.
+
+        Raises:
+            queue.Empty: it is time to look for checkpoints again: at once when the folder changed.
+        """
+        looked_at_s, changed_ns = time.monotonic(), self.folder.stat().st_mtime_ns
+        while True:
+            try:
+                return self._heard.get(timeout=_GLANCE_EVERY_S)
+            except queue.Empty:
+                is_time = time.monotonic() - looked_at_s >= _LOOK_EVERY_S
+                if is_time or self.folder.stat().st_mtime_ns != changed_ns:
+                    raise
 
     def _feed(self) -> None:
         """Keep the session in work, as long as there is some."""
@@ -226,11 +246,22 @@ class _Stream:
         self._plans[number] = (plan, paths)
         return plan.add_model(number, paths)
 
-    def _ended(self, outcome: ModelOutcome) -> Evaluation:
+    def _ended(self, outcome: ModelOutcome) -> Iterator[Evaluation]:
         plan, paths = self._plans[outcome.model]
-        if outcome.wrong_use and not self._tasks:
+        # Nobody expects scores any more: a newer checkpoint came, or retention was faster.
+        is_gone = outcome.is_stale or (bool(outcome.error) and not Path(plan.model).exists())
+        if is_gone or (outcome.wrong_use and not self._tasks):
             self.ledger.remove_evaluation(paths.evaluation_id)
-            raise BadUse(outcome.error)
+            shutil.rmtree(paths.root, ignore_errors=True)
+            if not is_gone:
+                raise BadUse(outcome.error)
+            _log.info("%s is passed over: %s", plan.model, outcome.error)
+        else:
+            yield self._kept(outcome)
+        self._holding.pop(outcome.model).close()
+
+    def _kept(self, outcome: ModelOutcome) -> Evaluation:
+        plan, paths = self._plans[outcome.model]
         timeline = write_slice(self.paths, paths, outcome.model)
         tasks = self._tasks.get(outcome.model, {})
         evaluation = summarize(plan.suite, plan.model, paths, tasks, outcome, plan.options, timeline=timeline)
@@ -239,5 +270,4 @@ class _Stream:
         record_end(self.ledger, plan, self.paths, evaluation)
         if outcome.error:
             self.ledger.set_evaluation(evaluation.id, outcome=outcome.error, ended_at_s=time.time())
-        self._holding.pop(outcome.model).close()
         return evaluation

@@ -248,7 +248,7 @@ def test_full_shared_memory_is_one_sentence_and_leaves_nothing(model, root, monk
         async with nodes(root, 1) as (stores, peers):
             with monkeypatch.context() as patch:
                 patch.setattr(SharedFile, "write", write)
-                with pytest.raises(MemoryFull, match="Raise its budget"):
+                with pytest.raises(MemoryFull, match="Mount a larger"):
                     await fetch_all(stores, peers, model)
             assert not list(root.rglob("model-*"))
             assert (await fetch_all(stores, peers, model))[0].remote_bytes == model.size_bytes

@@ -69,7 +69,7 @@ def test_a_budget_is_kept_and_what_is_missing_is_said_with_figures(memory):
     said = str(error.value).replace("\N{NO-BREAK SPACE}", " ")
     assert "5.2 MB are needed" in said
     assert "6.3 MB of this session's 10.5 MB are in use" in said
-    assert "Raise its budget" in said
+    assert "Mount a larger" in said
     assert error.value.after_release
     assert not memory.path("model-1").exists()
     with pytest.raises(MemoryFull) as error:

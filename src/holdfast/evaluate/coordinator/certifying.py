@@ -46,6 +46,12 @@ class Certifying:
         has_gpus = any(node.report and node.report.gpus for node in self._nodes.values())
         return not has_gpus or self._config.spec.device == "cpu"
 
+    def for_spare(self, seat: Seat) -> list[Model]:
+        """What the spare engine may load now: its first model is any that engines serve, so that the next is quick."""
+        serving = {one.serving for one in self._seats.values() if not one.is_spare and one.number is not None}
+        first = [] if seat.has_loaded else [model for model in self._wanted() if model.number in serving]
+        return self.uncertified() or first
+
     def uncertified(self) -> list[Model]:
         """Models that engines are to swap to and no fresh load has spoken for."""
         if not self.is_beside():

@@ -211,6 +211,7 @@ class Fleet:
                 "lost", engine=seat.place, node=seat.node, model=seat.serving or 0, since_s=seat.heard_s
             )
         seat.number = seat.swapping = seat.serving = seat.loading = seat.cut_s = None
+        seat.has_loaded = False
         seat.asked.clear()
         self._lost(seat)
 
@@ -233,7 +234,7 @@ class Fleet:
         for seat in list(self.seats.values()):
             if seat.peer is None or seat.serving is not None or seat.loading is not None:
                 continue
-            models = self._certifying.uncertified() if seat.is_spare else self._dealing.wanted()
+            models = self._certifying.for_spare(seat) if seat.is_spare else self._dealing.wanted()
             meant = [model for model in models if model.number == seat.meant_for]
             for model in meant + models:
                 if self._serve(seat, model):
@@ -273,7 +274,7 @@ class Fleet:
         if seat is None or model is None:
             peer.send(Stop())
             return
-        seat.loading, seat.meant_for, seat.failures = None, None, 0
+        seat.loading, seat.meant_for, seat.failures, seat.has_loaded = None, None, 0, True
         if said.kept and seat.number is not None and seat.serving == said.model:
             return  # only its line had been cut
         if model.outcome is not None:
@@ -330,6 +331,12 @@ class Fleet:
         """An engine cannot have a model: a new process may, or nobody can."""
         seat, model = self.seats.get(peer.hello.name), self._models.get(failure.model)
         if seat is None or model is None:
+            return
+        if model.outcome is not None:  # it ended meanwhile, and with it its weights
+            seat.loading = seat.serving = seat.meant_for = None
+            if failure.restart:
+                self._restart(seat)
+            self.serve_idle()
             return
         _log.warning("Engine %s cannot serve %s: %s", seat.name, model.added.name, failure.why)
         if failure.restart:

@@ -203,7 +203,7 @@ class Live:
         if new := self._models.add(added):
             if self._config.drop_stale and self._intake.is_settled():  # before, nobody knows what is begun
                 for model in waiting:
-                    self._failed(model, "a newer checkpoint came before it was begun")
+                    self._end_model(model, "a newer checkpoint came before it was begun", is_stale=True)
             new.added_s = self._now_s()
             self._fleet.identify(new)
             self._fleet.tick()
@@ -233,9 +233,14 @@ class Live:
             self._finishing = True
             self._end_if_done()
 
-    def _end_model(self, model: Model, error: str = "", *, wrong_use: bool = False) -> None:
+    def _end_model(self, model: Model, error: str = "", *, wrong_use: bool = False, is_stale: bool = False) -> None:
         outcome = wire.ModelOutcome(
-            model=model.number, digest=model.digest, numerics=model.numerics, error=error, wrong_use=wrong_use
+            model=model.number,
+            digest=model.digest,
+            numerics=model.numerics,
+            error=error,
+            wrong_use=wrong_use,
+            is_stale=is_stale,
         )
         self.keep_learned()  # before the command hears of the end, and records what is known
         self._models.end(model, outcome)

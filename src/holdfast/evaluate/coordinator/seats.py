@@ -36,6 +36,8 @@ class Seat:
     """When it was told to start, or to take a model."""
     is_spare: bool = False
     """It takes no requests: it loads each model afresh, to say what swaps are held against."""
+    has_loaded: bool = False
+    """Whether its process has loaded a model, and with it all that the next one will not have to wait for."""
     peer: Peer | None = None
     number: int | None = None
     swapping: int | None = None

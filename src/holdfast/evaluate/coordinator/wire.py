@@ -126,13 +126,17 @@ class TaskOutcome(Message, frozen=True, kw_only=True):
 
 
 class ModelOutcome(Message, frozen=True, kw_only=True):
-    """All tasks of a model ended, or it could not be served at all (`error`). `wrong_use`: nor could it ever be so."""
+    """All tasks of a model ended, or it could not be served at all (`error`).
+
+    `wrong_use`: nor could it ever be so. `is_stale`: a newer one was to be served instead.
+    """
 
     model: int
     digest: str = ""
     numerics: str = ""
     error: str = ""
     wrong_use: bool = False
+    is_stale: bool = False
 
 
 # Node

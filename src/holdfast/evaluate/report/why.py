@@ -8,12 +8,12 @@ from holdfast.evaluate.evaluation import BoundTerm, Evaluation, PathStep
 from holdfast.evaluate.policy import account
 
 BOUND_MEANINGS = {
-    "engines": "all requests, at the cost that each has in a full batch, over the engines there were",
-    "sample": "the sample that takes longest, alone on an engine, with its metric",
+    "engines": "all requests, at the cost that each has in a full batch, over the engines, once started",
+    "sample": "the sample that takes longest, alone on an engine once started, with its metric",
     "metrics": "all metrics, over the CPU slots there were",
     "judge": "all that the judge was asked, at its quota",
     "pace": "long answers need small batches to end in time, which cost more of an engine",
-    "storage": "the bytes of the weights, over the bandwidth",
+    "storage": "the bytes of the weights, once, over the bandwidth",
 }
 """The terms of the lower bound, and what each says."""
 CAUSES = {

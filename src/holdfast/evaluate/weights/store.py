@@ -134,7 +134,7 @@ class SharedMemory:
         return MemoryFull(
             f"The shared memory of this node is full: {size(needed_bytes)} are needed in {self.folder.parent.parent}, "
             f"which has {size(max(0, free_bytes))} free; {size(self.used_bytes)} of this session's "
-            f"{size(self.budget_bytes)} are in use. Raise its budget, mount a larger {DEFAULT_ROOT}, "
+            f"{size(self.budget_bytes)} are in use. Mount a larger {DEFAULT_ROOT}, "
             "or use nodes with more memory.",
             after_release=needed_bytes <= min(self.budget_bytes, max(0, free_bytes) + self.used_bytes),
         )
