@@ -100,3 +100,23 @@ def test_an_engine_whose_swap_went_wrong_loads_what_it_was_to_swap_to(small):
     small.serving(1, "swap", canary=0.5)
     small.start_engine()
     assert small.asked() == [1]
+
+
+def test_an_engine_that_was_loading_what_ended_meanwhile_goes_on(small):
+    small = small("beside")
+    small.swap_to(1)
+    ended = small.models.get(1)
+    small.models.end(ended, wire.ModelOutcome(model=1, error="a newer checkpoint came", is_stale=True))
+    small.fleet.serve_failed(small.engine, wire.ServeFailed(model=1, why="its files are gone", restart=False))
+    assert small.asked() == [0, 1, 0]
+
+
+def test_the_spare_engine_loads_what_others_serve_so_that_the_next_is_quick(small):
+    small = small("beside")
+    small.models.certify(small.models.get(1), [0.0])
+    small.fleet._orders.seat("spare/0", small.fleet.nodes["node-0"])
+    small.engine = Peer("engine", "spare/0", pid=99)
+    small.fleet.engine_joined(small.engine)
+    assert small.asked() == [0]
+    small.serving(0, "load")
+    assert small.asked() == [0], "once"
