@@ -8,7 +8,7 @@ import pytest
 from holdfast.core.errors import BadUse, LedgerError
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import EvaluationPaths
-from holdfast.evaluate import run
+from holdfast.evaluate import ending, run
 from holdfast.evaluate.coordinator.config import DONE
 from holdfast.evaluate.coordinator.wire import ModelOutcome, TaskOutcome
 from holdfast.evaluate.engines.engine import EngineSpec
@@ -102,7 +102,7 @@ def test_results_that_cannot_be_written_do_not_hide_the_next_step(world, monkeyp
         raise OSError(28, "No space left on device", "results.json")
 
     with monkeypatch.context() as within:
-        within.setattr(run, "write_evaluation", fails)
+        within.setattr(ending, "write_evaluation", fails)
         with pytest.raises(EvaluationError, match=r"No space left on device: 'results.json'\. See .* resume x$"):
             world.evaluate()
     assert run.resume("x", home=world.home).state == world.state() == "done"

@@ -1,16 +1,12 @@
 """`evaluate(suite, model) -> Evaluation`, and its relatives: go on with one, follow a training run, score again."""
 
 import asyncio
-import fcntl
 import json
-import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any
 
 import msgspec
@@ -21,13 +17,15 @@ from holdfast.core.ledger import Ledger
 from holdfast.core.paths import EvaluationPaths, holdfast_home
 from holdfast.evaluate.coordinator.config import LEFT, CoordinatorFiles
 from holdfast.evaluate.coordinator.wire import AddModel, Message, ModelOutcome, Status, TaskOutcome
+from holdfast.evaluate.ending import keep, recorded, saying_where_it_lies, sentence, with_next_step
 from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.evaluation import Evaluation, read_evaluation, write_evaluation
+from holdfast.evaluate.folder import check_is_ours, check_output, holding
 from holdfast.evaluate.judging import judging
 from holdfast.evaluate.options import EvaluateOptions
 from holdfast.evaluate.planned import Planned, describe_model, new_id
 from holdfast.evaluate.policy.priors import encode_history
-from holdfast.evaluate.records import history_of, opened_ledger, record_end
+from holdfast.evaluate.records import history_of, opened_ledger
 from holdfast.evaluate.report import write_reports
 from holdfast.evaluate.report.timeline import read_timeline
 from holdfast.evaluate.scores import compact
@@ -62,9 +60,9 @@ def evaluate(
     chosen = options.applied_to(suite if isinstance(suite, Suite) else load_suite(suite))
     if not model:
         raise BadUse("No model is named. Give its folder or URL.")
-    _check_output(options)
+    check_output(options)
     paths = EvaluationPaths(options.home or holdfast_home(), options.evaluation_id or new_id(model))
-    _check_is_ours(paths)
+    check_is_ours(paths)
     manifest = describe_model(model, options)
     plan = Planned(suite=chosen, model=model, manifest=manifest, options=options)
     with holding(paths):
@@ -109,13 +107,13 @@ def resume(
     paths = EvaluationPaths(home or holdfast_home(), evaluation_id)
     plan = Planned.read(paths)
     plan = replace(plan, options=replace(plan.options, home=paths.home, **changes))
-    _check_output(plan.options)
+    check_output(plan.options)
     with holding(paths), opened_ledger(plan.options, paths) as ledger:
         _demand_record(ledger, plan, paths)
         ended = paths.results.exists() and read_evaluation(paths.root)
         if ended and ended.state == "done" and not ended.errors:
             if ledger.evaluation(evaluation_id).state != "done":  # its command could not record its end
-                _keep(ended, plan, paths, ledger)
+                keep(ended, plan, paths, ledger)
             return ended
         _forget_failures(paths)
         _go_on_with_time(paths)
@@ -148,7 +146,7 @@ def rescore(evaluation_id: str, *, home: Path | None = None, progress: Progress 
         shutil.rmtree(folder)
         scored = results_of(plan.suite, heard.tasks, before)
         evaluation = replace(before, **scored)
-        with _saying_where_it_lies(paths, f"holdfast eval rescore {evaluation_id}"):
+        with saying_where_it_lies(paths, f"holdfast eval rescore {evaluation_id}"):
             write_evaluation(evaluation, paths.root)
             write_reports(evaluation, plan.options.output)
             ledger.set_evaluation(
@@ -190,8 +188,8 @@ def _run(plan: Planned, paths: EvaluationPaths, ledger: Ledger, progress: Progre
             session = Session(plan.coordinator_config(paths), plan.nodes_wanted(environment), heard)
             _run_session(session, plan.add_model(0, paths))
     except BaseException as error:
-        why = _sentence(error) or ("It was stopped." if isinstance(error, KeyboardInterrupt) else type(error).__name__)
-        outcome = _recorded(ledger, paths, "stopped", _with_next_step(why, paths))
+        why = sentence(error) or ("It was stopped." if isinstance(error, KeyboardInterrupt) else type(error).__name__)
+        outcome = recorded(ledger, paths, "stopped", with_next_step(why, paths))
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt(outcome) from error
         if isinstance(error, EvaluationError | LedgerError | OSError):
@@ -199,79 +197,12 @@ def _run(plan: Planned, paths: EvaluationPaths, ledger: Ledger, progress: Progre
         raise
     if heard.model is not None and heard.model.error:
         if heard.model.wrong_use and not heard.tasks:
-            raise BadUse(_recorded(ledger, paths, "failed", heard.model.error))
-        raise EvaluationError(_recorded(ledger, paths, "failed", _with_next_step(heard.model.error, paths)))
-    with _saying_where_it_lies(paths, f"holdfast eval resume {paths.evaluation_id}"):
+            raise BadUse(recorded(ledger, paths, "failed", heard.model.error))
+        raise EvaluationError(recorded(ledger, paths, "failed", with_next_step(heard.model.error, paths)))
+    with saying_where_it_lies(paths, f"holdfast eval resume {paths.evaluation_id}"):
         evaluation = summarize(plan.suite, plan.model, paths, heard.tasks, heard.model, plan.options)
-        write_evaluation(evaluation, paths.root)
-        _keep(evaluation, plan, paths, ledger)
+        keep(evaluation, plan, paths, ledger)
     return evaluation
-
-
-def _keep(evaluation: Evaluation, plan: Planned, paths: EvaluationPaths, ledger: Ledger) -> None:
-    write_reports(evaluation, plan.options.output)
-    record_end(ledger, plan, paths, evaluation)
-
-
-def _with_next_step(why: str, paths: EvaluationPaths) -> str:
-    return f"{why} Go on with: holdfast eval resume {paths.evaluation_id}"
-
-
-def _recorded(ledger: Ledger, paths: EvaluationPaths, state: str, outcome: str) -> str:
-    """Record how it ended; the outcome, and behind it what keeps the ledger from having it."""
-    try:
-        ledger.set_evaluation(paths.evaluation_id, state=state, ended_at_s=time.time(), outcome=outcome)
-    except HoldfastError as error:
-        return f"{outcome}\n{error} What was finished is in {paths.root} all the same."
-    return outcome
-
-
-@contextmanager
-def _saying_where_it_lies(paths: EvaluationPaths, again: str) -> Iterator[None]:
-    """What is scored is kept by its tasks already: a disk that is full hides neither that nor the next step.
-
-    Raises:
-        EvaluationError: it could not be written or recorded.
-    """
-    try:
-        yield
-    except (HoldfastError, OSError) as error:
-        raise EvaluationError(
-            f"Its tasks have ended and what they came to is in {paths.root}, but not all of it could be recorded: "
-            f"{_sentence(error)} Then go on with: {again}"
-        ) from error
-
-
-def _sentence(error: BaseException) -> str:
-    return f"{error}. See that there is room and that it can be written." if isinstance(error, OSError) else str(error)
-
-
-def _check_is_ours(paths: EvaluationPaths) -> None:
-    """A folder that somebody else filled is neither written to nor, when nothing comes of it, removed.
-
-    Raises:
-        BadUse: it is such a folder.
-    """
-    if not paths.root.is_dir() or paths.suite.exists():
-        return
-    if others := sorted(path.name for path in paths.root.iterdir() if path != paths.state):
-        raise BadUse(f"{paths.root} holds something else: {', '.join(others[:3])}. Choose another --id.")
-
-
-def _check_output(options: EvaluateOptions) -> None:
-    """Before the work, not after it: the folder for results is there and can be written.
-
-    Raises:
-        BadUse: it is not.
-    """
-    if options.output is None:
-        return
-    try:
-        options.output.mkdir(parents=True, exist_ok=True)
-        with TemporaryFile(dir=options.output):
-            pass
-    except OSError as error:
-        raise BadUse(f"Nothing can be written into {options.output}: {error.strerror}. Give another -o.") from error
 
 
 def _demand_record(ledger: Ledger, plan: Planned, paths: EvaluationPaths) -> None:
@@ -305,26 +236,3 @@ def _go_on_with_time(paths: EvaluationPaths) -> None:
         started = json.loads(record.read_bytes())
         started["started_at_s"] = time.time() - read_timeline(paths.timeline).makespan_s
         write_atomic(record, json.dumps(started).encode())
-
-
-@contextmanager
-def holding(paths: EvaluationPaths) -> Iterator[None]:
-    """One command at a time has an evaluation.
-
-    Raises:
-        BadUse: another has it, or the folder cannot be written.
-    """
-    try:
-        paths.state.mkdir(parents=True, exist_ok=True)
-        file = os.open(paths.state / "lock", os.O_RDWR | os.O_CREAT, 0o644)
-    except OSError as error:
-        raise BadUse(f"{paths.root}: {error.strerror}. Set HOLDFAST_HOME to a folder of yours.") from error
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        os.close(file)
-        raise BadUse(f"{paths.evaluation_id} is running. Wait for it, or stop the command that runs it.") from error
-    try:
-        yield
-    finally:
-        os.close(file)

@@ -26,15 +26,16 @@ from holdfast.core.ledger import Ledger
 from holdfast.core.paths import EvaluationPaths, holdfast_home
 from holdfast.evaluate.coordinator.config import LEFT, CoordinatorFiles
 from holdfast.evaluate.coordinator.wire import AddModel, Message, ModelOutcome, Status, TaskOutcome
+from holdfast.evaluate.ending import keep, saying_where_it_lies
 from holdfast.evaluate.errors import EvaluationError
-from holdfast.evaluate.evaluation import Evaluation, write_evaluation
+from holdfast.evaluate.evaluation import Evaluation
+from holdfast.evaluate.folder import holding
 from holdfast.evaluate.judging import judging
 from holdfast.evaluate.options import EvaluateOptions
 from holdfast.evaluate.planned import Planned, describe_model, new_id
 from holdfast.evaluate.policy.priors import encode_history
-from holdfast.evaluate.records import history_of, opened_ledger, record_end, state_of
-from holdfast.evaluate.report import write_reports
-from holdfast.evaluate.run import Progress, holding
+from holdfast.evaluate.records import history_of, opened_ledger, state_of
+from holdfast.evaluate.run import Progress
 from holdfast.evaluate.session import Session
 from holdfast.evaluate.suite import Suite, load_suite
 from holdfast.evaluate.summary import summarize, write_slice
@@ -262,12 +263,11 @@ class _Stream:
 
     def _kept(self, outcome: ModelOutcome) -> Evaluation:
         plan, paths = self._plans[outcome.model]
-        timeline = write_slice(self.paths, paths, outcome.model)
-        tasks = self._tasks.get(outcome.model, {})
-        evaluation = summarize(plan.suite, plan.model, paths, tasks, outcome, plan.options, timeline=timeline)
-        write_evaluation(evaluation, paths.root)
-        write_reports(evaluation, plan.options.output)
-        record_end(self.ledger, plan, self.paths, evaluation)
-        if outcome.error:
-            self.ledger.set_evaluation(evaluation.id, outcome=outcome.error, ended_at_s=time.time())
+        with saying_where_it_lies(paths, f"holdfast eval resume {paths.evaluation_id}"):
+            timeline = write_slice(self.paths, paths, outcome.model)
+            tasks = self._tasks.get(outcome.model, {})
+            evaluation = summarize(plan.suite, plan.model, paths, tasks, outcome, plan.options, timeline=timeline)
+            keep(evaluation, plan, paths, self.ledger, session=self.paths)
+            if outcome.error:
+                self.ledger.set_evaluation(evaluation.id, outcome=outcome.error, ended_at_s=time.time())
         return evaluation
