@@ -20,6 +20,7 @@ from holdfast.evaluate import records
 from holdfast.evaluate.coordinator.wire import Status
 from holdfast.evaluate.evaluation import BoundTerm, Evaluation, write_evaluation
 from holdfast.evaluate.plan import Plan
+from holdfast.evaluate.policy import account
 from holdfast.evaluate.report.timeline import Begin, RequestSpan, timeline_of
 from holdfast.evaluate.scores import compact, scores_of
 
@@ -117,6 +118,7 @@ def test_run_says_what_was_given_and_leaves_the_rest(home, asked):
     tasks.mkdir()
     flags = (
         "--nodes 4 --on slurm --sbatch-option=--partition=p --sbatch-option=--time=10 --tp 2 --mode free --limit 0.5 "
+        "--engine mine:Engine "
         "--engine-option max_num_seqs=64 --engine-option eager=true --engine-option name=x --no-chat-template "
         "--judge-url http://j/v1 --judge-requests-per-minute 60 --id mine -o out --confirm-unsafe-code"
     )
@@ -126,7 +128,7 @@ def test_run_says_what_was_given_and_leaves_the_rest(home, asked):
     assert (name, arguments) == ("evaluate", ("gsm8k,mmlu:5", "/m"))
     assert (options.home, options.ledger) == (home, ledger_url(home))
     assert (options.nodes, options.on, options.sbatch_options) == (4, "slurm", ("--partition=p", "--time=10"))
-    assert (options.engine.tensor_parallel, options.engine.mode, options.engine.kind) == (2, "free", "hf")
+    assert (options.engine.tensor_parallel, options.engine.mode, options.engine.kind) == (2, "free", "mine:Engine")
     assert options.engine.options == {"max_num_seqs": 64, "eager": True, "name": "x"}
     assert (options.limit, options.chat_template, options.num_fewshot) == (0.5, False, None)
     assert options.include_paths == (str(tasks),)
@@ -148,7 +150,8 @@ def test_run_without_flags_is_the_librarys_default(home, asked):
     [
         (("--nodes", "0"), "nodes is 0"),
         (("--judge-concurrency", "4"), "no judge. Give --judge-url URL too."),
-        (("--engine-option", "fast"), "'fast' is not KEY=VALUE"),
+        (("--engine-option", "fast"), "'fast' is not KEY=VALUE. Give one: --engine-option patience_s=900"),
+        ((*OPENAI, "--engine-option", "patience=9"), "no option 'patience'. Did you mean 'patience_s'?"),
         ((*OPENAI, "--limit", "0"), "limit is 0"),
     ],
 )
@@ -189,12 +192,18 @@ def test_watch_prints_each_evaluation_as_it_comes(home, asked):
 # What it answers
 
 
-def test_run_prints_scores_the_bound_and_where_the_page_is(home, asked):
+def test_run_prints_scores_the_bound_its_losses_and_where_the_page_is(home, asked):
+    asked.answers = [evaluation(account={account.USEFUL: 8.0, account.TAIL_METRIC: 1.5, account.START: 0.5})]
     result = ran("eval", "run", "--suite", "gsm8k", "--model", "/m")
     assert "|gsm8k|" in result.output
     assert "mine on /models/llama took 12.0 s, 1.20 times its lower bound of 10.0 s (engines)." in result.output
-    assert result.output.endswith("Page: /x/report.html\n")
+    assert result.output.endswith(
+        "\nUseful work was 80.0% of the engines' time. Most of the rest: tail, metrics 15.0%; starting 5.0%."
+        "\nPage: /x/report.html\n"
+    )
     assert result.return_value == 0
+    asked.answers = [evaluation(account={})]
+    assert "engines' time" not in ran("eval", "run", "--suite", "gsm8k", "--model", "/m").output
 
 
 def test_a_task_without_scores_makes_it_incomplete(home, asked):

@@ -20,7 +20,8 @@ def light(tmp_path_factory: pytest.TempPathFactory) -> World:
 @pytest.fixture(scope="session")
 def stock(e2e: World) -> list[dict]:
     """Stock lm-eval's results of the whole suite, in one process."""
-    return e2e.stock([(PLAIN, False), (CHAT, True)])
+    [found] = e2e.stock([(PLAIN, False), (CHAT, True)], e2e.model())
+    return found
 
 
 @pytest.fixture

@@ -1,12 +1,16 @@
 """A tiny model, a suite with every kind of task, `holdfast` as a command, and stock lm-eval as the truth."""
 
 import json
+import math
 import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "harness"))  # the tasks of its tests
@@ -20,6 +24,8 @@ PARTS = ("results", "groups", "group_subtasks", "versions", "n-shot", "higher_is
 """Of lm-eval's results: all that says what was scored, and what it came to."""
 PLAIN = ("t_group", "t_mutual", "t_score", "t_rolling", "t_votes", "t_own", "t_code")
 CHAT = ("t_inputs", "t_long")
+MEASURED = ("perplexity", "word_perplexity", "byte_perplexity", "bits_per_byte", "brier_score")
+"""The metrics of the suite that are made of log-probabilities as they are; all others count."""
 REQUESTS = 86
 """Of the whole suite, those that differ."""
 TIMEOUT_S = 240
@@ -94,12 +100,14 @@ asked = json.loads(sys.argv[1])
 torch.set_num_threads(1)
 manager = TaskManager(include_path=asked["tasks"], include_defaults=False)
 found = []
-for names, chat in asked["parts"]:
-    results = simple_evaluate(
-        model="hf", model_args={"pretrained": asked["model"]}, tasks=names, batch_size=1, device="cpu",
-        apply_chat_template=chat, task_manager=manager, confirm_run_unsafe_code=True, log_samples=False,
-    )
-    found.append(json.loads(json.dumps(results, default=handle_non_serializable)))
+for model in asked["models"]:
+    found.append([])
+    for names, chat in asked["parts"]:
+        results = simple_evaluate(
+            model="hf", model_args={"pretrained": model}, tasks=names, batch_size=1, device="cpu",
+            apply_chat_template=chat, task_manager=manager, confirm_run_unsafe_code=True, log_samples=False,
+        )
+        found[-1].append(json.loads(json.dumps(results, default=handle_non_serializable)))
 print("STOCK " + json.dumps(found))
 """
 
@@ -143,7 +151,7 @@ class World:
             "XDG_CACHE_HOME": str(self.folder / "cache"),
             "HF_DATASETS_CACHE": str(self.folder / "datasets"),
             "HOLDFAST_HOME": str(home or self.home),
-            "PYTHONPATH": os.pathsep.join([str(HERE / "harness"), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE / "harness"), os.environ.get("PYTHONPATH", "")]),
             **more,
         }
 
@@ -174,9 +182,9 @@ class World:
         """What it answered, as JSON."""
         return json.loads(self.run(*words, "--json", **more)[0])
 
-    def stock(self, parts, number: int = 0) -> list[dict]:
-        """Stock lm-eval's results objects, one for each (task names, chat template)."""
-        asked = {"tasks": str(self.tasks), "model": str(self.model(number)), "parts": parts}
+    def stock(self, parts, *models: Path) -> list[list[dict]]:
+        """Stock lm-eval's results objects of each model, one for each (task names, chat template)."""
+        asked = {"tasks": str(self.tasks), "models": list(map(str, models)), "parts": parts}
         done = subprocess.run(
             [sys.executable, "-c", STOCK, json.dumps(asked)],
             env=self.environment(DISABLE_MULTIPROC="1"),
@@ -215,30 +223,59 @@ def end(process: subprocess.Popen[str]) -> None:
             process.communicate()
 
 
-def scores_of(results: dict, names=None) -> dict:
-    """What must be equal to the last bit, of the tasks named or all."""
-    return {
-        part: {
-            task: value
-            for task, value in (results.get(part) or {}).items()
-            if (names is None or task in names) and part in results
-        }
-        for part in PARTS
-    }
+def wait_until(holds: Callable[[], bool], process: "subprocess.Popen[str] | None" = None) -> None:
+    """Look until something holds, which it must while a command still runs."""
+    deadline_s = time.monotonic() + TIMEOUT_S
+    while not holds():
+        assert process is None or process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+def answers(evaluation: Path) -> int:
+    """How many requests the timeline in an evaluation's folder has so far."""
+    timeline = evaluation / "timeline.jsonl"
+    return timeline.read_text().count('"request"') if timeline.exists() else 0
 
 
 def check_equal(evaluation: dict, stock: list[dict]) -> None:
     """An evaluation of the suite has the scores of stock lm-eval, bit for bit."""
+    _check_done(evaluation)
+    for part, task, ours, theirs in _side_by_side(evaluation, stock):
+        # As text: NaN is NaN, and 0.0 is not -0.0.
+        assert json.dumps(ours, sort_keys=True) == json.dumps(theirs, sort_keys=True), (part, task)
+
+
+def check_close(evaluation: dict, stock: list[dict]) -> None:
+    """An evaluation of the suite counts what stock lm-eval counts, and measures the same but for 1e-6 of it."""
+    _check_done(evaluation)
+    for part, task, ours, theirs in _side_by_side(evaluation, stock):
+        if part not in ("results", "groups"):
+            assert ours == theirs, (part, task)
+            continue
+        assert ours.keys() == theirs.keys(), (part, task)
+        for metric, value in theirs.items():
+            is_measured = metric.partition(",")[0].removesuffix("_stderr") in MEASURED
+            if is_measured and isinstance(value, float):
+                # A perplexity is the exponential of what was measured.
+                both = [math.log(one) if "perplexity" in metric else one for one in (ours[metric], value)]
+                assert math.isclose(*both, rel_tol=1e-6, abs_tol=1e-6), (task, metric, ours[metric], value)
+            else:
+                assert ours[metric] == value, (task, metric)
+
+
+def _check_done(evaluation: dict) -> None:
     assert evaluation["state"] == "done", evaluation["errors"]
     assert evaluation["errors"] == {}
-    ours = scores_of(evaluation["results"])
+
+
+def _side_by_side(evaluation: dict, stock: list[dict]) -> Iterator[tuple[str, str, Any, Any]]:
+    """What was scored and what it came to: part, task, ours, theirs."""
     for results in stock:
-        theirs = scores_of(results)
         for part in PARTS:
-            for task, value in theirs[part].items():
-                # As text: NaN is NaN, and 0.0 is not -0.0.
-                assert json.dumps(ours[part][task], sort_keys=True) == json.dumps(value, sort_keys=True), (part, task)
-    assert set(ours["results"]) == {task for results in stock for task in results["results"]}
+            for task, theirs in (results.get(part) or {}).items():
+                yield part, task, evaluation["results"][part][task], theirs
+    assert set(evaluation["results"]["results"]) == {task for results in stock for task in results["results"]}
 
 
 def check_nothing_was_redone(folder: Path) -> None:

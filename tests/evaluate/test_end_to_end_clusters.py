@@ -1,12 +1,11 @@
 """`holdfast eval` on a real Slurm and a real Ray of several nodes on this machine, whole and with a node that dies."""
 
 import json
-import time
 from pathlib import Path
 
 import psutil
 import pytest
-from end_to_end_world import TIMEOUT_S, check_equal, check_nothing_was_redone, end
+from end_to_end_world import TIMEOUT_S, answers, check_equal, check_nothing_was_redone, end, wait_until
 
 from holdfast.testing.slurm import PrivateSlurm
 
@@ -53,22 +52,13 @@ def agents(folder: Path) -> dict[int, psutil.Process]:
     return found
 
 
-def await_answers(timeline: Path, process) -> None:
-    """Until engines have begun to answer."""
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while not (timeline.exists() and '"request"' in timeline.read_text()):
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline_s
-        time.sleep(0.05)
-
-
 def run_and_kill(world, home, words, kill, environment) -> dict:
     """Run with a node killed once engines answer; what came of it."""
     folder = home / "evaluations" / "struck"
     words = ["run", "--suite", world.suite(), "--model", world.model(), "--threads", 1, "--id", "struck", *words]
     process = world.start(*words, home=home, **environment)
     try:
-        await_answers(folder / "timeline.jsonl", process)
+        wait_until(lambda: answers(folder) > 0, process)
         kill(agents(folder))
         out, err = process.communicate(timeout=TIMEOUT_S)
     finally:
@@ -126,7 +116,7 @@ def test_a_command_on_ray_is_killed(ray_cluster, e2e, stock, tmp_path):
     words = ["--model", e2e.model(), "--threads", 1, "--id", "left", "--on", "ray", "--nodes", 2]
     process = e2e.start("run", "--suite", e2e.suite(), *words, home=home, **environment)
     try:
-        await_answers(folder / "timeline.jsonl", process)
+        wait_until(lambda: answers(folder) > 0, process)
         left = list(agents(folder).values())
         process.kill()
         process.communicate(timeout=TIMEOUT_S)

@@ -3,24 +3,31 @@
 import json
 import os
 import signal
-import time
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from end_to_end_world import TIMEOUT_S, end, leftovers
+from end_to_end_world import TIMEOUT_S, answers, end, leftovers, wait_until
+from gated_engine import Gate, finished_keys
 
 from holdfast.cli.main import cli
 from holdfast.core.errors import BadUse, HoldfastError, NotFound
+from holdfast.evaluate.suite import TaskEntry
 from holdfast.testing.harness import synthetic_entry
+from holdfast.testing.struck_evaluation import expected_results, write_model
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 SIMULATED = ("--model", "none", "--engine", "simulated")
 SLOW = ("--engine-option", "step_base_s=0.05")
 
 
+def task_entry(task: str, *, samples: int = 10, tokens: int = 4) -> TaskEntry:
+    return synthetic_entry(task, prompt_tokens=[8] * samples, new_tokens=[tokens] * samples)
+
+
 def entry(task: str, *, samples: int = 10, tokens: int = 4, **more) -> str:
     """A task of the suite's file; `more` of `SyntheticHarness`'s options."""
-    made = synthetic_entry(task, prompt_tokens=[8] * samples, new_tokens=[tokens] * samples)
+    made = task_entry(task, samples=samples, tokens=tokens)
     options = ", ".join(f"{key} = {json.dumps(value)}" for key, value in {**made.options, **more}.items())
     return f'[[tasks]]\nname = "{task}"\nharness = "{made.harness}"\noptions = {{ {options} }}\n'
 
@@ -46,19 +53,6 @@ def states(world, home) -> dict[str, str]:
     return {one["id"]: one["state"] for one in listed}
 
 
-def answers(home, evaluation_id) -> int:
-    timeline = home / "evaluations" / evaluation_id / "timeline.jsonl"
-    return timeline.read_text().count('"request"') if timeline.exists() else 0
-
-
-def await_answers(home, evaluation_id, process, *, more_than: int = 0) -> None:
-    deadline_s = time.monotonic() + TIMEOUT_S
-    while answers(home, evaluation_id) <= more_than:
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline_s
-        time.sleep(0.02)
-
-
 def test_what_the_commands_say_of_an_evaluation_from_its_start_to_its_end(light, suite, home):
     out, err = light.run("run", "--suite", suite(entry("a"), entry("b")), *SIMULATED, "--id", "x", home=home)
     assert "|a    |" in out
@@ -76,6 +70,7 @@ def test_what_the_commands_say_of_an_evaluation_from_its_start_to_its_end(light,
 
 
 def test_ctrl_c_then_resume_and_a_command_that_is_killed(light, suite, home):
+    folder = home / "evaluations" / "x"
     process = light.start(
         "run",
         "--suite",
@@ -89,7 +84,7 @@ def test_ctrl_c_then_resume_and_a_command_that_is_killed(light, suite, home):
         home=home,
     )
     try:
-        await_answers(home, "x", process)
+        wait_until(lambda: answers(folder) > 0, process)
         _, err = light.run("resume", "x", code=2, home=home)
         assert "x is running. Wait for it, or stop the command that runs it." in err
         assert states(light, home) == {"x": "running"}
@@ -102,10 +97,10 @@ def test_ctrl_c_then_resume_and_a_command_that_is_killed(light, suite, home):
     assert "It was stopped. Go on with: holdfast eval resume x" in err
     assert states(light, home) == {"x": "stopped"}
 
-    before = answers(home, "x")
+    before = answers(folder)
     process = light.start("resume", "x", home=home)
     try:
-        await_answers(home, "x", process, more_than=before)
+        wait_until(lambda: answers(folder) > before, process)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate(timeout=TIMEOUT_S)
     finally:
@@ -127,6 +122,38 @@ def test_a_command_that_was_killed_when_all_tasks_had_ended(light, suite, home):
         path.unlink()
     after = light.json("resume", "x", home=home)
     assert (after["state"], after["results"]["results"]) == ("done", before["results"]["results"])
+
+
+def commit(folder: Path, step: int) -> Path:
+    """A checkpoint as transformers' Trainer commits it: the state of the training comes last."""
+    path = write_model(folder / f"checkpoint-{step}", size_bytes=4096 * step)
+    (path / "trainer_state.json").touch()
+    return path
+
+
+@pytest.mark.slow
+def test_a_stream_evaluates_what_comes_and_passes_over_what_is_stale(light, suite, tmp_path, home):
+    gate, folder = Gate(tmp_path, kind="simulated"), tmp_path / "checkpoints"
+    commit(folder, 1)
+    gate.let(3)
+    words = ["watch", folder, "--once", "--drop-stale", "--suite", suite(entry("a"), entry("b")), "--json", *gate.flags]
+    process = light.start(*words, home=home)
+    try:
+        wait_until(lambda: len(finished_keys(gate.record)) >= 3, process)
+        commit(folder, 2)
+        wait_until(lambda: [*home.glob("evaluations/*-step-2")], process)
+        commit(folder, 3)
+        wait_until(lambda: not [*home.glob("evaluations/*-step-2")], process)  # while the first is still under way
+        gate.open()
+        out, err = process.communicate(timeout=TIMEOUT_S)
+    finally:
+        end(process)
+    assert process.returncode == 0, err
+    said = [json.loads(line) for line in out.splitlines()]
+    assert [one["step"] for one in said] == [1, 3]
+    for one in said:
+        assert one["results"]["results"] == expected_results([task_entry("a"), task_entry("b")])
+    assert states(light, home) == {one["id"]: "done" for one in said}
 
 
 def test_a_task_that_raises_leaves_the_others_their_scores(light, suite, home):

@@ -1,4 +1,4 @@
-"""Every form of `--model` through the whole system: one set of weights, so the same scores, bit for bit."""
+"""Every form of a model through the whole system, and a training run whose checkpoints are evaluated as they come."""
 
 import json
 import subprocess
@@ -6,15 +6,18 @@ import sys
 from pathlib import Path
 
 import pytest
-from end_to_end_world import World
+from click.testing import CliRunner
+from end_to_end_world import HOLDFAST, World, leftovers
+
+from holdfast.cli.main import cli
 
 sys.path.insert(0, str(Path(__file__).parent / "weights"))  # the storage of its tests
-from weights_world import Storage
+from weights_world import storage_over_http
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]  # real engines, real harness
 TASKS = ("t_score", "t_generate")
 
-# A training script: it saves what it trains, under transformers' names and under its own.
+# A training script: it writes what it begins with under transformers' names and under its own, then trains.
 TRAIN = """
 import sys
 
@@ -26,18 +29,24 @@ import holdfast
 
 hf, folder = sys.argv[1:]
 model = AutoModelForCausalLM.from_pretrained(hf)
-optimizer = torch.optim.AdamW(model.parameters())
-sum(parameter.sum() for parameter in model.parameters()).backward()
-optimizer.zero_grad()  # it has seen the parameters, and leaves them as they are
-checkpointer = holdfast.Checkpointer(f"{folder}/holdfast", every=1)
-checkpointer.save(7, {"model": model, "optimizer": optimizer})
-checkpointer.close()
+optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
 dcp.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, checkpoint_id=f"{folder}/dcp")
 own = {name.removeprefix("model.").replace("layers", "blocks"): value for name, value in model.state_dict().items()}
 for name in [name for name in own if name.endswith("up_proj.weight")]:
     own[name] = own[name].T.contiguous()
 own = {f"net.{name}": value for name, value in own.items()}
 dcp.save(own, checkpoint_id=f"{folder}/own")
+
+run = holdfast.attach()
+batch = torch.arange(3, 35)[None]
+with holdfast.Checkpointer(f"{folder}/holdfast", every=1) as checkpointer:
+    for step in (1, 2):
+        loss = model(input_ids=batch, labels=batch).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.step(step, loss=loss)
+        checkpointer.save(step, {"model": model, "optimizer": optimizer})
 """
 NAMES = """\
 prefix = "net."
@@ -60,17 +69,25 @@ transposed = ["blocks.{n}.mlp.up_proj.weight"]
 
 @pytest.fixture(scope="module")
 def trained(e2e: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What `holdfast run` made of the script, with an evaluation beside it: checkpoints, and the home of both."""
     folder = tmp_path_factory.mktemp("trained")
+    (folder / "train.py").write_text(TRAIN)
+    (folder / "names.toml").write_text(NAMES)
+    wish = ["--eval-suite", e2e.suite(TASKS, (), name="two"), "--eval-option=--threads=1"]
+    wish += [f"--eval-option=--hf-config={e2e.model()}"]
+    job = [sys.executable, folder / "train.py", e2e.model(), folder]
     done = subprocess.run(
-        [sys.executable, "-c", TRAIN, str(e2e.model()), str(folder)],
-        env=e2e.environment(),
+        [*HOLDFAST, "run", "--name", "trained", "--nproc", "1", *map(str, [*wish, "--", *job])],
+        env=e2e.environment(folder / "home"),
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=200,
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    (folder / "names.toml").write_text(NAMES)
+    assert "the evaluation" not in done.stderr, "it has nothing to say of"
+    assert leftovers(folder) == []
     return folder
 
 
@@ -92,9 +109,28 @@ def check(e2e: World, stock, tmp_path):
     return run
 
 
-def test_a_holdfast_checkpoint(check, e2e, trained):
-    [step] = (trained / "holdfast").glob("step-*")
-    check("--model", step, "--hf-config", e2e.model())
+def test_the_checkpoints_of_a_run_are_scored_as_what_they_export_to(e2e, trained):
+    steps = (1, 2)
+    exported = [trained / f"exported-{step}" for step in steps]
+    for step, folder in zip(steps, exported, strict=True):
+        [checkpoint] = (trained / "holdfast").glob(f"step-*{step}")
+        words = ["checkpoint", "export", checkpoint, "--safetensors", folder, "--hf-config", e2e.model()]
+        CliRunner().invoke(cli, list(map(str, words)), standalone_mode=False, catch_exceptions=False)
+    expected = [found["results"] for [found] in e2e.stock([(TASKS, False)], *exported)]
+    assert expected[0] != expected[1]
+
+    home = trained / "home"
+    evaluations = json.loads(e2e.run("ls", "--run", "trained", "--json", home=home)[0])["evaluations"]
+    found = {one["step"]: json.loads((Path(one["folder"]) / "results.json").read_text()) for one in evaluations}
+    assert sorted(found) == list(steps)
+    for step, scores in zip(steps, expected, strict=True):
+        assert json.dumps(found[step]["results"]["results"], sort_keys=True) == json.dumps(scores, sort_keys=True)
+
+    comparison = e2e.json("compare", "--run", "trained", home=home)
+    assert comparison["labels"] == ["step 1", "step 2"]
+    rows = {(row["task"], row["metric"]): row["values"] for row in comparison["rows"]}
+    perplexity = "perplexity,none"
+    assert rows["t_score", perplexity] == [scores["t_score"][perplexity] for scores in expected]
 
 
 def test_a_dcp_folder_and_one_whose_names_are_its_own(check, e2e, trained):
@@ -107,26 +143,17 @@ def test_a_dcp_folder_and_one_whose_names_are_its_own(check, e2e, trained):
     assert "Give a name map" in err.splitlines()[-1]
 
 
-def test_a_folder_over_http_and_in_a_bucket(check, e2e):
-    storage = Storage(e2e.model().parent.parent, buckets=True)
-    try:
-        name = e2e.model().relative_to(storage.folder)
-        check("--model", f"{storage.url}/{name}")
-        assert any(path.endswith("model.safetensors") for _, path, _ in storage.requests)
-        check(
+def test_storage_over_http_and_a_bucket_where_a_third_of_reads_fail(check, e2e):
+    model = e2e.model()
+    size_bytes = sum(path.stat().st_size for path in model.iterdir())
+    folder = model.parent.parent
+    name = model.relative_to(folder)
+    with storage_over_http(folder, failing=0.3, buckets=True) as storage:
+        said = check("--model", f"{storage.url}/{name}")
+        assert storage.failed > 5
+        assert said["remote_bytes"] == storage.sent_bytes == size_bytes, "each byte once, also by the storage's count"
+        said = check(
             "--model", f"s3://{name}", AWS_ENDPOINT_URL=storage.url, AWS_ACCESS_KEY_ID="key",
             AWS_SECRET_ACCESS_KEY="secret", AWS_REGION="us-east-1", AWS_ALLOW_HTTP="true",
         )  # fmt: skip
-    finally:
-        storage.close()
-
-
-def test_checkpoints_of_a_run_as_a_stream(e2e, stock, trained, tmp_path):
-    out, _ = e2e.run(
-        "watch", trained / "holdfast", "--once", "--suite", e2e.suite(TASKS, (), name="two"), "--hf-config",
-        e2e.model(), "--threads", 1, "--json",
-        home=tmp_path / "home",
-    )  # fmt: skip
-    [said] = [json.loads(line) for line in out.splitlines()]
-    assert said["step"] == 7
-    assert said["results"]["results"] == {task: stock[0]["results"][task] for task in TASKS}
+        assert said["remote_bytes"] == storage.sent_bytes - size_bytes == size_bytes

@@ -6,12 +6,11 @@ import signal
 import socket
 import sys
 import threading
-import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
-from end_to_end_world import TIMEOUT_S, end
+from end_to_end_world import TIMEOUT_S, end, wait_until
 
 sys.path.insert(0, str(Path(__file__).parent / "engines"))  # the model server of its tests
 from openai_stand_in import StandIn
@@ -39,10 +38,12 @@ import openai
 def process_results(doc, results):
     client = openai.OpenAI(max_retries=8)
     said = client.chat.completions.create(
-        model="judge", messages=[{"role": "user", "content": "Good? " + doc["text"] + results[0]}], max_tokens=3
+        model="judge", messages=[{"role": "user", "content": "Good? " + doc["text"] + results[0]}], max_tokens=3,
+        temperature=0,
     )
     return {"good": float(said.choices[0].message.content == "yes")}
 """
+JUDGE_TOKENS = 61  # of one request and its answer, by the judge's count
 JUDGED_TASK = """\
 task: t_judged
 dataset_path: json
@@ -114,20 +115,25 @@ def test_generated_code_runs_in_the_sandbox_and_only_when_it_is_allowed(e2e, sto
 
 
 class JudgeServer(ThreadingHTTPServer):
-    """A judge that notes when it was asked."""
+    """A judge that counts how often it was asked, and answers a few times before it is told to go on."""
 
     daemon_threads = True
 
-    def __init__(self) -> None:
+    def __init__(self, answers_first: int) -> None:
         super().__init__(("127.0.0.1", 0), JudgeHandler)
-        self.times_s: list[float] = []
+        self.answers_first, self.asked = answers_first, 0
+        self.may_go_on = threading.Event()
         self.lock = threading.Lock()
+
+    def handle_error(self, *_) -> None:
+        """Whoever asked was killed."""
 
     def __enter__(self):
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         return self
 
     def __exit__(self, *_):
+        self.may_go_on.set()
         self.shutdown()
         self.server_close()
 
@@ -141,13 +147,16 @@ class JudgeHandler(BaseHTTPRequestHandler):
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         with self.server.lock:
-            self.server.times_s.append(time.monotonic())
+            self.server.asked += 1
+            waits = self.server.asked > self.server.answers_first
+        if waits:
+            self.server.may_go_on.wait(TIMEOUT_S)
         good = "cat" in body["messages"][0]["content"]
         message = {"role": "assistant", "content": "yes" if good else "no"}
         said = {
             "id": "1", "object": "chat.completion", "created": 1, "model": "judge",
             "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
-            "usage": {"prompt_tokens": 10, "completion_tokens": 1, "total_tokens": 11},
+            "usage": {"prompt_tokens": JUDGE_TOKENS - 1, "completion_tokens": 1, "total_tokens": JUDGE_TOKENS},
         }  # fmt: skip
         data = json.dumps(said).encode()
         self.send_response(200)
@@ -157,41 +166,37 @@ class JudgeHandler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def test_a_judge_is_asked_no_faster_than_it_allows_also_when_its_proxy_is_killed(e2e, tmp_path):
+def test_a_judge_never_costs_more_than_it_may_also_when_its_proxy_is_killed(e2e, tmp_path):
     pytest.importorskip("openai")
     tasks = tmp_path / "tasks"
     tasks.mkdir()
-    count, rate = 40, 60.0
+    count, limit, at_once = 40, 30 * JUDGE_TOKENS, 4
     rows = [{"text": f"{'cat' if number % 2 else 'dog'} {number}"} for number in range(count)]
     (tasks / "judged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tasks / "judged_e2e.py").write_text(JUDGED)
     (tasks / "t_judged.yaml").write_text(JUDGED_TASK.format(folder=tasks))
-    home = tmp_path / "home"
-    with JudgeServer() as judge:
-        process = e2e.start(
-            "run", "--suite", "t_judged", "--include-path", tasks, "--model", e2e.model(), "--threads", 1, "--id", "x",
-            "--judge-url", f"http://127.0.0.1:{judge.server_address[1]}/v1", "--judge-requests-per-minute", rate,
-            "--judge-concurrency", 4, "--json",
-            home=home, OPENAI_API_KEY="of-the-judge",
-        )  # fmt: skip
+    words = ["run", "--suite", "t_judged", "--include-path", tasks, "--model", e2e.model(), "--threads", 1, "--json"]
+    costs = ["--judge-cost-limit", limit, "--judge-input-price", 1e6, "--judge-output-price", 1e6]  # one a token
+    where = {"home": tmp_path / "home", "OPENAI_API_KEY": "of-the-judge"}
+    with JudgeServer(answers_first=5) as judge:
+        url = f"http://127.0.0.1:{judge.server_address[1]}/v1"
+        words += ["--judge-url", url, "--judge-concurrency", at_once]
+        process = e2e.start(*words, *costs, **where)
         try:
-            deadline_s = time.monotonic() + TIMEOUT_S
-            while len(judge.times_s) < 5:
-                assert process.poll() is None, process.communicate()
-                assert time.monotonic() < deadline_s
-                time.sleep(0.05)
+            wait_until(lambda: judge.asked > judge.answers_first, process)
             os.kill(_proxy_of(process.pid), signal.SIGKILL)
+            before = judge.asked
+            judge.may_go_on.set()
             out, err = process.communicate(timeout=TIMEOUT_S)
         finally:
             end(process)
-        assert process.returncode == 0, err
-        times_s = sorted(judge.times_s)
-    said = json.loads(out)
+        assert process.returncode == 4, err
+        assert "cost limit" in json.loads(out)["errors"]["t_judged"]
+        assert before < judge.asked <= limit / JUDGE_TOKENS
+        # With money for all, only what had no answer is asked.
+        said = e2e.json(*words, **where)
+        assert count <= judge.asked <= count + at_once, "what was under way when the proxy died may be asked again"
     assert said["results"]["results"]["t_judged"]["good,none"] == 0.5
-    assert count <= len(times_s) <= count + 4, "what was under way when the proxy died may be asked again"
-    for first, _ in enumerate(times_s):
-        within = [one for one in times_s[first:] if one < times_s[first] + 60.0]
-        assert len(within) <= rate
 
 
 def _proxy_of(pid: int) -> int:

@@ -30,6 +30,23 @@ SUITE = Suite(
         ),
         ({"engine": EngineSpec(kind="openai")}, "engine.url is ''. Give the server's address with its version"),
         ({"engine": EngineSpec(url="http://x/v1")}, "hf has no server. Leave --url out, or --engine openai."),
+        (
+            {"engine": EngineSpec(kind="vllm", options={"patience": 9})},
+            "The engine vllm has no option 'patience'. Did you mean 'patience_s'? It has api_key_env",
+        ),
+        (
+            {"engine": EngineSpec(kind="openai", url="http://x/v1", options={"max_num_seqs": 64})},
+            "The engine openai has no option 'max_num_seqs'. It has api_key_env, patience_s, timeout_s, tokenizer.",
+        ),
+        ({"engine": EngineSpec(options={"eager": True})}, "The engine hf has no option 'eager'. It has none: leave it"),
+        (
+            {"engine": EngineSpec(kind="openai", url="http://x/v1", options={"timeout_s": "10m"})},
+            "The engine's option timeout_s is '10m'. Give a number of seconds above 0.",
+        ),
+        (
+            {"engine": EngineSpec(kind="vllm", options={"start_limit_s": True})},
+            "The engine's option start_limit_s is True. Give a number of seconds above 0.",
+        ),
         ({"engine": EngineSpec(tensor_parallel=0)}, "engine.tensor_parallel is 0. Give a number of at least 1."),
         ({"sbatch_options": ("--partition=p",)}, "sbatch_options are given, but on is 'local'. Give --on slurm"),
         ({"name_map": Path("m")}, "name_map is given without hf_config. Give --hf-config DIR"),
@@ -65,7 +82,16 @@ def test_a_judge_without_sense_is_refused(given, message):
 
 def test_the_defaults_and_an_engine_of_ones_own_are_allowed():
     assert EvaluateOptions().engine == EngineSpec()
-    assert EvaluateOptions(engine=EngineSpec(kind="mine.engine:Mine"), nodes=4, limit=0.5).nodes == 4
+    mine = EngineSpec(kind="mine.engine:Mine", options={"of_its_own": "x"})
+    assert EvaluateOptions(engine=mine, nodes=4, limit=0.5).nodes == 4
+
+
+def test_engines_have_the_options_that_they_read():
+    told = {"api_key_env": "KEY", "patience_s": 9, "timeout_s": 0.5}
+    server = {**told, "tokenizer": "/t"}
+    own = {**told, "arguments": "--swap-space 4", "command": "vllm", "start_limit_s": 60}
+    assert EvaluateOptions(engine=EngineSpec(kind="openai", url="http://x/v1", options=server)).engine.options == server
+    assert EvaluateOptions(engine=EngineSpec(kind="vllm", options=own)).engine.options == own
 
 
 def test_flags_override_the_suite_and_silence_does_not():
@@ -83,7 +109,7 @@ def test_flags_override_the_suite_and_silence_does_not():
 def test_options_come_back_from_their_json():
     options = EvaluateOptions(
         home=Path("/home"),
-        engine=EngineSpec(kind="vllm", options={"max_num_seqs": 64}),
+        engine=EngineSpec(kind="vllm", options={"start_limit_s": 64}),
         judge=JudgeLimits(**JUDGE, tokens_per_minute=10.0),
         hf_config=Path("/c"),
         include_paths=("/t",),

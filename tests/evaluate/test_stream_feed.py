@@ -1,15 +1,19 @@
 """Which checkpoints of a folder are under way at a time, and which comes next."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from holdfast.core.errors import BadUse, CheckpointError
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import EvaluationPaths
 from holdfast.evaluate import stream
 from holdfast.evaluate.coordinator.config import CoordinatorFiles
-from holdfast.evaluate.evaluation import Evaluation
+from holdfast.evaluate.coordinator.wire import ModelOutcome, TaskOutcome
+from holdfast.evaluate.evaluation import Evaluation, read_evaluation
 from holdfast.evaluate.options import EvaluateOptions
+from holdfast.evaluate.planned import describe_model
 from holdfast.evaluate.policy.priors import TaskHistory, encode_history
 from holdfast.evaluate.records import history_of, record_end
 from holdfast.evaluate.suite import Suite, TaskEntry
@@ -28,7 +32,13 @@ class Fed:
         )
         session = SimpleNamespace(add=lambda added: self.steps.append(int(added.name.rsplit("-", 1)[1])))
         monkeypatch.setattr(stream._Stream, "_start", lambda _self, _first: session)
-        monkeypatch.setattr(stream, "describe_model", lambda _model, _options: None)
+        self.wrong = {}
+        monkeypatch.setattr(stream, "describe_model", self.describe)
+
+    def describe(self, model, _options):
+        """Says what is `wrong` with a step, if anything is."""
+        if error := self.wrong.get(int(model.rsplit("-", 1)[1])):
+            raise error
 
     def commit(self, *steps):
         for step in steps:
@@ -40,6 +50,19 @@ class Fed:
         before = len(self.steps)
         self.stream._feed()
         return self.steps[before:]
+
+    def evaluations(self):
+        """What is yielded of those that fail before they begin."""
+        self.stream._heard.put(None)
+        return list(self.stream.evaluations(once=False, until=None))
+
+    def ended(self, number, **said):
+        """What comes of a model's end; as `evaluations` does."""
+        self.stream._open.discard(number)
+        return list(self.stream._ended(ModelOutcome(model=number, **said)))
+
+    def states(self):
+        return {record.step: record.state for record in self.stream.ledger.evaluations()}
 
     def close(self):
         for held in self.stream._holding.values():
@@ -105,3 +128,108 @@ def test_what_the_session_has_learned_so_far_is_recorded_with_each_checkpoint(fe
     )
     record_end(fed.stream.ledger, plan, fed.stream.paths, ended)
     assert history_of(fed.stream.ledger, plan) == history
+
+
+@pytest.mark.parametrize("error", [CheckpointError("It is torn."), BadUse("It is torn."), OSError(13, "It is torn.")])
+def test_a_checkpoint_that_cannot_be_read_has_failed_once_and_older_ones_are_evaluated(fed, error):
+    fed = fed()
+    fed.wrong[3] = error
+    fed.commit(1, 2, 3)
+    (failed,) = fed.evaluations()
+    assert fed.steps == [2, 1]
+    assert (failed.state, failed.step, list(failed.errors)) == ("failed", 3, ["task"])
+    assert "It is torn." in failed.errors["task"]
+    assert failed.model == str(fed.folder / "checkpoint-3")
+    assert failed.started_at_s > 0
+    assert read_evaluation(Path(failed.folder)).errors == failed.errors
+    assert fed.states() == {1: "running", 2: "running", 3: "failed"}
+    (record,) = [one for one in fed.stream.ledger.evaluations() if one.step == 3]
+    assert "It is torn." in record.outcome
+    del fed.wrong[3]
+    assert fed.ended(0) != []
+    assert fed.feed() == [], "not again in this stream"
+
+
+def test_one_that_cannot_be_read_drops_no_older_one(fed):
+    fed = fed(drop_stale=True)
+    fed.wrong[3] = CheckpointError("It is torn.")
+    fed.commit(1, 2, 3)
+    assert fed.feed() == [2]
+
+
+def test_one_that_is_deleted_while_it_is_read_is_passed_over(fed, monkeypatch):
+    fed = fed()
+
+    def delete(model, _options):
+        if model.endswith("-2"):
+            (fed.folder / "checkpoint-2" / "trainer_state.json").unlink()
+            raise BadUse("It lacks a file.")
+
+    monkeypatch.setattr(stream, "describe_model", delete)
+    fed.commit(1, 2)
+    assert fed.feed() == [1]
+    assert fed.states() == {1: "running"}
+
+
+def test_what_is_really_there_is_told_apart_from_what_the_command_should_have_given(fed, monkeypatch):
+    fed = fed()
+    monkeypatch.setattr(stream, "describe_model", describe_model)
+    fed.commit(3)
+    (fed.folder / "checkpoint-3" / "config.json").write_text("{}")
+    (fed.folder / "checkpoint-3" / "model.safetensors.index.json").write_text('{"weight_m')
+    assert fed.feed() == []
+    (torn,) = fed.stream._undescribed
+    assert "Copy the model again" in torn.errors["task"]
+
+    own = fed.folder / "step-4"
+    own.mkdir()
+    (own / ".metadata").write_bytes(b"?")
+    monkeypatch.setattr(stream, "scan", lambda _folder: [SimpleNamespace(step=4, path=own, state="written")])
+    with pytest.raises(BadUse, match="by --hf-config"):
+        fed.feed()
+    assert fed.states() == {3: "failed"}
+
+
+def test_conversion_that_a_folder_of_transformers_does_not_need_is_the_commands_mistake(fed, tmp_path):
+    fed = fed(hf_config=tmp_path)
+    fed.wrong[1] = BadUse("Only a checkpoint takes --hf-config.")
+    fed.commit(1)
+    with pytest.raises(BadUse, match="Only a checkpoint"):
+        fed.feed()
+    assert fed.states() == {}
+
+
+def test_weights_that_no_engine_can_load_are_one_checkpoints_failure(fed):
+    fed = fed()
+    fed.commit(1)
+    fed.feed()
+    (failed,) = fed.ended(0, error="transformers cannot run the model", wrong_use=True)
+    assert failed.errors == {"task": "transformers cannot run the model"}
+    assert fed.states() == {1: "failed"}
+    assert fed.feed() == []
+
+
+def test_an_engine_that_does_not_exist_ends_the_stream_and_nothing_is_recorded(fed):
+    fed = fed()
+    fed.commit(1)
+    fed.feed()
+    with pytest.raises(BadUse, match="no engine kind"):
+        fed.ended(0, error="There is no engine kind 'x'.", wrong_use=True, any_model=True)
+    assert fed.states() == {}
+
+
+def test_of_checkpoints_that_ended_nothing_is_held(fed):
+    fed = fed()
+    fed.commit(1, 2)
+    fed.feed()
+    fed.stream._tasks = {0: {0: TaskOutcome(model=0, task=0, error="a")}, 1: {}}
+    (evaluation,) = fed.ended(0)
+    assert evaluation.errors == {"task": "a"}
+    assert fed.ended(1, error="a newer one came", is_stale=True) == []
+    late = fed.stream._heard
+    late.put(TaskOutcome(model=0, task=0))
+    fed.evaluations()
+    assert (fed.stream._plans, fed.stream._tasks, fed.stream._holding) == ({}, {}, {})
+    fed.commit(3)
+    fed.feed()
+    assert list(fed.stream._plans) == [2], "numbers are given once"

@@ -6,7 +6,7 @@ import pytest
 from holdfast.core.paths import EvaluationPaths
 from holdfast.evaluate.coordinator.config import CoordinatorFiles
 from holdfast.evaluate.engines.engine import Curve
-from holdfast.evaluate.metrics.judge_journal import JudgeJournal
+from holdfast.evaluate.metrics.judge_journal import JudgeJournal, journal_of
 from holdfast.evaluate.options import EvaluateOptions, JudgeLimits
 from holdfast.evaluate.policy import account
 from holdfast.evaluate.report.timeline import (
@@ -18,6 +18,7 @@ from holdfast.evaluate.report.timeline import (
     NodeSpan,
     RequestSpan,
     TimelineWriter,
+    read_timeline,
 )
 from holdfast.evaluate.suite import Suite, TaskEntry
 from holdfast.evaluate.summary import summarize, write_slice
@@ -59,7 +60,7 @@ def test_a_run_has_its_bound_and_where_the_rest_went(paths):
 
 def test_what_the_judge_was_asked_is_found_in_its_journal(paths):
     paths.answers.mkdir()
-    journal = JudgeJournal(paths.answers / "judge.journal")
+    journal = JudgeJournal(journal_of("http://j/v1", paths.answers), "run")
     for number in range(100):
         journal.reserve(1010.0 + number, number, 500, 1)
         journal.settle(1011.0 + number, number, 50, 1)
@@ -89,11 +90,12 @@ def test_a_model_of_a_stream_begins_when_an_engine_turned_to_it(tmp_path):
             ModelSpan(model=0, name="a", t0=0.0, t1=21.0),
             ModelSpan(model=1, name="b", t0=0.5, t1=24.0),
         )
-    found = write_slice(session, paths, 1)
+    whole = read_timeline(session.timeline)
+    found = write_slice(whole, session, paths, 1)
     assert (found.begin.started_at_s, found.makespan_s) == (1016.0, 8.0)
     assert [(span.what, span.t0, span.t1) for span in found.engines] == [("swap", 0.0, 1.0), ("serve", 1.0, 8.0)]
     assert [(span.t0, span.t1) for span in found.requests] == [(1.0, 4.0)]
     spent = account.account(found, CURVE).seconds
     assert (spent[account.SWAP], spent[account.ABSENT], spent[account.TAIL_METRIC]) == (1.0, 0.0, 4.0)
-    first = write_slice(session, paths, 0)
+    first = write_slice(whole, session, paths, 0)
     assert (first.begin.started_at_s, first.makespan_s) == (1000.0, 21.0), "the first begins when it was added"

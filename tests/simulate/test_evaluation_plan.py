@@ -1,5 +1,6 @@
 """What `holdfast eval plan` says of an evaluation that nobody ran."""
 
+import itertools
 import json
 
 import msgspec
@@ -10,7 +11,9 @@ from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Ledger
 from holdfast.core.ledger.records import EvaluationRecord
 from holdfast.core.paths import EvaluationPaths, ledger_url
-from holdfast.evaluate.coordinator.config import CoordinatorFiles
+from holdfast.evaluate.coordinator.config import CoordinatorConfig, CoordinatorFiles
+from holdfast.evaluate.coordinator.orders import Orders
+from holdfast.evaluate.coordinator.wire import NodeReport
 from holdfast.evaluate.engines.engine import Curve, EngineSpec
 from holdfast.evaluate.harness.harness import SampleRequests
 from holdfast.evaluate.options import EvaluateOptions, JudgeLimits
@@ -20,7 +23,9 @@ from holdfast.evaluate.report.timeline import EngineSpan, NodeSpan, TimelineWrit
 from holdfast.evaluate.requests import Request, Sampling, pack_tokens
 from holdfast.evaluate.suite import Suite, TaskEntry
 from holdfast.evaluate.weights.manifest import ModelManifest
-from holdfast.simulate.plan import _fit, _history_note, plan
+from holdfast.simulate import plan as plan_module
+from holdfast.simulate.plan import _engines_per_node, _fit, _history_note, plan
+from holdfast.testing import FakeClock
 
 GIB = 2**30
 LLAMA_70B = {
@@ -143,6 +148,46 @@ def test_an_engine_on_a_cpu_needs_the_nodes_memory():
     with pytest.raises(BadUse, match="its weights"):
         fit(SMALL | {"num_hidden_layers": 10**9}, None, device="cpu")
     assert fit(SMALL, None, device="cpu", on="slurm").startswith("Whether the model fits is not known")
+
+
+def counted(**how):
+    spec = {"tensor_parallel": how.pop("tensor_parallel", 1), **how.pop("spec", {"kind": "vllm"})}
+    options = EvaluateOptions(engine=EngineSpec(**spec), **how)
+    return _engines_per_node(Planned(suite=SUITE, model="m", manifest=None, options=options))
+
+
+def test_engines_are_counted_as_a_live_node_counts_them(monkeypatch):
+    for gpus, tensor_parallel, engines_per_node in itertools.product((0, 1, 2, 7, 8), (1, 2, 4), (0, 3)):
+        how = {"tensor_parallel": tensor_parallel, "engines_per_node": engines_per_node}
+        monkeypatch.setattr(plan_module, "gpu_count", lambda gpus=gpus: gpus)
+        config = CoordinatorConfig(
+            evaluation_id="e", suite=SUITE, spec=EngineSpec(tensor_parallel=tensor_parallel),
+            engines_per_node=engines_per_node, nodes=1, folder="", journals="",
+        )  # fmt: skip
+        report = NodeReport(host="h", cores=2, memory_bytes=1, gpus=gpus, store="")
+        if gpus == 0 or gpus >= tensor_parallel:
+            assert counted(**how)[0] == Orders(config, FakeClock(), {}, {}).engines_of(report)
+    assert counted() == (8, "8 engines on each node, by this machine's 8 GPUs.")
+    assert counted(engines_per_node=3) == (3, "")
+    monkeypatch.setattr(plan_module, "gpu_count", lambda: 0)
+    assert counted() == (1, "")
+
+
+def test_engines_on_other_machines_are_assumed_and_it_is_said(monkeypatch):
+    monkeypatch.setattr(plan_module, "gpu_count", lambda: 8)  # not theirs
+    assert counted(on="slurm", tensor_parallel=2) == (1, "1 engine on each node, for the 2 GPUs that it is asked for.")
+    assert counted(on="slurm", spec={}) == (
+        1,
+        "1 engine on each node is assumed: what its GPUs allow is not known. Give --engines-per-node.",
+    )
+    assert counted(on="ray", engines_per_node=4) == (4, "")
+
+
+def test_a_plan_has_so_many_engines(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan_module, "gpu_count", lambda: 4)
+    made = plan(SUITE, "m", options=options(tmp_path, nodes=2))
+    assert made.evaluation.engines == 8
+    assert "4 engines on each node, by this machine's 4 GPUs." in made.notes
 
 
 def test_a_batch_that_does_not_fit_is_said():

@@ -6,7 +6,20 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from holdfast.cli import eval_progress
-from holdfast.cli.eval_options import FOLDER, HOW, JSON, OUTPUT, PLACING, SHOWING, SUITE, is_given, options_from, takes
+from holdfast.cli.eval_options import (
+    FOLDER,
+    HOW,
+    JSON,
+    JSON_LINES,
+    NO_PROGRESS,
+    OUTPUT,
+    PLACING,
+    SHOWING,
+    SUITE,
+    is_given,
+    options_from,
+    takes,
+)
 from holdfast.cli.eval_report import compare, ls, show, why
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json
@@ -19,12 +32,14 @@ if TYPE_CHECKING:
 INCOMPLETE = 4
 """Exit code where a task has no scores."""
 ID = click.option("--id", "evaluation_id", metavar="ID", help="Its id.  [default: the model's name and the time]")
-PAGE = click.option("--page", type=click.Path(path_type=Path, dir_okay=False), help="Write the Gantt picture there.")
+PAGE = click.option(
+    "--page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with the Gantt picture (HTML) there."
+)
 MEMORY = click.option(
     "--device-memory-gib",
     type=float,
     metavar="N",
-    help="Of each GPU it would run on; with --device cpu, of a node.  [default: this machine's]",
+    help="The memory of one GPU it would run on; with --device cpu, of one node.  [default: this machine's]",
 )
 STREAM = (
     click.option("--once", is_flag=True, help="Evaluate what is there, then end."),
@@ -63,7 +78,7 @@ def run(place: Place, /, suite: str, model: str, as_json: bool, no_progress: boo
 
     \b
     holdfast eval run --suite gsm8k,mmlu:0.1 --model ./llama
-    holdfast eval run --suite nightly.toml --model ckpt/step-1000 --hf-config ./llama --on slurm --nodes 4
+    holdfast eval run --suite nightly.toml --model ckpt/step-0000001000 --hf-config ./llama --on slurm --nodes 4
     """  # noqa: D301 - click wants the character itself
     from holdfast.evaluate.run import evaluate
 
@@ -125,7 +140,7 @@ def resume(place: Place, /, evaluation_id: str, as_json: bool, no_progress: bool
 
 @command.command()
 @click.argument("folder", metavar="DIR", type=FOLDER)
-@takes(SUITE, *HOW, *STREAM, *SHOWING)
+@takes(SUITE, *HOW, *STREAM, JSON_LINES, NO_PROGRESS)
 @click.pass_obj
 def watch(
     place: Place,
@@ -175,10 +190,12 @@ def _print(evaluation: "Evaluation", *, as_json: bool) -> int:
         print_json("evaluation", {name: value for name, value in said.items() if name not in ("schema", "version")})
     else:
         from holdfast.evaluate.report.table import print_scores
-        from holdfast.evaluate.report.why import verdict
+        from holdfast.evaluate.report.why import losses, verdict
 
         print_scores(evaluation)
         click.echo(verdict(evaluation))
+        if lost := losses(evaluation):
+            click.echo(lost)
         click.echo(f"Page: {Path(evaluation.folder) / 'report.html'}")
         if evaluation.errors:
             click.echo(f"Try the failed tasks again: holdfast eval resume {evaluation.id}")

@@ -21,7 +21,13 @@ PLACING = (
     click.option("--on", type=click.Choice(["local", "slurm", "ray"]), help="Where it runs.  [default: local]"),
     click.option("--nodes", type=int, metavar="N", help="How many nodes.  [default: 1]"),
     click.option("--engines-per-node", type=int, metavar="N", help="[default: as many as its GPUs allow; without, 1]"),
-    click.option("--sbatch-option", "sbatch_options", multiple=True, metavar="OPTION", help="As sbatch takes it."),
+    click.option(
+        "--sbatch-option",
+        "sbatch_options",
+        multiple=True,
+        metavar="OPTION",
+        help="An option for sbatch (--sbatch-option=--partition=gpu); repeatable; with --on slurm.",
+    ),
 )
 ENGINE = (
     click.option("--engine", "kind", metavar="KIND", help="hf, vllm, openai, simulated, module:Class.  [default: hf]"),
@@ -32,7 +38,13 @@ ENGINE = (
     ),
     click.option("--device", metavar="DEVICE", help="cpu or cuda.  [default: what there is]"),
     click.option("--dtype", metavar="DTYPE", help="As transformers names it.  [default: the checkpoint's]"),
-    click.option("--tp", "tensor_parallel", type=int, metavar="N", help="GPUs an engine spans.  [default: 1]"),
+    click.option(
+        "--tp",
+        "tensor_parallel",
+        type=int,
+        metavar="N",
+        help="GPUs of one node that an engine spans; vllm only.  [default: 1]",
+    ),
     click.option(
         "--threads", type=int, metavar="N", help="CPU threads of an engine.  [default: its share of the cores]"
     ),
@@ -42,19 +54,31 @@ ENGINE = (
     click.option(
         "--max-length", type=int, metavar="N", help="Tokens of prompt and answer.  [default: the model's own]"
     ),
-    click.option("--url", metavar="URL", help="With openai: the server, with its version (http://host:8000/v1)."),
-    click.option("--model-name", metavar="NAME", help="With openai: as the server knows the model."),
-    click.option("--engine-option", "options", multiple=True, metavar="KEY=VALUE", help="What one kind alone knows."),
+    click.option("--url", metavar="URL", help="With openai: the server's base URL, ending in /v1."),
+    click.option("--model-name", metavar="NAME", help="With openai: the model, as the server names it."),
+    click.option(
+        "--engine-option",
+        "options",
+        multiple=True,
+        metavar="KEY=VALUE",
+        help="An option of this kind of engine (patience_s=900); repeatable.",
+    ),
 )
 MODEL = (
     click.option("--hf-config", type=GIVEN_FOLDER, help="For a DCP checkpoint: config.json and the tokenizer."),
     click.option("--name-map", type=GIVEN_FILE, help="For a DCP checkpoint whose names are not transformers'."),
-    click.option("--family", metavar="NAME", help="Whose history predicts costs.  [default: the shape's]"),
+    click.option(
+        "--family",
+        metavar="NAME",
+        help="Models whose past evaluations predict this one's costs.  [default: those of its shape]",
+    ),
     click.option("--run", "run_id", metavar="RUN", help="The training run it is a checkpoint of, for the ledger."),
-    click.option("--step", type=int, metavar="N", help="Its step in that run, for the ledger."),
+    click.option("--step", type=int, metavar="N", help="The training step of the checkpoint; orders `compare`."),
 )
 TASKS = (
-    click.option("--limit", type=float, metavar="N", help="Samples of each task; below 1 a share."),
+    click.option(
+        "--limit", type=float, metavar="N", help="Samples of each task; below 1, a share of them (0.1 is a tenth)."
+    ),
     click.option("--num-fewshot", type=int, metavar="N", help="Examples in each prompt.  [default: the task's own]"),
     click.option("--chat-template/--no-chat-template", default=None, help="Prompts through the model's chat template."),
     click.option(
@@ -63,27 +87,57 @@ TASKS = (
     click.option("--confirm-unsafe-code", is_flag=True, help="Let tasks run what the model writes, in the sandbox."),
 )
 JUDGE = (
-    click.option("--judge-url", metavar="URL", help="Model-as-judge: an OpenAI-compatible server, with its version."),
+    click.option(
+        "--judge-url", metavar="URL", help="Model-as-judge: an OpenAI-compatible server's base URL, ending in /v1."
+    ),
     click.option("--judge-api-key-env", metavar="NAME", help="Variable with its key.  [default: OPENAI_API_KEY]"),
-    click.option("--judge-requests-per-minute", type=float, metavar="N", help="Never exceeded."),
-    click.option("--judge-tokens-per-minute", type=float, metavar="N", help="Never exceeded."),
+    click.option(
+        "--judge-requests-per-minute",
+        type=float,
+        metavar="N",
+        help="Requests in any 60 s, at most.  [default: no limit]",
+    ),
+    click.option(
+        "--judge-tokens-per-minute", type=float, metavar="N", help="Tokens in any 60 s, at most.  [default: no limit]"
+    ),
     click.option("--judge-concurrency", type=int, metavar="N", help="Requests at a time.  [default: 32]"),
-    click.option("--judge-cost-limit", type=float, metavar="COST", help="Of the evaluation; never exceeded."),
-    click.option("--judge-input-price", type=float, metavar="COST", help="Of a million tokens."),
-    click.option("--judge-output-price", type=float, metavar="COST", help="Of a million tokens."),
+    click.option(
+        "--judge-cost-limit",
+        type=float,
+        metavar="COST",
+        help="Cost of this evaluation, at most; needs the prices.  [default: no limit]",
+    ),
+    click.option("--judge-input-price", type=float, metavar="COST", help="Price of a million prompt tokens."),
+    click.option("--judge-output-price", type=float, metavar="COST", help="Price of a million answer tokens."),
 )
 LIMITS = (
-    click.option("--metric-slots", type=int, metavar="N", help="Metrics at a time on a node.  [default: its cores]"),
-    click.option("--max-read-mib-s", type=float, metavar="N", help="Reading the next checkpoint.  [default: no limit]"),
-    click.option("--linger-s", type=float, metavar="S", help="Engines go on without this command.  [default: 60]"),
-    click.option("--silent-s", type=float, metavar="S", help="An engine silent for so long hangs.  [default: 30]"),
+    click.option(
+        "--metric-slots", type=int, metavar="N", help="Metrics computed at a time on a node.  [default: its cores]"
+    ),
+    click.option(
+        "--max-read-mib-s",
+        type=float,
+        metavar="N",
+        help="MiB/s at which a node gets the next checkpoint while one is evaluated.  [default: no limit]",
+    ),
+    click.option(
+        "--linger-s",
+        type=float,
+        metavar="S",
+        help="How long engines go on with what they hold when this command is gone.  [default: 60]",
+    ),
+    click.option(
+        "--silent-s",
+        type=float,
+        metavar="S",
+        help="An engine process silent for so long is started anew.  [default: 30]",
+    ),
 )
 OUTPUT = click.option("-o", "--output", type=FOLDER, help="Folder for lm-eval's own files of results.")
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-SHOWING = (
-    JSON,
-    click.option("--no-progress", is_flag=True, help="Do not show how far it is."),
-)
+JSON_LINES = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, one for each evaluation.")
+NO_PROGRESS = click.option("--no-progress", is_flag=True, help="Do not show how far it is.")
+SHOWING = (JSON, NO_PROGRESS)
 HOW = (*ENGINE, *PLACING, *MODEL, *TASKS, *JUDGE, *LIMITS, OUTPUT)
 
 
@@ -135,7 +189,7 @@ def is_given(value: Any) -> bool:
 def _engine_option(said: str) -> tuple[str, str | int | float | bool]:
     name, equals, value = said.partition("=")
     if not equals or not name:
-        raise BadUse(f"--engine-option {said!r} is not KEY=VALUE. Give one: --engine-option max_num_seqs=64")
+        raise BadUse(f"--engine-option {said!r} is not KEY=VALUE. Give one: --engine-option patience_s=900")
     if value in ("true", "false"):
         return name, value == "true"
     for number in (int, float):

@@ -182,7 +182,7 @@ def compare(
 ) -> None:
     """Put scores side by side, and say which differences are more than chance.
 
-    Either by id, or all complete evaluations of --suite or --run, a step the newest only.
+    Either those named, or all complete ones of --suite or --run, the newest of each step.
     """
     from holdfast.evaluate.report.compare import compare as put_side_by_side
     from holdfast.evaluate.report.compare import plot

@@ -15,8 +15,8 @@ have taken. The stages, in order:
 | `engines/` | what answers: transformers, vLLM, any OpenAI-compatible server, a simulated one |
 | `metrics/` | generated code in a sandbox, model-as-judge under a quota |
 | `report/` | scores as a table, as the harness's JSON and as a page |
-| `planned`, `folder`, `records`, `ending` | what an evaluation is, in its folder and in the ledger, from first to last |
-| `session` | its processes, from the command's side (`node`: a node's agent) |
+| `planned`, `folder`, `records`, `ending` | what an evaluation is, in its folder and in the ledger, until its end |
+| `session` | its processes, from the command's side (`node`: a node's agent; `known_tasks`: what is asked before) |
 | `run`, `stream` | from a suite and a model, or a stream of them, to an `Evaluation` (`summary`, `realised`) |
 """
 

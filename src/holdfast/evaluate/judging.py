@@ -4,11 +4,10 @@ import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.core.errors import HoldfastError
 from holdfast.core.paths import EvaluationPaths
-from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.options import EvaluateOptions, JudgeLimits
 
 if TYPE_CHECKING:
@@ -23,9 +22,10 @@ def judging(options: EvaluateOptions, paths: EvaluationPaths) -> Iterator[Mappin
 
     Args:
         options: with the judge's limits, if there is one.
-        paths: the evaluation's; the journal of what was spent lies with the answers, and outlives it.
+        paths: the evaluation's; the judge's journal lies with the answers, and outlives it.
 
     Raises:
+        BadUse: another evaluation of this home asks the same judge now.
         EvaluationError: the proxy does not come up.
     """
     if options.judge is None:
@@ -34,7 +34,7 @@ def judging(options: EvaluateOptions, paths: EvaluationPaths) -> Iterator[Mappin
     from holdfast.evaluate.metrics.judge import Judge
 
     paths.state.mkdir(parents=True, exist_ok=True)
-    judge = Judge(_config(options.judge, paths.answers, _host(options)), paths.state)
+    judge = Judge(_config(options.judge, paths, _host(options)), paths.state)
     ended = threading.Event()
 
     def mind() -> None:
@@ -42,7 +42,7 @@ def judging(options: EvaluateOptions, paths: EvaluationPaths) -> Iterator[Mappin
             if not judge.is_running():
                 try:
                     judge.restart()
-                except EvaluationError:  # tried again at the next look; whoever asks it waits meanwhile
+                except HoldfastError:  # tried again at the next look; whoever asks it waits meanwhile
                     continue
 
     minder = threading.Thread(target=mind, name="judge", daemon=True)
@@ -64,13 +64,15 @@ def _host(options: EvaluateOptions) -> str:
     return places(options.on, nodes=options.nodes, sbatch_options=options.sbatch_options).address_host()
 
 
-def _config(limits: JudgeLimits, journals: Path, host: str) -> "JudgeConfig":
+def _config(limits: JudgeLimits, paths: EvaluationPaths, host: str) -> "JudgeConfig":
     from holdfast.evaluate.metrics.judge_config import JudgeConfig
+    from holdfast.evaluate.metrics.judge_journal import journal_of
 
-    journals.mkdir(parents=True, exist_ok=True)
+    paths.answers.mkdir(parents=True, exist_ok=True)
     return JudgeConfig(
         upstream=limits.url,
-        journal=str(journals / "judge.journal"),
+        journal=str(journal_of(limits.url, paths.answers)),
+        evaluation_id=paths.evaluation_id,
         api_key_env=limits.api_key_env,
         concurrency=limits.concurrency,
         requests_per_minute=limits.requests_per_minute,

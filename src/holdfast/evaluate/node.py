@@ -119,7 +119,7 @@ class Agent:
             host=socket.gethostname(),
             cores=core_count(),
             memory_bytes=psutil.virtual_memory().total,
-            gpus=_gpu_count(),
+            gpus=gpu_count(),
             store=await self._store.start(options.listen_host),
         )
         loop = asyncio.get_running_loop()
@@ -288,7 +288,7 @@ async def _end(process: asyncio.subprocess.Process) -> None:
         await process.wait()
 
 
-def _gpu_count() -> int:
+def gpu_count() -> int:
     """NVIDIA GPUs that this process may use: what CUDA_VISIBLE_DEVICES names, else what the driver shows."""
     told = os.environ.get("CUDA_VISIBLE_DEVICES")
     if told is not None:
@@ -298,7 +298,7 @@ def _gpu_count() -> int:
 
 def _gpus_of(wanted: StartEngine) -> dict[str, str]:
     """The GPUs of one engine among its node's: the `index`-th set of `tensor_parallel`."""
-    if not (count := _gpu_count()) or wanted.spec.device == "cpu":
+    if not (count := gpu_count()) or wanted.spec.device == "cpu":
         return {}
     told = os.environ.get("CUDA_VISIBLE_DEVICES")
     all_of_them = told.split(",") if told else [str(number) for number in range(count)]

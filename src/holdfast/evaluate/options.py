@@ -9,6 +9,7 @@ import msgspec
 
 from holdfast.core.errors import BadUse
 from holdfast.core.paths import EvaluationPaths
+from holdfast.evaluate.engines.choose import check_options
 from holdfast.evaluate.engines.engine import EngineSpec
 from holdfast.evaluate.suite import Suite
 
@@ -37,9 +38,9 @@ class JudgeLimits:
     cost_limit: float | None = None
     """Of the whole evaluation, in the currency of the prices."""
     input_price: float = 0.0
-    """Of a million tokens."""
+    """Of a million tokens of prompts."""
     output_price: float = 0.0
-    """Of a million tokens."""
+    """Of a million tokens of answers."""
 
     def __post_init__(self) -> None:
         _check_url("judge.url", self.url)
@@ -95,7 +96,7 @@ class EvaluateOptions:
     """The steps completed in it, for the ledger."""
 
     limit: float | None = None
-    """Samples of each task, below 1 a share; None: as the suite says."""
+    """Samples of each task; below 1, a share of them. None: as the suite says."""
     num_fewshot: int | None = None
     """None: as the suite says."""
     chat_template: bool | None = None
@@ -109,7 +110,7 @@ class EvaluateOptions:
     metric_slots: int = 0
     """Metrics at a time on a node; 0: its cores."""
     max_read_mib_s: float = 0.0
-    """Of the next checkpoint, read while the one before is evaluated; 0: no limit."""
+    """At which each node gets the next checkpoint while the one before is evaluated; 0: no limit."""
     drop_stale: bool = False
     """Of a stream of checkpoints: whether a newer one replaces those that have not begun."""
     linger_s: float = 60.0
@@ -127,6 +128,7 @@ class EvaluateOptions:
             raise BadUse(
                 f"engine.kind is {self.engine.kind!r}. Allowed: {', '.join(ENGINES)}, or module:Class of your own."
             )
+        check_options(self.engine)
         if self.engine.kind == "openai":
             _check_url("engine.url", self.engine.url)
         elif self.engine.url and self.engine.kind == "hf":

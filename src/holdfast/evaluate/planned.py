@@ -21,6 +21,9 @@ from holdfast.evaluate.session import NodesWanted
 from holdfast.evaluate.suite import Suite
 from holdfast.evaluate.weights.manifest import ModelManifest
 
+_WITHOUT_DEVICE = ("openai", "simulated")
+"""Engines that have the model themselves, and run it on no device of ours."""
+
 
 def new_id(model: str) -> str:
     """A name for an evaluation: the model's last name and the time."""
@@ -119,14 +122,41 @@ class Planned:
     def nodes_wanted(self, environment: Mapping[str, str]) -> NodesWanted:
         """Where its agents run, and with what in their environment."""
         options = self.options
-        gpus = options.engine.tensor_parallel * options.engines_per_node if options.engine.device == "cuda" else 0
         return NodesWanted(
             on=options.on,
             nodes=options.nodes,
-            gpus_per_node=gpus,
+            gpus_per_node=self.gpus_per_node,
             sbatch_options=options.sbatch_options,
             environment=environment,
+            note=self.note_of_devices,
         )
+
+    @property
+    def gpus_per_node(self) -> int:
+        """GPUs to ask a cluster for, on each node; 0 where engines need none, or where the user's own words ask."""
+        options, spec = self.options, self.options.engine
+        if spec.kind in _WITHOUT_DEVICE or spec.device == "cpu" or any(map(_asks_for_gpus, options.sbatch_options)):
+            return 0
+        needs_them = spec.kind == "vllm" or spec.device.startswith("cuda")
+        return spec.tensor_parallel * (options.engines_per_node or 1) if needs_them else 0
+
+    @property
+    def note_of_devices(self) -> str:
+        """What the engines will not have for want of a word, in a sentence; empty where nothing is amiss."""
+        spec = self.options.engine
+        if self.options.on != "ray" or spec.kind != "hf" or spec.device:
+            return ""
+        return (
+            "Ray gives nobody GPUs that were not asked for, so the engines run on CPUs. Give --device cuda for one on "
+            "each node (--engines-per-node N for more), or --device cpu if that is meant."
+        )
+
+
+def _asks_for_gpus(sbatch_option: str) -> bool:
+    """Whether an option of sbatch says which GPUs a node gives; --exclusive gives all there are (sbatch(1))."""
+    if sbatch_option.startswith(("--gres", "--tres")):
+        return "gpu" in sbatch_option
+    return sbatch_option.startswith(("--gpus", "-G")) or sbatch_option == "--exclusive"
 
 
 def describe_model(model: str, options: EvaluateOptions) -> ModelManifest | None:
@@ -135,7 +165,7 @@ def describe_model(model: str, options: EvaluateOptions) -> ModelManifest | None
     Raises:
         BadUse: it is not there, or not one that can be evaluated.
     """
-    if options.engine.kind in ("openai", "simulated"):
+    if options.engine.kind in _WITHOUT_DEVICE:
         return None
     from holdfast.evaluate.weights.describe import describe
 

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from holdfast.cluster import places
-from holdfast.cluster.placement import Place, Placement
+from holdfast.cluster.placement import Placement
 from holdfast.core.atomic import write_atomic
 from holdfast.evaluate.coordinator.config import (
     DONE,
@@ -35,12 +35,15 @@ from holdfast.evaluate.coordinator.wire import (
     Finish,
     Hello,
     Message,
+    ModelOutcome,
     Welcome,
 )
 from holdfast.evaluate.errors import EvaluationError
+from holdfast.evaluate.known_tasks import check_tasks
 from holdfast.evaluate.occupied import wait_for_the_others
 
 _POLL_S = 0.2
+_PATIENT_S = 10.0  # before it is said why nodes do not come
 _MOST_RESTARTS = 50  # of the coordinator or of one node's agent; a fault that strikes more often is a bug
 _QUICK_END_S, _MOST_QUICK_ENDS = 5.0, 8  # in a row: whatever ends a coordinator at once would end the next one
 _START_TIMEOUT_S = 30.0
@@ -52,7 +55,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class NodesWanted:
-    """Where agents run. `agent_flags` are for `holdfast.evaluate.node`; `environment` for it and all it starts."""
+    """Where agents run. `agent_flags` are for `holdfast.evaluate.node`; `environment` for it and all it starts.
+
+    `note` is said when they are asked for, and `gpus_per_node` are asked for where engines run.
+    """
 
     on: str = "local"
     nodes: int = 1
@@ -60,6 +66,7 @@ class NodesWanted:
     sbatch_options: tuple[str, ...] = ()
     agent_flags: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
+    note: str = ""
 
 
 class Session:
@@ -73,7 +80,6 @@ class Session:
         self._line: Line | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._left = asyncio.Event()
-        self.places: list[Place] = []
 
     # What may be said at any time, from any thread; said again whenever the coordinator was started anew.
 
@@ -89,7 +95,9 @@ class Session:
 
     def leave(self) -> None:
         """End now: what the engines have begun is kept, the rest is left."""
-        if self._loop is not None and not self._loop.is_closed():
+        if self._loop is None:  # it has not begun to run
+            self._left.set()
+        elif not self._loop.is_closed():
             self._loop.call_soon_threadsafe(self._left.set)
 
     def _say(self, message: Message) -> None:
@@ -102,17 +110,22 @@ class Session:
         """Run until `finish` was said and all models have ended; returns the coordinator's exit code.
 
         Raises:
-            BadUse: the nodes cannot be had.
+            BadUse: the nodes cannot be had, or a task is not there.
             EvaluationError: the coordinator or all agents end again and again; with where their logs are.
         """
         self._loop = asyncio.get_running_loop()
+        has_engines = not self._config.rescore
         nodes = places(
             self._wanted.on,
             nodes=self._wanted.nodes,
-            gpus_per_node=self._wanted.gpus_per_node,
+            gpus_per_node=self._wanted.gpus_per_node if has_engines else 0,
             sbatch_options=self._wanted.sbatch_options,
             linger_s=self._config.linger_s + _STOP_TIMEOUT_S,
         )
+        if self._wanted.note and has_engines:
+            _log.warning("%s", self._wanted.note)
+        if self._wanted.on != "local":  # where a wrong name is found out at once
+            await check_tasks(self._config.suite, Path(self._config.folder) / "logs" / "tasks.log")
         self._files.folder.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(
             wait_for_the_others, self._files.folder, self._config.linger_s + 2 * _STOP_TIMEOUT_S, _say_waiting
@@ -231,16 +244,23 @@ class Session:
                     self._line.send(model)
                 if self._finishing:
                     self._line.send(Finish())
-            else:
-                self._told(message)
+                continue
+            if isinstance(message, ModelOutcome):
+                self._models = [model for model in self._models if model.model != message.model]
+            self._told(message)
         raise AssertionError("a line's messages end by an error")
 
     async def _mind(self, placement: Placement) -> None:
         """Have agents that ended placed again."""
         restarts = [0] * self._wanted.nodes
+        began_s, said = time.monotonic(), set[str]()
         while True:
-            self.places = await asyncio.to_thread(placement.poll)
-            ended = [place for place in self.places if place.state == "ended" and place.exit_code != 0]
+            found = await asyncio.to_thread(placement.poll)
+            if time.monotonic() - began_s >= _PATIENT_S:
+                for why in {place.why for place in found if place.state == "waiting" and place.why} - said:
+                    _log.warning("Waiting for nodes: %s.", why)
+                    said.add(why)
+            ended = [place for place in found if place.state == "ended" and place.exit_code != 0]
             for place in ended:
                 restarts[place.index] += 1
                 if restarts[place.index] <= _MOST_RESTARTS:

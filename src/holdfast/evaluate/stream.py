@@ -26,7 +26,7 @@ from holdfast.core.ledger import Ledger
 from holdfast.core.paths import EvaluationPaths, holdfast_home
 from holdfast.evaluate.coordinator.config import LEFT, CoordinatorFiles
 from holdfast.evaluate.coordinator.wire import AddModel, Message, ModelOutcome, Status, TaskOutcome
-from holdfast.evaluate.ending import keep, saying_where_it_lies
+from holdfast.evaluate.ending import keep, saying_where_it_lies, sentence
 from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.evaluation import Evaluation
 from holdfast.evaluate.folder import holding
@@ -35,6 +35,7 @@ from holdfast.evaluate.options import EvaluateOptions
 from holdfast.evaluate.planned import Planned, describe_model, new_id
 from holdfast.evaluate.policy.priors import encode_history
 from holdfast.evaluate.records import history_of, opened_ledger, state_of
+from holdfast.evaluate.report.timeline import Begin, TimelineReader, timeline_of
 from holdfast.evaluate.run import Progress
 from holdfast.evaluate.session import Session
 from holdfast.evaluate.suite import Suite, load_suite
@@ -83,7 +84,7 @@ def watch(
     """Evaluate each checkpoint of a folder, newest first; yields each evaluation as it ends.
 
     A checkpoint that the ledger has an evaluation of, with this suite, is not evaluated again, unless that was stopped
-    or failed. One that fails is yielded with its error, and the stream goes on.
+    or failed. One that fails, also because it is damaged, is yielded with its error, and the stream goes on without it.
 
     Args:
         suite: as `evaluate`.
@@ -94,7 +95,7 @@ def watch(
         until: end when this file is there and all is evaluated.
 
     Raises:
-        BadUse: suite or options are wrong; nothing was done.
+        BadUse: suite or options are wrong, among them what checkpoints are converted with (`hf_config`, `name_map`).
         EvaluationError: the evaluation as a whole cannot go on.
     """
     options = options or EvaluateOptions()
@@ -107,6 +108,8 @@ def watch(
             "Use --engine hf or vllm, or evaluate what it serves: holdfast eval run."
         )
     paths = EvaluationPaths(options.home or holdfast_home(), options.evaluation_id or new_id(f"{folder.name}-stream"))
+    if CoordinatorFiles(paths.root).models.exists():
+        raise BadUse(f"There is already a stream {paths.evaluation_id}. Leave its id out: the same command goes on.")
     with holding(paths), opened_ledger(options, paths) as ledger, judging(options, paths) as environment:
         stream = _Stream(chosen, folder, options, paths, ledger, progress, environment)
         try:
@@ -125,20 +128,30 @@ class _Stream:
     progress: Progress | None
     environment: Mapping[str, str]
     _plans: dict[int, tuple[Planned, EvaluationPaths]] = field(default_factory=dict)
+    """Of the checkpoints that are under way, as is all that follows: a stream has no end."""
     _tasks: dict[int, dict[int, TaskOutcome]] = field(default_factory=dict)
+    _undescribed: list[Evaluation] = field(default_factory=list)
+    """Those that failed before they began."""
     _heard: "queue.SimpleQueue[Message | BaseException | None]" = field(default_factory=queue.SimpleQueue)
     """What the session's thread says; None at its end."""
     _passed_over: set[Path] = field(default_factory=set)
     _open: set[int] = field(default_factory=set)
     _holding: dict[int, ExitStack] = field(default_factory=dict)
+    _added: int = 0
+    _newest_step: int = -1
     _session: Session | None = None
     _thread: threading.Thread | None = None
+
+    def __post_init__(self) -> None:
+        self._timeline = TimelineReader(self.paths.timeline)
 
     def evaluations(self, *, once: bool, until: Path | None) -> Iterator[Evaluation]:
         """See `watch`."""
         try:
             while True:
                 self._feed()
+                undescribed, self._undescribed = self._undescribed, []
+                yield from undescribed
                 if not self._open and (once or (until is not None and until.exists())):
                     if self._session is None:
                         return
@@ -154,7 +167,7 @@ class _Stream:
                 if isinstance(heard, ModelOutcome) and heard.model in self._open:
                     self._open.discard(heard.model)
                     yield from self._ended(heard)
-                elif isinstance(heard, TaskOutcome):
+                elif isinstance(heard, TaskOutcome) and heard.model in self._open:
                     self._tasks.setdefault(heard.model, {})[heard.task] = heard
                 elif isinstance(heard, Status) and self.progress:
                     self.progress(heard)
@@ -208,7 +221,36 @@ class _Stream:
         return session
 
     def _next(self) -> AddModel | None:
-        """The newest checkpoint that nobody has evaluated or passed over, planned and recorded."""
+        """The newest checkpoint that nobody has evaluated or passed over, planned and recorded; None if there is none.
+
+        One that cannot be described has failed, and is not tried again; the next one is looked at.
+        """
+        while found := self._to_do():
+            newest = found[0]
+            self._passed_over.add(newest.path)
+            options = replace(
+                self.options,
+                # The end of the stream's own id is what no other stream has.
+                evaluation_id=f"{self.paths.evaluation_id[-40:].lstrip('-._')}-step-{newest.step}",
+                step=newest.step,
+                family=self.options.family or self.folder.absolute().name,
+            )
+            plan = Planned(suite=self.suite, model=str(newest.path), manifest=None, options=options)
+            try:
+                plan = replace(plan, manifest=describe_model(plan.model, options))
+            except (HoldfastError, OSError) as error:
+                if newest not in checkpoints_in(self.folder):  # retention was faster
+                    continue
+                if _is_of_the_command(error, newest.path, options):
+                    raise
+                self._undescribed.append(self._failed(plan, sentence(error)))
+                continue
+            self._newest_step = max(self._newest_step, newest.step)
+            return self._begun(plan)
+        return None
+
+    def _to_do(self) -> list[Found]:
+        """The checkpoints that nobody has evaluated or passed over, newest first."""
         records = self.ledger.evaluations(suite=self.suite.name)
         known = {record.model for record in records if state_of(record) in ("running", "done")}
         found = [
@@ -217,29 +259,12 @@ class _Stream:
             if one.path not in self._passed_over and str(one.path) not in known
         ]
         if self.options.drop_stale:  # one that was committed late is stale, and must not drop a newer one
-            newest_step = max((plan.options.step or 0 for plan, _ in self._plans.values()), default=-1)
-            found = [one for one in found if one.step > newest_step]
-        if not found:
-            return None
-        newest = found[0]
-        self._passed_over.add(newest.path)
-        if self.options.drop_stale:
-            self._passed_over.update(one.path for one in found)
-        options = replace(
-            self.options,
-            evaluation_id=f"{self.paths.evaluation_id[:40]}-step-{newest.step}",
-            step=newest.step,
-            family=self.options.family or self.folder.absolute().name,
-        )
-        try:
-            manifest = describe_model(str(newest.path), options)
-        except HoldfastError:
-            if not newest.path.exists():  # retention was faster
-                return self._next()
-            raise
-        plan = Planned(suite=self.suite, model=str(newest.path), manifest=manifest, options=options)
-        paths = EvaluationPaths(self.paths.home, str(options.evaluation_id))
-        number = len(self._plans)
+            found = [one for one in found if one.step > self._newest_step]
+        return found
+
+    def _begun(self, plan: Planned) -> AddModel:
+        paths = self._paths_of(plan)
+        number, self._added = self._added, self._added + 1
         held = self._holding[number] = ExitStack()
         held.enter_context(holding(paths))
         self.ledger.add_evaluation(plan.record(paths))
@@ -247,27 +272,51 @@ class _Stream:
         self._plans[number] = (plan, paths)
         return plan.add_model(number, paths)
 
+    def _failed(self, plan: Planned, why: str) -> Evaluation:
+        """Of a checkpoint that never began."""
+        paths = self._paths_of(plan)
+        begin = Begin(
+            started_at_s=time.time(), suite=plan.suite.name, tasks=[entry.name for entry in plan.suite.entries]
+        )
+        outcome = ModelOutcome(model=self._added, error=why)
+        with holding(paths), saying_where_it_lies(paths, "the same command"):
+            self.ledger.add_evaluation(plan.record(paths))
+            evaluation = summarize(
+                plan.suite, plan.model, paths, {}, outcome, plan.options, timeline=timeline_of([begin])
+            )
+            keep(evaluation, plan, paths, self.ledger)
+            self.ledger.set_evaluation(evaluation.id, outcome=why, ended_at_s=time.time())
+        return evaluation
+
+    def _paths_of(self, plan: Planned) -> EvaluationPaths:
+        return EvaluationPaths(self.paths.home, str(plan.options.evaluation_id))
+
     def _ended(self, outcome: ModelOutcome) -> Iterator[Evaluation]:
-        plan, paths = self._plans[outcome.model]
+        plan, paths = self._plans.pop(outcome.model)
+        tasks = self._tasks.pop(outcome.model, {})
         # Nobody expects scores any more: a newer checkpoint came, or retention was faster.
         is_gone = outcome.is_stale or (bool(outcome.error) and not Path(plan.model).exists())
-        if is_gone or (outcome.wrong_use and not self._tasks):
+        is_of_the_command = outcome.wrong_use and outcome.any_model and not tasks
+        if is_gone or is_of_the_command:
             self.ledger.remove_evaluation(paths.evaluation_id)
             shutil.rmtree(paths.root, ignore_errors=True)
             if not is_gone:
                 raise BadUse(outcome.error)
             _log.info("%s is passed over: %s", plan.model, outcome.error)
         else:
-            yield self._kept(outcome)
+            with saying_where_it_lies(paths, f"holdfast eval resume {paths.evaluation_id}"):
+                timeline = write_slice(self._timeline.read(), self.paths, paths, outcome.model)
+                evaluation = summarize(plan.suite, plan.model, paths, tasks, outcome, plan.options, timeline=timeline)
+                keep(evaluation, plan, paths, self.ledger, session=self.paths)
+                if outcome.error:
+                    self.ledger.set_evaluation(evaluation.id, outcome=outcome.error, ended_at_s=time.time())
+            yield evaluation
+        self._timeline.forget(outcome.model)
         self._holding.pop(outcome.model).close()
 
-    def _kept(self, outcome: ModelOutcome) -> Evaluation:
-        plan, paths = self._plans[outcome.model]
-        with saying_where_it_lies(paths, f"holdfast eval resume {paths.evaluation_id}"):
-            timeline = write_slice(self.paths, paths, outcome.model)
-            tasks = self._tasks.get(outcome.model, {})
-            evaluation = summarize(plan.suite, plan.model, paths, tasks, outcome, plan.options, timeline=timeline)
-            keep(evaluation, plan, paths, self.ledger, session=self.paths)
-            if outcome.error:
-                self.ledger.set_evaluation(evaluation.id, outcome=outcome.error, ended_at_s=time.time())
-        return evaluation
+
+def _is_of_the_command(error: Exception, checkpoint: Path, options: EvaluateOptions) -> bool:
+    """Whether every checkpoint would meet it: it is about what the command gives to convert them, or should give."""
+    is_converted = _TRAINER_CHECKPOINT.fullmatch(checkpoint.name) is None
+    converts = options.hf_config is not None or options.name_map is not None
+    return isinstance(error, BadUse) and (is_converted or converts)

@@ -14,6 +14,7 @@ from holdfast.evaluate.coordinator.wire import ModelOutcome, TaskOutcome
 from holdfast.evaluate.engines.engine import Curve
 from holdfast.evaluate.evaluation import BoundTerm, Evaluation, PathStep
 from holdfast.evaluate.harness.lm_eval.results import merge
+from holdfast.evaluate.metrics.judge_journal import journal_of
 from holdfast.evaluate.metrics.judged import judged_between
 from holdfast.evaluate.options import EvaluateOptions
 from holdfast.evaluate.policy.account import Account, Step, account
@@ -99,12 +100,11 @@ def results_of(suite: Suite, tasks: Mapping[int, TaskOutcome], of: Evaluation) -
     }
 
 
-def write_slice(session: EvaluationPaths, paths: EvaluationPaths, model: int) -> Timeline:
+def write_slice(whole: Timeline, session: EvaluationPaths, paths: EvaluationPaths, model: int) -> Timeline:
     """One model's part of a stream's timeline, as a timeline of its own in the model's folder.
 
     It begins when the model was added or, if that is later, when the one before had ended or an engine turned to this.
     """
-    whole = read_timeline(session.timeline)
     own = next((span for span in whole.models if span.model == model), None)
     end_s = own.t1 if own else whole.makespan_s
     engines = [span for span in whole.engines if span.model == model]
@@ -166,7 +166,7 @@ def _judged(timeline: Timeline, model: int, paths: EvaluationPaths, options: Eva
     if options.judge is None or timeline.judged:
         return timeline
     begun_s = timeline.begin.started_at_s
-    journal = paths.answers / "judge.journal"
+    journal = journal_of(options.judge.url, paths.answers)
     judged = judged_between(journal, begun_s, begun_s + timeline.makespan_s, model=model)
     return replace(timeline, judged=tuple(sorted(judged, key=lambda span: span.t0)))
 

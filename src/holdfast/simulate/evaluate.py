@@ -63,7 +63,7 @@ class Outcome:
         bound: what no schedule could go below, of the true costs.
         timeline: for a Gantt and the account; empty unless recorded.
         requests, samples: done.
-        decisions, decide_s: events that the policy answered and the real time it took for it.
+        decisions, decide_s: events that the policy answered and the CPU time it took for it.
     """
 
     makespan_s: float
@@ -291,9 +291,9 @@ class _Run:
     def _tell(self, event: Event) -> None:
         self._decisions += 1
         if self._timed:
-            began_s = time.perf_counter()
+            began_s = time.process_time()
             actions = decide(self.state, event)
-            self._decide_s += time.perf_counter() - began_s
+            self._decide_s += time.process_time() - began_s
         else:
             actions = decide(self.state, event)
         if actions:

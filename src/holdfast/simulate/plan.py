@@ -27,6 +27,7 @@ from holdfast.evaluate.engines.fit import fits
 from holdfast.evaluate.evaluation import BoundTerm, Evaluation
 from holdfast.evaluate.harness.counting import count_requests
 from holdfast.evaluate.harness.harness import ModelFacts, SampleRequests
+from holdfast.evaluate.node import gpu_count
 from holdfast.evaluate.options import EvaluateOptions
 from holdfast.evaluate.plan import Plan
 from holdfast.evaluate.planned import Planned, describe_model
@@ -54,7 +55,8 @@ def plan(
     Args:
         suite: as `holdfast.evaluate.evaluate`.
         model: likewise.
-        options: likewise; how many nodes and engines there would be.
+        options: likewise; how many nodes there would be, and engines on each: as told, else as many as a live node
+            starts with this machine's GPUs, or with those that a cluster would be asked for.
         device_memory_gib: of each GPU it would run on, or of a node for engines on CPUs; None: this machine's.
 
     Raises:
@@ -68,12 +70,13 @@ def plan(
     paths = EvaluationPaths(options.home or holdfast_home(), "plan")
     with opened_ledger(options, paths) as ledger:
         history, known = history_of(ledger, planned), _measured(ledger, planned)
+    engines_per_node, counted = _engines_per_node(planned)
     fit = _fit(planned, device_memory_gib)
     with tempfile.TemporaryDirectory(prefix="holdfast-plan-") as folder:
         facts = _facts(planned, Path(folder))
         with _quiet():
             samples = count_requests(chosen, facts)
-    notes = [_history_note(history, task_names(chosen), samples), known.note, fit]
+    notes = [_history_note(history, task_names(chosen), samples), known.note, counted, planned.note_of_devices, fit]
     if options.judge is not None:
         notes.append("The judge is left out: which samples ask it is known when they do.")
     manifest = planned.manifest
@@ -86,7 +89,7 @@ def plan(
     )
     cluster = SimCluster(
         nodes=options.nodes,
-        engines_per_node=options.engines_per_node or 1,
+        engines_per_node=engines_per_node,
         metric_slots=options.metric_slots or core_count(),
         curve=known.curve,
         engine_start_s=known.start_s,
@@ -182,6 +185,21 @@ def _history_note(
     return f"Lengths as the last evaluation of this family had them, for {which}.{others}"
 
 
+def _engines_per_node(planned: Planned) -> tuple[int, str]:
+    """How many engines a live node would start (`coordinator.orders`), and what that goes by, in a sentence."""
+    options, spec = planned.options, planned.options.engine
+    if options.engines_per_node:
+        return options.engines_per_node, ""
+    gpus = gpu_count() if options.on == "local" else planned.gpus_per_node
+    engines = max(1, gpus // spec.tensor_parallel)
+    how_many = words.plainly(engines, "engine")
+    if options.on == "local":
+        return engines, f"{how_many} on each node, by this machine's {words.plainly(gpus, 'GPU')}." if gpus else ""
+    if gpus:
+        return engines, f"{how_many} on each node, for the {words.plainly(gpus, 'GPU')} that it is asked for."
+    return engines, f"{how_many} on each node is assumed: what its GPUs allow is not known. Give --engines-per-node."
+
+
 def _fit(planned: Planned, told_gib: float | None) -> str:
     """How the model fits the devices it would run on.
 
@@ -191,7 +209,7 @@ def _fit(planned: Planned, told_gib: float | None) -> str:
     manifest, options = planned.manifest, planned.options
     if manifest is None:  # its engines have it themselves
         return ""
-    memory = _memory(options, told_gib)
+    memory = _memory(planned, told_gib)
     if memory is None:
         return "Whether the model fits is not known: give --device-memory-gib, of what it would run on."
     spec = msgspec.structs.replace(options.engine, device=memory.device)
@@ -216,15 +234,15 @@ class _Memory:
     whose: str
 
 
-def _memory(options: EvaluateOptions, told_gib: float | None) -> _Memory | None:
+def _memory(planned: Planned, told_gib: float | None) -> _Memory | None:
     """Of the devices it would run on: as told, else this machine's; None where neither says it."""
-    spec = options.engine
+    options, spec = planned.options, planned.options.engine
     told_bytes = None if told_gib is None else int(told_gib * 2**30)
     on_cpu = spec.device == "cpu"
     if told_bytes is None and not spec.device and spec.kind != "vllm" and options.on == "local":
         on_cpu = not _has_gpu()
     if on_cpu:
-        engines = options.engines_per_node or 1
+        engines, _ = _engines_per_node(planned)
         if told_bytes is None:
             if options.on != "local":
                 return None

@@ -8,6 +8,7 @@ import asyncio
 import gc
 import hashlib
 from collections import Counter
+from functools import partial
 
 import msgspec
 
@@ -229,6 +230,11 @@ class World:
         self.nodes[place] = [asyncio.current_task(), self.spawn(FakeHost(self, place).run())]
         fetched = {}
         started = {}
+
+        def ended(name, engine):
+            if started.get(name) is engine:
+                line.send(wire.ChildExited(role="engine", name=name, exit_code=-9))
+
         async for message in line.messages():
             match message:
                 case wire.Welcome():
@@ -256,11 +262,9 @@ class World:
                     if name not in started or started[name].done():
                         self.engines[name] = FakeEngine(self, name, place)
                         started[name] = self.engines[name].task = self.spawn(self.engines[name].run())
-                        started[name].add_done_callback(
-                            lambda _, name=name: line.send(wire.ChildExited(role="engine", name=name, exit_code=-9))
-                        )
+                        started[name].add_done_callback(partial(ended, name))
                 case wire.StopEngine(name=name):
-                    if name in started:
+                    if name in started:  # as the agent: of one that it was told to end it does not say so
                         started.pop(name).cancel()
                         self.engines[name].die()
 

@@ -18,7 +18,7 @@ def sample(number, *requests, metric_key=b""):
 
 @pytest.fixture
 def book(tmp_path):
-    book = Book(tmp_path / "bodies")
+    book = Book(tmp_path)
     yield book
     book.close()
 

@@ -22,10 +22,10 @@ MANIFEST = ModelManifest(
 class Cluster:
     """Nodes that only write down what they are told."""
 
-    def __init__(self, folder, *nodes):
+    def __init__(self, folder, *nodes, **changes):
         self.models = Models(folder / "models")
         self.nodes, self.said = {}, {number: [] for number in nodes}
-        self.dealing = Dealing(config(folder, [], nodes=len(nodes), gather_s=10.0), self.models, self.nodes)
+        self.dealing = Dealing(config(folder, [], nodes=len(nodes), gather_s=10.0, **changes), self.models, self.nodes)
         for number in nodes:
             self.join(number)
 
@@ -63,6 +63,12 @@ class Cluster:
     def tick(self, now_s=0.0):
         self.dealing.gather(now_s)
         self.dealing.deal()
+
+    def rates(self, node):
+        """What a node was told since it was asked last: (model, MiB/s)."""
+        found = [(one.model, one.max_read_mib_s) for one in self.said[node] if isinstance(one, wire.FetchModel)]
+        self.said[node].clear()
+        return found
 
     def told(self):
         """What each node was told since it was asked last: (model, owners), or -model for a release."""
@@ -188,3 +194,35 @@ def test_a_node_that_comes_back_is_what_it_was_not_before(two):
     two.join(0)
     two.tick(now_s=2.0)
     assert two.told() == {0: [(0, [1] * 4)], 1: []}
+
+
+def test_what_was_read_ahead_is_read_at_full_speed_when_it_is_waited_for(tmp_path):
+    ahead = Cluster(tmp_path, 0, 1, max_read_mib_s=5.0)
+    ahead.add(0, 1)
+    ahead.tick()
+    assert ahead.rates(0) == ahead.rates(1) == [(0, 0.0), (1, 5.0)]
+    ahead.fetched(0, 0)
+    ahead.fetched(1, 0)
+    ahead.fetched(0, 1)
+    ahead.tick()
+    assert ahead.rates(0) == ahead.rates(1) == []
+    ahead.end(0)
+    assert ahead.rates(0) == [], "it has it"
+    assert ahead.rates(1) == [(1, 0.0)]
+    for _ in range(3):
+        ahead.tick()
+    assert ahead.rates(1) == [], "once"
+
+
+def test_a_node_that_failed_ahead_tries_once_more_when_it_is_waited_for(tmp_path):
+    ahead = Cluster(tmp_path, 0, 1, max_read_mib_s=5.0)
+    ahead.add(0, 1)
+    ahead.tick()
+    ahead.failed(0, 1)
+    ahead.rates(0)
+    ahead.end(0)
+    assert ahead.rates(0) == [(1, 0.0)]
+    ahead.failed(0, 1)
+    for _ in range(3):
+        ahead.tick()
+    assert ahead.rates(0) == []

@@ -1,4 +1,4 @@
-"""Which model an engine is given, when it was started anew for one."""
+"""Which model an engine is given, when it was started anew for one; and when it is the model that fails."""
 
 from types import SimpleNamespace
 
@@ -25,11 +25,12 @@ class Peer:
 
 
 class Small:
-    """A node with one engine that serves model 0; model 1 lies there, too."""
+    """A node with one engine that serves model 0; model 1 lies there, too. `digest` is of a model's weights."""
 
-    def __init__(self, folder, certify):
+    def __init__(self, folder, certify="beside", digest=str):
         self.models, self.events, self.clock = Models(folder / "models"), [], FakeClock()
-        CoordinatorFiles(folder).folder.mkdir()
+        self.failures = []
+        CoordinatorFiles(folder).folder.mkdir(exist_ok=True)
         silent = SimpleNamespace(append=lambda _line: None)
         self.fleet = Fleet(
             config(folder, [], engines_per_node=1, certify=certify),
@@ -38,7 +39,7 @@ class Small:
             emit=self.events.append,
             known=lambda _model: None,
             lost=lambda _seat: None,
-            failed=None,
+            failed=self.failed,
             chronicle=Chronicle(silent, self.clock, 0.0),
         )
         for number in (0, 1):
@@ -49,10 +50,20 @@ class Small:
         self.fleet.node_reported(self.node, report)
         for number in (0, 1):
             fetched = wire.ModelFetched(
-                model=number, folder="/there", digest=str(number), remote_bytes=1, peer_bytes=0, seconds=0.0
+                model=number, folder="/there", digest=digest(number), remote_bytes=1, peer_bytes=0, seconds=0.0
             )
             self.fleet.fetched(self.node, fetched)
         self.start_engine()
+
+    def failed(self, model, why, *, wrong_use=False):
+        """As the coordinator does, of one model."""
+        self.failures.append((model and model.number, why, wrong_use))
+        if model:
+            self.models.end(model, wire.ModelOutcome(model=model.number, error=why))
+            self.fleet.release(model)
+
+    def serve_failed(self, number, **more):
+        self.fleet.serve_failed(self.engine, wire.ServeFailed(model=number, why="It is torn.", **more))
 
     def start_engine(self):
         self.engine = Peer("engine", "node-0/0", pid=len(self.events) + 1)
@@ -120,3 +131,72 @@ def test_the_spare_engine_loads_what_others_serve_so_that_the_next_is_quick(smal
     assert small.asked() == [0]
     small.serving(0, "load")
     assert small.asked() == [0], "once"
+
+
+def test_a_model_that_no_new_process_can_load_fails_and_the_engine_has_the_next(tmp_path):
+    small = Small(tmp_path)
+    for _ in range(3):
+        assert small.asked() == [0]
+        assert small.failures == []
+        small.serve_failed(0, restart=True)
+        small.start_engine()
+    ((number, why, wrong_use),) = small.failures
+    assert (number, wrong_use) == (0, False)
+    assert why.startswith("No engine can load 0 (It is torn). See that its files are whole")
+    assert small.asked() == [1]
+
+
+def test_engines_that_refuse_to_swap_do_not_say_that_a_model_cannot_be_loaded(small):
+    small = small("beside")
+    small.swap_to(1)
+    small.serve_failed(1, restart=True)
+    assert small.models.get(1).failed_loads == 0
+    small.start_engine()
+    small.serve_failed(1, restart=True)
+    assert small.models.get(1).failed_loads == 1
+
+
+def test_what_only_a_model_is_to_blame_for_leaves_the_engine_to_the_next(tmp_path):
+    small = Small(tmp_path)
+    small.serve_failed(0)
+    assert small.failures == [(0, "It is torn.", True)]
+    assert small.asked() == [0, 1]
+
+
+def test_where_there_is_no_such_engine_no_model_can_be_evaluated(tmp_path):
+    small = Small(tmp_path)
+    small.serve_failed(0, any_model=True)
+    assert small.failures == [(None, "It is torn.", True)]
+
+
+def test_weights_that_are_others_than_in_an_earlier_life_are_refused(tmp_path):
+    """What was scored then would be of one checkpoint, and the rest of another."""
+    Small(tmp_path)
+    again = Small(tmp_path)
+    assert again.failures == []
+    changed = Small(tmp_path, digest=lambda number: "other" if number == 0 else str(number))
+    ((number, why, _),) = changed.failures
+    assert number == 0
+    assert why == (
+        "The weights of 0 changed since this evaluation began: node node-0 has other bytes than were there first. "
+        "Put the old ones back, or evaluate these under another --id."
+    )
+    assert changed.asked() == [1]
+
+
+def test_weights_that_change_while_they_are_read_are_refused(small):
+    small = small("beside")
+    fetched = wire.ModelFetched(model=1, folder="/there", digest="x", remote_bytes=1, peer_bytes=0, seconds=0.0)
+    small.fleet.fetched(small.node, fetched)
+    ((number, why, _),) = small.failures
+    assert number == 1
+    assert "changed while they were read" in why
+
+
+def test_what_an_engine_has_itself_is_of_one_evaluation_alone(tmp_path):
+    small = Small(tmp_path)
+    small.serving(0, "load")
+    model = small.models.add(wire.AddModel(model=2, name="2"))
+    small.swap_to(2)
+    assert model.digest == "unknown, of evaluation test model 2"
+    assert not (tmp_path / "models" / "000002.digest").exists()

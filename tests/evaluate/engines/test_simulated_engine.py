@@ -174,6 +174,8 @@ def test_an_unknown_option_or_kind_is_said_with_what_there_is():
         make_engine(EngineSpec(kind="simulated", options={"lood_s": 1}))
     with pytest.raises(BadUse, match="numbers"):
         make_engine(EngineSpec(kind="simulated", options={"load_s": "soon"}))
+    with pytest.raises(BadUse, match="hf has no option 'load_s'"):
+        make_engine(EngineSpec(kind="hf", options={"load_s": 1}))
     with pytest.raises(BadUse, match="hf, vllm, openai, simulated"):
         make_engine(EngineSpec(kind="hff"))
     with pytest.raises(BadUse, match="no Nothing"):

@@ -2,18 +2,21 @@
 
 import asyncio
 import contextlib
+import fcntl
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import aiohttp
+import msgspec
 import pytest
 from aiohttp import web
 
 from holdfast.core.errors import BadUse
 from holdfast.evaluate.metrics.judge import Judge
 from holdfast.evaluate.metrics.judge_config import JudgeConfig
+from holdfast.evaluate.metrics.judge_journal import JudgeJournal, journal_of
 from holdfast.evaluate.metrics.judge_server import JudgeProxy
 from holdfast.testing import FakeClock
 
@@ -60,7 +63,9 @@ async def _serving(application: web.Application) -> AsyncIterator[str]:
 
 
 @contextlib.asynccontextmanager
-async def _judged(upstream: Upstream, journal: Path, **options: Any) -> AsyncIterator[tuple[JudgeProxy, str]]:
+async def _judged(
+    upstream: Upstream, journal: Path, *, evaluation_id: str = "e", **options: Any
+) -> AsyncIterator[tuple[JudgeProxy, str]]:
     async def pause(seconds: float) -> None:
         """Time goes on when everybody waits."""
         await asyncio.sleep(0.01)
@@ -69,7 +74,7 @@ async def _judged(upstream: Upstream, journal: Path, **options: Any) -> AsyncIte
     application = web.Application()
     application.router.add_route("*", "/v1/{path:.*}", upstream.handle)
     async with _serving(application) as url:
-        config = JudgeConfig(upstream=url, journal=str(journal), **options)
+        config = JudgeConfig(upstream=url, journal=str(journal), evaluation_id=evaluation_id, **options)
         proxy = JudgeProxy(config, token=TOKEN, api_key=KEY, clock=upstream.clock, pause=pause)
         async with _serving(proxy.application()) as proxy_url:
             yield proxy, proxy_url
@@ -159,7 +164,11 @@ def test_no_window_exceeds_the_quota_with_many_clients_and_restarts(tmp_path: Pa
 
 def test_what_was_in_flight_when_it_was_killed_counts_as_spent(tmp_path: Path, clock: FakeClock) -> None:
     config = JudgeConfig(
-        upstream="http://127.0.0.1:9/v1", journal=str(tmp_path / "j"), cost_limit=0.001, output_price=50
+        upstream="http://127.0.0.1:9/v1",
+        journal=str(tmp_path / "j"),
+        evaluation_id="e",
+        cost_limit=0.001,
+        output_price=50,
     )
 
     async def killed() -> None:
@@ -191,7 +200,7 @@ def test_reserves_before_it_sends(tmp_path: Path, clock: FakeClock) -> None:
     seen = []
 
     async def look(upstream: Upstream, body: dict[str, Any]) -> web.StreamResponse:
-        seen.append([json.loads(line)["what"] for line in (tmp_path / "j").read_text().splitlines()])
+        seen.append([json.loads(line)["what"] for line in (tmp_path / "j").read_text().splitlines()[1:]])
         return await _well(upstream, body)
 
     async def scenario() -> None:
@@ -243,7 +252,7 @@ def test_gives_up_on_a_judge_that_is_not_there(tmp_path: Path, clock: FakeClock)
     async def scenario() -> None:
         upstream = Upstream(clock)
         async with _judged(upstream, tmp_path / "j", give_up_s=100.0) as (proxy, url):
-            proxy._config = JudgeConfig(upstream="http://127.0.0.1:9/v1", journal="", give_up_s=100.0)
+            proxy._config = msgspec.structs.replace(proxy._config, upstream="http://127.0.0.1:9/v1")
             status, reply = await _ask(url, _body())
             assert status == 599
             assert "cannot be reached" in reply["error"]["message"]
@@ -268,13 +277,90 @@ def test_refuses_what_it_cannot_bound(tmp_path: Path, clock: FakeClock) -> None:
     asyncio.run(scenario())
 
 
-def test_one_writer_a_journal(tmp_path: Path, clock: FakeClock) -> None:
+def test_each_evaluation_has_the_whole_cost_limit_and_one_that_goes_on_keeps_its_own(
+    tmp_path: Path, clock: FakeClock
+) -> None:
     async def scenario() -> None:
-        async with _judged(Upstream(clock), tmp_path / "j"):
-            with pytest.raises(BadUse, match="Another judge's proxy uses"):
-                JudgeProxy(JudgeConfig(upstream="", journal=str(tmp_path / "j")), token=TOKEN, clock=clock)
+        upstream = Upstream(clock)
+        statuses = []
+        for evaluation_id in ("a", "b", "a"):  # of which each answer costs 0.00025, and may cost 0.0005
+            options = {"cost_limit": 0.0009, "output_price": 50}
+            async with _judged(upstream, tmp_path / "j", evaluation_id=evaluation_id, **options) as (proxy, url):
+                statuses.append([(await _ask(url, _body()))[0] for _ in range(2)])
+                assert proxy.statistics.cost == 0.0005
+        assert statuses == [[200, 200], [200, 200], [402, 402]]
 
     asyncio.run(scenario())
+
+
+def test_the_limits_a_minute_are_the_judges_whoever_asks(tmp_path: Path, clock: FakeClock) -> None:
+    async def scenario() -> None:
+        upstream = Upstream(clock)
+        for evaluation_id in "ab":
+            async with _judged(upstream, tmp_path / "j", evaluation_id=evaluation_id, requests_per_minute=1) as (
+                _,
+                url,
+            ):
+                assert (await _ask(url, _body(evaluation_id)))[0] == 200
+        assert upstream.times_s[1] - upstream.times_s[0] >= 60
+
+    asyncio.run(scenario())
+
+
+def test_what_a_killed_evaluation_had_in_flight_is_its_cost_and_fills_one_window(
+    tmp_path: Path, clock: FakeClock
+) -> None:
+    killed = JudgeJournal(tmp_path / "j", "killed")
+    killed.reserve(clock.now_s(), 0, 20, 500)
+    killed.close()
+    clock.advance(1000.0)
+    waited_s = []
+
+    async def life(evaluation_id: str) -> None:
+        upstream = Upstream(clock)
+        before_s = clock.monotonic_s()
+        async with _judged(upstream, tmp_path / "j", evaluation_id=evaluation_id, requests_per_minute=1) as (
+            proxy,
+            url,
+        ):
+            await _ask(url, _body(str(before_s)))
+            waited_s.append(upstream.times_s[0] - before_s)
+            assert proxy.statistics.cost == (0.0005 if evaluation_id == "killed" else 0.0)
+        clock.advance(100.0)
+
+    for evaluation_id in ("other", "other", "killed"):
+        asyncio.run(life(evaluation_id))
+    assert waited_s == pytest.approx([60.0, 0.0, 0.0])
+
+
+def test_one_evaluation_at_a_time_asks_a_judge(tmp_path: Path, clock: FakeClock, monkeypatch: Any) -> None:
+    first = JudgeJournal(tmp_path / "j", "first")
+    with (tmp_path / "j").open("ab") as file:
+        file.write(b'{"what":"opened","evalu')  # being written
+    with pytest.raises(
+        BadUse, match=r"^The evaluation first asks this judge, whose limits .* Wait for it, or stop it.$"
+    ):
+        JudgeJournal(tmp_path / "j", "second")
+    flock, waited = fcntl.flock, []
+
+    def end_then_lock(file: int, how: int) -> None:
+        if not how & fcntl.LOCK_NB:
+            waited.append(True)
+            first.close()
+        flock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", end_then_lock)
+    again = JudgeJournal(tmp_path / "j", "first")  # whose proxy of before is about to end
+    assert waited
+    again.close()
+    JudgeJournal(tmp_path / "j", "second").close()
+
+
+def test_another_address_is_another_judge(tmp_path: Path) -> None:
+    here = journal_of("http://a/v1", tmp_path)
+    assert here == journal_of("http://a/v1/", tmp_path)
+    assert here != journal_of("http://b/v1", tmp_path)
+    assert here.parent == tmp_path
 
 
 def test_a_process_of_its_own_killed_and_started_again(tmp_path: Path, clock: FakeClock, monkeypatch: Any) -> None:
@@ -286,7 +372,11 @@ def test_a_process_of_its_own_killed_and_started_again(tmp_path: Path, clock: Fa
         application.router.add_route("*", "/v1/{path:.*}", upstream.handle)
         async with _serving(application) as url:
             config = JudgeConfig(
-                upstream=url, journal=str(tmp_path / "j"), api_key_env="JUDGE_KEY", requests_per_minute=2
+                upstream=url,
+                journal=str(tmp_path / "j"),
+                evaluation_id="e",
+                api_key_env="JUDGE_KEY",
+                requests_per_minute=2,
             )
             with await asyncio.to_thread(Judge, config, tmp_path) as judge:
                 environment = judge.environment()
@@ -299,6 +389,9 @@ def test_a_process_of_its_own_killed_and_started_again(tmp_path: Path, clock: Fa
                 assert upstream.keys == {f"Bearer {KEY}"}
                 statistics = await asyncio.to_thread(judge.statistics)
                 assert (statistics.requests, statistics.answered, statistics.tokens) == (2, 2, 30)
+                another = msgspec.structs.replace(config, evaluation_id="another")
+                with pytest.raises(BadUse, match="The evaluation e asks this judge"):
+                    await asyncio.to_thread(Judge, another, tmp_path)
                 judge._running.process.kill()
                 judge._running.process.wait()
                 assert not judge.is_running()

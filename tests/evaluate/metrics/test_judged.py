@@ -5,7 +5,7 @@ from holdfast.evaluate.metrics.judged import judged_between
 
 
 def test_answers_in_the_stretch_are_found_and_nothing_else(tmp_path):
-    journal = JudgeJournal(tmp_path / "j")
+    journal = JudgeJournal(tmp_path / "j", "e")
     tries = {
         0: (99.0, 99.5, 10),  # before
         1: (101.0, 103.0, 10),

@@ -22,8 +22,8 @@ from holdfast.evaluate.metrics.quota import (
 )
 
 
-def _ask(request: int, now_s: float, tokens: int = 1, cost: int = 0, priority: float = 0.0) -> Asked:
-    return Asked(now_s=now_s, request=request, tokens=tokens, cost_microdollars=cost, priority=priority)
+def _ask(request: int, now_s: float, tokens: int = 1, cost: int = 0) -> Asked:
+    return Asked(now_s=now_s, request=request, tokens=tokens, cost_microdollars=cost)
 
 
 def _came(
@@ -60,12 +60,11 @@ def test_refuses_what_never_fits() -> None:
     assert decide(state, _came(2, 1.0, cost=30)) == [Refuse(3, "cost")]
 
 
-def test_longest_first() -> None:
+def test_in_the_order_asked() -> None:
     state = QuotaState(QuotaLimits(concurrency=1))
-    decide(state, _ask(0, 0.0))
-    for request, priority in ((1, 1.0), (2, 3.0), (3, 3.0)):
-        decide(state, _ask(request, 0.0, priority=priority))
-    assert [decide(state, _came(before, 1.0)) for before in (0, 2, 3)] == [[Send(2)], [Send(3)], [Send(1)]]
+    for request in (2, 0, 1):
+        decide(state, _ask(request, 0.0))
+    assert [decide(state, _came(before, 1.0)) for before in (2, 0)] == [[Send(0)], [Send(1)]]
 
 
 def test_halves_once_for_one_overload_and_waits_as_asked() -> None:

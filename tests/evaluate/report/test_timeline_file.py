@@ -11,7 +11,9 @@ from holdfast.evaluate.report.timeline import (
     Begin,
     End,
     EngineSpan,
+    ModelSpan,
     RequestSpan,
+    TimelineReader,
     TimelineWriter,
     read_timeline,
     timeline_of,
@@ -110,3 +112,34 @@ def test_a_killed_writer_leaves_a_timeline_that_can_be_read(tmp_path):
     assert samples == list(range(len(samples)))
     TimelineWriter(path).close()
     assert path.read_bytes().endswith(b"}\n")
+
+
+def of_model(model, number):
+    return RequestSpan(engine=0, model=model, task=0, sample=number, t0=float(number), t1=number + 0.5)
+
+
+def test_what_grows_is_read_once_and_what_is_forgotten_stays_so(tmp_path):
+    """A stream of checkpoints has one timeline; whoever cuts it must not read it again for each."""
+    path = tmp_path / "t"
+    reader = TimelineReader(path)
+    assert reader.read() == timeline_of([])
+    ended = ModelSpan(model=0, name="a", t0=0.0, t1=3.0)
+    with TimelineWriter(path) as writer:
+        writer.append(BEGIN, of_model(0, 1), of_model(1, 2), ended)
+        writer.flush()
+        assert reader.read() == read_timeline(path)
+        reader.forget(0)
+        read_bytes = path.stat().st_size
+        writer.append(of_model(0, 4), of_model(1, 5))
+    with path.open("r+b") as file:
+        file.write(b"?" * read_bytes)  # it would raise if it read that again
+        file.seek(0, 2)
+        file.write(b'{"kind":"req')
+    found = reader.read()
+    assert found.begin == BEGIN
+    assert [one for one in found.requests if one.model == 1] == [of_model(1, 2), of_model(1, 5)]
+    reader.forget(0)
+    assert reader.read() == timeline_of([BEGIN, of_model(1, 2), of_model(1, 5), ended])
+    with TimelineWriter(path) as writer:  # which cuts the torn line off
+        writer.append(of_model(1, 6))
+    assert reader.read().requests[-1] == of_model(1, 6)

@@ -6,7 +6,7 @@ from sample_evaluations import made_evaluation, made_timeline
 
 from holdfast.evaluate.evaluation import PathStep
 from holdfast.evaluate.policy import account
-from holdfast.evaluate.report.why import PATH_SHOWN, longest_waits, lost_time, verdict, why
+from holdfast.evaluate.report.why import PATH_SHOWN, longest_waits, losses, lost_time, verdict, why
 
 
 @pytest.fixture(scope="module")
@@ -39,6 +39,20 @@ def test_lost_time_starts_with_what_was_useful_and_adds_up(evaluation):
     assert [row.seconds for row in rows] == [800, 80, 60, 50, 10]
     slow = lost_time(replace(evaluation, account={account.START: 9.0, account.USEFUL: 1.0, account.LOST: 2.0}))
     assert [row.cause for row in slow] == [account.USEFUL, account.START, account.LOST]
+
+
+def test_the_line_on_losses_names_the_three_largest(evaluation):
+    assert losses(evaluation) == (
+        "Useful work was 80.0% of the engines' time. Most of the rest: starting 8.0%; tail 6.0%; batches not full 5.0%."
+    )
+    lost = replace(evaluation, account={account.START: 1.0, account.TAIL_METRIC: 3.0})
+    assert losses(lost) == (
+        "Useful work was 0.0% of the engines' time. Most of the rest: tail, metrics 75.0%; starting 25.0%."
+    )
+    assert [losses(replace(evaluation, account=its)) for its in ({}, {account.USEFUL: 3.0, account.SWAP: 0.001})] == [
+        "",
+        "",
+    ]
 
 
 def test_the_text_has_every_number_and_no_odd_spaces(evaluation):

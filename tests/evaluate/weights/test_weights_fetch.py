@@ -449,6 +449,26 @@ def test_a_rate_is_kept(model, root, nic, budget, rate):
     asyncio.run(run())
 
 
+def test_a_rate_that_is_lifted_while_a_model_comes_is_lifted_at_once(model, root):
+    clock = FakeClock()
+
+    async def sleep(seconds):
+        clock.advance(seconds)
+        await asyncio.sleep(0)
+
+    async def run():
+        async with nodes(root, 1, clock=clock, sleep=sleep) as (stores, peers):
+            ahead = asyncio.create_task(fetch_all(stores, peers, model, max_read_mib_s=0.01))
+            while not stores[0]._models or not stores[0]._models[0].share.remote_bytes:
+                await asyncio.sleep(0)
+            (fetched,) = await fetch_all(stores, peers, model)
+            assert (await ahead) == [fetched]
+            # Of each reader what it had begun, and what it was about to begin, is all that was waited for: not 62 s.
+            assert fetched.seconds <= 2 * share.READS_AT_ONCE * CHUNK / 2**20 / 0.01
+
+    asyncio.run(run())
+
+
 AGENT = """
 import asyncio, sys
 from pathlib import Path

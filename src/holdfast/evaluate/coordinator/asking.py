@@ -46,9 +46,11 @@ class Asking:
         asked = []
         for number in action.requests:
             request = self._book.request(number)
-            if request is None or not request.samples:
+            if request is None:
                 self._emit(events.Refused(now_s=self._now_s(), engine=action.engine, request=number, retry=False))
                 continue
+            if (former := seat.asked.get(request.key, number)) != number:  # asked for somebody who wants it no more
+                self._emit(events.Recalled(now_s=self._now_s(), engine=action.engine, requests=(former,)))
             seat.asked[request.key] = number
             asked.append((request.key, self._book.body(request)))
         if asked and seat.peer:  # else its line is cut: when it is back, it says what it has
@@ -87,7 +89,9 @@ class Asking:
                     self._over(seat.number, asked, done)
                 continue
             self._chronicle.request(seat.place, request, done, message.now_s)
-            engine = seat.number if asked is not None else None
+            engine = seat.number if asked == request.number else None
+            if seat.number is not None and asked is not None and engine is None:
+                self._over(seat.number, asked, done)
             if done.error:
                 self._refused(request, engine, done.error)
             elif request.is_planned:

@@ -1,11 +1,12 @@
 """Samples and requests in hand: who waits for what. A request that several samples share is asked once.
 
-What was answered stands in the journal alone; here is only what is not. The requests' bodies lie in a file, so that a
-million long prompts need no memory.
+What was answered stands in the journal alone; here is only what is not. The requests' bodies lie in a file a model, so
+that a million long prompts need no memory, and nothing remains of a model that ended.
 """
 
 import hashlib
 import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,12 +53,38 @@ class OpenSample:
     missing_requests: list[OpenRequest] = field(default_factory=list)
 
 
-class Book:
-    """All that is open. Numbers of requests and samples count from 0 and are never given twice."""
+class _Bodies:
+    """A model's requests as engines get them, in a file without a name."""
 
-    def __init__(self, bodies: Path) -> None:
-        self._bodies = os.open(bodies, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        self._bodies_end = 0
+    def __init__(self, folder: Path) -> None:
+        self._file, name = tempfile.mkstemp(dir=folder)
+        Path(name).unlink()
+        self._end = 0
+
+    def append(self, body: bytes) -> int:
+        """Keep a body; returns where."""
+        at, self._end = self._end, self._end + os.pwrite(self._file, body, self._end)
+        return at
+
+    def read(self, at: int, size_bytes: int) -> bytes:
+        """What was kept."""
+        return os.pread(self._file, size_bytes, at)
+
+    def close(self) -> None:
+        """Give the room back."""
+        os.close(self._file)
+
+
+class Book:
+    """All that is open. Numbers of requests and samples count from 0 and are never given twice.
+
+    Args:
+        folder: where the bodies lie.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._bodies: dict[int, _Bodies] = {}
         self._requests: dict[int, OpenRequest] = {}
         self._by_key: dict[tuple[int, bytes], OpenRequest] = {}
         self._samples: dict[int, OpenSample] = {}
@@ -66,8 +93,9 @@ class Book:
         self._next_sample = 0
 
     def close(self) -> None:
-        """Let go of the file."""
-        os.close(self._bodies)
+        """Let go of the files."""
+        for bodies in self._bodies.values():
+            bodies.close()
 
     def add(self, model: int, task: int, given: KeyedSample, answers: Journal) -> OpenSample | None:
         """Enter a sample; its `missing_requests` are those without an answer. None if it is open already."""
@@ -101,6 +129,9 @@ class Book:
         return sample
 
     def _open(self, model: int, keyed: Keyed) -> OpenRequest:
+        bodies = self._bodies.get(model)
+        if bodies is None:
+            bodies = self._bodies[model] = _Bodies(self._folder)
         request = OpenRequest(
             number=self._next_request,
             model=model,
@@ -108,12 +139,11 @@ class Book:
             affinity=keyed.affinity,
             prompt_tokens=keyed.prompt_tokens,
             max_new_tokens=keyed.max_new_tokens,
-            body_at=self._bodies_end,
+            body_at=bodies.append(keyed.body),
             body_bytes=len(keyed.body),
             samples=[],
         )
         self._next_request += 1
-        self._bodies_end += os.pwrite(self._bodies, keyed.body, self._bodies_end)
         self._requests[request.number] = request
         self._by_key[model, keyed.key] = request
         return request
@@ -132,15 +162,14 @@ class Book:
 
     def body(self, request: OpenRequest) -> bytes:
         """The request as an engine is to get it."""
-        return os.pread(self._bodies, request.body_bytes, request.body_at)
+        return self._bodies[request.model].read(request.body_at, request.body_bytes)
 
     def answered(self, request: OpenRequest, error: str = "") -> list[OpenSample]:
         """Close a request, for which the journal now has an answer or nobody will have one (`error`).
 
         Returns the samples that miss no answer any more.
         """
-        del self._requests[request.number]
-        del self._by_key[request.model, request.key]
+        self._close(request)
         complete = []
         for sample in request.samples:
             sample.missing -= 1
@@ -148,6 +177,10 @@ class Book:
             if sample.missing == 0:
                 complete.append(sample)
         return complete
+
+    def _close(self, request: OpenRequest) -> None:
+        del self._requests[request.number]
+        del self._by_key[request.model, request.key]
 
     def delivered(self, sample: OpenSample) -> None:
         """Close a sample."""
@@ -162,6 +195,10 @@ class Book:
             for key in set(sample.keys):
                 if request := self._by_key.get((model, key)):
                     request.samples = [other for other in request.samples if other is not sample]
+                    if not request.samples:
+                        self._close(request)
+        if task is None and (bodies := self._bodies.pop(model, None)):
+            bodies.close()
 
     def open_samples(self, model: int, task: int) -> Iterator[OpenSample]:
         """The samples of a task that are not delivered."""

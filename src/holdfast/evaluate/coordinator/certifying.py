@@ -73,6 +73,7 @@ class Certifying:
             if seat.peer is not None
             and seat.number is None
             and seat.serving is not None
+            and seat.loading is None  # else it has not swapped yet, and serves the one before
             and (model is None or seat.serving == model.number)
         ]
 

@@ -10,7 +10,6 @@ from collections.abc import Callable
 from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.book import OpenSample
 from holdfast.evaluate.coordinator.connections import Peer
-from holdfast.evaluate.coordinator.journal import Journal
 from holdfast.evaluate.coordinator.models import Models
 
 Measured = tuple[OpenSample, bytes, bytes]
@@ -21,8 +20,7 @@ class Commits:
     """See the module.
 
     Args:
-        models: with the journals of their answers.
-        metrics: the metrics' journal.
+        models: with the journals of their answers and metrics.
         answered: called with (model, key) of each answer that was committed.
         measured: called with each sample whose metric was, and what came of it.
         ended: called after each batch.
@@ -31,13 +29,12 @@ class Commits:
     def __init__(
         self,
         models: Models,
-        metrics: Journal,
         *,
         answered: Callable[[int, bytes], None],
         measured: Callable[[OpenSample, bytes], None],
         ended: Callable[[], None],
     ) -> None:
-        self._models, self._metrics = models, metrics
+        self._models = models
         self._answered, self._measured, self._ended = answered, measured, ended
         self._dones: list[tuple[Peer, wire.Done]] = []
         self._metrics_done: list[Measured] = []
@@ -108,4 +105,10 @@ class Commits:
             model = self._models.get(number)
             if model is not None and model.answers is not None:
                 model.answers.commit(records)
-        self._metrics.commit((key, measured) for _sample, key, measured in metrics)
+        measured: dict[int, list[tuple[bytes, bytes]]] = {}
+        for sample, key, body in metrics:
+            measured.setdefault(sample.model, []).append((key, body))
+        for number, records in measured.items():
+            model = self._models.get(number)
+            if model is not None and model.metrics is not None:
+                model.metrics.commit(records)

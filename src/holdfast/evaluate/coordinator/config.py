@@ -65,7 +65,7 @@ class CoordinatorFiles:
         self.address = self.folder / "address"
         """host:port it listens on, written when it does."""
         self.models = self.folder / "models"
-        """One file a model that was added, and one a model that ended."""
+        """A file for each model that was added, what its weights are, what its canaries are, and how it ended."""
         self.results = self.folder / "results"
         """One file a task of a model that ended."""
         self.history = self.folder / "history.json"
@@ -74,8 +74,6 @@ class CoordinatorFiles:
         """What is known of them now."""
         self.curve = self.folder / "curve.json"
         """What work costs on an engine, as the first one that was ready measured it."""
-        self.bodies = self.folder / "requests"
-        """The requests in hand; of no use after a restart."""
 
 
 def task_names(suite: Suite) -> list[str]:

@@ -5,7 +5,16 @@ import logging
 from typing import Protocol
 
 from holdfast.core.errors import ChannelError
-from holdfast.evaluate.coordinator.wire import HELLO_TIMEOUT_S, Hello, Message, Refused, encode, is_token, read
+from holdfast.evaluate.coordinator.wire import (
+    HELLO_TIMEOUT_S,
+    Hello,
+    Message,
+    Refused,
+    encode,
+    is_token,
+    notice_loss,
+    read,
+)
 
 _MOST_UNSENT_BYTES = 512 * 1024 * 1024  # to one that does not read; then it is taken for gone
 
@@ -63,6 +72,7 @@ async def listen(host: str, port: int, token: str, listener: Listener) -> asynci
 
     async def attend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer: Peer | None = None
+        notice_loss(writer.get_extra_info("socket"))
         try:
             hello = await asyncio.wait_for(read(reader), HELLO_TIMEOUT_S)
             if not isinstance(hello, Hello) or not is_token(hello.token, token):
@@ -77,6 +87,7 @@ async def listen(host: str, port: int, token: str, listener: Listener) -> asynci
             listener.joined(peer)
             while peers.get(name) is peer:
                 listener.heard(peer, await read(reader))
+                await writer.drain()  # one that asks faster than it reads is heard no further
         except (EOFError, TimeoutError, ConnectionError):
             pass
         except asyncio.CancelledError:

@@ -4,8 +4,9 @@ A model's chunks are dealt to the nodes that are there; each reads its own and h
 `_AHEAD` models lie in a node's memory besides the one that is evaluated.
 
 A node that failed to have a model is dealt no chunks of it any more; it is told the new owners, and may have all of it
-from them. It is told again only when owners change, so that a failure that lasts is met a bounded number of times.
-One whose memory was full is told when a model that lay there has ended.
+from them. It is told again only when owners change, or when a model that still comes is waited for and need be spared
+no bandwidth any more, so that a failure that lasts is met a bounded number of times. One whose memory was full is told
+when a model that lay there has ended.
 """
 
 from collections.abc import Mapping
@@ -75,10 +76,12 @@ class Dealing:
             have = dict.fromkeys(model.folders, range(len(model.owners)))
             model.owners = reassign(manifest, model.owners, have, readers)
         for number, node in nodes.items():
-            if number in crowded or node.told.get(model.number) == model.owners:
+            owners, rate_mib_s = node.told.get(model.number, (None, 0.0))
+            is_told = owners == model.owners and (rate_mib_s == max_read_mib_s or number in model.folders)
+            if number in crowded or is_told:
                 continue
             node.crowded.pop(model.number, None)
-            node.told[model.number] = model.owners
+            node.told[model.number] = (model.owners, max_read_mib_s)
             node.peer.send(
                 FetchModel(
                     model=model.number,
@@ -113,7 +116,7 @@ class Dealing:
         model.folders[node.number] = folder
         model.refusals.pop(node.number, None)
         node.crowded.pop(model.number, None)
-        node.told.setdefault(model.number, model.owners)
+        node.told.setdefault(model.number, (model.owners, 0.0))
 
     def node_left(self, node: Node, now_s: float) -> None:
         """What a node had, or could not have, is gone with it."""

@@ -1,6 +1,6 @@
 """Samples that miss nothing any more, on their way to the clients that asked for them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.book import Book, OpenSample
@@ -9,13 +9,15 @@ from holdfast.evaluate.coordinator.models import Models
 from holdfast.evaluate.harness.harness import AnsweredSample
 from holdfast.evaluate.requests import decode_answer
 
+_MESSAGE_BYTES = 8 * 1024 * 1024  # of answers, about; a sample is never cut
+
 
 class Delivery:
     """See the module. `client` finds who runs (model, task) now, or None."""
 
     def __init__(self, book: Book, models: Models, client: Callable[[tuple[int, int]], Peer | None]) -> None:
         self._book, self._models, self._client = book, models, client
-        self._outbox: dict[tuple[int, int], list[AnsweredSample]] = {}
+        self._outbox: dict[tuple[int, int], list[tuple[int, AnsweredSample]]] = {}  # with about its bytes
         self.count = 0
         """Samples delivered so far."""
 
@@ -29,12 +31,13 @@ class Delivery:
 
     def add(self, sample: OpenSample) -> None:
         """A sample is done, or has an error for good: it goes out with the next `send`."""
-        answers = [] if sample.error else [decode_answer(body) for body in self.bodies(sample)]
+        bodies = [] if sample.error else self.bodies(sample)
+        answers = [decode_answer(body) for body in bodies]
         self._book.delivered(sample)
         self.count += 1
-        self._outbox.setdefault((sample.model, sample.task), []).append(
-            AnsweredSample(sample=sample.place, answers=answers, measured=sample.measured, error=sample.error)
-        )
+        answered = AnsweredSample(sample=sample.place, answers=answers, measured=sample.measured, error=sample.error)
+        size_bytes = sum(map(len, bodies)) + len(sample.measured)
+        self._outbox.setdefault((sample.model, sample.task), []).append((size_bytes, answered))
 
     def send(self) -> None:
         """Send what was added."""
@@ -42,4 +45,19 @@ class Delivery:
         for place, samples in outbox.items():
             # One that is gone asks again when it is back, and finds everything in the journals.
             if peer := self._client(place):
-                peer.send(wire.Answers(samples=samples))
+                for part in _cut(samples):
+                    peer.send(wire.Answers(samples=part))
+
+
+def _cut(samples: list[tuple[int, AnsweredSample]]) -> Iterator[list[AnsweredSample]]:
+    """Into parts that a message holds."""
+    part: list[AnsweredSample] = []
+    part_bytes = 0
+    for size_bytes, sample in samples:
+        if part and part_bytes + size_bytes > _MESSAGE_BYTES:
+            yield part
+            part, part_bytes = [], 0
+        part.append(sample)
+        part_bytes += size_bytes
+    if part:
+        yield part

@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator
 
 from holdfast.core.clock import Clock, SystemClock
@@ -12,7 +11,6 @@ from holdfast.evaluate.errors import EvaluationError
 
 _BACK_OFF_S = (0.05, 0.5)  # short, since whoever restarts a coordinator does so at once
 _CONNECT_TIMEOUT_S = 5.0
-_SILENT_PEER_S = 10.0  # unacknowledged by the other machine for so long, a connection is broken
 
 NOT_NOW = (OSError, TimeoutError, EOFError, ChannelError)
 """What `dial`, and reading from what it returns, raise where another try may do."""
@@ -41,10 +39,7 @@ async def dial(address: str, hello: wire.Hello) -> tuple[asyncio.StreamReader, a
     async with asyncio.timeout(_CONNECT_TIMEOUT_S):
         reader, writer = await asyncio.open_connection(host, int(port), limit=1 << 20)
     try:
-        connection = writer.get_extra_info("socket")
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if hasattr(socket, "TCP_USER_TIMEOUT"):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(_SILENT_PEER_S * 1000))
+        wire.notice_loss(writer.get_extra_info("socket"))
         writer.write(wire.encode(hello))
         async with asyncio.timeout(wire.HELLO_TIMEOUT_S):
             answer = await wire.read(reader)

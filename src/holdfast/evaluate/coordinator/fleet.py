@@ -40,6 +40,7 @@ from holdfast.evaluate.policy import events
 _ORDER_AGAIN_S = 30.0  # for an engine that has not dialled
 _CUT_GRACE_S = 1.0  # for an engine whose line was cut to dial again; whether it died its agent says sooner
 _MOST_FAILURES = 5  # of an engine in a row, before it served once; then its place stays empty
+_MOST_FAILED_LOADS = 3  # of a model that no engine ever served; then it is the model
 
 _log = logging.getLogger(__name__)
 
@@ -115,20 +116,27 @@ class Fleet:
         node, seat = self.nodes.get(peer.hello.name), self.seats.get(exited.name)
         if node is None or seat is None or exited.role != "engine" or seat.node != node.number:
             return
+        last = exited.tail.strip().splitlines()[-1:] or ["it printed nothing"]
         self._unseat(seat)
+        if self._may_try_again(seat, f"it ended with {exited.exit_code}: {last[0]}"):
+            self._orders.start_again(seat)
+
+    def _may_try_again(self, seat: Seat, why: str) -> bool:
+        """An engine failed. Whether a new process may do better; in the end its place stays empty."""
         if seat.is_spare:
-            self._spare_failed(exited.tail or f"it ended with {exited.exit_code}")
+            self._spare_failed(why)
         seat.failures += 1
         if seat.failures < _MOST_FAILURES:
-            self._orders.start_again(seat)
-            return
-        _log.error("Engine %s ended %d times and is given up: %s", seat.name, seat.failures, exited.tail)
+            return True
+        _log.error("Engine %s failed %d times and is given up: %s", seat.name, seat.failures, why)
+        self._unseat(seat)
+        self._orders.end(seat)
         del self.seats[seat.name]
         if seat.is_spare:
             self._certifying.give_up()
         if all(one.is_spare for one in self.seats.values()):
-            last = exited.tail.strip().splitlines()[-1:] or ["it printed nothing"]
-            self._failed(None, f"No engine can be started: {last[0]}. The logs are in {self._config.folder}/logs.")
+            self._failed(None, f"No engine can be started: {why}. The logs are in {self._config.folder}/logs.")
+        return False
 
     # Weights
 
@@ -138,14 +146,18 @@ class Fleet:
         if model is None or model.outcome is not None:
             peer.send(ReleaseModel(model=fetched.model))
             return
-        if model.digest and model.digest != fetched.digest:
+        if not model.digest:
+            self._models.know(model, fetched.digest)
+        elif model.digest != fetched.digest:
+            when, cure = "since this evaluation began", "Put the old ones back, or evaluate these under another --id"
+            if model.folders:
+                when, cure = "while they were read", "Evaluate a checkpoint that nobody writes"
             self._failed(
                 model,
-                f"The weights of {model.added.name} changed while they were read: node {node.name} has other bytes "
-                "than the first. Evaluate a checkpoint that nobody writes.",
+                f"The weights of {model.added.name} changed {when}: node {node.name} has other bytes than were there "
+                f"first. {cure}.",
             )
             return
-        model.digest = fetched.digest
         self._dealing.fetched(node, model, fetched.folder)
         now_s = self._clock.monotonic_s()
         self._chronicle.node("fetch", node=node.number, since_s=now_s - fetched.seconds, fetched=fetched)
@@ -243,6 +255,8 @@ class Fleet:
             self._seat_spare(home)
 
     def _serve(self, seat: Seat, model: Model) -> bool:
+        if model.outcome is not None:
+            return False
         folder = model.folders.get(seat.node)
         if model.added.manifest is not None and folder is None:
             return False
@@ -258,7 +272,10 @@ class Fleet:
     def swap(self, engine: int, number: int) -> None:
         """The policy wants an idle engine to serve another model."""
         seat, model = self._seat_of.get(engine), self._models.get(number)
-        if seat is None or model is None or seat.peer is None:
+        if seat is None or model is None:
+            return
+        if seat.peer is None:  # its line is cut, and would be back to go on where it was
+            self._unseat(seat)
             return
         self._chronicle_served(seat)
         seat.number, seat.swapping = None, engine
@@ -274,7 +291,7 @@ class Fleet:
         if seat is None or model is None:
             peer.send(Stop())
             return
-        seat.loading, seat.meant_for, seat.failures, seat.has_loaded = None, None, 0, True
+        seat.loading, seat.meant_for, seat.has_loaded = None, None, True
         if said.kept and seat.number is not None and seat.serving == said.model:
             return  # only its line had been cut
         if model.outcome is not None:
@@ -283,8 +300,29 @@ class Fleet:
             return
         if why := unfit(model, said, is_exact=self._config.spec.mode == "exact"):
             _log.warning("Engine %s is started anew: %s", seat.name, why)
-            self._restart(seat, meant_for=model.number)
+            if self._may_try_again(seat, why):
+                self._restart(seat, meant_for=model.number)
             return
+        self._note(seat, model, said)
+        if seat.is_spare:  # at once ready for the next
+            for other in self._certifying.waiting(model):  # they say their canaries again
+                other.serving = None
+                self._serve(other, model)
+            self.serve_idle()
+            return
+        if seat.number is not None:  # it served another, and its line was cut since: what it held is asked again
+            self._unseat(seat)
+        seat.serving, model.is_begun = model.number, True
+        self.serve_idle()  # a model that came before any engine served has no reference yet
+        if said.how == "swap" and model.canary is None:
+            if not self._certifying.is_beside():  # nobody will speak for it but itself, afresh
+                self._restart(seat, meant_for=model.number)
+            return  # until the fresh load beside it has spoken
+        self._seat_ready(seat, said)
+
+    def _note(self, seat: Seat, model: Model, said: Serving) -> None:
+        """Keep what an engine says of itself and of a model."""
+        seat.failures = 0
         if said.how == "load" and model.canary is None:
             self._models.certify(model, said.canary)
         if not said.kept and not seat.is_spare:
@@ -295,17 +333,6 @@ class Fleet:
         model.max_length = model.max_length or said.max_length
         for one in self._models.open():  # those that were fetched before lacked nothing but the numerics
             self.identify(one)
-        if seat.is_spare:  # at once ready for the next
-            for other in self._certifying.waiting(model):  # they say their canaries again
-                other.serving = None
-                self._serve(other, model)
-            self.serve_idle()
-            return
-        seat.serving, model.is_begun = model.number, True
-        self.serve_idle()  # a model that came before any engine served has no reference yet
-        if said.how == "swap" and model.canary is None:
-            return  # until the fresh load beside it has spoken
-        self._seat_ready(seat, said)
 
     def _seat_ready(self, seat: Seat, said: Serving) -> None:
         if seat.swapping is None:
@@ -339,10 +366,20 @@ class Fleet:
             self.serve_idle()
             return
         _log.warning("Engine %s cannot serve %s: %s", seat.name, model.added.name, failure.why)
-        if failure.restart:
+        if not failure.restart:
+            seat.loading = seat.serving = seat.meant_for = None  # it may have the next
+            self._failed(None if failure.any_model else model, failure.why, wrong_use=True)
+            return
+        if not (seat.has_loaded or model.is_begun):  # not a swap: a new process met it, and nothing else
+            model.failed_loads += 1
+            if model.failed_loads == _MOST_FAILED_LOADS:
+                self._failed(
+                    model,
+                    f"No engine can load {model.added.name} ({failure.why.rstrip('.')}). See that its files are whole; "
+                    f"the logs are in {self._config.folder}/logs.",
+                )
+        if self._may_try_again(seat, failure.why):
             self._restart(seat, meant_for=model.number)
-        else:
-            self._failed(model, failure.why, wrong_use=True)
 
     def _restart(self, seat: Seat, *, meant_for: int | None = None) -> None:
         self._unseat(seat)

@@ -16,6 +16,7 @@ from holdfast.evaluate.coordinator.measurements import Measurements
 from holdfast.evaluate.coordinator.models import Model, Models
 from holdfast.evaluate.policy import events
 
+NOT_WANTED = "Its scores are not wanted any more."
 _NOT_STORED = "its answer is not stored; `holdfast eval resume` asks for it"
 
 
@@ -60,7 +61,7 @@ class Intake:
         """A client wants samples of its task for its model."""
         model, task = self._models.get(peer.hello.model), peer.hello.task
         if model is None or model.outcome is not None:
-            peer.send(wire.Refused(why="Its scores are not wanted any more."))
+            peer.send(wire.Refused(why=NOT_WANTED))
         elif model.answers is None or not self.is_settled():
             self._early.setdefault((model.number, task), []).append(submit)
         else:
@@ -69,6 +70,11 @@ class Intake:
     def forget_early(self, model: int, task: int) -> None:
         """A client connected anew: it submits everything again."""
         self._early.pop((model, task), None)
+
+    def forget(self, model: int) -> None:
+        """A model ended: what came before it could be looked up is not wanted."""
+        for place in [place for place in self._early if place[0] == model]:
+            del self._early[place]
 
     def is_settled(self) -> bool:
         """Whether all that live have dialled again since the restart, and said what they have."""

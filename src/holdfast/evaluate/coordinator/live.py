@@ -1,8 +1,9 @@
 """An evaluation in progress: messages in, the policy asked, messages out.
 
 Everything here is soft but three things, which are committed before anybody is told of them: answers and metrics (the
-journals), the outcomes of tasks, and the list of models. A coordinator that is started anew finds those, and whoever
-dials in again says the rest: nodes what they hold, engines what they have finished, clients what they want.
+journals), the outcomes of tasks, and the models with what their weights are. A coordinator that is started anew finds
+those, and whoever dials in again says the rest: nodes what they hold, engines what they have finished, clients what
+they want.
 """
 
 import asyncio
@@ -23,7 +24,7 @@ from holdfast.evaluate.coordinator.connections import Peer
 from holdfast.evaluate.coordinator.counts import Counts
 from holdfast.evaluate.coordinator.delivery import Delivery
 from holdfast.evaluate.coordinator.fleet import Fleet
-from holdfast.evaluate.coordinator.intake import Intake
+from holdfast.evaluate.coordinator.intake import NOT_WANTED, Intake
 from holdfast.evaluate.coordinator.journal import Journal
 from holdfast.evaluate.coordinator.measurements import Measurements
 from holdfast.evaluate.coordinator.models import Model, Models
@@ -50,9 +51,7 @@ class Live:
         self._config, self._clock, self._state, self._epoch = config, clock, state, epoch
         self._chronicle = chronicle
         self._journals, self._learned = Path(config.journals), files.learned
-        of_whom = f"metrics, computed again for {config.evaluation_id}" if config.rescore else "metrics"
-        self._metrics = Journal(self._journals, of_whom)
-        self._book = Book(files.bodies)
+        self._book = Book(files.folder)
         self._models = Models(files.models)
         self._tasks = Tasks(config.suite, config.spec, config.nodes, Path(config.folder), files.results)
         self._fleet = Fleet(
@@ -71,7 +70,6 @@ class Live:
         self._awaited = Awaited(self._book)
         self._delivery = Delivery(self._book, self._models, self._clients.get)
         self._measurements = Measurements(
-            self._metrics,
             self._book,
             self._models,
             self._tasks,
@@ -95,7 +93,6 @@ class Live:
         )
         self._commits = Commits(
             self._models,
-            self._metrics,
             answered=self._intake.answered,
             measured=self._intake.measured,
             ended=self._committed,
@@ -143,12 +140,7 @@ class Live:
         match peer.hello.role:
             case "command":
                 self._command = peer
-                peer.send(wire.Welcome(epoch=self._epoch))
-                for outcome in self._tasks.outcomes.values():
-                    peer.send(outcome)
-                for model in self._models:
-                    if model.outcome is not None:
-                        peer.send(model.outcome)
+                peer.send(wire.Welcome(epoch=self._epoch))  # it says its models again, and hears what became of them
             case "node":
                 self._fleet.node_joined(peer)
             case "host":
@@ -198,7 +190,13 @@ class Live:
 
     # Models
 
-    def _add_model(self, _peer: Peer, added: wire.AddModel) -> None:
+    def _add_model(self, peer: Peer, added: wire.AddModel) -> None:
+        if (known := self._models.get(added.model)) is not None:
+            for outcome in self._tasks.of_model(known.number):
+                peer.send(outcome)
+            if known.outcome is not None:
+                peer.send(known.outcome)
+            return
         waiting = [model for model in self._models.open() if not model.is_begun]
         if new := self._models.add(added):
             if self._config.drop_stale and self._intake.is_settled():  # before, nobody knows what is begun
@@ -219,7 +217,10 @@ class Live:
 
     def _model_known(self, model: Model) -> None:
         """Digest and numerics are known: answers have a journal, and what clients asked early can be looked up."""
-        model.answers = Journal(self._journals, f"{model.digest}\n{model.numerics}")
+        whose = f"{model.digest}\n{model.numerics}"
+        again = f", computed again for {self._config.evaluation_id}" if self._config.rescore else ""
+        model.answers = Journal(self._journals, whose)
+        model.metrics = Journal(self._journals, f"{whose}\nmetrics{again}")
         self._commits.journal_opened()
         self._intake.take_early()
 
@@ -227,19 +228,28 @@ class Live:
         """A model's evaluation cannot go on; without a model, none can."""
         for one in self._models.open() if model is None else [model]:
             if one.outcome is None:
-                self._end_model(one, error=why, wrong_use=wrong_use)
+                self._end_model(one, error=why, wrong_use=wrong_use, any_model=model is None)
         if model is None:
             self.exit_code = FAILED
             self._finishing = True
             self._end_if_done()
 
-    def _end_model(self, model: Model, error: str = "", *, wrong_use: bool = False, is_stale: bool = False) -> None:
+    def _end_model(
+        self,
+        model: Model,
+        error: str = "",
+        *,
+        wrong_use: bool = False,
+        any_model: bool = False,
+        is_stale: bool = False,
+    ) -> None:
         outcome = wire.ModelOutcome(
             model=model.number,
             digest=model.digest,
             numerics=model.numerics,
             error=error,
             wrong_use=wrong_use,
+            any_model=any_model,
             is_stale=is_stale,
         )
         self.keep_learned()  # before the command hears of the end, and records what is known
@@ -248,6 +258,11 @@ class Live:
         self._chronicle.flush()  # before the command hears of the end, and reads what happened
         self._book.drop(model.number)
         self._emit(events.ModelDropped(now_s=self._now_s(), model=model.number))
+        self._intake.forget(model.number)
+        self._tasks.forget(model.number)
+        for (number, _task), client in list(self._clients.items()):
+            if number == model.number:
+                client.send(wire.Refused(why=NOT_WANTED))
         if self._command:
             self._command.send(outcome)
         self._fleet.release(model)
@@ -310,15 +325,15 @@ class Live:
     # Metrics
 
     def _sample_measured(self, peer: Peer, said: wire.SampleMeasured) -> None:
-        sample, losses = self._measurements.ended(said)
-        if sample is None:
-            return
-        self._chronicle.metric(peer.hello.node, sample, said.seconds, said.error)
-        if said.measured:
-            self._commits.add_metric(sample, said.metric_key, said.measured)
-            return
-        died = f"the process that computed its metric died {losses} times: {said.error}"
-        self._intake.unmeasurable(sample, error=died if said.lost else "")
+        samples, losses = self._measurements.ended(said)
+        if samples:
+            self._chronicle.metric(peer.hello.node, samples[0], said.seconds, said.error)
+        died = f"the process that computed its metric died {losses} times: {said.error}" if said.lost else ""
+        for sample in samples:
+            if said.measured:
+                self._commits.add_metric(sample, said.metric_key, said.measured)
+            else:
+                self._intake.unmeasurable(sample, error=died)
 
     # The policy
 
@@ -395,7 +410,6 @@ class Live:
         """Write the end into the timeline and let go of the files."""
         self._fleet.chronicle_end()
         self._chronicle.end(state)
-        self._metrics.close()
         self._book.close()
         self._chronicle.close()
 

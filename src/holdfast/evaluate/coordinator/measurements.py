@@ -1,11 +1,11 @@
 """Metrics in progress: granted by the policy, computed by hosts, looked for in the journal first."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.book import Book, OpenSample, measured_key
 from holdfast.evaluate.coordinator.delivery import Delivery
-from holdfast.evaluate.coordinator.journal import Journal
 from holdfast.evaluate.coordinator.models import Models
 from holdfast.evaluate.coordinator.tasks import Tasks
 from holdfast.evaluate.policy import events
@@ -14,12 +14,19 @@ from holdfast.evaluate.suite import Suite
 _MOST_LOSSES = 3  # of one sample's metric: what kills its process so often would kill it again
 
 
+@dataclass
+class _Running:
+    """A metric that a host computes, and the samples that wait for it: equal ones, of equal answers, share it."""
+
+    host: str
+    samples: list[OpenSample]
+
+
 class Measurements:
     """See the module. `emit` tells the policy; `now_s` is the coordinator's clock."""
 
     def __init__(
         self,
-        journal: Journal,
         book: Book,
         models: Models,
         tasks: Tasks,
@@ -29,15 +36,18 @@ class Measurements:
         emit: Callable[[events.Event], None],
         now_s: Callable[[], float],
     ) -> None:
-        self._journal, self._book, self._models, self._tasks = journal, book, models, tasks
+        self._book, self._models, self._tasks = book, models, tasks
         self._delivery, self._suite, self._emit, self._now_s = delivery, suite, emit, now_s
-        self._running: dict[bytes, tuple[OpenSample, str]] = {}  # key to sample and host
+        self._running: dict[bytes, _Running] = {}
         self._granted: dict[int, int] = {}  # sample to node, which waits for its answers' commit or for a host
-        self._losses: dict[int, int] = {}
+        self._losses: dict[bytes, int] = {}
 
     def is_known(self, sample: OpenSample) -> bool:
         """Whether the metric of a sample with all its answers stands in the journal; else it runs if it may."""
-        sample.measured = self._journal.get(measured_key(sample.metric_key, self._delivery.bodies(sample))) or b""
+        model = self._models.get(sample.model)
+        assert model is not None
+        assert model.metrics is not None
+        sample.measured = model.metrics.get(measured_key(sample.metric_key, self._delivery.bodies(sample))) or b""
         if not sample.measured:
             if (node := self._granted.pop(sample.number, None)) is not None:
                 self._start(sample, node)
@@ -74,7 +84,11 @@ class Measurements:
         host, facts = able
         bodies = self._delivery.bodies(sample)
         key = measured_key(sample.metric_key, bodies)
-        self._running[key] = (sample, host.peer.hello.name)
+        if running := self._running.get(key):
+            if sample not in running.samples:
+                running.samples.append(sample)
+            return
+        self._running[key] = _Running(host.peer.hello.name, [sample])
         host.peer.send(
             wire.MeasureSample(
                 metric_key=key,
@@ -88,24 +102,28 @@ class Measurements:
 
     def host_gone(self, name: str) -> None:
         """What a host computed is to be computed again."""
-        for key, (sample, host) in list(self._running.items()):
-            if host == name:
+        for key, running in list(self._running.items()):
+            if running.host == name:
                 del self._running[key]
-                self._emit(events.MetricLost(now_s=self._now_s(), sample=sample.number))
+                self._lost(running)
 
-    def ended(self, said: wire.SampleMeasured) -> tuple[OpenSample | None, int]:
-        """A host said what became of a metric; the sample and how often its process died.
-
-        No sample where nobody waits for it, or where it is to be tried again.
-        """
-        sample, _host = self._running.pop(said.metric_key, (None, ""))
-        if sample is None:
-            return None, 0
-        losses = self._losses.get(sample.number, 0) + said.lost
-        if said.lost and losses < _MOST_LOSSES:
-            self._losses[sample.number] = losses
+    def _lost(self, running: _Running) -> None:
+        for sample in running.samples:
             self._emit(events.MetricLost(now_s=self._now_s(), sample=sample.number))
-            return None, losses
-        self._losses.pop(sample.number, None)
-        self._emit(events.Measured(now_s=self._now_s(), sample=sample.number, metric_s=said.seconds))
-        return sample, losses
+
+    def ended(self, said: wire.SampleMeasured) -> tuple[list[OpenSample], int]:
+        """A host said what became of a metric; the samples that it is of, and how often its process died.
+
+        No samples where nobody waits for it, or where it is to be tried again.
+        """
+        running = self._running.pop(said.metric_key, None)
+        if running is None:
+            return [], 0
+        losses = self._losses.pop(said.metric_key, 0) + said.lost
+        if said.lost and losses < _MOST_LOSSES:
+            self._losses[said.metric_key] = losses
+            self._lost(running)
+            return [], losses
+        for sample in running.samples:
+            self._emit(events.Measured(now_s=self._now_s(), sample=sample.number, metric_s=said.seconds))
+        return [sample for sample in running.samples if self._book.sample(sample.number) is sample], losses

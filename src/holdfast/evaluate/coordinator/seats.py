@@ -15,8 +15,8 @@ class Node:
     peer: Peer
     joined_s: float
     report: NodeReport | None = None
-    told: dict[int, list[int]] = field(default_factory=dict)
-    """Model to the owners that this node was last told."""
+    told: dict[int, tuple[list[int], float]] = field(default_factory=dict)
+    """Model to the owners and the rate that this node was last told."""
     crowded: dict[int, list[int]] = field(default_factory=dict)
     """Model that did not fit into this node's memory, to the models that lay there."""
 

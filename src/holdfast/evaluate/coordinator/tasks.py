@@ -29,17 +29,18 @@ class Host:
 
 
 class Tasks:
-    """Every task of every model is run once to its end. Outcomes outlive the coordinator, as files in `results`."""
+    """Every task of every model is run once to its end. Outcomes are files in `results`, and outlive the coordinator.
+
+    They are not held: results are large, and a stream has many.
+    """
 
     def __init__(self, suite: Suite, spec: EngineSpec, nodes: int, folder: Path, results: Path) -> None:
         self._suite, self._spec, self._nodes, self._folder, self._results = suite, spec, nodes, folder, results
         self._absent_since_s: dict[int, float] = {}
         results.mkdir(parents=True, exist_ok=True)
         self.hosts: dict[str, Host] = {}
-        self.outcomes: dict[tuple[int, int], TaskOutcome] = {}
-        for path in results.glob("*.outcome"):
-            outcome = msgspec.msgpack.decode(path.read_bytes(), type=TaskOutcome)
-            self.outcomes[outcome.model, outcome.task] = outcome
+        names = [path.stem.split("-") for path in results.glob("*.outcome")]
+        self._ended = {(int(model), int(task)) for model, task in names}
 
     def host_joined(self, peer: Peer) -> None:
         """A host said hello: have it prepare."""
@@ -73,7 +74,7 @@ class Tasks:
         running = {one for host in self.hosts.values() for one in host.running}
         for model in models:
             for task, entry in enumerate(self._suite.entries):
-                if (model.number, task) in running or (model.number, task) in self.outcomes:
+                if (model.number, task) in running or (model.number, task) in self._ended:
                     continue
                 host = self._host_for(task, now_s)
                 if host and (able := self.able_host(model, host.node)):
@@ -128,16 +129,26 @@ class Tasks:
         """A task came to something; kept durably. False if that was known."""
         for host in self.hosts.values():
             host.running.discard((outcome.model, outcome.task))
-        if (outcome.model, outcome.task) in self.outcomes:
+        if (outcome.model, outcome.task) in self._ended:
             return False
-        write_atomic(self._results / f"{outcome.model:06d}-{outcome.task:04d}.outcome", msgspec.msgpack.encode(outcome))
-        self.outcomes[outcome.model, outcome.task] = outcome
+        write_atomic(self._file_of(outcome.model, outcome.task), msgspec.msgpack.encode(outcome))
+        self._ended.add((outcome.model, outcome.task))
         return True
 
+    def forget(self, model: int) -> None:
+        """A model ended: none of its tasks runs any more, whatever its clients do."""
+        for host in self.hosts.values():
+            host.running = {place for place in host.running if place[0] != model}
+
     def of_model(self, model: int) -> Iterator[TaskOutcome]:
-        """The outcomes of a model's tasks so far."""
-        return (outcome for (number, _task), outcome in sorted(self.outcomes.items()) if number == model)
+        """What a model's tasks came to so far."""
+        for task in range(len(self._suite.entries)):
+            if (model, task) in self._ended:
+                yield msgspec.msgpack.decode(self._file_of(model, task).read_bytes(), type=TaskOutcome)
+
+    def _file_of(self, model: int, task: int) -> Path:
+        return self._results / f"{model:06d}-{task:04d}.outcome"
 
     def are_all_ended(self, model: int) -> bool:
         """Whether a model has nothing left to run."""
-        return all((model, task) in self.outcomes for task in range(len(self._suite.entries)))
+        return all((model, task) in self._ended for task in range(len(self._suite.entries)))

@@ -17,6 +17,7 @@ Every role hears `Welcome`, `Refused` and `Stop`, and says `Alive`.
 
 import asyncio
 import hmac
+import socket
 from typing import Any
 
 import msgspec
@@ -33,6 +34,8 @@ ENV_ADDRESS = "HOLDFAST_EVAL_COORDINATOR"
 ENV_TOKEN = "HOLDFAST_EVAL_TOKEN"
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HELLO_TIMEOUT_S = 10.0
+_LOSS_OPTIONS = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
+"""Seconds, seconds, probes, milliseconds: tcp(7)."""
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag=True, omit_defaults=True):
@@ -128,7 +131,7 @@ class TaskOutcome(Message, frozen=True, kw_only=True):
 class ModelOutcome(Message, frozen=True, kw_only=True):
     """All tasks of a model ended, or it could not be served at all (`error`).
 
-    `wrong_use`: nor could it ever be so. `is_stale`: a newer one was to be served instead.
+    `wrong_use`: nor could it ever be so. `any_model`: nor any other. `is_stale`: a newer one was to be served instead.
     """
 
     model: int
@@ -136,6 +139,7 @@ class ModelOutcome(Message, frozen=True, kw_only=True):
     numerics: str = ""
     error: str = ""
     wrong_use: bool = False
+    any_model: bool = False
     is_stale: bool = False
 
 
@@ -326,11 +330,12 @@ class Serving(Message, frozen=True, kw_only=True):
 
 
 class ServeFailed(Message, frozen=True, kw_only=True):
-    """It cannot. `restart`: a new process may."""
+    """It cannot. `restart`: a new process may. `any_model`: nor any other model, for there is no such engine."""
 
     model: int
     why: str
     restart: bool = False
+    any_model: bool = False
 
 
 class AskEngine(Message, frozen=True, kw_only=True):
@@ -429,6 +434,18 @@ async def read(reader: asyncio.StreamReader) -> Message:
     except msgspec.DecodeError as error:
         raise ChannelError(f"A frame holds no message: {error}.") from error
     return message
+
+
+def notice_loss(connection: socket.socket) -> None:
+    """Send at once, and have the connection end soon after the other machine is gone, whether or not anything is said.
+
+    A connection to a host may be silent for long: without probes nobody would learn that its node lost power.
+    """
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in _LOSS_OPTIONS.items():
+        if hasattr(socket, name):  # of Linux
+            connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
 def is_token(given: str, token: str) -> bool:

@@ -5,7 +5,7 @@ What enters are requests and folders of weights; what leaves are answers, with w
 | module | one idea |
 |---|---|
 | `engine` | the seam |
-| `choose` | a kind's name to its class |
+| `choose` | a kind's name to its class, and to the options that it has |
 | `worker` | the process: loads, swaps, answers, ends; `uplink` is its line, `pulse` whether it hangs |
 | `transformers` | the reference, on CPU or GPU; `hf_work` orders what it does |
 | `hf_exact` | one request at a time, with the bits of stock lm-eval; `hf_sampling` and `hf_stops` choose and end |

@@ -1,9 +1,12 @@
-"""Which class answers for an `EngineSpec`; each kind is imported only when it is asked for."""
+"""Which class answers for an `EngineSpec`, and which options it has; a kind is imported only when it is asked for."""
 
 import importlib
+from collections.abc import Mapping
 
 from holdfast.core.errors import BadUse
 from holdfast.evaluate.engines.engine import Engine, EngineSpec
+from holdfast.evaluate.requests import Scalar
+from holdfast.evaluate.suite import nearest
 
 _HERE = "holdfast.evaluate.engines."
 KINDS = {
@@ -12,6 +15,13 @@ KINDS = {
     "openai": _HERE + "openai:OpenAIEngine",
     "simulated": _HERE + "simulated:SimulatedEngine",
 }
+_CALLS = ("api_key_env", "patience_s", "timeout_s")
+OPTIONS: Mapping[str, tuple[str, ...]] = {
+    "hf": (),
+    "vllm": (*_CALLS, "arguments", "command", "start_limit_s"),
+    "openai": (*_CALLS, "tokenizer"),
+}
+"""The names that `EngineSpec.options` may have, those in `_s` for seconds; other kinds check theirs themselves."""
 
 
 def make_engine(spec: EngineSpec) -> Engine:
@@ -20,6 +30,7 @@ def make_engine(spec: EngineSpec) -> Engine:
     Raises:
         BadUse: there is no such kind, the class named cannot be imported, or the kind refuses the spec.
     """
+    check_options(spec)
     place = KINDS.get(spec.kind, spec.kind)
     module, separator, name = place.partition(":")
     if not separator or not module or not name:
@@ -33,3 +44,24 @@ def make_engine(spec: EngineSpec) -> Engine:
         raise BadUse(f"The module {module} has no {name}. Give module:Class of an engine.") from error
     engine: Engine = make(spec)
     return engine
+
+
+def check_options(spec: EngineSpec) -> None:
+    """See that an engine understands its options.
+
+    Raises:
+        BadUse: it has no such option, or one cannot have this value.
+    """
+    if spec.kind not in OPTIONS:
+        return
+    known = OPTIONS[spec.kind]
+    for name, value in spec.options.items():
+        if name not in known:
+            there = f"It has {', '.join(known)}." if known else "It has none: leave it out, or name another engine."
+            raise BadUse(f"The engine {spec.kind} has no option {name!r}.{nearest(name, known)} {there}")
+        if name.endswith("_s") and not _is_positive(value):
+            raise BadUse(f"The engine's option {name} is {value!r}. Give a number of seconds above 0.")
+
+
+def _is_positive(value: Scalar) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")

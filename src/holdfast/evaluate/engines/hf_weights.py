@@ -33,7 +33,7 @@ def load_model(folder: Path, spec: EngineSpec, device: torch.device) -> Any:
         model: Any = AutoModelForCausalLM.from_pretrained(
             folder,
             dtype=spec.dtype if spec.dtype == "auto" else getattr(torch, spec.dtype),
-            trust_remote_code=bool(spec.options.get("trust_remote_code")),
+            trust_remote_code=False,
             use_safetensors=True,
             **({"device_map": {"": str(device)}} if device.type != "cpu" else {}),
         )

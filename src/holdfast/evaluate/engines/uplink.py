@@ -173,6 +173,7 @@ class Uplink:
     def _note(self, message: wire.Message) -> None:
         """A model is being loaded: the next hello says so, that nobody orders it twice."""
         if isinstance(message, wire.Serve):
+            self._serving = None
             self._hello = msgspec.structs.replace(self._hello, model=message.model)
 
     def _tell(self, message: wire.Message) -> None:

@@ -39,7 +39,7 @@ _SERVED_NAME = "model"
 class VllmEngine(OpenAIEngine):
     """See the module; the methods are `Engine`'s.
 
-    Options: those of `OpenAIEngine`; `command` (vllm) starts vLLM; `arguments` are added to `vllm serve`;
+    Options: `OpenAIEngine`'s but for `tokenizer`; `command` (vllm) starts vLLM; `arguments` are added to `vllm serve`;
     `start_limit_s` (1800) is for a start.
     """
 

@@ -145,11 +145,11 @@ class EngineWorker:
         if before and self._said and (before.model, before.digest) == (order.model, order.digest):
             return msgspec.structs.replace(self._said, kept=True, seconds=0.0)
         if self._engine is None:
-            return wire.ServeFailed(model=order.model, why=self._unmade)
+            return wire.ServeFailed(model=order.model, why=self._unmade, any_model=True)
         if order.fresh and before is not None:  # as a new process would, without its imports
             self._engine.close()
             if not self._make():
-                return wire.ServeFailed(model=order.model, why=self._unmade)
+                return wire.ServeFailed(model=order.model, why=self._unmade, any_model=True)
             before = None
         how = "load" if before is None else "swap"
         self._said = None

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import OrderedDict
 from collections.abc import Callable
 
 from holdfast.core.processes import signal_name
@@ -13,6 +14,7 @@ from holdfast.evaluate.harness.nursery import Child, Nursery
 
 STARTS = 3
 """How often a client is started at most: whatever kills it so often would kill it again."""
+_KEPT = 256  # outcomes, for a coordinator that was away
 _REST_S = 5.0  # for what an ended process had said to be read
 
 
@@ -29,7 +31,7 @@ class Runs:
         self._nursery, self._tell = nursery, tell
         self._building = asyncio.Semaphore(building)
         self._running: dict[tuple[int, int], asyncio.Task[None]] = {}
-        self._ended: dict[tuple[int, int], TaskEnded] = {}
+        self._ended: OrderedDict[tuple[int, int], TaskEnded] = OrderedDict()
         self.pids: dict[tuple[int, int], int] = {}
         """Of the clients that run, by model and task."""
 
@@ -61,6 +63,8 @@ class Runs:
             ended = TaskEnded(model=job.facts.model, task=job.task, error=error)
         if ended.result is not None:  # a task that failed is run again when it is asked for again
             self._ended[place] = ended
+            if len(self._ended) > _KEPT:  # of one that is asked for after all, every answer is in the journal
+                self._ended.popitem(last=False)
         del self._running[place]
         self._tell(ended)
 

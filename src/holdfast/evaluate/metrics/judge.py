@@ -14,6 +14,7 @@ from types import TracebackType
 import msgspec
 
 from holdfast.core.atomic import write_atomic
+from holdfast.core.errors import BadUse
 from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.metrics.judge_config import ENV_TOKEN, JudgeConfig, JudgeStatistics
 
@@ -40,6 +41,7 @@ class Judge:
             folder: for the proxy's configuration file; the evaluation's.
 
         Raises:
+            BadUse: another evaluation asks this judge now.
             EvaluationError: the proxy does not come up.
         """
         self._config = config
@@ -63,7 +65,11 @@ class Judge:
             process.kill()
             _close(process)
             raise EvaluationError(f"The proxy of the judge {self._config.upstream} does not start; it says why above.")
-        return _Running(process=process, port=json.loads(line)["port"])
+        said = json.loads(line)
+        if "error" in said:
+            _close(process)
+            raise BadUse(said["error"])
+        return _Running(process=process, port=said["port"])
 
     @property
     def url(self) -> str:
@@ -79,9 +85,10 @@ class Judge:
         return self._running.process.poll() is None
 
     def restart(self) -> None:
-        """Start a proxy that ended; it keeps to the same limits, at another port.
+        """Start a proxy that ended; it keeps to the same limits, at another port unless the configuration names one.
 
         Raises:
+            BadUse: another evaluation was faster.
             EvaluationError: it does not come up.
         """
         self.stop()

@@ -14,10 +14,11 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     Attributes:
         upstream: the judge's API, up to and with its version ("https://host/v1").
-        journal: file of reservations and answers; one a judge and budget.
+        journal: file of reservations and answers; one a judge (`judge_journal.journal_of`).
+        evaluation_id: whose cost is limited.
         api_key_env: the environment variable that holds the judge's key; it may be unset for a local judge.
         requests_per_minute, tokens_per_minute, cost_limit, concurrency: as `QuotaLimits`; None for no limit. The cost
-            is in the currency of the prices, over the journal's whole life.
+            is in the currency of the prices, and of this evaluation; the others hold for all that the journal knows.
         input_price, output_price: of a million tokens.
         max_tokens: of an answer whose request names no bound; the request goes out with this one.
         timeout_s: of one try.
@@ -27,6 +28,7 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
     upstream: str
     journal: str
+    evaluation_id: str
     api_key_env: str = "OPENAI_API_KEY"
     requests_per_minute: float | None = None
     tokens_per_minute: float | None = None
@@ -55,7 +57,7 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
 
 
 class JudgeStatistics(msgspec.Struct, kw_only=True):
-    """What a proxy did in this life; `cost` over its journal's, `waiting` now. `waited_s` sums over all requests."""
+    """What a proxy did in this life; `cost` of the evaluation so far, `waiting` now. `waited_s` is of all requests."""
 
     requests: int = 0
     answered: int = 0

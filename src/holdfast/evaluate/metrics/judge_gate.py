@@ -38,7 +38,7 @@ class JudgeGate:
     def __init__(
         self, limits: QuotaLimits, journal: JudgeJournal, clock: Clock, pause: Callable[[float], Awaitable[None]]
     ) -> None:
-        """Count what the journal remembers. `pause` waits, `asyncio.sleep` but for tests."""
+        """Count what the journal remembers. `pause` waits, `asyncio.sleep` but for tests. Raises OSError."""
         self._journal = journal
         self._clock = clock
         self._pause = pause
@@ -48,8 +48,11 @@ class JudgeGate:
         self._quota = QuotaState(limits)
         for event in past.settled:
             decide(self._quota, event)
-        for tokens, cost in past.unsettled:  # sent perhaps, answered perhaps: spent
-            decide(self._quota, Remembered(until_s=self.now_s(), tokens=tokens, cost_microdollars=cost))
+        for left in past.unsettled:  # sent perhaps, answered perhaps: spent, now at the latest
+            now_s, cost = self.now_s(), left.cost_microdollars
+            journal.settle(now_s, left.request, left.tokens, cost)
+            paid = cost if left.is_ours else 0
+            decide(self._quota, Remembered(until_s=now_s, tokens=left.tokens, cost_microdollars=paid))
         self._next_request = past.next_request
         self._waiting: dict[int, _Waiting] = {}
         self._alarm: asyncio.Task[None] | None = None
@@ -67,16 +70,15 @@ class JudgeGate:
 
     @property
     def spent_microdollars(self) -> int:
-        """Over the journal's whole life, with what is reserved."""
+        """By the evaluation so far; what is reserved for requests in flight is not in it."""
         return self._quota.spent_microdollars
 
-    async def admit(self, tokens: int, cost_microdollars: int, priority: float) -> tuple[int, str]:
+    async def admit(self, tokens: int, cost_microdollars: int) -> tuple[int, str]:
         """Wait for a turn.
 
         Args:
             tokens: the most that the request can take.
             cost_microdollars: the most that it can cost.
-            priority: higher first.
 
         Returns:
             The request's number, and "" when it may be sent, else the limit that forbids it for ever.
@@ -89,9 +91,7 @@ class JudgeGate:
         turn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         now_s = self.now_s()
         self._waiting[request] = _Waiting(turn, now_s)
-        self._hear(
-            Asked(now_s=now_s, request=request, tokens=tokens, cost_microdollars=cost_microdollars, priority=priority)
-        )
+        self._hear(Asked(now_s=now_s, request=request, tokens=tokens, cost_microdollars=cost_microdollars))
         limit = await turn
         if not limit:
             self._journal.reserve(self.now_s(), request, tokens, cost_microdollars)

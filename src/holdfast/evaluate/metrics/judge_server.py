@@ -1,8 +1,9 @@
 """The judge's proxy: an OpenAI-compatible server on this host that lets requests through to the judge under its quota.
 
 `python -m holdfast.evaluate.metrics.judge_server --config FILE` with the clients' token and the judge's key in the
-environment. It prints one line, `{"port": N}`, when it listens, and ends with its standard input. Whatever happens to
-it, the journal holds what was reserved before it was sent, so that its next life keeps to the same limits.
+environment. It prints one line, `{"port": N}`, when it listens, or `{"error": TEXT}` when it may not, and ends with its
+standard input. Whatever happens to it, the journal holds what was reserved before it was sent, so that its next life
+keeps to the same limits.
 """
 
 import argparse
@@ -28,7 +29,6 @@ from holdfast.evaluate.metrics.judge_config import ENV_TOKEN, JudgeConfig, Judge
 from holdfast.evaluate.metrics.judge_gate import JudgeGate
 from holdfast.evaluate.metrics.judge_journal import JudgeJournal
 
-PRIORITY_HEADER = "X-Holdfast-Priority"
 _MESSAGE_TOKENS = 16  # what a chat template adds to a message, and more
 _MAX_BODY_BYTES = 16 << 20
 _LAST_ANSWERS_S = 1.0
@@ -60,7 +60,7 @@ class JudgeProxy:
         self._config = config
         self._token = token
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
-        self._journal = JudgeJournal(Path(config.journal))
+        self._journal = JudgeJournal(Path(config.journal), config.evaluation_id)
         self._gate = JudgeGate(config.limits(), self._journal, clock or SystemClock(), pause)
         self._same: dict[str, asyncio.Task[_Reply]] = {}
         self._session: aiohttp.ClientSession | None = None
@@ -117,7 +117,6 @@ class JudgeProxy:
             body = await request.json()
             wanted = self._bounded(body)
             tokens, cost = self._most(wanted)
-            priority = float(request.headers.get(PRIORITY_HEADER, "0"))
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             return _refusal(400, f"Not a request that the judge's proxy understands: {error}.", "invalid_request_error")
         path = request.path.removeprefix("/v1")
@@ -128,7 +127,7 @@ class JudgeProxy:
             return web.Response(text=kept, content_type="application/json")
         task = self._same.get(key)
         if task is None:
-            task = asyncio.ensure_future(self._answer(path, wanted, tokens, cost, priority, key))
+            task = asyncio.ensure_future(self._answer(path, wanted, tokens, cost, key))
             if key:
                 self._same[key] = task
                 task.add_done_callback(lambda _: self._same.pop(key, None))
@@ -165,13 +164,11 @@ class JudgeProxy:
 
     # The judge
 
-    async def _answer(
-        self, path: str, body: dict[str, Any], tokens: int, cost: int, priority: float, key: str
-    ) -> _Reply:
+    async def _answer(self, path: str, body: dict[str, Any], tokens: int, cost: int, key: str) -> _Reply:
         """Ask the judge, again and again while it is overloaded."""
         deadline_s = self._gate.now_s() + self._config.give_up_s
         while True:
-            request, limit = await self._gate.admit(tokens, cost, priority)
+            request, limit = await self._gate.admit(tokens, cost)
             if limit:
                 self._statistics.refused += 1
                 return self._never(limit, tokens, cost)
@@ -294,9 +291,12 @@ def main() -> None:
     try:
         config = msgspec.json.decode(arguments.config.read_bytes(), type=JudgeConfig)
         asyncio.run(serve(config))
-    except (HoldfastError, msgspec.DecodeError, OSError) as error:
+    except HoldfastError as error:
+        sys.stdout.write(json.dumps({"error": str(error)}) + "\n")
+        sys.exit(error.exit_code)
+    except (msgspec.DecodeError, OSError) as error:
         sys.stderr.write(f"{error}\n")
-        sys.exit(2)
+        sys.exit(1)
 
 
 if __name__ == "__main__":

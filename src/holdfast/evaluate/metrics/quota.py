@@ -11,7 +11,6 @@ Beneath the limits the number in flight adapts by additive increase and multipli
 one more for each round that went well, half of them after a 429 or a 5xx, and a pause as long as the judge asks for.
 """
 
-import heapq
 import math
 from collections import deque
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ class QuotaLimits:
     Attributes:
         requests_per_minute: sent, whatever came of them.
         tokens_per_minute: of prompts and answers together.
-        cost_microdollars: of everything ever asked under this quota.
+        cost_microdollars: of everything that the evaluation ever asked.
         concurrency: requests in flight.
     """
 
@@ -41,13 +40,12 @@ class QuotaLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A request to send. `tokens` and `cost_microdollars` are the most it can take; higher priority first."""
+    """A request to send, after those that wait. `tokens` and `cost_microdollars` are the most it can take."""
 
     now_s: float
     request: int
     tokens: int
     cost_microdollars: int
-    priority: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +62,10 @@ class Came:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remembered:
-    """A request of an earlier life of this quota: in the window until a window after `until_s`, its cost for ever."""
+    """A request of an earlier life of this quota: in the window until a window after `until_s`, its cost for ever.
+
+    That cost is 0 for what another evaluation asked: it has a limit of its own.
+    """
 
     until_s: float
     tokens: int
@@ -117,8 +118,7 @@ class QuotaState:
     reserved_microdollars: int = 0
     flying_tokens: int = 0
     settled_tokens: int = 0
-    arrivals: int = 0
-    waiting: list[tuple[float, int, Asked]] = field(default_factory=list)
+    waiting: deque[Asked] = field(default_factory=deque)
     flying: dict[int, tuple[float, Asked]] = field(default_factory=dict)
     settled: deque[tuple[float, int]] = field(default_factory=deque)  # when it leaves the window, tokens
 
@@ -134,8 +134,7 @@ def decide(state: QuotaState, event: Event) -> list[Action]:
             _settle(state, event.until_s + WINDOW_S, event.tokens)
             return []
         case Asked():
-            state.arrivals += 1
-            heapq.heappush(state.waiting, (-event.priority, state.arrivals, event))
+            state.waiting.append(event)
         case Came():
             _came(state, event)
         case Passed():
@@ -175,9 +174,9 @@ def _send(state: QuotaState, now_s: float) -> list[Action]:
         state.settled_tokens -= state.settled.popleft()[1]
     actions: list[Action] = []
     while state.waiting:
-        asked = state.waiting[0][2]
+        asked = state.waiting[0]
         if limit := _never(state, asked):
-            heapq.heappop(state.waiting)
+            state.waiting.popleft()
             actions.append(Refuse(asked.request, limit))
             continue
         at_s = _earliest_s(state, asked, now_s)
@@ -185,7 +184,7 @@ def _send(state: QuotaState, now_s: float) -> list[Action]:
             if at_s < math.inf:
                 actions.append(Wake(at_s))
             break
-        heapq.heappop(state.waiting)
+        state.waiting.popleft()
         state.flying[asked.request] = (now_s, asked)
         state.flying_tokens += asked.tokens
         state.reserved_microdollars += asked.cost_microdollars

@@ -39,13 +39,15 @@ from holdfast.evaluate.policy.state import (
     EngineState,
     State,
 )
-from holdfast.evaluate.policy.target import review
+from holdfast.evaluate.policy.target import REVIEW_EVENTS, review
 
 if TYPE_CHECKING:
     from array import array
 
 REVIEW_SHARE = 0.02
-"""Of the time that was left, what may pass without a review."""
+"""Of the time that was left, what may pass without a review, if about an eighth of all answers came in it."""
+QUIET_REVIEW_SHARE = 0.1
+"""The same where fewer came: a review looks at all that is in flight, and little of it has changed."""
 
 
 def decide(state: State, event: Event) -> list[Action]:
@@ -155,6 +157,8 @@ def _enter(state: State, sample: SampleSpec, requests: list[Entry], groups: dict
     state.sample_model[number] = sample.model
     state.sample_number[number] = sample.number
     state.sample_stage[number] = METRIC_WANTED if sample.has_metric else NO_METRIC
+    model = state.model(sample.model)
+    model.first_sample, model.last_sample = min(model.first_sample, number), max(model.last_sample, number)
     left = 0
     for spec in sample.requests:
         request = spec.request
@@ -171,6 +175,7 @@ def _enter(state: State, sample: SampleSpec, requests: list[Entry], groups: dict
                 left += 1
             continue
         left += 1
+        model.first_request, model.last_request = min(model.first_request, request), max(model.last_request, request)
         state.requests += 1
         state.request_sample[request] = number
         state.request_state[request] = WAITING
@@ -185,7 +190,7 @@ def _enter(state: State, sample: SampleSpec, requests: list[Entry], groups: dict
                 state.request_prompt[request] = 0
         requests.append(request)
     state.sample_left[number] = left
-    if state.model(sample.model).dropped:
+    if model.dropped:
         state.sample_stage[number] = SAMPLE_DONE
     elif not left:
         _answered_in_full(state, number)
@@ -352,10 +357,11 @@ def _model_dropped(state: State, event: ModelDropped) -> None:
     model.decode.clear()
     model.forward.clear()
     state.waiting_models.discard(event.model)
-    for sample in range(len(state.sample_model)):
+    for sample in range(model.first_sample, model.last_sample + 1):
         if state.sample_model[sample] == event.model:
             state.sample_stage[sample] = SAMPLE_DONE
-    for request, sample in enumerate(state.request_sample):
+    for request in range(model.first_request, model.last_request + 1):
+        sample = state.request_sample[request]
         if sample >= 0 and state.sample_model[sample] == event.model:
             state.request_state[request] = DONE
             state.more_samples.pop(request, None)
@@ -369,7 +375,9 @@ def _model_dropped(state: State, event: ModelDropped) -> None:
 
 def _tick(state: State, _: Tick) -> None:
     end_s = max((model.target_s for model in state.models.values()), default=0.0)
-    if state.now_s - state.reviewed_s >= REVIEW_SHARE * (end_s - state.reviewed_s):
+    events = max(REVIEW_EVENTS, state.looked_at) - state.events_until_review
+    share = REVIEW_SHARE if 8 * events >= state.looked_at else QUIET_REVIEW_SHARE
+    if state.now_s - state.reviewed_s >= share * (end_s - state.reviewed_s):
         review(state)
     tail.look_for_stragglers(state)
 

@@ -301,7 +301,9 @@ def release(state: State, engine: EngineState, request: int) -> bool:
     held = engine.asked.pop(request, None)
     if held is None:
         return False
-    engine.recalled.discard(request)
+    if request in engine.recalled:
+        engine.recalled.discard(request)
+        state.models[engine.model].recalled -= 1
     cost_s = held[0]
     if state.request_max_new[request]:
         engine.decoding -= 1

@@ -165,13 +165,18 @@ class ModelState:
         "decode_room",
         "dropped",
         "engines",
+        "first_request",
+        "first_sample",
         "forward",
         "forward_room",
+        "last_request",
+        "last_sample",
         "late",
         "model",
         "nodes",
         "pace_s",
         "packing",
+        "recalled",
         "steal_after_s",
         "target_s",
     )
@@ -186,9 +191,14 @@ class ModelState:
         self.late: list[int | tuple[int, ...]] = []
         self.engines: set[int] = set()
         self.coming = 0
+        self.recalled = 0
+        """Requests that its engines were asked to give back and still hold."""
         self.nodes: set[int] = set()
         """Where its weights lie."""
         self.dropped = False
+        self.first_sample = self.first_request = 1 << 62
+        self.last_sample = self.last_request = -1
+        """Of its own, with others' between them where models overlap: a stream's end of one must not look at all."""
         self.steal_after_s = 0.0
         self.target_s = 0.0
         """When it could all be done, by what is known: long answers go into batches small enough for that."""
@@ -269,6 +279,7 @@ class State:
         # Estimates, renewed now and then.
         self.reviewed_s = -1.0
         self.events_until_review = 0
+        self.looked_at = 0  # requests in flight at the last review: what it costs
         self.corrections: list[float] = []
         self.shares: list[list[float]] = []
         """By task: decoding and metric seconds, as expected when they were put in order, and a metric then."""
@@ -296,7 +307,8 @@ class State:
     def most_tokens(self, request: int) -> float:
         """What a request will surely generate at most, nine times of ten."""
         task = self.sample_task[self.request_sample[request]]
-        return min(self.request_most[request] * self.correction(task), self.request_max_new[request])
+        most = self.request_most[request] * (self.corrections[task] if task < len(self.corrections) else 1.0)
+        return min(most, self.request_max_new[request])
 
     def note_shares(self, task: int, decode_s: float, metric_s: float) -> None:
         """Of what a request put in order will take: decoding `decode_s`, its metric `metric_s`."""
@@ -348,6 +360,7 @@ class State:
 
     def recall(self, engine: EngineState, requests: list[int]) -> None:
         """Want requests back that an engine may not have begun."""
+        self.model(engine.model).recalled += len(set(requests) - engine.recalled)
         engine.recalled.update(requests)
         self.actions.append(Recall(engine.engine, tuple(requests)))
 

@@ -8,7 +8,7 @@ def rest(state: State, engine: EngineState) -> None:
     """An engine may have nothing to do: find it something.
 
     In this order: what it was drained for; requests that others of its model have not begun, where they would wait
-    there for longer than they take to come over; another model; an answer that a straggler owes.
+    there for longer than they take to come over; another model. What a straggler owes it may be asked at the next tick.
     """
     if engine.asked or engine.swapping:
         return
@@ -29,8 +29,6 @@ def rest(state: State, engine: EngineState) -> None:
     following = next_model(state, engine)
     if following is not None:
         state.swap(engine, following.model)
-    elif state.config.duplicate:
-        double(state, model, engine)
 
 
 def next_model(state: State, engine: EngineState) -> ModelState | None:
@@ -91,7 +89,7 @@ def _steal(state: State, model: ModelState) -> bool:
     """Ask back what lies waiting at busy engines while others of the model idle; True if something will come."""
     config = state.config
     if state.now_s < model.steal_after_s:
-        return any(state.engines[number].recalled for number in model.engines)
+        return model.recalled > 0
     model.steal_after_s = state.now_s + config.round_trip_s
     idle = sum(not state.engines[number].asked for number in model.engines)
     found = False
@@ -128,29 +126,26 @@ def _not_begun(state: State, engine: EngineState) -> list[int]:
     return found
 
 
-def double(state: State, model: ModelState, idle: EngineState) -> None:
-    """Ask an idle engine too for what a straggler holds, if it would surely have it sooner."""
-    limit = state.config.straggler
-    worst: EngineState | None = None
-    for number in model.engines:
-        engine = state.engines[number]
-        if (
-            engine is not idle
-            and engine.asked
-            and _overdue(state, engine) > limit
-            and (worst is None or _overdue(state, engine) > _overdue(state, worst))
-        ):
-            worst = engine
-    if worst is None:
-        return
+def _double(state: State, stragglers: list[EngineState], idle: EngineState) -> None:
+    """Ask an idle engine too for what a straggler holds, if it would surely have it sooner: the last of these first."""
     given = 0
-    for request in list(worst.asked):
-        if given >= idle.max_batch:
-            break
-        if request not in state.doubled and state.request_state[request] != DONE:
-            state.doubled[request] = {worst.engine, idle.engine}
+    while stragglers and not given:
+        for request in list(stragglers[-1].asked):
+            if request in state.doubled or state.request_state[request] == DONE:
+                continue
+            if given == idle.max_batch:
+                return
+            state.doubled[request] = {stragglers[-1].engine, idle.engine}
             feed.ask(state, idle, request)
             given += 1
+        stragglers.pop()  # another engine has all that it holds
+
+
+def _stragglers(state: State, model: ModelState) -> list[EngineState]:
+    """The engines of a model that should have answered long ago, the worst last."""
+    engines = [state.engines[number] for number in sorted(model.engines)]
+    overdue = [(_overdue(state, engine), engine.engine) for engine in engines if engine.asked]
+    return [state.engines[number] for late, number in sorted(overdue) if late > state.config.straggler]
 
 
 def _overdue(state: State, engine: EngineState) -> float:
@@ -167,6 +162,12 @@ def _overdue(state: State, engine: EngineState) -> float:
 
 def look_for_stragglers(state: State) -> None:
     """Time went by: engines that idle may help."""
+    found: dict[int, list[EngineState]] = {}
     for node in sorted(state.idle):
         for number in sorted(state.idle[node]):
-            rest(state, state.engines[number])
+            engine = state.engines[number]
+            rest(state, engine)
+            if state.config.duplicate and not engine.asked and not engine.swapping:
+                if engine.model not in found:
+                    found[engine.model] = _stragglers(state, state.model(engine.model))
+                _double(state, found[engine.model], engine)

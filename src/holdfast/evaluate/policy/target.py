@@ -65,7 +65,7 @@ def review(state: State) -> None:
             model.pace_s = state.now_s + pace_s(found, state.reference, engines, left_s)
             forward_s = sum(item.number * item.prefill_s for item in found if item.tokens <= 0)
             model.decode_limit = max(1, math.ceil(engines - forward_s / left_s)) if left_s > 0 else 1 << 30
-    state.events_until_review = max(REVIEW_EVENTS, in_flight)
+    state.events_until_review, state.looked_at = max(REVIEW_EVENTS, in_flight), in_flight
     state.reviewed_s = state.now_s
     if state.waiting_models:
         for engine in state.engines.values():
@@ -78,17 +78,20 @@ def _look_at_engines(state: State, items: dict[int, Items]) -> int:
     """Let every engine's clock go on, and count what they hold by its length; returns how much that is."""
     levels: dict[tuple[int, int], int] = {}
     in_flight = 0
+    log2, most_tokens, max_new = math.log2, state.most_tokens, state.request_max_new  # a hundred thousand times
     for engine in state.engines.values():
         engine.advance(state.now_s)
         in_flight += len(engine.asked)
-        last = 0.0
+        last, model, clock, slowness = 0.0, engine.model, engine.clock, engine.slowness
         if engine.decoding:
             for request, (_, _, begun) in engine.asked.items():
-                if state.request_max_new[request]:
-                    tokens = state.most_tokens(request) * engine.slowness
-                    rest = max(begun + tokens - engine.clock, OVERDUE * tokens) if begun >= 0 else tokens
+                if max_new[request]:
+                    rest = tokens = most_tokens(request) * slowness
+                    if begun >= 0:
+                        rest += begun - clock
+                        rest = max(rest, OVERDUE * tokens)
                     last = max(last, rest)
-                    level = engine.model, int(math.log2(rest + 1.0) * 4.0)
+                    level = model, int(log2(rest + 1.0) * 4.0)
                     levels[level] = levels.get(level, 0) + 1
         engine.last_clock = engine.clock + last
         if engine.forward_s > 0:

@@ -222,31 +222,57 @@ class Timeline:
 
 
 def read_timeline(path: Path) -> Timeline:
-    """The timeline in a file; empty where there is no file yet.
+    """The timeline in a file; as `TimelineReader.read`."""
+    return TimelineReader(path).read()
 
-    A last line without its line end is torn or still being written, and left out.
 
-    Raises:
-        EvaluationError: a whole line is none of the kinds; the message names its number.
-    """
-    lines: list[Line] = []
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return timeline_of(lines)
-    decoder = msgspec.json.Decoder(Line)
-    with file:
-        for number, text in enumerate(file, start=1):
-            if not text.endswith(b"\n"):
-                break
-            try:
-                lines.append(decoder.decode(text))
-            except msgspec.DecodeError as error:
-                raise EvaluationError(
-                    f"{path}:{number} is no line of a timeline ({error}). Something other than Holdfast changed it, or "
-                    "its disk is failing; delete that line to read the rest."
-                ) from error
-    return timeline_of(lines)
+class TimelineReader:
+    """Reads the file at `path` while it grows: each line once."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._read_bytes = self._read_lines = 0
+        self._kept: list[Line] = []
+        self._forgotten: set[int] = set()
+        self._decoder = msgspec.json.Decoder(Line)
+
+    def read(self) -> Timeline:
+        """All that is there by now and not forgotten; empty where there is no file yet.
+
+        A last line without its line end is torn or still being written, and left out.
+
+        Raises:
+            EvaluationError: a whole line is none of the kinds; the message names its number.
+        """
+        if self._path.exists():
+            with self._path.open("rb") as file:
+                file.seek(self._read_bytes)
+                for text in file:
+                    if not text.endswith(b"\n"):
+                        break
+                    self._read_lines += 1
+                    self._read_bytes += len(text)
+                    self._kept.append(self._decoded(text))
+        return timeline_of(self._kept)
+
+    def forget(self, model: int) -> None:
+        """Of a model that ended nothing more is wanted but when that was, whatever is still written of it."""
+        self._forgotten.add(model)
+        self._kept = [
+            line
+            for line in self._kept
+            if isinstance(line, ModelSpan) or getattr(line, "model", None) not in self._forgotten
+        ]
+
+    def _decoded(self, text: bytes) -> Line:
+        try:
+            line: Line = self._decoder.decode(text)
+        except msgspec.DecodeError as error:
+            raise EvaluationError(
+                f"{self._path}:{self._read_lines} is no line of a timeline ({error}). Something other than Holdfast "
+                "changed it, or its disk is failing; delete that line to read the rest."
+            ) from error
+        return line
 
 
 def timeline_of(lines: Iterable[Line]) -> Timeline:

@@ -34,6 +34,10 @@ CAUSES = {
     "idle": ("Idle", "without any request"),
 }
 """Where an engine-second can have gone; a policy's own word is shown as it is."""
+WORK = (account.USEFUL, "busy")
+"""The causes that are no loss."""
+LOSSES_SHOWN = 3
+LEAST_SHARE_SHOWN = 0.0005
 PATH_SHOWN = 12
 
 
@@ -51,8 +55,7 @@ class LostTime:
 def lost_time(evaluation: Evaluation) -> list[LostTime]:
     """Where the engine-seconds went: useful first, then what took most."""
     total_s = sum(evaluation.account.values()) or 1.0
-    first = (account.USEFUL, "busy")
-    ordered = sorted(evaluation.account.items(), key=lambda item: (item[0] not in first, -item[1], item[0]))
+    ordered = sorted(evaluation.account.items(), key=lambda item: (item[0] not in WORK, -item[1], item[0]))
     return [
         LostTime(
             cause=cause,
@@ -63,6 +66,17 @@ def lost_time(evaluation: Evaluation) -> list[LostTime]:
         )
         for cause, seconds in ordered
     ]
+
+
+def losses(evaluation: Evaluation) -> str:
+    """One line: how much of the engines' time was useful, and what took most of the rest; empty if none was lost."""
+    rows = lost_time(evaluation)
+    useful = sum(row.share for row in rows if row.cause in WORK)
+    lost = [row for row in rows if row.cause not in WORK and row.share >= LEAST_SHARE_SHOWN][:LOSSES_SHOWN]
+    if not lost:
+        return ""
+    said = "; ".join(f"{row.name[0].lower()}{row.name[1:]} {row.share:.1%}" for row in lost)
+    return f"Useful work was {useful:.1%} of the engines' time. Most of the rest: {said}."
 
 
 def bound_terms(evaluation: Evaluation) -> list[tuple[BoundTerm, str]]:

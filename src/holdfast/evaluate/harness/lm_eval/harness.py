@@ -240,7 +240,15 @@ def _git_hash() -> Any:
     """lm-eval's `get_git_commit_hash`, which starts a process, once for all clients."""
     from lm_eval.loggers.utils import get_git_commit_hash
 
-    return get_git_commit_hash()
+    # Outside a repository git says so on the descriptor itself, in the middle of a command's own words.
+    said, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+    try:
+        os.dup2(nowhere, 2)
+        return get_git_commit_hash()
+    finally:
+        os.dup2(said, 2)
+        os.close(said)
+        os.close(nowhere)
 
 
 def _folder_name(entry: TaskEntry) -> str:

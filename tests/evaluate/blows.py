@@ -1,0 +1,41 @@
+"""Processes of an evaluation that are struck, and what is known at the time of each blow."""
+
+import random
+import signal
+import time
+
+from holdfast.testing.struck_evaluation import Role, StruckEvaluation, redone
+
+PATIENCE_S = 120.0  # of the test, for a machine that is busy
+
+
+class Blows:
+    """Strikes an evaluation's processes; afterwards says whether anything finished was done again for it."""
+
+    def __init__(self, evaluation: StruckEvaluation, seed: int) -> None:
+        self.evaluation, self.chance = evaluation, random.Random(seed)
+        self.killed_s: dict[int, float] = {}
+        self.kept: list[tuple[float, set[str]]] = []
+
+    def strike(self, role: Role, number: signal.Signals = signal.SIGKILL) -> int:
+        """Send a signal to one process of a role, as soon as there is one; returns its pid."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while True:
+            engines, by_agent = self.evaluation.processes()["engine"], self.evaluation.engines_by_agent()
+            now_s = time.monotonic()
+            if pid := self.evaluation.strike(role, self.chance, number):
+                break
+            assert now_s < deadline_s, f"there is no {role}"
+        dead = {"engine": [pid], "node": by_agent.get(pid, []), "command": engines}.get(role, [])
+        self.killed_s |= {engine: now_s for engine in dead if engine not in self.killed_s}
+        self.kept.append((time.monotonic(), self.evaluation.committed()))
+        return pid
+
+    def check(self, requests: int) -> None:
+        """All requests were answered, none again for a blow, and nothing of the evaluation is left."""
+        evaluation = self.evaluation
+        record = evaluation.record()
+        assert redone(record, self.killed_s, self.kept) == []
+        assert len({line.key for line in record if line.what == "finished"}) == requests
+        assert evaluation.leftovers() == []
+        assert evaluation.shared_memory() == []
