@@ -53,9 +53,10 @@ def test_every_kind_of_process_is_struck_in_one_run(e2e, stock, tmp_path):
         stopped = evaluation.record()[-1].pid  # at work a moment ago, and now silent with what it holds
         os.kill(stopped, signal.SIGSTOP)
         blows.killed_s[stopped] = time.monotonic()
+        wait_until_finished(60)
+        wait_until(lambda: process_state(stopped) is None)  # while there is work that waits for it
         gate.open()
         assert command.wait(PATIENCE_S) == 0, evaluation.output()
-        assert process_state(stopped) is None
         check_equal(json.loads(evaluation.paths.results.read_bytes()), stock)
         blows.check(REQUESTS)
     finally:

@@ -7,6 +7,7 @@ import pytest
 
 from holdfast.core.errors import BadUse, CheckpointError
 from holdfast.core.ledger import Ledger
+from holdfast.core.ledger.records import EvaluationRecord
 from holdfast.core.paths import EvaluationPaths
 from holdfast.evaluate import stream
 from holdfast.evaluate.coordinator.config import CoordinatorFiles
@@ -233,3 +234,29 @@ def test_of_checkpoints_that_ended_nothing_is_held(fed):
     fed.commit(3)
     fed.feed()
     assert list(fed.stream._plans) == [2], "numbers are given once"
+
+
+def test_the_ledger_is_asked_only_of_what_is_new_to_the_stream(fed, monkeypatch):
+    fed = fed()
+    ledger, asked = fed.stream.ledger, []
+    evaluations = ledger.evaluations
+    monkeypatch.setattr(ledger, "evaluations", lambda **equal: asked.append(True) or evaluations(**equal))
+    fed.commit(1, 2)
+    record = EvaluationRecord(
+        evaluation_id="another",
+        suite="suite",
+        model=str(fed.folder / "checkpoint-1"),
+        family="f",
+        state="done",
+        started_at_s=1.0,
+        folder="/nowhere",
+        mode="exact",
+    )
+    ledger.add_evaluation(record)
+    assert fed.feed() == [2]
+    asked.clear()
+    for _ in range(3):
+        assert fed.feed() == []
+    assert asked == []
+    fed.commit(3)
+    assert fed.feed() == [3]

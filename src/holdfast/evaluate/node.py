@@ -28,6 +28,7 @@ from holdfast.core.processes import become_subreaper, kill_descendants
 from holdfast.evaluate.coordinator.config import CoordinatorFiles
 from holdfast.evaluate.coordinator.dial import Line, address_and_token
 from holdfast.evaluate.coordinator.wire import (
+    ENV_OF_HOSTS,
     Alive,
     ChildExited,
     FetchFailed,
@@ -224,7 +225,8 @@ class Agent:
     async def _start_host(self) -> None:
         slots = self.options.metric_slots or core_count()
         module = ["-m", "holdfast.evaluate.harness.host", "--node", str(self.options.place), "--slots", str(slots)]
-        await self._start("host", f"host-{self.options.place}", module)
+        own = {name.removeprefix(ENV_OF_HOSTS): it for name, it in os.environ.items() if name.startswith(ENV_OF_HOSTS)}
+        await self._start("host", f"host-{self.options.place}", module, own)
 
     async def _start_engine(self, wanted: StartEngine) -> None:
         if ("engine", wanted.name) in self._children:

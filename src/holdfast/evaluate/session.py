@@ -30,6 +30,7 @@ from holdfast.evaluate.coordinator.config import (
 from holdfast.evaluate.coordinator.dial import Line
 from holdfast.evaluate.coordinator.wire import (
     ENV_ADDRESS,
+    ENV_OF_HOSTS,
     ENV_TOKEN,
     AddModel,
     Finish,
@@ -55,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class NodesWanted:
-    """Where agents run. `agent_flags` are for `holdfast.evaluate.node`; `environment` for it and all it starts.
+    """Where agents run. `agent_flags` are for `holdfast.evaluate.node`; `environment` for the harness it hosts.
 
     `note` is said when they are asked for, and `gpus_per_node` are asked for where engines run.
     """
@@ -75,7 +76,7 @@ class Session:
     def __init__(self, config: CoordinatorConfig, wanted: NodesWanted, told: Callable[[Message], None]) -> None:
         self._config, self._wanted, self._told = config, wanted, told
         self._files = CoordinatorFiles(Path(config.folder))
-        self._models: list[AddModel] = []
+        self._models: dict[int, AddModel] = {}
         self._finishing = False
         self._line: Line | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -85,7 +86,7 @@ class Session:
 
     def add(self, model: AddModel) -> None:
         """Evaluate one more model."""
-        self._models.append(model)
+        self._models[model.model] = model
         self._say(model)
 
     def finish(self) -> None:
@@ -136,7 +137,9 @@ class Session:
         placement: Placement | None = None
         try:
             port = await self._port(coordinating)
-            environment = {**self._wanted.environment, ENV_ADDRESS: f"{host}:{port}", ENV_TOKEN: token}
+            # Not the engines': the server of theirs may be an OpenAI-compatible one, too.
+            environment = {f"{ENV_OF_HOSTS}{name}": value for name, value in self._wanted.environment.items()}
+            environment |= {ENV_ADDRESS: f"{host}:{port}", ENV_TOKEN: token}
             placement = await asyncio.to_thread(
                 nodes.start, self._agent(host), environment=environment, folder=Path(self._config.folder) / "logs"
             )
@@ -240,13 +243,13 @@ class Session:
         self._line = Line(address, hello, patience_s=_START_TIMEOUT_S)
         async for message in self._line.messages():
             if isinstance(message, Welcome):
-                for model in self._models:
+                for model in list(self._models.values()):
                     self._line.send(model)
                 if self._finishing:
                     self._line.send(Finish())
                 continue
             if isinstance(message, ModelOutcome):
-                self._models = [model for model in self._models if model.model != message.model]
+                self._models.pop(message.model, None)
             self._told(message)
         raise AssertionError("a line's messages end by an error")
 

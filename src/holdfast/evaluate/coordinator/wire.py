@@ -32,6 +32,8 @@ from holdfast.evaluate.weights.manifest import ModelManifest
 ENV_ADDRESS = "HOLDFAST_EVAL_COORDINATOR"
 """host:port of the coordinator."""
 ENV_TOKEN = "HOLDFAST_EVAL_TOKEN"
+ENV_OF_HOSTS = "HOLDFAST_HOST_"
+"""What stands before a variable of a node's environment that its harness host alone is to have, without this."""
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HELLO_TIMEOUT_S = 10.0
 _LOSS_OPTIONS = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
