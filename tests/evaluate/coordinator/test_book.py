@@ -1,5 +1,8 @@
 """Who waits for what: every sample is complete once, when its last request is answered, whoever asked for it."""
 
+import os
+from pathlib import Path
+
 import pytest
 
 from holdfast.evaluate.coordinator.book import Book, measured_key
@@ -91,8 +94,33 @@ def test_dropping_a_task_leaves_the_others_questions(book, answers):
     shared, own = one.missing_requests
     book.drop(0, 0)
     assert book.sample(one.number) is None
-    assert own.samples == []
+    assert book.request(own.number) is None
     assert book.answered(shared) == [other]
+
+
+def test_what_nobody_waits_for_any_more_is_another_request_when_it_is_asked_again(book, answers):
+    first = book.add(0, 0, sample(0, request(1)), answers).missing_requests[0]
+    book.drop(0, 0)
+    again = book.add(0, 1, sample(0, request(1)), answers).missing_requests[0]
+    assert again.number != first.number
+    assert book.body(again) == request(1).body
+
+
+def test_nothing_of_a_model_that_ended_stays_on_the_disk(book, answers, tmp_path):
+    bodies = lambda: sum(entry.stat().st_size for entry in os.scandir("/proc/self/fd") if _is_in(entry, tmp_path))  # noqa: E731
+    book.add(0, 0, sample(0, request(*range(1000))), answers)
+    kept = book.add(1, 0, sample(0, request(1)), answers).missing_requests[0]
+    before = bodies()
+    book.drop(0)
+    assert bodies() < before - 1000
+    assert book.body(kept) == request(1).body
+
+
+def _is_in(descriptor, folder):
+    try:
+        return str(Path(descriptor.path).readlink()).startswith(str(folder))
+    except OSError:
+        return False
 
 
 def test_a_metric_is_kept_under_its_key_and_its_answers():

@@ -1,0 +1,91 @@
+"""Metrics in progress: whoever waits for one hears of it, whoever else has the same."""
+
+from types import SimpleNamespace
+
+import pytest
+
+from holdfast.evaluate.coordinator import wire
+from holdfast.evaluate.coordinator.book import Book
+from holdfast.evaluate.coordinator.delivery import Delivery
+from holdfast.evaluate.coordinator.journal import Journal
+from holdfast.evaluate.coordinator.measurements import Measurements
+from holdfast.evaluate.policy import events
+from holdfast.evaluate.requests import Answer, Request, encode_answer, keyed, pack_tokens
+
+ASKED = keyed(Request(kind="loglikelihood", prompt=pack_tokens([1]), continuation=pack_tokens([2])))
+
+
+class World:
+    """One model, one host, and two samples whose one question and whose metric are the same."""
+
+    def __init__(self, folder, text=""):
+        self.sent, self.events, self.delivered = [], [], []
+        self.answers, self.metrics = Journal(folder, "answers"), Journal(folder, "metrics")
+        self.answers.commit([(ASKED.key, encode_answer(Answer(logprob=-1.0, text=text)))])
+        self.book = Book(folder)
+        host = SimpleNamespace(peer=SimpleNamespace(hello=SimpleNamespace(name="host-0"), send=self.sent.append))
+        model = SimpleNamespace(answers=self.answers, metrics=self.metrics)
+        models = SimpleNamespace(get=lambda _number: model)
+        tasks = SimpleNamespace(able_host=lambda _model, _node: (host, None), host_on=lambda _node: host)
+        client = SimpleNamespace(send=self.delivered.append)
+        self.delivery = Delivery(self.book, models, lambda _place: client)
+        self.measurements = Measurements(
+            self.book,
+            models,
+            tasks,
+            self.delivery,
+            SimpleNamespace(entries=[None]),
+            emit=self.events.append,
+            now_s=lambda: 0.0,
+        )
+        self.samples = [
+            self.book.add(0, 0, wire.KeyedSample(sample=place, requests=[ASKED], metric_key=b"m"), self.answers)
+            for place in (0, 1)
+        ]
+
+    def close(self):
+        self.book.close()
+        self.answers.close()
+        self.metrics.close()
+
+
+@pytest.fixture
+def world(tmp_path, monkeypatch):
+    monkeypatch.setattr(wire, "MeasureSample", SimpleNamespace)
+    world = World(tmp_path)
+    yield world
+    world.close()
+
+
+def test_two_samples_with_one_metric_both_hear_of_it(world):
+    for sample in world.samples:
+        world.measurements.grant(sample.number, 0)
+    assert len(world.sent) == 1, "computed once"
+    said = wire.SampleMeasured(metric_key=world.sent[0].metric_key, measured=b"1", seconds=0.1)
+    assert world.measurements.ended(said) == (world.samples, 0)
+    assert [one.sample for one in world.events if isinstance(one, events.Measured)] == [0, 1]
+
+
+def test_what_a_host_took_along_is_measured_again_for_both(world):
+    for sample in world.samples:
+        world.measurements.grant(sample.number, 0)
+    world.measurements.host_gone("host-0")
+    assert [one.sample for one in world.events if isinstance(one, events.MetricLost)] == [0, 1]
+
+
+def test_one_that_is_not_wanted_any_more_is_not_told(world):
+    for sample in world.samples:
+        world.measurements.grant(sample.number, 0)
+    world.book.drop(0)
+    said = wire.SampleMeasured(metric_key=world.sent[0].metric_key, seconds=0.1)
+    assert world.measurements.ended(said) == ([], 0)
+    assert len(world.events) == 2, "but its slot is free"
+
+
+def test_answers_are_cut_into_messages_that_a_frame_holds(tmp_path):
+    world = World(tmp_path, text="x" * (5 * 1024 * 1024))
+    for sample in world.samples:
+        world.delivery.add(sample)
+    world.delivery.send()
+    assert [[one.sample for one in message.samples] for message in world.delivered] == [[0], [1]]
+    world.close()
