@@ -252,14 +252,16 @@ class _Stream:
     def _to_do(self) -> list[Found]:
         """The checkpoints that nobody has evaluated or passed over, newest first."""
         found = [one for one in checkpoints_in(self.folder) if one.path not in self._passed_over]
-        if self.options.drop_stale:  # one that was committed late is stale, and must not drop a newer one
-            found = [one for one in found if one.step > self._newest_step]
         if not found:  # as nearly always; the ledger may be long
             return []
         records = self.ledger.evaluations(suite=self.suite.name)
         done = {record.model for record in records if record.state == "done"}
         running = {record.model for record in records if state_of(record) == "running"}
         self._passed_over.update(one.path for one in found if str(one.path) in done)
+        if self.options.drop_stale:  # one that was committed late is stale, and must not drop a newer one
+            self._newest_step = max([self._newest_step, *(one.step for one in found if str(one.path) in done)])
+            self._passed_over.update(one.path for one in found if one.step <= self._newest_step)
+            found = [one for one in found if one.step > self._newest_step]
         return [one for one in found if str(one.path) not in done | running]
 
     def _begun(self, plan: Planned) -> AddModel:

@@ -200,3 +200,14 @@ def test_what_an_engine_has_itself_is_of_one_evaluation_alone(tmp_path):
     small.swap_to(2)
     assert model.digest == "unknown, of evaluation test model 2"
     assert not (tmp_path / "models" / "000002.digest").exists()
+
+
+def test_an_engine_that_hangs_before_it_dials_is_ended(small):
+    small = small("beside")
+    small.fleet.engine_gone(small.engine)
+    small.node.said.clear()
+    for _ in range(10):
+        small.clock.advance(31.0)
+        small.fleet.tick()
+    said = [type(one).__name__ for one in small.node.said if getattr(one, "name", "") == "node-0/0"]
+    assert said == ["StartEngine"] * 9 + ["StopEngine", "StartEngine"]

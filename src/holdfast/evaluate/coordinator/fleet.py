@@ -38,6 +38,7 @@ from holdfast.evaluate.coordinator.wire import (
 from holdfast.evaluate.policy import events
 
 _ORDER_AGAIN_S = 30.0  # for an engine that has not dialled
+_ORDERS_OF_ONE = 10  # until it is ended first: it dials before it loads anything large
 _CUT_GRACE_S = 1.0  # for an engine whose line was cut to dial again; whether it died its agent says sooner
 _MOST_FAILURES = 5  # of an engine in a row, before it served once; then its place stays empty
 _MOST_FAILED_LOADS = 3  # of a model that no engine ever served; then it is the model
@@ -195,7 +196,7 @@ class Fleet:
         same_process = seat.pid == peer.hello.pid
         peer.send(Welcome())
         seat.peer, seat.node, seat.pid = peer, peer.hello.node, peer.hello.pid
-        seat.heard_s, seat.cut_s = self._clock.monotonic_s(), None
+        seat.heard_s, seat.cut_s, seat.orders = self._clock.monotonic_s(), None, 0
         if seat.number is not None and same_process:
             return  # it goes on where it was
         self._unseat(seat)
@@ -434,6 +435,9 @@ class Fleet:
         self.serve_idle()
         for seat in list(self.seats.values()):
             if seat.peer is None and now_s - max(seat.ordered_s, seat.heard_s) > _ORDER_AGAIN_S:
+                seat.orders += 1
+                if seat.orders % _ORDERS_OF_ONE == 0:  # its process is there, and hangs before it dials
+                    self._orders.end(seat)
                 self._orders.start_again(seat)
             if seat.cut_s is not None and now_s - seat.cut_s > _CUT_GRACE_S:
                 self._unseat(seat)

@@ -34,6 +34,8 @@ class Seat:
     node: int
     ordered_s: float
     """When it was told to start, or to take a model."""
+    orders: int = 0
+    """How often it was told to start since it last dialled."""
     is_spare: bool = False
     """It takes no requests: it loads each model afresh, to say what swaps are held against."""
     has_loaded: bool = False
