@@ -161,7 +161,7 @@ def test_engines_are_counted_as_a_live_node_counts_them(monkeypatch):
         how = {"tensor_parallel": tensor_parallel, "engines_per_node": engines_per_node}
         monkeypatch.setattr(plan_module, "gpu_count", lambda gpus=gpus: gpus)
         config = CoordinatorConfig(
-            evaluation_id="e", suite=SUITE, spec=EngineSpec(tensor_parallel=tensor_parallel),
+            evaluation_id="e", suite=SUITE, spec=EngineSpec(kind="vllm", tensor_parallel=tensor_parallel),
             engines_per_node=engines_per_node, nodes=1, folder="", journals="",
         )  # fmt: skip
         report = NodeReport(host="h", cores=2, memory_bytes=1, gpus=gpus, store="")
@@ -185,9 +185,15 @@ def test_engines_on_other_machines_are_assumed_and_it_is_said(monkeypatch):
 
 def test_a_plan_has_so_many_engines(tmp_path, monkeypatch):
     monkeypatch.setattr(plan_module, "gpu_count", lambda: 4)
-    made = plan(SUITE, "m", options=options(tmp_path, nodes=2))
+    monkeypatch.setattr(plan_module, "describe_model", lambda *_: None)
+    made = plan(SUITE, "m", options=options(tmp_path, engine=EngineSpec(kind="vllm", mode="free"), nodes=2))
     assert made.evaluation.engines == 8
     assert "4 engines on each node, by this machine's 4 GPUs." in made.notes
+
+
+def test_engines_that_need_no_gpu_are_one_a_node(tmp_path, monkeypatch):
+    monkeypatch.setattr(plan_module, "gpu_count", lambda: 4)
+    assert plan(SUITE, "m", options=options(tmp_path, nodes=2)).evaluation.engines == 2
 
 
 def test_a_batch_that_does_not_fit_is_said():

@@ -16,13 +16,11 @@ from holdfast.core.ledger.records import EvaluationRecord
 from holdfast.core.paths import EvaluationPaths
 from holdfast.evaluate.coordinator.config import CoordinatorConfig
 from holdfast.evaluate.coordinator.wire import AddModel
+from holdfast.evaluate.engines.engine import WITHOUT_WEIGHTS, uses_gpus
 from holdfast.evaluate.options import EvaluateOptions, options_of
 from holdfast.evaluate.session import NodesWanted
 from holdfast.evaluate.suite import Suite
 from holdfast.evaluate.weights.manifest import ModelManifest
-
-_WITHOUT_DEVICE = ("openai", "simulated")
-"""Engines that have the model themselves, and run it on no device of ours."""
 
 
 def new_id(model: str) -> str:
@@ -135,7 +133,7 @@ class Planned:
     def gpus_per_node(self) -> int:
         """GPUs to ask a cluster for, on each node; 0 where engines need none, or where the user's own words ask."""
         options, spec = self.options, self.options.engine
-        if spec.kind in _WITHOUT_DEVICE or spec.device == "cpu" or any(map(_asks_for_gpus, options.sbatch_options)):
+        if not uses_gpus(spec) or any(map(_asks_for_gpus, options.sbatch_options)):
             return 0
         needs_them = spec.kind == "vllm" or spec.device.startswith("cuda")
         return spec.tensor_parallel * (options.engines_per_node or 1) if needs_them else 0
@@ -165,7 +163,7 @@ def describe_model(model: str, options: EvaluateOptions) -> ModelManifest | None
     Raises:
         BadUse: it is not there, or not one that can be evaluated.
     """
-    if options.engine.kind in _WITHOUT_DEVICE:
+    if options.engine.kind in WITHOUT_WEIGHTS:
         return None
     from holdfast.evaluate.weights.describe import describe
 

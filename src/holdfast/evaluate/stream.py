@@ -27,6 +27,7 @@ from holdfast.core.paths import EvaluationPaths, holdfast_home
 from holdfast.evaluate.coordinator.config import LEFT, CoordinatorFiles
 from holdfast.evaluate.coordinator.wire import AddModel, Message, ModelOutcome, Status, TaskOutcome
 from holdfast.evaluate.ending import keep, saying_where_it_lies, sentence
+from holdfast.evaluate.engines.engine import WITHOUT_WEIGHTS
 from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.evaluation import Evaluation
 from holdfast.evaluate.folder import holding
@@ -102,7 +103,7 @@ def watch(
     chosen = options.applied_to(suite if isinstance(suite, Suite) else load_suite(suite))
     if not folder.is_dir():
         raise NotFound(f"There is no folder {folder}. Give the one that checkpoints are committed to.")
-    if options.engine.kind in ("openai", "simulated"):
+    if options.engine.kind in WITHOUT_WEIGHTS:
         raise BadUse(
             f"The engine {options.engine.kind} takes no weights, so it cannot follow {folder}. "
             "Use --engine hf or vllm, or evaluate what it serves: holdfast eval run."

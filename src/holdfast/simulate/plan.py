@@ -22,7 +22,7 @@ from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import EvaluationPaths, holdfast_home
 from holdfast.evaluate.coordinator.config import CoordinatorFiles, task_names
-from holdfast.evaluate.engines.engine import Curve
+from holdfast.evaluate.engines.engine import Curve, engines_on, uses_gpus
 from holdfast.evaluate.engines.fit import fits
 from holdfast.evaluate.evaluation import BoundTerm, Evaluation
 from holdfast.evaluate.harness.counting import count_requests
@@ -188,10 +188,10 @@ def _history_note(
 def _engines_per_node(planned: Planned) -> tuple[int, str]:
     """How many engines a live node would start (`coordinator.orders`), and what that goes by, in a sentence."""
     options, spec = planned.options, planned.options.engine
+    gpus = (gpu_count() if options.on == "local" else planned.gpus_per_node) if uses_gpus(spec) else 0
+    engines = engines_on(gpus, spec, options.engines_per_node)
     if options.engines_per_node:
-        return options.engines_per_node, ""
-    gpus = gpu_count() if options.on == "local" else planned.gpus_per_node
-    engines = max(1, gpus // spec.tensor_parallel)
+        return engines, ""
     how_many = words.plainly(engines, "engine")
     if options.on == "local":
         return engines, f"{how_many} on each node, by this machine's {words.plainly(gpus, 'GPU')}." if gpus else ""

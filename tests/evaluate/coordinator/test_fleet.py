@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 from cluster_of_fakes import CURVE, MANIFEST, config
 
@@ -10,6 +11,7 @@ from holdfast.evaluate.coordinator.chronicle import Chronicle
 from holdfast.evaluate.coordinator.config import CoordinatorFiles
 from holdfast.evaluate.coordinator.fleet import Fleet
 from holdfast.evaluate.coordinator.models import Models
+from holdfast.evaluate.engines.engine import EngineSpec
 from holdfast.evaluate.policy.events import EngineReady
 from holdfast.testing import FakeClock
 
@@ -211,3 +213,23 @@ def test_an_engine_that_hangs_before_it_dials_is_ended(small):
         small.fleet.tick()
     said = [type(one).__name__ for one in small.node.said if getattr(one, "name", "") == "node-0/0"]
     assert said == ["StartEngine"] * 9 + ["StopEngine", "StartEngine"]
+
+
+def test_an_engine_that_spans_more_gpus_than_a_node_has_is_refused_in_a_sentence(tmp_path):
+    failed = []
+    fleet = Fleet(
+        msgspec.structs.replace(config(tmp_path, []), spec=EngineSpec(kind="vllm", tensor_parallel=4)),
+        FakeClock(),
+        Models(tmp_path / "models"),
+        emit=lambda _event: None,
+        known=None,
+        lost=None,
+        failed=lambda model, why, wrong_use: failed.append((model, why, wrong_use)),
+        chronicle=None,
+    )
+    node = Peer("node", "node-0")
+    fleet.node_joined(node)
+    fleet.node_reported(node, wire.NodeReport(host="gpu-7", cores=1, memory_bytes=1, gpus=2, store="here:1"))
+    why = "gpu-7 has 2 GPUs, and an engine is to span 4. Give --tp 2 or less, or nodes with more."
+    assert failed == [(None, why, True)]
+    assert not fleet.seats

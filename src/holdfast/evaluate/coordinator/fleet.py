@@ -35,6 +35,7 @@ from holdfast.evaluate.coordinator.wire import (
     StopEngine,
     Welcome,
 )
+from holdfast.evaluate.engines.engine import uses_gpus
 from holdfast.evaluate.policy import events
 
 _ORDER_AGAIN_S = 30.0  # for an engine that has not dialled
@@ -88,7 +89,11 @@ class Fleet:
         """What a node has: its seats are made, and weights are dealt when all are there."""
         node = self.nodes[peer.hello.name]
         node.report = report
-        now_s = self._clock.monotonic_s()
+        spec, now_s = self._config.spec, self._clock.monotonic_s()
+        if uses_gpus(spec) and not self._config.rescore and 0 < report.gpus < spec.tensor_parallel:
+            why = f"{report.host} has {report.gpus} GPUs, and an engine is to span {spec.tensor_parallel}"
+            self._failed(None, f"{why}. Give --tp {report.gpus} or less, or nodes with more.", wrong_use=True)
+            return
         slots = self._config.metric_slots or report.cores
         self._emit(events.NodeJoined(now_s=now_s, node=node.number, metric_slots=slots))
         for index in range(self._orders.engines_of(report)):

@@ -9,6 +9,7 @@ from holdfast.evaluate.coordinator.certifying import SPARE
 from holdfast.evaluate.coordinator.config import CoordinatorConfig
 from holdfast.evaluate.coordinator.seats import Node, Seat
 from holdfast.evaluate.coordinator.wire import NodeReport, StartEngine, StopEngine
+from holdfast.evaluate.engines.engine import engines_on
 
 
 class Orders:
@@ -24,7 +25,7 @@ class Orders:
         """How many engines a node is to have."""
         if self._config.rescore:
             return 0
-        return self._config.engines_per_node or max(1, report.gpus // self._config.spec.tensor_parallel)
+        return engines_on(report.gpus, self._config.spec, self._config.engines_per_node)
 
     def seat(self, name: str, node: Node) -> None:
         """Have an engine on a node: it is started, unless it runs there."""

@@ -41,6 +41,20 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     options: dict[str, Scalar] = {}
 
 
+WITHOUT_WEIGHTS = ("openai", "simulated")
+"""Kinds that take no weights: nothing is fetched for them, and they need no GPU."""
+
+
+def uses_gpus(spec: EngineSpec) -> bool:
+    """Whether engines take the GPUs that their node has."""
+    return spec.device != "cpu" and spec.kind not in WITHOUT_WEIGHTS and not spec.url
+
+
+def engines_on(gpus: int, spec: EngineSpec, wanted: int = 0) -> int:
+    """How many engines a node has: as many as are `wanted`, else as its GPUs have room for, one where they use none."""
+    return wanted or (max(1, gpus // spec.tensor_parallel) if uses_gpus(spec) else 1)
+
+
 class Curve(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine's work costs, in seconds; measured where it can be, else a guess to be corrected.
 
