@@ -3,6 +3,7 @@
 import pytest
 
 from holdfast.evaluate.engines.engine import Curve
+from holdfast.evaluate.policy import feed
 from holdfast.evaluate.policy.decide import decide
 from holdfast.evaluate.policy.events import (
     Answered,
@@ -174,3 +175,25 @@ def test_an_engine_with_a_long_answer_keeps_its_batch_small():
     other = state.engines[1 - long.engine]
     assert len(long.asked) < 8
     assert len(other.asked) >= 32
+
+
+def test_lateness_makes_few_engines_be_looked_at_anew(state, monkeypatch):
+    engines, looked_at = 32, 0
+    for engine in range(engines):
+        decide(state, ready(engine, max_batch=32))
+    running = asked(decide(state, added(*(sample(one, tokens=(8,)) for one in range(3000)))))
+    open_engine = feed.open_engine
+
+    def counted(*given):
+        nonlocal looked_at
+        looked_at += 1
+        open_engine(*given)
+
+    monkeypatch.setattr(feed, "open_engine", counted)
+    open_requests = [(engine, request) for engine, requests in running.items() for request in requests]
+    for step in range(400):  # each of them long after all should have been done
+        engine, request = open_requests.pop(7 * step % len(open_requests))
+        given = asked(decide(state, answered(engine, request, now_s=1e4 + 5 * step, new_tokens=8)))
+        open_requests += [(one, each) for one, requests in given.items() for each in requests]
+    assert state.samples_done == 400
+    assert looked_at < 5 * 400

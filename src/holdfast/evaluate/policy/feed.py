@@ -142,9 +142,10 @@ def _give_decode(state: State, model: ModelState) -> bool:
             and room[0][1] == engine.stamp_decode
             and engine.model == model.model
             and _has_decode_room(state, model, engine)
-            and engine.takes(tokens, slack_s)
         ):
-            break
+            if engine.takes(tokens, slack_s):
+                break
+            model.too_slow[engine.engine] = None
         heappop(room)
     else:
         return _widen(state, model, tokens, slack_s) or _hurry_less(state, model, tokens)
@@ -179,19 +180,27 @@ def _hurry_less(state: State, model: ModelState, tokens: float) -> bool:
     """Let the batches be as large as the target permits, and larger for what cannot wait, until the next review.
 
     The target is found as if batches could be any fraction; with few engines, whole ones may not fit. False if the next
-    entry can wait, or if more engines are about to come.
+    entry can wait, if no pace would give it a place, or if more engines are about to come.
     """
     if state.expects_engines():
         return False
-    slack_s = max(model.pace_s - state.now_s, 0.0)
     if model.pace_s < model.target_s:
         model.pace_s = model.target_s
-    elif tokens * _full_step_s(state) >= WAITS * slack_s:
-        model.pace_s = state.now_s + max(slack_s, tokens * _full_step_s(state) / 8) * 1.1
-    else:
+        for number in model.engines:
+            open_engine(state, state.engines[number])
+        return True
+    slack_s = max(model.pace_s - state.now_s, 0.0)
+    if not model.too_slow or tokens * _full_step_s(state) < WAITS * slack_s:
         return False
-    for number in model.engines:
-        open_engine(state, state.engines[number])
+    known = (state.engines.get(number) for number in model.too_slow)
+    too_slow = [one for one in known if one and one.model == model.model and _has_decode_room(state, model, one)]
+    model.too_slow.clear()
+    if not too_slow:
+        return False
+    # At once as far as one of them needs, and by a tenth at least: late as all is, few entries are to ask again.
+    model.pace_s = state.now_s + max(1.1 * slack_s, min(engine.with_one_more_s(tokens) for engine in too_slow))
+    for engine in too_slow:
+        open_engine(state, engine)
     return True
 
 

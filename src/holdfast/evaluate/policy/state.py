@@ -141,10 +141,12 @@ class EngineState:
 
     def takes(self, tokens: float, slack_s: float) -> bool:
         """Whether it still answers all it holds within `slack_s` with one more of so many tokens in its batch."""
-        if not self.decoding:
-            return True
+        return not self.decoding or self.with_one_more_s(tokens) <= TOLERANCE * slack_s
+
+    def with_one_more_s(self, tokens: float) -> float:
+        """In how many seconds it would have answered all it holds with one more of so many tokens in its batch."""
         rest = max(self.last_clock - self.clock, tokens * self.slowness)
-        return rest * self.step_s(min(self.decoding + 1, self.max_batch)) <= TOLERANCE * slack_s
+        return rest * self.step_s(min(self.decoding + 1, self.max_batch))
 
     def end_s(self) -> float:
         """In how many seconds it should have answered all it holds: its work, or its longest answer."""
@@ -179,6 +181,7 @@ class ModelState:
         "recalled",
         "steal_after_s",
         "target_s",
+        "too_slow",
     )
 
     def __init__(self, model: int) -> None:
@@ -207,6 +210,8 @@ class ModelState:
         self.decode_limit = 1 << 30
         """How many engines are enough for what is to be generated: more would leave their batches half empty."""
         self.decode_engines = 0
+        self.too_slow: dict[int, None] = {}
+        """Engines with a place in their batch that were passed by, since with one more they would answer too late."""
         self.packing = -1
         """The engine that takes long answers now: they go together, for one alone slows down a whole batch's worth."""
 
