@@ -59,6 +59,11 @@ def main() -> None:
         )
         run("what it left", [*HOLDFAST, "checkpoint", "verify", str(folder / "ddp-2")], folder)
         run("evaluate.py", [PYTHON, str(HERE / "evaluate.py"), "--out", str(folder / "evaluation")], folder)
+        failed = folder / "failed"
+        said = run("failing_job.py", [PYTHON, str(HERE / "diagnose/failing_job.py"), "--out", str(failed)], folder)
+        if "KeyError: 'warmup'" not in said or "'rank': 1" not in said:
+            sys.exit("failing_job.py was not diagnosed")
+        run("holdfast diagnose of the same", [*HOLDFAST, "diagnose", str(failed)], folder)
         run("characterize.py", [PYTHON, str(HERE / "characterize.py"), "--out", str(folder / "trace")], folder)
     print("\nAll examples ran.")
 

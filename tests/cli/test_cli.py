@@ -305,6 +305,15 @@ def test_the_command_line_is_what_was_agreed():
         "runs rm": ["--json"],
         "runs report": ["--json", "--output"],
         "logs": ["--attempt", "--follow", "--json", "--launcher", "--rank"],
+        "diagnose": [
+            "--compressed",
+            "--each",
+            "--explain",
+            "--json",
+            "--model",
+            "--remember",
+            "--rules",
+        ],
         "incidents ls": ["--json", "--run"],
         "incidents show": ["--json"],
         **{

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -101,20 +100,3 @@ def test_a_large_log_of_errors_takes_little_memory(tmp_path):
     reason, grown_mib = done.stdout.split()
     assert reason == "KeyError"
     assert int(grown_mib) < 40
-
-
-DEV = Path(__file__).parents[2].parent / "shared" / "data" / "diagnosis_dev"
-
-
-@pytest.mark.skipif(not DEV.is_dir(), reason="the labelled cases lie beside the repository of the project's makers")
-def test_labelled_cases_floor():
-    import json
-
-    right = {"clean": 0, "noisy": 0}
-    cases = [json.loads(line) for line in (DEV / "labels.jsonl").read_text().splitlines()]
-    for case in cases:
-        for kind in right:
-            found = diagnose(DEV / kind / f"{case['id']}.log")
-            right[kind] += found.reason in case["accept_reasons"]
-    assert right["clean"] >= 0.7 * len(cases)
-    assert right["noisy"] >= 0.65 * len(cases)

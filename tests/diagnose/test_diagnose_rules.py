@@ -5,13 +5,13 @@ import pytest
 from holdfast.core.errors import BadUse
 from holdfast.diagnose.diagnosis import CATEGORIES
 from holdfast.diagnose.lines import clean_line
-from holdfast.diagnose.rules import load_rules, packaged_rules
+from holdfast.diagnose.rules import RuleSet, packaged_rules, parse_topic
 
 RULES = packaged_rules()
 TOPIC = """
 order: 1
 hot: [broken]
-defaults: {role: root, action: restart, restart_helps: true, confidence: 0.5, source: here, depth: 50}
+defaults: {kind: disk, action: restart, restart_helps: true, confidence: 0.5, source: here}
 rules:
   - id: thing-broken
     pattern: 'thing broken'
@@ -47,36 +47,78 @@ def test_every_reason_is_known_and_most_have_a_rule():
     ("old", "new", "says"),
     [
         ("reason: OSError", "reason: Oops", "reason is 'Oops'"),
-        ("role: root", "role: boss", "role is 'boss'"),
+        ("kind: disk", "kind: boss", "kind is 'boss'"),
         ("action: restart,", "action: pray,", "action is 'pray'"),
         ("restart_helps: true", "restart_helps: 3", "restart_helps is 3"),
-        ("confidence: 0.5", "confidence: 5", "confidence in 0 to 1"),
+        ("confidence: 0.5", "confidence: 5", "confidence lies in 0 to 1"),
         ("'thing broken'", "'thing (broken'", "not a pattern"),
         ("'thing broken'", "'(?P<colour>thing broken)'", "unknown capture 'colour'"),
         ("mitigation: Mend the thing.", "", "'mitigation' is missing"),
         ("reason: OSError", "reason: OSError\n    colour: red", "unknown field 'colour'"),
         ('["thing whole"]', "[]", "no_match is a list"),
+        ("'thing broken'", "'thing (?=broken)'", "not a pattern"),
+        ("'thing broken'", "'(?P<rank>1)thing broken|(?P<rank>2)'", "a capture stands there twice"),
+        ("confidence: 0.5", "confidence: high", "confidence"),
+        ("pattern: 'thing broken'", "pattern: 3", "pattern is 3"),
+        ("mitigation: Mend the thing.", "mitigation: 3", "mitigation is 3"),
+        ("source: here", "source: here, alone: cheap", "alone"),
     ],
 )
 def test_a_broken_rule_is_named_with_its_file(old, new, says):
     assert old in TOPIC
     with pytest.raises(BadUse, match=r"mine\.yaml: rule thing-broken: ") as caught:
-        load_rules({"mine.yaml": TOPIC.replace(old, new)})
+        parse_topic("mine.yaml", TOPIC.replace(old, new))
     assert says in str(caught.value)
 
 
-def test_broken_files_are_named():
-    with pytest.raises(BadUse, match=r"mine\.yaml: not YAML"):
-        load_rules({"mine.yaml": "a: [1"})
-    with pytest.raises(BadUse, match=r"mine\.yaml: a topic has exactly"):
-        load_rules({"mine.yaml": "rules: []"})
-    with pytest.raises(BadUse, match="two rules have this id"):
-        load_rules({"a.yaml": TOPIC, "b.yaml": TOPIC})
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("a: [1", "not YAML"),
+        ("rules: []", "a topic has exactly"),
+        ("[]", "a topic has exactly"),
+        ("", "a topic has exactly"),
+        (TOPIC.replace("order: 1", "order: first"), "order"),
+        (TOPIC.replace("hot: [broken]", "hot: 3"), "hot"),
+        (TOPIC.partition("rules:")[0] + "rules: {a: 1}", "rules"),
+        (TOPIC.partition("rules:")[0] + "rules:", "rules"),
+        (TOPIC.partition("rules:")[0] + "rules: [3]", "a rule is a mapping"),
+        (TOPIC.replace("defaults: {", "defaults: [{").replace("source: here}", "source: here}]"), "defaults"),
+    ],
+)
+def test_a_broken_topic_is_named(text, says):
+    with pytest.raises(BadUse, match=r"^mine\.yaml: ") as caught:
+        parse_topic("mine.yaml", text)
+    assert says in str(caught.value)
+
+
+def test_two_rules_of_one_name_are_refused():
+    with pytest.raises(BadUse, match="thing-broken: two rules have this id"):
+        RuleSet([parse_topic("a.yaml", TOPIC), parse_topic("b.yaml", TOPIC)])
 
 
 def test_order_of_topics_decides_before_names():
     later = TOPIC.replace("order: 1", "order: 2").replace("thing-broken", "later")
-    rules = load_rules({"a.yaml": later, "b.yaml": TOPIC})
+    rules = RuleSet([parse_topic("a.yaml", later), parse_topic("b.yaml", TOPIC)])
     found = rules.find("a thing broken")
     assert found is not None
     assert found[0].id == "thing-broken"
+
+
+def test_a_rule_without_examples_of_its_hot_words_is_never_asked():
+    """The prefilter drops its lines: hot words are part of what a rule says."""
+    rules = RuleSet([parse_topic("a.yaml", TOPIC.replace("hot: [broken]", "hot: [shattered]"))])
+    assert rules.find("a thing broken") is None
+    assert rules.find("a thing broken and shattered") is not None
+
+
+def test_of_no_rules_none_matches():
+    assert RuleSet([]).find("anything") is None
+    assert RuleSet([]).hot.search(b"anything at all") is None
+
+
+def test_captures_are_what_the_pattern_caught():
+    topic = TOPIC.replace("'thing broken'", "'(?:on (?P<node>\\w+): )?thing broken'")
+    rules = RuleSet([parse_topic("a.yaml", topic)])
+    assert rules.find("on gn17: thing broken")[1] == {"node": "gn17"}
+    assert rules.find("thing broken")[1] == {}

@@ -3,6 +3,7 @@
 import random
 import signal
 import time
+from collections.abc import Callable, Iterable
 
 from holdfast.testing.struck_evaluation import Role, StruckEvaluation, redone
 
@@ -26,10 +27,18 @@ class Blows:
             if pid := self.evaluation.strike(role, self.chance, number):
                 break
             assert now_s < deadline_s, f"there is no {role}"
-        dead = {"engine": [pid], "node": by_agent.get(pid, []), "command": engines}.get(role, [])
+        self._remember({"engine": [pid], "node": by_agent.get(pid, []), "command": engines}.get(role, []), now_s)
+        return pid
+
+    def end(self, agent: int, kill: Callable[[], None]) -> None:
+        """Have `kill` end a node, of which its agent and engines are a part."""
+        engines, now_s = self.evaluation.engines_by_agent().get(agent, []), time.monotonic()
+        kill()
+        self._remember(engines, now_s)
+
+    def _remember(self, dead: Iterable[int], now_s: float) -> None:
         self.killed_s |= {engine: now_s for engine in dead if engine not in self.killed_s}
         self.kept.append((time.monotonic(), self.evaluation.committed()))
-        return pid
 
     def check(self, requests: int) -> None:
         """All requests were answered, none again for a blow, and nothing of the evaluation is left."""

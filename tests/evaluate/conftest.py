@@ -1,9 +1,9 @@
 """What the end-to-end tests share: the tiny model and suite, and stock lm-eval's scores of it, made once a session."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
-from end_to_end_world import CHAT, PLAIN, World, leftovers, make_world
+from end_to_end_world import CHAT, PLAIN, World, leftovers, make_world, stock_lm_eval
 
 
 @pytest.fixture(scope="session")
@@ -17,10 +17,16 @@ def light(tmp_path_factory: pytest.TempPathFactory) -> World:
     return World(tmp_path_factory.mktemp("light"))
 
 
+@pytest.fixture(scope="session", name="stock_lm_eval")
+def one_stock_lm_eval(e2e: World) -> Iterator[Callable[..., list[list[dict]]]]:
+    with stock_lm_eval(e2e) as ask:
+        yield ask
+
+
 @pytest.fixture(scope="session")
-def stock(e2e: World) -> list[dict]:
+def stock(e2e: World, stock_lm_eval: Callable[..., list[list[dict]]]) -> list[dict]:
     """Stock lm-eval's results of the whole suite, in one process."""
-    [found] = e2e.stock([(PLAIN, False), (CHAT, True)], e2e.model())
+    [found] = stock_lm_eval([(PLAIN, False), (CHAT, True)], e2e.model())
     return found
 
 

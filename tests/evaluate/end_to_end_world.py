@@ -7,7 +7,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,12 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE / "harness"))  # the tasks of its tests
 
 import bench_world  # noqa: E402
+from click.testing import CliRunner  # noqa: E402
 
+from holdfast.cli.main import cli  # noqa: E402
 from holdfast.evaluate.report.timeline import read_timeline  # noqa: E402
+from holdfast.evaluate.suite import TaskEntry  # noqa: E402
+from holdfast.testing.harness import synthetic_entry  # noqa: E402
 
 HOLDFAST = [sys.executable, "-m", "holdfast.cli.main"]
 PARTS = ("results", "groups", "group_subtasks", "versions", "n-shot", "higher_is_better", "n-samples")
@@ -71,8 +76,8 @@ def build(resps, docs):
     return [[doc["program"] + "  # " + repr(resp) for resp in answers] for answers, doc in zip(resps, docs)]
 """
 
-# Stock lm-eval in one process, over all tasks, as its own command has it. Its `code_eval` cannot be fetched offline:
-# one that runs the program stands for it.
+# Stock lm-eval as its own command has it, once for each line that it is asked. Its `code_eval` cannot be fetched
+# offline: one that runs the program stands for it.
 STOCK = """
 import json, sys
 import evaluate
@@ -96,19 +101,20 @@ from lm_eval.evaluator import simple_evaluate
 from lm_eval.tasks import TaskManager
 from lm_eval.utils import handle_non_serializable
 
-asked = json.loads(sys.argv[1])
 torch.set_num_threads(1)
-manager = TaskManager(include_path=asked["tasks"], include_defaults=False)
-found = []
-for model in asked["models"]:
-    found.append([])
-    for names, chat in asked["parts"]:
-        results = simple_evaluate(
-            model="hf", model_args={"pretrained": model}, tasks=names, batch_size=1, device="cpu",
-            apply_chat_template=chat, task_manager=manager, confirm_run_unsafe_code=True, log_samples=False,
-        )
-        found[-1].append(json.loads(json.dumps(results, default=handle_non_serializable)))
-print("STOCK " + json.dumps(found))
+manager = TaskManager(include_path=sys.argv[1], include_defaults=False)
+for line in sys.stdin:
+    asked = json.loads(line)
+    found = []
+    for model in asked["models"]:
+        found.append([])
+        for names, chat in asked["parts"]:
+            results = simple_evaluate(
+                model="hf", model_args={"pretrained": model}, tasks=names, batch_size=1, device="cpu",
+                apply_chat_template=chat, task_manager=manager, confirm_run_unsafe_code=True, log_samples=False,
+            )
+            found[-1].append(json.loads(json.dumps(results, default=handle_non_serializable)))
+    print("STOCK " + json.dumps(found), flush=True)
 """
 
 
@@ -132,8 +138,9 @@ class World:
             bench_world.make_model(path, seed=number)
         return path
 
-    def suite(self, plain=PLAIN, chat=CHAT, *, name: str = "mini") -> Path:
-        lines = [f'name = "{name}"', f'include_paths = ["{self.tasks}"]', "confirm_unsafe_code = true"]
+    def suite(self, plain=PLAIN, chat=CHAT, *, name: str = "mini", confirmed: bool = True) -> Path:
+        lines = [f'name = "{name}"', f'include_paths = ["{self.tasks}"]']
+        lines += ["confirm_unsafe_code = true"] if confirmed else []
         lines += [f'[[tasks]]\nname = "{task}"' for task in plain]
         lines += [f'[[tasks]]\nname = "{task}"\nchat_template = true' for task in chat]
         path = self.folder / f"{name}.toml"
@@ -178,23 +185,45 @@ class World:
         assert "Traceback" not in out + err
         return out, err
 
+    def look(self, *words: object, home: Path) -> str:
+        """What `holdfast eval WORDS…` prints that starts nothing; in this process."""
+        arguments = ["eval", *map(str, words)]
+        env = {"HOLDFAST_HOME": str(home)}
+        return CliRunner(env=env).invoke(cli, arguments, standalone_mode=False, catch_exceptions=False).stdout
+
     def json(self, *words: object, **more) -> dict:
         """What it answered, as JSON."""
         return json.loads(self.run(*words, "--json", **more)[0])
 
-    def stock(self, parts, *models: Path) -> list[list[dict]]:
-        """Stock lm-eval's results objects of each model, one for each (task names, chat template)."""
-        asked = {"tasks": str(self.tasks), "models": list(map(str, models)), "parts": parts}
-        done = subprocess.run(
-            [sys.executable, "-c", STOCK, json.dumps(asked)],
-            env=self.environment(DISABLE_MULTIPROC="1"),
-            capture_output=True,
+
+@contextmanager
+def stock_lm_eval(world: World) -> Iterator[Callable[..., list[list[dict]]]]:
+    """Stock lm-eval in a process of its own.
+
+    What it yields takes (task names, chat template) pairs and models, and returns lm-eval's results object of each pair
+    for each model.
+    """
+    log = world.folder / "stock.log"
+    with (
+        log.open("w") as errors,
+        subprocess.Popen(
+            [sys.executable, "-c", STOCK, str(world.tasks)],
+            env=world.environment(DISABLE_MULTIPROC="1"),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=errors,
             text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-        )
-        [said] = [line for line in done.stdout.splitlines() if line.startswith("STOCK ")] or [done.stderr]
-        return json.loads(said.removeprefix("STOCK "))
+        ) as process,
+    ):
+
+        def ask(parts: Sequence[tuple[Sequence[str], bool]], *models: Path) -> list[list[dict]]:
+            print(json.dumps({"parts": parts, "models": list(map(str, models))}), file=process.stdin, flush=True)
+            said = next((line for line in process.stdout if line.startswith("STOCK ")), None)
+            assert said is not None, log.read_text()
+            return json.loads(said.removeprefix("STOCK "))
+
+        yield ask
+        process.stdin.close()  # with which it ends
 
 
 def make_world(folder: Path) -> World:
@@ -210,6 +239,18 @@ def make_world(folder: Path) -> World:
     (world.tasks / "t_code.yaml").write_text(CODE_TASK.format(folder=world.tasks))
     world.model()
     return world
+
+
+def task_entry(task: str, *, samples: int = 10, tokens: int = 4) -> TaskEntry:
+    """A task that needs no model."""
+    return synthetic_entry(task, prompt_tokens=[8] * samples, new_tokens=[tokens] * samples)
+
+
+def entry(task: str, *, samples: int = 10, tokens: int = 4, **more: object) -> str:
+    """The same in a suite's file; `more` of `SyntheticHarness`'s options."""
+    made = task_entry(task, samples=samples, tokens=tokens)
+    options = ", ".join(f"{key} = {json.dumps(value)}" for key, value in {**made.options, **more}.items())
+    return f'[[tasks]]\nname = "{task}"\nharness = "{made.harness}"\noptions = {{ {options} }}\n'
 
 
 def end(process: subprocess.Popen[str]) -> None:

@@ -45,6 +45,10 @@ class Gate:
         words = [word for name, value in options.items() for word in ("--engine-option", f"{name}={value}")]
         return ["--engine", "gated_engine:GatedEngine", *words]
 
+    def asked(self) -> set[int]:
+        """The processes of the engines that were asked for anything so far."""
+        return {line.pid for line in read_record(self.record) if line.what == "asked"}
+
     def let(self, count: int) -> None:
         """Let the engines finish so many different requests in all, or a few more."""
         write_atomic(self.folder / "gate", str(count).encode())

@@ -1,15 +1,25 @@
-"""`holdfast eval` on a real Slurm and a real Ray of several nodes on this machine, whole and with a node that dies."""
+"""`holdfast eval` on a real Slurm and a real Ray of several nodes on this machine, whole and with a node that dies.
 
-import json
+Whole, it is the real harness and engine, and stock lm-eval's scores. Where something dies, no model is needed: what
+nodes, engines and answers come to is looked at request by request.
+"""
+
+import os
+import random
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
-from end_to_end_world import TIMEOUT_S, answers, check_equal, check_nothing_was_redone, end, wait_until
+from blows import PATIENCE_S, Blows
+from end_to_end_world import HERE, check_equal, wait_until
+from gated_engine import Gate
 
 from holdfast.testing.slurm import PrivateSlurm
+from holdfast.testing.struck_evaluation import StruckEvaluation, expected_results, synthetic_tasks
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]  # whole clusters are started
+SAMPLES = (50, 40, 50)
 
 
 @pytest.fixture(scope="module")
@@ -26,17 +36,23 @@ def ray_cluster():
     ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'holdfast[ray]')")
     from ray.cluster_utils import Cluster
 
-    cluster = Cluster(
-        initialize_head=True,
-        head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80 * 2**20},
-    )
-    try:
-        nodes = [cluster.add_node(num_cpus=2, object_store_memory=80 * 2**20) for _ in range(4)]
-        cluster.wait_for_nodes()
-        yield cluster, nodes
-    finally:
-        ray.shutdown()
-        cluster.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)  # what Ray starts has this environment
+        cluster = Cluster(
+            initialize_head=True,
+            head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80 * 2**20},
+        )
+        try:
+            nodes = [cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20) for _ in range(4)]
+            cluster.wait_for_nodes()
+            yield cluster, nodes
+        finally:
+            ray.shutdown()
+            cluster.shutdown()
+
+
+def slurm_environment(slurm: PrivateSlurm) -> dict[str, str]:
+    return {name: slurm.environment[name] for name in ("SLURM_CONF", "PATH")}
 
 
 def agents(folder: Path) -> dict[int, psutil.Process]:
@@ -52,27 +68,56 @@ def agents(folder: Path) -> dict[int, psutil.Process]:
     return found
 
 
-def run_and_kill(world, home, words, kill, environment) -> dict:
-    """Run with a node killed once engines answer; what came of it."""
-    folder = home / "evaluations" / "struck"
-    words = ["run", "--suite", world.suite(), "--model", world.model(), "--threads", 1, "--id", "struck", *words]
-    process = world.start(*words, home=home, **environment)
-    try:
-        wait_until(lambda: answers(folder) > 0, process)
-        kill(agents(folder))
-        out, err = process.communicate(timeout=TIMEOUT_S)
-    finally:
-        end(process)
-    assert process.returncode == 0, (out, err)
-    check_nothing_was_redone(folder)
-    return json.loads((folder / "results.json").read_text())
+class Struck:
+    """An evaluation with an engine a node, all at work; 20 requests are finished, and no more until the gate opens."""
+
+    def __init__(self, folder: Path, on: str, nodes: int, environment: dict[str, str]) -> None:
+        self.gate = Gate(folder, kind="simulated")
+        self.evaluation = StruckEvaluation(
+            folder=folder,
+            tasks=synthetic_tasks(random.Random(0), SAMPLES, metric_s=0.02),
+            nodes=nodes,
+            engines_per_node=1,
+            flags=("--on", on, "--max-batch", "4", "--metric-slots", "2", *self.gate.flags),
+            environment={**environment, "PYTHONPATH": str(HERE)},
+        )
+        self.gate.let(0)
+        self.command = self.evaluation.start()
+        self.blows = Blows(self.evaluation, seed=0)
+        wait_until(lambda: len(self.gate.asked()) == nodes, self.command)
+        self.gate.let(20)
+        assert self.evaluation.wait_until_finished(20, PATIENCE_S), self.evaluation.output()
+
+    def lose_a_node(self, kill: Callable[[psutil.Process], None]) -> None:
+        """`kill` ends the node of an agent; all is then finished by the others."""
+        agent = agents(self.evaluation.paths.root)[1]
+        self.blows.end(agent.pid, lambda: kill(agent))
+        self.gate.open()
+        assert self.command.wait(PATIENCE_S) == 0, self.evaluation.output()
+        self.check()
+
+    def check(self) -> None:
+        self.blows.check(requests=sum(SAMPLES))
+        assert self.evaluation.results() == expected_results(self.evaluation.tasks)
+
+
+@pytest.fixture
+def struck(tmp_path):
+    started = []
+
+    def start(on: str, nodes: int, **environment: str) -> Struck:
+        started.append(Struck(tmp_path, on, nodes, environment))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.evaluation.end()
 
 
 def test_three_nodes_of_slurm(slurm, e2e, stock, tmp_path):
-    environment = {name: slurm.environment[name] for name in ("SLURM_CONF", "PATH")}
     evaluation = e2e.json(
         "run", "--suite", e2e.suite(), "--model", e2e.model(), "--threads", 1, "--on", "slurm", "--nodes", 3,
-        home=tmp_path / "home", **environment,
+        home=tmp_path / "home", **slurm_environment(slurm),
     )  # fmt: skip
     check_equal(evaluation, stock)
     assert evaluation["nodes"] == 3
@@ -81,24 +126,20 @@ def test_three_nodes_of_slurm(slurm, e2e, stock, tmp_path):
     assert slurm.run(["squeue", "--noheader"]) == ""
 
 
-def test_a_node_of_slurm_dies(slurm, e2e, stock, tmp_path):
-    environment = {name: slurm.environment[name] for name in ("SLURM_CONF", "PATH")}
+def test_a_node_of_slurm_dies(slurm, struck):
     killed = []
 
-    def kill(found):
-        name = found[1].environ()["SLURMD_NODENAME"]
+    def kill(agent):
+        name = agent.environ()["SLURMD_NODENAME"]
         killed.append(name)
         slurm.kill_node(name)
         slurm.run(["scontrol", "update", f"nodename={name}", "state=down", "reason=dead"])
 
     try:
-        evaluation = run_and_kill(
-            e2e, tmp_path / "home", ["--on", "slurm", "--nodes", 3, "--engines-per-node", 1], kill, environment
-        )
+        struck("slurm", 3, **slurm_environment(slurm)).lose_a_node(kill)
     finally:
         for name in killed:
             slurm.restart_node(name)
-    check_equal(evaluation, stock)
 
 
 def test_four_nodes_of_ray(ray_cluster, e2e, stock, tmp_path):
@@ -110,37 +151,26 @@ def test_four_nodes_of_ray(ray_cluster, e2e, stock, tmp_path):
     assert evaluation["nodes"] == 4
 
 
-def test_a_command_on_ray_is_killed(ray_cluster, e2e, stock, tmp_path):
-    home, environment = tmp_path / "home", {"RAY_ADDRESS": ray_cluster[0].address}
-    folder = home / "evaluations" / "left"
-    words = ["--model", e2e.model(), "--threads", 1, "--id", "left", "--on", "ray", "--nodes", 2]
-    process = e2e.start("run", "--suite", e2e.suite(), *words, home=home, **environment)
-    try:
-        wait_until(lambda: answers(folder) > 0, process)
-        left = list(agents(folder).values())
-        process.kill()
-        process.communicate(timeout=TIMEOUT_S)
-        assert left
-        _, alive = psutil.wait_procs(left, timeout=TIMEOUT_S)
-        assert not alive
-    finally:
-        end(process)
-    assert '"state":"stopped"' in (folder / "timeline.jsonl").read_text()
-    evaluation = e2e.json("resume", "left", home=home, **environment)
-    check_equal(evaluation, stock)
-    check_nothing_was_redone(folder)
+def test_a_command_on_ray_is_killed(ray_cluster, struck):
+    one = struck("ray", 2, RAY_ADDRESS=ray_cluster[0].address)
+    left = list(agents(one.evaluation.paths.root).values())
+    assert len(left) == 2
+    one.blows.strike("command")
+    one.command.wait()
+    one.gate.open()
+    _, alive = psutil.wait_procs(left, timeout=PATIENCE_S)
+    assert not alive
+    assert '"state":"stopped"' in one.evaluation.paths.timeline.read_text()
+    assert one.evaluation.resume().wait(PATIENCE_S) == 0, one.evaluation.output()
+    one.check()
 
 
-def test_a_node_of_ray_dies(ray_cluster, e2e, stock, tmp_path):
-    def kill(found):
+def test_a_node_of_ray_dies(ray_cluster, struck):
+    def kill(agent):
         cluster, nodes = ray_cluster
-        victim = found[1]
-        raylets = {parent.pid for parent in victim.parents()}
+        raylets = {parent.pid for parent in agent.parents()}
         [node] = [node for node in nodes if node.all_processes["raylet"][0].process.pid in raylets]
         cluster.remove_node(node, allow_graceful=False)
-        victim.wait(timeout=TIMEOUT_S)
+        agent.wait(timeout=PATIENCE_S)
 
-    evaluation = run_and_kill(
-        e2e, tmp_path / "home", ["--on", "ray", "--nodes", 4], kill, {"RAY_ADDRESS": ray_cluster[0].address}
-    )
-    check_equal(evaluation, stock)
+    struck("ray", 4, RAY_ADDRESS=ray_cluster[0].address).lose_a_node(kill)

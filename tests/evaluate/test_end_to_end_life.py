@@ -7,29 +7,16 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from end_to_end_world import TIMEOUT_S, answers, end, leftovers, wait_until
+from end_to_end_world import TIMEOUT_S, answers, end, entry, leftovers, task_entry, wait_until
 from gated_engine import Gate, finished_keys
 
 from holdfast.cli.main import cli
 from holdfast.core.errors import BadUse, HoldfastError, NotFound
-from holdfast.evaluate.suite import TaskEntry
-from holdfast.testing.harness import synthetic_entry
 from holdfast.testing.struck_evaluation import expected_results, write_model
 
 pytestmark = pytest.mark.usefixtures("nothing_is_left")
 SIMULATED = ("--model", "none", "--engine", "simulated")
 SLOW = ("--engine-option", "step_base_s=0.05")
-
-
-def task_entry(task: str, *, samples: int = 10, tokens: int = 4) -> TaskEntry:
-    return synthetic_entry(task, prompt_tokens=[8] * samples, new_tokens=[tokens] * samples)
-
-
-def entry(task: str, *, samples: int = 10, tokens: int = 4, **more) -> str:
-    """A task of the suite's file; `more` of `SyntheticHarness`'s options."""
-    made = task_entry(task, samples=samples, tokens=tokens)
-    options = ", ".join(f"{key} = {json.dumps(value)}" for key, value in {**made.options, **more}.items())
-    return f'[[tasks]]\nname = "{task}"\nharness = "{made.harness}"\noptions = {{ {options} }}\n'
 
 
 @pytest.fixture

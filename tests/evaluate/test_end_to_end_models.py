@@ -1,15 +1,18 @@
 """Every form of a model through the whole system, and a training run whose checkpoints are evaluated as they come."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 from click.testing import CliRunner
-from end_to_end_world import HOLDFAST, World, leftovers
+from end_to_end_world import HOLDFAST, World, entry, leftovers
 
 from holdfast.cli.main import cli
+from holdfast.core.errors import BadUse
 
 sys.path.insert(0, str(Path(__file__).parent / "weights"))  # the storage of its tests
 from weights_world import storage_over_http
@@ -92,41 +95,48 @@ def trained(e2e: World, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def check(e2e: World, stock, tmp_path):
-    """A run has stock lm-eval's scores of the Hugging Face folder."""
+def check(e2e: World, tmp_path):
+    """An engine is given the Hugging Face folder, bit for bit, wherever it came from."""
+    suite = tmp_path / "one.toml"
+    suite.write_text(entry("a"))
 
-    def run(*words: object, **environment: str) -> dict:
-        said = e2e.json(
-            "run", "--suite", e2e.suite(TASKS, (), name="two"), "--threads", 1, *words,
-            home=tmp_path / "home", **environment,
-        )  # fmt: skip
+    def run(*words: object) -> dict:
+        copy = tmp_path / "copy"
+        engine = ["--engine", "copying_engine:CopyingEngine", "--engine-option", f"copy={copy}"]
+        said = e2e.json("run", "--suite", suite, *engine, *words, home=tmp_path / "home")
         assert said["state"] == "done", said["errors"]
-        found = said["results"]["results"]
-        expected = {task: stock[0]["results"][task] for task in TASKS}
-        assert json.dumps(found, sort_keys=True) == json.dumps(expected, sort_keys=True)
+        assert contents(copy) == contents(e2e.model())
+        shutil.rmtree(copy)
         return said
 
     return run
 
 
-def test_the_checkpoints_of_a_run_are_scored_as_what_they_export_to(e2e, trained):
+def contents(folder: Path) -> dict[str, object]:
+    """Files by name, and the weights by tensor."""
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    tensors = safetensors.torch.load(files.pop("model.safetensors"))
+    return {**files, **{name: (tensor.shape, tensor.numpy().tobytes()) for name, tensor in tensors.items()}}
+
+
+def test_the_checkpoints_of_a_run_are_scored_as_what_they_export_to(e2e, stock_lm_eval, trained):
     steps = (1, 2)
     exported = [trained / f"exported-{step}" for step in steps]
     for step, folder in zip(steps, exported, strict=True):
         [checkpoint] = (trained / "holdfast").glob(f"step-*{step}")
         words = ["checkpoint", "export", checkpoint, "--safetensors", folder, "--hf-config", e2e.model()]
         CliRunner().invoke(cli, list(map(str, words)), standalone_mode=False, catch_exceptions=False)
-    expected = [found["results"] for [found] in e2e.stock([(TASKS, False)], *exported)]
+    expected = [found["results"] for [found] in stock_lm_eval([(TASKS, False)], *exported)]
     assert expected[0] != expected[1]
 
     home = trained / "home"
-    evaluations = json.loads(e2e.run("ls", "--run", "trained", "--json", home=home)[0])["evaluations"]
+    evaluations = json.loads(e2e.look("ls", "--run", "trained", "--json", home=home))["evaluations"]
     found = {one["step"]: json.loads((Path(one["folder"]) / "results.json").read_text()) for one in evaluations}
     assert sorted(found) == list(steps)
     for step, scores in zip(steps, expected, strict=True):
         assert json.dumps(found[step]["results"]["results"], sort_keys=True) == json.dumps(scores, sort_keys=True)
 
-    comparison = e2e.json("compare", "--run", "trained", home=home)
+    comparison = json.loads(e2e.look("compare", "--run", "trained", "--json", home=home))
     assert comparison["labels"] == ["step 1", "step 2"]
     rows = {(row["task"], row["metric"]): row["values"] for row in comparison["rows"]}
     perplexity = "perplexity,none"
@@ -135,15 +145,13 @@ def test_the_checkpoints_of_a_run_are_scored_as_what_they_export_to(e2e, trained
 
 def test_a_dcp_folder_and_one_whose_names_are_its_own(check, e2e, trained):
     check("--model", trained / "dcp", "--hf-config", e2e.model())
-    check("--model", trained / "own", "--hf-config", e2e.model(), "--name-map", trained / "names.toml")
-    _, err = e2e.run(
-        "run", "--suite", "t_score", "--include-path", e2e.tasks, "--model", trained / "own", "--hf-config",
-        e2e.model(), code=2,
-    )  # fmt: skip
-    assert "Give a name map" in err.splitlines()[-1]
+    own = ["--model", trained / "own", "--hf-config", e2e.model()]
+    check(*own, "--name-map", trained / "names.toml")
+    with pytest.raises(BadUse, match="Give a name map"):
+        e2e.look("run", "--suite", "t_score", *own, home=trained)
 
 
-def test_storage_over_http_and_a_bucket_where_a_third_of_reads_fail(check, e2e):
+def test_storage_over_http_and_a_bucket_where_a_third_of_reads_fail(check, e2e, stock, tmp_path):
     model = e2e.model()
     size_bytes = sum(path.stat().st_size for path in model.iterdir())
     folder = model.parent.parent
@@ -152,8 +160,12 @@ def test_storage_over_http_and_a_bucket_where_a_third_of_reads_fail(check, e2e):
         said = check("--model", f"{storage.url}/{name}")
         assert storage.failed > 5
         assert said["remote_bytes"] == storage.sent_bytes == size_bytes, "each byte once, also by the storage's count"
-        said = check(
-            "--model", f"s3://{name}", AWS_ENDPOINT_URL=storage.url, AWS_ACCESS_KEY_ID="key",
+        said = e2e.json(
+            "run", "--suite", e2e.suite(TASKS, (), name="two"), "--threads", 1, "--model", f"s3://{name}",
+            home=tmp_path / "home", AWS_ENDPOINT_URL=storage.url, AWS_ACCESS_KEY_ID="key",
             AWS_SECRET_ACCESS_KEY="secret", AWS_REGION="us-east-1", AWS_ALLOW_HTTP="true",
         )  # fmt: skip
         assert said["remote_bytes"] == storage.sent_bytes - size_bytes == size_bytes
+    assert said["state"] == "done", said["errors"]
+    expected = {task: stock[0]["results"][task] for task in TASKS}
+    assert json.dumps(said["results"]["results"], sort_keys=True) == json.dumps(expected, sort_keys=True)

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 from end_to_end_world import (
+    REQUESTS,
     TIMEOUT_S,
     answers,
     check_close,
@@ -14,12 +15,13 @@ from end_to_end_world import (
     end,
     wait_until,
 )
+from gated_engine import Gate, finished_keys
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]  # real engines, real harness
 
 
-def results_of(world, evaluation_id, home=None):
-    return json.loads(((home or world.home) / "evaluations" / evaluation_id / "results.json").read_text())
+def results_of(home):
+    return json.loads((home / "evaluations" / "one" / "results.json").read_text())
 
 
 def _cells(row):
@@ -29,10 +31,12 @@ def _cells(row):
 def test_one_engine_and_lm_evals_own_table_reads_what_was_written(e2e, stock, tmp_path):
     home = tmp_path / "home"
     out, err = e2e.run(
-        "run", "--suite", e2e.suite(), "--model", e2e.model(), "--threads", 1, "--id", "one", "-o", tmp_path / "out",
+        "run", "--suite", e2e.suite(confirmed=False), "--confirm-unsafe-code",
+        "--model", e2e.model(), "--threads", 1, "--id", "one", "-o", tmp_path / "out",
         home=home,
     )  # fmt: skip
-    check_equal(results_of(e2e, "one", home), stock)
+    check_equal(results_of(home), stock)
+    assert results_of(home)["results"]["results"]["t_code"]["pass@1,code"] == 0.5, "it ran, in the sandbox"
     assert "took" in out
     assert "lower bound" in out
     assert "engine" in err
@@ -48,7 +52,7 @@ def test_one_engine_and_lm_evals_own_table_reads_what_was_written(e2e, stock, tm
     assert list((tmp_path / "out").rglob("samples_t_shots_*.jsonl"))
 
     # Scored again, from the answers alone: the same, and no engine was there.
-    before = results_of(e2e, "one", home)
+    before = results_of(home)
     again = e2e.json("rescore", "one", home=home)
     check_equal(again, stock)
     assert again["makespan_s"] == before["makespan_s"]
@@ -57,22 +61,23 @@ def test_one_engine_and_lm_evals_own_table_reads_what_was_written(e2e, stock, tm
     check_equal(reused, stock)
     assert reused["requests"] == 0
     assert reused["reused"] >= before["requests"]
-    said, _ = e2e.run("why", "one", home=home)
-    assert "engine-seconds" in said
-    said, _ = e2e.run("compare", "one", reused["id"], home=home)
-    assert "t_choice" in said
-    assert json.loads(e2e.run("ls", "--json", home=home)[0])["evaluations"][0]["state"] == "done"
+    assert "engine-seconds" in e2e.look("why", "one", home=home)
+    assert "t_choice" in e2e.look("compare", "one", reused["id"], home=home)
+    assert json.loads(e2e.look("ls", "--json", home=home))["evaluations"][0]["state"] == "done"
 
 
-def test_three_engines_on_two_nodes_stopped_in_the_middle_and_gone_on_with(e2e, stock, tmp_path):
-    home = tmp_path / "home"
+def test_engines_on_two_nodes_are_stopped_in_the_middle_and_one_goes_on(e2e, stock, tmp_path):
+    home, gate = tmp_path / "home", Gate(tmp_path)
+    gate.let(0)
     process = e2e.start(
-        "run", "--suite", e2e.suite(), "--model", e2e.model(), "--threads", 1, "--nodes", 2, "--engines-per-node", 2,
-        "--id", "two", home=home,
+        "run", "--suite", e2e.suite(), "--model", e2e.model(), "--threads", 1, "--nodes", 2, "--id", "two", *gate.flags,
+        home=home,
     )  # fmt: skip
     folder = home / "evaluations" / "two"
     try:
-        wait_until(lambda: answers(folder) > 0, process)
+        wait_until(lambda: len(gate.asked()) == 2, process)
+        gate.let(40)
+        wait_until(lambda: answers(folder) >= 40, process)
         os.kill(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=TIMEOUT_S)
     finally:
@@ -80,10 +85,12 @@ def test_three_engines_on_two_nodes_stopped_in_the_middle_and_gone_on_with(e2e, 
     assert process.returncode == 130, (out, err)
     assert "Traceback" not in err
     assert "holdfast eval resume two" in err
-    [listed] = json.loads(e2e.run("ls", "--json", home=home)[0])["evaluations"]
+    [listed] = json.loads(e2e.look("ls", "--json", home=home))["evaluations"]
     assert listed["state"] == "stopped"
+    assert len(finished_keys(gate.record)) < REQUESTS
 
-    evaluation = e2e.json("resume", "two", home=home)
+    gate.open()
+    evaluation = e2e.json("resume", "two", "--nodes", 1, home=home)
     check_equal(evaluation, stock)
     check_nothing_was_redone(folder)
 

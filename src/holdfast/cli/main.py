@@ -21,6 +21,7 @@ COMMANDS = {
     "demo": ("holdfast.cli.demo", "Train a small GPT while faults strike, and report."),
     "runs": ("holdfast.cli.runs", "List, show, stop and remove runs."),
     "logs": ("holdfast.cli.logs", "Print what a run's ranks printed."),
+    "diagnose": ("holdfast.cli.diagnose", "Say why a job failed, from its logs."),
     "incidents": ("holdfast.cli.incidents", "List and show what went wrong and what was done."),
     "trace": ("holdfast.cli.trace", "Show where a cluster's GPU time goes."),
     "eval": ("holdfast.cli.eval", "Evaluate checkpoints: a suite's scores, fast and exact."),

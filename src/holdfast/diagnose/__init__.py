@@ -1,30 +1,36 @@
 """Why a job failed: from its logs to a located, cited root and a safe next action.
 
 In: log files or folders of one job, and what a supervisor saw (`JobContext`, optional). Out: a `Diagnosis`.
-Nothing is written, nothing is asked of a network, and a log of any size takes bounded memory.
+Nothing is written, nothing is asked of a network (but by `known`, where an embeddings endpoint is configured), and a log
+of any size takes bounded memory.
 
 | stage | module | from → to |
 |---|---|---|
-| 1 | `read` | paths → files, rotated parts in order → blocks of whole lines |
-| 2 | `lines` | a raw line → clean text, its rank, the step it reports |
-| 3 | `tracebacks` | lines of one rank → the exception that ends a traceback, and its place in a chain |
-| 4 | `rules` | `rules/*.yaml` → what one line means |
-| 5 | `scan` | files → events, with the progress before and after each |
-| 6 | `explain` | events, what the supervisor saw → root, cascade, recovered, teardown, scope, action |
+| 1 | `read`, `records`, `flight_recorder` | paths → files, rotated parts in order → blocks of whole lines |
+| | `lines`, `progress` | a raw line → clean text, its time, host and rank, the step it reports |
+| | `tracebacks` | lines of one rank → the exception that ends a traceback, and its place in a chain |
+| 2 | `rules`, `tables` | `rules/*.yaml`, `tables/*.tsv` → what one line means |
+| | `scan` | files → events, with the progress before and after each |
+| 3 | `explain` | events and `causes.yaml` → the least-cost explanation, and its rivals |
+| | `answer`, `locate` | an explanation → reason, cited lines, who is at fault, action, confidence |
+| 4 | `memory` | past incidents, good runs → rules that were learned, and what is like this one |
 
-`context` is what the supervisor knows, `diagnosis` the published answer.
+`context` is what the supervisor knows, `diagnosis` the published answer, `watch` the same for a job that still runs.
 """
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from holdfast.core.errors import NotFound
+from holdfast.diagnose.conclude import conclude
 from holdfast.diagnose.context import Hang, JobContext, RankExit, observed_lines
 from holdfast.diagnose.diagnosis import Alternative, Diagnosis, Evidence, LogLine
-from holdfast.diagnose.explain import explain
-from holdfast.diagnose.read import find_files
+from holdfast.diagnose.read import Found, Reading, find_files
 from holdfast.diagnose.rules import packaged_rules
 from holdfast.diagnose.scan import scan, scan_texts
+from holdfast.diagnose.watch import LogWatcher
 
 __all__ = [
     "Alternative",
@@ -33,29 +39,43 @@ __all__ = [
     "Hang",
     "JobContext",
     "LogLine",
+    "LogWatcher",
     "RankExit",
     "diagnose",
     "observed_lines",
 ]
 
+if TYPE_CHECKING:
+    from holdfast.diagnose.memory import Known
+
 PathLike = str | os.PathLike[str]
 
 
-def diagnose(paths: PathLike | Iterable[PathLike], context: JobContext | None = None) -> Diagnosis:
+def diagnose(
+    paths: PathLike | Iterable[PathLike], context: JobContext | None = None, *, known: "Known | None" = None
+) -> Diagnosis:
     """Say why the one job behind `paths` failed.
 
     `paths` are files or folders (a folder stands for its own `*.log*` files). The name `rank-N.log` and
-    prefixes such as `[rank1]:` tell the rank of a line. What is missing or unreadable is passed over.
+    prefixes such as `[rank1]:` tell the rank of a line. What is missing or unreadable is passed over. `known` is what
+    was learned (`memory.Known.load`): its rules are asked too, and past incidents where rules leave the case open.
 
     Raises:
         NotFound: none of the paths exists, and there is no `context` to go by either.
     """
-    rules = packaged_rules()
+    rules = packaged_rules() if known is None else known.rules
     try:
-        files = find_files([paths] if isinstance(paths, str | os.PathLike) else paths)
+        found = find_files([paths] if isinstance(paths, str | os.PathLike) else paths)
     except NotFound:
         if context is None:
             raise
-        files = ()
+        found = Found()
+    reading = Reading(notes=list(found.notes))
     observed = [] if context is None else scan_texts(observed_lines(context), rules)
-    return explain(scan(files, rules), observed)
+    events = scan(found.files, rules, reading)
+    decided = replace(conclude(events, observed), notes=tuple(reading.notes))
+    if known is None:
+        return decided
+    from holdfast.diagnose.compress import compress
+
+    return known.recall(decided, lambda: compress(found.files, events, known.filters).lines)

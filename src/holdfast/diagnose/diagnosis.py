@@ -103,6 +103,8 @@ class Diagnosis:
     """Past incidents like this one; empty until there is a memory."""
     decided_by: tuple[str, ...] = ()
     """Ids of the rules that decided, the deciding one first."""
+    notes: tuple[str, ...] = ()
+    """What of the input could not be used, a sentence each."""
     root_text: str = ""
     """What states the root, without time stamps and rank prefixes; given also where no line can be cited."""
 
@@ -146,6 +148,7 @@ class Diagnosis:
             ],
             "similar": [dict(one) for one in self.similar],
             "decided_by": list(self.decided_by),
+            "notes": list(self.notes),
             "fingerprint": self.fingerprint,
         }
 

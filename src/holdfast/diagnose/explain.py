@@ -1,43 +1,103 @@
-"""Events to a diagnosis: which line states the root, what followed from it, what was survived."""
+"""Events to causes: the least-cost explanation of all that was seen, and what else it might have been.
 
+An event either begins the failure, or something that was also seen brought it about (`causes.yaml`), or it had
+nothing to do with it. Each of these has a cost, and so has the way from an event to the end of the job. For each
+event that may have begun it all, the cheapest explanation of everything is summed up; the event with the least sum
+is the root, and the others' sums say how much doubt is left. Neither the order of lines nor of files plays a part:
+a cascade may be printed before its cause.
+"""
+
+import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from dataclasses import dataclass, field, replace
+from typing import Final, Literal
 
-from holdfast.diagnose.diagnosis import Alternative, Diagnosis, Evidence, LogLine, Role, mask_varying
+from holdfast.diagnose.causes import kinds
+from holdfast.diagnose.diagnosis import mask_varying
 from holdfast.diagnose.scan import Event
 from holdfast.diagnose.tracebacks import is_exception
 
-ROOT_LINES: Final = 3
-_EVIDENCE_LIMITS: Final[dict[Role, int]] = {"root": ROOT_LINES, "cascade": 6, "recovered": 4, "teardown": 4}
-_SCOPE_LIMIT: Final = 64
-
-# Weights of the choice among unsurvived events, on the scale of `Rule.depth`.
-_HARDWARE_DEPTH: Final = 70
-"""From here on an event stands outside any one rank's fate: another rank's death says nothing against it."""
-_AFTER_A_DEATH: Final = 40
-"""An error of another rank than the one that something killed first came after that death."""
-_AFTER_A_SILENT_END: Final = 15
-"""A lost peer, reported by another rank than the one that ended first and said nothing."""
-_BARE_EXCEPTION: Final = 5
+END: Final = -1
+"""The end of the job, which every explanation must reach."""
+NO_WAY: Final = math.inf
+_CLUSTERS_LIMIT: Final = 48
+_UNKNOWN_SCOPE: Final = 0.3
+"""One of the two events does not say where it was."""
+_ELSEWHERE: Final = 2.5
+"""An edge within a process, between events of two processes: it happens (one host, one GPU), seldom."""
+_SURVIVED: Final = 4.5
+"""The process, or the job for long enough, made progress after it."""
+_SURVIVED_IN_PRINT: Final = 2.0
+"""So it seems, but it is the last word of the rank that ended first: unflushed steps are printed below it."""
+_SUPERSEDED: Final = 5.0
+"""Another line of the same chain of tracebacks states the root, or Python went on after it."""
+_BARE_EXCEPTION: Final = 0.4
 """A line that looks like an exception but ends no traceback may have been logged and handled."""
-_FIRST_TO_END: Final = 3
+_DOUBTED_RULE: Final = 1.0
+"""For a rule that is never right about the reason; in proportion below."""
+_AFTER_A_DEATH: Final = 3.0
+"""An error of another rank than the one that something killed first came after that death."""
+_AFTER_A_SILENT_END: Final = 1.5
+"""A lost peer, told by another rank than the one that ended first and said nothing."""
+_ENDED_FIRST: Final = -0.2
 """Little: two ranks' exits a few milliseconds apart may be seen in either order."""
-_PLACEHOLDER_DEPTH: Final = 10
-"""Rules below only say that a rank ended."""
-_POSSIBLE_SCORE: Final = 25
-"""Below, an event is explained by the root and no alternative to it: deaths, lost peers."""
-_CLOSE: Final = 5
-"""Scores nearer than this leave the answer in doubt."""
-
-_UNKNOWN: Final = (
-    "No line of the logs states a cause that is known. Read the end of the log of the rank that ended first;"
-    " if the failure comes back at the same step, a restart does not mend it."
+_OUTSIDE_ANY_RANK: Final = frozenset(
+    {"gpu_memory", "gpu_link", "gpu_lost", "node", "fabric", "host_memory", "frozen", "disk", "scheduler"}
 )
+"""Another rank's death says nothing against these."""
+_ENDS: Final = frozenset({"death", "crash", "frozen", "exit", "host_memory", "scheduler"})
+"""What is said of the end of a process."""
+_OF_PEERS: Final = frozenset({"peer_lost", "store_lost", "collective_timeout"})
+
+
+@dataclass(eq=False, kw_only=True)
+class Cluster:
+    """Events that say the same: one rule, one text but for numbers, whatever their rank."""
+
+    events: list[Event]
+    ranks: frozenset[int]
+    alone: float
+    left: float
+
+    @property
+    def first(self) -> Event:
+        """The event that stands for all."""
+        return self.events[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reckoning:
+    """What it costs to take one candidate for the root, in nats; the sum is what candidates are compared by."""
+
+    alone: float
+    """That it began by itself."""
+    end: float
+    """Its way to the end of the job."""
+    others: Sequence[tuple[Cluster, Literal["follows", "unrelated", "by itself"], float]]
+    """Each other cluster: it follows from the candidate, has nothing to do with it, or is a fault of its own."""
+
+    @property
+    def total(self) -> float:
+        """All of it."""
+        return self.alone + self.end + sum(cost for _, _, cost in self.others)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Explanation:
+    """A root, and how it compares with the other candidates."""
+
+    ranked: Sequence[Cluster] = ()
+    """Candidates for the root, the likeliest first; empty where nothing was seen."""
+    shares: Sequence[float] = ()
+    """Of each candidate: its part of the likelihood, 0 to 1."""
+    reckonings: Sequence[Reckoning] = ()
+    """Of each candidate: how its cost comes about."""
+    caused: frozenset[int] = field(default_factory=frozenset)
+    """Ids of the clusters that the root brought about."""
 
 
 @dataclass(frozen=True)
-class _FirstEnd:
+class FirstEnd:
     """The rank that ended first, as far as someone saw it."""
 
     rank: int | None
@@ -48,177 +108,152 @@ class _FirstEnd:
     rule_id: str = ""
 
 
-def explain(events: Sequence[Event], observed: Sequence[Event] = ()) -> Diagnosis:
-    """Choose the root among `events` (from files) and `observed` (told by the supervisor, in no file).
-
-    The order of files and of lines of different ranks does not matter: the choice goes by what can cause what
-    (`Rule.depth`), by who died first, and by what was followed by progress.
-    """
-    told = {(event.rule.id, _rank(event)) for event in events}
-    everything = [*events, *(event for event in observed if (event.rule.id, _rank(event)) not in told)]
-    first = _first_end(everything)
-    terminal = [
-        event
-        for event in everything
-        if event.rule.role in ("root", "cascade") and not event.recovered and not event.demoted
-    ]
-    ranked = sorted(terminal, key=lambda event: _order(event, first))
-    root = ranked[0] if ranked else None
-    doubt = 1.0
-    if root is not None and root.rule.depth < _PLACEHOLDER_DEPTH:
-        buffered = _survived_only_in_print(everything, first)
-        if buffered is not None:
-            root, doubt = buffered, 0.7
-    if root is None:
-        return Diagnosis(
-            reason="Unknown",
-            category="Unknown",
-            evidence=_evidence(everything, ()),
-            action="restart",
-            restart_helps=True,
-            mitigation=_UNKNOWN,
-            confidence=0.2,
-        )
-    return _diagnosis(root, ranked, everything, first, doubt)
-
-
-def _diagnosis(
-    root: Event, ranked: Sequence[Event], everything: Sequence[Event], first: _FirstEnd, doubt: float
-) -> Diagnosis:
-    same = [root] + [event for event in ranked if event is not root and event.rule.reason == root.rule.reason]
-    same = [event for event in same if event.rule.role == root.rule.role]
-    stating = [event for event in same if event.line > 0][:ROOT_LINES]
-    if root.line == 0:
-        stating = []  # the supervisor's word; what logs say of the same reason is another matter
-    others = _alternatives(root, ranked, first)
-    if others and _score(root, first) - _score(others[0], first) < _CLOSE:
-        doubt *= 0.85
-    decided_by = [root.rule.id]
-    if first.rank is not None and first.rank == _rank(root) and first.rule_id != root.rule.id:
-        decided_by.append(first.rule_id)
-    lines = tuple(LogLine(file=event.file, line=event.line, text=event.cited) for event in stating)
-    return Diagnosis(
-        reason=root.rule.reason,
-        category=root.rule.category,
-        root_line=lines[0] if lines else None,
-        root_lines=lines,
-        evidence=_evidence(everything, stating),
-        scope=_scope(root, same, everything),
-        action=root.rule.action,
-        restart_helps=root.rule.restart_helps,
-        mitigation=root.rule.mitigation,
-        confidence=min(0.99, root.rule.confidence * doubt * (0.9 if _is_bare(root) else 1.0)),
-        alternatives=tuple(
-            Alternative(
-                reason=event.rule.reason,
-                confidence=round(event.rule.confidence * 0.4, 3),
-                decided_by=event.rule.id,
-            )
-            for event in others
-        ),
-        decided_by=tuple(decided_by),
-        root_text=root.text.strip(),
+def explain(events: Sequence[Event], first: FirstEnd) -> Explanation:
+    """Find the least-cost explanation of `events`."""
+    clusters = _clusters(events, first)
+    candidates = [index for index, one in enumerate(clusters) if _may_begin(one, first)]
+    if not candidates:
+        return Explanation()
+    direct = _direct_costs(clusters)
+    ways = {index: _ways_from(index, direct) for index in candidates}
+    reckonings = {root: _reckon(root, clusters, ways[root]) for root in candidates}
+    totals = {root: one.total for root, one in reckonings.items()}
+    ranked = sorted(candidates, key=lambda index: (totals[index], *_place(clusters[index].first)))
+    least = totals[ranked[0]]
+    weights = [math.exp(least - totals[index]) for index in ranked]
+    root = ranked[0]
+    caused = [index for index, one in enumerate(clusters) if index != root and ways[root][index] < one.left]
+    return Explanation(
+        ranked=[clusters[index] for index in ranked],
+        shares=[weight / sum(weights) for weight in weights],
+        reckonings=[reckonings[index] for index in ranked],
+        caused=frozenset(id(clusters[index]) for index in caused),
     )
 
 
-def _order(event: Event, first: _FirstEnd) -> tuple[float, float, int, str, int]:
-    # By name and number at last: any order of the files gives the same. Cited lines go before a bare word.
-    return (-_score(event, first), -event.rule.confidence, int(event.line == 0), event.file, event.line)
+def _reckon(root: int, clusters: Sequence[Cluster], ways: dict[int, float]) -> Reckoning:
+    others = []
+    for index, one in enumerate(clusters):
+        if index != root:
+            costs: dict[Literal["follows", "unrelated", "by itself"], float]
+            costs = {"follows": ways[index], "unrelated": one.left, "by itself": one.alone + _DOUBTED_RULE}
+            how = min(costs, key=lambda word: costs[word])
+            others.append((one, how, costs[how]))
+    return Reckoning(alone=clusters[root].alone, end=ways[END], others=others)
 
 
-def _score(event: Event, first: _FirstEnd) -> float:
-    score = float(event.rule.depth)
-    rank = _rank(event)
-    if first.rank is not None and rank is not None:
-        if rank == first.rank:
-            score += _FIRST_TO_END
-        elif first.silent and event.rule.role == "cascade":
-            score -= _AFTER_A_SILENT_END
-        elif first.certain and event.rule.depth < _HARDWARE_DEPTH:
-            score -= _AFTER_A_DEATH
-    if _is_bare(event):
-        score -= _BARE_EXCEPTION
-    return score
+def _may_begin(cluster: Cluster, first: FirstEnd) -> bool:
+    event = cluster.first
+    if event.rule.kind == "teardown" or event.demoted:
+        return False
+    return not event.recovered or _is_last_word(event, first)
 
 
-def _is_bare(event: Event) -> bool:
-    return not event.whole_traceback and event.rule.id != "python-syntax-error" and is_exception(event.text)
+def _is_last_word(event: Event, first: FirstEnd) -> bool:
+    """Whether it is the traceback of the rank that ended first: steps below it may have been printed late."""
+    rank = rank_of(event)
+    return event.whole_traceback and rank is not None and rank == first.rank
 
 
-def _rank(event: Event) -> int | None:
+def rank_of(event: Event) -> int | None:
+    """The rank that an event is about: the one its text names, else the one that printed it."""
     return int(event.captures["rank"]) if "rank" in event.captures else event.rank
 
 
-def _first_end(events: Sequence[Event]) -> _FirstEnd:
+def first_end(events: Iterable[Event]) -> FirstEnd:
+    """The rank that ended first, where a supervisor, launcher or kernel said so."""
+    events = list(events)
     seen = [
-        _FirstEnd(rank=rank, certain=event.rule.first_death, rule_id=event.rule.id)
+        FirstEnd(rank=rank, certain=event.rule.first_death, rule_id=event.rule.id)
         for event in events
-        if "pid" in event.captures and (rank := _rank(event)) is not None and event.rule.role == "root"
+        if "pid" in event.captures and (rank := rank_of(event)) is not None and event.rule.kind in _ENDS
     ]
-    first = max(seen, key=lambda one: (one.certain, -(one.rank or 0)), default=_FirstEnd(rank=None, certain=False))
-    said = any(_rank(event) == first.rank and "pid" not in event.captures for event in events)
+    first = max(seen, key=lambda one: (one.certain, -(one.rank or 0)), default=FirstEnd(rank=None, certain=False))
+    said = any(rank_of(event) == first.rank and "pid" not in event.captures for event in events)
     return replace(first, silent=not said)
 
 
-def _survived_only_in_print(events: Iterable[Event], first: _FirstEnd) -> Event | None:
-    """The last traceback of the rank that ended first, though steps are printed below it.
-
-    A program that does not flush its output prints its traceback first and the buffered steps on leaving.
-    """
-    causes = [event for event in events if event.rule.role == "root" and not event.demoted]
-    own = [event for event in causes if event.whole_traceback and _rank(event) == first.rank]
-    return max(own, key=lambda event: event.line, default=None)
+def _place(event: Event) -> tuple[int, str, int]:
+    # By name and number at last: any order of the files gives the same. Cited lines go before a bare word.
+    return (int(event.line == 0), event.file, event.line)
 
 
-def _alternatives(root: Event, ranked: Iterable[Event], first: _FirstEnd) -> list[Event]:
-    others: dict[str, Event] = {}
-    for event in ranked:
-        possible = event.rule.role == "root" and _score(event, first) >= _POSSIBLE_SCORE
-        if possible and event.rule.reason != root.rule.reason:
-            others.setdefault(event.rule.reason, event)
-    return list(others.values())[:3]
+def _clusters(events: Iterable[Event], first: FirstEnd) -> list[Cluster]:
+    groups: dict[tuple[str, str, bool, bool], list[Event]] = {}
+    for event in sorted(events, key=lambda one: (-one.rule.confidence, *_place(one))):
+        key = (event.rule.id, mask_varying(event.text.strip()), event.recovered, event.demoted)
+        groups.setdefault(key, []).append(event)
+    clusters = []
+    for group in groups.values():
+        ranks = frozenset(rank for event in group if (rank := rank_of(event)) is not None)
+        alone = min(_alone(event, first) for event in group)
+        kind = kinds()[group[0].rule.kind]
+        left = 0.05 if group[0].recovered or group[0].demoted else kind.left
+        group.sort(key=lambda event: (_alone(event, first), *_place(event)))
+        clusters.append(Cluster(events=group, ranks=ranks, alone=alone, left=left))
+    clusters.sort(key=lambda one: (one.alone, *_place(one.first)))
+    return clusters[:_CLUSTERS_LIMIT]
 
 
-def _evidence(events: Sequence[Event], stating: Sequence[Event]) -> tuple[Evidence, ...]:
-    by_role: dict[Role, list[Evidence]] = {role: [] for role in _EVIDENCE_LIMITS}
-    cited = {(event.file, event.line) for event in stating}
-    rest = [event for event in events if event.line > 0 and (event.file, event.line) not in cited]
-    for event in [*stating, *sorted(rest, key=lambda one: (-one.rule.depth, one.file, one.line))]:
-        role: Role = "cascade"
-        if (event.file, event.line) in cited:
-            role = "root"
-        elif event.rule.role == "teardown":
-            role = "teardown"
-        elif event.recovered:
-            role = "recovered"
-        if len(by_role[role]) < _EVIDENCE_LIMITS[role]:
-            by_role[role].append(Evidence(file=event.file, line=event.line, text=event.cited, role=role))
-    return tuple(one for group in by_role.values() for one in group)
+def _alone(event: Event, first: FirstEnd) -> float:
+    rule = event.rule
+    cost = kinds()[rule.kind].alone if rule.alone is None else rule.alone
+    cost += _DOUBTED_RULE * (1.0 - rule.confidence)
+    rank = rank_of(event)
+    if event.demoted:
+        cost += _SUPERSEDED
+    elif event.recovered:
+        cost += _SURVIVED_IN_PRINT if _is_last_word(event, first) else _SURVIVED
+    if is_bare(event):
+        cost += _BARE_EXCEPTION
+    if first.rank is not None and rank is not None:
+        if rank == first.rank:
+            cost += _ENDED_FIRST
+        elif first.silent and rule.kind in _OF_PEERS:
+            cost += _AFTER_A_SILENT_END
+        elif first.certain and rule.kind not in _OUTSIDE_ANY_RANK:
+            cost += _AFTER_A_DEATH
+    return cost
 
 
-def _scope(root: Event, same: Sequence[Event], everything: Sequence[Event]) -> dict[str, Any]:
-    ranks_by_pid = {
-        event.captures["pid"]: int(event.captures["rank"])
-        for event in everything
-        if {"pid", "rank"} <= event.captures.keys()
-    }
-    text = mask_varying(root.text)
-    alike = [event for event in same if event.rule is root.rule and mask_varying(event.text) == text]
-    found: dict[str, set[Any]] = {name: set() for name in ("rank", "local_rank", "node", "gpu", "link")}
-    for event in alike:
-        captures = event.captures
-        # Who reports that a peer is lost is not the rank at fault.
-        rank = None if event.rule.role == "cascade" and "rank" not in captures else _rank(event)
-        if rank is None:
-            rank = ranks_by_pid.get(captures.get("pid", ""))
-        found["rank"].add(rank)
-        found["local_rank"].add(int(captures["local_rank"]) if "local_rank" in captures else event.local_rank)
-        found["node"].add(captures.get("node"))
-        found["gpu"].add(captures["gpu"].lower() if "gpu" in captures else None)
-        found["link"].add(int(captures["link"]) if "link" in captures else None)
-    scope: dict[str, Any] = {}
-    for name, values in found.items():
-        known = sorted(values - {None})[:_SCOPE_LIMIT]
-        if known:
-            scope[name] = known[0] if len(known) == 1 else known
-    return scope
+def is_bare(event: Event) -> bool:
+    """Whether the line looks like an exception, and no traceback led to it."""
+    return not event.whole_traceback and event.rule.id != "python-syntax-error" and is_exception(event.text)
+
+
+def _direct_costs(clusters: Sequence[Cluster]) -> list[dict[int, float]]:
+    """Of each cluster: what it can bring about by itself, with the cost; `END` among them."""
+    direct: list[dict[int, float]] = []
+    for index, cause in enumerate(clusters):
+        kind = kinds()[cause.first.rule.kind]
+        costs = {END: kind.ends + (_SURVIVED if cause.first.recovered else 0.0)}
+        for other, effect in enumerate(clusters):
+            edge = kind.brings.get(effect.first.rule.kind)
+            if edge is not None and other != index:
+                costs[other] = edge[1] + _scope_cost(edge[0], cause.ranks, effect.ranks)
+        direct.append(costs)
+    return direct
+
+
+def _scope_cost(where: str, cause: frozenset[int], effect: frozenset[int]) -> float:
+    if where == "any":
+        return 0.0
+    if not cause or not effect:
+        return _UNKNOWN_SCOPE
+    fits = bool(cause & effect) if where == "same" else len(cause | effect) > 1
+    return 0.0 if fits else _ELSEWHERE
+
+
+def _ways_from(root: int, direct: Sequence[dict[int, float]]) -> dict[int, float]:
+    """The cheapest way from `root` to every cluster and to the end (Dijkstra; there are a few dozen)."""
+    cost = dict.fromkeys([END, *range(len(direct))], NO_WAY)
+    cost[root] = 0.0
+    open_ = set(range(len(direct)))
+    while open_:
+        nearest = min(open_, key=lambda index: cost[index])
+        open_.discard(nearest)
+        if cost[nearest] == NO_WAY:
+            break
+        for index, step in direct[nearest].items():
+            cost[index] = min(cost[index], cost[nearest] + step)
+    return cost

@@ -1,31 +1,24 @@
-"""One raw line to clean text, its rank, and the training step it reports, if any."""
+"""One raw line to clean text, and what its prefixes tell of it."""
 
+import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from importlib import resources
+from typing import Any, Final
 
 import re2
+import yaml
 
 TEXT_LIMIT: Final = 4096
 """Characters of a line that rules meet."""
 CITED_LIMIT: Final = 400
 """Characters of a line that a diagnosis shows."""
+_PREFIXES_LIMIT: Final = 6
 
 _ANSI = re2.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
 _CONTROL = re2.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-_PREFIX = re2.compile(
-    r"\[(?:rank(?P<rank>[0-9]{1,6})|default(?P<local_rank>[0-9]{1,6}))\]:[ ]?"
-    r"|\[?[0-9]{4}-[0-9]{2}-[0-9]{2}[T _][0-9]{2}:[0-9]{2}:[0-9]{2}"
-    r"(?:[.,][0-9]+)?(?:Z|[+-][0-9]{2}:?[0-9]{2})?\]?[ :]?"
-)
-_STEP_WORD = r"\b(?:global[ _]?)?(?:step|iteration|iter)s?\b[ \t]*[:=#\[]?[ \t]*"
-_RATE_WORD = r"\b(?:[\w/]*loss|lr|learning[ _]rate|grad[ _]norm|ms|tok(?:ens)?/s\w*|tps|mfu|elapsed)\b"
-PROGRESS = re2.compile(
-    rf"(?i:{_STEP_WORD}[0-9]+[^\n\r]*{_RATE_WORD}|{_RATE_WORD}[^\n\r]*{_STEP_WORD}[0-9]"
-    r"|\|[ \t]*[0-9]+/[0-9]+[ \t]*\[)".encode()
-)
-"""A line of training progress in the dialects of common trainers: plain `step N loss X`, Megatron, torchtitan,
-DeepSpeed, tqdm, Lightning, the HF Trainer's bar. The word `step` alone is not enough: errors name theirs too."""
-_STEP_NUMBER = re2.compile(rf"(?i){_STEP_WORD}([0-9]{{1,15}})|\|[ \t]*([0-9]{{1,15}})/[0-9]+[ \t]*\[")
+_BOX = re2.compile(r"^[│|] (.*?)[ ]*[│|]$")
+"""A line within the box that rich draws around a traceback."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +32,46 @@ class Line:
     """As a person would read it in the file, shortened."""
     rank: int | None
     local_rank: int | None
+    host: str | None = None
+    time: str | None = None
+    """As printed."""
+    stream: str | None = None
+    """`stdout` or `stderr`, where a prefix says so."""
+
+
+class Dialects:
+    """The prefixes of `dialects.yaml`: which one a line begins with, and what it tells."""
+
+    def __init__(self, given: Sequence[Mapping[str, Any]]) -> None:
+        self.examples = [(one["id"], *one["example"]) for one in given]
+        self._set = re2.Set.MatchSet(re2.Options())
+        for one in given:
+            self._set.Add(one["pattern"])
+        self._set.Compile()
+        self._patterns = [re2.compile(one["pattern"]) for one in given]
+        self._groups = [sorted(one.groupindex.items()) for one in self._patterns]
+
+    def part(self, text: str) -> tuple[str, dict[str, str]]:
+        """`text` without its prefixes, and what they tell; of two that tell the same, the later."""
+        told: dict[str, str] = {}
+        for _ in range(_PREFIXES_LIMIT):
+            found = self._set.Match(text)
+            if not found:
+                break
+            first = min(found)
+            prefix = self._patterns[first].match(text)
+            for name, group in self._groups[first]:
+                if value := prefix[group]:
+                    told[name] = value
+            text = text[prefix.end() :]
+        return text, told
+
+
+@functools.cache
+def dialects() -> Dialects:
+    """The prefixes that come with Holdfast."""
+    text = (resources.files("holdfast.diagnose") / "dialects.yaml").read_text("utf-8")
+    return Dialects(yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)))
 
 
 def clean_line(raw: bytes, number: int) -> Line:
@@ -47,21 +80,20 @@ def clean_line(raw: bytes, number: int) -> Line:
     if not whole.isprintable():  # tabs too, but most lines are spared the work
         whole = _CONTROL.sub(" ", _ANSI.sub("", whole))
     whole = whole.rstrip()
-    text, rank, local_rank = whole, None, None
-    for _ in range(4):
-        if text[:1] not in "[12" or (prefix := _PREFIX.match(text)) is None:
-            break
-        rank = int(prefix["rank"]) if prefix["rank"] else rank
-        local_rank = int(prefix["local_rank"]) if prefix["local_rank"] else local_rank
-        text = text[prefix.end() :]
+    text, told = dialects().part(whole)
+    if text[:1] in "│|" and (box := _BOX.search(text)):
+        text = box[1]
+    rank = told.get("rank", told.get("task"))
     cited = whole.strip()
     if len(cited) > CITED_LIMIT:
         cited = cited[: CITED_LIMIT - 1] + "…"
-    return Line(number, text[:TEXT_LIMIT], cited, rank, local_rank)
-
-
-def reported_step(line: Line) -> int | None:
-    """The training step of a line that `PROGRESS` found."""
-    if (match := _STEP_NUMBER.search(line.text)) is None:
-        return None
-    return int(match[1] or match[2])
+    return Line(
+        number,
+        text[:TEXT_LIMIT],
+        cited,
+        None if rank is None else int(rank),
+        int(told["local_rank"]) if "local_rank" in told else None,
+        told.get("host"),
+        told.get("time"),
+        told.get("stream"),
+    )

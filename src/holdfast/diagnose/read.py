@@ -1,10 +1,19 @@
-"""Files and folders to blocks of whole lines, in bounded memory."""
+"""Files, folders, patterns and standard input to blocks of whole lines, in bounded memory.
 
+What cannot be used is named in `Found.notes` or noted while it is read, never raised: a log on a broken disk, a
+compressed file that is cut short, a binary file. Only where nothing at all is there does `find_files` raise.
+"""
+
+import glob
 import os
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import stat
+import sys
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import re2
 
@@ -13,9 +22,28 @@ from holdfast.core.errors import NotFound
 LINE_LIMIT_BYTES: Final = 16 * 1024
 """What is kept of one line; the rest of a longer one is skipped."""
 BLOCK_BYTES: Final = 1 << 20
+STDIN: Final = "-"
+_FILES_LIMIT: Final = 100_000
+_DEPTH_LIMIT: Final = 8
+_SNIFFED_BYTES: Final = 4096
+_PACKED_BYTES: Final = 1024
+"""So much of a compressed file is unpacked at once: it may stand for a thousand times as much, or 32 MiB with zstd."""
+_WINDOW_BYTES: Final = 1 << 27
+_BINARY_SHARE: Final = 0.1
+"""Share of control characters and of bytes that are no UTF-8, from which on a file is binary."""
+_OTHER_COMPRESSION: Final = {b"\xfd7zXZ\x00": "xz", b"BZh": "bzip2", b"\x04\x22\x4d\x18": "lz4", b"PK\x03\x04": "zip"}
 
-_RANK_FILE = re2.compile(r"^rank-([0-9]{1,6})\.log")
-_ROTATED = re2.compile(r"^(.*)\.([0-9]{1,6})$")
+_RANK_FILE = re2.compile(r"^rank[-_.]?([0-9]{1,6})\b")
+_RANK_FOLDER = re2.compile(r"^[0-9]{1,6}$")
+_ATTEMPT_FOLDER = re2.compile(r"^attempt_[0-9]+$")
+_ROTATED = re2.compile(r"^(.*)\.([0-9]{1,6})(?:\.gz|\.zst)?$")
+_LOG_NAME = re2.compile(
+    r"(?i)(?:\.(?:log|out|err|txt|stdout|stderr|json|jsonl)(?:[.-][\w.-]+)?$|^(?:stdout|stderr|dmesg|syslog|messages|kern|journal|sacct|slurm-)"
+    r"|nccl_trace|\.o[0-9]+$|\.e[0-9]+$)"
+)
+"""What an output folder holds of logs; other files there (weights, sources, data) are not opened."""
+_JSON_NAME = re2.compile(r"(?i)\.jsonl?(?:\.gz|\.zst)?$")
+_TEXT = bytes({7, 8, 9, 10, 12, 13, 27} | set(range(0x20, 0x100)) - {0x7F})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,66 +56,243 @@ class LogFile:
     part: int
     """0 the newest, larger is older."""
     rank: int | None
-    """The rank whose output it is, by its name `rank-N.log`."""
+    """The rank whose output it is: by its name (`rank-N.log`), or by torchrun's folders (`attempt_0/N/stderr.log`)."""
 
 
-def find_files(paths: Iterable[str | os.PathLike[str]]) -> tuple[LogFile, ...]:
-    """The readable log files behind `paths`, older parts of a rotated log before newer ones.
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """The files of a job, older parts of a rotated log before newer ones, and what of it could not be used."""
 
-    A folder stands for its own files with `.log` in their names; what cannot be read is passed over.
+    files: tuple[LogFile, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Reading:
+    """What happened while files were read."""
+
+    bytes_in: int = 0
+    """Bytes of text, after decompression."""
+    notes: list[str] = field(default_factory=list)
+
+
+def find_files(paths: Iterable[str | os.PathLike[str]]) -> Found:
+    """The log files behind `paths`: files, folders (with theirs), glob patterns, and `-` for standard input.
 
     Raises:
         NotFound: none of the paths exists.
     """
-    given = [Path(path) for path in paths]
+    given = [os.fspath(path) for path in paths]
     found: dict[Path, LogFile] = {}
+    notes: list[str] = []
     any_exists = False
-    for path in given:
-        try:
-            any_exists |= path.exists()
-            inside = sorted(path.glob("*.log*")) if path.is_dir() else [path]
-        except OSError:
-            continue
-        for file in inside:
-            if file.is_file() and os.access(file, os.R_OK):
-                found.setdefault(file.resolve(), _log_file(file))
+    for name in given:
+        for path in _expanded(name):
+            try:
+                any_exists |= name == STDIN or path.exists()
+                inside = list(_walk(path, notes)) if path.is_dir() else [path]
+            except OSError as error:
+                any_exists = True
+                notes.append(f"{path}: not readable ({error.strerror}); passed over.")
+                continue
+            for file in inside:
+                if note := _unusable(file, named=name == str(file)):
+                    notes.append(note)
+                elif len(found) < _FILES_LIMIT and file.exists() | (file == Path(STDIN)) and not file.is_dir():
+                    found.setdefault(file if file == Path(STDIN) else file.resolve(), _log_file(file))
     if not any_exists:
-        names = ", ".join(map(str, given)) or "(no path given)"
+        names = ", ".join(given) or "(no path given)"
         raise NotFound(f"There is no log at {names}. Give a log file, or the folder of the job's logs.")
-    return tuple(sorted(found.values(), key=lambda file: (file.group, -file.part)))
+    files = sorted(found.values(), key=lambda file: (file.group, -file.part))
+    return Found(files=tuple(files), notes=tuple(note for note in notes if note != _SILENT))
+
+
+def _expanded(name: str) -> list[Path]:
+    if name == STDIN or os.path.lexists(name) or not glob.has_magic(name):
+        return [Path(name)]
+    return [Path(one) for one in sorted(glob.glob(name, recursive=True))]  # noqa: PTH207  (absolute patterns too)
+
+
+def _walk(folder: Path, notes: list[str]) -> Iterator[Path]:
+    def cannot(error: OSError) -> None:
+        notes.append(f"{error.filename}: not readable ({error.strerror}); passed over.")
+
+    for root, folders, names in os.walk(folder, onerror=cannot):
+        here = Path(root)
+        if len(here.relative_to(folder).parts) >= _DEPTH_LIMIT:
+            folders.clear()
+        folders.sort()
+        yield from (here / name for name in sorted(names) if _LOG_NAME.search(name))
+
+
+_SILENT: Final = " "
+
+
+def _unusable(file: Path, *, named: bool) -> str:
+    """Why a file is not read, in a sentence; empty where it is."""
+    if file == Path(STDIN):
+        return ""
+    try:
+        if not file.exists():
+            return f"{file}: there is no such file; passed over."
+        if not file.is_file():  # a pipe: what is in it can be read once only
+            return "" if named else _SILENT
+        with file.open("rb") as opened:
+            size = os.fstat(opened.fileno()).st_size
+            start, *others = (
+                os.pread(opened.fileno(), _SNIFFED_BYTES, at) for at in (0, size // 2, size - _SNIFFED_BYTES) if at >= 0
+            )
+    except OSError as error:
+        return f"{file}: not readable ({error.strerror}); passed over."
+    if _compression(start) or not start or is_flight_record(file, start):
+        return ""
+    if _JSON_NAME.search(file.name) and not named and not is_record(start):
+        return _SILENT  # a configuration or a result, not a log
+    if other := next((name for magic, name in _OTHER_COMPRESSION.items() if start.startswith(magic)), None):
+        return f"{file}: compressed with {other}. Unpack it first; passed over."
+    # A log may begin with NULs (what a crash or a rotation leaves), so its middle and end are looked at too.
+    if all(map(_strange, (start, *others))):
+        return f"{file}: a binary file, not a log; passed over."
+    return ""
+
+
+def _strange(sample: bytes) -> bool:
+    unknown = sample.decode("utf-8", "replace").count("\ufffd")
+    return unknown + len(sample.translate(None, _TEXT)) > _BINARY_SHARE * len(sample)
+
+
+def is_record(start: bytes) -> bool:
+    """Whether JSON text begins like `sacct --json`, torch elastic's error file, a journal export or container logs."""
+    keys = (b'"jobs"', b'"message"', b'"MESSAGE"', b'"log"')
+    return start.lstrip()[:1] in (b"{", b"[") and any(key in start for key in keys)
+
+
+def is_flight_record(file: Path, start: bytes) -> bool:
+    """Whether a file is PyTorch's Flight Recorder dump: a pickle (protocol 2 or later) by its usual name."""
+    return start[:1] == b"\x80" and ("trace" in file.name or "nccl" in file.name or file.suffix in (".pkl", ".pickle"))
 
 
 def _log_file(path: Path) -> LogFile:
     rank = _RANK_FILE.search(path.name)
+    number = rank[1] if rank else None
+    parents = path.parent.name, path.parent.parent.name
+    if number is None and _RANK_FOLDER.search(parents[0]) and _ATTEMPT_FOLDER.search(parents[1]):
+        number = parents[0]
     rotated = _ROTATED.search(str(path))
     return LogFile(
         path=path,
         group=rotated[1] if rotated else str(path),
         part=int(rotated[2]) if rotated else 0,
-        rank=int(rank[1]) if rank else None,
+        rank=None if number is None else int(number),
     )
 
 
-def read_blocks(path: Path) -> Iterator[tuple[bytes, int]]:
+def read_blocks(path: Path, reading: Reading | None = None) -> Iterator[tuple[bytes, int]]:
     r"""Yield blocks of whole lines with the number of their first line, up to the size the file has now.
 
     A carriage return also ends a line (progress bars redraw theirs with it), but only `\n` is counted, as
-    editors do. A file that cannot be read any further ends there.
+    editors do. A file that cannot be read any further ends there, and `reading` notes it.
     """
+    reading = Reading() if reading is None else reading
     try:
+        if path == Path(STDIN):
+            raw = _chunks(sys.stdin.buffer.read, None)
+            yield from _whole_lines(_unpacked_if_need_be(raw, path, reading), reading)
+            return
         with path.open("rb", buffering=0) as file:
-            yield from _whole_lines(file.fileno(), os.fstat(file.fileno()).st_size)
-    except OSError:
-        return  # a log on a broken disk: what was read so far is used
+            status = os.fstat(file.fileno())
+            regular = stat.S_ISREG(status.st_mode)
+            raw = _chunks(lambda count: os.read(file.fileno(), count), status.st_size if regular else None)
+            yield from _whole_lines(_unpacked_if_need_be(raw, path, reading), reading)
+    except OSError as error:  # a log on a broken disk: what was read so far is used
+        reading.notes.append(f"{path}: not readable to its end ({error.strerror}); used up to there.")
 
 
-def _whole_lines(descriptor: int, size_bytes: int) -> Iterator[tuple[bytes, int]]:
-    left_bytes = size_bytes
+def _chunks(read: Callable[[int], bytes], size_bytes: int | None) -> Iterator[bytes]:
+    left = sys.maxsize if size_bytes is None else size_bytes
+    while left > 0 and (data := read(min(BLOCK_BYTES, left))):
+        left -= len(data)
+        yield data
+
+
+def _compression(start: bytes) -> str:
+    if start[:2] == b"\x1f\x8b":
+        return "gz"
+    return "zst" if start[:4] == b"\x28\xb5\x2f\xfd" else ""
+
+
+def _unpacked_if_need_be(raw: Iterator[bytes], path: Path, reading: Reading) -> Iterator[bytes]:
+    first = next(raw, b"")
+    raw, how = chain([first], raw), _compression(first)
+    if not how:
+        yield from raw
+        return
+    try:
+        yield from _unpacked(raw, _gunzip if how == "gz" else _unzstd())
+    except ImportError:
+        reading.notes.append(f"{path}: .zst needs the package zstandard. Install it: pip install 'holdfast[diagnose]'.")
+    except (EOFError, zlib.error, ValueError):
+        reading.notes.append(f"{path}: damaged or cut short; what could be unpacked is used.")
+
+
+def _gunzip() -> Any:
+    return zlib.decompressobj(zlib.MAX_WBITS | 16)
+
+
+def _unzstd() -> Callable[[], Any]:
+    import zstandard
+
+    class Damaged(ValueError):
+        pass
+
+    class Stream:
+        def __init__(self) -> None:
+            self._stream = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES).decompressobj()
+
+        def decompress(self, data: bytes) -> bytes:
+            try:
+                return self._stream.decompress(data)
+            except zstandard.ZstdError as error:
+                raise Damaged(str(error)) from error
+
+        @property
+        def eof(self) -> bool:
+            return self._stream.eof
+
+        @property
+        def unused_data(self) -> bytes:
+            return self._stream.unused_data
+
+    return Stream
+
+
+def _unpacked(raw: Iterator[bytes], begin: Callable[[], Any]) -> Iterator[bytes]:
+    """The text of one compressed member after another, as log rotation appends them.
+
+    Raises:
+        EOFError: the last one is cut short. What could be unpacked was yielded; so with every error.
+    """
+    stream, within = begin(), False
+    for chunk in raw:
+        for at in range(0, len(chunk), _PACKED_BYTES):
+            data = chunk[at : at + _PACKED_BYTES]
+            while data:
+                text = stream.decompress(data)
+                yield from (text[start : start + BLOCK_BYTES] for start in range(0, len(text), BLOCK_BYTES))
+                within, data = not stream.eof, b""
+                if stream.eof:
+                    data, stream = stream.unused_data, begin()
+    if within:
+        raise EOFError
+
+
+def _whole_lines(chunks: Iterable[bytes], reading: Reading) -> Iterator[tuple[bytes, int]]:
     number = 1
     carry = b""
     cutting = False  # the carried line reached its limit: skip to its end
-    while left_bytes > 0 and (data := os.read(descriptor, min(BLOCK_BYTES, left_bytes))):
-        left_bytes -= len(data)
+    for chunk in chunks:
+        data = chunk
+        reading.bytes_in += len(data)
         if cutting:
             ends = [end for end in (data.find(b"\n"), data.find(b"\r")) if end >= 0]
             if not ends:

@@ -6,6 +6,7 @@ A topic file in `rules/` has `order` (its place; the first rule that matches a l
 """
 
 import functools
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
 from importlib import resources
@@ -15,13 +16,20 @@ import re2
 import yaml
 
 from holdfast.core.errors import BadUse
+from holdfast.diagnose.causes import kinds
 from holdfast.diagnose.diagnosis import CATEGORIES, Action, Category
 
-RuleRole = Literal["root", "cascade", "teardown", "ignore"]
+ROUTINE: Final = "routine"
+"""The kind of rule whose lines are no events: it shields them from later rules."""
 Where = Literal["line", "user_exception", "library_exception"]
-CAPTURES: Final = frozenset({"rank", "local_rank", "node", "gpu", "link", "pid"})
-"""Named groups a pattern may have: the scope, and a process by which a rank can be found."""
+CAPTURES: Final = frozenset({"rank", "local_rank", "node", "gpu", "link", "pid", "ranks", "reporter", "enqueued"})
+"""Named groups a pattern may have: the scope (`ranks`: several, with commas or blanks between), a process by which a
+rank can be found, the rank that says so of others, and the number of the last collective that it had enqueued."""
 _SET_MEMORY_BYTES: Final = 64 << 20
+_OWN_DIGITS: Final = re2.compile(r"^\[(?:[^0-9\\]|\\.)*(?:[1-9](?:-[0-9])?|0-[0-8])")
+"""A class with some of the digits, not all."""
+_GROUP: Final = re2.compile(r"\(\?P<(\w+)>")
+_LOADER: Final = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +39,8 @@ class Rule:
     id: str
     pattern: str
     """RE2, searched in the line without its rank and time prefixes."""
-    role: RuleRole
-    """`root`: can be a cause. `cascade`: a root only where nothing better is found. `teardown`: never a root.
-    `ignore`: not an error; shields the line from later rules."""
-    depth: int
-    """How near the origin of a failure such a line stands, 0 to 100: deeper ones explain shallower ones."""
+    kind: str
+    """Its place among causes and effects: a kind of `causes.yaml`, or `routine`."""
     reason: str
     action: Action
     restart_helps: bool
@@ -52,33 +57,118 @@ class Rule:
     the user's own code, or not."""
     first_death: bool = False
     """This rank died before all others, of what no peer can cause: other ranks' errors follow from it."""
+    alone: float | None = None
+    """Given only where such a line begins a failure more or less readily than others of its kind (nats)."""
+
+    @property
+    def weight(self) -> float:
+        """The cost of its being the root, before anything about the event is known; nats, less is likelier."""
+        return (kinds()[self.kind].alone if self.alone is None else self.alone) + 1.0 - self.confidence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topic:
+    """Rules of one idea; the first that matches a line decides what it is."""
+
+    name: str
+    order: int
+    """Its place: earlier topics are asked first."""
+    hot: frozenset[str]
+    """Words, in lower case, of which each line that a rule for lines matches has one."""
+    rules: tuple[Rule, ...]
+
+    @functools.cached_property
+    def _set(self) -> Any:
+        options = re2.Options()
+        options.max_mem = _SET_MEMORY_BYTES
+        made = re2.Set.SearchSet(options)
+        for rule in self.rules:
+            made.Add(rule.pattern)
+        made.Compile()
+        return made
+
+    @functools.cached_property
+    def _any_digits(self) -> Any:
+        """The patterns that have digits of their own, with any number in place of each; None where none has."""
+        loose = [pattern for rule in self.rules if (pattern := with_any_digits(rule.pattern)) != rule.pattern]
+        if not loose:
+            return None
+        made = re2.Set.SearchSet(re2.Options())
+        for pattern in loose:
+            made.Add(pattern)
+        made.Compile()
+        return made
+
+    def digits_matter(self, text: str) -> bool:
+        """Whether a line that differs from `text` in its numbers only may be another rule's."""
+        return self._any_digits is not None and bool(self._any_digits.Match(text))
+
+    @functools.cached_property
+    def for_exceptions(self) -> bool:
+        """Whether some of the rules are for the ends of tracebacks, which may have no hot word."""
+        return any(rule.where != "line" for rule in self.rules)
+
+    def find(self, text: str, where: Where) -> Rule | None:
+        """The first rule that matches; rules for plain lines fit every `where`."""
+        fits = (self.rules[index] for index in sorted(self._set.Match(text) or ()))
+        return next((rule for rule in fits if rule.where in ("line", where)), None)
 
 
 class RuleSet:
-    """Rules in their order, with the prefilter of their topics."""
+    """Topics in their order.
 
-    def __init__(self, rules: Iterable[Rule], hot_words: Iterable[str]) -> None:
-        self.rules = tuple(rules)
-        words = "|".join(sorted(re2.escape(word) for word in hot_words))
-        self.hot = re2.compile(f"(?i)(?:{words})".encode())
+    A topic is asked only about lines with one of its hot words: one set of all patterns is too large for RE2's
+    automaton (0.7 ms a line).
+    """
+
+    def __init__(self, topics: Iterable[Topic]) -> None:
+        self.topics = tuple(sorted(topics, key=lambda topic: (topic.order, topic.name)))
+        self.rules = tuple(rule for topic in self.topics for rule in topic.rules)
+        ids = Counter(rule.id for rule in self.rules)
+        if twice := next((one for one, count in ids.items() if count > 1), None):
+            raise BadUse(f"rule {twice}: two rules have this id. Rename one.")
+        self.hot = re2.compile(f"(?i)(?:{_any_of(frozenset().union(*(topic.hot for topic in self.topics)))})".encode())
         """Found in the bytes of every line that a rule for lines can match."""
-        options = re2.Options()
-        options.max_mem = _SET_MEMORY_BYTES
-        self._set = re2.Set.SearchSet(options)
-        for rule in self.rules:
-            self._set.Add(rule.pattern)
-        self._set.Compile()
-        self._compiled = [re2.compile(rule.pattern) for rule in self.rules]
+        self._hot_topics = re2.Set.SearchSet(re2.Options())
+        for topic in self.topics:
+            self._hot_topics.Add(f"(?i)(?:{_any_of(topic.hot)})")
+        self._hot_topics.Compile()
+        self._for_exceptions = {index for index, topic in enumerate(self.topics) if topic.for_exceptions}
 
     def find(self, text: str, where: Where = "line") -> tuple[Rule, dict[str, str]] | None:
         """The first rule that matches `text`, with its captures; rules for plain lines fit every `where`."""
-        for index in sorted(self._set.Match(text) or ()):
-            rule = self.rules[index]
-            if rule.where in ("line", where):
-                match = self._compiled[index].search(text)
-                named = self._compiled[index].groupindex
-                return rule, {name: match[group] for name, group in named.items() if match[group]}
+        asked = set(self._hot_topics.Match(text) or ())
+        if where != "line":
+            asked |= self._for_exceptions
+        for index in sorted(asked):
+            rule = self.topics[index].find(text, where)
+            if rule is not None:
+                match = re2.search(rule.pattern, text)
+                return rule, {name: value for name, value in match.groupdict().items() if value}
         return None
+
+    def digits_matter(self, text: str) -> bool:
+        """Whether a line that differs from `text` in its numbers only may mean something else."""
+        return any(self.topics[index].digits_matter(text) for index in self._hot_topics.Match(text) or ())
+
+
+_PATTERN_PARTS = re2.compile(r"(\\.|\{[0-9,]+\}|\[(?:\\.|[^\]\\])*\]|\(\?P<\w+>)|([0-9]+)")
+
+
+def with_any_digits(pattern: str) -> str:
+    """`pattern` with any number where it has a certain one."""
+
+    def loosened(match: Any) -> str:
+        kept = match[1]
+        if kept is None:
+            return r"(?:\d+)"
+        return f"(?:{kept}|[0-9])" if kept[0] == "[" and _OWN_DIGITS.search(kept) else kept
+
+    return str(_PATTERN_PARTS.sub(loosened, pattern))
+
+
+def _any_of(words: Iterable[str]) -> str:
+    return "|".join(sorted(re2.escape(word) for word in words)) or r"[^\x00-\x{10FFFF}]"
 
 
 @functools.cache
@@ -88,38 +178,40 @@ def packaged_rules() -> RuleSet:
     Raises:
         BadUse: a rule file is broken; the message names file and rule.
     """
+    return RuleSet(packaged_topics())
+
+
+@functools.cache
+def packaged_topics() -> tuple[Topic, ...]:
+    """The topics that come with Holdfast: the files in `rules/`, and the tables."""
+    from holdfast.diagnose import tables
+
     folder = resources.files("holdfast.diagnose") / "rules"
-    names = sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(".yaml"))
-    return load_rules({name: (folder / name).read_text("utf-8") for name in names})
+    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".yaml")), key=lambda entry: entry.name)
+    read = [parse_topic(entry.name, entry.read_text("utf-8")) for entry in files]
+    made = Topic(name="tables", order=tables.ORDER, hot=tables.table_hot_words(), rules=tables.table_rules())
+    return (*read, made)
 
 
-def load_rules(topics: Mapping[str, str]) -> RuleSet:
-    """Read topic files, given as name and YAML text.
+def parse_topic(name: str, text: str) -> Topic:
+    """The topic in a file, given as its name and YAML text.
 
     Raises:
-        BadUse: a file or rule is not as the module says; the message names both and what is allowed.
+        BadUse: the file or a rule is not as the module says; the message names both and what is allowed.
     """
-    ordered: list[tuple[int, str, list[Rule]]] = []
-    hot_words: set[str] = set()
-    for name, text in topics.items():
-        try:
-            topic = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise BadUse(f"{name}: not YAML ({error}). Mend the file.") from error
-        if not isinstance(topic, dict) or set(topic) != {"order", "hot", "defaults", "rules"}:
-            raise BadUse(f"{name}: a topic has exactly order, hot, defaults and rules. Mend the file.")
-        hot_words |= {str(word).lower() for word in topic["hot"]}
-        rules = [_rule(name, topic["defaults"] or {}, given) for given in topic["rules"]]
-        ordered.append((int(topic["order"]), name, rules))
-    rules = [rule for _, _, group in sorted(ordered, key=lambda one: one[:2]) for rule in group]
-    for rule in rules:
-        if sum(other.id == rule.id for other in rules) > 1:
-            raise BadUse(f"rule {rule.id}: two rules have this id. Rename one.")
-    return RuleSet(rules, hot_words)
+    try:
+        given = yaml.load(text, Loader=_LOADER)
+    except yaml.YAMLError as error:
+        raise BadUse(f"{name}: not YAML ({error}). Mend the file.") from error
+    if not isinstance(given, dict) or set(given) != {"order", "hot", "defaults", "rules"}:
+        raise BadUse(f"{name}: a topic has exactly order, hot, defaults and rules. Mend the file.")
+    rules = tuple(_rule(name, given["defaults"] or {}, one) for one in given["rules"])
+    hot = frozenset(str(word).lower() for word in given["hot"])
+    return Topic(name=name, order=int(given["order"]), hot=hot, rules=rules)
 
 
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
-    "role": get_args(RuleRole),
+    "kind": (*kinds(), ROUTINE),
     "reason": tuple(CATEGORIES),
     "action": get_args(Action),
     "category": get_args(Category),
@@ -152,8 +244,8 @@ def _check_values(at: str, values: dict[str, Any]) -> None:
     for name, field in _FIELDS.items():
         if name in values and field.type in (str, bool, int) and type(values[name]) is not field.type:
             raise BadUse(f"{at}: {name} is {values[name]!r}, not a {field.type.__name__}. Mend the file.")
-    if not 0 <= values["depth"] <= 100 or not 0 <= float(values["confidence"]) <= 1:
-        raise BadUse(f"{at}: depth lies in 0 to 100 and confidence in 0 to 1. Mend the file.")
+    if not 0 <= float(values["confidence"]) <= 1:
+        raise BadUse(f"{at}: confidence lies in 0 to 1. Mend the file.")
     for name in ("match", "no_match"):
         if not isinstance(values[name], list) or not values[name]:
             raise BadUse(f"{at}: {name} is a list of example lines, at least one. Add one.")
@@ -161,6 +253,9 @@ def _check_values(at: str, values: dict[str, Any]) -> None:
 
 
 def _check_pattern(at: str, pattern: str) -> None:
+    names = _GROUP.findall(pattern)
+    if len(names) != len(set(names)):  # RE2's Python binding takes it, and then returns nothing for that group
+        raise BadUse(f"{at}: a capture stands there twice. Use one alternation within it, or two rules.")
     try:
         captures = set(re2.compile(pattern).groupindex)
     except re2.error as error:

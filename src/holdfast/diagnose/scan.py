@@ -3,21 +3,32 @@
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Final
+from typing import Any, Final, TypeAlias
 
-from holdfast.diagnose.lines import PROGRESS, Line, clean_line, reported_step
-from holdfast.diagnose.read import LINE_LIMIT_BYTES, LogFile, read_blocks
-from holdfast.diagnose.rules import Rule, RuleSet, Where
+from holdfast.diagnose.lines import Line, clean_line
+from holdfast.diagnose.progress import PROGRESS, reported_step
+from holdfast.diagnose.read import LINE_LIMIT_BYTES, LogFile, Reading, read_blocks
+from holdfast.diagnose.records import record_lines
+from holdfast.diagnose.rules import ROUTINE, Rule, RuleSet, Where
 from holdfast.diagnose.tracebacks import Raised, TracebackReader
 
 KEPT_PER_RULE: Final = 16
 """So many events of one rule in one log: the first since the last progress, and as many last ones."""
 _STREAMS_LIMIT: Final = 4096
 _PROGRESS_WINDOW_BYTES: Final = 64 * 1024
-_PROGRESS_LINES: Final = 256
+_PROGRESS_LINES: Final = 16
+"""The last so many lines of progress before an event, or the end of a block: older ones tell no more."""
+_SHAPES_LIMIT: Final = 65_536
+_ONE_DIGIT: Final = bytes.maketrans(b"123456789", b"000000000")
+_TORN_LINES: Final = 5000
+"""Lines of others after which a traceback that does not go on counts as torn."""
 JOB_STEPS_RECOVERED: Final = 3
 """Steps of any rank after another rank's error before that error counts as survived: ranks of one job step
 together, but their output may arrive a step or two late."""
+
+
+StreamKey: TypeAlias = int | tuple[str | None, int | None] | None
+"""A rank; where none is known the host and local rank."""
 
 
 @dataclass
@@ -44,6 +55,8 @@ class Event:
     cited: str
     rank: int | None
     local_rank: int | None
+    node: str | None
+    """The host whose line it is, where a prefix says so."""
     stream: Stream
     log: "_Log"
     steps_before: int
@@ -64,11 +77,15 @@ class _Log:
     def __init__(self, rules: RuleSet) -> None:
         self.rules = rules
         self.steps = 0
-        """How often a step larger than any before was reported."""
+        """Steps of the job that were reported."""
         self.last_step: int | None = None
-        self.streams: dict[int | None, Stream] = {}
-        self.open: set[int | None] = set()
-        """Keys of the streams inside a traceback: these want every line."""
+        self.streams: dict[StreamKey, Stream] = {}
+        self.open: dict[StreamKey, int] = {}
+        """Streams inside a traceback, which want every line, and how many lines ago each had its last."""
+        self.shapes: set[int] = set()
+        """Hashes of lines that no rule knows, with all digits alike where these cannot matter: passed by."""
+        self.reporters: dict[str, dict[int, int | None]] = {}
+        """By rule: every rank that said so, also where the event was not kept, and what it had enqueued."""
         self.block = b""
         self.line_start = self.line_end = 0
         self.steps_noted_to = 0
@@ -76,12 +93,16 @@ class _Log:
         self.first: dict[str, list[Event]] = {}
         self.last: dict[str, deque[Event]] = {}
 
-    def stream(self, key: int | None) -> tuple[int | None, Stream]:
+    def stream(self, key: StreamKey) -> tuple[StreamKey, Stream]:
         if key not in self.streams and len(self.streams) >= _STREAMS_LIMIT:
             key = None
         return key, self.streams.setdefault(key, Stream())
 
     def keep(self, event: Event) -> None:
+        rank = int(event.captures["rank"]) if "rank" in event.captures else event.rank
+        if rank is not None:
+            enqueued = event.captures.get("enqueued")
+            self.reporters.setdefault(event.rule.id, {})[rank] = None if enqueued is None else int(enqueued)
         first = self.first.setdefault(event.rule.id, [])
         if len(first) >= KEPT_PER_RULE:
             survived = [one for one in first if one.recovered]
@@ -96,14 +117,41 @@ class _Log:
             yield from kept
 
 
-def scan(files: Iterable[LogFile], rules: RuleSet) -> list[Event]:
+class Scan:
+    """The logs of one job, read piece by piece; memory stays bounded."""
+
+    def __init__(self, rules: RuleSet) -> None:
+        self._rules = rules
+        self._logs: dict[str, _Log] = {}
+
+    def block(self, file: LogFile, block: bytes, number: int) -> None:
+        """Take in whole lines of `file`, the first of which is its line `number`."""
+        _scan_block(self._log(file.group), file, block, number)
+
+    def line(self, file: LogFile, text: str, number: int) -> None:
+        """Take in one line that stands for a record, or for what a supervisor saw (number 0)."""
+        _scan_line(self._log(file.group), file, clean_line(text.encode(), number))
+
+    def events(self) -> list[Event]:
+        """What was found so far."""
+        return [event for log in self._logs.values() for event in log.events()]
+
+    def _log(self, group: str) -> "_Log":
+        return self._logs.setdefault(group, _Log(self._rules))
+
+
+def scan(files: Iterable[LogFile], rules: RuleSet, reading: Reading | None = None) -> list[Event]:
     """The events of all files; the parts of a rotated log are read as one."""
-    logs: dict[str, _Log] = {}
-    for file in files:
-        log = logs.setdefault(file.group, _Log(rules))
-        for block, number in read_blocks(file.path):
-            _scan_block(log, file, block, number)
-    return [event for log in logs.values() for event in log.events()]
+    reading = Reading() if reading is None else reading
+    records, logs = record_lines(list(files), reading)
+    scan = Scan(rules)
+    for file in logs:
+        for block, number in read_blocks(file.path, reading):
+            scan.block(file, block, number)
+    for path, lines in records.items():
+        for number, text, rank in lines:
+            scan.line(LogFile(path=path, group=str(path), part=0, rank=rank), text, number)
+    return scan.events()
 
 
 def scan_texts(texts: Iterable[str], rules: RuleSet) -> list[Event]:
@@ -118,57 +166,61 @@ def scan_texts(texts: Iterable[str], rules: RuleSet) -> list[Event]:
 def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
     log.block, log.steps_noted_to = block, 0
     position = 0
-    redrawn = b"\r" in block
-    while position < len(block):
-        if not log.open:
-            hot = log.rules.hot.search(block, position)
-            start = len(block) if hot is None else _line_start(block, position, hot.start(), redrawn=redrawn)
-            number += block.count(b"\n", position, start)
-            position = start
-            if hot is None:
-                break
-        end, after = _line_end(block, position, redrawn=redrawn)
-        raw = block[position : min(end, position + LINE_LIMIT_BYTES)]
-        log.line_start, log.line_end = position, after
-        _scan_line(log, file, clean_line(raw, number))
-        number += block.count(b"\n", end, after)
-        position = after
+    for raw in block.split(b"\n"):
+        if raw:
+            for part in raw.split(b"\r") if b"\r" in raw else (raw,):
+                # Most lines of a log were met before but for their numbers, and cost no more than this.
+                shape = hash(part.translate(_ONE_DIGIT))
+                if log.open or (shape not in log.shapes and hash(part) not in log.shapes):
+                    log.line_start, log.line_end = position, position + len(part) + 1
+                    _look_at(log, file, part[:LINE_LIMIT_BYTES], number, shape, hash(part))
+                position += len(part) + 1
+        else:
+            position += 1
+        number += 1
     _note_progress(log, file, len(block), len(block))
 
 
-def _line_start(block: bytes, low: int, position: int, *, redrawn: bool) -> int:
-    start = block.rfind(b"\n", low, position) + 1
-    if redrawn:
-        start = max(start, block.rfind(b"\r", max(low, start), position) + 1)
-    return max(low, start)
+def _look_at(log: _Log, file: LogFile, raw: bytes, number: int, shape: int, whole: int) -> None:
+    hot = log.rules.hot.search(raw) is not None
+    if hot or log.open:
+        line = clean_line(raw, number)
+        if _scan_line(log, file, line):
+            return
+        if hot and log.rules.digits_matter(line.text):
+            shape = whole
+    if len(log.shapes) >= _SHAPES_LIMIT:
+        log.shapes.clear()
+    log.shapes.add(shape)
 
 
-def _line_end(block: bytes, position: int, *, redrawn: bool) -> tuple[int, int]:
-    end = block.find(b"\n", position)
-    end = len(block) if end < 0 else end
-    if redrawn and (redraw := block.find(b"\r", position, end)) >= 0:
-        end = redraw
-    return end, min(end + 1, len(block))
+def _line_start(block: bytes, low: int, position: int) -> int:
+    return max(low, block.rfind(b"\n", low, position) + 1, block.rfind(b"\r", low, position) + 1)
+
+
+def _line_end(block: bytes, position: int) -> int:
+    ends = [end for end in (block.find(b"\n", position), block.find(b"\r", position)) if end >= 0]
+    return min(ends, default=len(block))
 
 
 def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
     """Note the last steps reported before `end` and after the last event; older ones there change nothing."""
-    block, start = log.block, log.steps_noted_to
+    block, first, start = log.block, log.steps_noted_to, log.steps_noted_to
     log.steps_noted_to = resume
-    if start >= end:
-        return
-    window = max(start, end - _PROGRESS_WINDOW_BYTES)
-    found = deque(PROGRESS.finditer(block, window, end), maxlen=_PROGRESS_LINES)
-    if not found and window > start:
-        found = deque(PROGRESS.finditer(block, start, window), maxlen=_PROGRESS_LINES)
-    for match in found:
-        low = _line_start(block, start, match.start(), redrawn=True)
-        high, _ = _line_end(block, match.end(), redrawn=True)
+    found: deque[Any] = deque()
+    while start < end and len(found) < _PROGRESS_LINES:
+        window = max(start, end - _PROGRESS_WINDOW_BYTES)
+        window = window if window == start else _line_start(block, start, window)
+        found.extendleft(reversed(list(PROGRESS.finditer(block, window, end))))
+        end = window
+    for match in list(found)[-_PROGRESS_LINES:]:
+        low = _line_start(block, first, match.start())
+        high = _line_end(block, match.end())
         _note_step(log, file, clean_line(block[low : min(high, low + LINE_LIMIT_BYTES)], 0))
 
 
 def _note_step(log: _Log, file: LogFile, line: Line) -> None:
-    step = reported_step(line)
+    step = reported_step(line.text)
     if step is None:
         return
     _, stream = log.stream(_key(line, file))
@@ -179,29 +231,41 @@ def _note_step(log: _Log, file: LogFile, line: Line) -> None:
     if log.last_step is None or went_back:  # the job was started again within this log
         log.last_step = step
     elif step > log.last_step:
-        log.steps += 1
+        log.steps += min(step - log.last_step, JOB_STEPS_RECOVERED)
         log.last_step = step
 
 
-def _key(line: Line, file: LogFile) -> int | None:
+def _key(line: Line, file: LogFile) -> StreamKey:
     if line.rank is not None:
         return line.rank
-    return line.local_rank if line.local_rank is not None else file.rank
+    if line.local_rank is None:
+        return file.rank if line.host is None or file.rank is not None else (line.host, None)
+    return line.local_rank if line.host is None else (line.host, line.local_rank)
 
 
-def _scan_line(log: _Log, file: LogFile, line: Line) -> None:
+def _scan_line(log: _Log, file: LogFile, line: Line) -> bool:
+    """Take one line in; return whether lines of its shape are to be looked at again."""
     key, stream = log.stream(_key(line, file))
     raised = stream.tracebacks.feed(line)
-    if stream.tracebacks.is_open:
-        log.open.add(key)
-        if raised is None and (line.text[:1] in " \t" or not line.text):
-            return  # a frame or its source text, which may quote anything
-    else:
-        log.open.discard(key)
+    _note_open(log, key, stream)
+    if stream.tracebacks.is_open and raised is None and (line.text[:1] in " \t" or not line.text):
+        return True  # a frame or its source text, which may quote anything
     if raised is not None:
-        _link(stream, raised, _note(log, file, line, stream, raised))
+        _link(stream, raised, _note(log, file, raised.line, stream, raised))
+        return True
+    return _note(log, file, line, stream) is not None or stream.tracebacks.expects
+
+
+def _note_open(log: _Log, key: StreamKey, stream: Stream) -> None:
+    if stream.tracebacks.is_open:
+        log.open[key] = 0
     else:
-        _note(log, file, line, stream)
+        log.open.pop(key, None)
+    for other in list(log.open):
+        log.open[other] += 1
+        if log.open[other] > _TORN_LINES:
+            log.streams[other].tracebacks.is_open = False
+            del log.open[other]
 
 
 def _note(log: _Log, file: LogFile | None, line: Line, stream: Stream, raised: Raised | None = None) -> Event | None:
@@ -209,7 +273,7 @@ def _note(log: _Log, file: LogFile | None, line: Line, stream: Stream, raised: R
     if raised is not None:
         where = "user_exception" if raised.in_user_code else "library_exception"
     found = log.rules.find(line.text, where)
-    if found is None or found[0].role == "ignore":
+    if found is None or found[0].kind == ROUTINE:
         return None
     if file is not None:
         _note_progress(log, file, log.line_start, log.line_end)
@@ -221,8 +285,9 @@ def _note(log: _Log, file: LogFile | None, line: Line, stream: Stream, raised: R
         line=line.number,
         text=line.text,
         cited=line.cited,
-        rank=file.rank if line.rank is None and file is not None else line.rank,
+        rank=_printed_by(line, captures, file),
         local_rank=line.local_rank,
+        node=line.host,
         stream=stream,
         log=log,
         steps_before=stream.steps,
@@ -231,6 +296,14 @@ def _note(log: _Log, file: LogFile | None, line: Line, stream: Stream, raised: R
     )
     log.keep(event)
     return event
+
+
+def _printed_by(line: Line, captures: dict[str, str], file: LogFile | None) -> int | None:
+    if line.rank is not None:
+        return line.rank
+    if "reporter" in captures:
+        return int(captures["reporter"])
+    return None if file is None else file.rank
 
 
 def _link(stream: Stream, raised: Raised, event: Event | None) -> None:
@@ -245,8 +318,8 @@ def _link(stream: Stream, raised: Raised, event: Event | None) -> None:
     if raised.link == "none" or before is None:
         stream.chain = event
     else:
-        slack = 5 if raised.link == "cause" else -1
-        keep_before = raised.link != "inner" and before.rule.depth >= event.rule.depth - slack
+        slack = 0.3 if raised.link == "cause" else -0.02
+        keep_before = raised.link != "inner" and before.rule.weight <= event.rule.weight + slack
         loser = event if keep_before else before
         loser.demoted = True
         stream.chain = before if keep_before else event

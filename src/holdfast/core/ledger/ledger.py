@@ -18,17 +18,23 @@ from holdfast.core.ledger.records import (
     Checkpoint,
     EvaluationRecord,
     Event,
+    GoodRun,
     Incident,
+    LearnedRule,
+    Memory,
     Prior,
     Run,
 )
+from holdfast.core.ledger.remembered import Remembered
 
-Record = TypeVar("Record", Run, Attempt, Event, Incident, Checkpoint, EvaluationRecord, Prior)
+Record = TypeVar(
+    "Record", Run, Attempt, Event, Incident, Checkpoint, EvaluationRecord, Prior, Memory, LearnedRule, GoodRun
+)
 PRIORS_KEPT = 4
 """Of each task and family: the newest."""
 
 
-class Ledger:
+class Ledger(Remembered):
     """One database with the records of all runs. Safe to open in several processes at once."""
 
     def __init__(self, engine: Engine) -> None:

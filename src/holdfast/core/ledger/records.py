@@ -156,3 +156,80 @@ class Prior:
 
 
 HISTORY_LIMIT_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """What is remembered of an incident, so that it can be found again and learned from."""
+
+    memory_id: int | None = None
+    """None until the ledger gave it one."""
+    incident_id: int | None = None
+    """The run's incident that it is of; None where logs were diagnosed without a run."""
+    run_id: str = ""
+    """The run; empty where there is none."""
+    remembered_at_s: float
+    reason: str
+    """What the diagnosis said."""
+    category: str
+    confidence: float
+    rule_id: str = ""
+    """What decided."""
+    scope: dict[str, Any] = field(default_factory=dict)
+    fingerprint: str = ""
+    action: str = ""
+    """What the diagnosis advised."""
+    done: str = ""
+    """What was done about it, in a sentence."""
+    roots: list[str] = field(default_factory=list)
+    """The lines that state the root, without their prefixes; a person's word replaces the diagnosis'."""
+    lines: list[list[Any]] = field(default_factory=list)
+    """The compressed log: file, number and text of each kept line, at most `MEMORY_LIMIT_BYTES` of text."""
+    words: str = ""
+    """What full-text search looks at: the words of roots and lines, values left out, a blank between two."""
+    verdict: Literal["", "confirmed", "corrected"] = ""
+    """A person's word on the diagnosis."""
+    true_reason: str = ""
+    """Given with the verdict."""
+    true_action: str = ""
+    """What helped, where a person said so."""
+    judged_by: str = ""
+    judged_at_s: float | None = None
+    embedding: bytes | None = None
+    """Of the root, by an embeddings endpoint: float32, little-endian."""
+    embedding_model: str = ""
+
+
+MEMORY_LIMIT_BYTES = 8192
+
+
+@dataclass(frozen=True, kw_only=True)
+class LearnedRule:
+    """A rule or a filter that was learned from incidents or good runs and passed every check."""
+
+    rule_id: str
+    kind: Literal["rule", "filter"]
+    body: dict[str, Any]
+    """Its fields, plain JSON values."""
+    author: str
+    sources: list[str]
+    """What it was learned from: ids of incidents, or `good:ID`."""
+    made_at_s: float
+    withdrawn_at_s: float | None = None
+    """When it ceased to be used; it is kept for the record."""
+    withdrawn_by: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class GoodRun:
+    """What a run printed that ended well: nothing there is a failure's root."""
+
+    good_id: int | None = None
+    """None until the ledger gave it one."""
+    name: str
+    """The paths, as a person gave them."""
+    fingerprint: str
+    """Of the lines: the same logs are recorded once."""
+    added_at_s: float
+    lines: list[list[Any]]
+    """A line of each shape, without prefixes, and how often the shape came."""

@@ -20,7 +20,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-REVISION = "0002"
+REVISION = "0003"
 """The migration that makes a ledger equal to these tables."""
 
 metadata = MetaData()
@@ -141,4 +141,59 @@ priors = Table(
     Column("evaluation_id", String(64), nullable=False),
     Column("history", LargeBinary, nullable=False),
     Index("ix_priors_of_a_task", "family", "harness", "task"),
+)
+
+# No foreign key here either: what was learned from an incident outlives its run.
+memories = Table(
+    "memories",
+    metadata,
+    Column("memory_id", Integer, primary_key=True, autoincrement=True),
+    Column("incident_id", Integer, unique=True, index=True),
+    Column("run_id", String(64), nullable=False),
+    Column("remembered_at_s", Float(53), nullable=False),
+    Column("reason", String(32), nullable=False),
+    Column("category", String(32), nullable=False),
+    Column("confidence", Float(53), nullable=False),
+    Column("rule_id", String(255), nullable=False),
+    Column("scope", JSON, nullable=False),
+    Column("fingerprint", String(32), nullable=False, index=True),
+    Column("action", String(32), nullable=False),
+    Column("done", Text, nullable=False),
+    Column("roots", JSON, nullable=False),
+    Column("lines", JSON, nullable=False),
+    Column("words", Text, nullable=False),
+    Column("verdict", String(16), nullable=False),
+    Column("true_reason", String(32), nullable=False),
+    Column("true_action", String(32), nullable=False),
+    Column("judged_by", String(255), nullable=False),
+    Column("judged_at_s", Float(53)),
+    Column("embedding", LargeBinary),
+    Column("embedding_model", String(255), nullable=False),
+)
+
+MEMORY_WORDS = "memory_words"
+"""SQLite's full-text index (FTS5) of `memories.words`, its rowid the memory's id. A virtual table with tables of its
+own, made by the migration and not listed here; PostgreSQL has an index of `to_tsvector` instead."""
+
+learned_rules = Table(
+    "learned_rules",
+    metadata,
+    Column("rule_id", String(255), primary_key=True),
+    Column("kind", String(16), nullable=False),
+    Column("body", JSON, nullable=False),
+    Column("author", String(255), nullable=False),
+    Column("sources", JSON, nullable=False),
+    Column("made_at_s", Float(53), nullable=False),
+    Column("withdrawn_at_s", Float(53)),
+    Column("withdrawn_by", String(255), nullable=False),
+)
+
+good_runs = Table(
+    "good_runs",
+    metadata,
+    Column("good_id", Integer, primary_key=True, autoincrement=True),
+    Column("name", Text, nullable=False),
+    Column("fingerprint", String(32), nullable=False, index=True),
+    Column("added_at_s", Float(53), nullable=False),
+    Column("lines", JSON, nullable=False),
 )

@@ -1,0 +1,178 @@
+"""The dev cases and the laboratory: reasons, root lines, who is at fault, what is to be done, how sure."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from common.table import Must, Row
+from diagnosing.calibrating import by_steps, raw_of, steps_of
+from diagnosing.cases import Case, halves, of_kind
+from diagnosing.scoring import (
+    Answer,
+    Judge,
+    Tally,
+    calibration_error,
+    confidences,
+    confident_and_wrong,
+    mean_confidences,
+    not_put_on_the_user,
+    reason_right,
+    restart_right,
+    root_cited,
+    scope_right,
+    tally,
+)
+from diagnosing.systems import PEER, Answers
+
+LEAST_LOGS: Final = 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """Cases with everybody's answers."""
+
+    cases: Sequence[Case]
+    ours: Answers
+    peers: Mapping[str, Answers]
+
+
+def dev_rows(judged: Judged) -> Iterator[Row]:
+    """What the issue asks of the dev cases; `user must fix` has its place here as well."""
+    clean, noisy = of_kind(judged.cases, "clean"), of_kind(judged.cases, "noisy")
+    first = [case for case in noisy if case.cascade_first]
+    yield from _rows(judged, "reason, noisy", noisy, reason_right, Must(">=", 0.90))
+    yield from _rows(judged, "reason, cascade printed first", first, reason_right, Must(">=", 0.85))
+    yield from _rows(judged, "reason, clean", clean, reason_right, Must(">=", 0.93))
+    yield from _rows(judged, "root line cited, noisy", noisy, root_cited, Must(">=", 0.90))
+    yield from _rows(judged, "rank, node or GPU, noisy", noisy, scope_right, Must(">=", 0.85))
+    yield from _rows(judged, "rank, node or GPU, clean", clean, scope_right, Must(">=", 0.85))
+    both = [*clean, *noisy]
+    yield from _rows(judged, "restart decision", both, restart_right, Must(">=", 0.92))
+    yield _misplaced(judged, both)
+    yield _confidently_wrong(judged, both)
+
+
+def laboratory_rows(judged: Judged) -> Iterator[Row]:
+    """The laboratory's logs, kind by kind, and how well confidence tells right from wrong."""
+    whole = [case for case in judged.cases if not case.root_removed]
+    kept = [case for case in whole if case.kind != "ranks"]  # the peers read one file
+    yield Row(measure="logs, with variants", ours=len(judged.cases), unit="logs", must=Must(">=", LEAST_LOGS))
+    yield from _rows(judged, "reason", kept, reason_right, None)
+    noisy = of_kind(kept, "noisy")
+    first = [case for case in noisy if case.cascade_first]
+    yield from _rows(judged, "reason, noisy", noisy, reason_right, Must(">=", 0.90))
+    yield from _rows(judged, "reason, cascade printed first", first, reason_right, Must(">=", 0.85))
+    yield from _rows(judged, "reason, as recorded", of_kind(kept, "recorded"), reason_right, Must(">=", 0.93))
+    for kind in sorted({case.kind for case in whole} - {"noisy", "recorded"}):
+        yield _row(judged, f"reason, {kind}", of_kind(whole, kind), reason_right)
+    yield from _rows(judged, "root line cited", kept, root_cited, Must(">=", 0.90))
+    yield from _rows(judged, "rank, node or GPU", kept, scope_right, Must(">=", 0.85))
+    yield _row(judged, "rank, one file a rank", of_kind(whole, "ranks"), scope_right)
+    yield from _rows(judged, "restart decision", whole, restart_right, Must(">=", 0.92))
+    yield _misplaced(judged, whole)
+    yield from confidence_rows(judged)
+
+
+def confidence_rows(judged: Judged) -> Iterator[Row]:
+    """On the half of the programs on which the packaged steps were not measured; also the logs without their root."""
+    half = halves(judged.cases)
+    tested = [case for case in judged.cases if half[case.program] == 1]
+    said = confidences(tested, judged.ours)
+    yield Row(
+        measure=f"expected calibration error, 10 bins [{len(said)} logs of the other half]",
+        ours=calibration_error(said), unit="", must=Must("<=", 0.08),
+    )  # fmt: skip
+    wrong = confident_and_wrong(said)
+    yield Row(measure="confident (0.8) and wrong, of all logs", ours=wrong.share, unit="", must=Must("<=", 0.03))
+    sure = [one for one in said if one[0] >= 0.8]
+    yield Row(measure="wrong, of the confident", ours=confident_and_wrong(sure).share, unit="")
+    everything = confidences(judged.cases, judged.ours)
+    yield Row(measure="expected calibration error, all programs", ours=calibration_error(everything), unit="")
+    kept, removed, fell = mean_confidences(judged.cases, judged.ours)
+    yield Row(measure="mean confidence, root lines kept", ours=kept, unit="")
+    yield Row(measure="mean confidence, root lines removed", ours=removed, unit="", must=Must("<=", kept / 2))
+    yield Row(measure=f"confidence fell without the root [{fell.of} logs]", ours=fell.share, unit="")
+
+
+def _rows(judged: Judged, what: str, cases: Sequence[Case], judge: Judge, must: Must | None) -> Iterator[Row]:
+    """Ours beside NVIDIA's, with what is asked; then the baselines', which none is compared with."""
+    yield _row(judged, what, cases, judge, must)
+    for name, answers in judged.peers.items():
+        if name != PEER and (theirs := tally(cases, answers, judge)).of:
+            yield Row(measure=f"{what} [{name}]", peer=theirs.share, unit="")
+
+
+def _row(judged: Judged, what: str, cases: Sequence[Case], judge: Judge, must: Must | None = None) -> Row:
+    ours, theirs = tally(cases, judged.ours, judge), tally(cases, judged.peers.get(PEER, {}), judge)
+    name = f"{what} ({ours.right} of {ours.of})"
+    return Row(measure=name, ours=ours.share, peer=theirs.share, unit="", must=must if ours.of else None)
+
+
+def _misplaced(judged: Judged, cases: Sequence[Case]) -> Row:
+    def wrong(answers: Answers) -> Tally:
+        right = tally(cases, answers, not_put_on_the_user)
+        return Tally(right.of - right.right, right.of)
+
+    ours = wrong(judged.ours)
+    return Row(
+        measure=f"user_must_fix said of infrastructure that recovers ({ours.right} of {ours.of})",
+        ours=ours.share, peer=wrong(judged.peers.get(PEER, {})).share, unit="",
+        must=Must("<=", 0.02) if ours.of else None,
+    )  # fmt: skip
+
+
+def _confidently_wrong(judged: Judged, cases: Sequence[Case]) -> Row:
+    wrong = confident_and_wrong(confidences(cases, judged.ours))
+    name = f"confident (0.8) and wrong ({wrong.right} of {wrong.of})"
+    return Row(measure=name, ours=wrong.share, unit="")
+
+
+# Calibration
+
+
+def calibration(judged: Judged) -> tuple[tuple[tuple[float, float], ...], str]:
+    """The steps measured on the first half of the programs, and what they do to the other half, in a sentence."""
+    from holdfast.diagnose.calibration import STEPS
+
+    half = halves(judged.cases)
+
+    def raw(which: int) -> list[tuple[float, bool]]:
+        cases = [case for case in judged.cases if half[case.program] == which and judged.ours[case.id].decided_by]
+        return [(raw_of(confidence, STEPS), right) for confidence, right in confidences(cases, judged.ours)]
+
+    measured, tested = raw(0), raw(1)
+    steps = steps_of(measured)
+    after = [(by_steps(score, steps), right) for score, right in tested]
+    before = [(by_steps(score, STEPS), right) for score, right in tested]
+    return steps, (
+        f"measured on {len(measured)} answers; on the {len(tested)} of the other half the expected calibration error"
+        f" is {calibration_error(after) or 0:.3f} with them and {calibration_error(before) or 0:.3f} with the packaged"
+    )
+
+
+# Misses
+
+
+def misses(judged: Judged) -> Iterator[dict[str, Any]]:
+    """What ours got wrong, case by case, for who mends it."""
+    judges: dict[str, Judge] = {
+        "reason": reason_right, "root": root_cited, "scope": scope_right, "restart": restart_right,
+        "user": not_put_on_the_user,
+    }  # fmt: skip
+    for case in judged.cases:
+        answer = judged.ours[case.id]
+        wrong = [name for name, judge in judges.items() if judge(case, answer) is False]
+        if case.root_removed:
+            wrong = ["reason"] if (answer.confidence or 0) >= 0.8 and "reason" in wrong else []
+        if wrong:
+            yield {"id": case.id, "log": str(case.path), "kind": case.kind, "wrong": wrong, **_told(case, answer)}
+
+
+def _told(case: Case, answer: Answer) -> dict[str, Any]:
+    return {
+        "reason": answer.reason, "accepted": sorted(case.accepted),
+        "root_lines": list(answer.root_lines), "label_lines": sorted(case.root_lines),
+        "scope": dict(answer.scope), "faulty": dict(case.faulty),
+        "restart": answer.restart_helps, "label_restart": case.restart_helps, "action": answer.action,
+        "confidence": round(answer.confidence or 0.0, 3), "decided_by": answer.decided_by,
+    }  # fmt: skip

@@ -1,0 +1,119 @@
+"""What people do without a tool: the first error line, the last error line, a priority list of patterns.
+
+Each names a line; `reason_of` names the reason of a line, the same for all of them and for the restart agent's line. A
+restart is said to help where the reason's category is Infrastructure, and the rank is the one that the line names.
+"""
+
+# ruff: noqa: E501  (a pattern stands on one line)
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+from diagnosing.scoring import Answer
+from holdfast.diagnose.diagnosis import CATEGORIES
+
+ERROR: Final = re.compile(
+    r"\b(?:\w*Error|\w*Exception|error|ERROR|FATAL|fatal|Fatal)\b|Xid|[Ff]ailed|[Kk]illed|oom-kill|timed out|Traceback"
+)
+_HEADS: Final = re.compile(r"Traceback \(most recent call last\)")
+"""Begins an error, and says nothing about it: the line that ends it is meant."""
+
+PRIORITIES: Final[tuple[tuple[str, "re.Pattern[str]"], ...]] = tuple(
+    (reason, re.compile(pattern))
+    for reason, pattern in (
+        ("ECCError", r"(?i)uncorrectable ECC|double.bit ECC|Xid.{0,40}: (?:48|63|64|94|95)\b"),
+        ("NVLinkError", r"(?i)NVLink.{0,40}(?:error|fault|fail|down)|Xid.{0,40}: (?:74|14[4-9]|150)\b|SXid"),
+        ("NodeFailure", r"(?i)fallen off the bus|node fail|NODE_FAIL|NodeNotReady|machine check|Xid.{0,40}: 79\b"),
+        ("DataloaderKilled", r"DataLoader worker \(pid.{0,30}(?:killed|exited|is killed)"),
+        ("OutOfMemoryError", r"(?i)out of memory|OutOfMemory|oom.?kill|MemoryError|can't allocate memory"),
+        ("NetworkError", r"(?i)IBV_WC|status=12|local protection|no route to host|network is unreachable|name resolution|efa"),
+        ("S3StorageError", r"(?i)\bs3\b|botocore|NoSuchKey|AccessDenied|SlowDown"),
+        ("ModelLoadingError", r"(?i)size mismatch|Missing key\(s\) in state_dict|Error\(s\) in loading|safetensors"),
+        ("DatasetLoadingError", r"(?i)DatasetGenerationError|DatasetNotFound|ArrowInvalid|datasets\.exceptions"),
+        ("CUDAError", r"CUDA error|CUDA_ERROR|cudaError|CUBLAS_STATUS|CUDNN_STATUS|Xid"),
+        ("NCCLRemoteError", r"(?i)ncclRemoteError|remote process exited|Connection closed by (?:remote )?peer"),
+        ("NCCLTimeoutError", r"(?i)watchdog caught collective|collective operation timeout|Timed out waiting \d+ms"),
+        ("ConnectionError", r"(?i)connection (?:refused|reset|aborted|error)|broken pipe|DistStoreError|DistNetworkError"),
+        ("SyntaxError", r"SyntaxError|IndentationError|TabError|syntax error"),
+        ("ImportError", r"ImportError|ModuleNotFoundError|cannot open shared object"),
+        ("ArgumentError", r"(?i)unrecognized arguments|invalid choice|no such option|argparse|the following arguments are required"),
+        ("CalledProcessError", r"CalledProcessError|returned non-zero exit status"),
+        ("FileNotFoundError", r"(?i)FileNotFoundError|no such file or directory"),
+        ("PermissionError", r"(?i)PermissionError|permission denied"),
+        ("ZeroDivisionError", r"ZeroDivisionError|division by zero"),
+        ("AssertionError", r"AssertionError"),
+        ("AttributeError", r"AttributeError"),
+        ("KeyError", r"KeyError"),
+        ("IndexError", r"IndexError"),
+        ("NameError", r"NameError|UnboundLocalError"),
+        ("TypeError", r"TypeError"),
+        ("ValueError", r"ValueError"),
+        ("OSError", r"OSError|IOError|(?i:no space left|read-only file system|too many open files|address already in use)"),
+        ("RuntimeError", r"RuntimeError"),
+        ("Others", r"(?i)preempt|time limit|SIGKILL|SIGTERM|scancel"),
+    )
+)  # fmt: skip
+"""The most telling first; written from Table 3's names and what the field commonly greps for."""
+
+_RANK: Final = re.compile(r"(?i)\b(?:rank|default)[\s:=]{0,2}(\d+)\b")
+
+
+def reason_of(line: str) -> str:
+    """The reason of one line: the first pattern of the list that it matches."""
+    return next((reason for reason, pattern in PRIORITIES if pattern.search(line)), "Unknown")
+
+
+def first_error_line(path: Path) -> Answer:
+    """The first line that looks like an error."""
+    return _answer(next(_errors(path), None))
+
+
+def last_error_line(path: Path) -> Answer:
+    """The last one."""
+    last = None
+    for last in _errors(path):  # noqa: B007
+        pass
+    return _answer(last)
+
+
+def priority_list(path: Path) -> Answer:
+    """The first line of the most telling pattern that any line matches."""
+    best: tuple[int, int, str] | None = None
+    for number, line in _lines(path):
+        for place, (_, pattern) in enumerate(PRIORITIES if best is None else PRIORITIES[: best[0]]):
+            if pattern.search(line):
+                best = (place, number, line)
+                break
+    return _answer(None if best is None else best[1:])
+
+
+BASELINES: Final[dict[str, Callable[[Path], Answer]]] = {
+    "first error line": first_error_line,
+    "last error line": last_error_line,
+    "priority list": priority_list,
+}
+
+
+def answer_of_line(number: int, line: str, **known: Any) -> Answer:
+    """The answer of who has found one line and knows no more."""
+    reason, rank = reason_of(line), _RANK.search(line)
+    helps = CATEGORIES[reason] == "Infrastructure"
+    given = {"scope": {"rank": int(rank[1])} if rank else {}, "restart_helps": helps, "decided_by": "line", **known}
+    return Answer(reason=reason, root_lines=(number,), action="restart" if helps else "user_must_fix", **given)
+
+
+def _answer(found: tuple[int, str] | None) -> Answer:
+    if found is None:
+        return Answer(reason="Unknown", restart_helps=True, action="restart")
+    return answer_of_line(*found)
+
+
+def _errors(path: Path) -> Iterator[tuple[int, str]]:
+    return ((number, line) for number, line in _lines(path) if ERROR.search(line) and not _HEADS.search(line))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
+    with path.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        yield from enumerate(file, 1)

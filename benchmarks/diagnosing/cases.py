@@ -1,0 +1,176 @@
+"""Labelled logs: the dev cases, and what the laboratory recorded with its variants."""
+
+import hashlib
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from common.jobs import DoesNotWork, say
+
+QUICK_PROGRAMS = 6
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One job's log, and the truth about it."""
+
+    id: str
+    path: Path
+    """A log, or a folder with a log a rank."""
+    kind: str
+    """`clean` or `noisy` of the dev cases; `recorded`, `ranks` or a variant's name of the laboratory."""
+    reason: str
+    accepted: frozenset[str]
+    category: str
+    root_lines: frozenset[int] = frozenset()
+    """1-based; empty where they are not known, or were removed: then no cited line is scored."""
+    faulty: Mapping[str, Any] = field(default_factory=dict)
+    """Who is at fault, where the log names it; else empty, and no scope is scored."""
+    restart_helps: bool | None = None
+    """None: even who knows the case cannot tell."""
+    cascade_first: bool | None = None
+    program: str = ""
+    root_removed: bool = False
+
+
+def dev_cases(folder: Path) -> list[Case]:
+    """The development cases, each alone (`clean`) and among routine output (`noisy`)."""
+    found = []
+    for label in _labels(folder):
+        for kind in ("clean", "noisy"):
+            noisy = kind == "noisy"
+            found.append(
+                _case(
+                    label,
+                    id=f"{label['id']}/{kind}",
+                    path=folder / kind / f"{label['id']}.log",
+                    kind=kind,
+                    root_lines=frozenset(label["noisy_root_lines"] if noisy else ()),
+                    faulty=label["faulty"] or {},
+                    cascade_first=label["noisy_cascade_before_root"] if noisy else None,
+                )
+            )
+    return found
+
+
+def lab_cases(recorded: Path, variants: Path) -> list[Case]:
+    """The laboratory's logs as recorded, a log a rank where torchrun told ranks apart, and their variants."""
+    found = []
+    for label in _labels(recorded):
+        log = recorded / "clean" / f"{label['id']}.log"
+        roots = frozenset(label["root_lines"])
+        found.append(
+            _case(label, id=label["id"], path=log, kind="recorded", root_lines=roots, faulty=_named(label, log))
+        )
+        ranks = recorded / "ranks" / label["id"]
+        if ranks.is_dir():  # file names tell the rank, so that each log names who is at fault
+            found.append(
+                _case(label, id=f"{label['id']}.ranks", path=ranks, kind="ranks", faulty=label["faulty"] or {})
+            )
+    for label in _labels(variants):
+        log, removed = variants / label["log"], bool(label.get("root_removed"))
+        found.append(
+            _case(
+                label,
+                id=label["id"],
+                path=log,
+                kind=label["variant"],
+                root_lines=frozenset(label["root_lines"]),
+                faulty={} if removed else _named(label, log),
+                cascade_first=label.get("cascade_before_root"),
+                root_removed=removed,
+            )
+        )
+    return found
+
+
+def _case(label: Mapping[str, Any], **known: Any) -> Case:
+    helps = label["recoverable_by_restart"]
+    return Case(
+        reason=label["reason"],
+        accepted=frozenset(label["accept_reasons"]),
+        category=label["category"],
+        restart_helps=helps if isinstance(helps, bool) else None,
+        program=label.get("program", label["id"]),
+        **known,
+    )
+
+
+def _labels(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "labels.jsonl").read_text().splitlines() if line.strip()]
+
+
+def _named(label: Mapping[str, Any], log: Path) -> Mapping[str, Any]:
+    """Who is at fault, as far as the log's text names it: prefixes may have been stripped."""
+    text = log.read_text(encoding="utf-8", errors="replace")
+    return {key: value for key, value in (label["faulty"] or {}).items() if names(text, key, value)}
+
+
+def names(text: str, key: str, value: object) -> bool:
+    """Whether `text` names the rank (`[rank1]:`, `Rank 1`, `rank : 1`, `[default1]`), the node or the GPU."""
+    if key in {"rank", "local_rank"}:
+        return re.search(rf"(?i)(?:rank|default)[\s:=_\[\]#-]{{0,16}}{value}\b", text) is not None
+    return str(value).lower() in text.lower()
+
+
+def halves(cases: Iterable[Case]) -> dict[str, int]:
+    """Each program's half, 0 or 1: whatever learns or is measured on one is tested on the other.
+
+    Alternately within each reason, in an order that follows from the names alone: the same in every run, so that
+    what ships with Holdfast was measured on the half 0 of every run.
+    """
+    by_reason: dict[str, set[str]] = {}
+    for case in cases:
+        by_reason.setdefault(case.reason, set()).add(case.program)
+    found = {}
+    for place, reason in enumerate(sorted(by_reason)):
+        for number, program in enumerate(sorted(by_reason[reason], key=_hash)):
+            found[program] = (number + place) % 2  # odd ones out go to either half by turns
+    return found
+
+
+def _hash(name: str) -> str:
+    return hashlib.sha256(name.encode()).hexdigest()
+
+
+def laboratory(kept: Path | None, work: Path, *, quick: bool, seed: int) -> list[Case]:
+    """The laboratory's cases: recorded anew, or taken from the folder `kept`, where they are also left.
+
+    Raises:
+        DoesNotWork: nothing could be recorded.
+    """
+    from holdfast.diagnose.lab.programs import PROGRAMS
+    from holdfast.diagnose.lab.record import record
+    from holdfast.diagnose.lab.variants import write_variants
+
+    recorded = kept or work / "lab"
+    if not (recorded / "labels.jsonl").exists():
+        chosen = list(_cheap(PROGRAMS.values()) if quick else PROGRAMS.values())
+        for number, outcome in enumerate(record(chosen, recorded), 1):
+            say(f"recorded {number}/{len(chosen)}: {outcome.program} {outcome.problem or ''}")
+        if not (recorded / "labels.jsonl").exists():
+            raise DoesNotWork("the laboratory recorded nothing; run python -m holdfast.diagnose.lab record --out DIR")
+    variants = work / "variants"
+    shutil.rmtree(variants, ignore_errors=True)
+    write_variants(recorded, variants, seed)
+    return lab_cases(recorded, variants)
+
+
+def _cheap(programs: Iterable[Any]) -> Iterator[Any]:
+    """A few programs that do not import torch, each of another reason."""
+    seen: set[str] = set()
+    for program in programs:
+        if program.launcher != "torchrun" and program.dialect is None and program.reason not in seen:
+            seen.add(program.reason)
+            yield program
+            if len(seen) == QUICK_PROGRAMS:
+                return
+
+
+def of_kind(cases: Sequence[Case], *kinds: str) -> list[Case]:
+    """Those of these kinds, or of all kinds where none is given."""
+    return [case for case in cases if not kinds or case.kind in kinds]

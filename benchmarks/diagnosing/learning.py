@@ -1,0 +1,130 @@
+"""Learning: half of the reasons are taken out of the rules; what one and five confirmed incidents a reason bring back.
+
+What is confirmed comes from programs of one half, what is asked from programs of the other. Each reason is taken out
+once, in one of two folds, so that all reasons count. What is confirmed of an incident is its reason and the lines of
+its root; they are given all at once, as the memory holds them.
+"""
+
+import hashlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from common.jobs import say
+from common.table import Must, Row
+from diagnosing.cases import Case, halves, of_kind
+from diagnosing.scoring import Answer, reason_right
+from diagnosing.systems import our_answers
+
+LESSONS: Final[Mapping[int, float]] = {1: 0.5, 5: 0.9}
+"""Confirmed incidents a reason, and the part of the gap that they must close."""
+KINDS: Final = ("recorded", "noisy", "permuted", "ranks64", "unprefixed", "untimed")
+"""Whole logs: with the lines of the root, and what came after them."""
+FOLDS: Final = 2
+_LISTED: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fold:
+    """What came of one set of removed reasons; counts of right answers about the second half's logs of these."""
+
+    asked: int
+    with_all: int
+    without: int
+    after: Mapping[int, int]
+    """By the number of incidents confirmed a reason."""
+    worsened: Mapping[int, Sequence[str]]
+    """Logs, of any reason, that were answered right before and are not afterwards."""
+
+
+def rows(cases: Sequence[Case], *, quick: bool) -> Iterator[Row]:
+    """The part of the gap that is closed, and answers that became worse."""
+    used = of_kind(cases, "recorded") if quick else of_kind(cases, *KINDS)
+    half = halves(cases)
+    everything = our_answers(used)
+    folds = []
+    for number in range(FOLDS):
+        folds.append(_fold(used, half, number, everything))
+        say(f"learning: fold {number + 1} of {FOLDS}")
+    asked = sum(one.asked for one in folds)
+    yield Row(measure=f"accuracy with all rules ({asked} logs)", ours=_part(folds, "with_all", asked), unit="")
+    yield Row(measure="accuracy without the reasons' rules", ours=_part(folds, "without", asked), unit="")
+    for count, least in LESSONS.items():
+        many = f"{count} confirmed incident{'s' * (count > 1)} a reason"
+        after = sum(one.after[count] for one in folds)
+        yield Row(measure=f"accuracy after {many}", ours=after / asked if asked else None, unit="")
+        yield Row(measure=f"gap closed by {many}", ours=gap_closed(folds, count), unit="", must=Must(">=", least))
+        worse = [name for one in folds for name in one.worsened[count]]
+        named = f" [{', '.join(worse[:_LISTED])}]" if worse else ""
+        yield Row(measure=f"earlier answers worsened by {many}{named}", ours=len(worse), unit="logs", must=Must("=", 0))
+
+
+def _part(folds: Sequence[Fold], what: str, asked: int) -> float | None:
+    return sum(getattr(one, what) for one in folds) / asked if asked else None
+
+
+def gap_closed(folds: Sequence[Fold], count: int) -> float | None:
+    """(after - without) / (with all rules - without), over all folds; None where there is no gap."""
+    gap = sum(one.with_all - one.without for one in folds)
+    return sum(one.after[count] - one.without for one in folds) / gap if gap > 0 else None
+
+
+def fold_of(reason: str) -> int:
+    """In which fold a reason is taken out: by its name alone."""
+    return hashlib.sha256(reason.encode()).digest()[0] % FOLDS
+
+
+def lessons(cases: Sequence[Case], reason: str, count: int) -> list[Case]:
+    """The incidents to confirm of a reason: of as many programs as there are, as recorded, then variants of these."""
+    of_reason = [case for case in cases if case.reason == reason]
+    return sorted(of_reason, key=lambda case: (KINDS.index(case.kind), case.program))[:count]
+
+
+def _fold(cases: Sequence[Case], half: Mapping[str, int], number: int, everything: Mapping[str, Answer]) -> Fold:
+    rules = _without({case.reason for case in cases if fold_of(case.reason) == number})
+    removed = [case for case in cases if fold_of(case.reason) == number]
+    taught = [case for case in removed if half[case.program] == 0]
+    asked = [case for case in removed if half[case.program] == 1]
+    before = our_answers(cases, rules)
+    after: dict[int, int] = {}
+    worsened: dict[int, list[str]] = {}
+    for count in LESSONS:
+        confirmed = [
+            one for reason in sorted({case.reason for case in removed}) for one in lessons(taught, reason, count)
+        ]
+        told = our_answers(cases, known=_learned(confirmed, rules))
+        after[count] = _right(asked, told)
+        worsened[count] = [
+            case.id for case in cases if reason_right(case, before[case.id]) and not reason_right(case, told[case.id])
+        ]
+    return Fold(
+        asked=len(asked), with_all=_right(asked, everything), without=_right(asked, before), after=after,
+        worsened=worsened,
+    )  # fmt: skip
+
+
+def _right(cases: Sequence[Case], answers: Mapping[str, Answer]) -> int:
+    return sum(reason_right(case, answers[case.id]) for case in cases)
+
+
+def _without(reasons: set[str]) -> Any:
+    """The packaged rules less those of `reasons`."""
+    from holdfast.diagnose.rules import RuleSet, packaged_topics
+
+    topics = [
+        replace(topic, rules=tuple(rule for rule in topic.rules if rule.reason not in reasons))
+        for topic in packaged_topics()
+    ]
+    return RuleSet(topic for topic in topics if topic.rules)
+
+
+def _learned(confirmed: Sequence[Case], rules: Any) -> Any:
+    """What is known after `confirmed`: the rules that were accepted, and the memory of these incidents."""
+    from holdfast.diagnose.memory import Case as Incident
+    from holdfast.diagnose.memory import Known, learn
+
+    incidents = [
+        Incident.of_log(case.path, reason=case.reason, root_lines=sorted(case.root_lines), rules=rules, key=case.id)
+        for case in confirmed
+    ]
+    return Known.of(learn(incidents, rules, good=()), incidents, base=rules.topics)

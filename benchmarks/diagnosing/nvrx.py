@@ -1,0 +1,100 @@
+"""NVIDIA's resiliency extension: its restart agent, deterministic (`--disable-l1`), from a checkout of its source.
+
+How its answer is read, in its favour where it leaves a choice:
+
+- its root line is `primary_failure.line`;
+- its decision RESTART or STOP is `restart_helps`; it has no action, so a STOP is read as the user's to mend;
+- its scope is the primary failure's `rank`, `node` and `gpu`, where it gives them;
+- it has no reasons. Where its failure class names one (`REASONS`), that is its answer; else (`observed_exception` and
+  other classes of several reasons) the reason of the line that it cites, by the baselines' own list;
+- no confidence is given.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from common.jobs import DoesNotWork
+from diagnosing.baselines import answer_of_line, reason_of
+from diagnosing.scoring import Answer
+
+PACKAGE: Final = Path("src/nvidia_resiliency_ext/attribution/restart_agent/cli.py")
+REASONS: Final[Mapping[str, str]] = {
+    "artifact_or_path_not_found": "FileNotFoundError",
+    "argument_validation_failure": "ArgumentError",
+    "checkpoint_compatibility_mismatch": "ModelLoadingError",
+    "cuda_oom": "OutOfMemoryError",
+    "cuda_previous_error_cascade": "CUDAError",
+    "filesystem_permission_denied": "PermissionError",
+    "infra_policy_event": "NodeFailure",
+    "linux_oom_kill_confirmation": "OutOfMemoryError",
+    "observed_distributed_operation_timeout": "NCCLTimeoutError",
+    "peer_gpu_memory_access_failure": "NVLinkError",
+    "time_limit": "Others",
+    "user_cancelled": "Others",
+}
+"""Its failure classes that mean one reason of Table 3. The others (a hardware fault is ECC, NVLink or the node; an
+exception is any) are read from the cited line."""
+
+
+def missing(checkout: Path | None) -> str | None:
+    """Why it cannot be run, in a sentence; None where it can."""
+    if checkout is None:
+        return "NVIDIA's restart agent is not run: give the folder of its source with --nvrx"
+    if not (checkout / PACKAGE).is_file():
+        return f"NVIDIA's restart agent is not run: {checkout} has no {PACKAGE}"
+    return None
+
+
+def answers(checkout: Path, logs: Sequence[Path]) -> list[Answer]:
+    """Its answer about each log, one process for all; each is a job of its own.
+
+    Raises:
+        DoesNotWork: it failed, or answered less than it was asked.
+    """
+    done = subprocess.run(
+        [sys.executable, "-m", "diagnosing.one_log", "nvrx", *(str(log.resolve()) for log in logs)],
+        env=environment(checkout), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    if done.returncode or len(found) != len(logs):
+        raise DoesNotWork(f"the restart agent answered {len(found)} of {len(logs)} logs:\n{done.stderr[-2000:]}")
+    return [read(payload, log) for payload, log in zip(found, logs, strict=True)]
+
+
+def environment(checkout: Path | None) -> dict[str, str]:
+    """For a process that imports these modules, and the extension's where there is a checkout."""
+    paths = [str(Path(__file__).parents[1]), *([str(checkout.resolve() / "src")] if checkout else [])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+
+
+def read(payload: Mapping[str, Any], log: Path) -> Answer:
+    """Its answer in our terms."""
+    primary = payload["primary_failure"] or {}
+    helps = payload["decision"] == "RESTART"
+    known = {"restart_helps": helps, "action": "restart" if helps else "user_must_fix"}
+    scope = {key: _number(primary[key]) for key in ("rank", "node", "gpu") if primary.get(key) is not None}
+    if primary.get("line") is None:
+        return Answer(reason="Unknown", **known)
+    text = _line(log, primary["line"])
+    failure_class = primary["failure_class"]
+    answer = answer_of_line(primary["line"], text)
+    reason = REASONS.get(failure_class) or reason_of(text)
+    return Answer(reason=reason, root_lines=answer.root_lines, scope=scope, decided_by=failure_class, **known)
+
+
+def _number(value: object) -> object:
+    return int(value) if isinstance(value, str) and value.isdigit() else value
+
+
+def _line(log: Path, number: int) -> str:
+    return next((line for at, line in _numbered(log) if at == number), "")
+
+
+def _numbered(log: Path) -> Iterator[tuple[int, str]]:
+    with log.open(encoding="utf-8", errors="replace", newline="\n") as file:
+        yield from enumerate(file, 1)

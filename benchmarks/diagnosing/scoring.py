@@ -1,0 +1,173 @@
+"""When an answer is right, and shares of right answers.
+
+| what | right when |
+|---|---|
+| reason | it is one of the reasons that the label accepts |
+| root line | one of the up to three cited lines is one of the label's lines, by number |
+| scope | it names at least one of the things that the label names, and contradicts none of them (`scope_right`) |
+| restart | `restart_helps` is the label's, where the label knows it |
+| user must fix | wrong: said of an infrastructure failure that a restart gets past |
+
+An answer's confidence is taken as the probability that its reason is right.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from diagnosing.cases import Case
+
+MOST_NAMES = 4
+"""An answer that names more ranks, nodes or GPUs than this names nobody."""
+MOST_LINES = 3
+CONFIDENT = 0.8
+BINS = 10
+
+
+@dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What a system says of a job."""
+
+    reason: str
+    root_lines: tuple[int, ...] = ()
+    scope: Mapping[str, Any] = field(default_factory=dict)
+    restart_helps: bool = True
+    action: str = ""
+    confidence: float | None = None
+    """None: the system does not say."""
+    decided_by: str = ""
+
+
+@dataclass(frozen=True)
+class Tally:
+    """So many of so many."""
+
+    right: int
+    of: int
+
+    @property
+    def share(self) -> float | None:
+        """None of nothing."""
+        return self.right / self.of if self.of else None
+
+
+Judge = Callable[[Case, Answer], bool | None]
+"""Whether the answer is right; None where the label does not say."""
+
+
+def reason_right(case: Case, answer: Answer) -> bool:
+    """The reason is one of those that the label accepts."""
+    return answer.reason in case.accepted
+
+
+def root_cited(case: Case, answer: Answer) -> bool | None:
+    """One of the cited lines states the root."""
+    if not case.root_lines:
+        return None
+    return not case.root_lines.isdisjoint(answer.root_lines[:MOST_LINES])
+
+
+def restart_right(case: Case, answer: Answer) -> bool | None:
+    """The restart decision is the label's."""
+    return None if case.restart_helps is None else answer.restart_helps is case.restart_helps
+
+
+def not_put_on_the_user(case: Case, answer: Answer) -> bool | None:
+    """An infrastructure failure that a restart gets past was not called the user's to mend."""
+    if case.category != "Infrastructure" or case.restart_helps is not True:
+        return None
+    return answer.action != "user_must_fix"
+
+
+def scope_right(case: Case, answer: Answer) -> bool | None:
+    """The answer names what the label names, and contradicts none of it.
+
+    A node is its name up to the first dot (an address as it stands), in any case; a GPU its index, or its bus and
+    device without domain and function. A rank is taken for a local rank, and the other way round, where the answer
+    has only that. Of a list, which may have at most four names, one must be the label's.
+    """
+    if not case.faulty:
+        return None
+    verdicts = []
+    for key, wanted in case.faulty.items():
+        given = answer.scope.get(key)
+        if given is None and key in _RANKS:
+            given = answer.scope.get(_RANKS[key])
+        if given is not None:
+            verdicts.append(_names(given, wanted, key))
+    return bool(verdicts) and all(verdicts)
+
+
+_RANKS = {"rank": "local_rank", "local_rank": "rank"}
+_PCI = re.compile(r"(?:[0-9a-f]{4,8}:)?([0-9a-f]{2}:[0-9a-f]{2})(?:\.[0-9a-f])?")
+_ADDRESS = re.compile(r"[\d.]+|[0-9a-f:]+")
+
+
+def _names(given: object, wanted: object, key: str) -> bool:
+    given_ = [_plain(one, key) for one in (given if isinstance(given, list | tuple) else [given])]
+    wanted_ = {_plain(one, key) for one in (wanted if isinstance(wanted, list | tuple) else [wanted])}
+    return len(given_) <= max(MOST_NAMES, len(wanted_)) and not wanted_.isdisjoint(given_)
+
+
+def _plain(value: object, key: str) -> str:
+    text = str(value).strip().lower()
+    if key == "gpu" and (found := _PCI.fullmatch(text)):
+        return found[1]
+    if key == "node" and not _ADDRESS.fullmatch(text):
+        return text.partition(".")[0]
+    return text
+
+
+def tally(cases: Iterable[Case], answers: Mapping[str, Answer], judge: Judge) -> Tally:
+    """How many of the cases that the labels decide about are right."""
+    verdicts = [judge(case, answers[case.id]) for case in cases if case.id in answers]
+    decided = [verdict for verdict in verdicts if verdict is not None]
+    return Tally(sum(decided), len(decided))
+
+
+# Confidence
+
+
+def calibration_error(said: Sequence[tuple[float, bool]], bins: int = BINS) -> float | None:
+    """Expected calibration error: over bins of equal width, |mean confidence - share right|, weighted by size.
+
+    Source: Guo et al., "On Calibration of Modern Neural Networks", ICML 2017, equation 3.
+    """
+    if not said:
+        return None
+    by_bin: dict[int, list[tuple[float, bool]]] = {}
+    for confidence, right in said:
+        by_bin.setdefault(min(int(confidence * bins), bins - 1), []).append((confidence, right))
+    return sum(
+        abs(sum(confidence for confidence, _ in held) - sum(right for _, right in held)) for held in by_bin.values()
+    ) / len(said)
+
+
+def confident_and_wrong(said: Sequence[tuple[float, bool]]) -> Tally:
+    """How many of all answers are wrong with a confidence of 0.8 or more."""
+    return Tally(sum(confidence >= CONFIDENT and not right for confidence, right in said), len(said))
+
+
+def confidences(cases: Iterable[Case], answers: Mapping[str, Answer]) -> list[tuple[float, bool]]:
+    """Each answer's confidence, and whether its reason is right."""
+    return [
+        (confidence, reason_right(case, answers[case.id]))
+        for case in cases
+        if (confidence := answers[case.id].confidence) is not None
+    ]
+
+
+def mean_confidences(cases: Sequence[Case], answers: Mapping[str, Answer]) -> tuple[float, float, Tally]:
+    """Mean confidence of the recorded logs and of the same without their root's lines; how many of these fell."""
+    kept = {case.program: answers[case.id].confidence or 0.0 for case in cases if case.kind == "recorded"}
+    removed = {case.program: answers[case.id].confidence or 0.0 for case in cases if case.root_removed}
+    both = sorted(kept.keys() & removed.keys())
+    if not both:
+        return 0.0, 0.0, Tally(0, 0)
+    fell = sum(removed[program] < kept[program] for program in both)
+    return (
+        sum(kept[program] for program in both) / len(both),
+        sum(removed[program] for program in both) / len(both),
+        Tally(fell, len(both)),
+    )

@@ -1,0 +1,52 @@
+"""Who answers: ours, the baselines, NVIDIA's restart agent."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from diagnosing import nvrx
+from diagnosing.baselines import BASELINES
+from diagnosing.cases import Case
+from diagnosing.scoring import Answer
+
+PEER = "NVRx"
+Answers = Mapping[str, Answer]
+
+
+def ours(path: Path, rules: Any = None, known: Any = None) -> Answer:
+    """Holdfast's answer about a log or a folder of logs; with `rules` or with what is `known`, where given."""
+    from holdfast.diagnose import diagnose
+    from holdfast.diagnose.conclude import conclude
+    from holdfast.diagnose.read import find_files
+    from holdfast.diagnose.scan import scan
+
+    if rules is not None:
+        said = conclude(scan(find_files([path]).files, rules))
+    else:
+        said = diagnose(path) if known is None else diagnose(path, known=known)
+    return Answer(
+        reason=said.reason,
+        root_lines=tuple(line.line for line in said.root_lines),
+        scope=dict(said.scope),
+        restart_helps=said.restart_helps,
+        action=said.action,
+        confidence=said.confidence,
+        decided_by=said.decided_by[0] if said.decided_by else "",
+    )
+
+
+def our_answers(cases: Sequence[Case], rules: Any = None, known: Any = None) -> dict[str, Answer]:
+    """Holdfast's answer about each case."""
+    return {case.id: ours(case.path, rules, known) for case in cases}
+
+
+def peers_answers(cases: Sequence[Case], checkout: Path | None) -> dict[str, Answers]:
+    """Each peer's answers, about the cases that are one file; NVIDIA's only with a checkout of its source."""
+    files = [case for case in cases if case.path.is_file()]
+    found: dict[str, Answers] = {}
+    if nvrx.missing(checkout) is None and checkout is not None and files:
+        answered = nvrx.answers(checkout, [case.path for case in files])
+        found[PEER] = {case.id: answer for case, answer in zip(files, answered, strict=True)}
+    for name, baseline in BASELINES.items():
+        found[name] = {case.id: baseline(case.path) for case in files}
+    return found

@@ -1,0 +1,194 @@
+"""Diagnosis: the dev cases and the laboratory's logs beside the peers; compression, speed, memory, learning.
+
+`--only PART` runs one part (it may be given several times); with `--json FILE` the rows of other parts that FILE holds
+are kept. A part that fails is told and counts as not met; the others run.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from common.jobs import adopt_orphans, say
+from common.machine import OthersLoad, Quiet
+from common.table import Must, Row, parse_arguments, report
+from diagnosing import accuracy, compression, learning, nvrx, speed
+from diagnosing.cases import Case, dev_cases, laboratory, of_kind
+from diagnosing.systems import our_answers, peers_answers
+from holdfast.core.processes import kill_descendants
+
+ROUNDS = 3
+FAILED = "parts"
+QUICK_KINDS = ("recorded", "noisy", "root_removed")
+ASKED_OF_FEW = ("dev", "compression")
+"""Parts whose musts are also asked of a quick run; the others' are about hundreds of logs, or gigabytes."""
+DEV = Path(__file__).parents[2] / "shared" / "data" / "diagnosis_dev"
+OPTIONS = """Besides: --dev DIR, labelled cases; --lab DIR, the laboratory's recordings (made there if it has none;
+without it anew each time, or a few with --quick); --nvrx DIR, the source of NVIDIA's resiliency extension;
+--calibrate, print the steps for holdfast.diagnose.calibration, measured on half of the laboratory, and end;
+--misses FILE, a line of JSON for each case that ours gets wrong."""
+
+
+@dataclass(kw_only=True)
+class Bench:
+    """What the parts share."""
+
+    folder: Path
+    quiet: Quiet
+    options: argparse.Namespace
+    notes: list[str]
+    lab: list[Case] | None = None
+
+    def dev_cases(self) -> list[Case]:
+        """The dev cases, none where they are absent; a note says so, once."""
+        if (self.options.dev / "labels.jsonl").exists():
+            return dev_cases(self.options.dev)
+        note = f"the dev cases are left out: there is no {self.options.dev / 'labels.jsonl'}"
+        if note not in self.notes:
+            self.notes.append(note)
+        return []
+
+    def lab_cases(self) -> list[Case]:
+        """The laboratory's cases, recorded when they are first asked for."""
+        if self.lab is None:
+            options = self.options
+            cases = laboratory(options.lab, self.folder, quick=options.quick, seed=options.seed)
+            self.lab = of_kind(cases, *QUICK_KINDS) if options.quick else cases
+        return self.lab
+
+    def judge(self, cases: list[Case], *, peers: bool = True) -> accuracy.Judged:
+        """All answers about `cases`; ours that are wrong are written down."""
+        theirs = peers_answers(cases, self.options.nvrx) if peers else {}
+        judged = accuracy.Judged(cases=cases, ours=our_answers(cases), peers=theirs)
+        if self.options.misses is not None:
+            with self.options.misses.open("a") as file:
+                file.writelines(json.dumps(miss) + "\n" for miss in accuracy.misses(judged))
+        return judged
+
+
+def _dev(bench: Bench) -> Iterator[Row]:
+    if cases := bench.dev_cases():
+        yield from accuracy.dev_rows(bench.judge(cases))
+
+
+def _laboratory(bench: Bench) -> Iterator[Row]:
+    yield from accuracy.laboratory_rows(bench.judge(bench.lab_cases()))
+
+
+def _compression(bench: Bench) -> Iterator[Row]:
+    yield from compression.rows(bench.dev_cases(), "dev")
+    yield from compression.rows(bench.lab_cases(), "laboratory")
+
+
+def _speed(bench: Bench) -> Iterator[Row]:
+    options = bench.options
+    rounds = 1 if options.quick else options.rounds
+    yield from speed.rows(
+        bench.folder, bench.quiet, options.nvrx, quick=options.quick, rounds=rounds, seed=options.seed
+    )
+
+
+def _learning(bench: Bench) -> Iterator[Row]:
+    yield from learning.rows(bench.lab_cases(), quick=bench.options.quick)
+
+
+PARTS: dict[str, Callable[[Bench], Iterator[Row]]] = {
+    "dev": _dev,
+    "laboratory": _laboratory,
+    "compression": _compression,
+    "learning": _learning,
+    "speed": _speed,
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and say whether all musts are met."""
+    options = _options(arguments)
+    adopt_orphans()
+    quiet = Quiet(patience_s=0 if options.quick else 60)
+    notes = [note] if (note := nvrx.missing(options.nvrx)) else []
+    if options.misses is not None:
+        options.misses.write_text("")
+    found: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="holdfast-diagnosis-") as name, OthersLoad() as load:
+        bench = Bench(folder=Path(name), quiet=quiet, options=options, notes=notes)
+        if options.calibrate:
+            return _calibrate(bench)
+        chosen = options.only or list(PARTS)
+        kept = _kept(options.json, chosen)
+        for part in chosen:
+            began_s = time.monotonic()
+            rows = _rows_of(part, bench)
+            if options.quick and part not in ASKED_OF_FEW:
+                rows = [replace(row, must=None) if row.unit != FAILED else row for row in rows]
+            found += [row.within(part) for row in rows]
+            _write(options.json, kept, found)
+            say(f"{part}: {time.monotonic() - began_s:.0f} s")
+    notes += [load.sentence(), quiet.sentence()]
+    notes.append("ours: Holdfast; peer: NVIDIA's restart agent, or who stands in [brackets]; shares are 0 to 1")
+    report("Diagnosis", found, notes=notes)
+    return 0 if all(row.met is not False for row in found) else 1
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own.add_argument("--dev", type=Path, default=DEV)
+    own.add_argument("--lab", type=Path)
+    own.add_argument("--nvrx", type=Path)
+    own.add_argument("--misses", type=Path)
+    own.add_argument("--calibrate", action="store_true")
+    options, rest = own.parse_known_args(given)
+    about = f"{(__doc__ or '').partition(chr(10))[0]} {OPTIONS}"
+    return argparse.Namespace(**vars(options), **vars(parse_arguments(about, rest, rounds=ROUNDS, parts=tuple(PARTS))))
+
+
+def _calibrate(bench: Bench) -> int:
+    steps, said = accuracy.calibration(bench.judge(bench.lab_cases(), peers=False))
+    print("STEPS: Final[tuple[tuple[float, float], ...]] = (")
+    for score, share in steps:
+        print(f"    ({score:g}, {share:g}),")
+    print(")")
+    print(said)
+    return 0
+
+
+def _rows_of(part: str, bench: Bench) -> list[Row]:
+    """A part's rows; of one that fails those that it had, and one that says so."""
+    found: list[Row] = []
+    try:
+        for row in PARTS[part](bench):
+            found.append(row)  # one by one: what a part has measured is kept when it fails later
+    except Exception as error:
+        traceback.print_exc()
+        bench.notes.append(f"FAILED: {part}: {error}")
+        found.append(Row(measure="ran to its end", ours=0, unit=FAILED, must=Must("=", 1)))
+    finally:
+        kill_descendants()
+    return found
+
+
+def _kept(file: Path | None, chosen: Sequence[str]) -> list[dict[str, object]]:
+    """The rows of other parts that `file` holds."""
+    rows: list[dict[str, object]] = []
+    if file is not None:
+        with contextlib.suppress(FileNotFoundError):
+            rows = json.loads(file.read_text())
+    return [row for row in rows if str(row["measure"]).partition(": ")[0] not in chosen]
+
+
+def _write(file: Path | None, kept: Sequence[dict[str, object]], found: Sequence[Row]) -> None:
+    if file is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        rows = [*kept, *(row.to_json() for row in found)]
+        file.write_text(json.dumps(rows, indent=1, allow_nan=False) + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,205 @@
+"""`holdfast diagnose`: from a failed job's output to its root and a safe next action."""
+
+import glob
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.main import Place
+from holdfast.cli.output import print_json
+from holdfast.cli.progress import shown
+from holdfast.core.errors import BadUse, HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.cli.diagnosis_study import Study
+    from holdfast.core.ledger import Ledger
+    from holdfast.diagnose.agents import Endpoint
+    from holdfast.diagnose.filters import Filter
+    from holdfast.diagnose.rules import RuleSet
+
+STDIN = "-"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """What is asked for of each job."""
+
+    around: bool
+    explain: bool
+    compressed: bool
+    rules: "RuleSet"
+    filters: "Sequence[Filter]"
+    """Learned ones, for the compressed log."""
+    ledger: "Ledger | None"
+    """Where past incidents are, if they are to be asked."""
+    endpoint: "Endpoint | None"
+    """The model, if it is to be asked."""
+
+    @property
+    def needs_text(self) -> bool:
+        """Whether the compressed log is wanted by someone."""
+        return self.compressed or self.ledger is not None or self.endpoint is not None
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.option("--explain", is_flag=True, help="Also why: what speaks for and against each candidate.")
+@click.option("--each", is_flag=True, help="Each PATH is a job of its own: one JSON object a line, with its path.")
+@click.option("--compressed", is_flag=True, help="The few lines of the logs that matter; with --json beside the answer.")
+@click.option("--remember", is_flag=True, help="Look in the ledger's incidents for ones like it, and add this one.")
+@click.option("--model/--no-model", default=False, help="Ask the model that the environment names, if rules leave doubt.")
+@click.option("--rules", metavar="DIR", type=click.Path(path_type=Path), help="A folder of rules of your own.")
+@click.pass_obj
+def command(
+    place: Place,
+    *,
+    paths: tuple[str, ...],
+    as_json: bool,
+    explain: bool,
+    each: bool,
+    compressed: bool,
+    remember: bool,
+    model: bool,
+    rules: Path | None,
+) -> int:
+    """Say why a job failed, citing the lines, who is at fault and what to do.
+
+    PATHs are all of one job: its log, one file a rank, its output folder, a kernel log, sacct --json, Flight Recorder
+    dumps; plain, .gz or .zst; a pattern in quotes; - is standard input. Leaves with 0 if it was answered, Unknown too.
+    """
+    as_json |= each
+    if compressed and explain and not as_json:
+        raise BadUse("--compressed prints the lines alone. Leave out --explain, or add --json.")
+    if STDIN in paths and sys.stdin is None:
+        raise BadUse("Standard input is closed. Pipe the log into this command, or give its path.")
+    with ExitStack() as stack:
+        ledger = _ledger(stack, place) if remember else None
+        known, filters = _rules(ledger, place, rules)
+        wanted = Wanted(
+            around=not as_json and not compressed,
+            explain=explain,
+            compressed=compressed,
+            rules=known,
+            filters=filters,
+            ledger=ledger,
+            endpoint=_endpoint() if model else None,
+        )
+        if each:
+            return _print_each(_expanded(paths), wanted)
+        stack.enter_context(_readable(paths, wanted))
+        study = _studied(paths, wanted)
+        if as_json:
+            print_json("diagnosis", _fields(study, wanted))
+        elif compressed and study.compressed is not None:
+            click.echo(os.fsencode(study.compressed.text), nl=False)
+        else:
+            from holdfast.cli.diagnosis_view import print_diagnosis
+
+            print_diagnosis(study, why=explain)
+    return 0
+
+
+def _print_each(paths: Iterable[str], wanted: Wanted) -> int:
+    """A line for each path; 0 if any was answered."""
+    answered = False
+    for path in paths:
+        fields: dict[str, Any]
+        try:
+            with _readable([path], wanted):
+                fields = _fields(_studied([path], wanted), wanted)
+            answered = True
+        except OSError as error:
+            fields = {"error": f"{error}. Check that path and its permissions."}
+        except HoldfastError as error:
+            fields = {"error": str(error)}
+        # No bar is shown meanwhile: it would draw what is printed to itself.
+        print_json("diagnosis", {"path": path, **fields})
+    return 0 if answered else BadUse.exit_code
+
+
+def _expanded(paths: Iterable[str]) -> list[str]:
+    """Each path, and each that fits a pattern which names none itself."""
+    found = []
+    for path in paths:
+        fits = [] if path == STDIN or os.path.lexists(path) else sorted(glob.glob(path, recursive=True))  # noqa: PTH207
+        found += fits or [path]
+    return found
+
+
+@contextmanager
+def _readable(paths: Iterable[str], wanted: Wanted) -> Iterator[None]:
+    """Make standard input readable twice where that is needed: for the lines around the root, and to compress."""
+    from holdfast.cli.diagnosis_study import stdin_kept
+
+    with ExitStack() as stack:
+        if STDIN in paths and (wanted.around or wanted.needs_text):
+            with shown() as show:
+                stack.enter_context(stdin_kept(show))
+        yield
+
+
+def _studied(paths: Iterable[str], wanted: Wanted) -> "Study":
+    from holdfast.cli.diagnosis_study import study, surroundings
+
+    with shown() as show:
+        found = study(list(paths), wanted.rules, show, compressed=wanted.needs_text, filters=wanted.filters)
+        if wanted.ledger is not None and found.compressed is not None:
+            from holdfast.diagnose.memory import remember
+
+            show("Looking into the memory", 0, None)
+            found = replace(found, diagnosis=remember(wanted.ledger, found.diagnosis, found.compressed))
+        if wanted.endpoint is not None and found.compressed is not None:
+            from holdfast.diagnose.agents import consult
+
+            show("Asking the model", 0, None)
+            found = replace(found, diagnosis=consult(wanted.endpoint, found.diagnosis, found.compressed.text))
+        if wanted.around and found.diagnosis.root_line is not None:
+            found = replace(found, around=surroundings(found.diagnosis.root_line, show))
+    return found
+
+
+def _ledger(stack: ExitStack, place: Place) -> "Ledger":
+    from holdfast.core.ledger import Ledger
+
+    return stack.enter_context(Ledger.open(place.ledger))
+
+
+def _rules(ledger: "Ledger | None", place: Place, folder: Path | None) -> "tuple[RuleSet, Sequence[Filter]]":
+    """The rules in force and what was learned to be routine; without a ledger nothing was learned."""
+    from holdfast.cli.diagnosis_study import with_own_rules
+    from holdfast.diagnose.rules import packaged_rules
+
+    if ledger is None:
+        return with_own_rules(packaged_rules(), folder), ()
+    from holdfast.diagnose.memory import Known
+
+    known = Known.load(ledger, place.home)
+    return with_own_rules(known.rules, folder), known.filters
+
+
+def _endpoint() -> "Endpoint":
+    from holdfast.diagnose.agents import endpoint_from_environment
+
+    found = endpoint_from_environment()
+    if found is None:
+        raise BadUse("No model is named. Set HOLDFAST_LLM_URL and HOLDFAST_LLM_MODEL, or leave out --model.")
+    return found
+
+
+def _fields(study: "Study", wanted: Wanted) -> dict[str, Any]:
+    """The answer as JSON, with what was asked for beside it."""
+    fields = study.diagnosis.to_json()
+    if wanted.explain:
+        from holdfast.cli.diagnosis_why import as_json
+
+        fields["candidates"] = as_json(study.explanation)
+    if wanted.compressed and study.compressed is not None:
+        fields["compressed"] = study.compressed.text
+    return fields

@@ -1,0 +1,216 @@
+"""A diagnosis for a person: the cause in a sentence, who is at fault, what to do, and the lines that say so."""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.diagnosis_study import Study
+from holdfast.cli.diagnosis_why import INTRODUCTION, in_words
+from holdfast.cli.output import PIPE_WIDTH, when
+from holdfast.core.words import clean, plainly
+from holdfast.diagnose.diagnosis import Action, Diagnosis, Evidence, Role
+from holdfast.diagnose.explain import Cluster
+
+ACTIONS: Final[Mapping[Action, str]] = {
+    "restart": "Start the job again",
+    "exclude_and_restart": "Take what is at fault out of the job, then start it again",
+    "reset_gpu": "Have the GPU reset, then start the job again",
+    "wait_and_retry": "Wait until what it needs is back, then start it again",
+    "change_config": "Change the job's configuration, then start it again",
+    "user_must_fix": "Mend the program or its input first",
+}
+FOLLOWED_SHOWN: Final = 8
+ASIDE_SHOWN: Final = 2
+"""Lines of what was recovered from, and of the teardown."""
+_RANGE_SHOWN: Final = 16
+"""Parts of a list of ranks that are written out."""
+
+
+def print_diagnosis(study: Study, *, why: bool = False) -> None:
+    """Print it on standard output; `why`: also how the rules came to it."""
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False, emoji=False)
+    found = study.diagnosis
+    unknown = found.reason == "Unknown" and not found.root_text
+    console.print(Text("No cause was found." if unknown else clean(found.summary), style="bold"))
+    console.print()
+    console.print(Padding(_facts(found), (0, 0, 0, 2)))
+    sections = (
+        (_root_title(found), _root(study)),
+        ("What followed from it", _rows(list(_followed(study)), FOLLOWED_SHOWN)),
+        ("Recovered from earlier", _cited(found, "recovered")),
+        ("Teardown", _cited(found, "teardown")),
+        ("It might also be", _alternatives(found)),
+        ("Seen before", _similar(found.similar)),
+        ("Notes", _notes(found.notes)),
+    )
+    for title, content in sections:
+        if content is not None and content.row_count:
+            _print_section(console, title, content)
+    if why:
+        _print_section(console, "Why", in_words(study.explanation), INTRODUCTION)
+
+
+def _print_section(console: Console, title: str, content: Table, introduction: str = "") -> None:
+    console.print()
+    console.print(Text(title, style="bold"))
+    if introduction:
+        console.print(Padding(Text(introduction), (0, 0, 1, 2)))
+    console.print(Padding(content, (0, 0, 0, 2)))
+
+
+def _facts(found: Diagnosis) -> Table:
+    table = Table.grid(padding=(0, 2))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    category = "" if found.category == found.reason else f" ({found.category})"
+    table.add_row("reason", Text(f"{found.reason}{category}, confidence {found.confidence:.2f}: {_sure(found)}"))
+    table.add_row("at fault", Text(at_fault(found.scope)))
+    helps = "a restart helps" if found.restart_helps else "a restart alone does not help"
+    table.add_row("do", Text(f"{ACTIONS[found.action]} ({found.action}; {helps})."))
+    table.add_row("", Text(clean(found.mitigation)))
+    if found.reason == "Unknown":
+        table.add_row("", Text("The same command with --compressed prints the few lines that stand out."))
+    return table
+
+
+def _sure(found: Diagnosis) -> str:
+    if found.confidence >= 0.8:
+        return "sure"
+    return "likely" if found.confidence >= 0.5 else "a guess, look for yourself"
+
+
+def at_fault(scope: Mapping[str, Any]) -> str:
+    """Who is at fault, in words: `rank 3, node gn07, GPU 0000:b3:00`."""
+    names = {"rank": "rank", "local_rank": "local rank", "node": "node", "gpu": "GPU", "link": "link"}
+    told = []
+    for key, name in names.items():
+        values = scope.get(key)
+        if values is None:
+            continue
+        values = values if isinstance(values, list) else [values]
+        numbers = all(isinstance(value, int) for value in values)
+        told.append(f"{name}{'s' * (len(values) > 1)} {ranges(values) if numbers else clean(', '.join(map(str, values)))}")
+    return ", ".join(told) or "the logs do not say"
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """`0-3, 7` for 0, 1, 2, 3, 7; the end of a long list is left out."""
+    parts: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], number]
+        else:
+            parts.append([number])
+    told = ["-".join(map(str, part)) for part in parts]
+    return ", ".join(told[:_RANGE_SHOWN]) + (" …" if len(told) > _RANGE_SHOWN else "")
+
+
+def _root_title(found: Diagnosis) -> str:
+    if found.root_line is None:
+        return "The root"
+    return f"The root: {clean(found.root_line.file)}, line {found.root_line.line}"
+
+
+def _root(study: Study) -> Table | None:
+    found = study.diagnosis
+    if found.root_line is None:
+        if not found.root_text:
+            return None
+        return _grid([("", Text(clean(f"{found.root_text.strip()} (seen, though no line of the logs says it)")))])
+    root = found.root_line
+    table = Table.grid(padding=(0, 1))
+    table.add_column(style="bold red", no_wrap=True)
+    table.add_column(justify="right", style="dim", no_wrap=True)
+    table.add_column(overflow="fold")
+    for number, text in study.around or [(root.line, root.text)]:
+        if number == root.line:
+            table.add_row(">", Text(str(number)), Text(clean(text), style="bold"))
+        else:
+            table.add_row("", Text(str(number)), _one_line(text))
+    for other in found.root_lines[1:]:
+        table.add_row("", "", _one_line(f"also {other.file}:{other.line}: {other.text}", "dim"))
+    return table
+
+
+def _followed(study: Study) -> Iterator[tuple[str, Text]]:
+    """What the root brought about, one row for each kind of line with how many ranks say so."""
+    if not study.by_rules:  # then only the diagnosis itself knows
+        for one in study.diagnosis.evidence:
+            if one.role == "cascade":
+                yield "", _one_line(_place(one))
+        return
+    by_rule: dict[str, list[Cluster]] = {}
+    root = study.explanation.ranked[0]
+    for cluster in study.explanation.ranked:
+        if id(cluster) in study.explanation.caused and cluster.first.line > 0 and not cluster.first.recovered:
+            by_rule.setdefault(cluster.first.rule.id, []).append(cluster)
+    by_rule.pop(root.first.rule.id, None)  # its other lines say the same of other ranks
+    for clusters in by_rule.values():
+        first = clusters[0].first
+        yield _times(clusters), _one_line(f"{first.file}:{first.line}: {first.cited}")
+
+
+def _times(clusters: Sequence[Cluster]) -> str:
+    """How many ranks say so; where no ranks are told, how many logs."""
+    events = [event for cluster in clusters for event in cluster.events]
+    ranks = {rank for cluster in clusters for rank in cluster.ranks}
+    for event in events:
+        ranks |= event.log.reporters.get(event.rule.id, set())
+    logs = {event.file for event in events}
+    if len(ranks) > 1:
+        return f"x {len(ranks)} ranks"
+    return f"x {len(logs)} logs" if len(logs) > 1 else ""
+
+
+def _cited(found: Diagnosis, role: Role) -> Table | None:
+    return _rows([("", _one_line(_place(one))) for one in found.evidence if one.role == role], ASIDE_SHOWN)
+
+
+def _place(line: Evidence) -> str:
+    return f"{line.file}:{line.line}: {line.text}"
+
+
+def _rows(rows: Sequence[tuple[str, Text]], limit: int) -> Table | None:
+    left = len(rows) - limit
+    return _grid([*rows[:limit], *([("", Text(f"and {plainly(left, 'more', 'more')}", style="dim"))] if left > 0 else [])])
+
+
+def _grid(rows: Iterable[tuple[str, Text]]) -> Table:
+    rows = list(rows)
+    table = Table.grid(padding=(0, 1))
+    if any(mark for mark, _ in rows):
+        table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for mark, text in rows:
+        table.add_row(*([mark] if len(table.columns) > 1 else []), text)
+    return table
+
+
+def _alternatives(found: Diagnosis) -> Table:
+    return _grid(
+        (f"{one.confidence:.2f}", Text(f"{one.reason} (rule {one.decided_by})")) for one in found.alternatives
+    )
+
+
+def _similar(incidents: Iterable[Mapping[str, Any]]) -> Table:
+    return _grid((f"{one['similarity']:.2f}", Text(clean(_incident(one)))) for one in incidents)
+
+
+def _incident(one: Mapping[str, Any]) -> str:
+    confirmed = ", confirmed" if one.get("confirmed") else ""
+    told = f"incident {one['id']} ({when(one.get('when_s'))}{confirmed}): {one['reason']}"
+    return told + "".join(f"; {one[key]}" for key in ("root", "done") if one.get(key))
+
+
+def _notes(notes: Iterable[str]) -> Table:
+    return _grid(("", Text(clean(note))) for note in notes)
+
+
+def _one_line(text: str, style: str = "") -> Text:
+    """A line that is cut where the terminal ends."""
+    return Text(clean(text).replace("\n", " "), style=style, no_wrap=True, overflow="ellipsis")

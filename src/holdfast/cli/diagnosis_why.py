@@ -1,0 +1,97 @@
+"""Why the rules chose a root: each candidate with what speaks against it, in plain words and as JSON."""
+
+from typing import Any, Final
+
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.cli.output import shorten
+from holdfast.core.words import clean, percent, plainly
+from holdfast.diagnose.explain import Cluster, Explanation, Reckoning
+
+SHOWN: Final = 6
+"""Candidates that are told of."""
+_NAMED: Final = 4
+"""Other lines that are named of each way they may stand to a candidate."""
+INTRODUCTION: Final = (
+    "Each line that may have begun the failure is tried as its root, and what speaks against it is added up: 1 point more"
+    " is 2.7 times less likely. The least sum is the root; where in the log a line stands plays no part."
+)
+HOW: Final = {
+    "follows": "follows from it",
+    "unrelated": "would have nothing to do with it",
+    "by itself": "would be a fault of its own",
+}
+
+
+def in_words(explanation: Explanation) -> Table:
+    """A table of the likeliest candidates."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold")
+    if not explanation.ranked:
+        table.add_row("", "No line is known that could begin a failure.")
+    for cluster, share, sums in _candidates(explanation):
+        table.add_row(Text(f"{sums.total:.1f}", style="bold"), Text(_headline(cluster, share), style="bold"))
+        table.add_row(f"{sums.alone:.1f}", "that it began by itself" + _doubts(cluster))
+        table.add_row(f"{sums.end:.1f}", "that it led to the end of the job")
+        for how, words in HOW.items():
+            others = [(one, cost) for one, manner, cost in sums.others if manner == how]
+            if others:
+                table.add_row(f"{sum(cost for _, cost in others):.1f}", Text(f"{_named(others)} {words}"))
+        table.add_row("", "")
+    if (left := len(explanation.ranked) - SHOWN) > 0:
+        table.add_row("", f"{plainly(left, 'further candidate')} with higher sums.")
+    return table
+
+
+def as_json(explanation: Explanation) -> list[dict[str, Any]]:
+    """The likeliest candidates, the root first."""
+    return [
+        {
+            "rule": cluster.first.rule.id,
+            "reason": cluster.first.rule.reason,
+            **_place(cluster),
+            "text": cluster.first.cited,
+            "ranks": sorted(cluster.ranks),
+            "share": round(share, 4),
+            "cost": round(sums.total, 3),
+            "alone": round(sums.alone, 3),
+            "end": round(sums.end, 3),
+            "others": [
+                {"rule": one.first.rule.id, **_place(one), "how": how, "cost": round(cost, 3)}
+                for one, how, cost in sums.others
+            ],
+        }
+        for cluster, share, sums in _candidates(explanation)
+    ]
+
+
+def _candidates(explanation: Explanation) -> list[tuple[Cluster, float, Reckoning]]:
+    return list(zip(explanation.ranked, explanation.shares, explanation.reckonings, strict=True))[:SHOWN]
+
+
+def _place(cluster: Cluster) -> dict[str, Any]:
+    return {"file": cluster.first.file, "line": cluster.first.line}
+
+
+def _headline(cluster: Cluster, share: float) -> str:
+    first = cluster.first
+    where = f"{clean(first.file)}:{first.line}" if first.line else "seen by the supervisor"
+    return f"{percent(share)}  {first.rule.reason} (rule {first.rule.id}, {where}): {shorten(clean(first.text.strip()), 90)}"
+
+
+def _doubts(cluster: Cluster) -> str:
+    """What made it dearer than others of its kind."""
+    if cluster.first.demoted:
+        return ", though another line of the same traceback says it better"
+    if cluster.first.recovered:
+        return ", though training went on after it"
+    return ""
+
+
+def _named(others: list[tuple[Cluster, float]]) -> str:
+    others = sorted(others, key=lambda one: -one[1])
+    names = list(dict.fromkeys(one.first.rule.id for one, _ in others))
+    told = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    return f"{plainly(len(others), 'other')} ({told})"

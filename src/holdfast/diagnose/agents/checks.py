@@ -1,0 +1,96 @@
+"""What a model may not do, whatever it answers: the checks that hold also where it obeys a line of the log.
+
+- Each line it cites exists and contains what it quotes.
+- Not all cited lines are ones that the rules know as teardown, or as survived.
+- Where a rule is sure of what the root's line means, the model's reason is that rule's; and routine is no root.
+- An action that stops the job for good, or takes hardware out, needs a unanimous model and a line that carries it; on
+  anything less the job is started again, which costs one attempt.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import Final, get_args
+
+import re2
+
+from holdfast.diagnose.agents.untrusted import Shown
+from holdfast.diagnose.compress import Kept
+from holdfast.diagnose.diagnosis import CATEGORIES, Action, Category, Diagnosis
+from holdfast.diagnose.lines import Line, clean_line
+from holdfast.diagnose.rules import ROUTINE, Rule, RuleSet, Where
+from holdfast.diagnose.tracebacks import is_exception
+
+QUOTE_LEAST: Final = 8
+"""Characters of a quote, where the line has so many: a single word is no citation."""
+SURE: Final = 0.6
+"""A rule's confidence from which on a model does not overrule what it says of a line."""
+_AFTERMATH: Final = frozenset({"teardown", "recovered"})
+_NO_ROOTS: Final = frozenset({ROUTINE, "teardown"})
+_STATES_AN_ERROR: Final = re2.compile(r"^\S+: (?:fatal )?error: \S+ \S+")
+"""argparse, compilers, shells."""
+_NAMES_HARDWARE: Final = re2.compile(
+    r"(?i)\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.\d)?\b|\b(?:gpu|device|cuda|nvlink|mlx5|hca|ib|port)[ :_#-]{0,2}\d{1,3}\b"
+)
+HELPS: Final[dict[Action, bool]] = {
+    "restart": True,
+    "wait_and_retry": True,
+    "exclude_and_restart": True,
+    "reset_gpu": True,
+    "change_config": False,
+    "user_must_fix": False,
+}
+"""Of each action, whether the job is started again."""
+assert set(HELPS) == set(get_args(Action))
+
+
+def cites_well(shown: Shown, number: int, quote: str) -> bool:
+    """Whether line `number` contains the quote, and the quote is more than a word."""
+    least = min(QUOTE_LEAST, len(shown.lines[number - 1].strip()))
+    return len(quote.strip()) >= least and shown.has(number, quote)
+
+
+def aftermath_only(cited: Iterable[Kept], diagnosis: Diagnosis) -> bool:
+    """Whether the rules know all cited lines as what others did about the failure, or as survived."""
+    role = {(one.file, one.line): one.role for one in diagnosis.evidence}
+    return all(role.get((one.file, one.line)) in _AFTERMATH for one in cited)
+
+
+def contradicted_by(reason: str, line: Kept, rules: RuleSet) -> Rule | None:
+    """The rule that is sure of what `line` means, and it is not `reason`; None where there is none."""
+    wheres: tuple[Where, ...] = ("line",)
+    text = cleaned(line).text
+    if is_exception(text):
+        wheres = ("user_exception", "library_exception")
+    found = [known[0] for where in wheres if (known := rules.find(text, where)) is not None]
+    sure = [rule for rule in found if rule.kind in _NO_ROOTS or (rule.confidence >= SURE and rule.reason != "Unknown")]
+    allowed = any(rule.reason == reason and rule.kind not in _NO_ROOTS for rule in sure)
+    return sure[0] if sure and not allowed else None
+
+
+def category_of(reason: str, said: Category) -> Category:
+    """The category of Table 3; what the model says counts only for what has no row there."""
+    return said if reason == "Others" else CATEGORIES[reason]
+
+
+def safe_action(action: Action, category: Category, cited: Sequence[Kept], *, unanimous: bool) -> Action:
+    """`action`, or `restart` where nothing but a model's word carries it."""
+    if action in ("restart", "wait_and_retry"):
+        return action
+    texts = [cleaned(one).text for one in cited]
+    if not unanimous:
+        return "restart"
+    if action in ("user_must_fix", "change_config"):
+        carried = category != "Infrastructure" and any(_states_an_error(text) for text in texts)
+    else:
+        place = any(cleaned(one).host or _NAMES_HARDWARE.search(cleaned(one).text) for one in cited)
+        carried = category == "Infrastructure" and place
+    return action if carried else "restart"
+
+
+def cleaned(line: Kept) -> Line:
+    """A kept line with its prefixes parted."""
+    return clean_line(line.text.encode("utf-8", "replace"), line.line)
+
+
+def _states_an_error(text: str) -> bool:
+    named = is_exception(text.lstrip()) and len(text.partition(":")[2].split()) > 1
+    return named or _STATES_AN_ERROR.search(text) is not None

@@ -1,0 +1,158 @@
+"""A diagnosis that the rules left open, put to a model: `consult`.
+
+What the rules decided is not sent anywhere. Where they did not, the model's finding takes the place of their answer only
+if it is surer than theirs; it never reaches the confidence of a rule that decides. The rest is a suggestion in words.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Final
+
+from holdfast.core.errors import HoldfastError
+from holdfast.diagnose.agents import checks
+from holdfast.diagnose.agents.endpoint import Endpoint
+from holdfast.diagnose.agents.failure_agent import SAMPLES, Finding, Similar, find_cause
+from holdfast.diagnose.agents.proposal import proposed_rule
+from holdfast.diagnose.agents.untrusted import Draw, draw_mark
+from holdfast.diagnose.compress import Compressed, Kept, worth_reading
+from holdfast.diagnose.diagnosis import Alternative, Diagnosis, Evidence, LogLine
+from holdfast.diagnose.rules import RuleSet, packaged_rules
+
+CEILING: Final = 0.55
+"""Confidence of a finding on which all votes agree: below that of an answer which is not worth a second reading."""
+_ALTERNATIVES: Final = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Consultation:
+    """What came of asking."""
+
+    diagnosis: Diagnosis
+    proposed_rule: Mapping[str, Any] | None = None
+    """The fields of a rule that would know this root again; a suggestion, for memory's gate."""
+
+
+def consult(
+    diagnosis: Diagnosis,
+    compressed: Compressed,
+    endpoint: Endpoint,
+    *,
+    similar: Similar | None = None,
+    rules: RuleSet | None = None,
+    samples: int = SAMPLES,
+) -> Diagnosis:
+    """`diagnosis`, or a better founded one where the rules left the case open and a model finds its cause.
+
+    `similar` finds past incidents like a text; `rules` are those that made the diagnosis (default: the packaged ones).
+    An endpoint that fails changes nothing but the notes.
+    """
+    return consultation(diagnosis, compressed, endpoint, similar=similar, rules=rules, samples=samples).diagnosis
+
+
+def consultation(
+    diagnosis: Diagnosis,
+    compressed: Compressed,
+    endpoint: Endpoint,
+    *,
+    similar: Similar | None = None,
+    rules: RuleSet | None = None,
+    samples: int = SAMPLES,
+    draw: Draw = draw_mark,
+) -> Consultation:
+    """The same, with the rule that the model proposes; `draw` draws the marks around what is shown to it."""
+    if not worth_reading(diagnosis) or not compressed.lines:
+        return Consultation(diagnosis=diagnosis)
+    rules = packaged_rules() if rules is None else rules
+    try:
+        outcome = find_cause(diagnosis, compressed, endpoint, rules, similar=similar, samples=samples, draw=draw)
+    except HoldfastError as error:  # httpx or the memory is not there: the answer of the rules is
+        return Consultation(diagnosis=_noted(diagnosis, str(error)))
+    finding = outcome.finding
+    if finding is None:
+        asked = f"The model {endpoint.model} was asked and found no cause that it could agree on and cite."
+        return Consultation(diagnosis=_noted(diagnosis, *outcome.notes, asked))
+    decided = _noted(_decided(diagnosis, finding, endpoint), *outcome.notes)
+    if finding.action != finding.advised:
+        lowered = f"The model advises {finding.advised}; on its word alone the job is started again instead."
+        decided = _noted(decided, lowered)
+    return Consultation(diagnosis=decided, proposed_rule=_proposed(finding, endpoint, rules))
+
+
+def _noted(diagnosis: Diagnosis, *notes: str) -> Diagnosis:
+    return replace(diagnosis, notes=(*diagnosis.notes, *notes))
+
+
+def _decided(diagnosis: Diagnosis, finding: Finding, endpoint: Endpoint) -> Diagnosis:
+    name = f"model:{endpoint.model}"
+    sure = round(CEILING * finding.agreement, 3)
+    if finding.reason == diagnosis.reason:  # the action stays the rules', which know more of their reason
+        said = f"{diagnosis.mitigation} A model adds, unproven: {finding.mitigation}"
+        return replace(diagnosis, mitigation=said, decided_by=(*diagnosis.decided_by, name))
+    if diagnosis.reason != "Unknown" and diagnosis.confidence >= sure:
+        other = Alternative(reason=finding.reason, confidence=sure, decided_by=name)
+        return replace(diagnosis, alternatives=_ranked(other, *diagnosis.alternatives))
+    lines = tuple(LogLine(file=one.file, line=one.line, text=one.text) for one in finding.roots)
+    others = [
+        Alternative(reason=reason, confidence=round(CEILING * share, 3), decided_by=name)
+        for reason, share in finding.others
+        if reason != "Unknown"
+    ]
+    if diagnosis.reason != "Unknown":
+        rule = diagnosis.decided_by[0] if diagnosis.decided_by else ""
+        others.append(Alternative(reason=diagnosis.reason, confidence=diagnosis.confidence, decided_by=rule))
+    kept = [one for one in (*others, *diagnosis.alternatives) if one.reason != finding.reason]
+    return replace(
+        diagnosis,
+        reason=finding.reason,
+        category=finding.category,
+        root_line=lines[0],
+        root_lines=lines,
+        evidence=_evidence(diagnosis, lines),
+        scope=_scope(finding.roots[0]),
+        action=finding.action,
+        restart_helps=checks.HELPS[finding.action],
+        mitigation=f"A model suggests, unproven: {finding.cause} {finding.mitigation}",
+        confidence=sure,
+        alternatives=_ranked(*kept),
+        decided_by=(name,),
+        root_text=checks.cleaned(finding.roots[0]).text.strip(),
+    )
+
+
+def _ranked(*alternatives: Alternative) -> tuple[Alternative, ...]:
+    ranked = sorted(alternatives, key=lambda one: -one.confidence)
+    once = {one.reason: one for one in reversed(ranked)}
+    return tuple(one for one in ranked if once[one.reason] is one)[:_ALTERNATIVES]
+
+
+def _evidence(diagnosis: Diagnosis, lines: tuple[LogLine, ...]) -> tuple[Evidence, ...]:
+    places = {(one.file, one.line) for one in lines}
+    roots = [Evidence(file=one.file, line=one.line, text=one.text, role="root") for one in lines]
+    rest = [
+        replace(one, role="cascade") if one.role == "root" else one
+        for one in diagnosis.evidence
+        if (one.file, one.line) not in places
+    ]
+    return (*roots, *rest)
+
+
+def _scope(root: Kept) -> dict[str, Any]:
+    """Whose line the root is, by its own prefix: a place that only a model names is not taken."""
+    line = checks.cleaned(root)
+    known = {"rank": line.rank, "local_rank": line.local_rank, "node": line.host}
+    return {name: value for name, value in known.items() if value is not None}
+
+
+def _proposed(finding: Finding, endpoint: Endpoint, rules: RuleSet) -> Mapping[str, Any] | None:
+    if finding.rule is None:
+        return None
+    return proposed_rule(
+        finding.rule,
+        finding.roots[0],
+        reason=finding.reason,
+        category=finding.category,
+        action=finding.action,
+        mitigation=finding.mitigation,
+        model=endpoint.model,
+        rules=rules,
+    )

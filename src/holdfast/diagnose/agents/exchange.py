@@ -1,0 +1,171 @@
+"""The exchange with an endpoint over HTTP: requests out, texts back, nothing trusted.
+
+Tried again are full or broken servers (429, 5xx) and connections that broke, after the time the server names or a doubled
+wait; never beyond the budget. A failure is a sentence of ours: what an exception says may hold the key.
+"""
+
+import asyncio
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+import httpx
+
+from holdfast.diagnose.agents.answers import Malformed, json_object
+from holdfast.diagnose.agents.endpoint import ENV_KEY, ENV_MODEL, ENV_URL, Prompt, Reply
+from holdfast.diagnose.agents.redact import redact
+from holdfast.diagnose.agents.untrusted import sentence
+
+if TYPE_CHECKING:
+    from holdfast.diagnose.agents.endpoint import Endpoint
+
+_PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
+_REFUSES_A_FIELD: Final = frozenset({400, 422})
+_SAID_CHARACTERS: Final = 160
+
+
+class _Failed(Exception):
+    """No answer came."""
+
+    def __init__(self, said: str, *, passing: bool = False, wait_s: float | None = None) -> None:
+        super().__init__(said)
+        self.passing = passing
+        """Another try may fare better."""
+        self.wait_s = wait_s
+        """What the server asks for."""
+
+
+class _RefusesAField(Exception):
+    """A server does not know something that is optional."""
+
+
+async def exchange(endpoint: "Endpoint", prompts: Sequence[Prompt], temperature: float) -> list[Reply]:
+    """The replies to `prompts`, in order, within the endpoint's budget."""
+    headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "holdfast"}
+    if endpoint.key:
+        headers["Authorization"] = f"Bearer {endpoint.key}"
+    async with httpx.AsyncClient(
+        headers=headers,
+        follow_redirects=False,
+        timeout=endpoint.try_timeout_s,
+        trust_env=not endpoint.is_this_host,  # proxies and certificates of the environment
+    ) as client:
+        asking = _Asking(endpoint, client, temperature)
+        tasks = [asyncio.create_task(asking.reply(prompt)) for prompt in prompts]
+        done, late = await asyncio.wait(tasks, timeout=endpoint.budget_s)
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*late, return_exceptions=True)
+        return [task.result() if task in done else Reply(failed=endpoint.too_late()) for task in tasks]
+
+
+class _Asking:
+    """What the requests of one exchange share."""
+
+    def __init__(self, endpoint: "Endpoint", client: httpx.AsyncClient, temperature: float) -> None:
+        self._endpoint = endpoint
+        self._client = client
+        self._latest_s = endpoint.clock.monotonic_s() + endpoint.budget_s
+        self._gate = asyncio.Semaphore(endpoint.parallel)
+        self._optional: dict[str, Any] = {
+            "temperature": temperature,
+            "max_tokens": endpoint.answer_tokens,
+            "response_format": {"type": "json_object"},
+        }
+        """Left out of all requests once a server refuses one with them: not every server and model knows each."""
+
+    async def reply(self, prompt: Prompt) -> Reply:
+        """The reply to one prompt."""
+        async with self._gate:
+            try:
+                return Reply(text=await self._tried_again(prompt))
+            except _Failed as failed:
+                return Reply(failed=f"The model at {self._endpoint.host} {failed}")
+
+    async def _tried_again(self, prompt: Prompt) -> str:
+        endpoint = self._endpoint
+        for number in range(endpoint.tries):
+            try:
+                return await self._in_time(prompt)
+            except _Failed as failed:
+                wait_s = endpoint.backoff_s * 2**number if failed.wait_s is None else failed.wait_s
+                too_late = endpoint.clock.monotonic_s() + wait_s >= self._latest_s
+                if not failed.passing or number + 1 == endpoint.tries or too_late:
+                    raise
+            await endpoint.pause(wait_s)
+        raise AssertionError("the last try raises")
+
+    async def _in_time(self, prompt: Prompt) -> str:
+        seconds = self._endpoint.try_timeout_s
+        try:
+            async with asyncio.timeout(seconds):  # httpx's own limits hold for each piece: a drip would never end
+                try:
+                    return await self._asked(prompt, dict(self._optional))
+                except _RefusesAField:
+                    self._optional.clear()
+                    return await self._asked(prompt, {})
+        except (TimeoutError, httpx.TimeoutException):
+            raise _Failed(f"gave no whole answer within {seconds:g} s. Ask again, or a faster one.") from None
+        except httpx.ConnectError:
+            raise _Failed(f"cannot be reached. Check {ENV_URL}, and that the server runs.", passing=True) from None
+        except (httpx.HTTPError, httpx.StreamError, OSError):
+            raise _Failed("broke the connection off. Ask again; look at the server's log.", passing=True) from None
+
+    async def _asked(self, prompt: Prompt, optional: dict[str, Any]) -> str:
+        endpoint = self._endpoint
+        messages = [
+            {"role": "system", "content": prompt.instructions},
+            {"role": "user", "content": prompt.data},
+        ]
+        body = json.dumps({"model": endpoint.model, "messages": messages, **optional}).encode("ascii")
+        kind = {"Content-Type": "application/json"}
+        async with self._client.stream("POST", endpoint.request_url, content=body, headers=kind) as response:
+            said = await self._body(response)
+            if response.status_code in _REFUSES_A_FIELD and optional:
+                raise _RefusesAField
+            _check_status(endpoint, response, said)
+        return _text_of(said)
+
+    async def _body(self, response: httpx.Response) -> bytes:
+        if response.headers.get("Content-Encoding", "identity").lower() != "identity":
+            raise _Failed("packs its answers though asked not to. Check what stands between it and this machine.")
+        said = bytearray()
+        async for piece in response.aiter_raw():
+            said += piece
+            if len(said) > self._endpoint.answer_limit_bytes:
+                raise _Failed(f"answered more than {self._endpoint.answer_limit_bytes} bytes. Use another model.")
+        return bytes(said)
+
+
+def _check_status(endpoint: "Endpoint", response: httpx.Response, said: bytes) -> None:
+    status = response.status_code
+    if status == httpx.codes.OK:
+        return
+    if response.is_redirect or 300 <= status < 400:
+        raise _Failed(f"sends on to another address, which is not followed. Check {ENV_URL}.")
+    if status in _PASSING:
+        raise _Failed(
+            f"is overloaded or broken (status {status}). Ask again later.", passing=True, wait_s=_named_wait_s(response)
+        )
+    if status in (401, 403):
+        raise _Failed(f"refuses the key (status {status}). Check {ENV_KEY}.")
+    if status == httpx.codes.NOT_FOUND:
+        raise _Failed(f"knows no such path or model. Check {ENV_URL} and {ENV_MODEL} ({endpoint.model}).")
+    because = sentence(redact(said[:4096].decode("utf-8", "replace"), endpoint.known_secrets), _SAID_CHARACTERS)
+    raise _Failed(f"refused the question (status {status}: {because}). Check {ENV_MODEL} and the server.")
+
+
+def _named_wait_s(response: httpx.Response) -> float | None:
+    named = response.headers.get("Retry-After", "")
+    return float(named) if named.isascii() and named.isdigit() and len(named) < 8 else None  # noqa: PLR2004
+
+
+def _text_of(said: bytes) -> str:
+    """The model's words in the server's answer."""
+    try:
+        text = json_object(said.decode("utf-8"))["choices"][0]["message"]["content"]
+    except (Malformed, ValueError, LookupError, TypeError):
+        text = None
+    if not isinstance(text, str) or not text.strip():
+        raise _Failed(f"answered with no text of a chat completion. Check {ENV_URL}: it is the API's base.")
+    return text

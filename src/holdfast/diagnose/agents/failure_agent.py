@@ -1,0 +1,222 @@
+"""The Failure Agent: the compressed log and similar incidents to a cause, an action and cited lines, by several votes.
+
+Each vote is an answer of its own to the same question. One that is malformed, cites a line that does not exist, quotes
+what is not there, or contradicts the rules is dropped, and counts as a vote for nothing. What more than half of all votes
+asked for agree on is the finding.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, cast, get_args
+
+from holdfast.diagnose.agents import checks
+from holdfast.diagnose.agents.answers import (
+    Malformed,
+    choice_field,
+    json_object,
+    line_number,
+    list_field,
+    text_field,
+    with_fields,
+)
+from holdfast.diagnose.agents.endpoint import Endpoint, Prompt
+from holdfast.diagnose.agents.prompts import FAILURE_INSTRUCTIONS
+from holdfast.diagnose.agents.proposal import PATTERN_CHARACTERS, RuleIdea
+from holdfast.diagnose.agents.untrusted import Draw, Shown, draw_mark, fenced, sentence, show
+from holdfast.diagnose.compress import Compressed, Kept
+from holdfast.diagnose.diagnosis import CATEGORIES, Action, Category, Diagnosis
+from holdfast.diagnose.rules import RuleSet
+
+SAMPLES: Final = 3
+TEMPERATURE: Final = 0.7
+"""Votes of one model say something only if they can differ."""
+_CITED_LIMIT: Final = 5
+_ROOTS_LIMIT: Final = 3
+_INCIDENTS: Final = 3
+_INCIDENT_CHARACTERS: Final = 600
+_FIELDS: Final = ("cause", "reason", "category", "action", "mitigation", "cited", "rule")
+
+Similar = Callable[[str], Sequence[Mapping[str, Any]]]
+"""The query engine over memory: past incidents like a text, the most similar first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vote:
+    """One answer that passed all checks."""
+
+    reason: str
+    category: Category
+    action: Action
+    cause: str
+    mitigation: str
+    cited: tuple[Kept, ...]
+    rule: RuleIdea | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What the votes agree on."""
+
+    reason: str
+    category: Category
+    advised: Action
+    """What the votes say."""
+    action: Action
+    """What may be done on their word (`checks.safe_action`)."""
+    cause: str
+    mitigation: str
+    roots: tuple[Kept, ...]
+    """The lines that state the root, the most cited first."""
+    agreement: float
+    """Share of all votes asked for that name this reason, above 0.5."""
+    others: tuple[tuple[str, float], ...]
+    """Other reasons that were named, with their shares."""
+    rule: RuleIdea | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """A finding or none, and what went wrong on the way, in sentences."""
+
+    finding: Finding | None
+    notes: tuple[str, ...] = ()
+
+
+def find_cause(
+    diagnosis: Diagnosis,
+    compressed: Compressed,
+    endpoint: Endpoint,
+    rules: RuleSet,
+    *,
+    similar: Similar | None = None,
+    samples: int = SAMPLES,
+    draw: Draw = draw_mark,
+) -> Outcome:
+    """Ask for the cause of what `compressed` holds, of which the rules say `diagnosis`."""
+    shown = show((_described(one, diagnosis) for one in compressed.lines), endpoint.known_secrets)
+    kept = compressed.lines[: len(shown.lines)]
+    data = fenced("The log", shown.lines, draw()) + _incidents(similar, shown, endpoint, draw) + _considered(diagnosis)
+    prompt = Prompt(instructions=FAILURE_INSTRUCTIONS, data=data)
+    votes: list[Vote] = []
+    problems: list[str] = []
+    for reply in endpoint.ask([prompt] * samples, temperature=TEMPERATURE):
+        if reply.failed:
+            problems.append(reply.failed)
+            continue
+        try:
+            vote = _vote(reply.text, shown, kept)
+            _check(vote, diagnosis, rules)
+        except Malformed as error:
+            problems.append(f"An answer of the model {endpoint.model} was dropped: {error}.")
+        else:
+            votes.append(vote)
+    notes = [f"{problem} ({count} of {samples})" for problem, count in Counter(problems).items()]
+    if shown.withheld:
+        notes.append(f"{shown.withheld} lines that give orders to a reader were not shown to the model.")
+    return Outcome(finding=_agreed(votes, samples), notes=tuple(notes))
+
+
+def _described(line: Kept, diagnosis: Diagnosis) -> str:
+    roles = {(one.file, one.line): one.role for one in diagnosis.evidence}
+    role = roles.get((line.file, line.line))
+    before = f"({role}) " if role in ("recovered", "teardown") else ""
+    return before + line.text + (f" (seen {line.count} times)" if line.count > 1 else "")
+
+
+def _incidents(similar: Similar | None, shown: Shown, endpoint: Endpoint, draw: Draw) -> str:
+    if similar is None:
+        return ""
+    told = [json.dumps(dict(one), default=str)[:_INCIDENT_CHARACTERS] for one in similar("\n".join(shown.lines))]
+    past = show(told[:_INCIDENTS], endpoint.known_secrets)
+    return fenced("Past incidents", past.lines, draw()) if past.lines else ""
+
+
+def _considered(diagnosis: Diagnosis) -> str:
+    named = [
+        (diagnosis.reason, diagnosis.confidence),
+        *((one.reason, one.confidence) for one in diagnosis.alternatives),
+    ]
+    said = ", ".join(f"{reason} ({confidence:.2f})" for reason, confidence in named if reason != "Unknown")
+    return f"The rules considered: {said}.\n" if said else "No rule knows the cause.\n"
+
+
+def _vote(text: str, shown: Shown, kept: Sequence[Kept]) -> Vote:
+    given = with_fields(json_object(text), _FIELDS)
+    reason = choice_field(given, "reason", CATEGORIES)
+    category = cast("Category", choice_field(given, "category", get_args(Category)))
+    cited = [_cited(one, shown, kept) for one in list_field(given, "cited", most=_CITED_LIMIT)]
+    if not cited and reason != "Unknown":
+        raise Malformed("it cites no line")
+    return Vote(
+        reason=reason,
+        category=checks.category_of(reason, category),
+        action=cast("Action", choice_field(given, "action", get_args(Action))),
+        cause=sentence(text_field(given, "cause", most=1000), 300),
+        mitigation=sentence(text_field(given, "mitigation", most=1500), 400),
+        cited=tuple(dict.fromkeys(cited)),
+        rule=_rule_idea(given["rule"]),
+    )
+
+
+def _cited(given: Any, shown: Shown, kept: Sequence[Kept]) -> Kept:
+    fields = with_fields(given, ("line", "quote"))
+    number = line_number(fields["line"], len(shown.lines))
+    if not checks.cites_well(shown, number, text_field(fields, "quote", most=1000)):
+        raise Malformed("it quotes what the line does not contain")
+    return kept[number - 1]
+
+
+def _rule_idea(given: Any) -> RuleIdea | None:
+    if given is None:
+        return None
+    fields = with_fields(given, ("pattern", "match", "no_match"))
+    for name, least in (("match", 1), ("no_match", 1)):
+        if not all(isinstance(one, str) and one.strip() for one in list_field(fields, name, most=5, least=least)):
+            raise Malformed(f"{name} of its rule holds no lines")
+    pattern = text_field(fields, "pattern", most=PATTERN_CHARACTERS)
+    return RuleIdea(pattern=pattern, match=tuple(fields["match"]), no_match=tuple(fields["no_match"]))
+
+
+def _check(vote: Vote, diagnosis: Diagnosis, rules: RuleSet) -> None:
+    if vote.reason == "Unknown":
+        return
+    if checks.aftermath_only(vote.cited, diagnosis):
+        raise Malformed("it takes the aftermath of the failure for its cause")
+    if rule := checks.contradicted_by(vote.reason, vote.cited[0], rules):
+        raise Malformed(f"it says {vote.reason} of a line that the rule {rule.id} knows better")
+
+
+def _agreed(votes: Sequence[Vote], samples: int) -> Finding | None:
+    counts = Counter(one.reason for one in votes)
+    reason, count = counts.most_common(1)[0] if counts else ("Unknown", 0)
+    if 2 * count <= samples or reason == "Unknown":
+        return None
+    agreeing = [one for one in votes if one.reason == reason]
+    # Of actions that are named equally often the mildest: the order of HELPS.
+    advised = max(checks.HELPS, key=lambda action: sum(one.action == action for one in agreeing))
+    chosen = next(one for one in agreeing if one.action == advised)
+    unanimous = all(one.reason == reason and one.action == advised for one in votes) and len(votes) == samples > 1
+    roots = _most_cited(agreeing)
+    return Finding(
+        reason=reason,
+        category=chosen.category,
+        advised=advised,
+        action=checks.safe_action(advised, chosen.category, roots, unanimous=unanimous),
+        cause=chosen.cause,
+        mitigation=chosen.mitigation,
+        roots=roots,
+        agreement=count / samples,
+        others=tuple((other, number / samples) for other, number in counts.most_common() if other != reason),
+        rule=next((one.rule for one in agreeing if one.rule is not None), None),
+    )
+
+
+def _most_cited(votes: Iterable[Vote]) -> tuple[Kept, ...]:
+    """First by how many votes begin with a line, then by how many cite it at all, then by place."""
+    every = list(votes)
+    first = Counter(one.cited[0] for one in every)
+    cited = Counter(line for one in every for line in one.cited)
+    ranked = sorted(cited, key=lambda line: (-first[line], -cited[line], line.file, line.line))
+    return tuple(ranked[:_ROOTS_LIMIT])

@@ -1,0 +1,201 @@
+"""The Log Agent: filter rules from segments of a log, by several samples, a vote and checks that no model can talk past.
+
+A candidate is what it does: the set of the segment's lines that it drops. Kept is what more than half of the samples
+propose with the same effect, what a second reading keeps, and what passes `_unsafe`. What is returned are filters as
+`filters.yaml` has them; that they are used is the caller's to decide.
+"""
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from holdfast.diagnose.agents.answers import Malformed, json_object, line_number, list_field, text_field, with_fields
+from holdfast.diagnose.agents.endpoint import Endpoint, Prompt, Reply
+from holdfast.diagnose.agents.prompts import FILTER_INSTRUCTIONS, VOTE_INSTRUCTIONS
+from holdfast.diagnose.agents.proposal import PATTERN_CHARACTERS, compiled, spells_out
+from holdfast.diagnose.agents.redact import redact
+from holdfast.diagnose.agents.segments import Segments
+from holdfast.diagnose.agents.untrusted import Draw, Shown, draw_mark, fenced, show
+from holdfast.diagnose.filters import Filter
+from holdfast.diagnose.lines import clean_line
+from holdfast.diagnose.rules import ROUTINE, RuleSet
+
+SAMPLES: Final = 3
+TEMPERATURE: Final = 0.8
+_SECOND_READING_TEMPERATURE: Final = 0.0
+_CANDIDATES_LIMIT: Final = 12
+_EXAMPLES: Final = 2
+_EXAMPLES_TO_JUDGE: Final = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A pattern and what it does."""
+
+    pattern: str
+    drops: frozenset[int]
+    """The numbers of the segment's lines, 1 the first."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProposedFilters:
+    """What came of asking."""
+
+    filters: tuple[Filter, ...]
+    notes: tuple[str, ...]
+    """What failed or was refused, a sentence each."""
+
+
+def propose_filters(
+    given: Segments,
+    endpoint: Endpoint,
+    rules: RuleSet,
+    *,
+    root_lines: Iterable[str] = (),
+    samples: int = SAMPLES,
+    second_reading: bool = True,
+    draw: Draw = draw_mark,
+) -> ProposedFilters:
+    """Ask for filters that drop the routine among `given`.
+
+    `rules` are all that are in use, learned ones too; `root_lines` are lines (without prefixes) that are known to have
+    stated a root. None of these, nor any line that a rule knows, is dropped by what is returned.
+    """
+    shown = [show(segment, endpoint.known_secrets) for segment in given.segments]
+    prompts = [
+        Prompt(instructions=FILTER_INSTRUCTIONS, data=fenced("The lines", one.lines, draw()))
+        for one in shown
+        for _ in range(samples)
+    ]
+    replies = endpoint.ask(prompts, temperature=TEMPERATURE)
+    known = (*root_lines, *given.guarded, *_known_lines(rules))
+    guarded = dict.fromkeys((*known, *(clean_line(line.encode("utf-8", "replace"), 0).text for line in known)))
+    notes: Counter[str] = Counter()
+    agreed: list[tuple[int, Candidate]] = []
+    for at, one in enumerate(shown):
+        proposals = [
+            _read(reply, given.segments[at], one, notes) for reply in replies[at * samples : (at + 1) * samples]
+        ]
+        for candidate in _majority(proposals, samples):
+            if why := _unsafe(candidate, one, guarded):
+                notes[f"The filter {candidate.pattern!r:.80} was refused: {why}."] += 1
+            else:
+                agreed.append((at, candidate))
+    if second_reading and agreed:
+        agreed = _read_again(agreed, shown, endpoint, draw, notes)
+    filters = {one.pattern: _filter(one, given.segments[at], endpoint) for at, one in agreed}
+    said = tuple(note if count == 1 else f"{note} ({count} times)" for note, count in notes.items())
+    return ProposedFilters(filters=tuple(filters.values()), notes=said)
+
+
+def _known_lines(rules: RuleSet) -> list[str]:
+    """The examples of all rules but routine ones: lines that state a root, or help to find one."""
+    return [line for rule in rules.rules if rule.kind != ROUTINE for line in rule.match]
+
+
+def _read(reply: Reply, segment: Sequence[str], shown: Shown, notes: Counter[str]) -> list[Candidate]:
+    """The candidates of one sample that are patterns and do what they say."""
+    if reply.failed:
+        notes[reply.failed] += 1
+        return []
+    try:
+        given = list_field(with_fields(json_object(reply.text), ("filters",)), "filters", most=_CANDIDATES_LIMIT)
+    except Malformed as error:
+        notes[f"An answer of the model was dropped: {error}."] += 1
+        return []
+    candidates = []
+    for one in given:
+        try:
+            candidates.append(_candidate(one, segment, shown))
+        except Malformed as error:
+            notes[f"A filter that the model proposed was dropped: {error}."] += 1
+    return candidates
+
+
+def _candidate(given: Any, segment: Sequence[str], shown: Shown) -> Candidate:
+    fields = with_fields(given, ("pattern", "lines"))
+    text = text_field(fields, "pattern", most=PATTERN_CHARACTERS)
+    cited = list_field(fields, "lines", most=len(shown.lines), least=1)
+    pattern = compiled(text)
+    if pattern is None:
+        raise Malformed("a pattern is not one of RE2, or finds everything")
+    drops = frozenset(number for number, line in enumerate(segment[: len(shown.lines)], 1) if pattern.search(line))
+    if not {line_number(one, len(shown.lines)) for one in cited} <= drops:
+        raise Malformed("a pattern does not find the lines that it was given for")
+    return Candidate(pattern=text, drops=drops)
+
+
+def _majority(proposals: Sequence[Sequence[Candidate]], samples: int) -> list[Candidate]:
+    """What more than half of the samples propose; of patterns with one effect, the one that spells out most."""
+    votes: Counter[frozenset[int]] = Counter()
+    patterns: dict[frozenset[int], list[str]] = {}
+    for proposal in proposals:
+        votes.update({one.drops for one in proposal})
+        for one in proposal:
+            patterns.setdefault(one.drops, []).append(one.pattern)
+    return [
+        Candidate(pattern=max(patterns[drops], key=lambda pattern: (len(pattern), pattern)), drops=drops)
+        for drops, count in votes.items()
+        if 2 * count > samples
+    ]
+
+
+def _unsafe(candidate: Candidate, shown: Shown, guarded: Iterable[str]) -> str:
+    """Why a candidate may not be used; empty where it may."""
+    pattern = compiled(candidate.pattern)
+    if pattern is None or not spells_out(candidate.pattern):
+        return "it spells out no wording"
+    if len(candidate.drops) == len(shown.lines) > 1:
+        return "it drops every line that was shown"
+    dropped = next((line for line in guarded if pattern.search(line)), None)
+    return "" if dropped is None else f"it would drop {redact(dropped)!r:.80}"
+
+
+def _read_again(
+    agreed: Sequence[tuple[int, Candidate]],
+    shown: Sequence[Shown],
+    endpoint: Endpoint,
+    draw: Draw,
+    notes: Counter[str],
+) -> list[tuple[int, Candidate]]:
+    """The candidates that a second reading keeps; where it fails, none of that segment."""
+    by_segment: dict[int, list[Candidate]] = {}
+    for at, candidate in agreed:
+        by_segment.setdefault(at, []).append(candidate)
+    prompts = []
+    for at, candidates in by_segment.items():
+        lines = show(_to_judge(one, shown[at]) for one in candidates).lines
+        prompts.append(Prompt(instructions=VOTE_INSTRUCTIONS, data=fenced("The candidates", lines, draw())))
+    replies = endpoint.ask(prompts, temperature=_SECOND_READING_TEMPERATURE)
+    kept: list[tuple[int, Candidate]] = []
+    for (at, candidates), reply in zip(by_segment.items(), replies, strict=True):
+        if reply.failed:
+            notes[reply.failed] += 1
+            continue
+        try:
+            given = list_field(with_fields(json_object(reply.text), ("keep",)), "keep", most=len(candidates))
+            numbers = {line_number(one, len(candidates)) for one in given}
+        except Malformed as error:
+            notes[f"A second reading was dropped: {error}."] += 1
+            continue
+        kept.extend((at, one) for number, one in enumerate(candidates, 1) if number in numbers)
+    return kept
+
+
+def _to_judge(candidate: Candidate, shown: Shown) -> str:
+    examples = " | ".join(shown.lines[number - 1][:80] for number in sorted(candidate.drops)[:_EXAMPLES_TO_JUDGE])
+    return f"{candidate.pattern}   drops: {examples}"
+
+
+def _filter(candidate: Candidate, segment: Sequence[str], endpoint: Endpoint) -> Filter:
+    pattern = compiled(candidate.pattern)
+    lines = [segment[number - 1] for number in sorted(candidate.drops)]
+    clean = [text for line in lines if pattern.search(text := redact(line))]
+    return Filter(
+        id=f"model-{hashlib.sha256(candidate.pattern.encode()).hexdigest()[:12]}",
+        pattern=candidate.pattern,
+        source=f"proposed by the model {endpoint.model}",
+        match=tuple((clean or lines)[:_EXAMPLES]),
+    )

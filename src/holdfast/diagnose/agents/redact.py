@@ -1,0 +1,126 @@
+"""Secrets out of text before it leaves the machine: what may be one becomes `<redacted>`.
+
+Three nets, one behind the other: the known forms of tokens and keys, whatever follows a name that stands for a secret
+(`password:`, `HF_TOKEN=`, `Authorization:`), and any word that only a machine would write. Rather too much is taken
+than too little: digests, identifiers of GPUs and mangled names go too. All patterns are RE2's, in linear time.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Final
+
+import re2
+
+PLACEHOLDER: Final = "<redacted>"
+_KNOWN_LEAST: Final = 6
+"""Characters of a known secret from which on it is looked for: a shorter one would be found everywhere."""
+
+_FORMS: Final[tuple[str, ...]] = (
+    r"-----BEGIN[A-Z ]*PRIVATE KEY-----.*?(?:-----END[A-Z ]*PRIVATE KEY-----|$)",  # on one line, as JSON has it
+    r"\b(?:AKIA|ASIA|AGPA|AIDA|AROA|ANPA|ANVA|ABIA|ACCA)[A-Z0-9]{8,}",  # AWS
+    r"\bAIza[\w-]{16,}",  # Google
+    r"\bya29\.[\w.-]+",
+    r"\bhf_[A-Za-z0-9]{12,}",  # Hugging Face
+    r"\bgh[pousr]_[A-Za-z0-9]{8,}",  # GitHub
+    r"\bgithub_pat_\w{8,}",
+    r"\bgl[a-z]{2,5}-[\w-]{12,}",  # GitLab
+    r"\b(?:sk|pk|rk)[-_](?:[A-Za-z]+[-_])*[\w-]{12,}",  # OpenAI, Anthropic, OpenRouter, Stripe
+    r"\bxox[a-z]-[\w-]{6,}",  # Slack
+    r"\bxapp-[\w-]{6,}",
+    r"\bhooks\.slack\.com/services/\S+",
+    r"\bdiscord(?:app)?\.com/api/webhooks/\S+",
+    r"\beyJ[\w-]{6,}(?:\.[\w-]*)*",  # a JSON web token
+    r"\b(?:nvapi|dapi|npm|pypi|gsk|r8|hvs|hvb|dckr_pat|dop_v1|wandb_v\d|SG)[-_.][\w.-]{12,}",
+    r"\bdapi[0-9a-f]{16,}",  # Databricks
+    r"\b\d{8,10}:[\w-]{30,}",  # Telegram
+)
+_SEPARATOR: Final = r"\\*[\"']?\s*(?:=>|:=|==|[=:])\s*"
+_NAMES: Final = (
+    r"[\w.-]*(?:secret[\w.-]*|token|api[_.-]?key|access[_.-]?key(?:[_.-]?id)?"
+    r"|(?:private|account|shared|encryption|signing|license|master|deploy|ssh)[_.-]?key|credentials?|signature"
+    r"|session[_.-]?id|connection[_.-]?string|webhook[\w.-]*)|\b(?:sig|auth|authkey|dsn|\w+_auth)"
+)
+_TAKEN: Final[tuple[tuple[Any, str], ...]] = tuple(
+    (re2.compile(pattern), replacement)
+    for pattern, replacement in (
+        ("|".join(_FORMS), PLACEHOLDER),
+        (r"(?i)(\bbearer[\s:=]+)\S+", rf"\1{PLACEHOLDER}"),
+        # A password may hold blanks, and a header's value has parts: all of the line.
+        (
+            r"(?i)(\b(?:(?:proxy-)?authorization|x-api-key|api-key|x-auth-token|x-amz-security-token|x-goog-api-key"
+            rf"|(?:set-)?cookie){_SEPARATOR}).+",
+            rf"\1{PLACEHOLDER}",
+        ),
+        (
+            r"(?i)([\w.-]*(?:passw(?:or)?d|passphrase|passcode|\bpwd)[\w.-]*"
+            rf"(?:{_SEPARATOR}|\s+(?:is|was)\s+|\s+\\*[\"']))\S.*",
+            rf"\1{PLACEHOLDER}",
+        ),
+        (rf"(?i)((?:{_NAMES}){_SEPARATOR})(?:\\*[\"'][^\"']*[\"']?\S*|\S+)", rf"\1{PLACEHOLDER}"),
+        (r"(\b[A-Z0-9_]+_(?:KEY|PASS|PW|PAT)=)(?:[\"'][^\"']*[\"']?\S*|\S+)", rf"\1{PLACEHOLDER}"),
+        (
+            r"(?i)(--?[\w-]*(?:passw(?:or)?d|passphrase|token|secret|api-?key|access-?key|credentials?)[\s=]+)"
+            r"(?:[\"'][^\"']*[\"']?\S*|\S+)",
+            rf"\1{PLACEHOLDER}",
+        ),
+        (r"(://)(?:[^\s/?#]*|[^\s:/?#]*:\S*)@", rf"\1{PLACEHOLDER}@"),
+        (r"[\pL\pN._%+-]+@[\pL\pN-]+(?:\.[\pL\pN-]+)+", PLACEHOLDER),
+    )
+)
+_WORD: Final = re2.compile(r"[A-Za-z0-9+/=_~-]{16,}")
+_PARTS: Final = re2.compile(r"[A-Za-z0-9]+")
+_LETTERS: Final = r"(?:[a-z]*|[A-Z]*|[a-z]*(?:[A-Z]{1,5}[a-z]{2,})+[A-Z]{0,4})"
+_PLAIN: Final = re2.compile(rf"^(?:{_LETTERS}[0-9]*{_LETTERS}|[0-9]+(?:x[0-9]+)+)$")
+"""A part of a name as people write them: a word or some in camel case, one number before, behind or within."""
+_PLAIN_LETTERS_LIMIT: Final = 30
+_PLAIN_MIXED_LIMIT: Final = 16
+_PEM_BEGIN: Final = re2.compile(r"-----BEGIN[A-Z ]*PRIVATE KEY")
+_PEM_END: Final = re2.compile(r"-----END[A-Z ]*PRIVATE KEY")
+_PEM_BODY: Final = re2.compile(r"(?:^|[\s:])[A-Za-z0-9+/=]+\s*$")
+_PEM_LINES: Final = 120
+"""Lines of the longest key that is in use: RSA of 16384 bits has about 200, of 8192 bits about 100."""
+
+
+def redact(text: str, known: Iterable[str] = ()) -> str:
+    """`text` without its secrets; doing it twice changes nothing more. `known` are secrets to look for as they are."""
+    return "\n".join(redact_lines(text.split("\n"), known))
+
+
+def redact_lines(lines: Iterable[str], known: Iterable[str] = ()) -> list[str]:
+    """The same line by line, as many as were given: a private key may stand on several."""
+    given, literal = list(lines), [one for one in known if len(one) >= _KNOWN_LEAST]
+    within = _within_private_keys(given)
+    return [PLACEHOLDER if at in within else _redact_line(line, literal) for at, line in enumerate(given)]
+
+
+def _redact_line(line: str, known: Iterable[str]) -> str:
+    for secret in known:
+        line = line.replace(secret, PLACEHOLDER)
+    for pattern, replacement in _TAKEN:
+        line = pattern.sub(replacement, line)
+    return str(_WORD.sub(lambda word: PLACEHOLDER if _by_machine(word[0]) else word[0], line))
+
+
+def _by_machine(word: str) -> bool:
+    return not all(_plain(part) for part in _PARTS.findall(word))
+
+
+def _plain(part: str) -> bool:
+    if part.isdigit():
+        return True
+    limit = _PLAIN_LETTERS_LIMIT if part.isalpha() else _PLAIN_MIXED_LIMIT
+    return len(part) <= limit and _PLAIN.search(part) is not None
+
+
+def _within_private_keys(lines: list[str]) -> set[int]:
+    found: set[int] = set()
+    for begin, line in enumerate(lines):
+        if begin in found or not _PEM_BEGIN.search(line) or _PEM_END.search(line):
+            continue
+        last = min(begin + _PEM_LINES, len(lines))
+        end = next((at for at in range(begin, last) if _PEM_END.search(lines[at])), None)
+        if end is None:  # cut short: what looks like a key's lines, up to the first that does not
+            end = begin
+            while end + 1 < last and _PEM_BODY.search(lines[end + 1]):
+                end += 1
+        found.update(range(begin, end + 1))
+    return found

@@ -1,0 +1,45 @@
+"""Every failing program of the laboratory, a module a group."""
+
+from collections.abc import Mapping
+
+from holdfast.diagnose.lab.program import Program
+from holdfast.diagnose.lab.programs import (
+    attributes,
+    calls,
+    data,
+    files,
+    gpu,
+    lookups,
+    memory,
+    model,
+    nccl,
+    network,
+    node,
+    others,
+    start,
+    storage,
+    types_and_names,
+    values,
+)
+
+_GROUPS = (
+    gpu,
+    node,
+    network,
+    storage,
+    nccl,
+    data,
+    memory,
+    model,
+    files,
+    start,
+    calls,
+    lookups,
+    types_and_names,
+    values,
+    attributes,
+    others,
+)
+
+PROGRAMS: Mapping[str, Program] = {program.id: program for group in _GROUPS for program in group.PROGRAMS}
+"""By id, in the order of their groups."""

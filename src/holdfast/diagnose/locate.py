@@ -1,0 +1,101 @@
+"""Who is at fault: the ranks, nodes, GPUs and links that the lines of the root name, or leave out."""
+
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Final
+
+import re2
+
+from holdfast.diagnose.diagnosis import mask_varying
+from holdfast.diagnose.explain import Cluster, rank_of
+from holdfast.diagnose.scan import Event
+
+_SCOPE_LIMIT: Final = 64
+_DIGITS: Final = re2.compile(r"\d+")
+_CASELESS: Final = re2.Options()
+_CASELESS.case_sensitive = False
+_ABSENT_SHARE: Final = 0.34
+"""More of the ranks than this without a word say nothing about any of them."""
+_NOBODY: Final = re2.compile(
+    r"^(?:127\.|::1$|localhost|0\.0\.0\.0$|169\.254\.|172\.17\.|fe80|unknown|none|\?|-?$)", _CASELESS
+)
+"""Names that name no node: loopback, link-local and container addresses."""
+_TELLS_OF_OTHERS: Final = frozenset({"peer_lost", "store_lost", "collective_timeout"})
+"""Who reports one of these is not the rank at fault."""
+
+
+def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) -> dict[str, Any]:
+    """`rank`, `local_rank`, `node`, `gpu`, `link` of the fault: each a value, a list, or absent."""
+    ranks_by_pid = {
+        event.captures["pid"]: int(event.captures["rank"])
+        for event in everything
+        if {"pid", "rank"} <= event.captures.keys()
+    }
+    rule, text = root.first.rule, mask_varying(root.first.text)
+    alike = [event for event in same if event.rule is rule and mask_varying(event.text) == text]
+    found = _named(alike, ranks_by_pid)
+    wider = _named(same, ranks_by_pid)
+    found = {name: values or wider[name] for name, values in found.items()}
+    if rule.kind == "collective_timeout":
+        found["rank"] |= absent_ranks(everything)
+    if not any(found.values()) and rule.action != "exclude_and_restart":
+        found |= _of_the_only_exit(everything)
+    return {
+        name: known[0] if len(known) == 1 else known
+        for name, values in found.items()
+        if (known := sorted(values)[:_SCOPE_LIMIT])
+    }
+
+
+def _of_the_only_exit(everything: Iterable[Event]) -> dict[str, set[Any]]:
+    """The one process, or the one node, that launchers say ended with an error; not sure enough to take a node out."""
+    ends = [event for event in everything if event.rule.kind in ("exit", "death", "crash") and not event.recovered]
+    named = _named(ends, {})
+    return {name: values for name, values in named.items() if len(values) == 1}
+
+
+def _named(events: Iterable[Event], ranks_by_pid: dict[str, int]) -> dict[str, set[Any]]:
+    found: dict[str, set[Any]] = {name: set() for name in ("rank", "local_rank", "node", "gpu", "link")}
+    for event in events:
+        captures = event.captures
+        node = captures.get("node", "").rstrip(".")
+        node = "" if _NOBODY.search(node) else node
+        # Who tells of a peer or of another host is not the rank at fault.
+        of_others = event.rule.kind in _TELLS_OF_OTHERS or bool(node and event.rule.kind in ("fabric", "node"))
+        rank = None if of_others and "rank" not in captures else rank_of(event)
+        found["rank"].add(ranks_by_pid.get(captures.get("pid", "")) if rank is None else rank)
+        local_rank = None if of_others else event.local_rank
+        found["local_rank"].add(int(captures["local_rank"]) if "local_rank" in captures else local_rank)
+        found["rank"] |= {int(one) for one in _DIGITS.findall(captures.get("ranks", ""))}
+        found["node"].add(node or (None if of_others else event.node))
+        found["gpu"].add(captures["gpu"].lower() if "gpu" in captures else None)
+        found["link"].add(int(captures["link"]) if "link" in captures else None)
+    return {name: values - {None} for name, values in found.items()}
+
+
+def absent_ranks(events: Iterable[Event]) -> set[int]:
+    """The few ranks that did not report a timed-out collective that all the others report: these did not come to it.
+
+    Among those that report it, the ones that had enqueued less than the rest were behind.
+    """
+    reports = [event for event in events if event.rule.kind == "collective_timeout" and not event.recovered]
+    heard: set[int] = set()
+    known: set[int] = set()
+    for event in reports:
+        by_rank = event.log.reporters.get(event.rule.id, {})
+        heard |= by_rank.keys()
+        known |= {key for key in event.log.streams if isinstance(key, int)}
+        # Within a rule: two rules count differently, what is enqueued and what timed out.
+        enqueued = {rank: work for rank, work in by_rank.items() if work is not None}
+        if len(set(enqueued.values())) > 1:
+            behind = {rank for rank, work in enqueued.items() if work == min(enqueued.values())}
+            if _few(behind, enqueued):
+                return behind
+    if len(heard) < 2:
+        return set()
+    # Up to the highest that reports it; or, where all these do, of all ranks that ever printed something.
+    absent = set(range(max(heard) + 1)) - heard or known - heard
+    return absent if _few(absent, heard) else set()
+
+
+def _few(ranks: Collection[int], of: Collection[int]) -> bool:
+    return len(ranks) <= max(1, _ABSENT_SHARE * len(of))

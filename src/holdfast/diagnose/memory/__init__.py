@@ -1,0 +1,23 @@
+"""Past incidents: remembered, found again, and learned from.
+
+In: diagnoses with their compressed logs, a person's word on them, logs of runs that ended well. Out: `Known`, which a
+diagnosis takes: learned rules and filters, and the past incidents that are like this one.
+
+| stage | module | from → to |
+|---|---|---|
+| remember | `store` | a diagnosis → a row of the ledger; a person's word → a judged incident, and what it teaches |
+| find | `words`, `vectors`, `embeddings` | a line → its words, and the lines most like it |
+| | `recall` | a root → past incidents, why they are like it, and whether one decides |
+| learn | `case`, `candidates`, `profile` | a judged incident → patterns from general to special, and what a rule would say |
+| | `gate`, `learn`, `topics` | patterns → rules that leave every incident, good run and example right, in their place |
+| | `good` | good runs → what is routine |
+| use | `own_rules`, `known` | the user's folder, the ledger → `Known` |
+"""
+
+from holdfast.diagnose.memory.case import Case
+from holdfast.diagnose.memory.known import Known
+from holdfast.diagnose.memory.learn import learn
+from holdfast.diagnose.memory.store import judge, remember, remember_incident
+from holdfast.diagnose.memory.topics import Learned
+
+__all__ = ["Case", "Known", "Learned", "judge", "learn", "remember", "remember_incident"]

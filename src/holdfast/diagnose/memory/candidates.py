@@ -1,0 +1,207 @@
+"""A root line to the patterns that might know its like, from the most general to the line itself.
+
+| breadth | what the pattern knows | of `botocore.errorfactory.NoSuchKey: An error occurred (NoSuchKey) when calling …` |
+|---|---|---|
+| 0 | every class that bears the reason's name | (for KeyError: `KeyError`, and Python's classes below it) |
+| 1 | every exception of its package | `botocore.*` |
+| 2 | its class, whatever package | `NoSuchKey` |
+| 3 to 8 | one to six words of the message in a row, which tell something | `NoSuchKey`, with a word of trouble on the line |
+| 9 | the line but for what varies | |
+
+A class that Python itself has says only its own reason: a DataLoader's RuntimeError is known by its message.
+"""
+
+import builtins
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import re2
+
+from holdfast.diagnose.diagnosis import CATEGORIES
+from holdfast.diagnose.memory.profile import NAMED
+from holdfast.diagnose.memory.words import TROUBLE, Token, is_trouble, tokens
+from holdfast.diagnose.tracebacks import is_exception
+
+FAMILY, PACKAGE, CLASS, PHRASE, TEMPLATE = 0, 1, 2, 3, 9
+_PHRASE_WORDS: Final = 6
+_TEMPLATE_CHARACTERS: Final = 400
+_TEMPLATE_LETTERS: Final = 12
+"""A template with fewer letters would know lines that have nothing in common."""
+_HEAD: Final = re2.compile(r"^\s*(?P<package>(?:[A-Za-z_]\w*\.)*)(?P<name>[A-Za-z_]\w*)(?::\s|:?$)")
+_BEFORE_CLASS: Final = r"^\s*(?:[\w.]+(?:\(|: ))*(?:\w+\.)*"
+"""What may stand before a class: a logger's name, a wrapper that repeats it, its packages (as in rules/script.yaml)."""
+_AFTER_CLASS: Final = r"(?:\)|:|$)"
+_GENERAL_PACKAGES: Final = frozenset(
+    {"torch", "numpy", "jax", "jaxlib", "tensorflow", "ray", "builtins", "multiprocess", "pandas", "deepspeed", "lightning"}
+    | {"pytorch_lightning", "transformers", "accelerate", "megatron", "vllm", "__main__"}
+) | frozenset(sys.stdlib_module_names)  # fmt: skip
+"""Packages of so many uses that an exception of theirs says nothing of the reason."""
+_JOINT: Final = re2.compile(r"^[\s:,;()\[\]'\"=/-]{1,4}$")
+"""What may stand between two words of a phrase."""
+_BUILTIN: Final = {
+    name: one for name, one in vars(builtins).items() if isinstance(one, type) and issubclass(one, BaseException)
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """A pattern that might become a rule."""
+
+    pattern: str
+    breadth: int
+    """0 the most general, 9 the line itself."""
+    hot: tuple[str, ...]
+    """Words in lower case of which every line that the pattern matches has one."""
+    worth: float = 0.0
+    """Among candidates of one breadth: how much its words tell of the reason."""
+    what: str
+    """What it knows, for people."""
+
+
+def candidates(root: str, reason: str) -> list[Candidate]:
+    """Patterns for lines like `root`, the most general first; each matches `root` itself."""
+    found: dict[str, Candidate] = {}
+    for one in _all(root, reason):
+        if one.pattern not in found and re2.search(one.pattern, root):
+            found[one.pattern] = one
+    return sorted(found.values(), key=lambda one: (one.breadth, -one.worth))
+
+
+def _all(root: str, reason: str) -> Iterator[Candidate]:
+    text = root.strip()
+    parts = tokens(text)
+    head = _HEAD.search(text) if is_exception(text) else None
+    if head is not None and _names_a_class(head["name"]):
+        yield from _classes(head["package"], head["name"], reason)
+        parts = [one for one in parts if one.start >= head.end("name")]
+    yield from _phrases(text, parts, reason)
+    template = _template(text)
+    if sum(map(str.isalpha, "".join(one.text for one in tokens(text) if one.sort == "word"))) >= _TEMPLATE_LETTERS:
+        hot = _hot([one for one in tokens(text) if one.sort == "word"])
+        if hot:
+            yield Candidate(pattern=template, breadth=TEMPLATE, hot=hot, what="this line, but for what varies in it")
+
+
+def _names_a_class(name: str) -> bool:
+    # `train.py: error: …` reads like `module.Class: message`.
+    return name[0].isupper() or name.endswith(("error", "exception"))
+
+
+def _classes(package: str, name: str, reason: str) -> Iterator[Candidate]:
+    family = _family(reason)
+    if name in family or name.endswith(reason):
+        names = "|".join(sorted(re2.escape(one) for one in family - {reason}))
+        pattern = rf"{_BEFORE_CLASS}(?:\w*{reason}{'|' + names if names else ''}){_AFTER_CLASS}"
+        hot = tuple(sorted({one.lower() for one in family | {reason}}))
+        yield Candidate(pattern=pattern, breadth=FAMILY, hot=hot, what=f"any exception that is a {reason} by its class")
+    top = package.partition(".")[0]
+    if top and top not in _GENERAL_PACKAGES:
+        pattern = rf"^\s*(?:[\w.]+(?:\(|: ))*{re2.escape(top)}(?:\.\w+)*\.[A-Z]\w*{_AFTER_CLASS}"
+        yield Candidate(pattern=pattern, breadth=PACKAGE, hot=(f"{top.lower()}.",), what=f"any exception of {top}")
+    if name not in _BUILTIN:
+        pattern = rf"{_BEFORE_CLASS}{re2.escape(name)}{_AFTER_CLASS}"
+        yield Candidate(pattern=pattern, breadth=CLASS, hot=(name.lower(),), what=f"the exception {name}")
+
+
+def _family(reason: str) -> frozenset[str]:
+    """The names of Python's own classes that say `reason` and no reason more precise."""
+    found = set()
+    for name, one in _BUILTIN.items():
+        nearest = next((base.__name__ for base in one.__mro__ if base.__name__ in CATEGORIES), "")
+        if nearest == reason:
+            found.add(name)
+    return frozenset(found)
+
+
+def _phrases(text: str, parts: Sequence[Token], reason: str) -> Iterator[Candidate]:
+    named = NAMED.get(reason, frozenset())
+    for run in _runs(text, parts):
+        for length in range(1, _PHRASE_WORDS + 1):
+            for at in range(len(run) - length + 1):
+                made = _phrase(text, run[at : at + length], named)
+                if made is not None:
+                    yield made
+
+
+def _runs(text: str, parts: Sequence[Token]) -> Iterator[list[Token]]:
+    """Words in a row, with nothing that varies between them."""
+    run: list[Token] = []
+    for one in parts:
+        joined = run and one.sort == "word" and _JOINT.search(text[run[-1].end : one.start]) is not None
+        if run and not joined:
+            yield run
+            run = []
+        if one.sort == "word":
+            run.append(one)
+    if run:
+        yield run
+
+
+def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> Candidate | None:
+    telling = [one for one in words if not one.is_common or _is_named(one, named)]
+    strong = [one for one in telling if one.is_technical or _is_named(one, named)]
+    if words[0] not in telling or words[-1] not in (*telling, *(one for one in words if is_trouble(one.text))):
+        return None  # it gains nothing by a common word at its end
+    said = text[words[0].start : words[-1].end]
+    troubled = is_trouble(said)
+    if len(words) == 1 and (not strong or is_trouble(words[0].text)):
+        return None
+    if len(words) == 2 and not strong and len(telling) < 2:  # noqa: PLR2004
+        return None
+    if len(words) > 2 and len(telling) < 2:  # noqa: PLR2004
+        return None
+    phrase = r"\b" + _literally(text, words) + r"\b"
+    pattern = f"(?i:{phrase})"
+    what = f"lines with `{said}`"
+    if not troubled and len(words) <= 2:  # noqa: PLR2004
+        rest = f"{text[: words[0].start]} {text[words[-1].end :]}"
+        if not is_trouble(rest):
+            return None
+        pattern = f"{TROUBLE}.*{pattern}|{pattern}.*{TROUBLE}"
+        what += " and a word of trouble"
+    hot = _hot(words)
+    if not hot:
+        return None
+    worth = 2.0 * sum(_is_named(one, named) for one in words) + len([one for one in telling if one.is_technical])
+    worth += 0.5 * troubled - words[0].start / 1000
+    return Candidate(pattern=pattern, breadth=PHRASE + len(words) - 1, hot=hot, worth=worth, what=what)
+
+
+def _is_named(word: Token, named: frozenset[str]) -> bool:
+    said = word.text.lower()
+    return said in named or any(part in named for part in said.replace(".", "_").split("_"))
+
+
+def _literally(text: str, words: Sequence[Token]) -> str:
+    """The words as they stand there, any blanks between them."""
+    said, at = [], words[0].start
+    for one in words:
+        between = text[at : one.start]
+        said.append(r"\s+" if between.isspace() else re2.escape(between))
+        said.append(re2.escape(one.text))
+        at = one.end
+    return "".join(said)
+
+
+def _template(text: str) -> str:
+    said, at = [r"^\s*"], 0
+    for one in tokens(text[:_TEMPLATE_CHARACTERS]):
+        if one.sort == "word":
+            continue
+        said += [_blanks(text[at : one.start]), r".{0,200}?" if one.sort == "quoted" else r"\S{0,200}?"]
+        at = one.end
+    rest = text[at:_TEMPLATE_CHARACTERS]
+    return "".join((*said, _blanks(rest), "" if len(text) > _TEMPLATE_CHARACTERS else r"\s*$"))
+
+
+def _blanks(text: str) -> str:
+    return r"\s+".join(re2.escape(part) for part in re2.split(r"\s+", text)) if text else ""
+
+
+def _hot(words: Sequence[Token]) -> tuple[str, ...]:
+    """The longest plain word: what the prefilter looks for."""
+    parts = [part for one in words for part in one.text.lower().split(".") if part.isascii()]
+    best = max(parts, key=len, default="")
+    return (best,) if len(best) > 1 else ()

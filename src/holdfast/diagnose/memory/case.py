@@ -1,0 +1,115 @@
+"""An incident as learning sees it: the right reason, the lines that state the root, and the lines that were kept."""
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Self
+
+import re2
+
+from holdfast.diagnose.compress import Kept, compress
+from holdfast.diagnose.conclude import conclude
+from holdfast.diagnose.diagnosis import Diagnosis
+from holdfast.diagnose.lines import clean_line
+from holdfast.diagnose.read import LogFile, find_files
+from holdfast.diagnose.rules import RuleSet
+from holdfast.diagnose.scan import Scan, scan
+
+ROOTS_LIMIT: Final = 8
+ROOT_CHARACTERS: Final = 1000
+_RANK_FILE: Final = re2.compile(r"^rank[-_.]?([0-9]{1,6})\b")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """An incident that a person confirmed or corrected. Plain data: no ledger, no files."""
+
+    key: str
+    """How people name it: `7`, an incident of a run; `m3`, one without a run."""
+    reason: str
+    """The right one."""
+    roots: tuple[str, ...]
+    """Lines that state the root, without their prefixes; the first is the one that is sure."""
+    lines: tuple[Kept, ...] = ()
+    """The compressed log, in the order of the files."""
+    action: str = ""
+    """What helped, where a person said so."""
+    texts: tuple[str, ...] = field(init=False, repr=False, compare=False)
+    """The kept lines without their prefixes: what rules meet."""
+
+    def __post_init__(self) -> None:
+        """Clean the kept lines once."""
+        cleaned = (clean_line(one.text.encode("utf-8", "replace"), one.line).text for one in self.lines)
+        object.__setattr__(self, "texts", tuple(cleaned))
+
+    @classmethod
+    def of_log(
+        cls,
+        path: str | os.PathLike[str],
+        *,
+        reason: str,
+        rules: RuleSet,
+        root_lines: Iterable[int] = (),
+        key: str = "1",
+        action: str = "",
+    ) -> Self:
+        """The case of the one job behind `path`; without `root_lines`, what the rules hold for its root.
+
+        `root_lines` are numbers of lines, 1-based, of the only file at `path`.
+
+        Raises:
+            NotFound: there is nothing at `path`.
+        """
+        files = find_files([path]).files
+        events = scan(files, rules)
+        numbers = list(dict.fromkeys(root_lines))[: 4 * ROOTS_LIMIT]
+        said = _lines_at(files[0].path, numbers) if numbers and files else []
+        kept = list(compress(files, events).lines)
+        if numbers:
+            there = {one.line for one in kept}
+            kept += [
+                Kept(file=str(files[0].path), line=number, text=text[:ROOT_CHARACTERS])
+                for number, text in said
+                if number not in there
+            ]
+            roots = [clean_line(text.encode(), number).text.strip() for number, text in said]
+        else:
+            diagnosis = conclude(events)
+            roots = [clean_line(line.text.encode(), line.line).text.strip() for line in diagnosis.root_lines]
+        kept.sort(key=lambda one: (one.file, one.line))
+        return cls(key=key, reason=reason, roots=distinct(roots), lines=tuple(kept), action=action)
+
+    def replay(self, rules: RuleSet) -> Diagnosis:
+        """What `rules` say of the kept lines."""
+        return conclude(events_of(self.lines, rules))
+
+
+def events_of(lines: Sequence[Kept], rules: RuleSet) -> list[Any]:
+    """The events of kept lines, read as the logs that they are of."""
+    by_file: dict[str, list[Kept]] = {}
+    for one in lines:
+        by_file.setdefault(one.file, []).append(one)
+    found = Scan(rules)
+    for name, kept in by_file.items():
+        rank = _RANK_FILE.search(Path(name).name)
+        file = LogFile(path=Path(name), group=name, part=0, rank=int(rank[1]) if rank else None)
+        for one in kept:
+            found.block(file, one.text.encode("utf-8", "replace"), one.line)
+    return found.events()
+
+
+def distinct(roots: Iterable[str]) -> tuple[str, ...]:
+    """The first `ROOTS_LIMIT` different lines, shortened."""
+    return tuple(dict.fromkeys(root[:ROOT_CHARACTERS] for root in roots if root.strip()))[:ROOTS_LIMIT]
+
+
+def _lines_at(path: Path, numbers: Sequence[int]) -> list[tuple[int, str]]:
+    from holdfast.diagnose.read import read_blocks
+
+    wanted, found = set(numbers), {}
+    for block, first in read_blocks(path):
+        for number, raw in enumerate(block.split(b"\n"), first):
+            if number in wanted:
+                found[number] = raw.decode("utf-8", "replace")
+    return [(number, found[number]) for number in numbers if number in found]

@@ -1,0 +1,162 @@
+"""Vectors from an embeddings endpoint, where the environment names one (OpenAI-compatible, `/v1/embeddings`).
+
+`HOLDFAST_EMBEDDINGS_URL` (up to and with its version: `https://host/v1`), `HOLDFAST_EMBEDDINGS_MODEL`, and
+`HOLDFAST_EMBEDDINGS_KEY` where the server wants one. What is sent are the lines of roots, without secrets and without
+what varies (paths, numbers, quoted names, hosts). Redirects are not followed, an answer has a largest size and a latest
+moment, and one that is not as it should be is an error, never a vector.
+"""
+
+import array
+import json
+import math
+import operator
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Self
+from urllib.parse import urlsplit
+
+from holdfast.core.clock import Clock, SystemClock
+from holdfast.core.errors import BadUse, HoldfastError
+from holdfast.diagnose.agents.redact import redact
+from holdfast.diagnose.memory.words import mask
+
+ENV_URL: Final = "HOLDFAST_EMBEDDINGS_URL"
+ENV_KEY: Final = "HOLDFAST_EMBEDDINGS_KEY"
+ENV_MODEL: Final = "HOLDFAST_EMBEDDINGS_MODEL"
+_PATH: Final = "/embeddings"
+_TEXT_CHARACTERS: Final = 1000
+_BATCH: Final = 64
+_DIMENSIONS_LIMIT: Final = 16_384
+_ANSWER_LIMIT_BYTES: Final = 32 << 20
+
+
+class EmbeddingsFailed(HoldfastError):
+    """The endpoint gave no vectors; words can be compared instead."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedder:
+    """A model that turns lines to vectors.
+
+    Raises:
+        BadUse: URL, key or model cannot be used; the message never shows the key.
+    """
+
+    url: str
+    model: str
+    key: str = field(default="", repr=False)
+    timeout_s: float = 20.0
+    """Of one request, to the last byte of its answer."""
+    clock: Clock = field(default_factory=SystemClock, repr=False)
+
+    def __post_init__(self) -> None:
+        """Check what a person has set."""
+        parts = urlsplit(self.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
+            raise BadUse(f"{ENV_URL} is no http or https address. Set it to the API's base, such as https://host/v1.")
+        if not self.model.strip():
+            raise BadUse(f"{ENV_MODEL} is not set. Set it to the name of a model that {parts.hostname} serves.")
+        if not self.key.isascii() or not self.key.isprintable() or " " in self.key:
+            raise BadUse(f"{ENV_KEY} has characters that no key has. Set it again, without blanks and line ends.")
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self | None:
+        """What the environment names; None where no URL is set.
+
+        Raises:
+            BadUse: it names one that cannot be used.
+        """
+        given = os.environ if environment is None else environment
+        url = given.get(ENV_URL, "").strip()
+        if not url:
+            return None
+        return cls(url=url, model=given.get(ENV_MODEL, "").strip(), key=given.get(ENV_KEY, "").strip())
+
+    def embed(self, texts: Sequence[str]) -> list[list[float]]:
+        """A vector of length 1 for each of `texts`, in their order.
+
+        Raises:
+            EmbeddingsFailed: none came, or something that is no vectors; the message names the next step.
+        """
+        try:
+            import httpx
+        except ImportError as error:
+            raise EmbeddingsFailed("Embeddings need httpx, which is not installed. Run: pip install httpx") from error
+        found: list[list[float]] = []
+        headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
+        this_host = urlsplit(self.url).hostname in ("localhost", "127.0.0.1", "::1")
+        try:
+            with httpx.Client(
+                headers={"Accept-Encoding": "identity", **headers},
+                follow_redirects=False,
+                timeout=self.timeout_s,
+                trust_env=not this_host,
+            ) as client:
+                for at in range(0, len(texts), _BATCH):
+                    found += self._batch(client, [_cleared(text) for text in texts[at : at + _BATCH]])
+        except httpx.HTTPError as error:
+            raise self._failed(f"did not answer ({type(error).__name__})") from error
+        return found
+
+    def _batch(self, client: Any, texts: Sequence[str]) -> list[list[float]]:
+        latest_s = self.clock.monotonic_s() + self.timeout_s
+        url = self.url.rstrip("/")
+        url = url if url.endswith(_PATH) else url + _PATH
+        body = bytearray()
+        with client.stream("POST", url, json={"model": self.model, "input": list(texts)}) as answer:
+            if answer.status_code != 200:  # noqa: PLR2004
+                raise self._failed(f"answered with status {answer.status_code}")
+            for piece in answer.iter_bytes():
+                body += piece
+                if len(body) > _ANSWER_LIMIT_BYTES or self.clock.monotonic_s() > latest_s:
+                    raise self._failed("sent more, or more slowly, than is waited for")
+        try:
+            given = json.loads(body)["data"]
+            ordered = sorted(given, key=lambda one: one["index"])
+            vectors = [[float(value) for value in one["embedding"]] for one in ordered]
+        except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
+            raise self._failed("sent no vectors") from error
+        lengths = {len(vector) for vector in vectors}
+        if len(vectors) != len(texts) or len(lengths) != 1 or not 0 < lengths.pop() <= _DIMENSIONS_LIMIT:
+            raise self._failed("sent vectors of the wrong number or size")
+        return [self._unit(vector) for vector in vectors]
+
+    def _unit(self, vector: list[float]) -> list[float]:
+        length = math.sqrt(sum(value * value for value in vector))
+        if not math.isfinite(length) or length == 0:
+            raise self._failed("sent a vector without a direction")
+        return [value / length for value in vector]
+
+    def _failed(self, what: str) -> EmbeddingsFailed:
+        return EmbeddingsFailed(
+            f"The embeddings endpoint at {urlsplit(self.url).hostname} {what}. Past incidents are compared by their words; "
+            f"mend {ENV_URL}, {ENV_MODEL} and {ENV_KEY}, or unset {ENV_URL}."
+        )
+
+
+def _cleared(text: str) -> str:
+    return mask(redact(text[:_TEXT_CHARACTERS])) or "-"
+
+
+def packed(vector: Sequence[float]) -> bytes:
+    """The vector as float32, little-endian."""
+    made = array.array("f", vector)
+    if sys.byteorder != "little":
+        made.byteswap()
+    return made.tobytes()
+
+
+def unpacked(data: bytes) -> list[float]:
+    """What `packed` wrote."""
+    made = array.array("f")
+    made.frombytes(data[: len(data) // 4 * 4])
+    if sys.byteorder != "little":
+        made.byteswap()
+    return made.tolist()
+
+
+def cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    """The cosine of two vectors of length 1; 0 where their sizes differ."""
+    return sum(map(operator.mul, one, other)) if len(one) == len(other) else 0.0

@@ -1,0 +1,101 @@
+"""What a rule must not spoil before it is accepted: stored incidents, good runs, and the examples of the other rules."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import re2
+
+from holdfast.diagnose.lines import clean_line
+from holdfast.diagnose.memory.case import Case
+from holdfast.diagnose.memory.topics import Learned, shielded, with_learned
+from holdfast.diagnose.rules import ROUTINE, Rule, RuleSet, Topic
+
+FOREIGN_LIMIT: Final = 2
+"""So many examples of rules for other reasons, all of which earlier rules decide, may a pattern match."""
+FAMILY_BREADTH: Final = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Example:
+    text: str
+    rule: Rule
+    order: int
+    """Of the topic that decides it."""
+
+
+class Gate:
+    """Says of a rule whether what was right before is right with it."""
+
+    def __init__(self, rules: RuleSet, cases: Iterable[Case], good: Iterable[str] = ()) -> None:
+        """`good`: lines of runs that ended well, without their prefixes."""
+        self._topics: tuple[Topic, ...] = rules.topics
+        self._rules = rules
+        self.cases = tuple(cases)
+        self.good = tuple(good)
+        self._examples = _examples(rules)
+        self._right: dict[str, bool] = {}
+        self._accepted: tuple[Learned, ...] = ()
+
+    def accept(self, learned: Learned) -> None:
+        """From now on `learned` is in force."""
+        self._accepted = (*self._accepted, learned)
+        self._rules = with_learned(self._topics, self._accepted)
+        self._right.clear()
+
+    @property
+    def rules(self) -> RuleSet:
+        """What is in force now."""
+        return self._rules
+
+    def is_right(self, case: Case) -> bool:
+        """Whether the rules in force answer `case` rightly."""
+        if case.key not in self._right:
+            self._right[case.key] = bool(case.lines) and case.replay(self._rules).reason == case.reason
+        return self._right[case.key]
+
+    def refusal(self, learned: Learned, source: Case | None = None) -> str:
+        """Why `learned` is not accepted, in words; empty where it is. `source` is the incident it comes from."""
+        pattern = re2.compile(learned.rule.pattern)
+        if spoiled := self._spoiled_example(learned, pattern):
+            return spoiled
+        if met := next((line for line in self.good if pattern.search(line) and not shielded(learned.rule, line)), None):
+            return f"a good run printed {met!r:.120}"
+        touched = [case for case in self.cases if any(pattern.search(text.lstrip()) for text in case.texts)]
+        if not touched:
+            return ""
+        tried = with_learned(self._topics, (*self._accepted, learned))
+        for case in touched:
+            own = source is not None and case.key == source.key
+            if (own or self.is_right(case)) and case.lines:
+                said = case.replay(tried)
+                if said.reason != case.reason:
+                    return f"incident {case.key} would be {said.reason}, and is {case.reason}"
+        return ""
+
+    def _spoiled_example(self, learned: Learned, pattern: Any) -> str:
+        foreign = 0
+        for example in self._examples:
+            if not pattern.search(example.text) or shielded(learned.rule, example.text):
+                continue
+            if example.rule.kind != ROUTINE and example.rule.reason in (learned.rule.reason, "Unknown"):
+                continue
+            if example.order >= learned.order:
+                return f"rule {example.rule.id} knows {example.text!r:.120}"
+            foreign += 1
+            if foreign > FOREIGN_LIMIT and learned.breadth != FAMILY_BREADTH:
+                return f"rules for other reasons know such lines: {example.text!r:.120}"
+        return ""
+
+
+def _examples(rules: RuleSet) -> Sequence[_Example]:
+    """What rules give as examples, with the rule that decides them now."""
+    place = {rule.id: topic.order for topic in rules.topics for rule in topic.rules}
+    found = []
+    for rule in rules.rules:
+        for line in rule.match:
+            text = clean_line(line.encode(), 1).text
+            decided = rules.find(text, rule.where)
+            if decided is not None:
+                found.append(_Example(text, decided[0], place[decided[0].id]))
+    return found

@@ -1,0 +1,188 @@
+"""Runs that ended well: what they print is routine, and no failure's root.
+
+A good run is kept as a line of each shape. Of all good runs' lines templates are made (by Drain3 where it is installed:
+He et al. 2017; else by leaving out what varies); those that are seen often enough become filters, which `compress` uses.
+A template that would drop a line which states a root, of any incident or of a rule's examples, becomes none.
+"""
+
+import hashlib
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import re2
+
+from holdfast.core.clock import Clock, SystemClock
+from holdfast.core.errors import BadUse
+from holdfast.core.ledger import Ledger
+from holdfast.core.ledger.records import GoodRun, LearnedRule
+from holdfast.diagnose.filters import Filter, Filters, packaged_filters
+from holdfast.diagnose.lines import clean_line
+from holdfast.diagnose.memory.store import learned_of
+from holdfast.diagnose.memory.topics import shielded
+from holdfast.diagnose.memory.words import mask, tokens
+from holdfast.diagnose.read import find_files, read_blocks
+from holdfast.diagnose.rules import ROUTINE, packaged_rules
+
+_SHAPES_LIMIT: Final = 50_000
+_KEPT_LINES: Final = 3000
+_KEPT_BYTES: Final = 512 << 10
+_LINE_CHARACTERS: Final = 400
+_OFTEN: Final = 5
+"""Lines of one run from which on a template is routine; fewer do in two runs."""
+_LEAST_LETTERS: Final = 8
+_EXAMPLES: Final = 3
+_WILD: Final = "<*>"
+_DIGITS: Final = b"0123456789"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Good:
+    """What came of a good run."""
+
+    good_id: int
+    lines: int
+    filters: tuple[Filter, ...] = ()
+    """Learned now."""
+    withdrawn: tuple[str, ...] = ()
+    """Ids of learned rules that take a line of it for a root; no longer in force."""
+
+
+def add_good_run(ledger: Ledger, paths: Sequence[str], *, clock: Clock | None = None) -> Good:
+    """Record that the run behind `paths` ended well, and learn what is routine.
+
+    Raises:
+        NotFound: none of the paths exists.
+        BadUse: there is no text in them.
+        LedgerError: the ledger cannot be read or written.
+    """
+    now_s = (SystemClock() if clock is None else clock).now_s()
+    lines = shapes_of(paths)
+    if not lines:
+        raise BadUse(f"There is no text in {', '.join(paths)}. Name the logs of a run that ended well.")
+    digest = hashlib.sha256("\n".join(text for text, _ in lines).encode()).hexdigest()[:16]
+    run = GoodRun(
+        name=" ".join(paths), fingerprint=digest, added_at_s=now_s, lines=[[text, count] for text, count in lines]
+    )
+    good_id = ledger.add_good_run(run)
+    withdrawn = []
+    texts = [text for text, _ in lines]
+    for one in map(learned_of, ledger.learned_rules("rule")):
+        pattern = re2.compile(one.rule.pattern)
+        if any(pattern.search(text) and not shielded(one.rule, text) for text in texts):
+            ledger.withdraw_learned_rule(one.rule.id, at_s=now_s, by=f"good:{good_id}")
+            withdrawn.append(one.rule.id)
+    there = {one.rule_id for one in (*ledger.learned_rules("filter"), *ledger.learned_rules("filter", withdrawn=True))}
+    roots = [root for memory in ledger.memories() for root in memory.roots]
+    runs = [[(str(line[0]), int(line[1])) for line in run.lines] for run in ledger.good_runs()]
+    found = [one for one in learn_filters(runs, roots) if one.id not in there]
+    for one in found:
+        body = {"pattern": one.pattern, "source": one.source, "match": list(one.match)}
+        record = LearnedRule(
+            rule_id=one.id, kind="filter", body=body, author="learned", sources=[f"good:{good_id}"], made_at_s=now_s
+        )
+        ledger.add_learned_rule(record)
+    return Good(good_id=good_id, lines=len(lines), filters=tuple(found), withdrawn=tuple(withdrawn))
+
+
+def shapes_of(paths: Sequence[str]) -> list[tuple[str, int]]:
+    """A line of each shape in the logs behind `paths`, without prefixes, and how often the shape came; bounded.
+
+    Raises:
+        NotFound: none of the paths exists.
+    """
+    counts: Counter[bytes] = Counter()
+    first: dict[bytes, bytes] = {}
+    for file in find_files(paths).files:
+        for block, _ in read_blocks(file.path):
+            for raw in block.replace(b"\r", b"\n").split(b"\n"):
+                shape = raw.strip()[:_LINE_CHARACTERS].translate(None, _DIGITS)
+                if shape in first:
+                    counts[shape] += 1
+                elif shape and len(first) < _SHAPES_LIMIT:
+                    first[shape] = raw[: 4 * _LINE_CHARACTERS]
+                    counts[shape] = 1
+    merged: Counter[str] = Counter()
+    for shape, raw in first.items():
+        merged[clean_line(raw, 0).text.strip()[:_LINE_CHARACTERS]] += counts[shape]
+    del merged[""]
+    left, kept = _KEPT_BYTES, []
+    for text, count in sorted(merged.items(), key=lambda one: (-one[1], one[0]))[:_KEPT_LINES]:
+        left -= len(text.encode("utf-8", "replace"))
+        if left < 0:
+            break
+        kept.append((text, count))
+    return kept
+
+
+def learn_filters(runs: Iterable[Sequence[tuple[str, int]]], roots: Iterable[str]) -> list[Filter]:
+    """Filters for what good runs print often, none of which drops one of `roots` or what a rule knows."""
+    seen: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
+    examples: dict[str, list[str]] = defaultdict(list)
+    every = list(runs)
+    template_of = _templates([text for run in every for text, _ in run])
+    for number, run in enumerate(every):
+        for text, count in run:
+            template = template_of[text]
+            seen[template][number] += count
+            examples[template].append(text)
+    packaged = Filters(packaged_filters())
+    precious = [*roots, *_known_roots()]
+    found = []
+    for template, by_run in sorted(seen.items()):
+        if max(by_run.values()) < _OFTEN and len(by_run) == 1:
+            continue
+        pattern = _pattern(template)
+        compiled = None if pattern is None else re2.compile(pattern)
+        matched = [text for text in examples[template] if compiled is not None and compiled.search(text)]
+        if compiled is None or not matched or all(map(packaged.routine, matched)):
+            continue
+        if not any(compiled.search(root) for root in precious):
+            name = f"good-{hashlib.sha256(pattern.encode()).hexdigest()[:8]}"
+            source = f"what {len(by_run)} good run{'s' * (len(by_run) > 1)} printed"
+            found.append(Filter(id=name, pattern=pattern, source=source, match=tuple(matched[:_EXAMPLES])))
+    return found
+
+
+def _templates(texts: Sequence[str]) -> dict[str, str]:
+    """The template of each text: words, with `<*>` for what varies."""
+    masked = {text: mask(text) for text in texts}
+    miner = _drain()
+    if miner is None:
+        return masked
+    clusters = {text: miner.add_log_message(said)["cluster_id"] for text, said in masked.items()}
+    templates = {cluster.cluster_id: cluster.get_template() for cluster in miner.drain.clusters}
+    return {text: templates[cluster] for text, cluster in clusters.items()}
+
+
+def _drain() -> Any:
+    """Drain3's miner; None where it is not installed."""
+    try:
+        from drain3 import TemplateMiner
+        from drain3.template_miner_config import TemplateMinerConfig
+    except ImportError:
+        return None
+    config = TemplateMinerConfig()
+    config.drain_sim_th = 0.6
+    config.profiling_enabled = False
+    return TemplateMiner(config=config)
+
+
+def _pattern(template: str) -> str | None:
+    """RE2 for the whole of a line of this template; None where it says too little to know a line by."""
+    literal = [one for one in tokens(template.replace(_WILD, " ")) if one.sort == "word"]
+    if sum(len(one.text) for one in literal) < _LEAST_LETTERS:
+        return None
+    parts = [r"\s+".join(re2.escape(word) for word in part.split(" ")) for part in template.split(_WILD)]
+    return r"^\s*" + r".{0,120}?".join(parts) + r"\s*$"
+
+
+def _known_roots() -> list[str]:
+    return [
+        clean_line(line.encode(), 0).text
+        for rule in packaged_rules().rules
+        if rule.kind != ROUTINE
+        for line in rule.match
+    ]
+

@@ -1,0 +1,103 @@
+"""All that was learned, in one thing that a diagnosis takes: rules, filters and past incidents."""
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from holdfast.core.ledger import Ledger
+from holdfast.diagnose.compress import Kept
+from holdfast.diagnose.diagnosis import Diagnosis
+from holdfast.diagnose.filters import Filter
+from holdfast.diagnose.memory.case import Case
+from holdfast.diagnose.memory.embeddings import Embedder
+from holdfast.diagnose.memory.own_rules import own_topics
+from holdfast.diagnose.memory.recall import Past, Recall
+from holdfast.diagnose.memory.store import adopt_incidents, filter_of, key_of, learned_of, past_of
+from holdfast.diagnose.memory.topics import Learned, learned_topics
+from holdfast.diagnose.rules import RuleSet, Topic, packaged_topics
+
+PAST_LIMIT = 5000
+"""So many past incidents are compared with, the newest, besides all that a person judged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Known:
+    """What a diagnosis knows beyond the packaged rules."""
+
+    topics: tuple[Topic, ...] = ()
+    """A user's own, and the learned ones."""
+    filters: tuple[Filter, ...] = ()
+    """Learned from good runs, for `compress`."""
+    memory: Recall = Recall()
+    base: tuple[Topic, ...] | None = None
+    """What stands in for the packaged topics; None: those."""
+
+    @functools.cached_property
+    def rules(self) -> RuleSet:
+        """All rules together.
+
+        Raises:
+            BadUse: two rules have one id.
+        """
+        return RuleSet((*(packaged_topics() if self.base is None else self.base), *self.topics))
+
+    @classmethod
+    def load(cls, ledger_url: str, home: Path | None = None) -> Self:
+        """What the ledger at `ledger_url` and the rules folder of `home` hold.
+
+        Incidents of runs that are new are taken into the memory; the ledger is opened again for each search.
+
+        Raises:
+            LedgerError: the ledger cannot be opened, read or written.
+            BadUse: a file of the user's rules is broken, or the environment names an endpoint that cannot be used.
+        """
+        with Ledger.open(ledger_url) as ledger:
+            return cls.of_ledger(ledger, home, ledger_url=ledger_url)
+
+    @classmethod
+    def of_ledger(cls, ledger: Ledger, home: Path | None = None, *, ledger_url: str = "") -> Self:
+        """The same of an open ledger; without `ledger_url` it must stay open as long as the answer is used."""
+        embedder = Embedder.from_environment()
+        adopt_incidents(ledger)
+        judged = ledger.memories(judged=True)
+        memories = {one.memory_id: one for one in (*judged, *ledger.memories(newest=PAST_LIMIT))}
+        learned = [learned_of(one) for one in ledger.learned_rules("rule")]
+        keys = {memory_id: key_of(one) for memory_id, one in memories.items()}
+
+        def search(words: Sequence[str], limit: int) -> list[str]:
+            if not ledger_url:
+                return [keys[one] for one in ledger.search_memories(words, limit) if one in keys]
+            with Ledger.open(ledger_url) as again:
+                return [keys[one] for one in again.search_memories(words, limit) if one in keys]
+
+        model = "" if embedder is None else embedder.model
+        past = tuple(past_of(one, model) for one in memories.values())
+        return cls(
+            topics=(*own_topics(home), *learned_topics(learned)),
+            filters=tuple(filter_of(one) for one in ledger.learned_rules("filter")),
+            memory=Recall(past=past, search=search, embedder=embedder if any(one.embedding for one in past) else None),
+        )
+
+    @classmethod
+    def of(cls, learned: Iterable[Learned], cases: Iterable[Case] = (), *, base: Sequence[Topic] | None = None) -> Self:
+        """What was learned, and the confirmed incidents to remember, without a ledger."""
+        past = tuple(
+            Past(key=case.key, reason=case.reason, roots=case.roots, confirmed=True, action=case.action) for case in cases
+        )
+        return cls(
+            topics=learned_topics(learned), memory=Recall(past=past), base=None if base is None else tuple(base)
+        )
+
+    def without_memory(self) -> Self:
+        """The same rules and filters; past incidents neither shown nor asked."""
+        return replace(self, memory=Recall())
+
+    def similar(self, text: str, reason: str = "", limit: int = 3) -> list[dict[str, Any]]:
+        """The past incidents most like one whose root says `text`: see `Recall.similar`."""
+        return self.memory.similar(text, reason, limit)
+
+    def recall(self, diagnosis: Diagnosis, kept: Callable[[], Iterable[Kept]] = tuple) -> Diagnosis:
+        """`diagnosis` with `similar`, and decided by a past incident where rules left it open: see `Recall.decide`."""
+        return self.memory.decide(diagnosis, kept)

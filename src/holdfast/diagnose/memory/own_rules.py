@@ -1,0 +1,65 @@
+"""A user's own rules: topic files in `$HOLDFAST_HOME/rules`, of the same form as the packaged ones."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Final
+
+from holdfast.core.errors import BadUse
+from holdfast.diagnose.lines import clean_line
+from holdfast.diagnose.rules import Rule, RuleSet, Topic, packaged_topics, parse_topic
+
+FOLDER: Final = "rules"
+_SIZE_LIMIT_BYTES: Final = 4 << 20
+
+
+def own_topics(home: Path | None) -> tuple[Topic, ...]:
+    """The topics in `home/rules/*.yaml`; none where there is no such folder.
+
+    Raises:
+        BadUse: a file there is broken; the message names file and rule.
+    """
+    folder = None if home is None else home / FOLDER
+    if folder is None or not folder.is_dir():
+        return ()
+    return tuple(read_topic(path) for path in sorted(folder.glob("*.yaml")))
+
+
+def read_topic(path: Path) -> Topic:
+    """The topic in a file.
+
+    Raises:
+        BadUse: it cannot be read, or is not as `rules.py` says.
+    """
+    try:
+        if path.stat().st_size > _SIZE_LIMIT_BYTES:
+            raise BadUse(f"{path} has more than {_SIZE_LIMIT_BYTES >> 20} MiB: that is no file of rules. Name another.")
+        text = path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadUse(f"{path} cannot be read as a file of rules ({error}). Name a YAML file in UTF-8.") from error
+    return parse_topic(str(path), text)
+
+
+def faults_of(topic: Topic, beside: Sequence[Topic] = ()) -> Iterator[str]:
+    """What is wrong with the examples of a topic's rules, asked together with the packaged rules and `beside`.
+
+    Raises:
+        BadUse: one of its ids is a packaged rule's.
+    """
+    rules = RuleSet((*packaged_topics(), *(one for one in beside if one.name != topic.name), topic))
+    for rule in topic.rules:
+        for example in rule.match:
+            yield from _faults_of_match(rules, rule, example)
+        for example in rule.no_match:
+            found = rules.find(clean_line(example.encode(), 1).text, rule.where)
+            if found is not None and found[0].id == rule.id:
+                yield f"rule {rule.id} matches {example!r:.120}, which it should not. Mend the pattern."
+
+
+def _faults_of_match(rules: RuleSet, rule: Rule, example: str) -> Iterator[str]:
+    found = rules.find(clean_line(example.encode(), 1).text, rule.where)
+    if found is None:
+        yield f"rule {rule.id} does not match {example!r:.120}. Mend the pattern, or add a word of the line to `hot`."
+    elif found[0].id != rule.id:
+        yield f"rule {found[0].id} takes {example!r:.120} away from {rule.id}. Give the file a smaller `order`."
+    elif rule.where == "line" and rules.hot.search(example.encode()) is None:
+        yield f"`hot` has no word of {example!r:.120}. Add one: lines without are not looked at."

@@ -1,0 +1,110 @@
+"""What a reason usually is among causes and effects, and what is done about it: for rules that nobody wrote."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, get_args
+
+import re2
+
+from holdfast.diagnose.diagnosis import CATEGORIES, Action, Category
+from holdfast.diagnose.rules import ROUTINE, Rule
+
+_WEAK: Final = frozenset({ROUTINE, "suspect", "exit", "teardown"})
+"""Kinds that say nothing of what began a failure."""
+_HOST: Final = re2.compile(
+    r"(?i)oom[_-]?kill|out of memory: kill|cgroup|slurmstepd|\btask \d+: out of memory|signal(?:led)?: ?9|exit(?:ed)?(?: code)? 137"
+)
+_FROM_OUTSIDE: Final = re2.compile(r"(?i)sig(?:kill|term)|signal \d|killed|exitcode\s*: -")
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """What a rule says beside its pattern and reason."""
+
+    kind: str
+    action: Action
+    restart_helps: bool
+    category: Category
+
+
+_SCRIPT: Final = ("exception", "user_must_fix")
+_USUAL: Final[dict[str, tuple[str, str]]] = {
+    "NVLinkError": ("gpu_link", "exclude_and_restart"),
+    "CUDAError": ("cuda_error", "restart"),
+    "NodeFailure": ("node", "exclude_and_restart"),
+    "ECCError": ("gpu_memory", "exclude_and_restart"),
+    "NetworkError": ("fabric", "restart"),
+    "ConnectionError": ("service", "wait_and_retry"),
+    "S3StorageError": ("service", "wait_and_retry"),
+    "NCCLTimeoutError": ("collective_timeout", "restart"),
+    "NCCLRemoteError": ("peer_lost", "restart"),
+    "DataloaderKilled": ("worker_lost", "restart"),
+    "OutOfMemoryError": ("device_memory", "change_config"),
+    "OSError": ("disk", "restart"),
+    "Others": ("scheduler", "restart"),
+    "Unknown": ("suspect", "restart"),
+}
+"""Of the reasons that are no mistake of the script: the kind and the action. The rest are `_SCRIPT`."""
+
+NAMED: Final[dict[str, frozenset[str]]] = {
+    reason: frozenset(words.split())
+    for reason, words in {
+        "NVLinkError": "nvlink nvswitch",
+        "CUDAError": "cuda cublas cudnn",
+        "NodeFailure": "node",
+        "ECCError": "ecc",
+        "NetworkError": "network",
+        "ConnectionError": "connection",
+        "S3StorageError": "s3 bucket",
+        "NCCLTimeoutError": "nccl collective",
+        "NCCLRemoteError": "nccl remote peer",
+        "DataloaderKilled": "dataloader",
+        "OutOfMemoryError": "memory oom",
+        "ModelLoadingError": "model state_dict checkpoint weights",
+        "DatasetLoadingError": "dataset datasets",
+        "FileNotFoundError": "file directory",
+        "PermissionError": "permission",
+        "ImportError": "import module",
+        "ArgumentError": "argument arguments option",
+        "CalledProcessError": "command",
+        "SyntaxError": "syntax",
+    }.items()
+}
+"""What a reason is about, in the words of logs: of two phrases, the one with such a word is about it."""
+
+
+def profile_of(
+    reason: str, roots: Iterable[str], before: Rule | None, rules: Iterable[Rule], action: str = ""
+) -> Profile:
+    """What a rule for `reason` would say, learned from lines `roots` of which a rule `before` says something else.
+
+    The kind is that of the event that was there, unless it told nothing; else what other rules for this reason say
+    most often of it; else what is usual. `action` is a person's word.
+    """
+    same = [rule for rule in rules if rule.reason == reason and rule.kind not in _WEAK]
+    kind, usual = _USUAL.get(reason, _SCRIPT)
+    if reason in _USUAL or not same:
+        kind = _of_the_line(reason, kind, roots)
+    elif before is None or before.kind in _WEAK:
+        kind = Counter(rule.kind for rule in same).most_common(1)[0][0]
+    if before is not None and before.kind not in _WEAK and before.reason == reason:
+        kind = before.kind
+    if same and not action:
+        usual = Counter(rule.action for rule in same).most_common(1)[0][0]
+    decided: Action = next(one for one in get_args(Action) if one == (action or usual))
+    category = CATEGORIES[reason]
+    if reason == "Others":
+        category = before.category if before is not None and before.reason == reason else "Infrastructure"
+    return Profile(kind, decided, decided not in ("user_must_fix", "change_config"), category)
+
+
+def _of_the_line(reason: str, kind: str, roots: Iterable[str]) -> str:
+    said = " ".join(roots)
+    if reason == "OutOfMemoryError" and _HOST.search(said):
+        return "host_memory"
+    if reason == "Others" and _FROM_OUTSIDE.search(said):
+        return "death"
+    if reason in ("ConnectionError", "OSError") and re2.search(r"(?:^|\.)\w*(?:Error|Exception)\b", said):
+        return "exception"
+    return kind

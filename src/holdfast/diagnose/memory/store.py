@@ -1,0 +1,294 @@
+"""The memory in the ledger: what is kept of an incident, a person's word on it, and what follows from that word."""
+
+import getpass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+import re2
+
+from holdfast.core.clock import Clock, SystemClock
+from holdfast.core.errors import BadUse, NotFound
+from holdfast.core.ledger import Incident, Ledger
+from holdfast.core.ledger.records import MEMORY_LIMIT_BYTES, LearnedRule, Memory
+from holdfast.diagnose.compress import Compressed, Kept
+from holdfast.diagnose.diagnosis import CATEGORIES, Category, Diagnosis
+from holdfast.diagnose.filters import Filter
+from holdfast.diagnose.lines import clean_line
+from holdfast.diagnose.memory.case import ROOTS_LIMIT, Case, distinct
+from holdfast.diagnose.memory.embeddings import Embedder, EmbeddingsFailed, packed, unpacked
+from holdfast.diagnose.memory.learn import AUTHOR, learn
+from holdfast.diagnose.memory.own_rules import own_topics
+from holdfast.diagnose.memory.recall import Past
+from holdfast.diagnose.memory.topics import Learned
+from holdfast.diagnose.memory.words import search_words
+from holdfast.diagnose.rules import RuleSet, packaged_topics
+
+_KEY: Final = re2.compile(r"^(m?)([0-9]{1,9})$")
+_SHOWN_LINE: Final = re2.compile(r"^([0-9]+)(?: x([0-9]+))?: (.*)$")
+_HEADING: Final = "== "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What came of a person's word on an incident."""
+
+    memory: Memory
+    learned: tuple[Learned, ...] = ()
+    """The rules that it taught, now in force."""
+    notes: tuple[str, ...] = ()
+
+
+def key_of(memory: Memory) -> str:
+    """How people name it: `7`, an incident of a run; `m3`, one that was diagnosed without a run."""
+    return f"m{memory.memory_id}" if memory.incident_id is None else str(memory.incident_id)
+
+
+def memory_of(ledger: Ledger, key: str) -> Memory:
+    """What is remembered under `key`; a run's incident is taken into the memory where it was not yet.
+
+    Raises:
+        NotFound: there is no such incident.
+        BadUse: `key` is no incident's name.
+    """
+    match = _KEY.search(key)
+    if match is None:
+        raise BadUse(f"{key!r} is no incident: a number, or m and a number. `holdfast incidents ls` lists them.")
+    if match[1]:
+        found = ledger.memory(int(match[2]))
+        if found.incident_id is None:
+            return found
+        raise NotFound(f"{key} is incident {found.incident_id} of run {found.run_id}. Name it so.")
+    incident = ledger.incident(int(match[2]))
+    there = ledger.memories(incident_id=incident.incident_id)
+    return there[0] if there else ledger.memory(ledger.add_memory(_of_incident(incident)))
+
+
+def remember(ledger: Ledger, diagnosis: Diagnosis, text: str | Compressed, *, clock: Clock | None = None) -> Diagnosis:
+    """Record a diagnosis that belongs to no run; returns it with what is like it, decided anew where that knows better.
+
+    `text`: the compressed log, as `compress` made it.
+
+    Raises:
+        LedgerError: the ledger cannot be read or written.
+    """
+    from holdfast.diagnose.memory.known import Known
+
+    kept = text.lines if isinstance(text, Compressed) else lines_of(text)
+    decided = Known.of_ledger(ledger).recall(diagnosis, lambda: kept)
+    memory = _of_diagnosis(decided.to_json(), kept, (SystemClock() if clock is None else clock).now_s())
+    _, notes = _add(ledger, memory)
+    return replace(decided, notes=(*decided.notes, *notes))
+
+
+def remember_incident(ledger: Ledger, incident_id: int, kept: Iterable[Kept]) -> None:
+    """Take a run's incident into the memory together with its compressed log.
+
+    Raises:
+        NotFound: there is no such incident.
+        LedgerError: the ledger cannot be read or written.
+    """
+    _add(ledger, _of_incident(ledger.incident(incident_id), kept))
+
+
+def adopt_incidents(ledger: Ledger) -> int:
+    """Take the incidents of runs that are not yet in the memory into it; returns how many these were."""
+    new = ledger.incidents_not_remembered()
+    for incident in new:
+        _add(ledger, _of_incident(incident))
+    return len(new)
+
+
+def judge(
+    ledger: Ledger,
+    key: str,
+    *,
+    reason: str = "",
+    roots: Sequence[str] = (),
+    action: str = "",
+    kept: Sequence[Kept] = (),
+    home: Path | None = None,
+    clock: Clock | None = None,
+    by: str = "",
+) -> Judged:
+    """Take a person's word on an incident, and learn from it.
+
+    Without `reason` the diagnosis is confirmed. `roots`: lines that state the root, where the diagnosis named others;
+    `kept`: the compressed log, where it can be read again.
+
+    Raises:
+        NotFound: there is no such incident.
+        BadUse: the reason is none, or a diagnosis without one is to be confirmed.
+        LedgerError: the ledger cannot be read or written.
+    """
+    memory = memory_of(ledger, key)
+    if not reason and memory.reason == "Unknown":
+        raise BadUse(f"Incident {key} was left Unknown: there is nothing to confirm. Say `incidents correct {key} --reason R`.")
+    if reason and (reason not in CATEGORIES or reason == "Unknown"):
+        allowed = ", ".join(one for one in CATEGORIES if one != "Unknown")
+        raise BadUse(f"{reason!r} is no reason. Allowed: {allowed}.")
+    now_s = (SystemClock() if clock is None else clock).now_s()
+    named = [clean_line(line.encode("utf-8", "replace"), 0).text.strip() for line in roots]
+    changes: dict[str, Any] = {
+        "verdict": "corrected" if reason and (reason != memory.reason or roots) else "confirmed",
+        "true_reason": reason or memory.reason,
+        "true_action": action,
+        "judged_by": by or _whoami(),
+        "judged_at_s": now_s,
+    }
+    if named:
+        changes["roots"] = list(distinct(named))
+    if kept or named:
+        there = [Kept(file=one[0], line=one[1], text=one[2]) for one in memory.lines]
+        changes["lines"] = _bounded([*_with_roots(named, kept or there), *(kept or there)])
+        changes["words"] = search_words([*changes.get("roots", memory.roots), *(one[2] for one in changes["lines"])])
+    assert memory.memory_id is not None
+    ledger.set_memory(memory.memory_id, **changes)
+    judged = ledger.memory(memory.memory_id)
+    notes = [] if judged.roots else [f"No line of incident {key} states the root: name it with --line FILE:LINE to learn from it."]
+    learned = learn_from_ledger(ledger, home, now_s=now_s)
+    return Judged(memory=judged, learned=tuple(learned), notes=tuple(notes))
+
+
+def learn_from_ledger(ledger: Ledger, home: Path | None = None, *, now_s: float) -> list[Learned]:
+    """Learn what the judged incidents teach beyond the rules in force, and put that in force."""
+    cases = [case_of(one) for one in ledger.memories(judged=True) if one.roots]
+    in_force = [learned_of(one) for one in ledger.learned_rules("rule")]
+    found = learn(
+        cases,
+        RuleSet((*packaged_topics(), *own_topics(home))),
+        good_lines(ledger),
+        learned=in_force,
+        withdrawn=[one.rule_id for one in ledger.learned_rules("rule", withdrawn=True)],
+    )
+    for one in found:
+        ledger.add_learned_rule(
+            LearnedRule(
+                rule_id=one.rule.id,
+                kind="rule",
+                body=one.to_json(),
+                author=AUTHOR,
+                sources=list(one.sources),
+                made_at_s=now_s,
+            )
+        )
+    return found
+
+
+def good_lines(ledger: Ledger) -> list[str]:
+    """What good runs printed, a line of each shape."""
+    return list(dict.fromkeys(str(line[0]) for run in ledger.good_runs() for line in run.lines))
+
+
+def case_of(memory: Memory) -> Case:
+    """A judged memory as learning sees it."""
+    return Case(
+        key=key_of(memory),
+        reason=memory.true_reason,
+        roots=tuple(memory.roots),
+        lines=tuple(Kept(file=one[0], line=int(one[1]), text=one[2]) for one in memory.lines),
+        action=memory.true_action,
+    )
+
+
+def past_of(memory: Memory, model: str = "") -> Past:
+    """A memory as likeness sees it; its embedding where it is `model`'s."""
+    category: Category = next((one for one in set(CATEGORIES.values()) if one == memory.category), "Unknown")
+    return Past(
+        key=key_of(memory),
+        reason=memory.true_reason or memory.reason,
+        roots=tuple(memory.roots),
+        confirmed=bool(memory.verdict),
+        done=memory.done,
+        action=memory.true_action,
+        when_s=memory.remembered_at_s,
+        category=category,
+        fingerprint=memory.fingerprint,
+        embedding=tuple(unpacked(memory.embedding)) if memory.embedding and memory.embedding_model == model else (),
+    )
+
+
+def learned_of(record: LearnedRule) -> Learned:
+    """A rule of the ledger."""
+    return Learned.from_json(record.body, record.sources)
+
+
+def filter_of(record: LearnedRule) -> Filter:
+    """A filter of the ledger."""
+    body = record.body
+    return Filter(id=record.rule_id, pattern=body["pattern"], source=body["source"], match=tuple(body["match"]))
+
+
+def lines_of(text: str) -> tuple[Kept, ...]:
+    """The lines of a compressed log's text."""
+    found, file = [], ""
+    for line in text.splitlines():
+        if line.startswith(_HEADING):
+            file = line.removeprefix(_HEADING)
+        elif shown := _SHOWN_LINE.search(line):
+            found.append(Kept(file=file, line=int(shown[1]), text=shown[3], count=int(shown[2] or 1)))
+    return tuple(found)
+
+
+def _add(ledger: Ledger, memory: Memory) -> tuple[int, tuple[str, ...]]:
+    embedder = Embedder.from_environment()
+    notes: tuple[str, ...] = ()
+    if embedder is not None and memory.roots:
+        try:
+            vector = embedder.embed([memory.roots[0]])[0]
+            memory = replace(memory, embedding=packed(vector), embedding_model=embedder.model)
+        except EmbeddingsFailed as error:  # remembered all the same: it is found by its words
+            notes = (str(error),)
+    return ledger.add_memory(memory), notes
+
+
+def _of_incident(incident: Incident, kept: Iterable[Kept] = ()) -> Memory:
+    found = incident.diagnosis
+    lines = list(kept) or [Kept(file=one["file"], line=one["line"], text=one["text"]) for one in found["evidence"]]
+    memory = _of_diagnosis(found, lines, incident.detected_at_s)
+    done = ": ".join(part for part in (incident.action, incident.explanation) if part)
+    return replace(memory, incident_id=incident.incident_id, run_id=incident.run_id, done=done)
+
+
+def _of_diagnosis(found: dict[str, Any], kept: Iterable[Kept], at_s: float) -> Memory:
+    cited = found.get("root_lines") or ([found["root_line"]] if found.get("root_line") else [])
+    roots = distinct(clean_line(one["text"].encode("utf-8", "replace"), one["line"]).text.strip() for one in cited)
+    lines = _bounded(kept)
+    return Memory(
+        remembered_at_s=at_s,
+        reason=found["reason"],
+        category=found["category"],
+        confidence=float(found["confidence"]),
+        rule_id=next(iter(found.get("decided_by", ())), ""),
+        scope=dict(found.get("scope", {})),
+        fingerprint=str(found.get("fingerprint", "")),
+        action=str(found["action"]),
+        roots=list(roots[:ROOTS_LIMIT]),
+        lines=lines,
+        words=search_words([*roots, *(one[2] for one in lines)]),
+    )
+
+
+def _bounded(kept: Iterable[Kept]) -> list[list[Any]]:
+    """As many lines as `MEMORY_LIMIT_BYTES` hold, in the order of the log."""
+    left, found = MEMORY_LIMIT_BYTES, []
+    for one in dict.fromkeys(kept):
+        left -= len(one.text.encode("utf-8", "replace"))
+        if left < 0:
+            break
+        found.append([one.file, one.line, one.text])
+    return sorted(found, key=lambda one: (one[0], one[1]))
+
+
+def _with_roots(roots: Sequence[str], kept: Iterable[Kept]) -> list[Kept]:
+    """The named roots that are not among the kept lines, as lines without a place."""
+    texts = {clean_line(one.text.encode("utf-8", "replace"), one.line).text.strip() for one in kept}
+    return [Kept(file="", line=0, text=root) for root in roots if root not in texts]
+
+
+def _whoami() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # no such user in this container
+        return "unknown"

@@ -1,0 +1,120 @@
+"""Learned rules among the others: where they stand, and what they are not asked about.
+
+A rule that was learned from a line which no precise rule knew stands just before Python's bare classes: every precise
+rule is asked first. One that corrects a rule stands just before that rule's topic. Within a topic the most special is
+asked first. What merely sounds bad (the first rules of `suspect.yaml`) no learned rule is asked about, unless it was
+learned from such a line.
+"""
+
+import functools
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Final, Self
+
+import re2
+
+from holdfast.diagnose.rules import ROUTINE, Rule, RuleSet, Topic, Where, packaged_topics
+
+LATE_ORDER: Final = 90
+"""Of `python.yaml`; a learned topic of the same order is asked before it, by its name."""
+SUSPECT: Final = "suspect.yaml"
+_NAME: Final = "+learned"
+"""Sorts before the name of any file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """A rule that was learned, and its place."""
+
+    rule: Rule
+    order: int
+    """It stands before the topics of this order."""
+    breadth: int
+    """0 the most general, 9 a line itself."""
+    hot: tuple[str, ...]
+    sources: tuple[str, ...]
+    """Keys of the incidents that it was learned from."""
+    what: str = ""
+    """What it knows, for people."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, for the ledger."""
+        return {
+            **asdict(self.rule),
+            "match": list(self.rule.match),
+            "no_match": list(self.rule.no_match),
+            "order": self.order,
+            "breadth": self.breadth,
+            "hot": list(self.hot),
+            "what": self.what,
+        }
+
+    @classmethod
+    def from_json(cls, body: dict[str, Any], sources: Iterable[str]) -> Self:
+        """The rule that `to_json` wrote."""
+        values = {name: body[name] for name in _RULE_FIELDS if name in body}
+        values |= {"match": tuple(body["match"]), "no_match": tuple(body["no_match"])}
+        return cls(
+            rule=Rule(**values),
+            order=int(body["order"]),
+            breadth=int(body["breadth"]),
+            hot=tuple(body["hot"]),
+            sources=tuple(sources),
+            what=body.get("what", ""),
+        )
+
+
+_RULE_FIELDS: Final = tuple(field.name for field in fields(Rule))
+
+
+class LearnedTopic(Topic):
+    """A topic that passes by what merely sounds bad."""
+
+    def find(self, text: str, where: Where) -> Rule | None:
+        """As `Topic.find`."""
+        found = super().find(text, where)
+        return None if found is None or (where == "line" and shielded(found, text)) else found
+
+
+def shielded(rule: Rule, text: str) -> bool:
+    """Whether a learned `rule` is not asked about `text`, which merely sounds bad."""
+    return sounds_bad(text) and not any(sounds_bad(example) for example in rule.match)
+
+
+@functools.lru_cache(maxsize=4096)
+def sounds_bad(text: str) -> bool:
+    """Whether `text` only sounds like an error: a counter, a setting, a line of a program."""
+    return bool(_shield().Match(text))
+
+
+@functools.cache
+def _shield() -> Any:
+    made = re2.Set.SearchSet(re2.Options())
+    for topic in packaged_topics():
+        if topic.name == SUSPECT:
+            for rule in topic.rules:
+                if rule.kind == ROUTINE:
+                    made.Add(rule.pattern)
+    made.Compile()
+    return made
+
+
+def learned_topics(learned: Iterable[Learned]) -> tuple[Topic, ...]:
+    """The topics of learned rules, one an order."""
+    by_order: dict[int, list[Learned]] = {}
+    for one in learned:
+        by_order.setdefault(one.order, []).append(one)
+    return tuple(
+        LearnedTopic(
+            name=f"{_NAME}-{order}",
+            order=order,
+            hot=frozenset(word for one in group for word in one.hot),
+            rules=tuple(one.rule for one in sorted(group, key=lambda each: (-each.breadth, each.rule.id))),
+        )
+        for order, group in sorted(by_order.items())
+    )
+
+
+def with_learned(topics: Sequence[Topic], learned: Iterable[Learned]) -> RuleSet:
+    """`topics` and learned rules together; learned topics among `topics` are left out."""
+    return RuleSet((*(topic for topic in topics if not isinstance(topic, LearnedTopic)), *learned_topics(learned)))

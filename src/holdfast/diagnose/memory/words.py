@@ -1,0 +1,126 @@
+"""A line of a log to its words: what varies from run to run left out, and how much a word tells."""
+
+import functools
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final, Literal
+
+import re2
+
+Sort = Literal["word", "value", "quoted"]
+
+_TOKEN: Final = re2.compile(
+    r"(?P<url>\b[a-z][a-z0-9+.-]{1,9}://[^\s'\"<>)\],]+)"
+    r"|(?P<quoted>'[^']{0,200}'|\"[^\"]{0,200}\"|`[^`]{0,200}`|<[^<>]{1,80}>)"
+    r"|(?P<path>(?:~|\.{1,2})?/[\w.+@%=-]+(?:/[\w.+@%=-]*)*|\b[\w.+-]+(?:/[\w.+@%=-]+)+)"
+    r"|(?P<source>\b[\w-]+\.(?:py|cc|cpp|cu|cuh|c|h|so|rs|go|sh|ya?ml|json|toml|pt|bin|log|txt)\b(?:[.:]\d+)*)"
+    r"|(?P<hex>\b0x[0-9a-fA-F]+\b|\b[0-9a-fA-F]{2,}(?:[:-][0-9a-fA-F]+)+(?:\.\d+)?\b)"
+    r"|(?P<number>[-+]?\d[\w.,:%+-]*)"
+    r"|(?P<word>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*(?:'[a-z]{1,2}\b)?)"
+)
+"""In this order: a path may hold words, a word never holds a path."""
+_DIGIT: Final = re2.compile(r"\d")
+_CAMEL: Final = re2.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]|_[A-Za-z]|[A-Za-z]_")
+_LOUD: Final = re2.compile(r"^[A-Z]{3,}$")
+_PARTS: Final = re2.compile(r"[A-Z]+(?:[a-z]+|$)|[A-Z]?[a-z]+|[A-Z]+")
+
+COMMON: Final = frozenset(
+    "a an the of in to is was were be been by for and or nor not with without on at this that it its as from are has have "
+    "had may might can could should would will must if when while which who what where than then there here no any all "
+    "some one two other than into over under after before during up down out off only also more most so but "
+    "error errors err fail failed failing fails failure failures warning warnings warn exception exceptions info debug "
+    "fatal critical traceback message reason cause caused due raised raise while please see try trying tried again got get "
+    "call called calling caught unable cannot can't couldn't could invalid unknown unexpected expected following "
+    "rank ranks process processes worker workers task tasks job jobs node nodes step steps host local global line lines "
+    "file function value values object objects type data given argument arguments name named run running using used use "
+    "set new end start started exit exited code status state number size time times last first current thread main "
+    "python pid gpu device version details".split()
+)
+"""Words that logs of every kind are full of: alone they tell nothing."""
+TROUBLE: Final = (
+    r"(?:\w*(?:Error|Exception|Failure|Fault|Warning)\b|(?i:\b(?:errors?|fail(?:ed|ure|ures|s|ing)?|fatal|abort\w*|panic\w*"
+    r"|cannot|can't|couldn't|could not|unable|denied|refused|rejected|invalid|illegal|corrupt\w*|lost|los[es]|kill(?:ed|ing)?"
+    r"|died|dead|crash\w*|tim(?:ed|e)[ -]?out|unavailable|unreachable|not found|not ready|no such|mismatch\w*|exceed\w*"
+    r"|missing|unexpected\w*|uncorrectable|unhandled|fallen|down|out of|already in use|exited|reset|closed|bad|broken"
+    r"|cancel\w*|preempt\w*|unsuccessful|non-zero|interrupted|disconnect\w*|expired|forbidden|no space|read-only|too many"
+    r"|violat\w*|overflow|throttl\w*|slow ?down|hung|stuck|stopped|oom)\b))"
+)
+"""RE2 for a word that says that something went wrong."""
+_TROUBLE: Final = re2.compile(TROUBLE)
+WORDS_LIMIT: Final = 1500
+"""Words of one memory that full-text search looks at."""
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """A part of a line, and where it stands."""
+
+    sort: Sort
+    text: str
+    start: int
+    end: int
+
+    @property
+    def is_common(self) -> bool:
+        """Whether it tells nothing by itself."""
+        return self.text.lower() in COMMON or len(self.text) < 2  # noqa: PLR2004
+
+    @property
+    def is_technical(self) -> bool:
+        """Whether only a program writes it so: inner capitals, underscores, dots, or all capitals."""
+        loud = _LOUD.search(self.text) is not None and self.text.lower() not in COMMON
+        return loud or "." in self.text or _CAMEL.search(self.text) is not None
+
+
+def tokens(text: str) -> list[Token]:
+    """The words of `text` and what varies between them: numbers, paths, quoted names, hosts, addresses.
+
+    A word with a digit in it (`node017`, `mlx5_0`) counts as varying.
+    """
+    found = []
+    for match in _TOKEN.finditer(text):
+        said, kind = match[0], match.lastgroup
+        sort: Sort = "word" if kind == "word" and not _DIGIT.search(said) else "value"
+        found.append(Token("quoted" if kind == "quoted" else sort, said, match.start(), match.end()))
+    return found
+
+
+@functools.lru_cache(maxsize=65_536)
+def words_of(text: str) -> tuple[str, ...]:
+    """The words of `text` in lower case, in their order; of dotted and joined ones also the parts."""
+    found: list[str] = []
+    for token in tokens(text):
+        if token.sort != "word":
+            continue
+        for name in token.text.split("."):
+            whole = name.strip("_").lower().partition("'")[0]
+            parts = [part.lower() for part in _PARTS.findall(name)]
+            found.append(whole)
+            if len(parts) > 1:
+                found += parts
+    return tuple(word for word in found if len(word) > 1)
+
+
+def search_words(lines: Iterable[str]) -> str:
+    """What full-text search looks at: the words of `lines`, each as often as it comes, at most `WORDS_LIMIT`."""
+    found: list[str] = []
+    for line in lines:
+        found += (word for word in words_of(line) if word not in COMMON)
+        if len(found) >= WORDS_LIMIT:
+            break
+    return " ".join(found[:WORDS_LIMIT])
+
+
+def mask(text: str) -> str:
+    """`text` with what varies replaced by `<*>`: equal for the same message in another run."""
+    said, at = [], 0
+    for token in tokens(text):
+        if token.sort != "word":
+            said += [text[at : token.start], "<*>"]
+            at = token.end
+    return "".join((*said, text[at:])).strip()
+
+
+def is_trouble(text: str) -> bool:
+    """Whether a word of `text` says that something went wrong."""
+    return _TROUBLE.search(text) is not None

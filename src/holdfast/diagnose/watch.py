@@ -1,0 +1,82 @@
+"""The diagnosis of a job that still runs: fed piece by piece, asked at any time, with bounded memory."""
+
+from pathlib import Path
+from typing import Final
+
+from holdfast.diagnose.conclude import conclude
+from holdfast.diagnose.context import JobContext, observed_lines
+from holdfast.diagnose.diagnosis import Diagnosis
+from holdfast.diagnose.read import LINE_LIMIT_BYTES, LogFile
+from holdfast.diagnose.rules import RuleSet, packaged_rules
+from holdfast.diagnose.scan import Scan, scan_texts
+
+_BLOCK_BYTES: Final = 64 * 1024
+"""Lines are looked at when so many bytes have come together, or when the diagnosis is asked for."""
+
+
+class LogWatcher:
+    """Reads the output of one job as it comes.
+
+    What it keeps does not grow with the output: some events of each rule, the state of each rank's traceback, and a
+    piece of each log that was not looked at yet.
+    """
+
+    def __init__(self, rules: RuleSet | None = None) -> None:
+        self._rules = packaged_rules() if rules is None else rules
+        self._scan = Scan(self._rules)
+        self._logs: dict[str, _Pending] = {}
+
+    def feed(self, data: bytes | str, log: str = "job.log", rank: int | None = None) -> None:
+        """Take in the next piece of `log`, any number of lines or a part of one.
+
+        `log` is the name that the diagnosis cites, `rank` the one whose output it is, where that is known.
+        """
+        pending = self._logs.setdefault(log, _Pending(LogFile(path=Path(log), group=log, part=0, rank=rank)))
+        pending.add(data.encode("utf-8", "replace") if isinstance(data, str) else data)
+        if len(pending.bytes) >= _BLOCK_BYTES:
+            pending.hand_over(self._scan, last=False)
+
+    def diagnosis(self, context: JobContext | None = None, *, ended: bool = False) -> Diagnosis:
+        """What is to be said of the job so far.
+
+        `ended` says that no more comes: only then is a last line taken in that no line feed ends.
+        """
+        for pending in self._logs.values():
+            pending.hand_over(self._scan, last=ended)
+        observed = [] if context is None else scan_texts(observed_lines(context), self._rules)
+        return conclude(self._scan.events(), observed)
+
+
+class _Pending:
+    """The part of one log that was not looked at yet."""
+
+    def __init__(self, file: LogFile) -> None:
+        self._file = file
+        self._next_line = 1
+        self._cutting = False
+        self.bytes = bytearray()
+
+    def add(self, data: bytes) -> None:
+        if self._cutting:  # within a line that is longer than what is kept of one
+            ends = [end for end in (data.find(b"\n"), data.find(b"\r")) if end >= 0]
+            if not ends:
+                return
+            data, self._cutting = data[min(ends) :], False
+        self.bytes += data
+        begun = len(self.bytes) - self._end()
+        if begun > LINE_LIMIT_BYTES:
+            del self.bytes[self._end() + LINE_LIMIT_BYTES :]
+            self._cutting = True
+
+    def _end(self) -> int:
+        """The end of the last whole line."""
+        return max(self.bytes.rfind(b"\n"), self.bytes.rfind(b"\r")) + 1
+
+    def hand_over(self, scan: Scan, *, last: bool) -> None:
+        end = len(self.bytes) if last else self._end()
+        if not end:
+            return
+        block = bytes(self.bytes[:end])
+        del self.bytes[:end]
+        scan.block(self._file, block, self._next_line)
+        self._next_line += block.count(b"\n")

@@ -1,0 +1,192 @@
+"""An OpenAI-compatible server on loopback that answers as a test says: rightly, wrongly, slowly, cut short, or not at all.
+
+    with ModelServer() as server:
+        server.then(Status(429), Words('{"answer": 1}'))     # the next two; after these `otherwise`
+        ... ask server.url ...
+        assert server.asked[0].body["model"] == "stub"
+
+Everything goes over real HTTP. Nothing here waits for longer than its client does, nor after the server was left.
+"""
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final, TypeAlias
+
+_WAIT_LIMIT_S: Final = 30.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """A request that came."""
+
+    path: str
+    headers: dict[str, str]
+    """Names in lower case."""
+    body: Any
+
+    @property
+    def text(self) -> str:
+        """All that its messages say."""
+        return "\n".join(str(one["content"]) for one in self.body["messages"])
+
+
+@dataclass(frozen=True)
+class Words:
+    """A chat completion with this text."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class Status:
+    """Any status, with headers and a body."""
+
+    code: int
+    headers: tuple[tuple[str, str], ...] = ()
+    body: bytes = b'{"error": {"message": "scripted"}}'
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The connection ends in the midst of the body; with `reset` by a reset, before any of it."""
+
+    reset: bool = False
+
+
+@dataclass(frozen=True)
+class Drip:
+    """A byte now and then, for ever; with `headers` already the header does not end."""
+
+    every_s: float = 0.02
+    headers: bool = False
+
+
+@dataclass(frozen=True)
+class Flood:
+    """A body without an end, as fast as it is taken."""
+
+
+@dataclass(frozen=True)
+class Silence:
+    """No answer at all."""
+
+
+Answer: TypeAlias = Words | Status | Cut | Drip | Flood | Silence
+
+
+class ModelServer(ThreadingHTTPServer):
+    """A scripted model behind `url`.
+
+    Args:
+        otherwise: what to answer where no script is left; given the request, so that it can obey what it reads.
+        key: the only key that is taken; empty for any.
+    """
+
+    daemon_threads = True
+
+    def __init__(self, otherwise: Callable[[Asked], Answer] | None = None, *, key: str = "") -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.otherwise = otherwise or (lambda _: Words("{}"))
+        self.key = key
+        self.asked: list[Asked] = []
+        """Requests in the order in which they came."""
+        self._script: list[Answer] = []
+        self._lock = threading.Lock()
+        self._left = threading.Event()
+        self._thread = threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.01})
+
+    @property
+    def url(self) -> str:
+        """The API's base."""
+        return f"http://127.0.0.1:{self.server_address[1]}/v1"
+
+    def then(self, *answers: Answer) -> "ModelServer":
+        """Answer the next requests with these, one after the other."""
+        self._script.extend(answers)
+        return self
+
+    def take(self, asked: Asked) -> Answer:
+        """Note a request and say what it gets."""
+        with self._lock:
+            self.asked.append(asked)
+            return self._script.pop(0) if self._script else self.otherwise(asked)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait, or less where the server is left meanwhile; whether it was."""
+        return self._left.wait(seconds)
+
+    def __enter__(self) -> "ModelServer":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._left.set()
+        self.shutdown()
+        self._thread.join()
+        self.server_close()
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """A client that went away is no news."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: ModelServer
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+    def do_POST(self) -> None:
+        data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        headers = {name.lower(): value for name, value in self.headers.items()}
+        answer = self.server.take(Asked(self.path, headers, json.loads(data)))
+        if self.server.key and headers.get("authorization") != f"Bearer {self.server.key}":
+            answer = Status(401)
+        match answer:
+            case Words(text):
+                choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
+                self._send(200, (), json.dumps({"object": "chat.completion", "choices": [choice]}).encode())
+            case Status(code, given, body):
+                self._send(code, given, body)
+            case Cut(reset):
+                self._cut(reset=reset)
+            case Drip(every_s, in_headers):
+                self._drip(every_s, in_headers=in_headers)
+            case Flood():
+                self._flood()
+            case Silence():
+                self.server.wait(_WAIT_LIMIT_S)
+                self.close_connection = True
+
+    def _send(self, code: int, headers: tuple[tuple[str, str], ...], body: bytes) -> None:
+        self.send_response(code)
+        for name, value in headers:
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def _cut(self, *, reset: bool) -> None:
+        if reset:  # no lingering: the close becomes a reset
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        else:
+            self.wfile.write(b'HTTP/1.1 200 OK\r\nContent-Length: 999\r\n\r\n{"choices": [')
+        self.close_connection = True
+        self.connection.close()
+
+    def _drip(self, every_s: float, *, in_headers: bool) -> None:
+        self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: " if in_headers else b"HTTP/1.1 200 OK\r\n\r\n")
+        self.close_connection = True
+        while not self.server.wait(every_s):
+            self.wfile.write(b"x" if in_headers else b" ")
+
+    def _flood(self) -> None:
+        self.wfile.write(b"HTTP/1.1 200 OK\r\n\r\n")
+        self.close_connection = True
+        while not self.server.wait(0):
+            self.wfile.write(b" " * 65536)

@@ -1,0 +1,455 @@
+"""`holdfast diagnose` in process: what it answers, for people and for programs, and what it says of bad input."""
+
+import contextlib
+import gzip
+import io
+import json
+import os
+import pty
+import subprocess
+import sys
+import threading
+from importlib import resources
+
+import jsonschema
+import pytest
+import zstandard
+from click.testing import CliRunner
+
+from holdfast.cli import diagnosis_study, progress
+from holdfast.cli.diagnosis_view import ACTIONS, at_fault, ranges
+from holdfast.cli.main import cli
+from holdfast.core.errors import BadUse, HoldfastError, NotFound
+from holdfast.diagnose import diagnose
+from holdfast.diagnose.diagnosis import CATEGORIES
+from holdfast.diagnose.rules import packaged_rules
+
+STEPS = [f"step {step} loss {2.5 - step / 100:.3f}" for step in range(40)]
+FAILED = [
+    "Traceback (most recent call last):",
+    '  File "/work/train.py", line 12, in <module>',
+    "    print(settings['warmup'])",
+    "          ~~~~~~~~^^^^^^^^^^",
+    "KeyError: 'warmup'",
+]
+PEER = (
+    "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer [10.0.0.{}]:{}"
+)
+RULES = """
+order: 1
+hot: [flux capacitor]
+defaults:
+  kind: exception
+  action: user_must_fix
+  restart_helps: false
+  mitigation: Charge it.
+  confidence: 0.95
+  source: ours
+rules:
+  - id: flux
+    pattern: 'flux capacitor (?:empty|dry)'
+    reason: OSError
+    match: ["flux capacitor empty"]
+    no_match: ["flux capacitor full"]
+"""
+
+
+def holdfast(*arguments, given=None, fails=None, code=0):
+    """What the command printed on standard output; with `fails`, the error that it raised."""
+    found = CliRunner().invoke(cli, ["diagnose", *map(str, arguments)], input=given, standalone_mode=False)
+    if fails is not None:
+        assert isinstance(found.exception, fails), found.output
+        return str(found.exception)
+    if found.exception is not None and not isinstance(found.exception, SystemExit):
+        raise found.exception
+    assert (found.return_value or 0) == code, found.output
+    return found.stdout
+
+
+def answer(*arguments, **options):
+    said = holdfast(*arguments, "--json", **options).splitlines()
+    assert len(said) == 1, "one object and nothing else"
+    return json.loads(said[0])
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory):
+    """A job of 64 ranks in which rank 1 fails and the others lose their connection to it."""
+    folder = tmp_path_factory.mktemp("job")
+    for rank in range(64):
+        peer = ["Traceback (most recent call last):", '  File "/work/train.py", line 30, in <module>', "    reduce()"]
+        end = FAILED if rank == 1 else [*peer, PEER.format(rank, 20000 + rank)]
+        (folder / f"rank-{rank}.log").write_text("\n".join([*STEPS, *end]) + "\n")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def log(job):
+    return job / "rank-1.log"
+
+
+@pytest.fixture(scope="module")
+def schema():
+    text = (resources.files("holdfast.diagnose") / "diagnosis.schema.json").read_text("utf-8")
+    found = json.loads(text)
+    jsonschema.Draft202012Validator.check_schema(found)
+    return found
+
+
+# What it answers
+
+
+def test_the_answer_is_that_of_the_library(job):
+    found = answer(job)
+    assert found == diagnose(job).to_json()
+    assert (found["reason"], found["scope"], found["restart_helps"]) == ("KeyError", {"rank": 1}, False)
+    assert found["root_line"] == {"file": str(job / "rank-1.log"), "line": 45, "text": "KeyError: 'warmup'"}
+
+
+def test_real_answers_are_as_the_schema_says(job, log, tmp_path, schema):
+    (tmp_path / "empty.log").write_text("")
+    (tmp_path / "gpu.log").write_text("[  12.5] NVRM: Xid (PCI:0000:4e:00): 79, pid=7, GPU has fallen off the bus.\n")
+    said = [
+        answer(job, "--explain", "--compressed"),
+        *map(json.loads, holdfast("--each", log, tmp_path / "*.log", tmp_path / "missing", "--explain").splitlines()),
+    ]
+    assert len(said) == 5
+    for one in said:
+        jsonschema.validate(one, schema, cls=jsonschema.Draft202012Validator)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**said[0], "action": "pray"}, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({key: value for key, value in said[0].items() if key != "scope"}, schema)
+
+
+def test_the_schema_knows_every_key_reason_and_action(job, schema):
+    known = schema["$defs"]["answer"]
+    optional = {"path", "candidates", "compressed"}
+    assert set(known["properties"]) - optional == set(answer(job)) == {"schema", "version", *known["required"]}
+    assert set(schema["$defs"]["reason"]["enum"]) == set(CATEGORIES)
+    assert set(known["properties"]["action"]["enum"]) == set(ACTIONS)
+
+
+def test_the_person_is_told_the_cause_the_place_and_the_step(job):
+    said = holdfast(job)
+    lines = said.splitlines()
+    assert lines[0] == "KeyError: 'warmup'."
+    assert "reason    KeyError (Script), confidence" in said
+    assert "at fault  rank 1" in said
+    assert "Mend the program or its input first (user_must_fix; a restart alone does not help)." in said
+    root = next(line for line in lines if line.lstrip().startswith(">"))
+    assert root.split() == [">", "45", "KeyError:", "'warmup'"]
+    around = lines[lines.index(root) - 5 : lines.index(root)]
+    assert [line.split()[0] for line in around] == ["40", "41", "42", "43", "44"]
+    assert any("x 63 ranks" in line and "Connection closed by peer" in line for line in lines)
+
+
+def test_a_cause_that_nobody_knows_is_answered_too(tmp_path):
+    log = tmp_path / "job.log"
+    log.write_text("step 1 loss 2\nbye\n")
+    said = holdfast(log)
+    assert said.startswith("No cause was found.\n")
+    assert "--compressed" in said
+    assert "the logs do not say" in said
+    assert answer(log)["reason"] == "Unknown"
+
+
+def test_explain_gives_the_sums(job):
+    said = holdfast(job, "--explain")
+    assert "Each line that may have begun the failure is tried" in said
+    assert "that it began by itself" in said
+    first, *others = answer(job, "--explain")["candidates"]
+    assert (first["reason"], first["line"]) == ("KeyError", 45)
+    assert others, "the lost peers are candidates too"
+    assert all(one["cost"] >= first["cost"] for one in others)
+    assert first["cost"] == pytest.approx(
+        first["alone"] + first["end"] + sum(one["cost"] for one in first["others"]), abs=0.01
+    )
+    assert {one["how"] for one in first["others"]} == {"follows"}
+
+
+def test_compressed_prints_the_lines_that_matter_and_nothing_else(job, log):
+    said = holdfast(log, "--compressed")
+    assert "45: KeyError: 'warmup'" in said
+    assert "reason" not in said
+    assert answer(log, "--compressed")["compressed"] == said
+    assert "--compressed prints the lines alone" in holdfast(log, "--compressed", "--explain", fails=BadUse)
+
+
+# Several jobs
+
+
+def test_each_path_is_a_job_of_its_own_and_a_missing_one_does_not_stop_the_rest(log, tmp_path):
+    binary = tmp_path / "weights.log"
+    binary.write_bytes(bytes(range(8)) * 4000)
+    said = [json.loads(line) for line in holdfast("--each", tmp_path / "missing", log, binary).splitlines()]
+    assert [one["path"] for one in said] == [str(tmp_path / "missing"), str(log), str(binary)]
+    assert [one.get("reason") for one in said] == [None, "KeyError", None]
+    assert "There is no log" in said[0]["error"]
+    assert "binary" in said[2]["error"]
+    assert {(one["schema"], one["version"]) for one in said} == {("holdfast.diagnosis", 1)}
+
+
+def test_each_takes_the_matches_of_a_pattern_apart(job):
+    said = [json.loads(line) for line in holdfast("--each", job / "rank-[0-3].log").splitlines()]
+    assert [one["path"] for one in said] == [str(job / f"rank-{rank}.log") for rank in range(4)]
+    assert [one["reason"] == "KeyError" for one in said] == [False, True, False, False]
+
+
+def test_each_fails_where_nothing_could_be_answered(tmp_path):
+    assert json.loads(holdfast("--each", tmp_path / "missing", code=2))["error"]
+
+
+def test_each_of_one_folder_is_one_job(job):
+    (said,) = map(json.loads, holdfast("--each", job).splitlines())
+    assert {key: value for key, value in said.items() if key != "path"} == answer(job)
+
+
+# Where logs come from
+
+
+def test_standard_input_is_shown_in_its_surroundings(log):
+    said = holdfast("-", given=log.read_text())
+    assert "The root: -, line 45" in said
+    assert "step 39 loss 2.110" in said
+    assert answer("-", given=log.read_text())["root_line"]["file"] == "-"
+
+
+def test_a_pipe_is_read_once_and_shown_whole(log):
+    command = [sys.executable, "-m", "holdfast.cli.main", "diagnose", "-"]
+    for options, wanted in ([], "step 39 loss 2.110"), (["--compressed"], "KeyError: 'warmup'"):
+        with subprocess.Popen(["cat", log], stdout=subprocess.PIPE) as source:
+            done = subprocess.run([*command, *options], stdin=source.stdout, capture_output=True, text=True, check=True)
+        assert wanted in done.stdout
+        assert done.stderr == ""
+
+
+def test_a_named_pipe_is_not_opened_twice(log, tmp_path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    writer = threading.Thread(target=lambda: path.write_bytes(log.read_bytes()), daemon=True)
+    writer.start()
+    said = holdfast(path)
+    writer.join(5)
+    assert "KeyError: 'warmup'" in said
+    assert "step 39" not in said
+
+
+@pytest.mark.parametrize("packed", [gzip.compress, zstandard.compress], ids=["gz", "zst"])
+def test_compressed_logs_show_the_root_in_its_surroundings(log, tmp_path, packed):
+    path = tmp_path / "rank-1.log.packed"
+    path.write_bytes(packed(b"an early line\n" * 300_000 + log.read_bytes()))
+    said = holdfast(path)
+    assert "> 300045 KeyError: 'warmup'" in said
+    assert "300040 step 39 loss 2.110" in said
+
+
+def test_a_compressed_log_that_is_cut_short_is_used_and_noted(log, tmp_path):
+    path = tmp_path / "rank-1.log.gz"
+    path.write_bytes(gzip.compress(b"".join(b"step %d loss 1\n" % step for step in range(200_000)))[:-40])
+    found = answer(path)
+    assert found["reason"] == "Unknown"
+    assert "cut short" in found["notes"][0]
+    assert "Notes" in holdfast(path)
+
+
+def test_what_is_missing_beside_the_log_is_noted(log, tmp_path):
+    found = answer(log, tmp_path / "dmesg.log")
+    assert found["reason"] == "KeyError"
+    assert any("dmesg.log" in note for note in found["notes"])
+
+
+def test_carriage_returns_show_what_was_left_standing(tmp_path):
+    path = tmp_path / "job.log"
+    path.write_bytes(b"\n".join([b"  0%|    |\r 50%|##  |\r100%|####|", *(line.encode() for line in FAILED)]))
+    said = holdfast(path)
+    assert "100%|####|" in said
+    assert "50%|##" not in said
+
+
+def test_control_characters_and_brackets_are_shown_as_text(tmp_path):
+    path = tmp_path / "job.log"
+    lines = ["\x1b[31mstep 1 [bold]not markup[/bold] \u202egnol\u202c", *FAILED[:-1], "KeyError: '[red]\x07x'"]
+    path.write_text("\n".join(lines))
+    said = holdfast(path)
+    assert "[bold]not markup[/bold]" in said
+    assert "[red]" in said
+    assert not {"\x1b", "\x07", "\u202e"} & set(said)
+
+
+# Bad input
+
+
+def test_nothing_there_is_bad_use(tmp_path):
+    said = holdfast(tmp_path / "missing.log", fails=NotFound)
+    assert str(tmp_path / "missing.log") in said
+    assert said.endswith(".")
+
+
+def test_no_path_is_bad_use():
+    found = CliRunner().invoke(cli, ["diagnose"])
+    assert found.exit_code == 2
+    assert "PATH" in found.output
+
+
+def test_a_folder_without_logs_is_bad_use(tmp_path):
+    (tmp_path / "model.safetensors").write_bytes(b"\0" * 100)
+    assert "There is no log in" in holdfast(tmp_path, fails=BadUse)
+
+
+def test_binary_only_is_bad_use_that_says_so(tmp_path):
+    path = tmp_path / "weights.bin"
+    path.write_bytes(bytes(range(8)) * 4000)
+    assert "binary" in holdfast(path, fails=BadUse)
+
+
+def test_a_file_that_may_not_be_read_is_told():
+    assert "/proc/self/mem: not readable" in holdfast("/proc/self/mem", fails=BadUse)
+
+
+def test_an_empty_file_is_answered_with_a_note(tmp_path):
+    path = tmp_path / "rank-0.log"
+    path.write_text("")
+    found = answer(path)
+    assert (found["reason"], found["root_line"]) == ("Unknown", None)
+    assert "empty" in found["notes"][0]
+    assert "empty" in answer("-", given="")["notes"][0]
+
+
+def test_a_line_without_end_is_shown_short(tmp_path):
+    path = tmp_path / "job.log"
+    path.write_bytes(b"x" * 3_000_000 + b"\n" + "\n".join(FAILED).encode() + b"\n" + b"y" * 3_000_000)
+    said = holdfast(path)
+    assert "> 6 KeyError" in said
+    assert len(said) < 10_000
+
+
+# Options
+
+
+def test_rules_of_ones_own_decide(tmp_path):
+    log, rules = tmp_path / "job.log", tmp_path / "rules"
+    rules.mkdir()
+    log.write_text("the flux capacitor empty\n")
+    (rules / "ours.yaml").write_text(RULES)
+    found = answer(log, "--rules", rules)
+    assert (found["reason"], found["decided_by"]) == ("OSError", ["flux"])
+    assert answer(log)["reason"] == "Unknown"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('["flux capacitor empty"]', '["flux capacitor gone"]', "should match 'flux capacitor gone', but no rule does"),
+        ("hot: [flux capacitor]", "hot: [other]", "add a word of the line to `hot`"),
+        ('["flux capacitor full"]', '["flux capacitor dry"]', "which it should not"),
+        ('["flux capacitor empty"]', '["Segmentation fault flux capacitor dry"]', ""),
+        ("reason: OSError", "reason: Oops", "reason is 'Oops'"),
+    ],
+)
+def test_a_broken_rule_of_ones_own_is_named(log, tmp_path, old, new, said):
+    (tmp_path / "ours.yaml").write_text(RULES.replace(old, new))
+    if said:
+        told = holdfast(log, "--rules", tmp_path, fails=BadUse)
+        assert said in told
+        assert "ours.yaml: rule flux" in told
+    else:
+        holdfast(log, "--rules", tmp_path)
+
+
+def test_a_folder_without_rules_is_bad_use(log, tmp_path):
+    assert "There are no rules in" in holdfast(log, "--rules", tmp_path / "none", fails=BadUse)
+
+
+def test_a_model_must_be_named_before_it_is_asked(log, monkeypatch):
+    monkeypatch.delenv("HOLDFAST_LLM_URL", raising=False)
+    assert "HOLDFAST_LLM_URL" in holdfast(log, "--model", fails=HoldfastError)
+
+
+# How it looks and what it costs
+
+
+def on_terminal(arguments, columns):
+    """What a terminal of so many columns would show, as text."""
+    main, other = pty.openpty()
+    environment = {**os.environ, "COLUMNS": str(columns), "TERM": "xterm", "NO_COLOR": "1"}
+    with subprocess.Popen(
+        [sys.executable, "-m", "holdfast.cli.main", "diagnose", *map(str, arguments)],
+        stdin=subprocess.DEVNULL, stdout=other, stderr=subprocess.PIPE, env=environment,
+    ) as process:  # fmt: skip
+        os.close(other)
+        shown = b""
+        with contextlib.suppress(OSError):  # EIO: the other side is closed
+            while data := os.read(main, 65536):
+                shown += data
+        assert process.wait(30) == 0, process.stderr.read()
+    os.close(main)
+    return shown.decode().replace("\r\n", "\n")
+
+
+@pytest.mark.parametrize("columns", [80, 200])
+def test_it_keeps_to_the_width_of_the_terminal(job, columns):
+    shown = on_terminal([job, "--explain"], columns)
+    assert "KeyError: 'warmup'" in shown
+    assert max(map(len, shown.replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines())) <= columns
+
+
+def test_help_and_options_import_nothing_heavy():
+    script = (
+        "import sys\nfrom holdfast.cli.main import cli\ncli.get_command(None, 'diagnose')\n"
+        "print(sorted({'torch', 'sqlalchemy', 'rich', 're2', 'psutil', 'yaml', 'httpx'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_progress_counts_bytes_against_the_size_of_plain_files(log, tmp_path):
+    told = []
+    packed = tmp_path / "rank-2.log.gz"
+    packed.write_bytes(gzip.compress(log.read_bytes()))
+    show = lambda what, done, total: told.append((what, done, total))  # noqa: E731
+    diagnosis_study.study([str(log)], packaged_rules(), show)
+    assert told[-1] == ("Reading", log.stat().st_size, log.stat().st_size)
+    diagnosis_study.study([str(packed)], packaged_rules(), show)
+    assert told[-1][0].startswith("Reading, ")
+    assert told[-1][2] is None
+
+
+def test_a_large_input_is_told_of_in_plain_lines(log, monkeypatch, capsys):
+    monkeypatch.setattr(progress, "QUIET_S", -1.0)
+    with progress.shown() as show:
+        diagnosis_study.study([str(log)], packaged_rules(), show)
+    assert "Reading 100%" in capsys.readouterr().err
+
+
+def test_the_words_for_who_is_at_fault():
+    assert ranges([0, 1, 2, 3, 7]) == "0-3, 7"
+    assert ranges(range(0, 100, 2)).endswith(" …")
+    scope = {"rank": [0, 1, 2], "node": "gn07", "gpu": ["0000:4e:00", "0000:b3:00"], "link": 4}
+    assert at_fault(scope) == "ranks 0-2, node gn07, GPUs 0000:4e:00, 0000:b3:00, link 4"
+    assert at_fault({}) == "the logs do not say"
+
+
+def test_surroundings_of_a_line_beyond_the_first_block(tmp_path):
+    path = tmp_path / "long.log"
+    path.write_text("".join(f"line {number}\n" for number in range(1, 300_001)))
+    assert path.stat().st_size > 3 << 20
+    for at in (1, 2, 100_000, 149_999, 299_999, 300_000):
+        root = diagnosis_study.LogLine(file=str(path), line=at, text="the root")
+        found = diagnosis_study.surroundings(root, lambda *_: None)
+        wanted = range(max(1, at - diagnosis_study.BEFORE), min(300_000, at + diagnosis_study.AFTER) + 1)
+        assert found == [(number, "the root" if number == at else f"line {number}") for number in wanted]
+
+
+def test_standard_input_that_is_no_file_is_kept_for_a_second_reading(monkeypatch):
+    class Pipe(io.BytesIO):
+        def seekable(self):
+            return False
+
+    before = io.TextIOWrapper(Pipe(b"one\ntwo\n"))
+    monkeypatch.setattr(sys, "stdin", before)
+    with diagnosis_study.stdin_kept(lambda *_: None):
+        assert sys.stdin.buffer.read() == b"one\ntwo\n"
+        sys.stdin.buffer.seek(0)
+        assert sys.stdin.buffer.read() == b"one\ntwo\n"
+    assert sys.stdin is before

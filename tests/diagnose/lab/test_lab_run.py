@@ -1,0 +1,81 @@
+"""Programs of the laboratory that really run."""
+
+import os
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import psutil
+import pytest
+
+from holdfast.diagnose.lab.place import MARK, CannotRun, command
+from holdfast.diagnose.lab.program import Program
+from holdfast.diagnose.lab.programs import PROGRAMS
+from holdfast.diagnose.lab.record import record, root_lines
+from holdfast.diagnose.lab.run import run
+from holdfast.diagnose.lab.s3 import serve
+
+
+def program(**given):
+    return Program(
+        **{"id": "x", "reason": "Others", "cause": "c", "root": "r", "dialect": None, "launcher": "python", **given}
+    )
+
+
+def test_a_shell_script_without_its_program():
+    recording = run(PROGRAMS["file-script-missing"])
+    assert recording.exit_code == 2
+    assert root_lines(PROGRAMS["file-script-missing"], recording.log) == [2]
+    assert recording.ranks == {}
+
+
+def test_the_place_is_disguised():
+    recording = run(
+        program(script="import os, socket\nprint(os.getcwd(), os.__file__, socket.gethostname())\nraise SystemExit(3)")
+    )
+    assert recording.exit_code == 3
+    for own in ("holdfast", "/tmp/lab-", str(Path(os.__file__).parent)):
+        assert own not in recording.log
+
+
+def test_a_program_that_goes_on_is_ended_with_all_it_started():
+    script = """
+    import subprocess, sys
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], start_new_session=True)
+    print("waiting", flush=True)
+    import time; time.sleep(60)
+    """
+    recording = run(program(script=script, limit_s=2))
+    assert (recording.timed_out, recording.log) == (True, "waiting\n")
+    assert not [one for one in psutil.Process().children(recursive=True) if MARK in one.environ()]
+
+
+def test_memory_is_bounded():
+    recording = run(program(script="bytearray(3 << 30)", memory_bytes=2 << 30))
+    assert "MemoryError" in recording.log
+
+
+def test_a_mount_needs_root(tmp_path, monkeypatch):
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(CannotRun, match="run as root"):
+        command(PROGRAMS["os-disk-full-checkpoint"], tmp_path)
+    (outcome,) = record([PROGRAMS["os-disk-full-checkpoint"]], tmp_path / "out")
+    assert outcome.skipped
+
+
+@pytest.mark.parametrize(("bucket", "status"), [("denied", 403), ("empty", 404), ("slow", 503)])
+def test_the_storage_refuses_as_its_bucket_says(bucket, status):
+    with serve() as url, pytest.raises(urllib.error.HTTPError) as caught:
+        urllib.request.urlopen(f"{url}/{bucket}/key", timeout=5)
+    caught.value.close()
+    assert caught.value.code == status
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "name", ["key-optimizer-state", "dataloader-worker-killed", "nvlink-xid74", "s3-upload-denied"]
+)
+def test_programs_fail_as_they_should(name, tmp_path):
+    (outcome,) = record([PROGRAMS[name]], tmp_path)
+    assert outcome.problem is None
+    assert (tmp_path / "clean" / f"{name}.log").exists()

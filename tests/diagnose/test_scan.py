@@ -1,0 +1,79 @@
+"""Logs to events: what is kept is bounded, and what is passed by says nothing."""
+
+import random
+
+from holdfast.diagnose import diagnose
+from holdfast.diagnose.read import find_files
+from holdfast.diagnose.rules import packaged_rules
+from holdfast.diagnose.scan import scan
+
+KEY_ERROR = "Traceback (most recent call last):\n  File \"/job/t.py\", line 8, in f\n    g()\nKeyError: 'a'\n"
+
+
+def events(path):
+    return scan(find_files([path]).files, packaged_rules())
+
+
+def words(number, seed):
+    """Lines of which no two have the same shape."""
+    draw = random.Random(seed)
+    return "".join(f"{''.join(draw.choices('abcdefghij', k=40))} ordinary\n" for _ in range(number))
+
+
+def test_events_of_a_rule_are_bounded(tmp_path):
+    log = tmp_path / "x.log"
+    log.write_text("".join(f"[rank{rank}]: ValueError: {'x' * (rank % 99)}\n" for rank in range(5000)))
+    assert 0 < len(events(log)) < 100
+
+
+def test_the_last_error_is_kept_whatever_came_before(tmp_path):
+    """Thousands were survived."""
+    log = tmp_path / "x.log"
+    survived = "".join(f"ValueError: sample {'x' * (at % 50)}\nstep {at} loss 2.1\n" for at in range(3000))
+    log.write_text(survived + "step 3000 loss 2.1\n" + KEY_ERROR.replace("KeyError: 'a'", "ValueError: the end"))
+    found = diagnose(log)
+    assert (found.reason, found.root_text) == ("ValueError", "ValueError: the end")
+    assert found.root_line.line == 6005
+
+
+def test_many_files_take_little_memory(tmp_path, measured):
+    """A file a rank: what is remembered of a file's ordinary lines must not add up."""
+    for rank in range(150):
+        (tmp_path / f"rank-{rank}.log").write_text(words(20_000, rank % 3) + str(rank) + "\n")
+    (tmp_path / "rank-77.log").write_text(words(20_000, 5) + KEY_ERROR)
+    reason, _, grown_mib = measured(tmp_path)
+    assert reason == "KeyError"
+    assert grown_mib < 100
+
+
+def test_many_streams_in_one_log_take_little_memory(tmp_path, measured):
+    log = tmp_path / "job.log"
+    with log.open("w") as file:
+        for rank in range(60_000):
+            file.write(f"[rank{rank}]: Traceback (most recent call last):\n[rank{rank}]: step 3 loss 2.1\n")
+        file.write(KEY_ERROR)
+    reason, _, grown_mib = measured(log)
+    assert reason == "KeyError"
+    assert grown_mib < 100
+
+
+def test_lines_that_look_like_errors_take_little_memory(tmp_path, measured):
+    """No rule knows them, and each has words of its own."""
+    draw = random.Random(3)
+    log = tmp_path / "job.log"
+    with log.open("w") as file:
+        for _ in range(300_000):
+            file.write(f"{draw.getrandbits(40):x} error of {draw.getrandbits(60):x}\n")
+        file.write(KEY_ERROR)
+    reason, _, grown_mib = measured(log)
+    assert reason == "KeyError"
+    assert grown_mib < 60
+
+
+def test_lines_met_again_mean_the_same(tmp_path):
+    """A line that meant something the first time means it the thousandth time."""
+    log = tmp_path / "x.log"
+    log.write_text(("Connection refused by 10.0.0.1\nstep 1 loss 2\nall is well 7\n" * 500) + "ValueError: b\n")
+    found = events(log)
+    assert max(event.line for event in found if "refused" in event.text) == 3 * 499 + 1
+    assert any(event.text == "ValueError: b" for event in found)
