@@ -15,10 +15,11 @@ from diagnosing.scoring import Answer
 from holdfast.diagnose.diagnosis import CATEGORIES
 
 ERROR: Final = re.compile(
-    r"\b(?:\w*Error|\w*Exception|error|ERROR|FATAL|fatal|Fatal)\b|Xid|[Ff]ailed|[Kk]illed|oom-kill|timed out|Traceback"
+    r"\b(?:\w*Error|\w*Exception|error|ERROR|FATAL|fatal|Fatal)\b|Xid|[Ff]ailed|[Kk]illed|oom-kill|timed out|NCCL WARN"
+    r"|<warn>"
 )
-_HEADS: Final = re.compile(r"Traceback \(most recent call last\)")
-"""Begins an error, and says nothing about it: the line that ends it is meant."""
+_OF_A_STACK: Final = re.compile(r"Traceback \(most recent call last\)|frame #\d+:")
+"""Belongs to an error, and says nothing about it: another line is meant."""
 
 PRIORITIES: Final[tuple[tuple[str, "re.Pattern[str]"], ...]] = tuple(
     (reason, re.compile(pattern))
@@ -28,14 +29,14 @@ PRIORITIES: Final[tuple[tuple[str, "re.Pattern[str]"], ...]] = tuple(
         ("NodeFailure", r"(?i)fallen off the bus|node fail|NODE_FAIL|NodeNotReady|machine check|Xid.{0,40}: 79\b"),
         ("DataloaderKilled", r"DataLoader worker \(pid.{0,30}(?:killed|exited|is killed)"),
         ("OutOfMemoryError", r"(?i)out of memory|OutOfMemory|oom.?kill|MemoryError|can't allocate memory"),
-        ("NetworkError", r"(?i)IBV_WC|status=12|local protection|no route to host|network is unreachable|name resolution|efa"),
+        ("NetworkError", r"(?i)IBV_WC|status=12|local protection|no route to host|network is unreachable|name resolution|\befa\b|libfabric"),
         ("S3StorageError", r"(?i)\bs3\b|botocore|NoSuchKey|AccessDenied|SlowDown"),
         ("ModelLoadingError", r"(?i)size mismatch|Missing key\(s\) in state_dict|Error\(s\) in loading|safetensors"),
         ("DatasetLoadingError", r"(?i)DatasetGenerationError|DatasetNotFound|ArrowInvalid|datasets\.exceptions"),
-        ("CUDAError", r"CUDA error|CUDA_ERROR|cudaError|CUBLAS_STATUS|CUDNN_STATUS|Xid"),
-        ("NCCLRemoteError", r"(?i)ncclRemoteError|remote process exited|Connection closed by (?:remote )?peer"),
-        ("NCCLTimeoutError", r"(?i)watchdog caught collective|collective operation timeout|Timed out waiting \d+ms"),
-        ("ConnectionError", r"(?i)connection (?:refused|reset|aborted|error)|broken pipe|DistStoreError|DistNetworkError"),
+        ("CUDAError", r"CUDA error|CUDAError|CUDA_ERROR|cudaError|cudaGetDevice|CUBLAS_STATUS|CUDNN_STATUS|Xid"),
+        ("NCCLRemoteError", r"(?i)ncclRemoteError|remote process exited|closed by remote|Connection closed by (?:remote )?peer"),
+        ("NCCLTimeoutError", r"(?i)watchdog caught collective|collective operation timeout|NCCL operations have failed or timed out|Timed out waiting \d+ms"),
+        ("ConnectionError", r"(?i)connection (?:refused|reset|aborted|error)|failed to connect|broken pipe|DistStoreError|DistNetworkError"),
         ("SyntaxError", r"SyntaxError|IndentationError|TabError|syntax error"),
         ("ImportError", r"ImportError|ModuleNotFoundError|cannot open shared object"),
         ("ArgumentError", r"(?i)unrecognized arguments|invalid choice|no such option|argparse|the following arguments are required"),
@@ -111,7 +112,7 @@ def _answer(found: tuple[int, str] | None) -> Answer:
 
 
 def _errors(path: Path) -> Iterator[tuple[int, str]]:
-    return ((number, line) for number, line in _lines(path) if ERROR.search(line) and not _HEADS.search(line))
+    return ((number, line) for number, line in _lines(path) if ERROR.search(line) and not _OF_A_STACK.search(line))
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

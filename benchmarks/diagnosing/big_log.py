@@ -1,7 +1,7 @@
 """A log of any size, of a job of 64 ranks that trains for long and fails; its cascade is printed before its root.
 
-Made of blocks: in each the steps go on, and the words that vary in real logs (addresses, names of shards, samples) are
-drawn anew, so that nobody who remembers the shapes of lines is done after the first block.
+Made of blocks: in each the steps go on, and the words that vary in real logs (addresses, names of shards, samples; a
+tenth of the lines have one) are drawn anew, so that nobody who remembers the shapes of lines is done after the first.
 """
 
 # ruff: noqa: E501, ISC004  (lines of logs stand as they are printed)
@@ -28,19 +28,23 @@ _CHATTER: Final = (
     "[rank{rank}]:[titan] 2026-03-14 02:11:12,204 - root - INFO - step: %(step)s  loss:  2.2485  grad_norm:  0.7130  memory:"
     " 47.28GiB(59.74%)  tps: 6,412  tflops: 351.20  mfu: 35.51%",
     "node{node:02d}:{pid}:{tid} [{local}] NCCL INFO Channel 07/0 : {rank}[{local}] -> {peer}[{local}] [send] via NET/IB/{local}/GDRDMA",
-    "node{node:02d}:{pid}:{tid} [{local}] NCCL INFO comm 0x%(word)s rank {rank} nranks 64 cudaDev {local} busId {local}b000 - Init COMPLETE",
     "(min, max) time across ranks (ms):",
     "    forward-backward ...............................: (2911.20, 2960.{pid})",
     "[Rank {rank}] (after %(step)s iterations) memory (MB) | allocated: 48213.6 | max allocated: 61022.9 | reserved: 66038.0",
     "[rank{rank}]: /opt/venv/lib/python3.11/site-packages/torch/autograd/graph.py:829: UserWarning: c10d::allreduce_: an autograd"
     " kernel was not registered to the Autograd key(s). This may lead to silently incorrect behavior.",
-    "[rank{rank}]:I0314 02:11:13.114 {pid} data/loader.py:212] shard /data/c4/%(word)s.tar opened, 10000 samples",
-    "[rank{rank}]:I0314 02:11:13.219 {pid} data/loader.py:240] sample %(word)s: 4096 tokens, 2 documents",
     "  successfully saved checkpoint from iteration %(step)s to /ckpt/gpt-7b [ t 1/4, p 1/2 ]",
     "wandb: Network error (ReadTimeout), entering retry loop.",
-    "2026-03-14 02:11:14 INFO storage: part %(word)s of checkpoint uploaded in 2.1 s",
     "  {pid}%|##4       | %(step)s/5000000 [41:12<2:11:42,  1.58s/it]",
 )
+_VARIED: Final = (
+    "node{node:02d}:{pid}:{tid} [{local}] NCCL INFO comm 0x%(word)s rank {rank} nranks 64 cudaDev {local} busId {local}b000 - Init COMPLETE",
+    "[rank{rank}]:I0314 02:11:13.114 {pid} data/loader.py:212] shard /data/c4/%(word)s.tar opened, 10000 samples",
+    "[rank{rank}]:I0314 02:11:13.219 {pid} data/loader.py:240] sample %(word)s: 4096 tokens, 2 documents",
+    "2026-03-14 02:11:14 INFO storage: part %(word)s of checkpoint uploaded in 2.1 s",
+)
+_VARIED_SHARE: Final = 0.1
+"""Of all chatter: most lines of a long log were printed before, but for their numbers."""
 _RECOVERED: Final = (
     (
         "[rank{rank}]: Traceback (most recent call last):",
@@ -129,7 +133,8 @@ def _block(draw: random.Random) -> tuple[str, int, int]:
     lines: list[str] = []
     for step in range(STEPS_PER_BLOCK):
         lines += [_filled("%(next)s" + line, draw) for line in _EACH_STEP]
-        lines += [_filled(draw.choice(_CHATTER), draw) for _ in range(draw.randrange(4, 12))]
+        for _ in range(draw.randrange(4, 12)):
+            lines.append(_filled(draw.choice(_VARIED if draw.random() < _VARIED_SHARE else _CHATTER), draw))
         if step % 400 == 200:
             lines += _group(draw.choice(_RECOVERED), draw)
     text = "\n".join(lines) + "\n"

@@ -123,18 +123,22 @@ def halves(cases: Iterable[Case]) -> dict[str, int]:
     Alternately within each reason, in an order that follows from the names alone: the same in every run, so that
     what ships with Holdfast was measured on the half 0 of every run.
     """
+    known = list(cases)
+    reasons = sorted({case.reason for case in known})
+    odd = {case.program: reasons.index(case.reason) for case in known}  # odd ones out go to either half by turns
+    return {program: (place + odd[program]) % 2 for program, place in places(known).items()}
+
+
+def places(cases: Iterable[Case]) -> dict[str, int]:
+    """Each program's place among those of its reason, from 0, in an order that follows from the names alone."""
     by_reason: dict[str, set[str]] = {}
     for case in cases:
         by_reason.setdefault(case.reason, set()).add(case.program)
-    found = {}
-    for place, reason in enumerate(sorted(by_reason)):
-        for number, program in enumerate(sorted(by_reason[reason], key=_hash)):
-            found[program] = (number + place) % 2  # odd ones out go to either half by turns
-    return found
-
-
-def _hash(name: str) -> str:
-    return hashlib.sha256(name.encode()).hexdigest()
+    return {
+        program: place
+        for programs in by_reason.values()
+        for place, program in enumerate(sorted(programs, key=lambda name: hashlib.sha256(name.encode()).hexdigest()))
+    }
 
 
 def laboratory(kept: Path | None, work: Path, *, quick: bool, seed: int) -> list[Case]:

@@ -1,18 +1,20 @@
 """Learning: half of the reasons are taken out of the rules; what one and five confirmed incidents a reason bring back.
 
-What is confirmed comes from programs of one half, what is asked from programs of the other. Each reason is taken out
-once, in one of two folds, so that all reasons count. What is confirmed of an incident is its reason and the lines of
-its root; they are given all at once, as the memory holds them.
+Each of the 29 reasons is taken out once, in one of two folds. The programs of a reason are asked about in turns, a
+quarter of them each time, and what is confirmed comes from the others. What is confirmed of an incident is its reason
+and the lines of its root. They are given all at once, as the memory holds them, and with them incidents of the reasons
+that were left in and routine output of good runs: a proposed rule may spoil none of these.
 """
 
 import hashlib
+import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from common.jobs import say
 from common.table import Must, Row
-from diagnosing.cases import Case, halves, of_kind
+from diagnosing.cases import Case, of_kind, places
 from diagnosing.scoring import Answer, reason_right
 from diagnosing.systems import our_answers
 
@@ -21,12 +23,16 @@ LESSONS: Final[Mapping[int, float]] = {1: 0.5, 5: 0.9}
 KINDS: Final = ("recorded", "noisy", "permuted", "ranks64", "unprefixed", "untimed")
 """Whole logs: with the lines of the root, and what came after them."""
 FOLDS: Final = 2
+TURNS: Final = 4
+LEFT_IN: Final = "Others"
+"""Not a reason of the table; never taken out."""
+GOOD_LINES: Final = 400
 _LISTED: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Fold:
-    """What came of one set of removed reasons; counts of right answers about the second half's logs of these."""
+    """What came of one set of removed reasons in one turn; counts of right answers about the logs asked about."""
 
     asked: int
     with_all: int
@@ -34,18 +40,21 @@ class Fold:
     after: Mapping[int, int]
     """By the number of incidents confirmed a reason."""
     worsened: Mapping[int, Sequence[str]]
-    """Logs, of any reason, that were answered right before and are not afterwards."""
+    """Logs of any reason that were answered right before and are not afterwards: earlier ones, which were there when
+    it was learned."""
+    unseen_worsened: Mapping[int, Sequence[str]]
+    """Likewise, of the programs that are kept for asking."""
 
 
 def rows(cases: Sequence[Case], *, quick: bool) -> Iterator[Row]:
     """The part of the gap that is closed, and answers that became worse."""
     used = of_kind(cases, "recorded") if quick else of_kind(cases, *KINDS)
-    half = halves(cases)
     everything = our_answers(used)
-    folds = []
+    folds: list[Fold] = []
     for number in range(FOLDS):
-        folds.append(_fold(used, half, number, everything))
-        say(f"learning: fold {number + 1} of {FOLDS}")
+        for one in _folds(used, number, everything, turns=1 if quick else TURNS):
+            folds.append(one)
+            say(f"learning: {len(folds)} of {FOLDS * (1 if quick else TURNS)} done")
     asked = sum(one.asked for one in folds)
     yield Row(measure=f"accuracy with all rules ({asked} logs)", ours=_part(folds, "with_all", asked), unit="")
     yield Row(measure="accuracy without the reasons' rules", ours=_part(folds, "without", asked), unit="")
@@ -57,6 +66,8 @@ def rows(cases: Sequence[Case], *, quick: bool) -> Iterator[Row]:
         worse = [name for one in folds for name in one.worsened[count]]
         named = f" [{', '.join(worse[:_LISTED])}]" if worse else ""
         yield Row(measure=f"earlier answers worsened by {many}{named}", ours=len(worse), unit="logs", must=Must("=", 0))
+        unseen = sum(len(one.unseen_worsened[count]) for one in folds)
+        yield Row(measure=f"answers about programs never seen worsened by {many}", ours=unseen, unit="logs")
 
 
 def _part(folds: Sequence[Fold], what: str, asked: int) -> float | None:
@@ -70,8 +81,8 @@ def gap_closed(folds: Sequence[Fold], count: int) -> float | None:
 
 
 def fold_of(reason: str) -> int:
-    """In which fold a reason is taken out: by its name alone."""
-    return hashlib.sha256(reason.encode()).digest()[0] % FOLDS
+    """In which fold a reason is taken out, by its name alone; -1 in none."""
+    return -1 if reason == LEFT_IN else hashlib.sha256(reason.encode()).digest()[0] % FOLDS
 
 
 def lessons(cases: Sequence[Case], reason: str, count: int) -> list[Case]:
@@ -80,27 +91,35 @@ def lessons(cases: Sequence[Case], reason: str, count: int) -> list[Case]:
     return sorted(of_reason, key=lambda case: (KINDS.index(case.kind), case.program))[:count]
 
 
-def _fold(cases: Sequence[Case], half: Mapping[str, int], number: int, everything: Mapping[str, Answer]) -> Fold:
+def _folds(cases: Sequence[Case], number: int, everything: Mapping[str, Answer], *, turns: int) -> Iterator[Fold]:
+    """The turns of one fold."""
+    place = places(cases)
     rules = _without({case.reason for case in cases if fold_of(case.reason) == number})
     removed = [case for case in cases if fold_of(case.reason) == number]
-    taught = [case for case in removed if half[case.program] == 0]
-    asked = [case for case in removed if half[case.program] == 1]
+    left_in = [case for case in of_kind(cases, "recorded") if fold_of(case.reason) != number]
     before = our_answers(cases, rules)
-    after: dict[int, int] = {}
-    worsened: dict[int, list[str]] = {}
-    for count in LESSONS:
-        confirmed = [
-            one for reason in sorted({case.reason for case in removed}) for one in lessons(taught, reason, count)
+    for turn in range(turns):
+        taught = [case for case in removed if place[case.program] % TURNS != turn]
+        asked = [case for case in removed if place[case.program] % TURNS == turn]
+        stored = [
+            case for case in left_in if place[case.program] % TURNS != turn and reason_right(case, before[case.id])
         ]
-        told = our_answers(cases, known=_learned(confirmed, rules))
-        after[count] = _right(asked, told)
-        worsened[count] = [
-            case.id for case in cases if reason_right(case, before[case.id]) and not reason_right(case, told[case.id])
-        ]
-    return Fold(
-        asked=len(asked), with_all=_right(asked, everything), without=_right(asked, before), after=after,
-        worsened=worsened,
-    )  # fmt: skip
+        after: dict[int, int] = {}
+        worsened: dict[bool, dict[int, list[str]]] = {False: {}, True: {}}
+        for count in LESSONS:
+            reasons = sorted({case.reason for case in asked})
+            confirmed = [one for reason in reasons for one in lessons(taught, reason, count)]
+            told = our_answers(cases, known=_learned([*confirmed, *stored], rules))
+            after[count] = _right(asked, told)
+            worse = [
+                case for case in cases if reason_right(case, before[case.id]) and not reason_right(case, told[case.id])
+            ]
+            for unseen in (False, True):
+                worsened[unseen][count] = [one.id for one in worse if (place[one.program] % TURNS == turn) is unseen]
+        yield Fold(
+            asked=len(asked), with_all=_right(asked, everything), without=_right(asked, before), after=after,
+            worsened=worsened[False], unseen_worsened=worsened[True],
+        )  # fmt: skip
 
 
 def _right(cases: Sequence[Case], answers: Mapping[str, Answer]) -> int:
@@ -127,4 +146,13 @@ def _learned(confirmed: Sequence[Case], rules: Any) -> Any:
         Incident.of_log(case.path, reason=case.reason, root_lines=sorted(case.root_lines), rules=rules, key=case.id)
         for case in confirmed
     ]
-    return Known.of(learn(incidents, rules, good=()), incidents, base=rules.topics)
+    return Known.of(learn(incidents, rules, good=_good_runs()), incidents, base=rules.topics)
+
+
+def _good_runs() -> list[str]:
+    """Lines of runs that ended well, one of each trainer."""
+    from holdfast.diagnose.lab import noise
+    from holdfast.diagnose.lab.routines import NOISE
+
+    draw = random.Random("good runs")
+    return [line for trainer in NOISE for line in noise.routine(trainer, draw, GOOD_LINES)]

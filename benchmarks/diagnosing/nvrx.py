@@ -2,7 +2,8 @@
 
 How its answer is read, in its favour where it leaves a choice:
 
-- its root line is `primary_failure.line`;
+- its root line is `primary_failure.line`; where it names no primary failure, the first of its secondary failures or
+  cascades stands for it;
 - its decision RESTART or STOP is `restart_helps`; it has no action, so a STOP is read as the user's to mend;
 - its scope is the primary failure's `rank`, `node` and `gpu`, where it gives them;
 - it has no reasons. Where its failure class names one (`REASONS`), that is its answer; else (`observed_exception` and
@@ -74,7 +75,7 @@ def environment(checkout: Path | None) -> dict[str, str]:
 
 def read(payload: Mapping[str, Any], log: Path) -> Answer:
     """Its answer in our terms."""
-    primary = payload["primary_failure"] or {}
+    primary = _failure(payload)
     helps = payload["decision"] == "RESTART"
     known = {"restart_helps": helps, "action": "restart" if helps else "user_must_fix"}
     scope = {key: _number(primary[key]) for key in ("rank", "node", "gpu") if primary.get(key) is not None}
@@ -85,6 +86,14 @@ def read(payload: Mapping[str, Any], log: Path) -> Answer:
     answer = answer_of_line(primary["line"], text)
     reason = REASONS.get(failure_class) or reason_of(text)
     return Answer(reason=reason, root_lines=answer.root_lines, scope=scope, decided_by=failure_class, **known)
+
+
+def _failure(payload: Mapping[str, Any]) -> Mapping[str, Any]:
+    if payload["primary_failure"]:
+        return dict(payload["primary_failure"])
+    others = [*payload.get("secondary_failures", ()), *payload.get("cascades", ())]
+    first = dict(others[0]) if others else {}
+    return {"line": first.get("first_line"), **first}
 
 
 def _number(value: object) -> object:

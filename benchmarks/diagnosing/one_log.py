@@ -1,7 +1,8 @@
 """One system's answers about logs, in a process of its own: `python -m diagnosing.one_log SYSTEM LOG…`.
 
 Prints one object of JSON a log. SYSTEM is `holdfast`, `read` (reads it and counts its lines, the limit), a baseline's
-name, or `nvrx`, which needs the extension's source on PYTHONPATH and prints what its command prints.
+name, or `nvrx`, which needs the extension's source on PYTHONPATH and prints what its command prints. In the end
+the most memory that the process held goes to standard error, in KiB.
 """
 
 import dataclasses
@@ -11,7 +12,13 @@ from pathlib import Path
 
 
 def main() -> None:
-    system, *logs = sys.argv[1:]
+    _answer(*sys.argv[1:])
+    # As the kernel counts since exec: what wait4 tells of a child is never less than what its parent held.
+    (peak,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    print(peak.split()[1], file=sys.stderr)
+
+
+def _answer(system: str, *logs: str) -> None:
     for log in logs:
         if system == "holdfast":
             from holdfast.diagnose import diagnose

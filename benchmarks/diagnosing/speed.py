@@ -143,12 +143,11 @@ def run_on(system: str, log: Path, checkout: Path | None) -> Run:
             raise
         wall_s = time.perf_counter() - began_s
         process.returncode = os.waitstatus_to_exitcode(status)
-    answers = _objects(out.read_text().splitlines())
+    answers, said = _objects(out.read_text().splitlines()), err.read_text()
     if process.returncode or not answers:
-        raise DoesNotWork(f"{system} left with {process.returncode} on {log}:\n{err.read_text()[-2000:]}")
-    return Run(
-        cpu_s=used.ru_utime + used.ru_stime, wall_s=wall_s, rss_mb=used.ru_maxrss * 1024 / MB, answer=answers[-1]
-    )
+        raise DoesNotWork(f"{system} left with {process.returncode} on {log}:\n{said[-2000:]}")
+    peak_kib = int(said.split()[-1])
+    return Run(cpu_s=used.ru_utime + used.ru_stime, wall_s=wall_s, rss_mb=peak_kib * 1024 / MB, answer=answers[-1])
 
 
 def _objects(lines: Sequence[str]) -> list[dict[str, Any]]:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "diagnose"
-GPU_LOST = "gn07 kernel: NVRM: Xid (PCI:0000:4e:00): 79, pid=4711, name=python, GPU has fallen off the bus."
+GPU_LOST = (
+    "Nov 22 07:15:01 gn07 kernel: NVRM: Xid (PCI:0000:4e:00): 79, pid=4711, name=python, GPU has fallen off the bus."
+)
 STUBS = {
     "holdfast": f'exec "{sys.executable}" -m holdfast.cli.main "$@"',
     "srun": """
@@ -54,7 +56,7 @@ def slurm(tmp_path):
 
 def failing(*lines):
     """A command that prints these lines and leaves with 3."""
-    return sys.executable, "-c", f"print({chr(10).join(lines)!r}); raise SystemExit(3)"
+    return sys.executable, "-c", f"print(*{lines!r}, sep=chr(10)); raise SystemExit(3)"
 
 
 def test_a_job_that_succeeds_is_left_alone(slurm, tmp_path):

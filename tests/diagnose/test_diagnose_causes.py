@@ -326,7 +326,8 @@ def test_who_reports_a_lost_peer_is_not_named_as_the_rank_at_fault(job):
 
 def test_one_step_of_the_same_rank_or_three_of_another_survive_an_error(job):
     error = traceback("ConnectionResetError: [Errno 104] x")
-    assert job(job=STEPS + error + "step 38 loss 1\n").reason == "Unknown"
+    own = "[rank0]: ".join(("", *(STEPS + error).splitlines(keepends=True)))
+    assert job(job=own + "[rank0]: step 38 loss 1\n").reason == "Unknown"
     others = STEPS + error.replace("\n", "\n[rank1]: ").join(("[rank1]: ", "\n"))
     assert job(job=others + "step 38 loss 1\nstep 39 loss 1\n").reason == "ConnectionError"
     assert job(job=others + "step 38 loss 1\nstep 39 loss 1\nstep 40 loss 1\n").reason == "Unknown"

@@ -1,9 +1,12 @@
 """Processes of an evaluation that are struck, and what is known at the time of each blow."""
 
+import os
 import random
+import shutil
 import signal
 import time
 from collections.abc import Callable, Iterable
+from pathlib import Path
 
 from holdfast.testing.struck_evaluation import Role, StruckEvaluation, redone
 
@@ -31,9 +34,11 @@ class Blows:
         return pid
 
     def end(self, agent: int, kill: Callable[[], None]) -> None:
-        """Have `kill` end a node, of which its agent and engines are a part."""
+        """Have `kill` end a node, and with it its agent and engines; a machine's memory ends with it, too."""
         engines, now_s = self.evaluation.engines_by_agent().get(agent, []), time.monotonic()
         kill()
+        for session in Path(f"/dev/shm/holdfast-{os.getuid()}").glob(f"{agent}-*"):
+            shutil.rmtree(session)
         self._remember(engines, now_s)
 
     def _remember(self, dead: Iterable[int], now_s: float) -> None:

@@ -3,7 +3,7 @@
 import glob
 import os
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,14 +13,16 @@ import click
 
 from holdfast.cli.main import Place
 from holdfast.cli.output import print_json
-from holdfast.cli.progress import shown
+from holdfast.cli.progress import Progress, shown
 from holdfast.core.errors import BadUse, HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.cli.diagnosis_study import Study
     from holdfast.core.ledger import Ledger
     from holdfast.diagnose.agents import Endpoint
-    from holdfast.diagnose.filters import Filter
+    from holdfast.diagnose.compress import Compressed
+    from holdfast.diagnose.diagnosis import Diagnosis
+    from holdfast.diagnose.memory import Known
     from holdfast.diagnose.rules import RuleSet
 
 STDIN = "-"
@@ -34,10 +36,10 @@ class Wanted:
     explain: bool
     compressed: bool
     rules: "RuleSet"
-    filters: "Sequence[Filter]"
-    """Learned ones, for the compressed log."""
     ledger: "Ledger | None"
-    """Where past incidents are, if they are to be asked."""
+    """Where the incident is put down, and past ones are."""
+    known: "Known | None"
+    """What the ledger knows of past ones; None as `ledger`."""
     endpoint: "Endpoint | None"
     """The model, if it is to be asked."""
 
@@ -52,9 +54,9 @@ class Wanted:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--explain", is_flag=True, help="Also why: what speaks for and against each candidate.")
 @click.option("--each", is_flag=True, help="Each PATH is a job of its own: one JSON object a line, with its path.")
-@click.option("--compressed", is_flag=True, help="The few lines of the logs that matter; with --json beside the answer.")
+@click.option("--compressed", is_flag=True, help="The few lines that matter; with --json beside the answer.")
 @click.option("--remember", is_flag=True, help="Look in the ledger's incidents for ones like it, and add this one.")
-@click.option("--model/--no-model", default=False, help="Ask the model that the environment names, if rules leave doubt.")
+@click.option("--model/--no-model", default=False, help="Ask the model of $HOLDFAST_LLM_URL where rules leave doubt.")
 @click.option("--rules", metavar="DIR", type=click.Path(path_type=Path), help="A folder of rules of your own.")
 @click.pass_obj
 def command(
@@ -77,18 +79,20 @@ def command(
     as_json |= each
     if compressed and explain and not as_json:
         raise BadUse("--compressed prints the lines alone. Leave out --explain, or add --json.")
+    if "" in paths:
+        raise BadUse("A PATH is empty: perhaps a variable that is not set. Give a log file, or the folder of its logs.")
     if STDIN in paths and sys.stdin is None:
         raise BadUse("Standard input is closed. Pipe the log into this command, or give its path.")
     with ExitStack() as stack:
-        ledger = _ledger(stack, place) if remember else None
-        known, filters = _rules(ledger, place, rules)
+        ledger = stack.enter_context(_open(place.ledger)) if remember else None
+        known = _known(ledger, place) if ledger else None
         wanted = Wanted(
             around=not as_json and not compressed,
             explain=explain,
             compressed=compressed,
-            rules=known,
-            filters=filters,
+            rules=_rules(known, rules),
             ledger=ledger,
+            known=known,
             endpoint=_endpoint() if model else None,
         )
         if each:
@@ -148,40 +152,52 @@ def _readable(paths: Iterable[str], wanted: Wanted) -> Iterator[None]:
 def _studied(paths: Iterable[str], wanted: Wanted) -> "Study":
     from holdfast.cli.diagnosis_study import study, surroundings
 
+    filters = () if wanted.known is None else wanted.known.filters
     with shown() as show:
-        found = study(list(paths), wanted.rules, show, compressed=wanted.needs_text, filters=wanted.filters)
-        if wanted.ledger is not None and found.compressed is not None:
-            from holdfast.diagnose.memory import remember
-
-            show("Looking into the memory", 0, None)
-            found = replace(found, diagnosis=remember(wanted.ledger, found.diagnosis, found.compressed))
-        if wanted.endpoint is not None and found.compressed is not None:
-            from holdfast.diagnose.agents import consult
-
-            show("Asking the model", 0, None)
-            found = replace(found, diagnosis=consult(wanted.endpoint, found.diagnosis, found.compressed.text))
+        found = study(list(paths), wanted.rules, show, compressed=wanted.needs_text, filters=filters)
+        if found.compressed is not None:
+            found = replace(found, diagnosis=_beyond_rules(found.diagnosis, found.compressed, wanted, show))
         if wanted.around and found.diagnosis.root_line is not None:
             found = replace(found, around=surroundings(found.diagnosis.root_line, show))
     return found
 
 
-def _ledger(stack: ExitStack, place: Place) -> "Ledger":
+def _beyond_rules(diagnosis: "Diagnosis", compressed: "Compressed", wanted: Wanted, show: Progress) -> "Diagnosis":
+    """The answer once memory and model were asked, as far as they are to be."""
+    if wanted.endpoint is not None:
+        from holdfast.diagnose.agents import consult
+
+        show("Asking the model", 0, None)
+        similar = None
+        if wanted.known is not None:  # what was confirmed before counts more than a model's opinion
+            diagnosis = wanted.known.recall(diagnosis, lambda: compressed.lines)
+            similar = wanted.known.memory.similar
+        diagnosis = consult(diagnosis, compressed, wanted.endpoint, similar=similar, rules=wanted.rules)
+    if wanted.ledger is not None:
+        from holdfast.diagnose.memory import remember
+
+        show("Remembering", 0, None)
+        diagnosis = remember(wanted.ledger, diagnosis, compressed)
+    return diagnosis
+
+
+def _open(ledger_url: str) -> "Ledger":
     from holdfast.core.ledger import Ledger
 
-    return stack.enter_context(Ledger.open(place.ledger))
+    return Ledger.open(ledger_url)
 
 
-def _rules(ledger: "Ledger | None", place: Place, folder: Path | None) -> "tuple[RuleSet, Sequence[Filter]]":
-    """The rules in force and what was learned to be routine; without a ledger nothing was learned."""
+def _known(ledger: "Ledger", place: Place) -> "Known":
+    from holdfast.diagnose.memory import Known
+
+    return Known.of_ledger(ledger, place.home)
+
+
+def _rules(known: "Known | None", folder: Path | None) -> "RuleSet":
     from holdfast.cli.diagnosis_study import with_own_rules
     from holdfast.diagnose.rules import packaged_rules
 
-    if ledger is None:
-        return with_own_rules(packaged_rules(), folder), ()
-    from holdfast.diagnose.memory import Known
-
-    known = Known.load(ledger, place.home)
-    return with_own_rules(known.rules, folder), known.filters
+    return with_own_rules(packaged_rules() if known is None else known.rules, folder)
 
 
 def _endpoint() -> "Endpoint":

@@ -9,16 +9,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from holdfast.cli.output import shorten
 from holdfast.cli.progress import Progress
 from holdfast.core.errors import BadUse
+from holdfast.core.words import clean
 from holdfast.diagnose.compress import Compressed, compress
 from holdfast.diagnose.conclude import conclude
 from holdfast.diagnose.diagnosis import Diagnosis, LogLine
 from holdfast.diagnose.explain import Explanation, explain, first_end
 from holdfast.diagnose.filters import Filter
-from holdfast.diagnose.lines import clean_line
+from holdfast.diagnose.lines import CITED_LIMIT, clean_line
 from holdfast.diagnose.read import LINE_LIMIT_BYTES, STDIN, LogFile, Reading, find_files, is_flight_record, read_blocks
-from holdfast.diagnose.rules import Rule, RuleSet, parse_topic
+from holdfast.diagnose.rules import RuleSet
 from holdfast.diagnose.scan import Event, scan
 
 BEFORE: Final = 5
@@ -26,7 +28,8 @@ AFTER: Final = 3
 """Lines that are shown around the root."""
 _NOTES_TOLD: Final = 5
 _MAGIC_BYTES: Final = 4
-_PACKED: Final = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd")
+_PACKED: Final = (b"\x1f\x8b", b"\x28\xb5")
+"""What .gz and .zst begin with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +41,8 @@ class Study:
     """How the rules came to it."""
     events: Sequence[Event] = ()
     files: Sequence[LogFile] = ()
+    bytes_in: int = 0
+    """Bytes of text that were read."""
     around: Sequence[tuple[int, str]] = ()
     """Numbered lines of the root's file, the root among them; empty where it was not asked for, or cannot be read
     again."""
@@ -71,34 +76,16 @@ def with_own_rules(rules: RuleSet, folder: Path | None) -> RuleSet:
     """
     if folder is None:
         return rules
+    from holdfast.diagnose.memory.own_rules import faults_of, read_topic
+
     files = sorted(folder.glob("*.yaml")) if folder.is_dir() else []
     if not files:
-        raise BadUse(f"There are no rules in {folder}. Give a folder of .yaml files as docs/diagnosis.md describes them.")
-    try:
-        own = [parse_topic(str(file), file.read_text("utf-8")) for file in files]
-    except UnicodeDecodeError as error:
-        raise BadUse(f"A file of rules in {folder} is not UTF-8 ({error}). Save it as UTF-8.") from error
-    rules = RuleSet((*rules.topics, *own))
+        raise BadUse(f"There are no rules in {folder}. Give a folder of .yaml files as in docs/diagnosis.md.")
+    own = [read_topic(file) for file in files]
     for topic in own:
-        for rule in topic.rules:
-            _try_examples(rules, topic.name, rule)
-    return rules
-
-
-def _try_examples(rules: RuleSet, file: str, rule: Rule) -> None:
-    def decides(example: str) -> str:
-        found = rules.find(clean_line(example.encode(), 1).text, rule.where)
-        return found[0].id if found else ""
-
-    for example in rule.match:
-        decided = decides(example)
-        if decided != rule.id:
-            next_step = f"rule {decided} takes it; give the file a smaller `order`" if decided else "no rule does"
-            hint = "" if decided else ": mend the pattern, or add a word of the line to `hot`"
-            raise BadUse(f"{file}: rule {rule.id} should match {example!r:.120}, but {next_step}{hint}.")
-    for example in rule.no_match:
-        if decides(example) == rule.id:
-            raise BadUse(f"{file}: rule {rule.id} matches {example!r:.120}, which it should not. Mend the pattern.")
+        for fault in faults_of(topic, own):
+            raise BadUse(f"{topic.name}: {fault}")
+    return RuleSet((*rules.topics, *own))
 
 
 def study(
@@ -121,16 +108,19 @@ def study(
     if not found.files:
         why = " ".join(found.notes[:_NOTES_TOLD]) or f"There is no log in {', '.join(paths)}."
         raise BadUse(f"{why} Give a log file, or the folder of the job's logs.")
-    reading = _Watched(found.notes, _shown(show, "Reading", found.files))
+    reading = _Watched(found.notes, _told(show, "Reading", found.files))
     events = scan(found.files, rules, reading)
     if not reading.bytes_in and all(file.path == Path(STDIN) or _size_bytes(file.path) == 0 for file in found.files):
         reading.notes.append("What was given is empty. Give the log that the job's own output went to.")
     diagnosis = replace(conclude(events), notes=tuple(dict.fromkeys(reading.notes)))
+    if compressed:
+        show("Compressing", 0, None)
     return Study(
         diagnosis=diagnosis,
         explanation=explain(events, first_end(events)),
         events=events,
         files=found.files,
+        bytes_in=reading.bytes_in,
         compressed=_compressed(found.files, events, filters) if compressed else None,
     )
 
@@ -143,7 +133,7 @@ def stdin_kept(show: Progress) -> Iterator[None]:
         yield
         return
     with tempfile.TemporaryFile() as copy:
-        while data := source.read1(1 << 20):
+        while data := source.read(1 << 20):
             copy.write(data)
             show("Reading standard input", copy.tell(), None)
         copy.seek(0)
@@ -163,28 +153,31 @@ def surroundings(root: LogLine, show: Progress) -> list[tuple[int, str]]:
         return []
     wanted = range(max(1, root.line - BEFORE), root.line + AFTER + 1)
     lines: dict[int, bytes] = {}
+    stating: bytes | None = None
     file = LogFile(path=path, group=root.file, part=0, rank=None)
-    for block, first in read_blocks(path, _Watched((), _shown(show, "Looking up the root", [file]))):
+    for block, first in read_blocks(path, _Watched((), _told(show, "Looking up the root", [file]))):
         beyond = first + block.count(b"\n")
-        if beyond >= wanted.start:
-            for number, raw in enumerate(block.split(b"\n"), first):
-                if raw and number in wanted:
-                    lines[number] = (lines.get(number, b"") + raw)[-LINE_LIMIT_BYTES:]
+        for number, raw in enumerate(block.split(b"\n"), first) if beyond >= wanted.start else ():
+            # What was redrawn is shown as it was left standing, but the root as it was read.
+            for part in raw.split(b"\r") if number in wanted else ():
+                if part.strip():
+                    lines[number] = part[:LINE_LIMIT_BYTES]
+                    if number == root.line and clean_line(lines[number], number).cited == root.text:
+                        stating = lines[number]
         if beyond > wanted.stop:
             break
-    shown = {number: clean_line(_redrawn(raw), number).cited for number, raw in lines.items()}
-    return sorted({**shown, root.line: root.text}.items())
+    if stating is None:  # a record, whose words are not those of its file, or a file that is another by now
+        return []
+    return [(number, _readable(raw)) for number, raw in sorted({**lines, root.line: stating}.items())]
 
 
-def _redrawn(raw: bytes) -> bytes:
-    # A progress bar redraws its line: the last state is the one that was left standing.
-    return next((part for part in reversed(raw.split(b"\r")) if part.strip()), b"")
+def _readable(raw: bytes) -> str:
+    """A line for people, with its indentation."""
+    return shorten(clean(raw.decode("utf-8", "replace")).rstrip(), CITED_LIMIT)
 
 
 def _compressed(files: Iterable[LogFile], events: Sequence[Event], filters: Sequence[Filter]) -> Compressed:
     again = [file for file in files if _read_again(file.path) and not is_flight_record(file.path, _start(file.path))]
-    if any(file.path == Path(STDIN) for file in again):
-        sys.stdin.buffer.seek(0)
     return compress(again, events, filters)
 
 
@@ -198,9 +191,9 @@ def _read_again(path: Path) -> bool:
     return path.is_file()
 
 
-def _shown(show: Progress, what: str, files: Sequence[LogFile]) -> Callable[[int], None]:
+def _told(show: Progress, what: str, files: Sequence[LogFile]) -> Callable[[int], None]:
     """What tells `show` of bytes; without a total where compressed files or pipes hide it."""
-    known = all(file.path.is_file() and _start(file.path)[:2] not in {magic[:2] for magic in _PACKED} for file in files)
+    known = all(file.path.is_file() and _start(file.path)[:2] not in _PACKED for file in files)
     total = sum(_size_bytes(file.path) for file in files) if known else None
 
     def told(done: int) -> None:

@@ -1,9 +1,12 @@
 """A diagnosis for a person: the cause in a sentence, who is at fault, what to do, and the lines that say so."""
 
+import os
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Final
 
+import click
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
@@ -12,8 +15,8 @@ from rich.text import Text
 from holdfast.cli.diagnosis_study import Study
 from holdfast.cli.diagnosis_why import INTRODUCTION, in_words
 from holdfast.cli.output import PIPE_WIDTH, when
-from holdfast.core.words import clean, plainly
-from holdfast.diagnose.diagnosis import Action, Diagnosis, Evidence, Role
+from holdfast.core.words import clean
+from holdfast.diagnose.diagnosis import Action, Diagnosis, LogLine, Role
 from holdfast.diagnose.explain import Cluster
 
 ACTIONS: Final[Mapping[Action, str]] = {
@@ -34,16 +37,22 @@ _RANGE_SHOWN: Final = 16
 def print_diagnosis(study: Study, *, why: bool = False) -> None:
     """Print it on standard output; `why`: also how the rules came to it."""
     console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False, emoji=False)
+    with console.capture() as written:  # lines are padded to the width, which nobody wants in a file
+        _print(console, study, why=why)
+    click.echo("\n".join(line.rstrip() for line in written.get().splitlines()))
+
+
+def _print(console: Console, study: Study, *, why: bool) -> None:
     found = study.diagnosis
     unknown = found.reason == "Unknown" and not found.root_text
     console.print(Text("No cause was found." if unknown else clean(found.summary), style="bold"))
     console.print()
-    console.print(Padding(_facts(found), (0, 0, 0, 2)))
+    console.print(Padding(_facts(study), (0, 0, 0, 2)))
     sections = (
         (_root_title(found), _root(study)),
         ("What followed from it", _rows(list(_followed(study)), FOLLOWED_SHOWN)),
-        ("Recovered from earlier", _cited(found, "recovered")),
-        ("Teardown", _cited(found, "teardown")),
+        ("Recovered from earlier", _cited(study, "recovered")),
+        ("Teardown", _cited(study, "teardown")),
         ("It might also be", _alternatives(found)),
         ("Seen before", _similar(found.similar)),
         ("Notes", _notes(found.notes)),
@@ -63,7 +72,8 @@ def _print_section(console: Console, title: str, content: Table, introduction: s
     console.print(Padding(content, (0, 0, 0, 2)))
 
 
-def _facts(found: Diagnosis) -> Table:
+def _facts(study: Study) -> Table:
+    found = study.diagnosis
     table = Table.grid(padding=(0, 2))
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
@@ -73,7 +83,7 @@ def _facts(found: Diagnosis) -> Table:
     helps = "a restart helps" if found.restart_helps else "a restart alone does not help"
     table.add_row("do", Text(f"{ACTIONS[found.action]} ({found.action}; {helps})."))
     table.add_row("", Text(clean(found.mitigation)))
-    if found.reason == "Unknown":
+    if found.reason == "Unknown" and study.bytes_in:
         table.add_row("", Text("The same command with --compressed prints the few lines that stand out."))
     return table
 
@@ -94,7 +104,9 @@ def at_fault(scope: Mapping[str, Any]) -> str:
             continue
         values = values if isinstance(values, list) else [values]
         numbers = all(isinstance(value, int) for value in values)
-        told.append(f"{name}{'s' * (len(values) > 1)} {ranges(values) if numbers else clean(', '.join(map(str, values)))}")
+        told.append(
+            f"{name}{'s' * (len(values) > 1)} {ranges(values) if numbers else clean(', '.join(map(str, values)))}"
+        )
     return ", ".join(told) or "the logs do not say"
 
 
@@ -121,19 +133,22 @@ def _root(study: Study) -> Table | None:
     if found.root_line is None:
         if not found.root_text:
             return None
-        return _grid([("", Text(clean(f"{found.root_text.strip()} (seen, though no line of the logs says it)")))])
+        return _grid([("", Text(clean(f"{found.root_text.strip()} (no line of a log says so)")))])
     root = found.root_line
     table = Table.grid(padding=(0, 1))
     table.add_column(style="bold red", no_wrap=True)
     table.add_column(justify="right", style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    for number, text in study.around or [(root.line, root.text)]:
+    around = study.around or [(root.line, root.text)]
+    stating = {line.line for line in found.root_lines if line.file == root.file}
+    for number, text in around:
         if number == root.line:
             table.add_row(">", Text(str(number)), Text(clean(text), style="bold"))
         else:
-            table.add_row("", Text(str(number)), _one_line(text))
+            table.add_row(">" if number in stating else "", Text(str(number)), _one_line(text))
     for other in found.root_lines[1:]:
-        table.add_row("", "", _one_line(f"also {other.file}:{other.line}: {other.text}", "dim"))
+        if other.file != root.file or other.line not in dict(around):
+            table.add_row("", "", _one_line(f"also {_place(study, other)}", "dim"))
     return table
 
 
@@ -142,7 +157,7 @@ def _followed(study: Study) -> Iterator[tuple[str, Text]]:
     if not study.by_rules:  # then only the diagnosis itself knows
         for one in study.diagnosis.evidence:
             if one.role == "cascade":
-                yield "", _one_line(_place(one))
+                yield "", _one_line(_place(study, one))
         return
     by_rule: dict[str, list[Cluster]] = {}
     root = study.explanation.ranked[0]
@@ -152,7 +167,7 @@ def _followed(study: Study) -> Iterator[tuple[str, Text]]:
     by_rule.pop(root.first.rule.id, None)  # its other lines say the same of other ranks
     for clusters in by_rule.values():
         first = clusters[0].first
-        yield _times(clusters), _one_line(f"{first.file}:{first.line}: {first.cited}")
+        yield _times(clusters), _one_line(_place(study, LogLine(file=first.file, line=first.line, text=first.cited)))
 
 
 def _times(clusters: Sequence[Cluster]) -> str:
@@ -160,24 +175,31 @@ def _times(clusters: Sequence[Cluster]) -> str:
     events = [event for cluster in clusters for event in cluster.events]
     ranks = {rank for cluster in clusters for rank in cluster.ranks}
     for event in events:
-        ranks |= event.log.reporters.get(event.rule.id, set())
+        ranks |= set(event.log.reporters.get(event.rule.id, ()))
     logs = {event.file for event in events}
     if len(ranks) > 1:
         return f"x {len(ranks)} ranks"
     return f"x {len(logs)} logs" if len(logs) > 1 else ""
 
 
-def _cited(found: Diagnosis, role: Role) -> Table | None:
-    return _rows([("", _one_line(_place(one))) for one in found.evidence if one.role == role], ASIDE_SHOWN)
+def _cited(study: Study, role: Role) -> Table:
+    lines = [one for one in study.diagnosis.evidence if one.role == role]
+    return _rows([("", _one_line(_place(study, one))) for one in lines], ASIDE_SHOWN)
 
 
-def _place(line: Evidence) -> str:
-    return f"{line.file}:{line.line}: {line.text}"
+def _place(study: Study, line: LogLine) -> str:
+    """A line with its place, as short as it is clear beside the root's."""
+    if len(study.files) == 1:
+        return f"line {line.line}: {line.text}"
+    folder = os.path.commonpath([file.path.parent.absolute() for file in study.files])
+    path = Path(line.file).absolute()
+    within = folder != os.sep and path.is_relative_to(folder)
+    return f"{path.relative_to(folder) if within else line.file}:{line.line}: {line.text}"
 
 
-def _rows(rows: Sequence[tuple[str, Text]], limit: int) -> Table | None:
-    left = len(rows) - limit
-    return _grid([*rows[:limit], *([("", Text(f"and {plainly(left, 'more', 'more')}", style="dim"))] if left > 0 else [])])
+def _rows(rows: Sequence[tuple[str, Text]], limit: int) -> Table:
+    more = [("", Text(f"and {len(rows) - limit} more", style="dim"))] if len(rows) > limit else []
+    return _grid([*rows[:limit], *more])
 
 
 def _grid(rows: Iterable[tuple[str, Text]]) -> Table:
@@ -192,9 +214,7 @@ def _grid(rows: Iterable[tuple[str, Text]]) -> Table:
 
 
 def _alternatives(found: Diagnosis) -> Table:
-    return _grid(
-        (f"{one.confidence:.2f}", Text(f"{one.reason} (rule {one.decided_by})")) for one in found.alternatives
-    )
+    return _grid((f"{one.confidence:.2f}", Text(f"{one.reason} (rule {one.decided_by})")) for one in found.alternatives)
 
 
 def _similar(incidents: Iterable[Mapping[str, Any]]) -> Table:

@@ -9,16 +9,18 @@ from holdfast.cli.output import shorten
 from holdfast.core.words import clean, percent, plainly
 from holdfast.diagnose.explain import Cluster, Explanation, Reckoning
 
-SHOWN: Final = 6
-"""Candidates that are told of."""
+SHOWN: Final = 4
+"""Candidates that a person is shown."""
+_LISTED: Final = 8
+"""Candidates in the JSON."""
 _NAMED: Final = 4
 """Other lines that are named of each way they may stand to a candidate."""
 INTRODUCTION: Final = (
-    "Each line that may have begun the failure is tried as its root, and what speaks against it is added up: 1 point more"
-    " is 2.7 times less likely. The least sum is the root; where in the log a line stands plays no part."
+    "Each line that may have begun the failure is tried as its root, and what speaks against it is added up: 1 point"
+    " more is 2.7 times less likely. The least sum is the root; where in the log a line stands plays no part."
 )
 HOW: Final = {
-    "follows": "follows from it",
+    "follows": "would follow from it",
     "unrelated": "would have nothing to do with it",
     "by itself": "would be a fault of its own",
 }
@@ -31,7 +33,7 @@ def in_words(explanation: Explanation) -> Table:
     table.add_column(overflow="fold")
     if not explanation.ranked:
         table.add_row("", "No line is known that could begin a failure.")
-    for cluster, share, sums in _candidates(explanation):
+    for cluster, share, sums in _candidates(explanation, SHOWN):
         table.add_row(Text(f"{sums.total:.1f}", style="bold"), Text(_headline(cluster, share), style="bold"))
         table.add_row(f"{sums.alone:.1f}", "that it began by itself" + _doubts(cluster))
         table.add_row(f"{sums.end:.1f}", "that it led to the end of the job")
@@ -63,12 +65,12 @@ def as_json(explanation: Explanation) -> list[dict[str, Any]]:
                 for one, how, cost in sums.others
             ],
         }
-        for cluster, share, sums in _candidates(explanation)
+        for cluster, share, sums in _candidates(explanation, _LISTED)
     ]
 
 
-def _candidates(explanation: Explanation) -> list[tuple[Cluster, float, Reckoning]]:
-    return list(zip(explanation.ranked, explanation.shares, explanation.reckonings, strict=True))[:SHOWN]
+def _candidates(explanation: Explanation, most: int) -> list[tuple[Cluster, float, Reckoning]]:
+    return list(zip(explanation.ranked, explanation.shares, explanation.reckonings, strict=True))[:most]
 
 
 def _place(cluster: Cluster) -> dict[str, Any]:
@@ -77,8 +79,9 @@ def _place(cluster: Cluster) -> dict[str, Any]:
 
 def _headline(cluster: Cluster, share: float) -> str:
     first = cluster.first
-    where = f"{clean(first.file)}:{first.line}" if first.line else "seen by the supervisor"
-    return f"{percent(share)}  {first.rule.reason} (rule {first.rule.id}, {where}): {shorten(clean(first.text.strip()), 90)}"
+    where = clean(f"{first.file}:{first.line}" if first.line else first.file or "seen from outside")
+    said = shorten(clean(first.text.strip()), 90)
+    return f"{percent(share)}  {first.rule.reason} (rule {first.rule.id}, {where}): {said}"
 
 
 def _doubts(cluster: Cluster) -> str:

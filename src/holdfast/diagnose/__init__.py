@@ -1,8 +1,8 @@
 """Why a job failed: from its logs to a located, cited root and a safe next action.
 
 In: log files or folders of one job, and what a supervisor saw (`JobContext`, optional). Out: a `Diagnosis`.
-Nothing is written, nothing is asked of a network (but by `known`, where an embeddings endpoint is configured), and a log
-of any size takes bounded memory.
+Nothing is written, nothing is asked of a network (but by `known`, where an embeddings endpoint is configured), and a
+log of any size takes bounded memory.
 
 | stage | module | from → to |
 |---|---|---|

@@ -27,6 +27,7 @@ _SHAPES_LIMIT: Final = 200_000
 _SELDOM: Final = 4
 """Lines of a shape that are still seldom."""
 _LINE_CHARACTERS: Final = 240
+_RAW_BYTES: Final = 2 * _LINE_CHARACTERS
 _DIGITS: Final = b"0123456789"
 _STRANGE: Final = re2.compile(
     r"(?i)\b(?:errors?|fail(?:ed|ure|s)?|fatal|exception|abort\w*|cannot|could not|unable|denied|refused|invalid"
@@ -39,7 +40,7 @@ _STRANGE: Final = re2.compile(
 class _Shape:
     file: str
     line: int
-    text: str
+    raw: bytes
     count: int = 1
 
 
@@ -125,15 +126,17 @@ def _seldom(files: Iterable[LogFile], filters: Filters) -> tuple[int, list[Kept]
                 known = shapes.get(shape)
                 if known is not None:
                     known.count += 1
-                    known.line = first + offset  # the last is the one that may tell of the end
+                    known.line, known.raw = (
+                        first + offset,
+                        raw[:_RAW_BYTES],
+                    )  # the last is the one that may tell of the end
                 elif len(shapes) < _SHAPES_LIMIT:
-                    text = raw[: 2 * _LINE_CHARACTERS].decode("utf-8", "replace")
-                    shapes[shape] = _Shape(str(file.path), first + offset, text)
+                    shapes[shape] = _Shape(str(file.path), first + offset, raw[:_RAW_BYTES])
     found = []
     for one in shapes.values():
-        if one.count > _SELDOM or PROGRESS.search(one.text.encode()):
+        if one.count > _SELDOM or PROGRESS.search(one.raw):
             continue
-        line = clean_line(one.text.encode(), one.line)
+        line = clean_line(one.raw, one.line)
         if not filters.routine(line.text):
             found.append((not _STRANGE.search(line.text), -one.line, one, line.cited))
     found.sort(key=lambda each: each[:2])

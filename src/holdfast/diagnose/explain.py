@@ -29,6 +29,8 @@ _SURVIVED: Final = 4.5
 """The process, or the job for long enough, made progress after it."""
 _SURVIVED_IN_PRINT: Final = 2.0
 """So it seems, but it is the last word of the rank that ended first: unflushed steps are printed below it."""
+_BUFFERED_LINES: Final = 200
+"""What stdio keeps back of one process (8 KiB), in lines, and what its launcher says on ending."""
 _SUPERSEDED: Final = 5.0
 """Another line of the same chain of tracebacks states the root, or Python went on after it."""
 _BARE_EXCEPTION: Final = 0.4
@@ -150,9 +152,15 @@ def _may_begin(cluster: Cluster, first: FirstEnd) -> bool:
 
 
 def _is_last_word(event: Event, first: FirstEnd) -> bool:
-    """Whether it is the traceback of the rank that ended first: steps below it may have been printed late."""
+    """Whether it may be the last that its process said, though steps stand below it.
+
+    A program whose output is buffered prints its traceback first and the last steps on leaving: a few kilobytes.
+    """
     rank = rank_of(event)
-    return event.whole_traceback and rank is not None and rank == first.rank
+    if first.rank is None or rank not in (None, first.rank) or event.lines_below > _BUFFERED_LINES:
+        return False
+    # Others' steps may be printed below it where the output of ranks was put together one after another.
+    return event.whole_traceback or (rank is not None and not event.own_progress)
 
 
 def rank_of(event: Event) -> int | None:
@@ -166,11 +174,16 @@ def first_end(events: Iterable[Event]) -> FirstEnd:
     seen = [
         FirstEnd(rank=rank, certain=event.rule.first_death, rule_id=event.rule.id)
         for event in events
-        if "pid" in event.captures and (rank := rank_of(event)) is not None and event.rule.kind in _ENDS
+        if "pid" in event.captures and (rank := _ended(event)) is not None and event.rule.kind in _ENDS
     ]
     first = max(seen, key=lambda one: (one.certain, -(one.rank or 0)), default=FirstEnd(rank=None, certain=False))
     said = any(rank_of(event) == first.rank and "pid" not in event.captures for event in events)
     return replace(first, silent=not said)
+
+
+def _ended(event: Event) -> int | None:
+    rank = rank_of(event)  # a launcher that names the local rank only has one node, as far as the log goes
+    return int(event.captures["local_rank"]) if rank is None and "local_rank" in event.captures else rank
 
 
 def _place(event: Event) -> tuple[int, str, int]:
@@ -226,7 +239,7 @@ def _direct_costs(clusters: Sequence[Cluster]) -> list[dict[int, float]]:
     direct: list[dict[int, float]] = []
     for index, cause in enumerate(clusters):
         kind = kinds()[cause.first.rule.kind]
-        costs = {END: kind.ends + (_SURVIVED if cause.first.recovered else 0.0)}
+        costs = {END: kind.ends}
         for other, effect in enumerate(clusters):
             edge = kind.brings.get(effect.first.rule.kind)
             if edge is not None and other != index:

@@ -19,11 +19,13 @@ _RANK_IN_NAME = re.compile(r"(\d+)$")
 _DONE: Final = "completed"
 _MARK: Final = object()
 
-_CONSTANTS: Final = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False}
+_CONSTANTS: Final = {"NONE": None, "NEWTRUE": True, "NEWFALSE": False, "MARK": _MARK}
 _VALUES: Final = frozenset({
-    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT", "STRING", "BINSTRING",
-    "SHORT_BINSTRING", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
+    "INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT",
+    "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8",
+    "BINBYTES", "SHORT_BINBYTES", "BINBYTES8",
 })  # fmt: skip
+_CONTAINERS: Final = {"EMPTY_LIST": list, "EMPTY_TUPLE": list, "EMPTY_DICT": dict}
 _IGNORED: Final = frozenset({"PROTO", "FRAME", "STOP"})
 
 
@@ -38,7 +40,7 @@ def read_dump(path: Path) -> dict[str, Any]:
         raise ValueError(f"larger than {_SIZE_LIMIT_BYTES >> 20} MiB")
     try:
         dump = _plain_value(path.read_bytes())
-    except (IndexError, KeyError, TypeError, AttributeError, RecursionError, UnicodeDecodeError) as error:
+    except (IndexError, KeyError, TypeError, AttributeError, RecursionError, StopIteration) as error:
         raise ValueError("it is damaged") from error
     if isinstance(dump, dict) and isinstance(dump.get("entries"), list):
         return dump
@@ -50,38 +52,41 @@ def _plain_value(data: bytes) -> Any:
     memo: dict[int, Any] = {}
     for opcode, given, _ in pickletools.genops(data):
         name, argument = opcode.name, cast("Any", given)
-        if name in _CONSTANTS:
-            stack.append(_CONSTANTS[name])
-        elif name in _VALUES:
+        if name in _VALUES:
             stack.append(argument)
-        elif name == "MARK":
-            stack.append(_MARK)
-        elif name in {"EMPTY_LIST", "EMPTY_TUPLE", "EMPTY_DICT"}:
-            stack.append({} if name == "EMPTY_DICT" else [])
-        elif name in {"APPEND", "SETITEM"}:
-            _into(stack, 1 if name == "APPEND" else 2)
-        elif name in {"APPENDS", "SETITEMS"}:
-            _into(stack, len(stack) - _mark_of(stack) - 1, marked=True)
-        elif name in {"TUPLE1", "TUPLE2", "TUPLE3"}:
-            stack[-int(name[-1]) :] = [stack[-int(name[-1]) :]]
-        elif name in {"TUPLE", "LIST"}:
-            stack[_mark_of(stack) :] = [stack[_mark_of(stack) + 1 :]]
-        elif name in {"PUT", "BINPUT", "LONG_BINPUT"}:
-            memo[argument] = stack[-1]
-        elif name == "MEMOIZE":
-            memo[len(memo)] = stack[-1]
-        elif name in {"GET", "BINGET", "LONG_BINGET"}:
-            # A container that stands in itself would have no end; what PyTorch writes twice are strings.
-            if isinstance(memo[argument], list | dict):
-                raise ValueError("it refers to a container of its own")
-            stack.append(memo[argument])
+        elif name in _CONSTANTS:
+            stack.append(_CONSTANTS[name])
+        elif name in _CONTAINERS:
+            stack.append(_CONTAINERS[name]())
+        elif name.endswith(("PUT", "MEMOIZE")):
+            memo[len(memo) if name == "MEMOIZE" else argument] = stack[-1]
+        elif name.endswith("GET"):
+            stack.append(memo[argument])  # a container may hold itself: nothing here walks through one
         elif name not in _IGNORED:
-            raise ValueError("it holds more than plain values")
+            _gather(name, stack)
     return stack[-1]
 
 
+def _gather(name: str, stack: list[Any]) -> None:
+    """Do what an opcode does that puts values together.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if name in {"APPEND", "SETITEM"}:
+        _into(stack, 1 if name == "APPEND" else 2)
+    elif name in {"APPENDS", "SETITEMS"}:
+        _into(stack, len(stack) - _mark_of(stack) - 1, marked=True)
+    elif name in {"TUPLE1", "TUPLE2", "TUPLE3"}:
+        stack[-int(name[-1]) :] = [stack[-int(name[-1]) :]]
+    elif name in {"TUPLE", "LIST"}:
+        stack[_mark_of(stack) :] = [stack[_mark_of(stack) + 1 :]]
+    else:
+        raise ValueError("it holds more than plain values")
+
+
 def _mark_of(stack: list[Any]) -> int:
-    return max(index for index, one in enumerate(stack) if one is _MARK)
+    return next(index for index in range(len(stack) - 1, -1, -1) if stack[index] is _MARK)
 
 
 def _into(stack: list[Any], count: int, *, marked: bool = False) -> None:
@@ -137,7 +142,8 @@ def _behind(
         return
     sequence, name, _ = max(waiting.values())
     late = sorted(rank for rank in members if last.get(rank, (0,))[0] < sequence)
-    if silent := [rank for rank in late if rank not in path_of]:  # dead, most likely: nothing else is as sure
+    silent = [rank for rank in late if rank not in path_of]
+    if silent and 3 * len(silent) <= len(members):  # dead, most likely; where most are silent, theirs were not given
         for rank in silent:
             text = (
                 f"flight recorder: rank {rank} left no dump, and {len(waiting)} ranks of group {group} wait "
@@ -145,7 +151,7 @@ def _behind(
             )
             said[path_of[min(waiting)]].append((rank, text))
         return
-    for rank in late:
+    for rank in late if not silent else [rank for rank in late if rank in path_of]:
         reached = last[rank][0] if rank in last else 0
         text = (
             f"flight recorder: rank {rank} did not come to collective {sequence} ({name}) of group {group}, "
@@ -184,8 +190,8 @@ def _group(entry: dict[str, Any]) -> str:
 
 
 def _whole(value: Any) -> int:
-    return value if isinstance(value, int) else 0
+    return value if isinstance(value, int) and abs(value) < 1 << 63 else 0
 
 
 def _short(value: Any) -> str:
-    return str(value)[:_NAME_CHARACTERS] if isinstance(value, str | int) else ""
+    return value[:_NAME_CHARACTERS] if isinstance(value, str) else str(_whole(value))

@@ -83,7 +83,7 @@ def absent_ranks(events: Iterable[Event]) -> set[int]:
     for event in reports:
         by_rank = event.log.reporters.get(event.rule.id, {})
         heard |= by_rank.keys()
-        known |= {key for key in event.log.streams if isinstance(key, int)}
+        known |= event.log.ranks
         # Within a rule: two rules count differently, what is enqueued and what timed out.
         enqueued = {rank: work for rank, work in by_rank.items() if work is not None}
         if len(set(enqueued.values())) > 1:

@@ -6,6 +6,7 @@ compressed file that is cut short, a binary file. Only where nothing at all is t
 
 import glob
 import os
+import re
 import stat
 import sys
 import zlib
@@ -14,8 +15,6 @@ from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
 from typing import Any, Final
-
-import re2
 
 from holdfast.core.errors import NotFound
 
@@ -26,6 +25,7 @@ STDIN: Final = "-"
 _FILES_LIMIT: Final = 100_000
 _DEPTH_LIMIT: Final = 8
 _SNIFFED_BYTES: Final = 4096
+_END_BYTES: Final = 64
 _PACKED_BYTES: Final = 1024
 """So much of a compressed file is unpacked at once: it may stand for a thousand times as much, or 32 MiB with zstd."""
 _WINDOW_BYTES: Final = 1 << 27
@@ -33,16 +33,16 @@ _BINARY_SHARE: Final = 0.1
 """Share of control characters and of bytes that are no UTF-8, from which on a file is binary."""
 _OTHER_COMPRESSION: Final = {b"\xfd7zXZ\x00": "xz", b"BZh": "bzip2", b"\x04\x22\x4d\x18": "lz4", b"PK\x03\x04": "zip"}
 
-_RANK_FILE = re2.compile(r"^rank[-_.]?([0-9]{1,6})\b")
-_RANK_FOLDER = re2.compile(r"^[0-9]{1,6}$")
-_ATTEMPT_FOLDER = re2.compile(r"^attempt_[0-9]+$")
-_ROTATED = re2.compile(r"^(.*)\.([0-9]{1,6})(?:\.gz|\.zst)?$")
-_LOG_NAME = re2.compile(
+_RANK_FILE = re.compile(r"^rank[-_.]?([0-9]{1,6})\b")
+_RANK_FOLDER = re.compile(r"^[0-9]{1,6}$")
+_ATTEMPT_FOLDER = re.compile(r"^attempt_[0-9]+$")
+_ROTATED = re.compile(r"^(.*)\.([0-9]{1,6})(?:\.gz|\.zst)?$")
+_LOG_NAME = re.compile(
     r"(?i)(?:\.(?:log|out|err|txt|stdout|stderr|json|jsonl)(?:[.-][\w.-]+)?$|^(?:stdout|stderr|dmesg|syslog|messages|kern|journal|sacct|slurm-)"
     r"|nccl_trace|\.o[0-9]+$|\.e[0-9]+$)"
 )
 """What an output folder holds of logs; other files there (weights, sources, data) are not opened."""
-_JSON_NAME = re2.compile(r"(?i)\.jsonl?(?:\.gz|\.zst)?$")
+_JSON_NAME = re.compile(r"(?i)\.jsonl?(?:\.gz|\.zst)?$")
 _TEXT = bytes({7, 8, 9, 10, 12, 13, 27} | set(range(0x20, 0x100)) - {0x7F})
 
 
@@ -96,7 +96,7 @@ def find_files(paths: Iterable[str | os.PathLike[str]]) -> Found:
                 notes.append(f"{path}: not readable ({error.strerror}); passed over.")
                 continue
             for file in inside:
-                if note := _unusable(file, named=name == str(file)):
+                if note := _unusable(file, named=file == path and not glob.has_magic(name)):
                     notes.append(note)
                 elif len(found) < _FILES_LIMIT and file.exists() | (file == Path(STDIN)) and not file.is_dir():
                     found.setdefault(file if file == Path(STDIN) else file.resolve(), _log_file(file))
@@ -139,9 +139,13 @@ def _unusable(file: Path, *, named: bool) -> str:
             return "" if named else _SILENT
         with file.open("rb") as opened:
             size = os.fstat(opened.fileno()).st_size
-            start, *others = (
-                os.pread(opened.fileno(), _SNIFFED_BYTES, at) for at in (0, size // 2, size - _SNIFFED_BYTES) if at >= 0
+            start = os.pread(opened.fileno(), _SNIFFED_BYTES, 0)
+            places = (
+                (_SNIFFED_BYTES, size // 2),
+                (_SNIFFED_BYTES, size - _SNIFFED_BYTES),
+                (_END_BYTES, size - _END_BYTES),
             )
+            others = [os.pread(opened.fileno(), count, at) for count, at in places if at > 0]
     except OSError as error:
         return f"{file}: not readable ({error.strerror}); passed over."
     if _compression(start) or not start or is_flight_record(file, start):

@@ -12,10 +12,12 @@ from typing import Any, Final, NamedTuple
 from holdfast.diagnose.flight_recorder import flight_lines
 from holdfast.diagnose.read import LogFile, Reading, is_flight_record, is_record
 
-_RECORD_LIMIT_BYTES: Final = 64 << 20
+_RECORD_LIMIT_BYTES: Final = 8 << 20
 """A larger JSON file is read as text."""
+_LINES_SNIFFED: Final = 20
 _TEXT_KEYS: Final = ("MESSAGE", "log", "message", "msg", "exc_info", "exception", "stack_trace", "stack")
 """Where JSON loggers put what was said, and the traceback that belongs to it."""
+_FATAL: Final = frozenset({"fatal", "critical", "panic", "emerg", "emergency"})
 
 
 class RecordLine(NamedTuple):
@@ -55,7 +57,7 @@ def _start_of(path: Path) -> bytes:
 
 
 def _json_lines(file: LogFile) -> list[RecordLine] | None:
-    """What a file of JSON says; None where it is no record, and to be read as text."""
+    """What a file that is one JSON value says; None where it is no such record, and to be read as text."""
     try:
         if file.path.stat().st_size > _RECORD_LIMIT_BYTES:
             return None
@@ -67,40 +69,54 @@ def _json_lines(file: LogFile) -> list[RecordLine] | None:
         return list(_slurm_lines(record["jobs"], text))
     if isinstance(record, dict) and isinstance(record.get("message"), dict):
         return list(_elastic_lines(record["message"], file.rank))
-    return _lines_of_json(text, file.rank)
+    return None
 
 
-def _parsed(text: str) -> Any:
+def _parsed(text: str | bytes) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
         return None
 
 
-def _lines_of_json(text: str, rank: int | None) -> list[RecordLine] | None:
-    """A JSON object a line (`journalctl -o json`, containers' logs, JSON loggers); None where most lines are none."""
-    found: list[RecordLine] = []
-    lines, objects = text.splitlines(), 0
-    for number, line in enumerate(lines, 1):
-        entry = _parsed(line) if line.startswith("{") else None
-        said = list(_said(entry)) if isinstance(entry, dict) else []
-        objects += bool(said)
-        found += [RecordLine(number, one, rank) for one in said or [line]]
-    return found if 2 * objects > len(lines) else None
+def plain_blocks(blocks: Iterable[tuple[bytes, int]]) -> Iterator[tuple[bytes, int]]:
+    r"""Blocks of a log as text: where its lines are JSON (containers, journal exports, JSON loggers), what they say.
+
+    The lines of one message stand in one line of the log: here `\r` parts them, which ends a line and counts none.
+    """
+    is_json: bool | None = None
+    for block, number in blocks:
+        if is_json is None:
+            first = [line for line in block.split(b"\n", _LINES_SNIFFED + 1)[:_LINES_SNIFFED] if line.strip()]
+            is_json = bool(first) and 2 * sum(_said(line) is not None for line in first) > len(first)
+        yield (b"\n".join(map(_as_text, block.split(b"\n"))) if is_json else block), number
 
 
-def _said(entry: dict[str, Any]) -> Iterator[str]:
-    host = entry.get("_HOSTNAME")
-    kernel = entry.get("_TRANSPORT") == "kernel"
-    # As syslog would have it: the dialects know its prefix.
-    prefix = f"Jan  1 00:00:00 {host} {'kernel' if kernel else 'journal'}: " if isinstance(host, str) and host else ""
+def _as_text(line: bytes) -> bytes:
+    said = _said(line)
+    return line if said is None else said
+
+
+def _said(line: bytes) -> bytes | None:
+    entry = _parsed(line) if line.lstrip().startswith(b"{") else None
+    if not isinstance(entry, dict):
+        return None
+    found: list[str] = []
     for key in _TEXT_KEYS:
         message = entry.get(key)
         if isinstance(message, list):  # journald's form of what is not text
             octets = bytes(one for one in message if isinstance(one, int) and 0 <= one < 256)
             message = octets.decode("utf-8", "replace")
         if isinstance(message, str):
-            yield from (prefix + line for line in message.splitlines())
+            found += message.rstrip("\n").split("\n")
+    if not found:
+        return None
+    if str(entry.get("level", entry.get("severity", ""))).lower() in _FATAL:
+        found[0] = f"FATAL: {found[0]}"
+    if isinstance(host := entry.get("_HOSTNAME"), str) and host:  # as syslog has it: the dialects know its prefix
+        by = "kernel" if entry.get("_TRANSPORT") == "kernel" else "journal[0]"
+        found = [f"Jan  1 00:00:00 {host} {by}: {one}" for one in found]
+    return "\r".join(found).encode("utf-8", "replace")
 
 
 def _slurm_lines(jobs: list[Any], text: str) -> Iterator[RecordLine]:
@@ -136,6 +152,8 @@ def _states(given: Any) -> set[str]:
 
 def _hosts(given: Any) -> str:
     listed = _of(given, "list") if isinstance(given, dict) else given
+    if listed is None:  # a step of Slurm 22.05 or older
+        listed = _of(given, "range")
     return ",".join(map(str, listed)) if isinstance(listed, list) else str(listed or "")
 
 
@@ -147,5 +165,5 @@ def _elastic_lines(message: dict[str, Any], rank: int | None) -> Iterator[Record
     """Torch elastic's error file: the exception of the rank that wrote it, with its call stack."""
     stack = _of(message.get("extraInfo"), "py_callstack")
     said = stack if isinstance(stack, str) else message.get("message", "")
-    for line in str(said).splitlines():
+    for line in str(said).split("\n"):
         yield RecordLine(1, line, rank)

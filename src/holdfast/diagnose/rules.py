@@ -205,9 +205,12 @@ def parse_topic(name: str, text: str) -> Topic:
         raise BadUse(f"{name}: not YAML ({error}). Mend the file.") from error
     if not isinstance(given, dict) or set(given) != {"order", "hot", "defaults", "rules"}:
         raise BadUse(f"{name}: a topic has exactly order, hot, defaults and rules. Mend the file.")
+    lists = isinstance(given["hot"], list) and isinstance(given["rules"], list)
+    if not (lists and isinstance(given["defaults"] or {}, dict) and type(given["order"]) is int):
+        raise BadUse(f"{name}: order is a number, hot and rules are lists, defaults is a mapping. Mend the file.")
     rules = tuple(_rule(name, given["defaults"] or {}, one) for one in given["rules"])
     hot = frozenset(str(word).lower() for word in given["hot"])
-    return Topic(name=name, order=int(given["order"]), hot=hot, rules=rules)
+    return Topic(name=name, order=given["order"], hot=hot, rules=rules)
 
 
 _CHOICES: Final[dict[str, tuple[str, ...]]] = {
@@ -244,6 +247,9 @@ def _check_values(at: str, values: dict[str, Any]) -> None:
     for name, field in _FIELDS.items():
         if name in values and field.type in (str, bool, int) and type(values[name]) is not field.type:
             raise BadUse(f"{at}: {name} is {values[name]!r}, not a {field.type.__name__}. Mend the file.")
+    for name in ("confidence", "alone"):
+        if not isinstance(values.get(name) or 0, int | float):
+            raise BadUse(f"{at}: {name} is {values[name]!r}, not a number. Mend the file.")
     if not 0 <= float(values["confidence"]) <= 1:
         raise BadUse(f"{at}: confidence lies in 0 to 1. Mend the file.")
     for name in ("match", "no_match"):

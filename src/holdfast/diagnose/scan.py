@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 from holdfast.diagnose.lines import Line, clean_line
 from holdfast.diagnose.progress import PROGRESS, reported_step
 from holdfast.diagnose.read import LINE_LIMIT_BYTES, LogFile, Reading, read_blocks
-from holdfast.diagnose.records import record_lines
+from holdfast.diagnose.records import plain_blocks, record_lines
 from holdfast.diagnose.rules import ROUTINE, Rule, RuleSet, Where
 from holdfast.diagnose.tracebacks import Raised, TracebackReader
 
@@ -35,8 +35,6 @@ StreamKey: TypeAlias = int | tuple[str | None, int | None] | None
 class Stream:
     """One rank's part of a log."""
 
-    steps: int = 0
-    """How often a larger step was reported."""
     last_step: int | None = None
     tracebacks: TracebackReader = field(default_factory=TracebackReader)
     chain: "Event | None" = None
@@ -59,7 +57,11 @@ class Event:
     """The host whose line it is, where a prefix says so."""
     stream: Stream
     log: "_Log"
-    steps_before: int
+    log_line: int
+    """Lines of its log up to it, over all parts."""
+    own_step_before: int | None
+    """The last step that its rank had reported."""
+    job_step_before: int | None
     job_steps_before: int
     whole_traceback: bool = False
     demoted: bool = False
@@ -67,25 +69,45 @@ class Event:
 
     @property
     def recovered(self) -> bool:
-        """Whether its rank, or for long enough the job, made progress after it."""
-        return self.stream.steps > self.steps_before or self.log.steps >= self.job_steps_before + JOB_STEPS_RECOVERED
+        """Whether its rank, or for long enough the job, made progress after it: steps beyond those before it."""
+        if self.own_progress:
+            return True
+        steps = self.log.steps - self.job_steps_before
+        if self.log.largest_step is not None and self.job_step_before is not None:
+            steps = min(steps, self.log.largest_step - self.job_step_before)
+        return steps >= JOB_STEPS_RECOVERED
+
+    @property
+    def own_progress(self) -> bool:
+        """Whether its rank, where that is known, made progress after it."""
+        own, before = self.stream.last_step, self.own_step_before
+        return self.rank is not None and own is not None and (before is None or own > before)
+
+    @property
+    def lines_below(self) -> int:
+        """Lines of its log after it, for each rank that the log knows."""
+        return (self.log.lines - self.log_line) // max(1, len(self.log.ranks))
 
 
 class _Log:
     """The state of one log while its parts are read."""
 
-    def __init__(self, rules: RuleSet) -> None:
+    def __init__(self, rules: RuleSet, shapes: set[int], ranks: set[int]) -> None:
         self.rules = rules
+        self.shapes = shapes
+        """Hashes of lines that no rule knows, with all digits alike where these cannot matter: passed by."""
+        self.ranks = ranks
+        """Of the job, as far as any of its logs names them."""
         self.steps = 0
         """Steps of the job that were reported."""
         self.last_step: int | None = None
+        self.largest_step: int | None = None
+        self.lines = 0
         self.streams: dict[StreamKey, Stream] = {}
         self.open: dict[StreamKey, int] = {}
-        """Streams inside a traceback, which want every line, and how many lines ago each had its last."""
-        self.shapes: set[int] = set()
-        """Hashes of lines that no rule knows, with all digits alike where these cannot matter: passed by."""
+        """Streams inside a traceback, which want every line, and the line of the log at which each had its last."""
         self.reporters: dict[str, dict[int, int | None]] = {}
-        """By rule: every rank that said so, also where the event was not kept, and what it had enqueued."""
+        """By rule: every rank that said so itself, also where the event was not kept, and what it had enqueued."""
         self.block = b""
         self.line_start = self.line_end = 0
         self.steps_noted_to = 0
@@ -94,12 +116,15 @@ class _Log:
         self.last: dict[str, deque[Event]] = {}
 
     def stream(self, key: StreamKey) -> tuple[StreamKey, Stream]:
-        if key not in self.streams and len(self.streams) >= _STREAMS_LIMIT:
-            key = None
+        if key not in self.streams:
+            if len(self.streams) >= _STREAMS_LIMIT:
+                key = None
+            elif isinstance(key, int):
+                self.ranks.add(key)
         return key, self.streams.setdefault(key, Stream())
 
     def keep(self, event: Event) -> None:
-        rank = int(event.captures["rank"]) if "rank" in event.captures else event.rank
+        rank = event.rank
         if rank is not None:
             enqueued = event.captures.get("enqueued")
             self.reporters.setdefault(event.rule.id, {})[rank] = None if enqueued is None else int(enqueued)
@@ -123,21 +148,28 @@ class Scan:
     def __init__(self, rules: RuleSet) -> None:
         self._rules = rules
         self._logs: dict[str, _Log] = {}
+        self._shapes: set[int] = set()
+        self._ranks: set[int] = set()
 
     def block(self, file: LogFile, block: bytes, number: int) -> None:
         """Take in whole lines of `file`, the first of which is its line `number`."""
-        _scan_block(self._log(file.group), file, block, number)
+        log = self._log(file.group)
+        if file.rank is not None:
+            log.ranks.add(file.rank)
+        _scan_block(log, file, block, number)
 
     def line(self, file: LogFile, text: str, number: int) -> None:
         """Take in one line that stands for a record, or for what a supervisor saw (number 0)."""
-        _scan_line(self._log(file.group), file, clean_line(text.encode(), number))
+        _scan_line(self._log(file.group), file, clean_line(text.encode("utf-8", "replace"), number))
 
     def events(self) -> list[Event]:
         """What was found so far."""
         return [event for log in self._logs.values() for event in log.events()]
 
     def _log(self, group: str) -> "_Log":
-        return self._logs.setdefault(group, _Log(self._rules))
+        if group not in self._logs:
+            self._logs[group] = _Log(self._rules, self._shapes, self._ranks)
+        return self._logs[group]
 
 
 def scan(files: Iterable[LogFile], rules: RuleSet, reading: Reading | None = None) -> list[Event]:
@@ -146,7 +178,7 @@ def scan(files: Iterable[LogFile], rules: RuleSet, reading: Reading | None = Non
     records, logs = record_lines(list(files), reading)
     scan = Scan(rules)
     for file in logs:
-        for block, number in read_blocks(file.path, reading):
+        for block, number in plain_blocks(read_blocks(file.path, reading)):
             scan.block(file, block, number)
     for path, lines in records.items():
         for number, text, rank in lines:
@@ -156,7 +188,7 @@ def scan(files: Iterable[LogFile], rules: RuleSet, reading: Reading | None = Non
 
 def scan_texts(texts: Iterable[str], rules: RuleSet) -> list[Event]:
     """Events of lines that stand in no file: their line number is 0."""
-    log = _Log(rules)
+    log = _Log(rules, set(), set())
     for text in texts:
         line = clean_line(text.encode(), 0)
         _note(log, None, line, log.stream(None)[1])
@@ -178,6 +210,7 @@ def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
         else:
             position += 1
         number += 1
+        log.lines += 1
     _note_progress(log, file, len(block), len(block))
 
 
@@ -224,10 +257,9 @@ def _note_step(log: _Log, file: LogFile, line: Line) -> None:
     if step is None:
         return
     _, stream = log.stream(_key(line, file))
-    if stream.last_step is not None and step > stream.last_step:
-        stream.steps += 1
     went_back = stream.last_step is not None and step < stream.last_step
     stream.last_step = step
+    log.largest_step = step if log.largest_step is None else max(step, log.largest_step)
     if log.last_step is None or went_back:  # the job was started again within this log
         log.last_step = step
     elif step > log.last_step:
@@ -257,15 +289,13 @@ def _scan_line(log: _Log, file: LogFile, line: Line) -> bool:
 
 
 def _note_open(log: _Log, key: StreamKey, stream: Stream) -> None:
+    log.open.pop(key, None)
     if stream.tracebacks.is_open:
-        log.open[key] = 0
-    else:
-        log.open.pop(key, None)
-    for other in list(log.open):
-        log.open[other] += 1
-        if log.open[other] > _TORN_LINES:
-            log.streams[other].tracebacks.is_open = False
-            del log.open[other]
+        log.open[key] = log.lines  # the last of all: the first is the one that was silent longest
+    oldest = next(iter(log.open), key)
+    if log.lines - log.open.get(oldest, log.lines) > _TORN_LINES:
+        log.streams[oldest].tracebacks.is_open = False
+        del log.open[oldest]
 
 
 def _note(log: _Log, file: LogFile | None, line: Line, stream: Stream, raised: Raised | None = None) -> Event | None:
@@ -290,7 +320,9 @@ def _note(log: _Log, file: LogFile | None, line: Line, stream: Stream, raised: R
         node=line.host,
         stream=stream,
         log=log,
-        steps_before=stream.steps,
+        log_line=log.lines,
+        own_step_before=stream.last_step,
+        job_step_before=log.largest_step,
         job_steps_before=log.steps,
         whole_traceback=raised is not None,
     )

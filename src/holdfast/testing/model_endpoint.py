@@ -1,4 +1,4 @@
-"""An OpenAI-compatible server on loopback that answers as a test says: rightly, wrongly, slowly, cut short, or not at all.
+"""An OpenAI-compatible server on loopback that answers as a test says: rightly, wrongly, slowly, or not at all.
 
     with ModelServer() as server:
         server.then(Status(429), Words('{"answer": 1}'))     # the next two; after these `otherwise`

@@ -105,7 +105,10 @@ def test_tries_come_to_an_end():
         (Status(200, body=b'{"choices": []}'), "answered with no text"),
         (Status(200, body=b'{"choices": [{"message": {"content": ""}}]}'), "answered with no text"),
         (Status(200, body=b'{"choices": [{"message": {"content": 7}}]}'), "answered with no text"),
-        (Status(200, body=b'{"choices": [{"message": {"content": null, "tool_calls": [{}]}}]}'), "answered with no text"),
+        (
+            Status(200, body=b'{"choices": [{"message": {"content": null, "tool_calls": [{}]}}]}'),
+            "answered with no text",
+        ),
         (Status(200, body=b'{"choices": [{"message": {"content": "\xff\xfe"}}]}'), "answered with no text"),
         (Status(200, body=b"[" * 90_000), "answered with no text"),
         (Status(200, body=b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n'), "answered with no text"),
@@ -168,7 +171,20 @@ def test_nobody_listens():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
     reply = Endpoint(url=f"http://127.0.0.1:{port}/v1", model="m", tries=1).ask([PROMPT], temperature=0)[0]
-    assert reply.failed == f"The model at 127.0.0.1:{port} cannot be reached. Check HOLDFAST_LLM_URL, and that the server runs."
+    assert (
+        reply.failed
+        == f"The model at 127.0.0.1:{port} cannot be reached. Check HOLDFAST_LLM_URL, and that the server runs."
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ALL_PROXY", "socks5://10.0.0.1:1"), ("HTTPS_PROXY", "wrong://x"), ("SSL_CERT_FILE", "/no/such")],
+)
+def test_an_environment_that_cannot_be_used(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    reply = one(Endpoint(url="https://host.invalid/v1", model="m", tries=1))
+    assert reply.failed.startswith("The model at host.invalid cannot be asked: the environment's proxy"), reply
 
 
 def test_the_environment_names_the_endpoint():

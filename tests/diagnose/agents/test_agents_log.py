@@ -64,7 +64,14 @@ def test_the_second_reading_may_refuse():
 
 @pytest.mark.parametrize(
     "second",
-    [Status(500), Words("yes, keep them all"), keeping(2), keeping(0), Words('{"keep": [true]}'), Words('{"keep": [1], "x": 1}')],
+    [
+        Status(500),
+        Words("yes, keep them all"),
+        keeping(2),
+        keeping(0),
+        Words('{"keep": [true]}'),
+        Words('{"keep": [1], "x": 1}'),
+    ],
 )
 def test_a_second_reading_that_fails_keeps_nothing(second):
     came, _ = run([proposing(BEATS)], second)
@@ -143,13 +150,20 @@ def test_a_line_that_gives_orders_does_not_get_its_way():
     with ModelServer(obedient) as server:
         came = propose_filters(Segments(segments=(lines,)), endpoint_to(server), RULES)
     assert all("error" not in one.pattern for one in came.filters)
-    assert not any(Filters(came.filters).routine(example) for rule in RULES.rules for example in rule.match if rule.kind != "routine")
+    assert not any(
+        Filters(came.filters).routine(example)
+        for rule in RULES.rules
+        for example in rule.match
+        if rule.kind != "routine"
+    )
 
 
 def test_secrets_are_neither_sent_nor_kept():
     secret = "hf_" + "aB3" * 12
     lines = (f"gateway heartbeat signed in as {secret}", *SEGMENT)
-    came, server = run([proposing({"pattern": "^gateway heartbeat", "lines": [1, 2, 3]})], given=Segments(segments=(lines,)))
+    came, server = run(
+        [proposing({"pattern": "^gateway heartbeat", "lines": [1, 2, 3]})], given=Segments(segments=(lines,))
+    )
     assert secret not in "".join(asked.text for asked in server.asked)
     assert secret not in repr(came)
     assert len(came.filters) == 1

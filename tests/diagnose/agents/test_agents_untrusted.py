@@ -84,7 +84,9 @@ def test_lines_that_only_sound_like_it_are_shown(line):
 
 
 def test_the_data_is_bounded():
-    many = show(f"line {number} says something of its own that is long enough to count {number}" for number in range(900))
+    many = show(
+        f"line {number} says something of its own that is long enough to count {number}" for number in range(900)
+    )
     assert sum(len(f"{number}: {line}\n".encode()) for number, line in enumerate(many.lines, 1)) <= DATA_LIMIT_BYTES
     assert 90 < len(many.lines) < 900
     wide = show(["wörd " * 4000] * 12)

@@ -1,7 +1,7 @@
 """A model's opinion, where one may be asked: optional, checked, and never above the rules.
 
-In: what the rules left open. Out: the same answer, or a better founded one, and suggestions. Without an endpoint nothing
-of this is imported.
+In: what the rules left open. Out: the same answer, or a better founded one, and suggestions. Without an endpoint
+nothing of this is needed.
 
 | module | from → to |
 |---|---|

@@ -3,11 +3,12 @@
 - Each line it cites exists and contains what it quotes.
 - Not all cited lines are ones that the rules know as teardown, or as survived.
 - Where a rule is sure of what the root's line means, the model's reason is that rule's; and routine is no root.
-- An action that stops the job for good, or takes hardware out, needs a unanimous model and a line that carries it; on
-  anything less the job is started again, which costs one attempt.
+- An action that stops the job for good needs a unanimous model and a line that reads as an error by itself; one that
+  takes hardware out, that the rules thought of the same reason. On anything less the job is started again, which costs
+  one attempt.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Final, get_args
 
 import re2
@@ -27,9 +28,6 @@ _AFTERMATH: Final = frozenset({"teardown", "recovered"})
 _NO_ROOTS: Final = frozenset({ROUTINE, "teardown"})
 _STATES_AN_ERROR: Final = re2.compile(r"^\S+: (?:fatal )?error: \S+ \S+")
 """argparse, compilers, shells."""
-_NAMES_HARDWARE: Final = re2.compile(
-    r"(?i)\b[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.\d)?\b|\b(?:gpu|device|cuda|nvlink|mlx5|hca|ib|port)[ :_#-]{0,2}\d{1,3}\b"
-)
 HELPS: Final[dict[Action, bool]] = {
     "restart": True,
     "wait_and_retry": True,
@@ -61,9 +59,14 @@ def contradicted_by(reason: str, line: Kept, rules: RuleSet) -> Rule | None:
     if is_exception(text):
         wheres = ("user_exception", "library_exception")
     found = [known[0] for where in wheres if (known := rules.find(text, where)) is not None]
-    sure = [rule for rule in found if rule.kind in _NO_ROOTS or (rule.confidence >= SURE and rule.reason != "Unknown")]
+    sure = [rule for rule in found if rule.kind in _NO_ROOTS or (rule.confidence >= SURE and _names_a_cause(rule))]
     allowed = any(rule.reason == reason and rule.kind not in _NO_ROOTS for rule in sure)
     return sure[0] if sure and not allowed else None
+
+
+def _names_a_cause(rule: Rule) -> bool:
+    """Others than these say only that something failed: for an exception that nobody listed, whose code it was."""
+    return rule.reason != "Unknown" and not (rule.reason == "Others" and rule.where != "line")
 
 
 def category_of(reason: str, said: Category) -> Category:
@@ -71,19 +74,26 @@ def category_of(reason: str, said: Category) -> Category:
     return said if reason == "Others" else CATEGORIES[reason]
 
 
-def safe_action(action: Action, category: Category, cited: Sequence[Kept], *, unanimous: bool) -> Action:
-    """`action`, or `restart` where nothing but a model's word carries it."""
+def safe_action(
+    action: Action,
+    reason: str,
+    category: Category,
+    roots: Sequence[Kept],
+    *,
+    unanimous: bool,
+    considered: Collection[str],
+) -> Action:
+    """`action`, or `restart` where nothing but a model's word carries it.
+
+    `considered` are the reasons that the rules thought of.
+    """
     if action in ("restart", "wait_and_retry"):
         return action
-    texts = [cleaned(one).text for one in cited]
-    if not unanimous:
-        return "restart"
     if action in ("user_must_fix", "change_config"):
-        carried = category != "Infrastructure" and any(_states_an_error(text) for text in texts)
+        carried = category != "Infrastructure" and any(_states_an_error(cleaned(one).text) for one in roots)
     else:
-        place = any(cleaned(one).host or _NAMES_HARDWARE.search(cleaned(one).text) for one in cited)
-        carried = category == "Infrastructure" and place
-    return action if carried else "restart"
+        carried = reason in considered
+    return action if carried and unanimous else "restart"
 
 
 def cleaned(line: Kept) -> Line:

@@ -1,7 +1,8 @@
 """A diagnosis that the rules left open, put to a model: `consult`.
 
-What the rules decided is not sent anywhere. Where they did not, the model's finding takes the place of their answer only
-if it is surer than theirs; it never reaches the confidence of a rule that decides. The rest is a suggestion in words.
+What the rules decided is not sent anywhere. Where they did not, the model's finding takes the place of their answer
+only if it is surer than theirs; it never reaches the confidence of a rule that decides. The rest is a suggestion in
+words.
 """
 
 from collections.abc import Mapping

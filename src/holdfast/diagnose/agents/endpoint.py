@@ -1,8 +1,8 @@
 """Which model may be asked, and where: any OpenAI-compatible endpoint, by URL and key from the environment.
 
-`HOLDFAST_LLM_URL` (up to and with its version: `https://host/v1`), `HOLDFAST_LLM_MODEL`, and `HOLDFAST_LLM_KEY` where the
-server wants one. What is sent is redacted here, whoever asks. Only text comes back: no tools are offered, redirects are
-not followed, an answer has a largest size and all of them together a latest moment.
+`HOLDFAST_LLM_URL` (up to and with its version: `https://host/v1`), `HOLDFAST_LLM_MODEL`, and `HOLDFAST_LLM_KEY` where
+the server wants one. What is sent is redacted here, whoever asks. Only text comes back: no tools are offered, redirects
+are not followed, an answer has a largest size and all of them together a latest moment.
 """
 
 import asyncio
@@ -111,6 +111,11 @@ class Endpoint:
             return host == "localhost"
 
     @property
+    def is_plain_local(self) -> bool:
+        """Whether it is asked without TLS, and no proxy stands between."""
+        return self.is_this_host and urlsplit(self.url).scheme == "http"
+
+    @property
     def known_secrets(self) -> tuple[str, ...]:
         """What must not stand in any request's text."""
         return (self.key,) if self.key else ()
@@ -133,7 +138,7 @@ class Endpoint:
         def work() -> None:
             try:
                 replies.set_result(asyncio.run(exchange(self, clean, temperature)))
-            except BaseException as error:  # noqa: BLE001  (raised again where it is waited for)
+            except BaseException as error:
                 replies.set_exception(error)
 
         # A thread of its own: the caller may stand in an event loop, where no other can run.

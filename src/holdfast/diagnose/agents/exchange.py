@@ -1,7 +1,7 @@
 """The exchange with an endpoint over HTTP: requests out, texts back, nothing trusted.
 
-Tried again are full or broken servers (429, 5xx) and connections that broke, after the time the server names or a doubled
-wait; never beyond the budget. A failure is a sentence of ours: what an exception says may hold the key.
+Tried again are full or broken servers (429, 5xx) and connections that broke, after the time the server names or a
+doubled wait; never beyond the budget. A failure is a sentence of ours: what an exception says may hold the key.
 """
 
 import asyncio
@@ -44,12 +44,18 @@ async def exchange(endpoint: "Endpoint", prompts: Sequence[Prompt], temperature:
     headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "holdfast"}
     if endpoint.key:
         headers["Authorization"] = f"Bearer {endpoint.key}"
-    async with httpx.AsyncClient(
-        headers=headers,
-        follow_redirects=False,
-        timeout=endpoint.try_timeout_s,
-        trust_env=not endpoint.is_this_host,  # proxies and certificates of the environment
-    ) as client:
+    try:
+        opened = httpx.AsyncClient(
+            headers=headers,
+            follow_redirects=False,
+            timeout=endpoint.try_timeout_s,
+            trust_env=not endpoint.is_this_host,  # proxies and certificates of the environment
+            verify=not endpoint.is_plain_local,  # no TLS is spoken: spare the loading of all certificates
+        )
+    except (ImportError, ValueError, OSError):  # a proxy or a certificate file that is none
+        why = "cannot be asked: the environment's proxy or SSL_CERT_FILE is not usable. Mend or unset it."
+        return [Reply(failed=f"The model at {endpoint.host} {why}")] * len(prompts)
+    async with opened as client:
         asking = _Asking(endpoint, client, temperature)
         tasks = [asyncio.create_task(asking.reply(prompt)) for prompt in prompts]
         done, late = await asyncio.wait(tasks, timeout=endpoint.budget_s)
@@ -106,6 +112,8 @@ class _Asking:
                     return await self._asked(prompt, {})
         except (TimeoutError, httpx.TimeoutException):
             raise _Failed(f"gave no whole answer within {seconds:g} s. Ask again, or a faster one.") from None
+        except httpx.InvalidURL:
+            raise _Failed(f"has an address that is none. Check {ENV_URL}.") from None
         except httpx.ConnectError:
             raise _Failed(f"cannot be reached. Check {ENV_URL}, and that the server runs.", passing=True) from None
         except (httpx.HTTPError, httpx.StreamError, OSError):
@@ -157,7 +165,7 @@ def _check_status(endpoint: "Endpoint", response: httpx.Response, said: bytes) -
 
 def _named_wait_s(response: httpx.Response) -> float | None:
     named = response.headers.get("Retry-After", "")
-    return float(named) if named.isascii() and named.isdigit() and len(named) < 8 else None  # noqa: PLR2004
+    return float(named) if named.isascii() and named.isdigit() and len(named) < 8 else None
 
 
 def _text_of(said: bytes) -> str:

@@ -1,13 +1,12 @@
 """The Failure Agent: the compressed log and similar incidents to a cause, an action and cited lines, by several votes.
 
 Each vote is an answer of its own to the same question. One that is malformed, cites a line that does not exist, quotes
-what is not there, or contradicts the rules is dropped, and counts as a vote for nothing. What more than half of all votes
-asked for agree on is the finding.
+what is not there, or contradicts the rules is dropped, and counts as a vote for nothing. What more than half of all
+votes asked for agree on is the finding.
 """
 
-import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, cast, get_args
 
@@ -36,10 +35,12 @@ _CITED_LIMIT: Final = 5
 _ROOTS_LIMIT: Final = 3
 _INCIDENTS: Final = 3
 _INCIDENT_CHARACTERS: Final = 600
+_QUERIES: Final = 32
+"""Lines of which memory is asked whether it has met them."""
 _FIELDS: Final = ("cause", "reason", "category", "action", "mitigation", "cited", "rule")
 
 Similar = Callable[[str], Sequence[Mapping[str, Any]]]
-"""The query engine over memory: past incidents like a text, the most similar first."""
+"""The query engine over memory: past incidents like a root's line, each with its `similarity` (0 to 1)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +69,7 @@ class Finding:
     cause: str
     mitigation: str
     roots: tuple[Kept, ...]
-    """The lines that state the root, the most cited first."""
+    """The lines that votes cite first, those of most votes before others."""
     agreement: float
     """Share of all votes asked for that name this reason, above 0.5."""
     others: tuple[tuple[str, float], ...]
@@ -97,7 +98,10 @@ def find_cause(
     """Ask for the cause of what `compressed` holds, of which the rules say `diagnosis`."""
     shown = show((_described(one, diagnosis) for one in compressed.lines), endpoint.known_secrets)
     kept = compressed.lines[: len(shown.lines)]
-    data = fenced("The log", shown.lines, draw()) + _incidents(similar, shown, endpoint, draw) + _considered(diagnosis)
+    data = fenced("The log", shown.lines, draw())
+    if past := show(_incidents(similar, diagnosis, kept), endpoint.known_secrets).lines:
+        data += fenced("Past incidents", past, draw())
+    data += _considered(diagnosis)
     prompt = Prompt(instructions=FAILURE_INSTRUCTIONS, data=data)
     votes: list[Vote] = []
     problems: list[str] = []
@@ -115,22 +119,27 @@ def find_cause(
     notes = [f"{problem} ({count} of {samples})" for problem, count in Counter(problems).items()]
     if shown.withheld:
         notes.append(f"{shown.withheld} lines that give orders to a reader were not shown to the model.")
-    return Outcome(finding=_agreed(votes, samples), notes=tuple(notes))
+    considered = {diagnosis.reason, *(one.reason for one in diagnosis.alternatives)}
+    return Outcome(finding=_agreed(votes, samples, considered), notes=tuple(notes))
 
 
 def _described(line: Kept, diagnosis: Diagnosis) -> str:
     roles = {(one.file, one.line): one.role for one in diagnosis.evidence}
     role = roles.get((line.file, line.line))
-    before = f"({role}) " if role in ("recovered", "teardown") else ""
-    return before + line.text + (f" (seen {line.count} times)" if line.count > 1 else "")
+    known = [str(role)] if role in ("recovered", "teardown") else []
+    known += [f"seen {line.count} times"] if line.count > 1 else []
+    return f"({', '.join(known)}) {line.text}" if known else line.text
 
 
-def _incidents(similar: Similar | None, shown: Shown, endpoint: Endpoint, draw: Draw) -> str:
+def _incidents(similar: Similar | None, diagnosis: Diagnosis, kept: Sequence[Kept]) -> list[str]:
+    """The past incidents most like any line that may be the root; the question stays on this machine."""
     if similar is None:
-        return ""
-    told = [json.dumps(dict(one), default=str)[:_INCIDENT_CHARACTERS] for one in similar("\n".join(shown.lines))]
-    past = show(told[:_INCIDENTS], endpoint.known_secrets)
-    return fenced("Past incidents", past.lines, draw()) if past.lines else ""
+        return []
+    asked = [diagnosis.root_text.strip(), *(checks.cleaned(one).text.strip() for one in kept[:_QUERIES])]
+    every = [one for text in dict.fromkeys(asked) if text for one in similar(text)]
+    every.sort(key=lambda one: -float(one.get("similarity", 0.0)))
+    told = ("; ".join(f"{name}: {value}" for name, value in one.items())[:_INCIDENT_CHARACTERS] for one in every)
+    return list(dict.fromkeys(told))[:_INCIDENTS]
 
 
 def _considered(diagnosis: Diagnosis) -> str:
@@ -188,7 +197,7 @@ def _check(vote: Vote, diagnosis: Diagnosis, rules: RuleSet) -> None:
         raise Malformed(f"it says {vote.reason} of a line that the rule {rule.id} knows better")
 
 
-def _agreed(votes: Sequence[Vote], samples: int) -> Finding | None:
+def _agreed(votes: Sequence[Vote], samples: int, considered: Collection[str]) -> Finding | None:
     counts = Counter(one.reason for one in votes)
     reason, count = counts.most_common(1)[0] if counts else ("Unknown", 0)
     if 2 * count <= samples or reason == "Unknown":
@@ -198,12 +207,12 @@ def _agreed(votes: Sequence[Vote], samples: int) -> Finding | None:
     advised = max(checks.HELPS, key=lambda action: sum(one.action == action for one in agreeing))
     chosen = next(one for one in agreeing if one.action == advised)
     unanimous = all(one.reason == reason and one.action == advised for one in votes) and len(votes) == samples > 1
-    roots = _most_cited(agreeing)
+    roots = _roots(agreeing)
     return Finding(
         reason=reason,
         category=chosen.category,
         advised=advised,
-        action=checks.safe_action(advised, chosen.category, roots, unanimous=unanimous),
+        action=checks.safe_action(advised, reason, chosen.category, roots, unanimous=unanimous, considered=considered),
         cause=chosen.cause,
         mitigation=chosen.mitigation,
         roots=roots,
@@ -213,10 +222,7 @@ def _agreed(votes: Sequence[Vote], samples: int) -> Finding | None:
     )
 
 
-def _most_cited(votes: Iterable[Vote]) -> tuple[Kept, ...]:
-    """First by how many votes begin with a line, then by how many cite it at all, then by place."""
-    every = list(votes)
-    first = Counter(one.cited[0] for one in every)
-    cited = Counter(line for one in every for line in one.cited)
-    ranked = sorted(cited, key=lambda line: (-first[line], -cited[line], line.file, line.line))
+def _roots(votes: Iterable[Vote]) -> tuple[Kept, ...]:
+    first = Counter(one.cited[0] for one in votes)
+    ranked = sorted(first, key=lambda line: (-first[line], line.file, line.line))
     return tuple(ranked[:_ROOTS_LIMIT])

@@ -1,4 +1,4 @@
-"""The Log Agent: filter rules from segments of a log, by several samples, a vote and checks that no model can talk past.
+"""The Log Agent: filter rules from segments of a log, by several samples, a vote and checks.
 
 A candidate is what it does: the set of the segment's lines that it drops. Kept is what more than half of the samples
 propose with the same effect, what a second reading keeps, and what passes `_unsafe`. What is returned are filters as

@@ -49,7 +49,8 @@ def compiled(pattern: str) -> Any:
 
 def spells_out(pattern: str) -> bool:
     """Whether the pattern has enough letters of its own, classes and escapes aside."""
-    return sum(one.isalnum() for one in _CLASSES.sub("", pattern)) >= _LITERAL_LEAST
+    literal: str = _CLASSES.sub("", pattern)
+    return sum(one.isalnum() for one in literal) >= _LITERAL_LEAST
 
 
 def proposed_rule(

@@ -33,11 +33,18 @@ _FORMS: Final[tuple[str, ...]] = (
     r"\bdapi[0-9a-f]{16,}",  # Databricks
     r"\b\d{8,10}:[\w-]{30,}",  # Telegram
 )
-_SEPARATOR: Final = r"\\*[\"']?\s*(?:=>|:=|==|[=:])\s*"
+_SEPARATOR: Final = r"(?:\\*[\"']?\s*(?:=>|:=|==|[=:>])\s*|\\*[\"']\s*,\s*)"
+"""Between a name and its value: also that of a tuple of two strings, and of a tag."""
+_VALUE: Final = r"(?:\\*[\"'][^\"']*[\"']?\S*|\S+)"
+_HEADERS: Final = (
+    r"(?:proxy-)?authorization|x-api-key|api-key|x-auth-token|x-amz-security-token|x-goog-api-key|(?:set-)?cookie"
+)
+_PASSWORDS: Final = r"passw(?:or)?d|passphrase|passcode"
 _NAMES: Final = (
-    r"[\w.-]*(?:secret[\w.-]*|token|api[_.-]?key|access[_.-]?key(?:[_.-]?id)?"
+    r"[\w.-]*(?:secret[\w.-]*(?: (?:access )?key)?|token|(?:api|access)[ _.-]?keys?(?:[ _.-]?id)?"
     r"|(?:private|account|shared|encryption|signing|license|master|deploy|ssh)[_.-]?key|credentials?|signature"
-    r"|session[_.-]?id|connection[_.-]?string|webhook[\w.-]*)|\b(?:sig|auth|authkey|dsn|\w+_auth)"
+    r"|session[_.-]?id|connection[_.-]?string|webhook[\w.-]*)|\b(?:sig|auth|authkey|dsn|\w+_(?:auth|pass|pw))"
+    r"|\b(?:key|token|secret) (?:provided|given|used|value|is|was)"
 )
 _TAKEN: Final[tuple[tuple[Any, str], ...]] = tuple(
     (re2.compile(pattern), replacement)
@@ -46,33 +53,33 @@ _TAKEN: Final[tuple[tuple[Any, str], ...]] = tuple(
         (r"(?i)(\bbearer[\s:=]+)\S+", rf"\1{PLACEHOLDER}"),
         # A password may hold blanks, and a header's value has parts: all of the line.
         (
-            r"(?i)(\b(?:(?:proxy-)?authorization|x-api-key|api-key|x-auth-token|x-amz-security-token|x-goog-api-key"
-            rf"|(?:set-)?cookie){_SEPARATOR}).+",
+            rf"(?i)(\b(?:{_HEADERS}){_SEPARATOR}).+",
             rf"\1{PLACEHOLDER}",
         ),
         (
-            r"(?i)([\w.-]*(?:passw(?:or)?d|passphrase|passcode|\bpwd)[\w.-]*"
-            rf"(?:{_SEPARATOR}|\s+(?:is|was)\s+|\s+\\*[\"']))\S.*",
+            rf"(?i)([\w.-]*(?:{_PASSWORDS}|\bpwd)[\w.-]*(?:{_SEPARATOR}|\s+(?:is|was)\s+|\s+\\*[\"']))\S.*",
             rf"\1{PLACEHOLDER}",
         ),
-        (rf"(?i)((?:{_NAMES}){_SEPARATOR})(?:\\*[\"'][^\"']*[\"']?\S*|\S+)", rf"\1{PLACEHOLDER}"),
-        (r"(\b[A-Z0-9_]+_(?:KEY|PASS|PW|PAT)=)(?:[\"'][^\"']*[\"']?\S*|\S+)", rf"\1{PLACEHOLDER}"),
+        (rf"(?i)((?:{_NAMES}){_SEPARATOR}){_VALUE}", rf"\1{PLACEHOLDER}"),
+        (rf"(\b[A-Z0-9_]+_(?:KEY|PASS|PW|PAT)=){_VALUE}", rf"\1{PLACEHOLDER}"),
         (
-            r"(?i)(--?[\w-]*(?:passw(?:or)?d|passphrase|token|secret|api-?key|access-?key|credentials?)[\s=]+)"
-            r"(?:[\"'][^\"']*[\"']?\S*|\S+)",
+            rf"(?i)(--?[\w-]*(?:{_PASSWORDS}|token|secret|api-?key|access-?key|credentials?)[\s=]+){_VALUE}",
             rf"\1{PLACEHOLDER}",
         ),
+        (r"(\s(?:-u|--user)[\s=]+[^\s:]*:)\S+|(\bsshpass\s+-p\s*)\S+", rf"\1\2{PLACEHOLDER}"),
         (r"(://)(?:[^\s/?#]*|[^\s:/?#]*:\S*)@", rf"\1{PLACEHOLDER}@"),
+        (r"[\w.+-]+:[^\s@/]+@", f"{PLACEHOLDER}@"),  # an address without its scheme
         (r"[\pL\pN._%+-]+@[\pL\pN-]+(?:\.[\pL\pN-]+)+", PLACEHOLDER),
     )
 )
-_WORD: Final = re2.compile(r"[A-Za-z0-9+/=_~-]{16,}")
+_WORD: Final = re2.compile(r"[A-Za-z0-9+/=_~%-]{16,}")
 _PARTS: Final = re2.compile(r"[A-Za-z0-9]+")
 _LETTERS: Final = r"(?:[a-z]*|[A-Z]*|[a-z]*(?:[A-Z]{1,5}[a-z]{2,})+[A-Z]{0,4})"
-_PLAIN: Final = re2.compile(rf"^(?:{_LETTERS}[0-9]*{_LETTERS}|[0-9]+(?:x[0-9]+)+)$")
-"""A part of a name as people write them: a word or some in camel case, one number before, behind or within."""
+_PLAIN: Final = re2.compile(rf"^(?:{_LETTERS}[0-9]*{_LETTERS}|[0-9]+(?:x[0-9]+)+|0x[0-9a-f]{{1,16}})$")
+"""A part of a name as people write them: a word or some in camel case, one number before, behind or within; sizes and
+addresses in memory."""
 _PLAIN_LETTERS_LIMIT: Final = 30
-_PLAIN_MIXED_LIMIT: Final = 16
+_PLAIN_MIXED_LIMIT: Final = 20
 _PEM_BEGIN: Final = re2.compile(r"-----BEGIN[A-Z ]*PRIVATE KEY")
 _PEM_END: Final = re2.compile(r"-----END[A-Z ]*PRIVATE KEY")
 _PEM_BODY: Final = re2.compile(r"(?:^|[\s:])[A-Za-z0-9+/=]+\s*$")

@@ -1,4 +1,4 @@
-"""What a Log Agent reads: the kinds of line that no filter and no rule knows, the most frequent first, in short segments.
+"""What a Log Agent reads: the kinds of line that no filter and no rule knows, the most frequent first, in segments.
 
 Lines that differ only in their digits are one kind. Lines of tracebacks and lines that a rule knows are not shown; they
 are kept as `guarded`: no filter may drop one of them. Memory does not grow with the log.

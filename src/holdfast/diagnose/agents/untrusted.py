@@ -21,7 +21,7 @@ _CUT_FROM: Final = 160
 """Characters from which on a line may have been cut short: its last word may be a piece of a secret that no pattern
 knows."""
 _TEMPLATE: Final = re2.compile(
-    r"<([|｜/]|<?/?SYS>|/?s>|\w+_of_\w+>|/?think)|([|｜])>|\[(/?(?:INST|SYSTEM_PROMPT|TOOL_CALLS?)\])"
+    r"<([|\x{FF5C}/]|<?/?SYS>|/?s>|\w+_of_\w+>|/?think)|([|\x{FF5C}])>|\[(/?(?:INST|SYSTEM_PROMPT|TOOL_CALLS?)\])"
 )
 """Marks of chat templates (ChatML, Llama, Mistral, Gemma, DeepSeek): a server may read them as control tokens."""
 _ORDERS: Final = re2.compile(
@@ -29,7 +29,8 @@ _ORDERS: Final = re2.compile(
     r"|\byou (?:are|must|should|shall|will|have to|need to) (?:now |always |only |please )*"
     r"(?:an? (?:\w+ )?(?:assistant|model|ai)\b|assistant|answer|respond|reply|output|ignore|classify|pretend)"
     r"|\b(?:system|developer) (?:prompt|message|instruction)s?\b|\b(?:new|updated|following) instructions?\b"
-    r"|(?:^|[.!:;,>#-] *)(?:please |now |only |always )*(?:answer|respond|reply|output|say)\b.{0,20}\b(?:with|as|only|that|restart|json)\b"
+    r"|(?:^|[.!:;,>#-] *)(?:please |now |only |always )*(?:answer|respond|reply|output|say)\b"
+    r".{0,20}\b(?:with|as|only|that|restart|json)\b"
     r"|\b(?:large )?language model\b.{0,40}\b(?:must|should|answer|respond)\b"
 )
 """Heuristic, and not what the safety rests on: `checks.py` and the schema hold against a model that obeys the log."""
@@ -62,8 +63,10 @@ class Shown:
 
 
 def show(lines: Iterable[str], known: Iterable[str] = ()) -> Shown:
-    """Make lines ready; together with their numbers they take `DATA_LIMIT_BYTES` at most: longer ones are cut, the last
-    ones left out where even that is not enough. `known` are secrets of ours."""
+    """Make lines ready; `known` are secrets of ours.
+
+    With their numbers they take `DATA_LIMIT_BYTES` at most: long ones are cut, then the last ones left out.
+    """
     whole = redact_lines((_whole(line) for line in lines), known)
     ready = [WITHHELD if _ORDERS.search(line) else line for line in map(_harmless, whole)]
     for width in _WIDTHS:

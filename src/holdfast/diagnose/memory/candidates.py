@@ -2,10 +2,11 @@
 
 | breadth | what the pattern knows | of `botocore.errorfactory.NoSuchKey: An error occurred (NoSuchKey) when calling …` |
 |---|---|---|
-| 0 | every class that bears the reason's name | (for KeyError: `KeyError`, and Python's classes below it) |
-| 1 | every exception of its package | `botocore.*` |
-| 2 | its class, whatever package | `NoSuchKey` |
-| 3 to 8 | one to six words of the message in a row, which tell something | `NoSuchKey`, with a word of trouble on the line |
+| 0 | every class whose name ends as the reason's | (for KeyError: `KeyError`, `BatchKeyError`) |
+| 1 | the reason's own class, and Python's classes below it | (for ImportError: `ModuleNotFoundError` too) |
+| 2 | every exception of its package | `botocore.*` |
+| 3 | its class, whatever package | `NoSuchKey` |
+| 4 to 7 | one to four words of the message in a row, which tell something | `NoSuchKey`, with a word of trouble on the line |
 | 9 | the line but for what varies | |
 
 A class that Python itself has says only its own reason: a DataLoader's RuntimeError is known by its message.
@@ -20,12 +21,14 @@ from typing import Final
 import re2
 
 from holdfast.diagnose.diagnosis import CATEGORIES
-from holdfast.diagnose.memory.profile import NAMED
+from holdfast.diagnose.memory.profile import NAMED, NAMES
 from holdfast.diagnose.memory.words import TROUBLE, Token, is_trouble, tokens
 from holdfast.diagnose.tracebacks import is_exception
 
-FAMILY, PACKAGE, CLASS, PHRASE, TEMPLATE = 0, 1, 2, 3, 9
-_PHRASE_WORDS: Final = 6
+FAMILY, OWN, PACKAGE, CLASS, PHRASE, TEMPLATE = 0, 1, 2, 3, 4, 9
+_PHRASE_WORDS: Final = 4
+_MESSAGE_CHARACTERS: Final = 300
+"""Of a long message: the cause stands at its beginning, advice at its end."""
 _TEMPLATE_CHARACTERS: Final = 400
 _TEMPLATE_LETTERS: Final = 12
 """A template with fewer letters would know lines that have nothing in common."""
@@ -54,6 +57,8 @@ class Candidate:
     """0 the most general, 9 the line itself."""
     hot: tuple[str, ...]
     """Words in lower case of which every line that the pattern matches has one."""
+    named: bool = False
+    """It holds a word, or a class, of what the reason is about."""
     worth: float = 0.0
     """Among candidates of one breadth: how much its words tell of the reason."""
     what: str
@@ -75,8 +80,8 @@ def _all(root: str, reason: str) -> Iterator[Candidate]:
     head = _HEAD.search(text) if is_exception(text) else None
     if head is not None and _names_a_class(head["name"]):
         yield from _classes(head["package"], head["name"], reason)
-        parts = [one for one in parts if one.start >= head.end("name")]
-    yield from _phrases(text, parts, reason)
+        parts = [one for one in parts if one.start >= head.end(2)]
+    yield from _phrases(text, [one for one in parts if one.end <= _MESSAGE_CHARACTERS], reason)
     template = _template(text)
     if sum(map(str.isalpha, "".join(one.text for one in tokens(text) if one.sort == "word"))) >= _TEMPLATE_LETTERS:
         hot = _hot([one for one in tokens(text) if one.sort == "word"])
@@ -91,18 +96,28 @@ def _names_a_class(name: str) -> bool:
 
 def _classes(package: str, name: str, reason: str) -> Iterator[Candidate]:
     family = _family(reason)
+    own = "|".join(sorted(re2.escape(one) for one in family | {reason}))
+    hot = tuple(sorted({one.lower() for one in family | {reason}}))
+    what = f"any exception that is a {reason} by its class"
     if name in family or name.endswith(reason):
-        names = "|".join(sorted(re2.escape(one) for one in family - {reason}))
-        pattern = rf"{_BEFORE_CLASS}(?:\w*{reason}{'|' + names if names else ''}){_AFTER_CLASS}"
-        hot = tuple(sorted({one.lower() for one in family | {reason}}))
-        yield Candidate(pattern=pattern, breadth=FAMILY, hot=hot, what=f"any exception that is a {reason} by its class")
+        pattern = rf"{_BEFORE_CLASS}(?:\w*{reason}|{own}){_AFTER_CLASS}"
+        yield Candidate(pattern=pattern, breadth=FAMILY, hot=hot, named=True, what=f"{what}, or that ends so")
+    if name in family:
+        pattern = rf"{_BEFORE_CLASS}(?:{own}){_AFTER_CLASS}"
+        yield Candidate(pattern=pattern, breadth=OWN, hot=hot, named=True, what=what)
     top = package.partition(".")[0]
     if top and top not in _GENERAL_PACKAGES:
         pattern = rf"^\s*(?:[\w.]+(?:\(|: ))*{re2.escape(top)}(?:\.\w+)*\.[A-Z]\w*{_AFTER_CLASS}"
         yield Candidate(pattern=pattern, breadth=PACKAGE, hot=(f"{top.lower()}.",), what=f"any exception of {top}")
-    if name not in _BUILTIN:
+    if name not in _BUILTIN and name != "Error":
         pattern = rf"{_BEFORE_CLASS}{re2.escape(name)}{_AFTER_CLASS}"
         yield Candidate(pattern=pattern, breadth=CLASS, hot=(name.lower(),), what=f"the exception {name}")
+
+
+def is_bare(root: str) -> bool:
+    """Whether `root` is an exception of Python's own, which says nothing but its own reason."""
+    head = _HEAD.search(root.strip())
+    return head is not None and head["name"] in _BUILTIN
 
 
 def _family(reason: str) -> frozenset[str]:
@@ -142,12 +157,14 @@ def _runs(text: str, parts: Sequence[Token]) -> Iterator[list[Token]]:
 def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> Candidate | None:
     telling = [one for one in words if not one.is_common or _is_named(one, named)]
     strong = [one for one in telling if one.is_technical or _is_named(one, named)]
-    if words[0] not in telling or words[-1] not in (*telling, *(one for one in words if is_trouble(one.text))):
-        return None  # it gains nothing by a common word at its end
     said = text[words[0].start : words[-1].end]
     troubled = is_trouble(said)
-    if len(words) == 1 and (not strong or is_trouble(words[0].text)):
+    if any(one not in telling and not _is_part_of_trouble(text, words, one) for one in (words[0], words[-1])):
+        return None  # it gains nothing by a common word at its ends
+    if len(words) == 1 and words[0].text.lower() not in NAMES and not words[0].is_technical:
         return None
+    if len(words) == 1 and (not strong or is_trouble(said) or (said.isupper() and not _is_named(words[0], named))):
+        return None  # ECC, but not PCI
     if len(words) == 2 and not strong and len(telling) < 2:  # noqa: PLR2004
         return None
     if len(words) > 2 and len(telling) < 2:  # noqa: PLR2004
@@ -164,9 +181,15 @@ def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> Candida
     hot = _hot(words)
     if not hot:
         return None
-    worth = 2.0 * sum(_is_named(one, named) for one in words) + len([one for one in telling if one.is_technical])
-    worth += 0.5 * troubled - words[0].start / 1000
-    return Candidate(pattern=pattern, breadth=PHRASE + len(words) - 1, hot=hot, worth=worth, what=what)
+    about = any(_is_named(one, named) for one in words)
+    worth = 2.0 * about + 0.5 * len([one for one in telling if one.is_technical]) + 0.5 * troubled
+    worth -= words[0].start / 100
+    return Candidate(pattern=pattern, breadth=PHRASE + len(words) - 1, hot=hot, named=about, worth=worth, what=what)
+
+
+def _is_part_of_trouble(text: str, words: Sequence[Token], one: Token) -> bool:
+    """`refused`, and `out` in `out of memory`."""
+    return is_trouble(one.text) or (one is words[0] and len(words) > 1 and is_trouble(text[one.start : words[1].end]))
 
 
 def _is_named(word: Token, named: frozenset[str]) -> bool:
@@ -190,7 +213,7 @@ def _template(text: str) -> str:
     for one in tokens(text[:_TEMPLATE_CHARACTERS]):
         if one.sort == "word":
             continue
-        said += [_blanks(text[at : one.start]), r".{0,200}?" if one.sort == "quoted" else r"\S{0,200}?"]
+        said += [_blanks(text[at : one.start]), ".*" if one.sort == "quoted" else r"\S*"]
         at = one.end
     rest = text[at:_TEMPLATE_CHARACTERS]
     return "".join((*said, _blanks(rest), "" if len(text) > _TEMPLATE_CHARACTERS else r"\s*$"))

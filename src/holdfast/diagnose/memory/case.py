@@ -1,23 +1,27 @@
 """An incident as learning sees it: the right reason, the lines that state the root, and the lines that were kept."""
 
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
 import re2
 
+from holdfast.core.ledger.records import MEMORY_LIMIT_BYTES
 from holdfast.diagnose.compress import Kept, compress
 from holdfast.diagnose.conclude import conclude
-from holdfast.diagnose.diagnosis import Diagnosis
+from holdfast.diagnose.diagnosis import Diagnosis, LogLine
 from holdfast.diagnose.lines import clean_line
-from holdfast.diagnose.read import LogFile, find_files
+from holdfast.diagnose.read import LogFile, find_files, read_blocks
 from holdfast.diagnose.rules import RuleSet
-from holdfast.diagnose.scan import Scan, scan
+from holdfast.diagnose.scan import Event, Scan, scan
 
 ROOTS_LIMIT: Final = 8
 ROOT_CHARACTERS: Final = 1000
+_BEFORE: Final = 40
+_AFTER: Final = 3
+"""Lines about a root that are kept: most tracebacks are shorter."""
 _RANK_FILE: Final = re2.compile(r"^rank[-_.]?([0-9]{1,6})\b")
 
 
@@ -65,28 +69,20 @@ class Case:
         events = scan(files, rules)
         numbers = list(dict.fromkeys(root_lines))[: 4 * ROOTS_LIMIT]
         said = _lines_at(files[0].path, numbers) if numbers and files else []
-        kept = list(compress(files, events).lines)
+        cited = conclude(events).root_lines
         if numbers:
-            there = {one.line for one in kept}
-            kept += [
-                Kept(file=str(files[0].path), line=number, text=text[:ROOT_CHARACTERS])
-                for number, text in said
-                if number not in there
-            ]
-            roots = [clean_line(text.encode(), number).text.strip() for number, text in said]
-        else:
-            diagnosis = conclude(events)
-            roots = [clean_line(line.text.encode(), line.line).text.strip() for line in diagnosis.root_lines]
-        kept.sort(key=lambda one: (one.file, one.line))
-        return cls(key=key, reason=reason, roots=distinct(roots), lines=tuple(kept), action=action)
+            cited = tuple(LogLine(file=str(files[0].path), line=number, text=text) for number, text in said)
+        kept = kept_with(cited, compress(files, events).lines)
+        roots = distinct(clean_line(line.text.encode(), line.line).text.strip() for line in cited)
+        return cls(key=key, reason=reason, roots=roots, lines=kept, action=action)
 
     def replay(self, rules: RuleSet) -> Diagnosis:
         """What `rules` say of the kept lines."""
         return conclude(events_of(self.lines, rules))
 
 
-def events_of(lines: Sequence[Kept], rules: RuleSet) -> list[Any]:
-    """The events of kept lines, read as the logs that they are of."""
+def events_of(lines: Sequence[Kept], rules: RuleSet) -> list[Event]:
+    """The events of kept lines, read as the logs that they are of; their numbers are those among the kept lines."""
     by_file: dict[str, list[Kept]] = {}
     for one in lines:
         by_file.setdefault(one.file, []).append(one)
@@ -94,8 +90,8 @@ def events_of(lines: Sequence[Kept], rules: RuleSet) -> list[Any]:
     for name, kept in by_file.items():
         rank = _RANK_FILE.search(Path(name).name)
         file = LogFile(path=Path(name), group=name, part=0, rank=int(rank[1]) if rank else None)
-        for one in kept:
-            found.block(file, one.text.encode("utf-8", "replace"), one.line)
+        text = "\n".join(one.text.replace("\n", " ") for one in kept)
+        found.block(file, text.encode("utf-8", "replace"), 1)
     return found.events()
 
 
@@ -104,12 +100,38 @@ def distinct(roots: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(root[:ROOT_CHARACTERS] for root in roots if root.strip()))[:ROOTS_LIMIT]
 
 
-def _lines_at(path: Path, numbers: Sequence[int]) -> list[tuple[int, str]]:
-    from holdfast.diagnose.read import read_blocks
+def kept_with(roots: Iterable[LogLine], kept: Iterable[Kept]) -> tuple[Kept, ...]:
+    """`kept` and, while `MEMORY_LIMIT_BYTES` last, the lines about each root: a traceback is read as one only whole.
 
-    wanted, found = set(numbers), {}
+    Files that cannot be read again add nothing.
+    """
+    found: dict[tuple[str, int], Kept] = {}
+    left = MEMORY_LIMIT_BYTES
+    cited = list(roots)
+    stated = [Kept(file=one.file, line=one.line, text=one.text[:ROOT_CHARACTERS]) for one in cited if one.line]
+    for one in (*stated, *kept, *(near for root in cited for near in _about(root))):
+        left -= 0 if (one.file, one.line) in found else len(one.text.encode("utf-8", "replace"))
+        if left < 0:
+            break
+        found.setdefault((one.file, one.line), one)
+    return tuple(sorted(found.values(), key=lambda one: (one.file, one.line)))
+
+
+def _about(root: LogLine) -> Iterator[Kept]:
+    path = Path(root.file)
+    if root.line < 1 or not path.is_file():
+        return
+    numbers = range(max(1, root.line - _BEFORE), root.line + _AFTER + 1)
+    for number, text in reversed(_lines_at(path, numbers)):
+        yield Kept(file=root.file, line=number, text=text[:ROOT_CHARACTERS])
+
+
+def _lines_at(path: Path, numbers: Sequence[int]) -> list[tuple[int, str]]:
+    wanted, found, last = set(numbers), {}, max(numbers)
     for block, first in read_blocks(path):
         for number, raw in enumerate(block.split(b"\n"), first):
-            if number in wanted:
+            if number in wanted and raw:
                 found[number] = raw.decode("utf-8", "replace")
+        if first + block.count(b"\n") > last:
+            break
     return [(number, found[number]) for number in numbers if number in found]

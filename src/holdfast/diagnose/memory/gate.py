@@ -1,5 +1,6 @@
 """What a rule must not spoil before it is accepted: stored incidents, good runs, and the examples of the other rules."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -8,12 +9,12 @@ import re2
 
 from holdfast.diagnose.lines import clean_line
 from holdfast.diagnose.memory.case import Case
-from holdfast.diagnose.memory.topics import Learned, shielded, with_learned
-from holdfast.diagnose.rules import ROUTINE, Rule, RuleSet, Topic
+from holdfast.diagnose.memory.topics import Layered, Learned, LearnedTopic, shielded
+from holdfast.diagnose.rules import ROUTINE, Rule, RuleSet
 
 FOREIGN_LIMIT: Final = 2
-"""So many examples of rules for other reasons, all of which earlier rules decide, may a pattern match."""
-FAMILY_BREADTH: Final = 0
+"""So many examples of rules for other reasons, all of which earlier rules decide, may a pattern match that says nothing
+of what its reason is about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,21 +28,28 @@ class _Example:
 class Gate:
     """Says of a rule whether what was right before is right with it."""
 
-    def __init__(self, rules: RuleSet, cases: Iterable[Case], good: Iterable[str] = ()) -> None:
-        """`good`: lines of runs that ended well, without their prefixes."""
-        self._topics: tuple[Topic, ...] = rules.topics
-        self._rules = rules
+    def __init__(
+        self, rules: RuleSet, cases: Iterable[Case], good: Iterable[str] = (), learned: Iterable[Learned] = ()
+    ) -> None:
+        """`good`: lines of runs that ended well, without their prefixes; `learned`: what is in force beside `rules`."""
+        plain = [topic for topic in rules.topics if not isinstance(topic, LearnedTopic)]
+        self._below = rules if len(plain) == len(rules.topics) else RuleSet(plain)
+        self._accepted = tuple(learned)
+        self._rules: RuleSet = Layered(self._below, self._accepted)
         self.cases = tuple(cases)
         self.good = tuple(good)
-        self._examples = _examples(rules)
+        self._examples = _examples(self._below)
         self._right: dict[str, bool] = {}
-        self._accepted: tuple[Learned, ...] = ()
 
     def accept(self, learned: Learned) -> None:
         """From now on `learned` is in force."""
         self._accepted = (*self._accepted, learned)
-        self._rules = with_learned(self._topics, self._accepted)
+        self._rules = Layered(self._below, self._accepted)
         self._right.clear()
+
+    def has(self, rule_id: str) -> bool:
+        """Whether a learned rule of this id is in force."""
+        return any(one.rule.id == rule_id for one in self._accepted)
 
     @property
     def rules(self) -> RuleSet:
@@ -54,17 +62,20 @@ class Gate:
             self._right[case.key] = bool(case.lines) and case.replay(self._rules).reason == case.reason
         return self._right[case.key]
 
-    def refusal(self, learned: Learned, source: Case | None = None) -> str:
-        """Why `learned` is not accepted, in words; empty where it is. `source` is the incident it comes from."""
+    def refusal(self, learned: Learned, source: Case | None = None, *, named: bool = False) -> str:
+        """Why `learned` is not accepted, in words; empty where it is.
+
+        `source` is the incident it comes from; `named`: its pattern holds a word of what the reason is about.
+        """
         pattern = re2.compile(learned.rule.pattern)
-        if spoiled := self._spoiled_example(learned, pattern):
+        if spoiled := self._spoiled_example(learned, pattern, named):
             return spoiled
         if met := next((line for line in self.good if pattern.search(line) and not shielded(learned.rule, line)), None):
             return f"a good run printed {met!r:.120}"
         touched = [case for case in self.cases if any(pattern.search(text.lstrip()) for text in case.texts)]
         if not touched:
             return ""
-        tried = with_learned(self._topics, (*self._accepted, learned))
+        tried = Layered(self._below, (*self._accepted, learned))
         for case in touched:
             own = source is not None and case.key == source.key
             if (own or self.is_right(case)) and case.lines:
@@ -73,7 +84,7 @@ class Gate:
                     return f"incident {case.key} would be {said.reason}, and is {case.reason}"
         return ""
 
-    def _spoiled_example(self, learned: Learned, pattern: Any) -> str:
+    def _spoiled_example(self, learned: Learned, pattern: Any, named: bool) -> str:
         foreign = 0
         for example in self._examples:
             if not pattern.search(example.text) or shielded(learned.rule, example.text):
@@ -83,11 +94,12 @@ class Gate:
             if example.order >= learned.order:
                 return f"rule {example.rule.id} knows {example.text!r:.120}"
             foreign += 1
-            if foreign > FOREIGN_LIMIT and learned.breadth != FAMILY_BREADTH:
+            if foreign > FOREIGN_LIMIT and not named:
                 return f"rules for other reasons know such lines: {example.text!r:.120}"
         return ""
 
 
+@functools.lru_cache(maxsize=4)
 def _examples(rules: RuleSet) -> Sequence[_Example]:
     """What rules give as examples, with the rule that decides them now."""
     place = {rule.id: topic.order for topic in rules.topics for rule in topic.rules}

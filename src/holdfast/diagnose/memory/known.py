@@ -16,7 +16,7 @@ from holdfast.diagnose.memory.own_rules import own_topics
 from holdfast.diagnose.memory.recall import Past, Recall
 from holdfast.diagnose.memory.store import adopt_incidents, filter_of, key_of, learned_of, past_of
 from holdfast.diagnose.memory.topics import Learned, learned_topics
-from holdfast.diagnose.rules import RuleSet, Topic, packaged_topics
+from holdfast.diagnose.rules import ROUTINE, RuleSet, Topic, packaged_topics
 
 PAST_LIMIT = 5000
 """So many past incidents are compared with, the newest, besides all that a person judged."""
@@ -100,4 +100,8 @@ class Known:
 
     def recall(self, diagnosis: Diagnosis, kept: Callable[[], Iterable[Kept]] = tuple) -> Diagnosis:
         """`diagnosis` with `similar`, and decided by a past incident where rules left it open: see `Recall.decide`."""
-        return self.memory.decide(diagnosis, kept)
+        return self.memory.decide(diagnosis, kept, self._follows)
+
+    def _follows(self, text: str) -> bool:
+        found = self.rules.find(text, "library_exception")
+        return found is not None and found[0].kind in (ROUTINE, "exit", "teardown")

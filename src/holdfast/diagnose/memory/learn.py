@@ -7,22 +7,20 @@ in common.
 """
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 import re2
 
-from holdfast.diagnose.memory.candidates import Candidate, candidates
+from holdfast.diagnose.memory.candidates import CLASS, OWN, TEMPLATE, Candidate, candidates, is_bare
 from holdfast.diagnose.memory.case import Case
 from holdfast.diagnose.memory.gate import Gate
 from holdfast.diagnose.memory.profile import profile_of
-from holdfast.diagnose.memory.topics import LATE_ORDER, Learned, with_learned
+from holdfast.diagnose.memory.topics import BARE_ORDER, LAST_ORDER, Learned
 from holdfast.diagnose.memory.words import mask
 from holdfast.diagnose.rules import ROUTINE, Rule, RuleSet
 
-_TRIES_LIMIT: Final = 24
-"""Candidates that are tried for one root line."""
 _EXAMPLES_LIMIT: Final = 5
 _SURE_ALONE: Final = 0.3
 """Cost of being the root, for a line that a person named and that lost to another."""
@@ -44,14 +42,17 @@ def learn(
     of learned rules that a person took back, which are not proposed again.
     """
     every = list(cases)
-    gate = Gate(with_learned(rules.topics, learned), every, good)
+    gate = Gate(rules, every, good, learned)
     taken_back = frozenset(withdrawn)
     found: list[Learned] = []
     wrong = [
         case for case in every if case.reason != "Unknown" and not (_is_told(case, gate.rules) and gate.is_right(case))
     ]
-    for reason in sorted({case.reason for case in wrong}):
-        found += _learn_reason([case for case in wrong if case.reason == reason], gate, taken_back)
+    reasons = sorted({case.reason for case in wrong})
+    # The bare classes last: words that mean something else must be known before a class takes all that has none.
+    for facets in (_FACETS[:-1], _FACETS[-1:]):
+        for reason in reasons:
+            found += _learn_reason([case for case in wrong if case.reason == reason], gate, facets, taken_back)
     return found
 
 
@@ -65,61 +66,85 @@ class _Line:
 
 def _is_told(case: Case, rules: RuleSet) -> bool:
     """Whether a rule says the reason of the surest root line."""
-    found = rules.find(case.roots[0], "library_exception") if case.roots else None
-    return found is not None and found[0].reason == case.reason and found[0].kind != ROUTINE
+    return bool(case.roots) and _says(_Line(case, case.roots[0], first=True), rules)
 
 
-def _learn_reason(cases: Sequence[Case], gate: Gate, withdrawn: frozenset[str]) -> list[Learned]:
-    open_ = [_Line(case, root, at == 0) for case in cases for at, root in enumerate(case.roots)]
+def _says(line: _Line, rules: RuleSet) -> bool:
+    found = rules.find(line.text, "library_exception")
+    return found is not None and found[0].reason == line.case.reason and found[0].kind != ROUTINE
+
+
+def _learn_reason(
+    cases: Sequence[Case], gate: Gate, facets: Sequence["Facet"], withdrawn: frozenset[str]
+) -> list[Learned]:
+    lines = [_Line(case, root, at == 0) for case in cases for at, root in enumerate(case.roots)]
     proposed: dict[str, Candidate] = {}
-    for line in open_:
+    for line in lines:
         for one in candidates(line.text, line.case.reason):
             proposed.setdefault(one.pattern, one)
-    knows = {pattern: [line for line in open_ if re2.search(pattern, line.text)] for pattern in proposed}
+    knows = {pattern: [line for line in lines if re2.search(pattern, line.text)] for pattern in proposed}
+    named_by_class = {line for pattern, known in knows.items() if proposed[pattern].breadth <= OWN for line in known}
     accepted: list[Learned] = []
-    refused: set[str] = set()
-    while open_:
-        left = set(open_)
-        ranked = sorted(
-            (one for one in proposed.values() if one.pattern not in refused and left & set(knows[one.pattern])),
-            key=lambda one: _rank(one, [line for line in knows[one.pattern] if line in left], open_),
-        )
-        made = None
-        for one in ranked[: _TRIES_LIMIT * len(left)]:
-            lines = [line for line in knows[one.pattern] if line in left]
-            made = _tried(one, lines, gate, withdrawn)
+    for facet in facets:
+        told = gate.rules if facet is _anything else None
+        open_ = [line for line in lines if told is None or not (line in named_by_class or _says(line, told))]
+        fitting = [one for one in proposed.values() if any(facet(one, line) for line in knows[one.pattern])]
+        for one in sorted(fitting, key=lambda each: _rank(each, knows[each.pattern], lines)):
+            known = [line for line in knows[one.pattern] if line in open_ and facet(one, line)]
+            if not known:
+                continue
+            made = _tried(one, known, gate, withdrawn)
             if made is not None:
-                break
-            refused.add(one.pattern)
-        if made is None:
-            break
-        gate.accept(made)
-        accepted.append(made)
-        known = re2.compile(made.rule.pattern)
-        open_ = [line for line in open_ if not known.search(line.text)]
+                gate.accept(made)
+                accepted.append(made)
+                open_ = [line for line in open_ if line not in known]
     return accepted
+
+
+# A line may teach its class, the words that name its reason, or any words of its own: others of its kind may have the one
+# without the other. Lines beside the surest root teach only what names the reason, unless their class says another one.
+
+
+def _class(one: Candidate, line: _Line) -> bool:
+    return OWN < one.breadth <= CLASS and line.first
+
+
+def _named_words(one: Candidate, line: _Line) -> bool:
+    return one.named and CLASS < one.breadth < TEMPLATE
+
+
+def _anything(one: Candidate, line: _Line) -> bool:
+    return one.breadth > CLASS and (line.first or one.named or is_bare(line.text))
+
+
+def _family(one: Candidate, line: _Line) -> bool:
+    return one.breadth <= OWN
+
+
+Facet = Callable[[Candidate, _Line], bool]
+_FACETS: Final[tuple[Facet, ...]] = (_class, _named_words, _anything, _family)
 
 
 def _rank(one: Candidate, lines: Sequence[_Line], every: Sequence[_Line]) -> tuple[float, ...]:
     cases = len({line.case.key for line in lines})
-    surest = any(line.first for line in lines)
-    first = next(at for at, line in enumerate(every) if line in lines)
-    return (not surest, -cases, one.breadth, -one.worth, first)
+    first = min((at for at, line in enumerate(every) if line in lines), default=0)
+    return (-cases, one.breadth, -one.worth, first)
 
 
 def _tried(one: Candidate, lines: Sequence[_Line], gate: Gate, withdrawn: frozenset[str]) -> Learned | None:
     made = _rule(one, lines, gate.rules)
-    if made.rule.id in withdrawn:
+    if made.rule.id in withdrawn or gate.has(made.rule.id):
         return None
     source = next((line.case for line in lines if line.first), None)
-    if not gate.refusal(made, source):
+    if not gate.refusal(made, source, named=one.named):
         return made
     if source is not None:
         # Its line may be known and yet lose to another that weighs less: a person says that this is the root.
         sure = replace(made, rule=replace(made.rule, alone=_SURE_ALONE))
-        if not gate.refusal(sure, source):
+        if not gate.refusal(sure, source, named=one.named):
             return sure
-    return None
+    # The incident itself may stay open (its root was survived, by its log), and others of its kind not.
+    return made if one.named and not gate.refusal(made, named=True) else None
 
 
 def _rule(one: Candidate, lines: Sequence[_Line], rules: RuleSet) -> Learned:
@@ -130,7 +155,7 @@ def _rule(one: Candidate, lines: Sequence[_Line], rules: RuleSet) -> Learned:
     before = found[0] if found is not None else None
     action = next((case.action for case in cases.values() if case.action), "")
     profile = profile_of(reason, roots, before, rules.rules, action)
-    order = LATE_ORDER
+    order = LAST_ORDER if one.breadth <= OWN else BARE_ORDER
     if before is not None:
         order = min(order, next(topic.order for topic in rules.topics if before in topic.rules))
     said = "incident" if len(cases) == 1 else "incidents"

@@ -72,6 +72,8 @@ NAMED: Final[dict[str, frozenset[str]]] = {
     }.items()
 }
 """What a reason is about, in the words of logs: of two phrases, the one with such a word is about it."""
+NAMES: Final = frozenset("nvlink nvswitch cuda cublas cudnn ecc s3 dataloader oom".split())
+"""Those of them that are names: one by itself, with a word of trouble, tells enough."""
 
 
 def profile_of(

@@ -24,6 +24,8 @@ from holdfast.diagnose.rules import packaged_topics
 NEAR: Final = 0.5
 """From this likeness on a confirmed incident may decide: half of what tells something in the two root lines is the
 same, weighed by how seldom it is. Measured on labelled logs of others: see docs/design/0005."""
+VERY_NEAR: Final = 0.75
+"""From this likeness on it may decide against rules that are hardly sure."""
 SHOWN: Final = 0.2
 """From this likeness on a past incident is shown."""
 OPEN_BELOW: Final = 0.4
@@ -81,10 +83,16 @@ class Recall:
         known.sort(key=lambda one: (-points[one.key], one.reason != reason, not one.confirmed, one.key))
         return [self._shown(one, text, likeness[one.key]) for one in known[:limit]]
 
-    def decide(self, diagnosis: Diagnosis, kept: Callable[[], Iterable[Kept]] = tuple) -> Diagnosis:
+    def decide(
+        self,
+        diagnosis: Diagnosis,
+        kept: Callable[[], Iterable[Kept]] = tuple,
+        follows: Callable[[str], bool] = lambda _: False,
+    ) -> Diagnosis:
         """`diagnosis` with what is like it; where rules left it open, decided by a confirmed incident that is near.
 
-        `kept` gives the compressed log; it is called only where the case is open.
+        `kept` gives the compressed log; it is called only where the case is open. `follows` says of a line whether it
+        tells only what followed from a failure: such lines are alike in all failures.
         """
         if not self.past:
             return diagnosis
@@ -92,14 +100,17 @@ class Recall:
         lines: list[tuple[str, LogLine | None]] = []
         if diagnosis.root_text:
             lines.append((diagnosis.root_text, diagnosis.root_line))
-        if is_open(diagnosis):
+        if is_open(diagnosis) and diagnosis.reason == "Unknown":
             lines += [(text, line) for text, line in _strange(kept()) if text != diagnosis.root_text]
+        least = NEAR if diagnosis.reason == "Unknown" else VERY_NEAR
         best: tuple[float, Past, str, LogLine | None] | None = None
         for text, line in lines:
+            if follows(text):
+                continue
             likeness = self._likeness(text, only_confirmed=True)
             for one in self.past:
                 near = likeness.get(one.key, 0.0)
-                if one.confirmed and near >= NEAR and (best is None or near > best[0]):
+                if one.confirmed and near >= least and (best is None or near > best[0]):
                     best = (near, one, text, line)
         decided = diagnosis
         if best is not None and is_open(diagnosis):

@@ -16,7 +16,7 @@ from holdfast.diagnose.compress import Compressed, Kept
 from holdfast.diagnose.diagnosis import CATEGORIES, Category, Diagnosis
 from holdfast.diagnose.filters import Filter
 from holdfast.diagnose.lines import clean_line
-from holdfast.diagnose.memory.case import ROOTS_LIMIT, Case, distinct
+from holdfast.diagnose.memory.case import ROOTS_LIMIT, Case, distinct, kept_with
 from holdfast.diagnose.memory.embeddings import Embedder, EmbeddingsFailed, packed, unpacked
 from holdfast.diagnose.memory.learn import AUTHOR, learn
 from holdfast.diagnose.memory.own_rules import own_topics
@@ -77,6 +77,7 @@ def remember(ledger: Ledger, diagnosis: Diagnosis, text: str | Compressed, *, cl
 
     kept = text.lines if isinstance(text, Compressed) else lines_of(text)
     decided = Known.of_ledger(ledger).recall(diagnosis, lambda: kept)
+    kept = kept_with(decided.root_lines, kept)
     memory = _of_diagnosis(decided.to_json(), kept, (SystemClock() if clock is None else clock).now_s())
     _, notes = _add(ledger, memory)
     return replace(decided, notes=(*decided.notes, *notes))

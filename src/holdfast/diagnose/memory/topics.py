@@ -1,13 +1,13 @@
 """Learned rules among the others: where they stand, and what they are not asked about.
 
-A rule that was learned from a line which no precise rule knew stands just before Python's bare classes: every precise
-rule is asked first. One that corrects a rule stands just before that rule's topic. Within a topic the most special is
-asked first. What merely sounds bad (the first rules of `suspect.yaml`) no learned rule is asked about, unless it was
+A learned rule stands as late as it can and still decide the line that it was learned from: just before the topic that
+decided it otherwise, so that no precise rule is asked after it. One that knows words stands before Python's bare classes
+at the latest: elsewhere the same words may follow one of these. Within a topic the most special rule is asked first. What merely sounds bad (the first rules of `suspect.yaml`) no learned rule is asked about, unless it was
 learned from such a line.
 """
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
 from typing import Any, Final, Self
 
@@ -15,8 +15,10 @@ import re2
 
 from holdfast.diagnose.rules import ROUTINE, Rule, RuleSet, Topic, Where, packaged_topics
 
-LATE_ORDER: Final = 90
-"""Of `python.yaml`; a learned topic of the same order is asked before it, by its name."""
+BARE_ORDER: Final = 90
+"""Of `python.yaml`, Python's bare classes; a learned topic of the same order is asked before it, by its name."""
+LAST_ORDER: Final = 1000
+"""Of `suspect.yaml`, the last topic."""
 SUSPECT: Final = "suspect.yaml"
 _NAME: Final = "+learned"
 """Sorts before the name of any file."""
@@ -115,6 +117,28 @@ def learned_topics(learned: Iterable[Learned]) -> tuple[Topic, ...]:
     )
 
 
-def with_learned(topics: Sequence[Topic], learned: Iterable[Learned]) -> RuleSet:
-    """`topics` and learned rules together; learned topics among `topics` are left out."""
-    return RuleSet((*(topic for topic in topics if not isinstance(topic, LearnedTopic)), *learned_topics(learned)))
+class Layered(RuleSet):
+    """Rules and learned ones above them, made in a moment: for trying one that may be refused."""
+
+    def __init__(self, below: RuleSet, learned: Iterable[Learned]) -> None:
+        above = learned_topics(learned)
+        self.topics = (*below.topics, *above)
+        self.rules = (*below.rules, *(rule for topic in above for rule in topic.rules))
+        hot = "|".join(re2.escape(word) for topic in above for word in sorted(topic.hot))
+        self.hot = re2.compile(b"(?:" + below.hot.pattern + b")" + (f"|(?i:{hot})".encode() if hot else b""))
+        self._below = below
+        self._above = above
+        self._order = {rule.id: topic.order for topic in below.topics for rule in topic.rules}
+
+    def find(self, text: str, where: Where = "line") -> tuple[Rule, dict[str, str]] | None:
+        """As `RuleSet.find`."""
+        found = self._below.find(text, where)
+        order = LAST_ORDER if found is None else self._order[found[0].id]
+        for topic in self._above:
+            if topic.order <= order and (rule := topic.find(text, where)) is not None:
+                return rule, {}
+        return found
+
+    def digits_matter(self, text: str) -> bool:
+        """As `RuleSet.digits_matter`."""
+        return self._below.digits_matter(text) or any(topic.digits_matter(text) for topic in self._above)

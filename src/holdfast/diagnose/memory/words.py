@@ -19,6 +19,7 @@ _TOKEN: Final = re2.compile(
     r"|(?P<word>[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*(?:'[a-z]{1,2}\b)?)"
 )
 """In this order: a path may hold words, a word never holds a path."""
+_SENTENCE_BLANKS: Final = 2
 _DIGIT: Final = re2.compile(r"\d")
 _CAMEL: Final = re2.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]|_[A-Za-z]|[A-Za-z]_")
 _LOUD: Final = re2.compile(r"^[A-Z]{3,}$")
@@ -75,11 +76,15 @@ class Token:
 def tokens(text: str) -> list[Token]:
     """The words of `text` and what varies between them: numbers, paths, quoted names, hosts, addresses.
 
-    A word with a digit in it (`node017`, `mlx5_0`) counts as varying.
+    A word with a digit in it (`node017`, `mlx5_0`) counts as varying; what is quoted does, unless it is a sentence.
     """
-    found = []
+    found: list[Token] = []
     for match in _TOKEN.finditer(text):
         said, kind = match[0], match.lastgroup
+        if kind == "quoted" and said[1:-1].count(" ") >= _SENTENCE_BLANKS:
+            at = match.start() + 1
+            found += (Token(one.sort, one.text, one.start + at, one.end + at) for one in tokens(said[1:-1]))
+            continue
         sort: Sort = "word" if kind == "word" and not _DIGIT.search(said) else "value"
         found.append(Token("quoted" if kind == "quoted" else sort, said, match.start(), match.end()))
     return found
