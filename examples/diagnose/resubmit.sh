@@ -18,7 +18,7 @@ code=$?
 [ "$code" -eq 0 ] && exit 0
 
 # What the kernels and Slurm say of the same time, where this account may read it.
-srun --overlap --ntasks-per-node=1 --output="$logs/kernel-%N.log" journalctl --dmesg --since="@$began" --output=short-iso
+srun --overlap --ntasks-per-node=1 --output="$logs/kernel-%N.log" journalctl --dmesg --since="@$began"
 sacct --json --jobs="$SLURM_JOB_ID" >"$logs/sacct.json"
 
 holdfast diagnose --json "$logs" >"$logs.json" || exit "$code"

@@ -17,21 +17,33 @@ class Failure:
     """A part of the line that states it."""
 
     def woven(self, draw: random.Random) -> list[str]:
-        """The lines of all in one log: each voice in its own order, the voices in any."""
-        left = [list(lines) for lines in self.voices.values()]
-        found = []
-        while any(left):
-            voice = draw.choice([lines for lines in left if lines])
-            for _ in range(draw.choice([1, 1, 2, 5, 40])):
-                if voice:
-                    found.append(voice.pop(0))
-        return found
+        """One log: each rank's lines in their own order, the ranks' in any."""
+        return self._with_the_rest(_woven(self._of_ranks(), draw), draw)
 
     def concatenated(self, draw: random.Random) -> list[str]:
-        """One voice after another, in any order."""
-        voices = list(self.voices.values())
-        draw.shuffle(voices)
-        return [line for lines in voices for line in lines]
+        """One log: a rank after another, in any order."""
+        ranks = self._of_ranks()
+        draw.shuffle(ranks)
+        return self._with_the_rest([line for lines in ranks for line in lines], draw)
+
+    def _of_ranks(self) -> list[list[str]]:
+        return [lines for name, lines in self.voices.items() if name.startswith("rank")]
+
+    def _with_the_rest(self, lines: list[str], draw: random.Random) -> list[str]:
+        """With what launcher and kernel print about it: anywhere after the last step, since only then it happened."""
+        at = 1 + max(number for number, line in enumerate(lines) if " step " in line)
+        rest = [list(lines) for name, lines in self.voices.items() if not name.startswith("rank")]
+        return lines[:at] + _woven([lines[at:], *rest], draw)
+
+
+def _woven(voices: list[list[str]], draw: random.Random) -> list[str]:
+    left = [list(lines) for lines in voices]
+    found = []
+    while any(left):
+        voice = draw.choice([lines for lines in left if lines])
+        for _ in range(min(draw.choice([1, 1, 2, 5, 40]), len(voice))):
+            found.append(voice.pop(0))
+    return found
 
 
 def steps(rank, *which):
@@ -113,7 +125,7 @@ FAILURES = {
             launcher(0),
             ["[ 4213.1] NVRM: Xid (PCI:0000:4e:00): 74, pid=4240, name=python, NVLink: fatal error detected on link 6"],
         ),
-        reason="NVLinkError", scope={"gpu": "0000:4e:00", "link": 6}, root="Xid",
+        reason="NVLinkError", scope={"gpu": "0000:4e:00", "link": 6}, root="NVLink",
     ),
     "killed": Failure(
         voices=job(1, [], lambda rank: raised(rank, GLOO, TORCH), launcher(1, -9)),

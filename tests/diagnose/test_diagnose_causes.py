@@ -105,7 +105,7 @@ def test_killed_rank(job):
     assert (found.reason, found.category, found.action, found.restart_helps) == (
         "Others", "Infrastructure", "restart", True,
     )  # fmt: skip
-    assert found.scope == {"rank": 1}
+    assert found.scope == {"rank": 1, "local_rank": 1}
     assert found.root_line.text == KILLED.strip()
     assert "dmesg" in found.mitigation
     assert TEARDOWN.strip() in cited(found, "teardown")

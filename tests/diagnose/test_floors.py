@@ -34,7 +34,7 @@ def test_restart_decision(dev_answers, kind):
     wrong = [
         (case["id"], answer.restart_helps, answer.decided_by)
         for case, answer in dev_answers[kind]
-        if answer.restart_helps != case["recoverable_by_restart"]
+        if case["recoverable_by_restart"] in (True, False) and answer.restart_helps != case["recoverable_by_restart"]
     ]
     assert len(wrong) <= 0.08 * len(dev_answers[kind]), wrong
 

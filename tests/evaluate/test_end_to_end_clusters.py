@@ -81,10 +81,12 @@ class Struck:
             flags=("--on", on, "--max-batch", "4", "--metric-slots", "2", *self.gate.flags),
             environment={**environment, "PYTHONPATH": str(HERE)},
         )
+        self.blows = Blows(self.evaluation, seed=0)
+
+    def start(self) -> None:
         self.gate.let(0)
         self.command = self.evaluation.start()
-        self.blows = Blows(self.evaluation, seed=0)
-        wait_until(lambda: len(self.gate.asked()) == nodes, self.command)
+        wait_until(lambda: len(self.gate.asked()) == self.evaluation.nodes, self.command)
         self.gate.let(20)
         assert self.evaluation.wait_until_finished(20, PATIENCE_S), self.evaluation.output()
 
@@ -107,6 +109,7 @@ def struck(tmp_path):
 
     def start(on: str, nodes: int, **environment: str) -> Struck:
         started.append(Struck(tmp_path, on, nodes, environment))
+        started[-1].start()
         return started[-1]
 
     yield start

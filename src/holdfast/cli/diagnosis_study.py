@@ -39,7 +39,6 @@ class Study:
     diagnosis: Diagnosis
     explanation: Explanation
     """How the rules came to it."""
-    events: Sequence[Event] = ()
     files: Sequence[LogFile] = ()
     bytes_in: int = 0
     """Bytes of text that were read."""
@@ -118,7 +117,6 @@ def study(
     return Study(
         diagnosis=diagnosis,
         explanation=explain(events, first_end(events)),
-        events=events,
         files=found.files,
         bytes_in=reading.bytes_in,
         compressed=_compressed(found.files, events, filters) if compressed else None,

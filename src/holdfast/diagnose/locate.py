@@ -37,8 +37,11 @@ def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) 
     found = {name: values or wider[name] for name, values in found.items()}
     if rule.kind == "collective_timeout":
         found["rank"] |= absent_ranks(everything)
-    if not any(found.values()) and rule.action != "exclude_and_restart":
-        found |= _of_the_only_exit(everything)
+    if not found["rank"] and not found["local_rank"] and rule.kind not in _TELLS_OF_OTHERS:
+        of_exit = _of_the_only_exit(everything)
+        found |= {name: of_exit.get(name, set()) for name in ("rank", "local_rank")}
+        if not found["node"] and rule.action != "exclude_and_restart":
+            found["node"] = of_exit.get("node", set())
     return {
         name: known[0] if len(known) == 1 else known
         for name, values in found.items()
@@ -49,8 +52,14 @@ def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) 
 def _of_the_only_exit(everything: Iterable[Event]) -> dict[str, set[Any]]:
     """The one process, or the one node, that launchers say ended with an error; not sure enough to take a node out."""
     ends = [event for event in everything if event.rule.kind in ("exit", "death", "crash") and not event.recovered]
-    named = _named(ends, {})
-    return {name: values for name, values in named.items() if len(values) == 1}
+    told = [event for event in ends if "pid" in event.captures]  # of a process; other lines list all that ended
+    named = _named(told or ends, {})
+    only = {name: values for name, values in named.items() if len(values) == 1}
+    if "rank" not in only and "local_rank" in only:
+        both = (one.captures for one in ends if {"rank", "local_rank"} <= one.captures.keys())
+        of_it = {int(one["rank"]) for one in both if int(one["local_rank"]) in only["local_rank"]}
+        only |= {"rank": of_it} if len(of_it) == 1 else {}
+    return only
 
 
 def _named(events: Iterable[Event], ranks_by_pid: dict[str, int]) -> dict[str, set[Any]]:

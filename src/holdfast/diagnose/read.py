@@ -235,7 +235,7 @@ def _unpacked_if_need_be(raw: Iterator[bytes], path: Path, reading: Reading) -> 
         yield from _unpacked(raw, _gunzip if how == "gz" else _unzstd())
     except ImportError:
         reading.notes.append(f"{path}: .zst needs the package zstandard. Install it: pip install 'holdfast[diagnose]'.")
-    except (EOFError, zlib.error, ValueError):
+    except (EOFError, ValueError):
         reading.notes.append(f"{path}: damaged or cut short; what could be unpacked is used.")
 
 
@@ -246,28 +246,7 @@ def _gunzip() -> Any:
 def _unzstd() -> Callable[[], Any]:
     import zstandard
 
-    class Damaged(ValueError):
-        pass
-
-    class Stream:
-        def __init__(self) -> None:
-            self._stream = zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES).decompressobj()
-
-        def decompress(self, data: bytes) -> bytes:
-            try:
-                return self._stream.decompress(data)
-            except zstandard.ZstdError as error:
-                raise Damaged(str(error)) from error
-
-        @property
-        def eof(self) -> bool:
-            return self._stream.eof
-
-        @property
-        def unused_data(self) -> bytes:
-            return self._stream.unused_data
-
-    return Stream
+    return lambda: zstandard.ZstdDecompressor(max_window_size=_WINDOW_BYTES).decompressobj()
 
 
 def _unpacked(raw: Iterator[bytes], begin: Callable[[], Any]) -> Iterator[bytes]:
@@ -277,17 +256,33 @@ def _unpacked(raw: Iterator[bytes], begin: Callable[[], Any]) -> Iterator[bytes]
         EOFError: the last one is cut short. What could be unpacked was yielded; so with every error.
     """
     stream, within = begin(), False
-    for chunk in raw:
-        for at in range(0, len(chunk), _PACKED_BYTES):
-            data = chunk[at : at + _PACKED_BYTES]
-            while data:
-                text = stream.decompress(data)
-                yield from (text[start : start + BLOCK_BYTES] for start in range(0, len(text), BLOCK_BYTES))
-                within, data = not stream.eof, b""
-                if stream.eof:
-                    data, stream = stream.unused_data, begin()
+    text = bytearray()
+    try:
+        for chunk in raw:
+            for at in range(0, len(chunk), _PACKED_BYTES):
+                data = chunk[at : at + _PACKED_BYTES]
+                while data:
+                    text += _decompressed(stream, data)
+                    within, data = not stream.eof, b""
+                    if stream.eof:
+                        data, stream = stream.unused_data, begin()
+                while len(text) >= BLOCK_BYTES:
+                    yield bytes(text[:BLOCK_BYTES])
+                    del text[:BLOCK_BYTES]
+    except ValueError:
+        yield bytes(text)
+        raise
+    yield bytes(text)
     if within:
         raise EOFError
+
+
+def _decompressed(stream: Any, data: bytes) -> bytes:
+    try:
+        found: bytes = stream.decompress(data)
+    except Exception as error:  # zlib's and zstandard's own classes
+        raise ValueError(str(error)) from error
+    return found
 
 
 def _whole_lines(chunks: Iterable[bytes], reading: Reading) -> Iterator[tuple[bytes, int]]:

@@ -7,6 +7,7 @@
 | 2 | every exception of its package | `botocore.*` |
 | 3 | its class, whatever package | `NoSuchKey` |
 | 4 to 7 | one to four words of the message in a row, which tell something | `NoSuchKey`, with a word of trouble on the line |
+| 5 to 7 | the class and the first words of the message | `NoSuchKey: An error occurred` |
 | 9 | the line but for what varies | |
 
 A class that Python itself has says only its own reason: a DataLoader's RuntimeError is known by its message.
@@ -15,7 +16,7 @@ A class that Python itself has says only its own reason: a DataLoader's RuntimeE
 import builtins
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import re2
@@ -37,12 +38,16 @@ _BEFORE_CLASS: Final = r"^\s*(?:[\w.]+(?:\(|: ))*(?:\w+\.)*"
 """What may stand before a class: a logger's name, a wrapper that repeats it, its packages (as in rules/script.yaml)."""
 _AFTER_CLASS: Final = r"(?:\)|:|$)"
 _GENERAL_PACKAGES: Final = frozenset(
-    {"torch", "numpy", "jax", "jaxlib", "tensorflow", "ray", "builtins", "multiprocess", "pandas", "deepspeed", "lightning"}
+    {"urllib3", "requests", "http", "httpx", "aiohttp", "httpcore", "torch", "numpy", "jax", "jaxlib", "tensorflow", "ray", "builtins", "multiprocess", "pandas", "deepspeed", "lightning"}
     | {"pytorch_lightning", "transformers", "accelerate", "megatron", "vllm", "__main__"}
 ) | frozenset(sys.stdlib_module_names)  # fmt: skip
 """Packages of so many uses that an exception of theirs says nothing of the reason."""
 _JOINT: Final = re2.compile(r"^[\s:,;()\[\]'\"=/-]{1,4}$")
 """What may stand between two words of a phrase."""
+_STEMS: Final = {"OutOfMemoryError": ("OutOfMemoryError", "MemoryError")}
+"""Where a class may say a reason in other words than its name."""
+_ARGPARSE: Final = r"^\s*[\w./-]+\.py: error: "
+"""How Python's argparse begins what it says of wrong arguments."""
 _BUILTIN: Final = {
     name: one for name, one in vars(builtins).items() if isinstance(one, type) and issubclass(one, BaseException)
 }
@@ -59,6 +64,8 @@ class Candidate:
     """Words in lower case of which every line that the pattern matches has one."""
     named: bool = False
     """It holds a word, or a class, of what the reason is about."""
+    part: int = 0
+    """Where in the line its words stand: phrases of different parts may both be learned."""
     worth: float = 0.0
     """Among candidates of one breadth: how much its words tell of the reason."""
     what: str
@@ -81,6 +88,10 @@ def _all(root: str, reason: str) -> Iterator[Candidate]:
     if head is not None and _names_a_class(head["name"]):
         yield from _classes(head["package"], head["name"], reason)
         parts = [one for one in parts if one.start >= head.end(2)]
+        yield from _beginnings(text, head["name"], parts, reason)
+    elif reason == "ArgumentError":
+        what = "what argparse says of arguments"
+        yield Candidate(pattern=_ARGPARSE, breadth=CLASS, hot=(".py: error: ",), named=True, what=what)
     yield from _phrases(text, [one for one in parts if one.end <= _MESSAGE_CHARACTERS], reason)
     template = _template(text)
     if sum(map(str.isalpha, "".join(one.text for one in tokens(text) if one.sort == "word"))) >= _TEMPLATE_LETTERS:
@@ -96,11 +107,12 @@ def _names_a_class(name: str) -> bool:
 
 def _classes(package: str, name: str, reason: str) -> Iterator[Candidate]:
     family = _family(reason)
-    own = "|".join(sorted(re2.escape(one) for one in family | {reason}))
-    hot = tuple(sorted({one.lower() for one in family | {reason}}))
+    stems = _STEMS.get(reason, (reason,))
+    own = "|".join(sorted(re2.escape(one) for one in {*family, *stems}))
+    hot = tuple(sorted({one.lower() for one in {*family, *stems}}))
     what = f"any exception that is a {reason} by its class"
-    if name in family or name.endswith(reason):
-        pattern = rf"{_BEFORE_CLASS}(?:\w*{reason}|{own}){_AFTER_CLASS}"
+    if name in family or name.endswith(stems):
+        pattern = rf"{_BEFORE_CLASS}(?:\w*(?:{'|'.join(stems)})|{own}){_AFTER_CLASS}"
         yield Candidate(pattern=pattern, breadth=FAMILY, hot=hot, named=True, what=f"{what}, or that ends so")
     if name in family:
         pattern = rf"{_BEFORE_CLASS}(?:{own}){_AFTER_CLASS}"
@@ -132,12 +144,29 @@ def _family(reason: str) -> frozenset[str]:
 
 def _phrases(text: str, parts: Sequence[Token], reason: str) -> Iterator[Candidate]:
     named = NAMED.get(reason, frozenset())
-    for run in _runs(text, parts):
+    for part, run in enumerate(_runs(text, parts)):
         for length in range(1, _PHRASE_WORDS + 1):
             for at in range(len(run) - length + 1):
                 made = _phrase(text, run[at : at + length], named)
                 if made is not None:
-                    yield made
+                    yield replace(made, part=part)
+
+
+def _beginnings(text: str, name: str, parts: Sequence[Token], reason: str) -> Iterator[Candidate]:
+    """The class with the first words of its message."""
+    named = NAMED.get(reason, frozenset())
+    run = next(_runs(text, parts), [])
+    if not run or not re2.search(r"^\W*$", text[text.index(name) + len(name) : run[0].start]):
+        return
+    for length in range(1, min(_PHRASE_WORDS, len(run)) + 1):
+        words = run[:length]
+        if all(one.is_common and not _is_named(one, named) for one in words):
+            continue
+        pattern = rf"{_BEFORE_CLASS}{re2.escape(name)}:\s+\W*{_literally(text, words)}\b"
+        said = f"{name}: {text[words[0].start : words[-1].end]}"
+        about = any(_is_named(one, named) for one in words)
+        what = f"lines that begin with `{said}`"
+        yield Candidate(pattern=pattern, breadth=PHRASE + length, hot=_hot(words), named=about, worth=-1.0, what=what)
 
 
 def _runs(text: str, parts: Sequence[Token]) -> Iterator[list[Token]]:

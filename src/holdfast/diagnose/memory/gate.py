@@ -84,19 +84,27 @@ class Gate:
                     return f"incident {case.key} would be {said.reason}, and is {case.reason}"
         return ""
 
+    def foreign(self, learned: Learned) -> int:
+        """How many examples of rules for other reasons its pattern matches."""
+        return len(self._foreign(learned, re2.compile(learned.rule.pattern)))
+
     def _spoiled_example(self, learned: Learned, pattern: Any, named: bool) -> str:
-        foreign = 0
-        for example in self._examples:
-            if not pattern.search(example.text) or shielded(learned.rule, example.text):
-                continue
-            if example.rule.kind != ROUTINE and example.rule.reason in (learned.rule.reason, "Unknown"):
-                continue
+        foreign = self._foreign(learned, pattern)
+        for example in foreign:
             if example.order >= learned.order:
                 return f"rule {example.rule.id} knows {example.text!r:.120}"
-            foreign += 1
-            if foreign > FOREIGN_LIMIT and not named:
-                return f"rules for other reasons know such lines: {example.text!r:.120}"
+        if len(foreign) > FOREIGN_LIMIT and not named:
+            return f"rules for other reasons know such lines: {foreign[0].text!r:.120}"
         return ""
+
+    def _foreign(self, learned: Learned, pattern: Any) -> list[_Example]:
+        return [
+            one
+            for one in self._examples
+            if (one.rule.kind == ROUTINE or one.rule.reason not in (learned.rule.reason, "Unknown"))
+            and pattern.search(one.text)
+            and not shielded(learned.rule, one.text)
+        ]
 
 
 @functools.lru_cache(maxsize=4)

@@ -13,7 +13,7 @@ from typing import Final
 
 import re2
 
-from holdfast.diagnose.memory.candidates import CLASS, OWN, TEMPLATE, Candidate, candidates, is_bare
+from holdfast.diagnose.memory.candidates import CLASS, OWN, PACKAGE, TEMPLATE, Candidate, candidates, is_bare
 from holdfast.diagnose.memory.case import Case
 from holdfast.diagnose.memory.gate import Gate
 from holdfast.diagnose.memory.profile import profile_of
@@ -88,16 +88,20 @@ def _learn_reason(
     for facet in facets:
         told = gate.rules if facet is _anything else None
         open_ = [line for line in lines if told is None or not (line in named_by_class or _says(line, told))]
+        taught: set[tuple[_Line, int]] = set()
         fitting = [one for one in proposed.values() if any(facet(one, line) for line in knows[one.pattern])]
         for one in sorted(fitting, key=lambda each: _rank(each, knows[each.pattern], lines)):
             known = [line for line in knows[one.pattern] if line in open_ and facet(one, line)]
+            known = [line for line in known if (line, one.part) not in taught]
             if not known:
                 continue
             made = _tried(one, known, gate, withdrawn)
             if made is not None:
                 gate.accept(made)
                 accepted.append(made)
-                open_ = [line for line in open_ if line not in known]
+                taught |= {(line, one.part) for line in known}
+                if facet is not _named_words:
+                    open_ = [line for line in open_ if line not in known]
     return accepted
 
 
@@ -106,7 +110,7 @@ def _learn_reason(
 
 
 def _class(one: Candidate, line: _Line) -> bool:
-    return OWN < one.breadth <= CLASS and line.first
+    return OWN < one.breadth <= CLASS and (line.first or one.breadth == PACKAGE)
 
 
 def _named_words(one: Candidate, line: _Line) -> bool:
@@ -136,6 +140,8 @@ def _tried(one: Candidate, lines: Sequence[_Line], gate: Gate, withdrawn: frozen
     if made.rule.id in withdrawn or gate.has(made.rule.id):
         return None
     source = next((line.case for line in lines if line.first), None)
+    foreign = gate.foreign(made)
+    made = replace(made, foreign=foreign)
     if not gate.refusal(made, source, named=one.named):
         return made
     if source is not None:
@@ -143,8 +149,12 @@ def _tried(one: Candidate, lines: Sequence[_Line], gate: Gate, withdrawn: frozen
         sure = replace(made, rule=replace(made.rule, alone=_SURE_ALONE))
         if not gate.refusal(sure, source, named=one.named):
             return sure
-    # The incident itself may stay open (its root was survived, by its log), and others of its kind not.
-    return made if one.named and not gate.refusal(made, named=True) else None
+    if not one.named:
+        return None
+    # The incident itself may stay wrong, as a rule more precise takes its line or the log says that it was survived; what
+    # its reason is called by is worth knowing all the same.
+    late = replace(made, order=max(made.order, BARE_ORDER))
+    return late if not gate.refusal(late, named=True) else None
 
 
 def _rule(one: Candidate, lines: Sequence[_Line], rules: RuleSet) -> Learned:

@@ -36,6 +36,8 @@ class Learned:
     hot: tuple[str, ...]
     sources: tuple[str, ...]
     """Keys of the incidents that it was learned from."""
+    foreign: int = 0
+    """How many examples of rules for other reasons it would match, were it asked first."""
     what: str = ""
     """What it knows, for people."""
 
@@ -48,6 +50,7 @@ class Learned:
             "order": self.order,
             "breadth": self.breadth,
             "hot": list(self.hot),
+            "foreign": self.foreign,
             "what": self.what,
         }
 
@@ -62,6 +65,7 @@ class Learned:
             breadth=int(body["breadth"]),
             hot=tuple(body["hot"]),
             sources=tuple(sources),
+            foreign=int(body.get("foreign", 0)),
             what=body.get("what", ""),
         )
 
@@ -111,7 +115,7 @@ def learned_topics(learned: Iterable[Learned]) -> tuple[Topic, ...]:
             name=f"{_NAME}-{order}",
             order=order,
             hot=frozenset(word for one in group for word in one.hot),
-            rules=tuple(one.rule for one in sorted(group, key=lambda each: (-each.breadth, each.rule.id))),
+            rules=tuple(one.rule for one in sorted(group, key=lambda each: (-each.breadth, each.foreign, each.rule.id))),
         )
         for order, group in sorted(by_order.items())
     )
