@@ -20,7 +20,7 @@ from diagnosing.systems import our_answers
 
 LESSONS: Final[Mapping[int, float]] = {1: 0.5, 5: 0.9}
 """Confirmed incidents a reason, and the part of the gap that they must close."""
-KINDS: Final = ("recorded", "noisy", "permuted", "ranks64", "unprefixed", "untimed")
+KINDS: Final = ("recorded", "noisy", "permuted")
 """Whole logs: with the lines of the root, and what came after them."""
 FOLDS: Final = 2
 TURNS: Final = 4

@@ -31,7 +31,7 @@ def _answer(system: str, *logs: str) -> None:
                     lines += block.count(b"\n")
             print(json.dumps({"lines": lines}), flush=True)
         elif system == "nvrx":
-            from nvidia_resiliency_ext.attribution.restart_agent.cli import main as restart_agent
+            from nvidia_resiliency_ext.attribution.restart_agent.cli import main as restart_agent  # type: ignore[import-not-found]
 
             restart_agent([log, "--job-id", "job", "--cycle-id", "0", "--disable-l1"])
         else:

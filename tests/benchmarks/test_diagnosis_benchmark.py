@@ -313,7 +313,7 @@ def test_lessons_are_of_many_programs_before_many_variants_of_one(part, case):
     learning = part("diagnosing.learning")
     cases = [
         case(id=f"{program}.{kind}", program=program, kind=kind)
-        for program in "ab" for kind in ("noisy", "recorded", "untimed")
+        for program in "ab" for kind in ("noisy", "recorded", "permuted")
     ]  # fmt: skip
     cases.append(case(id="other", program="c", kind="recorded", reason="KeyError"))
     assert [one.id for one in learning.lessons(cases, "ECCError", 3)] == ["a.recorded", "b.recorded", "a.noisy"]

@@ -316,6 +316,8 @@ def test_the_command_line_is_what_was_agreed():
         ],
         "incidents ls": ["--json", "--run"],
         "incidents show": ["--json"],
+        "incidents confirm": ["--action", "--json"],
+        "incidents correct": ["--action", "--json", "--line", "--reason"],
         **{
             f"trace {name}": sorted([*READING, *own])
             for name, own in {

@@ -1,17 +1,28 @@
-"""`holdfast incidents ls | show`."""
+"""`holdfast incidents ls | show | confirm | correct`."""
 
-from typing import Any
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from holdfast.cli.main import Place
-from holdfast.cli.output import print_json, print_table, when
+from holdfast.cli.output import print_json, print_table, shorten, when
+from holdfast.core.errors import BadUse
 from holdfast.core.ledger import Incident, Ledger
+from holdfast.core.ledger.records import Memory
+from holdfast.core.paths import RunPaths
+
+if TYPE_CHECKING:
+    from holdfast.diagnose.compress import Kept
+
+_WITHOUT_RUN = "m"
+"""How the name of an incident begins that belongs to no run."""
 
 
 @click.group()
 def command() -> None:
-    """List and show what went wrong and what was done."""
+    """List and show what went wrong and what was done; say whether the diagnosis was right, and it is learned from."""
 
 
 @command.command()
@@ -19,44 +30,59 @@ def command() -> None:
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def ls(place: Place, run_id: str | None, as_json: bool) -> None:
-    """List the incidents, oldest first."""
+    """List the incidents, oldest first; m and a number are those diagnosed without a run."""
     with Ledger.open(place.ledger) as ledger:
         incidents = ledger.incidents(ledger.run(run_id).run_id if run_id else None)
+        memories = ledger.memories()
+    judged = {one.incident_id: one for one in memories}
+    without_run = [] if run_id else [one for one in memories if one.incident_id is None]
     if as_json:
-        print_json("incidents", {"incidents": [_fields(incident) for incident in incidents]})
+        fields = [{**_fields(one), **_verdict(judged.get(one.incident_id))} for one in incidents]
+        print_json("incidents", {"incidents": fields, "remembered": [_memory_fields(one) for one in without_run]})
         return
-    if not incidents:
+    if not incidents and not without_run:
         click.echo("No incidents.")
         return
-    print_table(
-        ["id", "run", "attempt", "when", "what", "rank", "step", "reason", "action"],
-        [
-            (
-                one.incident_id,
-                one.run_id,
-                one.attempt,
-                when(one.detected_at_s),
-                one.kind,
-                one.rank,
-                one.step,
-                one.diagnosis["reason"],
-                one.action,
-            )
-            for one in incidents
-        ],
-    )
+    rows: list[tuple[object, ...]] = [
+        (
+            one.incident_id,
+            one.run_id,
+            one.attempt,
+            when(one.detected_at_s),
+            one.kind,
+            one.rank,
+            one.step,
+            one.diagnosis["reason"],
+            one.action,
+            _said(judged.get(one.incident_id)),
+        )
+        for one in incidents
+    ]
+    rows += [
+        (_name(one), "", "", when(one.remembered_at_s), "logs", "", "", one.reason, "", _said(one))
+        for one in without_run
+    ]
+    print_table(["id", "run", "attempt", "when", "what", "rank", "step", "reason", "action", "verdict"], rows)
 
 
 @command.command()
-@click.argument("incident_id", type=click.IntRange(1, 2**31 - 1), metavar="ID")
+@click.argument("incident_id", metavar="ID")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
-def show(place: Place, incident_id: int, as_json: bool) -> None:
-    """Show an incident: its diagnosis with the cited lines, and what was done."""
+def show(place: Place, incident_id: str, as_json: bool) -> None:
+    """Show an incident: its diagnosis with the cited lines, what was done, and what a person said of it."""
     with Ledger.open(place.ledger) as ledger:
-        incident = ledger.incident(incident_id)
+        if incident_id.startswith(_WITHOUT_RUN):
+            from holdfast.diagnose.memory.store import memory_of
+
+            memory = memory_of(ledger, incident_id)
+            _show_memory(memory, as_json=as_json)
+            return
+        incident = ledger.incident(_number(incident_id))
+        known = ledger.memories(incident_id=incident.incident_id)
+    verdict = known[0] if known else None
     if as_json:
-        print_json("incident", _fields(incident))
+        print_json("incident", {**_fields(incident), **_verdict(verdict)})
         return
     found = incident.diagnosis
     rank = "" if incident.rank is None else f", rank {incident.rank}"
@@ -69,7 +95,141 @@ def show(place: Place, incident_id: int, as_json: bool) -> None:
         click.echo(f"  {line['role']:<9} {line['file']}:{line['line']}: {line['text']}")
     click.echo(f"  advice    {found['mitigation']}")
     click.echo(f"  done      {incident.action}: {incident.explanation}")
+    for one in found.get("similar", ()):
+        click.echo(f"  like      {one['id']}, {one['reason']} ({one['similarity']:.2f}): {', '.join(one['shared'])}")
+    _show_verdict(verdict)
+
+
+@command.command()
+@click.argument("incident_id", metavar="ID")
+@click.option("--action", default="", metavar="A", help="What helped: restart, exclude_and_restart, reset_gpu, ….")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def confirm(place: Place, incident_id: str, action: str, as_json: bool) -> None:
+    """Say that the diagnosis of an incident was right. The next answer about its like is surer."""
+    _judge(place, incident_id, reason="", lines=(), action=action, as_json=as_json)
+
+
+@command.command()
+@click.argument("incident_id", metavar="ID")
+@click.option("--reason", required=True, metavar="R", help="The right reason, as `holdfast diagnose` names them.")
+@click.option(
+    "--line", "lines", multiple=True, metavar="FILE:LINE", help="A line that states the root; may be repeated."
+)
+@click.option("--action", default="", metavar="A", help="What helped: restart, exclude_and_restart, reset_gpu, ….")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def correct(place: Place, incident_id: str, reason: str, lines: tuple[str, ...], action: str, as_json: bool) -> None:
+    """Say what the reason of an incident was in truth. A rule is learned from it if that spoils no other answer."""
+    _judge(place, incident_id, reason=reason, lines=lines, action=action, as_json=as_json)
+
+
+def _judge(place: Place, incident_id: str, *, reason: str, lines: Sequence[str], action: str, as_json: bool) -> None:
+    from holdfast.diagnose.memory import judge
+
+    with Ledger.open(place.ledger) as ledger:
+        incident = None if incident_id.startswith(_WITHOUT_RUN) else ledger.incident(_number(incident_id))
+        judged = judge(
+            ledger,
+            incident_id,
+            reason=reason,
+            roots=[_line_at(one, incident) for one in lines],
+            action=action,
+            kept=_kept(place, incident),
+            home=place.home,
+        )
+    learned = [{"id": one.rule.id, "reason": one.rule.reason, "what": one.what} for one in judged.learned]
+    if as_json:
+        fields = {"id": incident_id, **_verdict(judged.memory), "learned": learned, "notes": list(judged.notes)}
+        print_json("verdict", fields)
+        return
+    click.echo(f"Incident {incident_id} is {judged.memory.verdict}: {judged.memory.true_reason}.")
+    for one in learned:
+        click.echo(f"Learned {one['id']}: {one['what']}. Take it back with: holdfast rules withdraw {one['id']}")
+    if not learned:
+        click.echo("No new rule: those there are say so already, or each that was tried would spoil another answer.")
+    for note in judged.notes:
+        click.echo(note)
+
+
+def _kept(place: Place, incident: Incident | None) -> "list[Kept]":
+    """The compressed log of a run's incident, while its files are there."""
+    if incident is None:
+        return []
+    folder = RunPaths(place.home, incident.run_id).attempt_logs(incident.attempt)
+    if not folder.is_dir():
+        return []
+    from holdfast.diagnose.memory.store import kept_of
+
+    return list(kept_of([str(folder)]))
+
+
+def _line_at(place: str, incident: Incident | None) -> str:
+    """The text of `FILE:LINE`: of the file, else as the diagnosis cites it."""
+    name, _, number = place.rpartition(":")
+    if not name or not number.isdigit() or int(number) < 1:
+        raise BadUse(f"--line {place}: give a file and the number of a line, FILE:LINE, counted from 1.")
+    from holdfast.diagnose.memory.case import line_at
+
+    text = line_at(Path(name), int(number))
+    if text is None and incident is not None:
+        cited = incident.diagnosis.get("evidence", ())
+        text = next((one["text"] for one in cited if one["file"] == name and one["line"] == int(number)), None)
+    if text is None or not text.strip():
+        raise BadUse(
+            f"--line {place}: there is no such line. Give the path of a file that is there, and a line with text."
+        )
+    return str(text)
+
+
+def _number(incident_id: str) -> int:
+    if not incident_id.isdigit() or not 0 < int(incident_id) < 2**31:
+        raise BadUse(
+            f"{incident_id!r} is no incident: a number, or m and a number. `holdfast incidents ls` lists them."
+        )
+    return int(incident_id)
 
 
 def _fields(incident: Incident) -> dict[str, Any]:
     return {"id": incident.incident_id, **{k: v for k, v in vars(incident).items() if k != "incident_id"}}
+
+
+def _memory_fields(memory: Memory) -> dict[str, Any]:
+    left_out = {"memory_id", "incident_id", "run_id", "words", "embedding", "embedding_model"}
+    return {"id": _name(memory), **{k: v for k, v in vars(memory).items() if k not in left_out}}
+
+
+def _verdict(memory: Memory | None) -> dict[str, Any]:
+    if memory is None or not memory.verdict:
+        return {"verdict": None}
+    names = ("verdict", "true_reason", "true_action", "judged_by", "judged_at_s", "roots")
+    return {name: getattr(memory, name) for name in names}
+
+
+def _name(memory: Memory) -> str:
+    return f"{_WITHOUT_RUN}{memory.memory_id}" if memory.incident_id is None else str(memory.incident_id)
+
+
+def _said(memory: Memory | None) -> str:
+    if memory is None or not memory.verdict:
+        return ""
+    return memory.verdict if memory.verdict == "confirmed" else f"corrected: {memory.true_reason}"
+
+
+def _show_verdict(memory: Memory | None) -> None:
+    if memory is not None and memory.verdict:
+        helped = f"; what helped: {memory.true_action}" if memory.true_action else ""
+        click.echo(f"  verdict   {_said(memory)} by {memory.judged_by}, {when(memory.judged_at_s)}{helped}")
+
+
+def _show_memory(memory: Memory, *, as_json: bool) -> None:
+    if as_json:
+        print_json("incident", _memory_fields(memory))
+        return
+    click.echo(f"Incident {_name(memory)}, diagnosed {when(memory.remembered_at_s)} without a run")
+    click.echo(f"  {memory.reason} ({memory.category}), confidence {memory.confidence:.2f}")
+    for root in memory.roots:
+        click.echo(f"  root      {root}")
+    for file, number, text in memory.lines:
+        click.echo(f"  kept      {file}:{number}: {shorten(text)}")
+    _show_verdict(memory)

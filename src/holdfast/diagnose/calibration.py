@@ -7,7 +7,9 @@ the line is straight.
 import bisect
 from typing import Final
 
-STEPS: Final[tuple[tuple[float, float], ...]] = ((0.0, 0.05), (0.3, 0.3), (0.6, 0.6), (0.9, 0.9), (1.0, 0.98))
+STEPS: Final[tuple[tuple[float, float], ...]] = (
+    (0.0, 0.04), (0.2, 0.05), (0.34, 0.23), (0.4, 0.7), (0.59, 0.85), (0.77, 0.95), (0.89, 0.97), (1.0, 0.98),
+)  # fmt: skip
 """Raw score and measured share of right answers, both increasing."""
 
 

@@ -122,7 +122,7 @@ def flight_lines(paths: Sequence[Path], reading: Reading) -> dict[Path, list[tup
                 group = _group(entry)
                 sequence = _whole(entry.get("collective_seq_id"))
                 if sequence >= last[group].get(rank, (-1, "", True))[0]:
-                    done = entry.get("state") == _DONE
+                    done = entry.get("state") == _DONE or entry.get("retired") is True
                     last[group][rank] = (sequence, _short(entry.get("profiling_name")), done)
     said: dict[Path, list[tuple[int | None, str]]] = defaultdict(list)
     for group, ranks in sorted(last.items()):

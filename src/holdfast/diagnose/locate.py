@@ -75,7 +75,8 @@ def _named(events: Iterable[Event], ranks_by_pid: dict[str, int]) -> dict[str, s
         local_rank = None if of_others else event.local_rank
         found["local_rank"].add(int(captures["local_rank"]) if "local_rank" in captures else local_rank)
         found["rank"] |= {int(one) for one in _DIGITS.findall(captures.get("ranks", ""))}
-        found["node"].add(node or (None if of_others else event.node))
+        own = None if event.node is None or _NOBODY.search(event.node) else event.node
+        found["node"].add(node or (None if of_others else own))
         found["gpu"].add(captures["gpu"].lower() if "gpu" in captures else None)
         found["link"].add(int(captures["link"]) if "link" in captures else None)
     return {name: values - {None} for name, values in found.items()}

@@ -257,10 +257,12 @@ def _note_step(log: _Log, file: LogFile, line: Line) -> None:
     if step is None:
         return
     _, stream = log.stream(_key(line, file))
-    went_back = stream.last_step is not None and step < stream.last_step
+    before = stream.last_step
+    # The job was started again within this log; the first rank that goes back tells, the others do so too.
+    went_back = before is not None and step < before and log.last_step is not None and log.last_step >= before
     stream.last_step = step
     log.largest_step = step if log.largest_step is None else max(step, log.largest_step)
-    if log.last_step is None or went_back:  # the job was started again within this log
+    if log.last_step is None or went_back:
         log.last_step = step
     elif step > log.last_step:
         log.steps += min(step - log.last_step, JOB_STEPS_RECOVERED)

@@ -12,7 +12,7 @@ from holdfast.core.errors import LedgerError
 from holdfast.diagnose.agents import consult, consultation
 from holdfast.diagnose.agents.consult import CEILING
 from holdfast.diagnose.compress import worth_reading
-from holdfast.diagnose.diagnosis import Alternative
+from holdfast.diagnose.diagnosis import Alternative, Evidence
 from holdfast.diagnose.rules import parse_topic
 from holdfast.testing.model_endpoint import Cut, Drip, ModelServer, Status, Words
 
@@ -143,6 +143,19 @@ def test_the_aftermath_is_no_cause(tmp_path):
         after = consult(open_case, compressed, endpoint_to(server))
     assert after.reason == open_case.reason
     assert any("aftermath" in note or "knows better" in note for note in after.notes), after.notes
+
+
+@pytest.mark.parametrize(
+    ("role", "reason"), [("recovered", "Unknown"), ("teardown", "Unknown"), ("cascade", "NetworkError")]
+)
+def test_what_the_job_survived_is_no_cause(tmp_path, role, reason):
+    open_case, compressed = job(tmp_path)
+    line = compressed.lines[2]
+    known = replace(open_case, evidence=(Evidence(file=line.file, line=line.line, text=line.text, role=role),))
+    with ModelServer(lambda _: Words(vote())) as server:
+        after = consult(known, compressed, endpoint_to(server))
+    assert after.reason == reason
+    assert any("takes the aftermath" in note for note in after.notes) == (reason == "Unknown")
 
 
 def test_the_surer_of_two_answers_stands(tmp_path):
@@ -301,7 +314,8 @@ def test_a_rule_is_handed_over_as_data(tmp_path):
         r"(?P<rank>\d+) on fabric segment",
         "no such line anywhere",
         "lease 0x11 renewed|lease 0x11 on fabric segment",
-        r"lease 0x11|CUDA out of memory",
+        r"lease 0x11 on fabric|CUDA out of memory",
+        r"lease 0x11 on fabric|NCCL INFO",
         "((((((lease 0x11 on{1,1000}){1,1000}){1,1000}))))",
     ],
 )

@@ -76,7 +76,7 @@ class Remembered:
         `newest`: at most so many, the last ones.
         """
         table = schema.memories
-        where = true()
+        where: Any = true()
         if incident_id is not None:
             where = and_(where, table.c.incident_id == incident_id)
         if judged is not None:
@@ -126,7 +126,7 @@ class Remembered:
     def learned_rules(self, kind: str | None = None, *, withdrawn: bool = False) -> list[LearnedRule]:
         """The learned rules in use, of one kind or of all, oldest first; with `withdrawn` those that no longer are."""
         table = schema.learned_rules
-        where = table.c.withdrawn_at_s.is_not(None) if withdrawn else table.c.withdrawn_at_s.is_(None)
+        where: Any = table.c.withdrawn_at_s.is_not(None) if withdrawn else table.c.withdrawn_at_s.is_(None)
         if kind is not None:
             where = and_(where, table.c.kind == kind)
         return self._read(LearnedRule, table, where, order_by=(table.c.made_at_s, table.c.rule_id))
@@ -165,8 +165,8 @@ class Remembered:
         padded = " " + table.c.words + " "
         has = [padded.contains(f" {word} ", autoescape=True) for word in words]
         count = sum((case((one, 1), else_=0) for one in has[1:]), start=case((has[0], 1), else_=0))
-        query = select(table.c.memory_id).where(count > 0).order_by(count.desc(), table.c.memory_id.desc())
-        return query.limit(limit)
+        counted = select(table.c.memory_id).where(count > 0).order_by(count.desc(), table.c.memory_id.desc())
+        return counted.limit(limit)
 
     @functools.cached_property
     def _full_text(self) -> str:

@@ -84,7 +84,7 @@ _PEM_BEGIN: Final = re2.compile(r"-----BEGIN[A-Z ]*PRIVATE KEY")
 _PEM_END: Final = re2.compile(r"-----END[A-Z ]*PRIVATE KEY")
 _PEM_BODY: Final = re2.compile(r"(?:^|[\s:])[A-Za-z0-9+/=]+\s*$")
 _PEM_LINES: Final = 120
-"""Lines of the longest key that is in use: RSA of 16384 bits has about 200, of 8192 bits about 100."""
+"""More than the longest key in use has: RSA of 8192 bits takes about 100."""
 
 
 def redact(text: str, known: Iterable[str] = ()) -> str:

@@ -8,7 +8,7 @@ diagnosis takes: learned rules and filters, and the past incidents that are like
 | remember | `store` | a diagnosis → a row of the ledger; a person's word → a judged incident, and what it teaches |
 | find | `words`, `vectors`, `embeddings` | a line → its words, and the lines most like it |
 | | `recall` | a root → past incidents, why they are like it, and whether one decides |
-| learn | `case`, `candidates`, `profile` | a judged incident → patterns from general to special, and what a rule would say |
+| learn | `case`, `candidates`, `profile` | a judged incident → patterns, from general to special |
 | | `gate`, `learn`, `topics` | patterns → rules that leave every incident, good run and example right, in their place |
 | | `good` | good runs → what is routine |
 | use | `own_rules`, `known` | the user's folder, the ledger → `Known` |

@@ -1,12 +1,12 @@
 """A root line to the patterns that might know its like, from the most general to the line itself.
 
-| breadth | what the pattern knows | of `botocore.errorfactory.NoSuchKey: An error occurred (NoSuchKey) when calling …` |
+| breadth | what the pattern knows | of `botocore.errorfactory.NoSuchKey: An error occurred (NoSuchKey) …` |
 |---|---|---|
 | 0 | every class whose name ends as the reason's | (for KeyError: `KeyError`, `BatchKeyError`) |
 | 1 | the reason's own class, and Python's classes below it | (for ImportError: `ModuleNotFoundError` too) |
 | 2 | every exception of its package | `botocore.*` |
 | 3 | its class, whatever package | `NoSuchKey` |
-| 4 to 7 | one to four words of the message in a row, which tell something | `NoSuchKey`, with a word of trouble on the line |
+| 4 to 7 | one to four telling words of the message in a row | `NoSuchKey`, with a word of trouble on the line |
 | 5 to 7 | the class and the first words of the message | `NoSuchKey: An error occurred` |
 | 9 | the line but for what varies | |
 
@@ -37,10 +37,11 @@ _HEAD: Final = re2.compile(r"^\s*(?P<package>(?:[A-Za-z_]\w*\.)*)(?P<name>[A-Za-
 _BEFORE_CLASS: Final = r"^\s*(?:[\w.]+(?:\(|: ))*(?:\w+\.)*"
 """What may stand before a class: a logger's name, a wrapper that repeats it, its packages (as in rules/script.yaml)."""
 _AFTER_CLASS: Final = r"(?:\)|:|$)"
-_GENERAL_PACKAGES: Final = frozenset(
-    {"urllib3", "requests", "http", "httpx", "aiohttp", "httpcore", "torch", "numpy", "jax", "jaxlib", "tensorflow", "ray", "builtins", "multiprocess", "pandas", "deepspeed", "lightning"}
-    | {"pytorch_lightning", "transformers", "accelerate", "megatron", "vllm", "__main__"}
-) | frozenset(sys.stdlib_module_names)  # fmt: skip
+_MANY_USES: Final = """
+urllib3 requests http httpx aiohttp httpcore torch numpy jax jaxlib tensorflow ray builtins multiprocess pandas
+deepspeed lightning pytorch_lightning transformers accelerate megatron vllm __main__
+"""
+_GENERAL_PACKAGES: Final = frozenset(_MANY_USES.split()) | frozenset(sys.stdlib_module_names)
 """Packages of so many uses that an exception of theirs says nothing of the reason."""
 _JOINT: Final = re2.compile(r"^[\s:,;()\[\]'\"=/-]{1,4}$")
 """What may stand between two words of a phrase."""
@@ -194,14 +195,14 @@ def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> Candida
         return None
     if len(words) == 1 and (not strong or is_trouble(said) or (said.isupper() and not _is_named(words[0], named))):
         return None  # ECC, but not PCI
-    if len(words) == 2 and not strong and len(telling) < 2:  # noqa: PLR2004
+    if len(words) == 2 and not strong and len(telling) < 2:
         return None
-    if len(words) > 2 and len(telling) < 2:  # noqa: PLR2004
+    if len(words) > 2 and len(telling) < 2:
         return None
     phrase = r"\b" + _literally(text, words) + r"\b"
     pattern = f"(?i:{phrase})"
     what = f"lines with `{said}`"
-    if not troubled and len(words) <= 2:  # noqa: PLR2004
+    if not troubled and len(words) <= 2:
         rest = f"{text[: words[0].start]} {text[words[-1].end :]}"
         if not is_trouble(rest):
             return None

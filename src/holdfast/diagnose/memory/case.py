@@ -117,6 +117,12 @@ def kept_with(roots: Iterable[LogLine], kept: Iterable[Kept]) -> tuple[Kept, ...
     return tuple(sorted(found.values(), key=lambda one: (one.file, one.line)))
 
 
+def line_at(path: Path, number: int) -> str | None:
+    """The line of a file, 1-based; None where there is none, or no such file."""
+    found = _lines_at(path, [number]) if path.is_file() else []
+    return found[0][1] if found else None
+
+
 def _about(root: LogLine) -> Iterator[Kept]:
     path = Path(root.file)
     if root.line < 1 or not path.is_file():

@@ -106,7 +106,7 @@ class Embedder:
         url = url if url.endswith(_PATH) else url + _PATH
         body = bytearray()
         with client.stream("POST", url, json={"model": self.model, "input": list(texts)}) as answer:
-            if answer.status_code != 200:  # noqa: PLR2004
+            if answer.status_code != 200:
                 raise self._failed(f"answered with status {answer.status_code}")
             for piece in answer.iter_bytes():
                 body += piece
@@ -131,7 +131,7 @@ class Embedder:
 
     def _failed(self, what: str) -> EmbeddingsFailed:
         return EmbeddingsFailed(
-            f"The embeddings endpoint at {urlsplit(self.url).hostname} {what}. Past incidents are compared by their words; "
+            f"The embeddings endpoint at {urlsplit(self.url).hostname} {what}. Past incidents are compared by words; "
             f"mend {ENV_URL}, {ENV_MODEL} and {ENV_KEY}, or unset {ENV_URL}."
         )
 

@@ -1,4 +1,4 @@
-"""What a rule must not spoil before it is accepted: stored incidents, good runs, and the examples of the other rules."""
+"""What a rule must not spoil to be accepted: stored incidents, good runs, and the examples of the other rules."""
 
 import functools
 from collections.abc import Iterable, Sequence

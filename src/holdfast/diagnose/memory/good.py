@@ -1,7 +1,7 @@
 """Runs that ended well: what they print is routine, and no failure's root.
 
 A good run is kept as a line of each shape. Of all good runs' lines templates are made (by Drain3 where it is installed:
-He et al. 2017; else by leaving out what varies); those that are seen often enough become filters, which `compress` uses.
+He et al. 2017; else by leaving out what varies); those seen often enough become filters, which `compress` uses.
 A template that would drop a line which states a root, of any incident or of a rule's examples, becomes none.
 """
 
@@ -68,11 +68,11 @@ def add_good_run(ledger: Ledger, paths: Sequence[str], *, clock: Clock | None = 
     good_id = ledger.add_good_run(run)
     withdrawn = []
     texts = [text for text, _ in lines]
-    for one in map(learned_of, ledger.learned_rules("rule")):
-        pattern = re2.compile(one.rule.pattern)
-        if any(pattern.search(text) and not shielded(one.rule, text) for text in texts):
-            ledger.withdraw_learned_rule(one.rule.id, at_s=now_s, by=f"good:{good_id}")
-            withdrawn.append(one.rule.id)
+    for rule in map(learned_of, ledger.learned_rules("rule")):
+        pattern = re2.compile(rule.rule.pattern)
+        if any(pattern.search(text) and not shielded(rule.rule, text) for text in texts):
+            ledger.withdraw_learned_rule(rule.rule.id, at_s=now_s, by=f"good:{good_id}")
+            withdrawn.append(rule.rule.id)
     there = {one.rule_id for one in (*ledger.learned_rules("filter"), *ledger.learned_rules("filter", withdrawn=True))}
     roots = [root for memory in ledger.memories() for root in memory.roots]
     runs = [[(str(line[0]), int(line[1])) for line in run.lines] for run in ledger.good_runs()]
@@ -134,9 +134,11 @@ def learn_filters(runs: Iterable[Sequence[tuple[str, int]]], roots: Iterable[str
         if max(by_run.values()) < _OFTEN and len(by_run) == 1:
             continue
         pattern = _pattern(template)
-        compiled = None if pattern is None else re2.compile(pattern)
-        matched = [text for text in examples[template] if compiled is not None and compiled.search(text)]
-        if compiled is None or not matched or all(map(packaged.routine, matched)):
+        if pattern is None:
+            continue
+        compiled = re2.compile(pattern)
+        matched = [text for text in examples[template] if compiled.search(text)]
+        if not matched or all(map(packaged.routine, matched)):
             continue
         if not any(compiled.search(root) for root in precious):
             name = f"good-{hashlib.sha256(pattern.encode()).hexdigest()[:8]}"
@@ -185,4 +187,3 @@ def _known_roots() -> list[str]:
         if rule.kind != ROUTINE
         for line in rule.match
     ]
-

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -30,7 +30,7 @@ class Known:
     """A user's own, and the learned ones."""
     filters: tuple[Filter, ...] = ()
     """Learned from good runs, for `compress`."""
-    memory: Recall = Recall()
+    memory: Recall = field(default_factory=Recall)
     base: tuple[Topic, ...] | None = None
     """What stands in for the packaged topics; None: those."""
 
@@ -84,11 +84,10 @@ class Known:
     def of(cls, learned: Iterable[Learned], cases: Iterable[Case] = (), *, base: Sequence[Topic] | None = None) -> Self:
         """What was learned, and the confirmed incidents to remember, without a ledger."""
         past = tuple(
-            Past(key=case.key, reason=case.reason, roots=case.roots, confirmed=True, action=case.action) for case in cases
+            Past(key=case.key, reason=case.reason, roots=case.roots, confirmed=True, action=case.action)
+            for case in cases
         )
-        return cls(
-            topics=learned_topics(learned), memory=Recall(past=past), base=None if base is None else tuple(base)
-        )
+        return cls(topics=learned_topics(learned), memory=Recall(past=past), base=None if base is None else tuple(base))
 
     def without_memory(self) -> Self:
         """The same rules and filters; past incidents neither shown nor asked."""

@@ -105,15 +105,15 @@ def _learn_reason(
     return accepted
 
 
-# A line may teach its class, the words that name its reason, or any words of its own: others of its kind may have the one
-# without the other. Lines beside the surest root teach only what names the reason, unless their class says another one.
+# A line may teach its class, the words that name its reason, or any words of its own: others of its kind may have one
+# without another. Lines beside the surest root teach only what names the reason, unless their class says another one.
 
 
 def _class(one: Candidate, line: _Line) -> bool:
     return OWN < one.breadth <= CLASS and (line.first or one.breadth == PACKAGE)
 
 
-def _named_words(one: Candidate, line: _Line) -> bool:
+def _named_words(one: Candidate, _: _Line) -> bool:
     return one.named and CLASS < one.breadth < TEMPLATE
 
 
@@ -121,7 +121,7 @@ def _anything(one: Candidate, line: _Line) -> bool:
     return one.breadth > CLASS and (line.first or one.named or is_bare(line.text))
 
 
-def _family(one: Candidate, line: _Line) -> bool:
+def _family(one: Candidate, _: _Line) -> bool:
     return one.breadth <= OWN
 
 
@@ -151,8 +151,8 @@ def _tried(one: Candidate, lines: Sequence[_Line], gate: Gate, withdrawn: frozen
             return sure
     if not one.named:
         return None
-    # The incident itself may stay wrong, as a rule more precise takes its line or the log says that it was survived; what
-    # its reason is called by is worth knowing all the same.
+    # The incident itself may stay wrong, as a rule more precise takes its line or the log says that it was survived;
+    # what its reason is called by is worth knowing all the same.
     late = replace(made, order=max(made.order, BARE_ORDER))
     return late if not gate.refusal(late, named=True) else None
 

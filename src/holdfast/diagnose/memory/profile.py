@@ -13,7 +13,8 @@ from holdfast.diagnose.rules import ROUTINE, Rule
 _WEAK: Final = frozenset({ROUTINE, "suspect", "exit", "teardown"})
 """Kinds that say nothing of what began a failure."""
 _HOST: Final = re2.compile(
-    r"(?i)oom[_-]?kill|out of memory: kill|cgroup|slurmstepd|\btask \d+: out of memory|signal(?:led)?: ?9|exit(?:ed)?(?: code)? 137"
+    r"(?i)oom[_-]?kill|out of memory: kill|cgroup|slurmstepd|\btask \d+: out of memory|signal(?:led)?: ?9"
+    r"|exit(?:ed)?(?: code)? 137"
 )
 _FROM_OUTSIDE: Final = re2.compile(r"(?i)sig(?:kill|term)|signal \d|killed|exitcode\s*: -")
 
@@ -72,7 +73,7 @@ NAMED: Final[dict[str, frozenset[str]]] = {
     }.items()
 }
 """What a reason is about, in the words of logs: of two phrases, the one with such a word is about it."""
-NAMES: Final = frozenset("nvlink nvswitch cuda cublas cudnn ecc s3 dataloader oom".split())
+NAMES: Final = frozenset({"nvlink", "nvswitch", "cuda", "cublas", "cudnn", "ecc", "s3", "dataloader", "oom"})
 """Those of them that are names: one by itself, with a word of trouble, tells enough."""
 
 

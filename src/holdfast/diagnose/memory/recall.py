@@ -1,8 +1,8 @@
 """Past incidents: which are like this one, why, and whether one of them may decide.
 
-Two rankings are fused, by full-text search and by vectors, each place counting 1 / (60 + place) (reciprocal rank fusion:
-Cormack, Clarke and Büttcher 2009). The likeness that is shown is the vectors' cosine; with it stand the words that both
-share, the rarest first.
+Two rankings are fused, by full-text search and by vectors, each place counting 1 / (60 + place) (reciprocal rank
+fusion: Cormack, Clarke and Büttcher 2009). The likeness that is shown is the vectors' cosine; with it
+stand the words that both share, the longest first.
 """
 
 import functools
@@ -201,4 +201,3 @@ def _strange(kept: Iterable[Kept]) -> list[tuple[str, LogLine]]:
 def _background() -> tuple[str, ...]:
     """Lines by which it is known which words are common: an example of each packaged rule."""
     return tuple(rule.match[0] for topic in packaged_topics() for rule in topic.rules if rule.match)
-

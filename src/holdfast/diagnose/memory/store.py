@@ -4,7 +4,7 @@ import getpass
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 import re2
 
@@ -12,8 +12,9 @@ from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import Incident, Ledger
 from holdfast.core.ledger.records import MEMORY_LIMIT_BYTES, LearnedRule, Memory
-from holdfast.diagnose.compress import Compressed, Kept
-from holdfast.diagnose.diagnosis import CATEGORIES, Category, Diagnosis
+from holdfast.diagnose.compress import Compressed, Kept, compress
+from holdfast.diagnose.conclude import conclude
+from holdfast.diagnose.diagnosis import CATEGORIES, Action, Category, Diagnosis
 from holdfast.diagnose.filters import Filter
 from holdfast.diagnose.lines import clean_line
 from holdfast.diagnose.memory.case import ROOTS_LIMIT, Case, distinct, kept_with
@@ -23,7 +24,9 @@ from holdfast.diagnose.memory.own_rules import own_topics
 from holdfast.diagnose.memory.recall import Past
 from holdfast.diagnose.memory.topics import Learned
 from holdfast.diagnose.memory.words import search_words
-from holdfast.diagnose.rules import RuleSet, packaged_topics
+from holdfast.diagnose.read import find_files
+from holdfast.diagnose.rules import RuleSet, packaged_rules, packaged_topics
+from holdfast.diagnose.scan import scan
 
 _KEY: Final = re2.compile(r"^(m?)([0-9]{1,9})$")
 _SHOWN_LINE: Final = re2.compile(r"^([0-9]+)(?: x([0-9]+))?: (.*)$")
@@ -125,17 +128,21 @@ def judge(
     """
     memory = memory_of(ledger, key)
     if not reason and memory.reason == "Unknown":
-        raise BadUse(f"Incident {key} was left Unknown: there is nothing to confirm. Say `incidents correct {key} --reason R`.")
+        raise BadUse(
+            f"Incident {key} was left Unknown: there is nothing to confirm. Say `incidents correct {key} --reason R`."
+        )
     if reason and (reason not in CATEGORIES or reason == "Unknown"):
         allowed = ", ".join(one for one in CATEGORIES if one != "Unknown")
         raise BadUse(f"{reason!r} is no reason. Allowed: {allowed}.")
+    if action and action not in get_args(Action):
+        raise BadUse(f"{action!r} is no action. Allowed: {', '.join(get_args(Action))}.")
     now_s = (SystemClock() if clock is None else clock).now_s()
     named = [clean_line(line.encode("utf-8", "replace"), 0).text.strip() for line in roots]
     changes: dict[str, Any] = {
         "verdict": "corrected" if reason and (reason != memory.reason or roots) else "confirmed",
         "true_reason": reason or memory.reason,
         "true_action": action,
-        "judged_by": by or _whoami(),
+        "judged_by": by or whoami(),
         "judged_at_s": now_s,
     }
     if named:
@@ -147,7 +154,11 @@ def judge(
     assert memory.memory_id is not None
     ledger.set_memory(memory.memory_id, **changes)
     judged = ledger.memory(memory.memory_id)
-    notes = [] if judged.roots else [f"No line of incident {key} states the root: name it with --line FILE:LINE to learn from it."]
+    notes = (
+        []
+        if judged.roots
+        else [f"No line of incident {key} states the root: name it with --line FILE:LINE to learn from it."]
+    )
     learned = learn_from_ledger(ledger, home, now_s=now_s)
     return Judged(memory=judged, learned=tuple(learned), notes=tuple(notes))
 
@@ -175,6 +186,17 @@ def learn_from_ledger(ledger: Ledger, home: Path | None = None, *, now_s: float)
             )
         )
     return found
+
+
+def kept_of(paths: Sequence[str]) -> tuple[Kept, ...]:
+    """The compressed log of the job behind `paths`, with the lines about its root.
+
+    Raises:
+        NotFound: none of the paths exists.
+    """
+    files = find_files(paths).files
+    events = scan(files, packaged_rules())
+    return kept_with(conclude(events).root_lines, compress(files, events).lines)
 
 
 def good_lines(ledger: Ledger) -> list[str]:
@@ -288,7 +310,8 @@ def _with_roots(roots: Sequence[str], kept: Iterable[Kept]) -> list[Kept]:
     return [Kept(file="", line=0, text=root) for root in roots if root not in texts]
 
 
-def _whoami() -> str:
+def whoami() -> str:
+    """Who says so: the user of this process."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # no such user in this container

@@ -1,9 +1,10 @@
 """Learned rules among the others: where they stand, and what they are not asked about.
 
 A learned rule stands as late as it can and still decide the line that it was learned from: just before the topic that
-decided it otherwise, so that no precise rule is asked after it. One that knows words stands before Python's bare classes
-at the latest: elsewhere the same words may follow one of these. Within a topic the most special rule is asked first. What merely sounds bad (the first rules of `suspect.yaml`) no learned rule is asked about, unless it was
-learned from such a line.
+decided it otherwise, so that no precise rule is asked after it. One that knows words stands before Python's bare
+classes at the latest: elsewhere the same words may follow one of these. Within a topic the most special rule is asked
+first. What merely sounds bad (the first rules of `suspect.yaml`) no learned rule is asked about, unless it was learned
+from such a line.
 """
 
 import functools
@@ -115,10 +116,16 @@ def learned_topics(learned: Iterable[Learned]) -> tuple[Topic, ...]:
             name=f"{_NAME}-{order}",
             order=order,
             hot=frozenset(word for one in group for word in one.hot),
-            rules=tuple(one.rule for one in sorted(group, key=lambda each: (-each.breadth, each.foreign, each.rule.id))),
+            rules=tuple(
+                one.rule for one in sorted(group, key=lambda each: (-each.breadth, each.foreign, each.rule.id))
+            ),
         )
         for order, group in sorted(by_order.items())
     )
+
+
+def _special_first(one: Learned) -> tuple[int, int, str]:
+    return -one.breadth, one.foreign, one.rule.id
 
 
 class Layered(RuleSet):

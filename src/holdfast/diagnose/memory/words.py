@@ -25,26 +25,27 @@ _CAMEL: Final = re2.compile(r"[a-z][A-Z]|[A-Z]{2}[a-z]|_[A-Za-z]|[A-Za-z]_")
 _LOUD: Final = re2.compile(r"^[A-Z]{3,}$")
 _PARTS: Final = re2.compile(r"[A-Z]+(?:[a-z]+|$)|[A-Z]?[a-z]+|[A-Z]+")
 
-COMMON: Final = frozenset(
-    "a an the of in to is was were be been by for and or nor not with without on at this that it its as from are has have "
-    "had may might can could should would will must if when while which who what where than then there here no any all "
-    "some one two other than into over under after before during up down out off only also more most so but "
-    "error errors err fail failed failing fails failure failures warning warnings warn exception exceptions info debug "
-    "fatal critical traceback message reason cause caused due raised raise while please see try trying tried again got get "
-    "call called calling caught unable cannot can't couldn't could invalid unknown unexpected expected following "
-    "rank ranks process processes worker workers task tasks job jobs node nodes step steps host local global line lines "
-    "file function value values object objects type data given argument arguments name named run running using used use "
-    "set new end start started exit exited code status state number size time times last first current thread main "
-    "python pid gpu device version details".split()
-)
+_COMMON: Final = """
+a an the of in to is was were be been by for and or nor not with without on at this that it its as from are has have had
+may might can could should would will must if when while which who what where than then there here no any all some one
+two other into over under after before during up down out off only also more most so but
+error errors err fail failed failing fails failure failures warning warnings warn exception exceptions info debug fatal
+critical traceback message reason cause caused due raised raise please see try trying tried again got get call called
+calling caught unable cannot can't couldn't invalid unknown unexpected expected following
+rank ranks process processes worker workers task tasks job jobs node nodes step steps host local global line lines file
+function value values object objects type data given argument arguments name named run running using used use set new
+end start started exit exited code status state number size time times last first current thread main python pid gpu device
+version details
+"""
+COMMON: Final = frozenset(_COMMON.split())
 """Words that logs of every kind are full of: alone they tell nothing."""
 TROUBLE: Final = (
-    r"(?:\w*(?:Error|Exception|Failure|Fault|Warning)\b|(?i:\b(?:errors?|fail(?:ed|ure|ures|s|ing)?|fatal|abort\w*|panic\w*"
-    r"|cannot|can't|couldn't|could not|unable|denied|refused|rejected|invalid|illegal|corrupt\w*|lost|los[es]|kill(?:ed|ing)?"
-    r"|died|dead|crash\w*|tim(?:ed|e)[ -]?out|unavailable|unreachable|not found|not ready|no such|mismatch\w*|exceed\w*"
-    r"|missing|unexpected\w*|uncorrectable|unhandled|fallen|down|out of|already in use|exited|reset|closed|bad|broken"
-    r"|cancel\w*|preempt\w*|unsuccessful|non-zero|interrupted|disconnect\w*|expired|forbidden|no space|read-only|too many"
-    r"|violat\w*|overflow|throttl\w*|slow ?down|hung|stuck|stopped|oom)\b))"
+    r"(?:\w*(?:Error|Exception|Failure|Fault|Warning)\b|(?i:\b(?:errors?|fail(?:ed|ure|ures|s|ing)?|fatal|abort\w*"
+    r"|panic\w*|cannot|can't|couldn't|could not|unable|denied|refused|rejected|invalid|illegal|corrupt\w*|lost|los[es]"
+    r"|kill(?:ed|ing)?|died|dead|crash\w*|tim(?:ed|e)[ -]?out|unavailable|unreachable|not found|not ready|no such"
+    r"|mismatch\w*|exceed\w*|missing|unexpected\w*|uncorrectable|unhandled|fallen|down|out of|already in use|exited"
+    r"|reset|closed|bad|broken|cancel\w*|preempt\w*|unsuccessful|non-zero|interrupted|disconnect\w*|expired|forbidden"
+    r"|no space|read-only|too many|violat\w*|overflow|throttl\w*|slow ?down|hung|stuck|stopped|oom)\b))"
 )
 """RE2 for a word that says that something went wrong."""
 _TROUBLE: Final = re2.compile(TROUBLE)
@@ -64,7 +65,7 @@ class Token:
     @property
     def is_common(self) -> bool:
         """Whether it tells nothing by itself."""
-        return self.text.lower() in COMMON or len(self.text) < 2  # noqa: PLR2004
+        return self.text.lower() in COMMON or len(self.text) < 2
 
     @property
     def is_technical(self) -> bool:

@@ -1,0 +1,175 @@
+"""`holdfast rules ls | show | withdraw | check | good add | good ls`."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.cli.main import Place
+from holdfast.cli.output import print_json, print_table, shorten, when
+from holdfast.core.clock import SystemClock
+from holdfast.core.errors import HoldfastError, NotFound
+from holdfast.core.ledger import Ledger
+from holdfast.core.ledger.records import LearnedRule
+
+if TYPE_CHECKING:
+    from holdfast.diagnose.rules import Topic
+
+
+@click.group()
+def command() -> None:
+    """List, show, check and withdraw the rules of the diagnosis: packaged, learned, and your own."""
+
+
+@command.command()
+@click.option("--learned", is_flag=True, help="Only what was learned from incidents and good runs.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def ls(place: Place, learned: bool, as_json: bool) -> None:
+    """List the rules and learned filters that are in force."""
+    with Ledger.open(place.ledger) as ledger:
+        records = ledger.learned_rules()
+    rows = [] if learned else [_plain(topic, rule) for topic in _topics(place) for rule in topic.rules]
+    rows += [_fields(record) for record in records]
+    if as_json:
+        print_json("rules", {"rules": rows})
+        return
+    if not rows:
+        click.echo("Nothing was learned yet. `holdfast incidents confirm ID` and `holdfast rules good add PATH` teach.")
+        return
+    columns = ["id", "author", "reason", "from", "what"]
+    print_table(columns, [[shorten(str(row.get(name, "")), 100) for name in columns] for row in rows])
+
+
+@command.command()
+@click.argument("rule_id", metavar="ID")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def show(place: Place, rule_id: str, as_json: bool) -> None:
+    """Show a rule as its file would hold it, and what it was learned from."""
+    import yaml
+
+    with Ledger.open(place.ledger) as ledger:
+        records = [*ledger.learned_rules(), *ledger.learned_rules(withdrawn=True)]
+    found = [_fields(one, whole=True) for one in records if one.rule_id == rule_id]
+    found += [_plain(topic, rule, whole=True) for topic in _topics(place) for rule in topic.rules if rule.id == rule_id]
+    if not found:
+        raise NotFound(f"There is no rule {rule_id!r}. `holdfast rules ls` lists those there are.")
+    if as_json:
+        print_json("rule", found[0])
+        return
+    click.echo(yaml.safe_dump(found[0], sort_keys=False, allow_unicode=True, width=110), nl=False)
+
+
+@command.command()
+@click.argument("rule_id", metavar="ID")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def withdraw(place: Place, rule_id: str, as_json: bool) -> None:
+    """Take a learned rule or filter back. It is not learned again."""
+    from holdfast.diagnose.memory.store import whoami
+
+    with Ledger.open(place.ledger) as ledger:
+        ledger.withdraw_learned_rule(rule_id, at_s=SystemClock().now_s(), by=whoami())
+    if as_json:
+        print_json("withdraw", {"withdrawn": rule_id})
+        return
+    click.echo(f"Withdrew {rule_id}.")
+
+
+@command.command()
+@click.argument("file", metavar="FILE", type=click.Path(path_type=Path))
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def check(place: Place, file: Path, as_json: bool) -> None:
+    """Try a file of rules of your own: its form, and each rule's examples beside the packaged rules."""
+    from holdfast.diagnose.memory.own_rules import faults_of, own_topics, read_topic
+
+    topic = read_topic(file)
+    beside = [one for one in own_topics(place.home) if Path(one.name).resolve() != file.resolve()]
+    faults = list(faults_of(topic, beside))
+    if as_json:
+        print_json("rules_check", {"file": str(file), "rules": len(topic.rules), "faults": faults})
+    elif not faults:
+        click.echo(
+            f"{file}: {len(topic.rules)} rules, all examples right. Put it into {place.home / 'rules'} to use it."
+        )
+    if faults and not as_json:
+        raise HoldfastError(f"{file}: {' '.join(faults)}")
+    if faults:
+        raise SystemExit(1)
+
+
+@command.group()
+def good() -> None:
+    """Runs that ended well: what they print is routine, and no failure's root."""
+
+
+@good.command("add")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def good_add(place: Place, paths: tuple[str, ...], as_json: bool) -> None:
+    """Record the logs of one run that ended well, and learn from them what is routine."""
+    from holdfast.diagnose.memory.good import add_good_run
+
+    with Ledger.open(place.ledger) as ledger:
+        done = add_good_run(ledger, list(paths))
+    filters = [one.id for one in done.filters]
+    if as_json:
+        fields = {"id": done.good_id, "lines": done.lines, "filters": filters, "withdrawn": list(done.withdrawn)}
+        print_json("good_run", fields)
+        return
+    click.echo(f"Good run {done.good_id}: {done.lines} kinds of lines, {len(filters)} new filters.")
+    for rule_id in done.withdrawn:
+        click.echo(f"Withdrew {rule_id}: this run printed such a line and ended well.")
+
+
+@good.command("ls")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@click.pass_obj
+def good_ls(place: Place, as_json: bool) -> None:
+    """List the good runs."""
+    with Ledger.open(place.ledger) as ledger:
+        runs = ledger.good_runs()
+    if as_json:
+        names = [{"id": o.good_id, "when_s": o.added_at_s, "lines": len(o.lines), "name": o.name} for o in runs]
+        print_json("good_runs", {"good_runs": names})
+        return
+    if not runs:
+        click.echo("No good runs yet. `holdfast rules good add PATH` records one.")
+        return
+    print_table(
+        ["id", "when", "lines", "name"], [(one.good_id, when(one.added_at_s), len(one.lines), one.name) for one in runs]
+    )
+
+
+def _topics(place: Place) -> "list[Topic]":
+    from holdfast.diagnose.memory.own_rules import own_topics
+    from holdfast.diagnose.rules import packaged_topics
+
+    return [*packaged_topics(), *own_topics(place.home)]
+
+
+def _plain(topic: Any, rule: Any, *, whole: bool = False) -> dict[str, Any]:
+    """A packaged rule, or one of the user's own."""
+    fields = {"id": rule.id, "author": topic.name, "reason": rule.reason, "from": rule.source, "what": rule.pattern}
+    if not whole:
+        return fields
+    return {**{k: list(v) if isinstance(v, tuple) else v for k, v in vars(rule).items()}, "topic": topic.name}
+
+
+def _fields(record: LearnedRule, *, whole: bool = False) -> dict[str, Any]:
+    body = record.body
+    fields = {
+        "id": record.rule_id,
+        "kind": record.kind,
+        "author": record.author,
+        "reason": body.get("reason", "") if record.kind == "rule" else "routine",
+        "from": ", ".join(record.sources),
+        "what": body.get("what") or body["pattern"],
+    }
+    if not whole:
+        return fields
+    rest = {"sources": record.sources, "made_at_s": record.made_at_s, "withdrawn_at_s": record.withdrawn_at_s}
+    return {**fields, **body, **rest, "withdrawn_by": record.withdrawn_by}
