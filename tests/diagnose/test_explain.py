@@ -61,6 +61,8 @@ def test_the_same_error_on_every_rank_is_no_doubt(job):
 
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
 def test_without_its_root_a_failure_is_doubtful(tmp_path, failure):
+    """What is left of two of them states a failure of its own: a CUDA error, a rank that was killed."""
+
     def without(part):
         voices = {name: [line for line in lines if part not in line] for name, lines in failure.voices.items()}
         return Failure(voices=voices, reason="", scope={}, root="").woven(random.Random(3))
@@ -69,7 +71,7 @@ def test_without_its_root_a_failure_is_doubtful(tmp_path, failure):
     (tmp_path / "without.log").write_text("\n".join(without(failure.root)))
     whole, left = diagnose(tmp_path / "whole.log"), diagnose(tmp_path / "without.log")
     assert left.confidence < whole.confidence
-    if left.reason != failure.reason:
+    if left.reason != failure.reason and failure not in (FAILURES["lost gpu"], FAILURES["out of memory"]):
         assert left.confidence < 0.8, f"sure of {left.reason} without the line that states the root"
 
 

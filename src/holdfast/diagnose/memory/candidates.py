@@ -28,6 +28,7 @@ from holdfast.diagnose.tracebacks import is_exception
 
 FAMILY, OWN, PACKAGE, CLASS, PHRASE, TEMPLATE = 0, 1, 2, 3, 4, 9
 _PHRASE_WORDS: Final = 4
+_PLAIN_LETTERS: Final = 5
 _MESSAGE_CHARACTERS: Final = 300
 """Of a long message: the cause stands at its beginning, advice at its end."""
 _TEMPLATE_CHARACTERS: Final = 400
@@ -65,6 +66,8 @@ class Candidate:
     """Words in lower case of which every line that the pattern matches has one."""
     named: bool = False
     """It holds a word, or a class, of what the reason is about."""
+    only_shared: bool = False
+    """A plain word: it tells something only where the root lines of several incidents have it."""
     part: int = 0
     """Where in the line its words stand: phrases of different parts may both be learned."""
     worth: float = 0.0
@@ -191,9 +194,12 @@ def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> Candida
     troubled = is_trouble(said)
     if any(one not in telling and not _is_part_of_trouble(text, words, one) for one in (words[0], words[-1])):
         return None  # it gains nothing by a common word at its ends
-    if len(words) == 1 and words[0].text.lower() not in NAMES and not words[0].is_technical:
+    plain = len(words) == 1 and words[0].text.lower() not in NAMES and not words[0].is_technical
+    if plain and (words[0] not in telling or len(said) < _PLAIN_LETTERS):
         return None
-    if len(words) == 1 and (not strong or is_trouble(said) or (said.isupper() and not _is_named(words[0], named))):
+    if len(words) == 1 and (
+        not (plain or strong) or is_trouble(said) or (said.isupper() and not _is_named(words[0], named))
+    ):
         return None  # ECC, but not PCI
     if len(words) == 2 and not strong and len(telling) < 2:
         return None
@@ -214,7 +220,8 @@ def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> Candida
     about = any(_is_named(one, named) for one in words)
     worth = 2.0 * about + 0.5 * len([one for one in telling if one.is_technical]) + 0.5 * troubled
     worth -= words[0].start / 100
-    return Candidate(pattern=pattern, breadth=PHRASE + len(words) - 1, hot=hot, named=about, worth=worth, what=what)
+    breadth = PHRASE + len(words) - 1
+    return Candidate(pattern=pattern, breadth=breadth, hot=hot, named=about, only_shared=plain, worth=worth, what=what)
 
 
 def _is_part_of_trouble(text: str, words: Sequence[Token], one: Token) -> bool:

@@ -21,6 +21,8 @@ from holdfast.diagnose.memory.topics import BARE_ORDER, LAST_ORDER, Learned
 from holdfast.diagnose.memory.words import mask
 from holdfast.diagnose.rules import ROUTINE, Rule, RuleSet
 
+_TRIES_LIMIT: Final = 10
+"""Candidates of one facet that are tried for a root line: the more special ones would teach little."""
 _EXAMPLES_LIMIT: Final = 5
 _SURE_ALONE: Final = 0.3
 """Cost of being the root, for a line that a person named and that lost to another."""
@@ -89,12 +91,16 @@ def _learn_reason(
         told = gate.rules if facet is _anything else None
         open_ = [line for line in lines if told is None or not (line in named_by_class or _says(line, told))]
         taught: set[tuple[_Line, int]] = set()
+        tries = _TRIES_LIMIT * len(open_)
         fitting = [one for one in proposed.values() if any(facet(one, line) for line in knows[one.pattern])]
         for one in sorted(fitting, key=lambda each: _rank(each, knows[each.pattern], lines)):
             known = [line for line in knows[one.pattern] if line in open_ and facet(one, line)]
             known = [line for line in known if (line, one.part) not in taught]
-            if not known:
+            if len({line.case.key for line in known}) < 1 + one.only_shared:
                 continue
+            tries -= 1
+            if tries < 0:
+                break
             made = _tried(one, known, gate, withdrawn)
             if made is not None:
                 gate.accept(made)

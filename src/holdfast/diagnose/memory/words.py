@@ -34,14 +34,15 @@ critical traceback message reason cause caused due raised raise please see try t
 calling caught unable cannot can't couldn't invalid unknown unexpected expected following
 rank ranks process processes worker workers task tasks job jobs node nodes step steps host local global line lines file
 function value values object objects type data given argument arguments name named run running using used use set new
-end start started exit exited code status state number size time times last first current thread main python pid gpu device
+end start started
+exit exited code status state number size time times last first current thread main python pid gpu device
 version details
 """
 COMMON: Final = frozenset(_COMMON.split())
 """Words that logs of every kind are full of: alone they tell nothing."""
 TROUBLE: Final = (
     r"(?:\w*(?:Error|Exception|Failure|Fault|Warning)\b|(?i:\b(?:errors?|fail(?:ed|ure|ures|s|ing)?|fatal|abort\w*"
-    r"|panic\w*|cannot|can't|couldn't|could not|unable|denied|refused|rejected|invalid|illegal|corrupt\w*|lost|los[es]"
+    r"|panic\w*|cannot|can't|couldn't|could not|unable|denied|refused|rejected|invalid|illegal|corrupt\w*|lost|loses"
     r"|kill(?:ed|ing)?|died|dead|crash\w*|tim(?:ed|e)[ -]?out|unavailable|unreachable|not found|not ready|no such"
     r"|mismatch\w*|exceed\w*|missing|unexpected\w*|uncorrectable|unhandled|fallen|down|out of|already in use|exited"
     r"|reset|closed|bad|broken|cancel\w*|preempt\w*|unsuccessful|non-zero|interrupted|disconnect\w*|expired|forbidden"
