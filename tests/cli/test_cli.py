@@ -318,6 +318,11 @@ def test_the_command_line_is_what_was_agreed():
         "incidents show": ["--json"],
         "incidents confirm": ["--action", "--json"],
         "incidents correct": ["--action", "--json", "--line", "--reason"],
+        "rules ls": ["--json", "--learned"],
+        "rules show": ["--json"],
+        "rules withdraw": ["--json"],
+        "rules check": ["--json"],
+        "rules good": [],
         **{
             f"trace {name}": sorted([*READING, *own])
             for name, own in {

@@ -219,4 +219,22 @@ def test_a_second_attempt_in_the_same_log(job):
     assert (found.reason, found.scope) == ("KeyError", {"rank": 1})
 
 
+def test_an_earlier_attempt_that_came_further_says_nothing_of_this_one(job):
+    """Rank 0 alone prints steps. The first attempt failed at step 50; the second began at 30 and failed at 45."""
+    first = [*steps(0, *range(1, 51)), *raised(1, "KeyError: 'a'")]
+    second = [*steps(0, *range(30, 46)), *raised(2, "torch.OutOfMemoryError: CUDA out of memory.")]
+    found = job(*first, *second)
+    assert (found.reason, found.scope) == ("OutOfMemoryError", {"rank": 2})
+    assert found.confidence > 0.7
+
+
+def test_an_error_that_a_later_attempt_survived_below_the_best_step_is_no_root(job):
+    """The second attempt passes an error of rank 3 at step 35, and goes on to 45, still below the first's 50."""
+    first = [*steps(0, *range(1, 51)), *raised(1, GLOO, TORCH)]
+    second = [*steps(0, *range(30, 36)), *SURVIVED["reset"], *steps(0, *range(36, 46)), *raised(2, "KeyError: 'a'")]
+    found = job(*first, *second)
+    assert (found.reason, found.scope) == ("KeyError", {"rank": 2})
+    assert found.confidence > 0.7
+
+
 BROKEN = raised(1, "KeyError: 'a'")

@@ -165,6 +165,15 @@ def test_the_rank_of_a_dump_is_in_it_or_in_its_name(tmp_path):
     assert found.scope == {"rank": 0}
 
 
+@pytest.mark.parametrize("prefix", ["nccl_trace_rank_", "comm_lib_trace_rank_", "hccl_trace_rank_", "fr/trace_"])
+def test_dumps_are_found_in_a_folder_by_their_usual_names(tmp_path, prefix):
+    """The default up to torch 2.8, the one since (DebugInfoWriter), that of NPUs, and a prefix of the user."""
+    (tmp_path / "fr").mkdir()
+    for rank, at in {0: 7, 1: 5}.items():
+        (tmp_path / f"{prefix}{rank}").write_bytes(pickle.dumps(dump(at, world=2), protocol=2))
+    assert diagnose(tmp_path).scope == {"rank": 1}
+
+
 def test_an_older_form_without_groups(job):
     """Version 1: no pg_config, and the sequence number as `seq_id` or `collective_seq_id`."""
     dumps = {rank: {"entries": [entry(at) for at in range(6)] + [entry(7, "scheduled")]} for rank in (0, 1)}

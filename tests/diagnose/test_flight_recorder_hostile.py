@@ -134,13 +134,13 @@ def list_as_name():
 
 def number_of_digits():
     """int() of many digits takes quadratic time."""
-    return b"\x80\x02L" + b"9" * 3_000_000 + b"L\n."
+    return b"\x80\x02L" + b"9" * 1_000_000 + b"L\n."
 
 
 def members():
-    """A group of two million ranks, of which one has a dump."""
+    """A group of 400 000 ranks, of which one has a dump."""
     entry = {"collective_seq_id": 3, "state": "started", "process_group": ("0", "default_pg")}
-    ranks = str(list(range(2_000_000)))
+    ranks = str(list(range(400_000)))
     return pickle.dumps({"entries": [entry], "pg_config": {"0": {"ranks": ranks}}}, protocol=2)
 
 
@@ -155,7 +155,7 @@ BOMBS = {
     "long text": b"\x80\x04\x8d" + struct.pack("<Q", 1 << 33) + b"x.",
     "long bytes": b"\x80\x05\x96" + struct.pack("<Q", 1 << 31) + b"x.",
     "long frame": b"\x80\x04\x95" + struct.pack("<Q", 1 << 40) + b"}.",
-    "depth": b"\x80\x02" + b"(" * 3_000_000 + b".",
+    "depth": b"\x80\x02" + b"(" * 500_000 + b".",
     "nested": b"\x80\x02" + b"]" * 300_000 + b"a" * 299_999 + b".",
     "nested tuples": b"\x80\x02" + b")" + b"\x85" * 300_000 + b".",
 }

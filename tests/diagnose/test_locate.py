@@ -44,6 +44,8 @@ OOM = "Out of memory: Killed process 4242 (python) total-vm:9000kB, anon-rss:800
         ("srun: error: Node failure on gn17", {"node": "gn17"}),
         ("slurmstepd: error: *** JOB 12 ON gn3 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***", {}),
         ("gn17:13571:13590 [3] KeyError: 'a'", {"node": "gn17"}),
+        ("Jun  1 03:11:47 gn17 python[811]: KeyError: 'a'", {"node": "gn17"}),
+        ("2026-06-01T03:11:47+0000 gn17 python[811]: KeyError: 'a'", {"node": "gn17"}),
     ],
 )
 def test_what_a_line_names(scope, line, wanted):

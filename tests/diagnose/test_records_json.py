@@ -187,6 +187,20 @@ def test_an_entry_that_is_an_error_by_its_level_alone(tmp_path):
     assert (found.reason, found.root_line.line) == ("Unknown", 5)
 
 
+@pytest.mark.parametrize("level", ["error", "ERROR", "critical", "FATAL"])
+def test_the_level_does_not_hide_what_is_said(tmp_path, level):
+    quiet = [{"level": "info", "message": f"opening shard {number}"} for number in range(4)]
+    found = diagnose(write(tmp_path / "job.log", *quiet, {"level": level, "message": "KeyError: 'a'"}))
+    assert (found.reason, found.root_text) == ("KeyError", "KeyError: 'a'")
+
+
+def test_an_error_in_words_that_no_rule_knows_is_found_as_in_a_plain_log(tmp_path):
+    """As `ERROR coordinator gave up` is."""
+    quiet = [{"level": "info", "msg": f"opening shard {number}"} for number in range(4)]
+    found = diagnose(write(tmp_path / "job.log", *quiet, {"level": "error", "msg": "coordinator gave up"}))
+    assert (found.reason, found.root_line.line) == ("Unknown", 5)
+
+
 def test_numbers_of_lines_are_those_of_an_editor(tmp_path):
     """Other separators than the line feed end no line."""
     odd = '{"level": "info", "message": "a\u2028b\x0bc\x85d"}\n'
@@ -207,7 +221,7 @@ def test_many_json_lines_take_little_memory(tmp_path, measured):
     log = tmp_path / "abc-json.log"
     line = (json.dumps(docker("x" * 200 + " ordinary\n")) + "\n").encode()
     with log.open("wb") as file:
-        for _ in range(80):
+        for _ in range(20):
             file.write(line * ((1 << 20) // len(line)))
         file.write("".join(json.dumps(docker(line)) + "\n" for line in STACK.splitlines(keepends=True)).encode())
     reason, _, grown_mib = measured(log)

@@ -2,6 +2,7 @@
 
 import gc
 import itertools
+import json
 import random
 import tracemalloc
 import types
@@ -39,6 +40,9 @@ LOGS = {
     "an error within a long line": "x" * 200_000 + "\rMemoryError\n",
     "no end of line": steps(1) + TRACEBACK.format("KeyError: 'a'")[:-1],
     "windows": (steps(1) + TRACEBACK.format("KeyError: 'a'")).replace("\n", "\r\n"),
+    "a logger of json": '{"level": "info", "message": "step 1 loss 2.1"}\n' * 30
+    + json.dumps({"level": "error", "message": "failed\n" + TRACEBACK.format("KeyError: 'a'")}) + "\n",
+    "json among text": steps(1) + json.dumps({"message": TRACEBACK.format("KeyError: 'a'")}) + "\n" + steps(1),
     "chatter between steps": TRACEBACK.format(RESET) + steps(1, 2, 3) + "ordinary chatter\n" * 5000 + steps(4),
     "chatter between another rank's steps": steps(1) + ranked(TRACEBACK.format(RESET), 1) + steps(2, 3, 4)
     + "ordinary chatter\n" * 5000 + steps(5),
