@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import unicodedata
 
 import pytest
 
@@ -43,6 +44,27 @@ def test_coloured_and_redrawn_lines(tmp_path):
     log.write_bytes(b" 5%| | 5/100 [00:01]\r 6%| | 6/100 [00:01]\r\x1b[31mMemoryError\x1b[0m\n")
     found = diagnose(log)
     assert (found.reason, found.root_line.line, found.root_line.text) == ("OutOfMemoryError", 1, "MemoryError")
+
+
+@pytest.mark.parametrize(
+    "evil",
+    [
+        "\x1b]0;title\x07",
+        "\x1b[2J\x1b[H",
+        "\x9b31m",
+        "\x00\x08\x7f",
+        "\u202e\u2066",
+        "\x1bP0;1|x\x1b\\\\",
+        "\x85\u2028",
+    ],
+)
+def test_what_is_cited_can_do_nothing_to_a_terminal(tmp_path, evil):
+    log = tmp_path / "x.log"
+    log.write_bytes(b"ordinary\n" * 99 + f"KeyError: '{evil}a'{evil}\n".encode())
+    found = diagnose(log)
+    assert found.reason == "KeyError"
+    shown = found.root_line.text + found.root_text + found.summary + "".join(one.text for one in found.evidence)
+    assert [one for one in shown if unicodedata.category(one) == "Cc" or one in "\u202e\u2066\u2028"] == []
 
 
 def test_windows_line_ends(tmp_path):

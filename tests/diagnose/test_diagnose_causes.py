@@ -166,7 +166,7 @@ def traceback(exception, path="/job/train.py"):
 def test_own_exception_classes(job):
     own = job(rank_0=STEPS + traceback("__main__.DataBad: shard 7 is corrupt"))
     assert (own.reason, own.category, own.action, own.restart_helps) == ("Others", "Script", "user_must_fix", False)
-    assert own.confidence == pytest.approx(0.7)
+    assert 0.5 < own.confidence < job(rank_0=STEPS + traceback("KeyError: 'a'")).confidence
     library = job(rank_0=traceback("acme.Odd: x", "/venv/lib/python3.11/site-packages/acme/a.py"))
     assert (library.reason, library.category, library.restart_helps) == ("Others", "Framework", True)
 

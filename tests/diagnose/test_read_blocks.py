@@ -24,7 +24,7 @@ def text_of(path):
 @given(st.lists(st.sampled_from([b"a", b"\n", b"\r", b"\r\n", b"b" * 70, b"\xff\x00"]), max_size=60))
 def test_short_lines_come_out_as_they_went_in(tmp_path_factory, pieces):
     log = tmp_path_factory.mktemp("log") / "x.log"
-    log.write_bytes(b"".join(pieces) * 40)
+    log.write_bytes(b"".join((*pieces, b"\n")) * 40)
     number = 1
     for block, first in read_blocks(log):
         assert first == number

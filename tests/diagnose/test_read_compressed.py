@@ -58,6 +58,16 @@ def test_many_empty_parts(tmp_path, kind):
 
 
 @every_kind
+def test_a_line_of_an_older_part_is_cited_in_that_part(tmp_path, kind):
+    (tmp_path / "rank-3.log").write_bytes(b"leaving\n")
+    (tmp_path / f"rank-3.log.1.{kind}").write_bytes(PACK[kind](b"step 9 loss 2\n" + KEY_ERROR))
+    (tmp_path / f"rank-3.log.2.{kind}").write_bytes(PACK[kind](b"step 8 loss 2\n" * 9))
+    found = diagnose(tmp_path)
+    assert (found.reason, found.scope, found.root_line.line) == ("KeyError", {"rank": 3}, 5)
+    assert found.root_line.file.endswith(f"rank-3.log.1.{kind}")
+
+
+@every_kind
 def test_cut_short_the_rest_is_used_and_it_says_so(tmp_path, kind):
     packed = PACK[kind](KEY_ERROR + LINES)
     log = tmp_path / f"x.log.{kind}"

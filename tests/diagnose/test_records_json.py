@@ -201,6 +201,20 @@ def test_an_error_in_words_that_no_rule_knows_is_found_as_in_a_plain_log(tmp_pat
     assert (found.reason, found.root_line.line) == ("Unknown", 5)
 
 
+def test_a_line_of_json_is_cited_once(tmp_path):
+    """Though it holds a chain of tracebacks."""
+    chain = (
+        STACK
+        + "\nDuring handling of the above exception, another exception occurred:\n\n"
+        + STACK.replace("'a'", "'b'")
+    )
+    quiet = [{"level": "info", "message": f"opening shard {number}"} for number in range(4)]
+    found = diagnose(write(tmp_path / "job.log", *quiet, {"level": "error", "message": chain}))
+    assert found.reason == "KeyError"
+    for cited in (found.root_lines, found.evidence):
+        assert [(one.file, one.line) for one in cited] == [(str(tmp_path / "job.log"), 5)]
+
+
 def test_numbers_of_lines_are_those_of_an_editor(tmp_path):
     """Other separators than the line feed end no line."""
     odd = '{"level": "info", "message": "a\u2028b\x0bc\x85d"}\n'

@@ -5,12 +5,15 @@ from typing import Final
 
 from holdfast.diagnose.calibration import calibrated
 from holdfast.diagnose.diagnosis import Alternative, Diagnosis, Evidence, LogLine, Role
-from holdfast.diagnose.explain import Cluster, Explanation, FirstEnd, is_bare, rank_of
+from holdfast.diagnose.explain import OF_PEERS, Cluster, Explanation, FirstEnd, is_bare, rank_of
 from holdfast.diagnose.locate import scope_of
+from holdfast.diagnose.rules import Rule
 from holdfast.diagnose.scan import Event
 
 ROOT_LINES: Final = 3
 _EVIDENCE_LIMITS: Final[dict[Role, int]] = {"root": ROOT_LINES, "cascade": 6, "recovered": 4, "teardown": 4}
+_CLOSE_RIVAL: Final = 0.3
+"""Share of another reason from which on the answer is in doubt."""
 _WORTH_NAMING: Final = 0.03
 """Share of the likelihood from which on another reason is named as an alternative."""
 
@@ -44,6 +47,7 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
     decided_by = [root.rule.id]
     if first.rank is not None and first.rank == rank_of(root) and first.rule_id != root.rule.id:
         decided_by.append(first.rule_id)
+    rival = max((other for other, _ in shares.values()), default=0.0)
     sure = share * root.rule.confidence * (0.9 if is_bare(root) else 1.0) * (0.8 if root.recovered else 1.0)
     return Diagnosis(
         reason=root.rule.reason,
@@ -55,7 +59,7 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
         action=root.rule.action,
         restart_helps=root.rule.restart_helps,
         mitigation=root.rule.mitigation,
-        confidence=calibrated(sure),
+        confidence=min(calibrated(sure), _most(root.rule, rival)),
         alternatives=tuple(
             Alternative(
                 reason=reason,
@@ -68,6 +72,13 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
         decided_by=tuple(decided_by),
         root_text=root.text.strip(),
     )
+
+
+def _most(rule: Rule, rival: float) -> float:
+    """How sure one can be at most, whatever the laboratory says of such scores."""
+    most = 1.0 if rival < _CLOSE_RIVAL else 1.0 - rival
+    # Who tells of a peer does not know what befell it.
+    return min(most, rule.confidence) if rule.kind in OF_PEERS else most
 
 
 def _of_the_same_cause(explanation: Explanation) -> list[Event]:

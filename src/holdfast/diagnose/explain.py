@@ -49,7 +49,8 @@ _OUTSIDE_ANY_RANK: Final = frozenset(
 """Another rank's death says nothing against these."""
 _ENDS: Final = frozenset({"death", "crash", "frozen", "exit", "host_memory", "scheduler"})
 """What is said of the end of a process."""
-_OF_PEERS: Final = frozenset({"peer_lost", "store_lost", "collective_timeout"})
+OF_PEERS: Final = frozenset({"peer_lost", "store_lost", "collective_timeout"})
+"""What a process tells of others."""
 
 
 @dataclass(eq=False, kw_only=True)
@@ -105,6 +106,9 @@ class FirstEnd:
     rank: int | None
     certain: bool
     """Something that no peer can cause ended it."""
+    last_said: int = -1
+    """Where in its log stands the last error of its own that it did not survive: a line that tells of peers, or an
+    exception."""
     silent: bool = False
     """Nothing in its own log says why: then what its peers say of a lost connection follows from its end."""
     rule_id: str = ""
@@ -159,6 +163,8 @@ def _is_last_word(event: Event, first: FirstEnd) -> bool:
     rank = rank_of(event)
     if first.rank is None or rank not in (None, first.rank) or event.lines_below > _BUFFERED_LINES:
         return False
+    if event.log_line < first.last_said:
+        return False
     # Others' steps may be printed below it where the output of ranks was put together one after another.
     return event.whole_traceback or (rank is not None and not event.own_progress)
 
@@ -177,8 +183,9 @@ def first_end(events: Iterable[Event]) -> FirstEnd:
         if "pid" in event.captures and (rank := _ended(event)) is not None and event.rule.kind in _ENDS
     ]
     first = max(seen, key=lambda one: (one.certain, -(one.rank or 0)), default=FirstEnd(rank=None, certain=False))
-    said = any(rank_of(event) == first.rank and "pid" not in event.captures for event in events)
-    return replace(first, silent=not said)
+    its = [event for event in events if rank_of(event) == first.rank and "pid" not in event.captures]
+    later = (e.log_line for e in its if e.rule.kind in OF_PEERS | {"exception"} and not (e.recovered or e.demoted))
+    return replace(first, silent=not its, last_said=max(later, default=-1))
 
 
 def _ended(event: Event) -> int | None:
@@ -222,7 +229,7 @@ def _alone(event: Event, first: FirstEnd) -> float:
     if first.rank is not None and rank is not None:
         if rank == first.rank:
             cost += _ENDED_FIRST
-        elif first.silent and rule.kind in _OF_PEERS:
+        elif first.silent and rule.kind in OF_PEERS:
             cost += _AFTER_A_SILENT_END
         elif first.certain and rule.kind not in _OUTSIDE_ANY_RANK:
             cost += _AFTER_A_DEATH

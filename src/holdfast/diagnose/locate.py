@@ -6,7 +6,7 @@ from typing import Any, Final
 import re2
 
 from holdfast.diagnose.diagnosis import mask_varying
-from holdfast.diagnose.explain import Cluster, rank_of
+from holdfast.diagnose.explain import OF_PEERS, Cluster, rank_of
 from holdfast.diagnose.scan import Event
 
 _SCOPE_LIMIT: Final = 64
@@ -19,8 +19,6 @@ _NOBODY: Final = re2.compile(
     r"^(?:127\.|::1$|localhost|0\.0\.0\.0$|169\.254\.|172\.17\.|fe80|unknown|none|\?|-?$)", _CASELESS
 )
 """Names that name no node: loopback, link-local and container addresses."""
-_TELLS_OF_OTHERS: Final = frozenset({"peer_lost", "store_lost", "collective_timeout"})
-"""Who reports one of these is not the rank at fault."""
 
 
 def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) -> dict[str, Any]:
@@ -35,9 +33,12 @@ def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) 
     found = _named(alike, ranks_by_pid)
     wider = _named(same, ranks_by_pid)
     found = {name: values or wider[name] for name, values in found.items()}
+    if found["rank"] and len(alike) == sum(event.rule is rule for event in everything):
+        for event in alike:  # of many that say the same, not all are kept
+            found["rank"] |= set() if rule.kind in OF_PEERS else event.log.reporters.get(rule.id, {}).keys()
     if rule.kind == "collective_timeout":
         found["rank"] |= absent_ranks(everything)
-    if not found["rank"] and not found["local_rank"] and rule.kind not in _TELLS_OF_OTHERS:
+    if not found["rank"] and not found["local_rank"] and rule.kind not in OF_PEERS:
         of_exit = _of_the_only_exit(everything)
         found |= {name: of_exit.get(name, set()) for name in ("rank", "local_rank")}
         if not found["node"] and rule.action != "exclude_and_restart":
@@ -69,7 +70,7 @@ def _named(events: Iterable[Event], ranks_by_pid: dict[str, int]) -> dict[str, s
         node = captures.get("node", "").rstrip(".")
         node = "" if _NOBODY.search(node) else node
         # Who tells of a peer or of another host is not the rank at fault.
-        of_others = event.rule.kind in _TELLS_OF_OTHERS or bool(node and event.rule.kind in ("fabric", "node"))
+        of_others = event.rule.kind in OF_PEERS or bool(node and event.rule.kind in ("fabric", "node"))
         rank = None if of_others and "rank" not in captures else rank_of(event)
         found["rank"].add(ranks_by_pid.get(captures.get("pid", "")) if rank is None else rank)
         local_rank = None if of_others else event.local_rank

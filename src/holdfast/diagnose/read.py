@@ -39,7 +39,7 @@ _ATTEMPT_FOLDER = re.compile(r"^attempt_[0-9]+$")
 _ROTATED = re.compile(r"^(.*)\.([0-9]{1,6})(?:\.gz|\.zst)?$")
 _LOG_NAME = re.compile(
     r"(?i)(?:\.(?:log|out|err|txt|stdout|stderr|json|jsonl)(?:[.-][\w.-]+)?$|^(?:stdout|stderr|dmesg|syslog|messages|kern|journal|sacct|slurm-)"
-    r"|nccl_trace|\.o[0-9]+$|\.e[0-9]+$)"
+    r"|(?:nccl|hccl|comm_lib)_trace|(?:^|_)trace_(?:rank_)?\d+$|\.o[0-9]+$|\.e[0-9]+$)"
 )
 """What an output folder holds of logs; other files there (weights, sources, data) are not opened."""
 _JSON_NAME = re.compile(r"(?i)\.jsonl?(?:\.gz|\.zst)?$")

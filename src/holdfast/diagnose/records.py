@@ -14,10 +14,9 @@ from holdfast.diagnose.read import LogFile, Reading, is_flight_record, is_record
 
 _RECORD_LIMIT_BYTES: Final = 8 << 20
 """A larger JSON file is read as text."""
-_LINES_SNIFFED: Final = 20
 _TEXT_KEYS: Final = ("MESSAGE", "log", "message", "msg", "exc_info", "exception", "stack_trace", "stack")
 """Where JSON loggers put what was said, and the traceback that belongs to it."""
-_FATAL: Final = frozenset({"fatal", "critical", "panic", "emerg", "emergency"})
+_LEVELS: Final = {"error": "ERROR"} | dict.fromkeys(("fatal", "critical", "panic", "emerg", "emergency"), "FATAL")
 
 
 class RecordLine(NamedTuple):
@@ -79,17 +78,14 @@ def _parsed(text: str | bytes) -> Any:
         return None
 
 
-def plain_blocks(blocks: Iterable[tuple[bytes, int]]) -> Iterator[tuple[bytes, int]]:
-    r"""Blocks of a log as text: where its lines are JSON (containers, journal exports, JSON loggers), what they say.
+def plain_text(block: bytes) -> bytes:
+    r"""A block of a log as text: what its lines of JSON say (containers, journal exports, JSON loggers).
 
-    The lines of one message stand in one line of the log: here `\r` parts them, which ends a line and counts none.
+    The lines of one message stand in one line of the log: here `\\r` parts them, which ends a line and counts none.
     """
-    is_json: bool | None = None
-    for block, number in blocks:
-        if is_json is None:
-            first = [line for line in block.split(b"\n", _LINES_SNIFFED + 1)[:_LINES_SNIFFED] if line.strip()]
-            is_json = bool(first) and 2 * sum(_said(line) is not None for line in first) > len(first)
-        yield (b"\n".join(map(_as_text, block.split(b"\n"))) if is_json else block), number
+    if not block.startswith(b"{") and b"\n{" not in block:
+        return block
+    return b"\n".join(_as_text(line) for line in block.split(b"\n"))
 
 
 def _as_text(line: bytes) -> bytes:
@@ -98,7 +94,7 @@ def _as_text(line: bytes) -> bytes:
 
 
 def _said(line: bytes) -> bytes | None:
-    entry = _parsed(line) if line.lstrip().startswith(b"{") else None
+    entry = _parsed(line) if line.startswith(b"{") else None
     if not isinstance(entry, dict):
         return None
     found: list[str] = []
@@ -111,8 +107,8 @@ def _said(line: bytes) -> bytes | None:
             found += message.rstrip("\n").split("\n")
     if not found:
         return None
-    if str(entry.get("level", entry.get("severity", ""))).lower() in _FATAL:
-        found[0] = f"FATAL: {found[0]}"
+    if level := _LEVELS.get(str(entry.get("level", entry.get("severity", ""))).lower()):
+        found.append(f"{level}: {found[0]}")  # a line of its own: rules know the words of the message as they are
     if isinstance(host := entry.get("_HOSTNAME"), str) and host:  # as syslog has it: the dialects know its prefix
         by = "kernel" if entry.get("_TRANSPORT") == "kernel" else "journal[0]"
         found = [f"Jan  1 00:00:00 {host} {by}: {one}" for one in found]

@@ -8,7 +8,7 @@ from typing import Any, Final, TypeAlias
 from holdfast.diagnose.lines import Line, clean_line
 from holdfast.diagnose.progress import PROGRESS, reported_step
 from holdfast.diagnose.read import LINE_LIMIT_BYTES, LogFile, Reading, read_blocks
-from holdfast.diagnose.records import plain_blocks, record_lines
+from holdfast.diagnose.records import plain_text, record_lines
 from holdfast.diagnose.rules import ROUTINE, Rule, RuleSet, Where
 from holdfast.diagnose.tracebacks import Raised, TracebackReader
 
@@ -63,6 +63,7 @@ class Event:
     """The last step that its rank had reported."""
     job_step_before: int | None
     job_steps_before: int
+    attempt: int
     whole_traceback: bool = False
     demoted: bool = False
     """A better line of the same chain of tracebacks states the root, or Python went on after it."""
@@ -72,6 +73,8 @@ class Event:
         """Whether its rank, or for long enough the job, made progress after it: steps beyond those before it."""
         if self.own_progress:
             return True
+        if self.log.attempt > self.attempt:  # the job was started again since
+            return self.log.steps - self.log.steps_before_attempt >= JOB_STEPS_RECOVERED
         steps = self.log.steps - self.job_steps_before
         if self.log.largest_step is not None and self.job_step_before is not None:
             steps = min(steps, self.log.largest_step - self.job_step_before)
@@ -102,6 +105,7 @@ class _Log:
         """Steps of the job that were reported."""
         self.last_step: int | None = None
         self.largest_step: int | None = None
+        self.attempt = self.steps_before_attempt = 0
         self.lines = 0
         self.streams: dict[StreamKey, Stream] = {}
         self.open: dict[StreamKey, int] = {}
@@ -153,10 +157,13 @@ class Scan:
 
     def block(self, file: LogFile, block: bytes, number: int) -> None:
         """Take in whole lines of `file`, the first of which is its line `number`."""
-        log = self._log(file.group)
+        self.know(file)
+        _scan_block(self._log(file.group), file, plain_text(block), number)
+
+    def know(self, file: LogFile) -> None:
+        """There is such a file, and a rank whose output it is, though it may be empty."""
         if file.rank is not None:
-            log.ranks.add(file.rank)
-        _scan_block(log, file, block, number)
+            self._ranks.add(file.rank)
 
     def line(self, file: LogFile, text: str, number: int) -> None:
         """Take in one line that stands for a record, or for what a supervisor saw (number 0)."""
@@ -178,7 +185,8 @@ def scan(files: Iterable[LogFile], rules: RuleSet, reading: Reading | None = Non
     records, logs = record_lines(list(files), reading)
     scan = Scan(rules)
     for file in logs:
-        for block, number in plain_blocks(read_blocks(file.path, reading)):
+        scan.know(file)
+        for block, number in read_blocks(file.path, reading):
             scan.block(file, block, number)
     for path, lines in records.items():
         for number, text, rank in lines:
@@ -256,7 +264,7 @@ def _note_step(log: _Log, file: LogFile, line: Line) -> None:
     step = reported_step(line.text)
     if step is None:
         return
-    _, stream = log.stream(_key(line, file))
+    key, stream = log.stream(_key(line, file))
     before = stream.last_step
     # The job was started again within this log; the first rank that goes back tells, the others do so too.
     went_back = before is not None and step < before and log.last_step is not None and log.last_step >= before
@@ -264,6 +272,8 @@ def _note_step(log: _Log, file: LogFile, line: Line) -> None:
     log.largest_step = step if log.largest_step is None else max(step, log.largest_step)
     if log.last_step is None or went_back:
         log.last_step = step
+        if went_back and isinstance(key, int):
+            log.attempt, log.steps_before_attempt = log.attempt + 1, log.steps
     elif step > log.last_step:
         log.steps += min(step - log.last_step, JOB_STEPS_RECOVERED)
         log.last_step = step
@@ -326,6 +336,7 @@ def _note(log: _Log, file: LogFile | None, line: Line, stream: Stream, raised: R
         own_step_before=stream.last_step,
         job_step_before=log.largest_step,
         job_steps_before=log.steps,
+        attempt=log.attempt,
         whole_traceback=raised is not None,
     )
     log.keep(event)
