@@ -180,7 +180,10 @@ def first_end(events: Iterable[Event]) -> FirstEnd:
     seen = [
         FirstEnd(rank=rank, certain=event.rule.first_death, rule_id=event.rule.id)
         for event in events
-        if "pid" in event.captures and (rank := _ended(event)) is not None and event.rule.kind in _ENDS
+        if "pid" in event.captures
+        and (rank := _ended(event)) is not None
+        and event.rule.kind in _ENDS
+        and not event.recovered
     ]
     first = max(seen, key=lambda one: (one.certain, -(one.rank or 0)), default=FirstEnd(rank=None, certain=False))
     its = [event for event in events if rank_of(event) == first.rank and "pid" not in event.captures]

@@ -273,7 +273,7 @@ def _note_step(log: _Log, file: LogFile, line: Line) -> None:
     if log.last_step is None or went_back:
         log.last_step = step
         if went_back and isinstance(key, int):
-            log.attempt, log.steps_before_attempt = log.attempt + 1, log.steps
+            log.attempt, log.steps_before_attempt, log.largest_step = log.attempt + 1, log.steps, step
     elif step > log.last_step:
         log.steps += min(step - log.last_step, JOB_STEPS_RECOVERED)
         log.last_step = step
