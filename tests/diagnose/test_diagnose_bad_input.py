@@ -112,7 +112,7 @@ def test_a_large_log_of_errors_takes_little_memory(tmp_path):
     log = tmp_path / "rank-0.log"
     with log.open("wb") as file:
         file.write(ERROR)
-        for number in range(40_000):
+        for number in range(20_000):
             file.write(b"[rank%d]: RuntimeError: odd thing %d, error %s\n" % (number % 5000, number, b"z" * 700))
         for _ in range(5):
             file.write(b"step 1 something ordinary happened\n" * 30_000)

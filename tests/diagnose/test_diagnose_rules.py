@@ -5,7 +5,7 @@ import pytest
 from holdfast.core.errors import BadUse
 from holdfast.diagnose.diagnosis import CATEGORIES
 from holdfast.diagnose.lines import clean_line
-from holdfast.diagnose.rules import RuleSet, packaged_rules, parse_topic
+from holdfast.diagnose.rules import ROUTINE, RuleSet, packaged_rules, parse_topic
 
 RULES = packaged_rules()
 TOPIC = """
@@ -41,6 +41,13 @@ def test_every_reason_is_known_and_most_have_a_rule():
     assert used <= set(CATEGORIES)
     assert len(CATEGORIES) == 31
     assert set(CATEGORIES) - used == set()
+
+
+@pytest.mark.parametrize("rule", RULES.rules, ids=lambda rule: rule.id)
+def test_what_a_restart_does_not_help_is_to_be_changed_by_someone(rule):
+    if rule.kind != ROUTINE:
+        assert rule.restart_helps == (rule.action not in ("change_config", "user_must_fix"))
+    assert rule.mitigation.endswith((".", ")"))
 
 
 @pytest.mark.parametrize(

@@ -97,6 +97,13 @@ def test_many_small_doubts_do_not_outweigh_the_answer(job):
     assert found.alternatives[0].confidence <= found.confidence
 
 
+def test_a_line_is_cited_once(job):
+    """Though it has several parts, redrawn one over the other."""
+    found = job("ordinary", "ValueError: a\rValueError: b\rValueError: c", "ValueError: d")
+    for cited in (found.root_lines, found.evidence):
+        assert [one.line for one in cited] == [2, 3]
+
+
 def test_alternatives_are_ranked_and_shares_add_up():
     found = explained("KeyError: 'a'", GLOO, *watchdog(1), "something failed", "[rank3]: ValueError: b")
     assert list(found.shares) == sorted(found.shares, reverse=True)

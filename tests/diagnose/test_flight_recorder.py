@@ -248,7 +248,11 @@ def test_dumps_that_torch_wrote_name_the_rank_that_did_not_come(tmp_path):
         )
         for rank in (0, 1)
     ]
-    errors = [one.communicate(timeout=120)[1] for one in both]
+    try:
+        errors = [one.communicate(timeout=120)[1] for one in both]
+    finally:
+        for one in both:
+            one.kill()
     if any(one.returncode for one in both):
         pytest.skip(f"this torch dumps no trace of gloo: {errors}")
     reached = [len(read_dump(tmp_path / f"nccl_trace_rank_{rank}")["entries"]) for rank in (0, 1)]

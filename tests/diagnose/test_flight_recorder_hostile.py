@@ -8,6 +8,8 @@ import sys
 import threading
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from holdfast.diagnose import diagnose
 from holdfast.diagnose.flight_recorder import flight_lines, read_dump
@@ -209,6 +211,30 @@ def test_damaged_ones_are_passed_over(tmp_path, data):
     reading = Reading()
     assert flight_lines([path], reading) == {}
     assert len(reading.notes) == 1
+
+
+WHOLE = pickle.dumps(
+    {
+        "entries": [{"collective_seq_id": 1, "state": "started", "process_group": ("0", "default_pg")}] * 2,
+        "pg_config": {"0": {"ranks": "[0, 1]"}},
+    },
+    protocol=2,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    at=st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), min_size=1, max_size=4),
+    end=st.integers(2),
+)
+def test_damaged_anywhere(tmp_path_factory, at, end):
+    data = bytearray(WHOLE)
+    for place, byte in at:
+        data[place] = byte
+    path = tmp_path_factory.mktemp("dump") / "nccl_trace_rank_0"
+    path.write_bytes(data[:end])
+    flight_lines([path], Reading())
+    diagnose(path)
 
 
 ODD = [

@@ -2,6 +2,8 @@
 
 import random
 
+import pytest
+
 from holdfast.diagnose import diagnose
 from holdfast.diagnose.read import find_files
 from holdfast.diagnose.rules import packaged_rules
@@ -77,3 +79,14 @@ def test_lines_met_again_mean_the_same(tmp_path):
     found = events(log)
     assert max(event.line for event in found if "refused" in event.text) == 3 * 499 + 1
     assert any(event.text == "ValueError: b" for event in found)
+
+
+@pytest.mark.parametrize("world", [1, 4, 64, 512])
+def test_an_error_while_starting_was_survived_however_many_ranks_print_steps(tmp_path, world):
+    log = tmp_path / "x.log"
+    down = "[ 13.1] mlx5_core 0000:17:00.0: mlx5_0: Link DOWN\n"
+    steps = "".join(f"[rank{rank}]: step {step} loss 2.1\n" for step in range(30) for rank in range(world))
+    log.write_text(down + steps + KEY_ERROR.replace("KeyError: 'a'", "ValueError: b"))
+    found = diagnose(log)
+    assert found.reason == "ValueError"
+    assert [one.role for one in found.evidence if one.line == 1] == ["recovered"]

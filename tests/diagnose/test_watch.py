@@ -214,6 +214,19 @@ def _objects(root):
     return len(found)
 
 
+def test_many_logs_do_not_keep_a_piece_each():
+    """Sixty kilobytes of each of a thousand ranks would be sixty megabytes."""
+    watcher = LogWatcher()
+    tracemalloc.start()
+    try:
+        for rank in range(1000):
+            watcher.feed(b"an ordinary line of a rank\n" * 2200, f"rank-{rank}.log", rank)
+        kept_bytes = tracemalloc.get_traced_memory()[0]
+    finally:
+        tracemalloc.stop()
+    assert kept_bytes < 16 << 20
+
+
 def test_a_line_without_end_does_not_grow():
     watcher = LogWatcher()
     tracemalloc.start()

@@ -38,7 +38,8 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
     cluster = explanation.ranked[0]
     root = cluster.first
     same = _of_the_same_cause(explanation)
-    stating = [event for event in same if event.line > 0][:ROOT_LINES]
+    stating = list({(event.file, event.line): event for event in reversed(same) if event.line > 0}.values())
+    stating = stating[::-1][:ROOT_LINES]
     if root.line == 0:
         stating = []  # the supervisor's word; what logs say of the same reason is another matter
     shares = _shares(explanation)
@@ -49,6 +50,7 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
         decided_by.append(first.rule_id)
     rival = max((other for other, _ in shares.values()), default=0.0)
     sure = share * root.rule.confidence * (0.9 if is_bare(root) else 1.0) * (0.8 if root.recovered else 1.0)
+    confidence = min(calibrated(sure), _most(root.rule, rival))
     return Diagnosis(
         reason=root.rule.reason,
         category=root.rule.category,
@@ -59,11 +61,11 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
         action=root.rule.action,
         restart_helps=root.rule.restart_helps,
         mitigation=root.rule.mitigation,
-        confidence=min(calibrated(sure), _most(root.rule, rival)),
+        confidence=confidence,
         alternatives=tuple(
             Alternative(
                 reason=reason,
-                confidence=round(other * one.first.rule.confidence, 3),
+                confidence=round(min(other * one.first.rule.confidence, confidence), 3),
                 decided_by=one.first.rule.id,
             )
             for reason, (other, one) in sorted(shares.items(), key=lambda item: -item[1][0])[:3]
@@ -108,7 +110,8 @@ def _evidence(events: Sequence[Event], stating: Sequence[Event]) -> tuple[Eviden
     by_role: dict[Role, list[Evidence]] = {role: [] for role in _EVIDENCE_LIMITS}
     cited = {(event.file, event.line) for event in stating}
     rest = [event for event in events if event.line > 0 and (event.file, event.line) not in cited]
-    for event in [*stating, *_weightiest_first(rest)]:
+    rest = list({(event.file, event.line): event for event in reversed(_weightiest_first(rest))}.values())
+    for event in [*stating, *reversed(rest)]:
         role: Role = "cascade"
         if (event.file, event.line) in cited:
             role = "root"

@@ -220,6 +220,7 @@ def _scan_block(log: _Log, file: LogFile, block: bytes, number: int) -> None:
         number += 1
         log.lines += 1
     _note_progress(log, file, len(block), len(block))
+    log.block = b""  # one a log would be kept else
 
 
 def _look_at(log: _Log, file: LogFile, raw: bytes, number: int, shape: int, whole: int) -> None:
@@ -254,7 +255,10 @@ def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
         window = window if window == start else _line_start(block, start, window)
         found.extendleft(reversed(list(PROGRESS.finditer(block, window, end))))
         end = window
-    for match in list(found)[-_PROGRESS_LINES:]:
+    noted = list(found)[-_PROGRESS_LINES:]
+    if log.last_step is None and noted and (earliest := PROGRESS.search(block, first, resume)):
+        noted.insert(0, earliest)  # else an error before the first step would never be seen to be survived
+    for match in noted:
         low = _line_start(block, first, match.start())
         high = _line_end(block, match.end())
         _note_step(log, file, clean_line(block[low : min(high, low + LINE_LIMIT_BYTES)], 0))

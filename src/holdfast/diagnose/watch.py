@@ -12,6 +12,8 @@ from holdfast.diagnose.scan import Scan, scan_texts
 
 _BLOCK_BYTES: Final = 64 * 1024
 """Lines are looked at when so many bytes have come together, or when the diagnosis is asked for."""
+_ALL_BYTES: Final = 4 << 20
+"""Of all logs together; a job may have thousands."""
 
 
 class LogWatcher:
@@ -25,6 +27,7 @@ class LogWatcher:
         self._rules = packaged_rules() if rules is None else rules
         self._scan = Scan(self._rules)
         self._logs: dict[str, _Pending] = {}
+        self._pending_bytes = 0
 
     def feed(self, data: bytes | str, log: str = "job.log", rank: int | None = None) -> None:
         """Take in the next piece of `log`, any number of lines or a part of one.
@@ -32,19 +35,29 @@ class LogWatcher:
         `log` is the name that the diagnosis cites, `rank` the one whose output it is, where that is known.
         """
         pending = self._logs.setdefault(log, _Pending(LogFile(path=Path(log), group=log, part=0, rank=rank)))
+        before = len(pending.bytes)
         pending.add(data.encode("utf-8", "replace") if isinstance(data, str) else data)
+        self._pending_bytes += len(pending.bytes) - before
         if len(pending.bytes) >= _BLOCK_BYTES:
+            self._pending_bytes -= len(pending.bytes)
             pending.hand_over(self._scan, last=False)
+            self._pending_bytes += len(pending.bytes)
+        if self._pending_bytes > _ALL_BYTES:
+            self._hand_over(last=False)
 
     def diagnosis(self, context: JobContext | None = None, *, ended: bool = False) -> Diagnosis:
         """What is to be said of the job so far.
 
         `ended` says that no more comes: only then is a last line taken in that no line feed ends.
         """
-        for pending in self._logs.values():
-            pending.hand_over(self._scan, last=ended)
+        self._hand_over(last=ended)
         observed = [] if context is None else scan_texts(observed_lines(context), self._rules)
         return conclude(self._scan.events(), observed)
+
+    def _hand_over(self, *, last: bool) -> None:
+        for pending in self._logs.values():
+            pending.hand_over(self._scan, last=last)
+        self._pending_bytes = sum(len(pending.bytes) for pending in self._logs.values())
 
 
 class _Pending:
