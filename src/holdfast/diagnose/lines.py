@@ -16,7 +16,7 @@ CITED_LIMIT: Final = 400
 _PREFIXES_LIMIT: Final = 6
 
 _ANSI = re2.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-_])")
-_CONTROL = re2.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x{9f}\x{202a}-\x{202e}\x{2066}-\x{2069}]")
+_CONTROL = re2.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x{9f}\x{2028}-\x{202e}\x{2066}-\x{2069}]")
 """What a terminal would act upon: control characters, and those that turn the direction of text."""
 _BOX = re2.compile(r"^[│|] (.*?)[ ]*[│|]$")
 """A line within the box that rich draws around a traceback."""
