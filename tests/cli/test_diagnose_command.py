@@ -30,7 +30,7 @@ from holdfast.testing.model_endpoint import ModelServer, Words
 STEPS = [f"step {step} loss {2.5 - step / 100:.3f}" for step in range(40)]
 FAILED = [
     "Traceback (most recent call last):",
-    '  File "/work/train.py", line 12, in <module>',
+    '  File "/job/train.py", line 12, in <module>',
     "    print(settings['warmup'])",
     "          ~~~~~~~~^^^^^^^^^^",
     "KeyError: 'warmup'",
@@ -78,7 +78,7 @@ def job(tmp_path_factory):
     """A job of 64 ranks in which rank 1 fails and the others lose their connection to it."""
     folder = tmp_path_factory.mktemp("job")
     for rank in range(64):
-        peer = ["Traceback (most recent call last):", '  File "/work/train.py", line 30, in <module>', "    reduce()"]
+        peer = ["Traceback (most recent call last):", '  File "/job/train.py", line 30, in <module>', "    reduce()"]
         end = FAILED if rank == 1 else [*peer, PEER.format(rank, 20000 + rank)]
         (folder / f"rank-{rank}.log").write_text("\n".join([*STEPS, *end]) + "\n")
     return folder

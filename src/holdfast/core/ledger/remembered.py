@@ -1,6 +1,7 @@
 """The ledger's operations on what is remembered and learned of incidents, full-text search among them."""
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
@@ -15,22 +16,26 @@ from holdfast.core.ledger.records import GoodRun, Incident, LearnedRule, Memory
 R = TypeVar("R", Incident, Memory, LearnedRule, GoodRun)
 
 
-class Remembered:
+class Remembered(ABC):
     """A part of `Ledger`: the tables `memories`, `learned_rules` and `good_runs`."""
 
     _engine: Engine
 
+    @abstractmethod
     def _write(self) -> AbstractContextManager[Connection]:
-        raise NotImplementedError
+        """A transaction that writes."""
 
+    @abstractmethod
     def _as_ledger_error(self, verb: str) -> AbstractContextManager[None]:
-        raise NotImplementedError
+        """The database's errors as the ledger's own."""
 
+    @abstractmethod
     def _read(self, record: type[R], table: Table, where: Any = None, order_by: Any = None) -> list[R]:
-        raise NotImplementedError
+        """The rows of a table as records."""
 
+    @abstractmethod
     def _update(self, table: Table, where: Any, changes: dict[str, Any]) -> bool:
-        raise NotImplementedError
+        """Change rows; whether there were any."""
 
     def add_memory(self, memory: Memory) -> int:
         """Record what is remembered of an incident; returns its id. Of a run's incident there is one: it stays."""

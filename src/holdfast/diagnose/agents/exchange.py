@@ -7,17 +7,15 @@ doubled wait; never beyond the budget. A failure is a sentence of ours: what an 
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import httpx
 
 from holdfast.diagnose.agents.answers import Malformed, json_object
-from holdfast.diagnose.agents.endpoint import ENV_KEY, ENV_MODEL, ENV_URL, Prompt, Reply
+from holdfast.diagnose.agents.endpoint import Endpoint, Prompt, Reply
 from holdfast.diagnose.agents.redact import redact
 from holdfast.diagnose.agents.untrusted import sentence
 
-if TYPE_CHECKING:
-    from holdfast.diagnose.agents.endpoint import Endpoint
 
 _PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
 _REFUSES_A_FIELD: Final = frozenset({400, 422})
@@ -39,7 +37,7 @@ class _RefusesAField(Exception):
     """A server does not know something that is optional."""
 
 
-async def exchange(endpoint: "Endpoint", prompts: Sequence[Prompt], temperature: float) -> list[Reply]:
+async def exchange(endpoint: Endpoint, prompts: Sequence[Prompt], temperature: float) -> list[Reply]:
     """The replies to `prompts`, in order, within the endpoint's budget."""
     headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "holdfast"}
     if endpoint.key:
@@ -68,7 +66,7 @@ async def exchange(endpoint: "Endpoint", prompts: Sequence[Prompt], temperature:
 class _Asking:
     """What the requests of one exchange share."""
 
-    def __init__(self, endpoint: "Endpoint", client: httpx.AsyncClient, temperature: float) -> None:
+    def __init__(self, endpoint: Endpoint, client: httpx.AsyncClient, temperature: float) -> None:
         self._endpoint = endpoint
         self._client = client
         self._latest_s = endpoint.clock.monotonic_s() + endpoint.budget_s
@@ -113,9 +111,11 @@ class _Asking:
         except (TimeoutError, httpx.TimeoutException):
             raise _Failed(f"gave no whole answer within {seconds:g} s. Ask again, or a faster one.") from None
         except httpx.InvalidURL:
-            raise _Failed(f"has an address that is none. Check {ENV_URL}.") from None
+            raise _Failed(f"has an address that is none. Check {Endpoint.env_url()}.") from None
         except httpx.ConnectError:
-            raise _Failed(f"cannot be reached. Check {ENV_URL}, and that the server runs.", passing=True) from None
+            raise _Failed(
+                f"cannot be reached. Check {Endpoint.env_url()}, and that the server runs.", passing=True
+            ) from None
         except (httpx.HTTPError, httpx.StreamError, OSError):
             raise _Failed("broke the connection off. Ask again; look at the server's log.", passing=True) from None
 
@@ -145,22 +145,24 @@ class _Asking:
         return bytes(said)
 
 
-def _check_status(endpoint: "Endpoint", response: httpx.Response, said: bytes) -> None:
+def _check_status(endpoint: Endpoint, response: httpx.Response, said: bytes) -> None:
     status = response.status_code
     if status == httpx.codes.OK:
         return
     if response.is_redirect or 300 <= status < 400:
-        raise _Failed(f"sends on to another address, which is not followed. Check {ENV_URL}.")
+        raise _Failed(f"sends on to another address, which is not followed. Check {Endpoint.env_url()}.")
     if status in _PASSING:
         raise _Failed(
             f"is overloaded or broken (status {status}). Ask again later.", passing=True, wait_s=_named_wait_s(response)
         )
     if status in (401, 403):
-        raise _Failed(f"refuses the key (status {status}). Check {ENV_KEY}.")
+        raise _Failed(f"refuses the key (status {status}). Check {Endpoint.env_key()}.")
     if status == httpx.codes.NOT_FOUND:
-        raise _Failed(f"knows no such path or model. Check {ENV_URL} and {ENV_MODEL} ({endpoint.model}).")
+        raise _Failed(
+            f"knows no such path or model. Check {Endpoint.env_url()} and {Endpoint.env_model()} ({endpoint.model})."
+        )
     because = sentence(redact(said[:4096].decode("utf-8", "replace"), endpoint.known_secrets), _SAID_CHARACTERS)
-    raise _Failed(f"refused the question (status {status}: {because}). Check {ENV_MODEL} and the server.")
+    raise _Failed(f"refused the question (status {status}: {because}). Check {Endpoint.env_model()} and the server.")
 
 
 def _named_wait_s(response: httpx.Response) -> float | None:
@@ -175,5 +177,5 @@ def _text_of(said: bytes) -> str:
     except (Malformed, ValueError, LookupError, TypeError):
         text = None
     if not isinstance(text, str) or not text.strip():
-        raise _Failed(f"answered with no text of a chat completion. Check {ENV_URL}: it is the API's base.")
+        raise _Failed(f"answered with no text of a chat completion. Check {Endpoint.env_url()}: it is the API's base.")
     return text

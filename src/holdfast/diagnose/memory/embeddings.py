@@ -10,22 +10,17 @@ import array
 import json
 import math
 import operator
-import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Self
-from urllib.parse import urlsplit
+from typing import Any, ClassVar, Final
 
 from holdfast.core.clock import Clock, SystemClock
-from holdfast.core.errors import BadUse, HoldfastError
+from holdfast.core.errors import HoldfastError
 from holdfast.diagnose.agents.redact import redact
+from holdfast.diagnose.api import Api
 from holdfast.diagnose.memory.words import mask
 
-ENV_URL: Final = "HOLDFAST_EMBEDDINGS_URL"
-ENV_KEY: Final = "HOLDFAST_EMBEDDINGS_KEY"
-ENV_MODEL: Final = "HOLDFAST_EMBEDDINGS_MODEL"
-_PATH: Final = "/embeddings"
 _TEXT_CHARACTERS: Final = 1000
 _BATCH: Final = 64
 _DIMENSIONS_LIMIT: Final = 16_384
@@ -37,42 +32,15 @@ class EmbeddingsFailed(HoldfastError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Embedder:
-    """A model that turns lines to vectors.
+class Embedder(Api):
+    """A model that turns lines to vectors."""
 
-    Raises:
-        BadUse: URL, key or model cannot be used; the message never shows the key.
-    """
+    ENV: ClassVar[str] = "HOLDFAST_EMBEDDINGS"
+    PATH: ClassVar[str] = "/embeddings"
 
-    url: str
-    model: str
-    key: str = field(default="", repr=False)
     timeout_s: float = 20.0
     """Of one request, to the last byte of its answer."""
     clock: Clock = field(default_factory=SystemClock, repr=False)
-
-    def __post_init__(self) -> None:
-        """Check what a person has set."""
-        parts = urlsplit(self.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.password:
-            raise BadUse(f"{ENV_URL} is no http or https address. Set it to the API's base, such as https://host/v1.")
-        if not self.model.strip():
-            raise BadUse(f"{ENV_MODEL} is not set. Set it to the name of a model that {parts.hostname} serves.")
-        if not self.key.isascii() or not self.key.isprintable() or " " in self.key:
-            raise BadUse(f"{ENV_KEY} has characters that no key has. Set it again, without blanks and line ends.")
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Self | None:
-        """What the environment names; None where no URL is set.
-
-        Raises:
-            BadUse: it names one that cannot be used.
-        """
-        given = os.environ if environment is None else environment
-        url = given.get(ENV_URL, "").strip()
-        if not url:
-            return None
-        return cls(url=url, model=given.get(ENV_MODEL, "").strip(), key=given.get(ENV_KEY, "").strip())
 
     def embed(self, texts: Sequence[str]) -> list[list[float]]:
         """A vector of length 1 for each of `texts`, in their order.
@@ -86,26 +54,23 @@ class Embedder:
             raise EmbeddingsFailed("Embeddings need httpx, which is not installed. Run: pip install httpx") from error
         found: list[list[float]] = []
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        this_host = urlsplit(self.url).hostname in ("localhost", "127.0.0.1", "::1")
         try:
             with httpx.Client(
                 headers={"Accept-Encoding": "identity", **headers},
                 follow_redirects=False,
                 timeout=self.timeout_s,
-                trust_env=not this_host,
+                trust_env=not self.is_this_host,
             ) as client:
                 for at in range(0, len(texts), _BATCH):
-                    found += self._batch(client, [_cleared(text) for text in texts[at : at + _BATCH]])
+                    found += self._batch(client, [self._cleared(text) for text in texts[at : at + _BATCH]])
         except httpx.HTTPError as error:
             raise self._failed(f"did not answer ({type(error).__name__})") from error
         return found
 
     def _batch(self, client: Any, texts: Sequence[str]) -> list[list[float]]:
         latest_s = self.clock.monotonic_s() + self.timeout_s
-        url = self.url.rstrip("/")
-        url = url if url.endswith(_PATH) else url + _PATH
         body = bytearray()
-        with client.stream("POST", url, json={"model": self.model, "input": list(texts)}) as answer:
+        with client.stream("POST", self.request_url, json={"model": self.model, "input": list(texts)}) as answer:
             if answer.status_code != 200:
                 raise self._failed(f"answered with status {answer.status_code}")
             for piece in answer.iter_bytes():
@@ -123,6 +88,9 @@ class Embedder:
             raise self._failed("sent vectors of the wrong number or size")
         return [self._unit(vector) for vector in vectors]
 
+    def _cleared(self, text: str) -> str:
+        return mask(redact(text[:_TEXT_CHARACTERS], self.known_secrets)) or "-"
+
     def _unit(self, vector: list[float]) -> list[float]:
         length = math.sqrt(sum(value * value for value in vector))
         if not math.isfinite(length) or length == 0:
@@ -131,13 +99,9 @@ class Embedder:
 
     def _failed(self, what: str) -> EmbeddingsFailed:
         return EmbeddingsFailed(
-            f"The embeddings endpoint at {urlsplit(self.url).hostname} {what}. Past incidents are compared by words; "
-            f"mend {ENV_URL}, {ENV_MODEL} and {ENV_KEY}, or unset {ENV_URL}."
+            f"The embeddings endpoint at {self.host} {what}. Past incidents are compared by words; "
+            f"mend {self.env_url()}, {self.env_model()} and {self.env_key()}, or unset {self.env_url()}."
         )
-
-
-def _cleared(text: str) -> str:
-    return mask(redact(text[:_TEXT_CHARACTERS])) or "-"
 
 
 def packed(vector: Sequence[float]) -> bytes:
