@@ -5,26 +5,22 @@ are kept. A part that fails is told and counts as not met; the others run.
 """
 
 import argparse
-import contextlib
 import json
 import sys
 import tempfile
-import time
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from common.jobs import adopt_orphans, say
+from common.jobs import adopt_orphans
 from common.machine import OthersLoad, Quiet
-from common.table import Must, Row, parse_arguments, report
+from common.parts import run_parts
+from common.table import Row, parse_arguments, report
 from diagnosing import accuracy, compression, learning, nvrx, speed
 from diagnosing.cases import Case, dev_cases, laboratory, of_kind
 from diagnosing.systems import our_answers, peers_answers
-from holdfast.core.processes import kill_descendants
 
 ROUNDS = 3
-FAILED = "parts"
 QUICK_KINDS = ("recorded", "noisy", "root_removed")
 ASKED_OF_FEW = ("dev", "compression")
 """Parts whose musts are also asked of a quick run; the others' are about hundreds of logs, or gigabytes."""
@@ -115,21 +111,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     notes = [note] if (note := nvrx.missing(options.nvrx)) else []
     if options.misses is not None:
         options.misses.write_text("")
-    found: list[Row] = []
+
+    def rows_of(part: str, _folder: Path) -> Iterator[Row]:
+        rows = PARTS[part](bench)
+        asked = not options.quick or part in ASKED_OF_FEW
+        return rows if asked else (replace(row, must=None) for row in rows)
+
     with tempfile.TemporaryDirectory(prefix="holdfast-diagnosis-") as name, OthersLoad() as load:
         bench = Bench(folder=Path(name), quiet=quiet, options=options, notes=notes)
         if options.calibrate:
             return _calibrate(bench)
         chosen = options.only or list(PARTS)
-        kept = _kept(options.json, chosen)
-        for part in chosen:
-            began_s = time.monotonic()
-            rows = _rows_of(part, bench)
-            if options.quick and part not in ASKED_OF_FEW:
-                rows = [replace(row, must=None) if row.unit != FAILED else row for row in rows]
-            found += [row.within(part) for row in rows]
-            _write(options.json, kept, found)
-            say(f"{part}: {time.monotonic() - began_s:.0f} s")
+        found = run_parts(chosen, rows_of, file=options.json, failures=notes)
     notes += [load.sentence(), quiet.sentence()]
     notes.append("ours: Holdfast; peer: NVIDIA's restart agent, or who stands in [brackets]; shares are 0 to 1")
     report("Diagnosis", found, notes=notes)
@@ -157,37 +150,6 @@ def _calibrate(bench: Bench) -> int:
     print(")")
     print(said)
     return 0
-
-
-def _rows_of(part: str, bench: Bench) -> list[Row]:
-    """A part's rows; of one that fails those that it had, and one that says so."""
-    found: list[Row] = []
-    try:
-        for row in PARTS[part](bench):
-            found.append(row)  # one by one: what a part has measured is kept when it fails later
-    except Exception as error:
-        traceback.print_exc()
-        bench.notes.append(f"FAILED: {part}: {error}")
-        found.append(Row(measure="ran to its end", ours=0, unit=FAILED, must=Must("=", 1)))
-    finally:
-        kill_descendants()
-    return found
-
-
-def _kept(file: Path | None, chosen: Sequence[str]) -> list[dict[str, object]]:
-    """The rows of other parts that `file` holds."""
-    rows: list[dict[str, object]] = []
-    if file is not None:
-        with contextlib.suppress(FileNotFoundError):
-            rows = json.loads(file.read_text())
-    return [row for row in rows if str(row["measure"]).partition(": ")[0] not in chosen]
-
-
-def _write(file: Path | None, kept: Sequence[dict[str, object]], found: Sequence[Row]) -> None:
-    if file is not None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        rows = [*kept, *(row.to_json() for row in found)]
-        file.write_text(json.dumps(rows, indent=1, allow_nan=False) + "\n")
 
 
 if __name__ == "__main__":

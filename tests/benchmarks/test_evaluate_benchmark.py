@@ -138,20 +138,25 @@ def test_a_machine_that_permits_no_sandbox_is_told_in_a_row(part, monkeypatch, t
 
 
 def test_parts_keep_the_rows_of_others_and_a_part_that_fails_its_own(part, monkeypatch, tmp_path):
-    monkeypatch.delitem(sys.modules, "evaluate", raising=False)
-    evaluate, table, machine = part("evaluate"), part("common.table"), part("common.machine")
+    parts, table = part("common.parts"), part("common.table")
     file = tmp_path / "rows.json"
     row = {"measure": "bound: m", "ours": 1, "peer": None, "limit": None, "unit": "s", "must": None, "met": None}
-    file.write_text(json.dumps([row, {**row, "measure": "scale: m"}]))
-    assert evaluate._kept(file, ["bound"]) == [{**row, "measure": "scale: m"}]
-    assert evaluate._kept(tmp_path / "none.json", ["bound"]) == []
+    other = {**row, "measure": "scale: m"}
+    file.write_text(json.dumps([row, other]))
 
-    def fails(folder, quiet, **options):
+    def rows_of(name, folder):
+        assert folder.is_dir()
         yield table.Row(measure="first", ours=1.0, unit="s")
-        raise ValueError("it broke")
+        if name == "bound":
+            raise ValueError("it broke")
 
-    monkeypatch.setattr(evaluate, "kill_descendants", lambda: None)
+    monkeypatch.setattr(parts, "kill_descendants", lambda: None)
     failures = []
-    rows = evaluate._rows_of("bound", fails, machine.Quiet(patience_s=0), failures, quick=True, rounds=1, seed=0)
-    assert [(one.measure, one.met) for one in rows] == [("first", None), ("ran to its end", False)]
+    rows = parts.run_parts(["bound", "stream"], rows_of, file=file, failures=failures)
+    assert [(one.measure, one.met) for one in rows] == [
+        ("bound: first", None), ("bound: ran to its end", False), ("stream: first", None),
+    ]  # fmt: skip
     assert failures == ["FAILED: bound: it broke"]
+    assert json.loads(file.read_text()) == [other, *(one.to_json() for one in rows)]
+    parts.run_parts(["stream"], rows_of, file=tmp_path / "new" / "rows.json", failures=failures)
+    assert len(json.loads((tmp_path / "new" / "rows.json").read_text())) == 1

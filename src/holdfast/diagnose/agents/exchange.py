@@ -16,7 +16,6 @@ from holdfast.diagnose.agents.endpoint import Endpoint, Prompt, Reply
 from holdfast.diagnose.agents.redact import redact
 from holdfast.diagnose.agents.untrusted import sentence
 
-
 _PASSING: Final = frozenset({408, 425, 429, 500, 502, 503, 504, 529})
 _REFUSES_A_FIELD: Final = frozenset({400, 422})
 _SAID_CHARACTERS: Final = 160
