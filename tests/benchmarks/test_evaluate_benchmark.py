@@ -5,7 +5,6 @@ import collections
 import importlib
 import json
 import math
-import sys
 from pathlib import Path
 
 import pytest
