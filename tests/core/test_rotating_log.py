@@ -1,9 +1,13 @@
-"""The bounded log: what it keeps, where it cuts, what it counts."""
+"""The bounded log: what it keeps, where it cuts, what it counts; and reading it while it is written."""
 
+import random
+from contextlib import closing
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.rotating_log import PARTS, RotatingLog, parts_oldest_first
+from holdfast.core.rotating_log import PARTS, LogTail, RotatingLog, part_path, parts_oldest_first
 
 
 def contents(path):
@@ -51,3 +55,53 @@ def test_bounded_and_in_order_whatever_is_written(tmp_path_factory, chunks, max_
     assert everything.endswith(kept)
     assert len(kept) + log.dropped_bytes == len(everything)
     assert len(kept) <= 2 * max_bytes, "a part may grow to twice its share for the sake of a whole line"
+
+
+def newest_part_of(tail):
+    """What was not read yet, and the number of the part that the last of it stands in."""
+    pieces = list(tail.read())
+    return b"".join(data for data, _ in pieces), pieces[-1][1] if pieces else None
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_tail_reads_every_line_once_and_in_order_over_rotations(tmp_path, seed):
+    source = random.Random(seed)
+    log = RotatingLog(tmp_path / "rank-0.log", max_bytes=4000)
+    written, found, by_part = 0, [], {}
+    with closing(LogTail(tmp_path / "rank-0.log")) as tail:
+        for _ in range(200):
+            for _ in range(source.randrange(20)):  # less than is kept between two looks
+                log.write(b"line %06d\n" % written)
+                written += 1
+            for data, part in tail.read():
+                found.append(data)
+                by_part[part] = by_part.get(part, b"") + data
+    log.close()
+    assert log.dropped_bytes > 0
+    assert b"".join(found) == b"".join(b"line %06d\n" % number for number in range(written))
+    newest = max(by_part)
+    assert sorted(by_part) == list(range(newest + 1))
+    for older in range(PARTS):
+        assert by_part[newest - older] == part_path(tmp_path / "rank-0.log", older).read_bytes()
+
+
+def test_a_log_that_outran_its_reader_is_read_from_the_oldest_part_on(tmp_path):
+    log = RotatingLog(tmp_path / "rank-0.log", max_bytes=400)
+    with closing(LogTail(tmp_path / "rank-0.log")) as tail:
+        log.write(b"first\n")
+        assert newest_part_of(tail) == (b"first\n", 0)
+        for number in range(500):
+            log.write(b"line %03d\n" % number)
+        read, newest = newest_part_of(tail)
+    log.close()
+    assert read.startswith(b"line ")
+    assert read.endswith(b"line 499\n")
+    assert newest == PARTS + PARTS - 1, "what was read first is told apart from every part that is still there"
+
+
+def test_a_tail_of_no_log_reads_nothing_until_there_is_one(tmp_path):
+    with closing(LogTail(tmp_path / "rank-0.log")) as tail:
+        assert list(tail.read()) == []
+        (tmp_path / "rank-0.log").write_bytes(b"here\n")
+        assert list(tail.read()) == [(b"here\n", 0)]
+        assert list(tail.read()) == []

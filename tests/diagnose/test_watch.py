@@ -239,3 +239,27 @@ def test_a_line_without_end_does_not_grow():
     assert peak_bytes < 2 << 20
     watcher.feed("\n" + TRACEBACK.format("KeyError: 'a'"))
     assert (watcher.diagnosis().reason, watcher.diagnosis().root_line.line) == ("KeyError", 5)
+
+
+def test_lines_of_a_rotated_log_are_cited_by_the_part_that_holds_them_now(tmp_path):
+    log = tmp_path / "rank-3.log"
+    oldest = "\n".join(["chatter"] * 4) + "\n" + TRACEBACK.format("KeyError: 'a'")
+    watcher = LogWatcher()
+    for part, text in enumerate((oldest, "Signal 15 received\n", "the end\n")):
+        watcher.feed(text[:5], log=str(log), rank=3, part=part)
+        watcher.feed(text[5:], log=str(log), rank=3, part=part)
+    log.write_text("the end\n")
+    (tmp_path / "rank-3.log.1").write_text("Signal 15 received\n")
+    (tmp_path / "rank-3.log.2").write_text(oldest)
+    found = watcher.diagnosis(ended=True)
+    assert (found.root_line.file, found.root_line.line) == (f"{log}.2", 8)
+    assert said(found) == said(diagnose(tmp_path))
+
+
+def test_a_line_split_between_two_parts_is_read_whole(tmp_path):
+    watcher = LogWatcher()
+    watcher.feed(TRACEBACK.format("KeyError: 'a'")[:-4], part=0)
+    watcher.feed("a'\nstep 1 loss 2\n", part=1)
+    found = watcher.diagnosis(ended=True)
+    assert found.reason == "KeyError"
+    assert (found.root_line.file, found.root_line.line) == ("job.log", 1), "where it ends"

@@ -1,11 +1,9 @@
 """`holdfast logs`: what a run's ranks printed."""
 
-import os
 import sys
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import BinaryIO
 
 import click
 
@@ -14,10 +12,9 @@ from holdfast.cli.output import print_json
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import RunPaths
-from holdfast.core.rotating_log import parts_oldest_first
+from holdfast.core.rotating_log import LogTail, parts_oldest_first
 from holdfast.recover.runs import state_of
 
-CHUNK_BYTES = 1 << 20
 FOLLOW_S = 0.3
 
 
@@ -59,8 +56,8 @@ def command(
     for log in logs:
         if len(logs) > 1:
             click.echo(f"==> {log.name} <==")
-        with closing(Tail(log)) as tail:
-            tail.show()
+        with closing(LogTail(log)) as tail:
+            _show(tail)
 
 
 def _logs(paths: RunPaths, attempt: int, rank: int | None, *, launcher: bool) -> list[Path]:
@@ -87,55 +84,16 @@ def _nothing(paths: RunPaths, attempt: int, rank: int | None) -> str:
     )
 
 
-class Tail:
-    """Shows a bounded log from its oldest part on, and what is appended later, over its rotations."""
-
-    def __init__(self, log: Path) -> None:
-        self._log = log
-        self._file: BinaryIO | None = None
-
-    def show(self) -> None:
-        """Print all that was not shown yet."""
-        out = sys.stdout.buffer
-        while True:
-            if self._file is not None:
-                while chunk := self._file.read(CHUNK_BYTES):
-                    out.write(chunk)
-            # Only now: what was appended to a part before it was rotated away has been read above.
-            following = self._next_part()
-            if following is None:
-                out.flush()
-                return
-            self.close()
-            self._file = following
-
-    def close(self) -> None:
-        """Let go of the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
-
-    def _next_part(self) -> BinaryIO | None:
-        """The part after the one being read; the oldest if that one is gone; None if it is the newest."""
-        reading = None if self._file is None else os.fstat(self._file.fileno()).st_ino
-        parts = parts_oldest_first(self._log)
-        try:
-            inodes = [part.stat().st_ino for part in parts]
-            at = inodes.index(reading) + 1 if reading in inodes else 0
-            if at == len(parts):
-                return None
-            following = parts[at].open("rb")
-        except FileNotFoundError:
-            return None  # rotated just now; the next look finds it
-        if os.fstat(following.fileno()).st_ino != inodes[at]:
-            following.close()
-            return None
-        return following
+def _show(tail: LogTail) -> None:
+    """Print all that was not shown yet."""
+    for chunk, _ in tail.read():
+        sys.stdout.buffer.write(chunk)
+    sys.stdout.buffer.flush()
 
 
 def _follow(place: Place, paths: RunPaths, rank: int | None, attempt: int | None, *, launcher: bool) -> None:
     """Show everything and what comes, over rotations and restarts, until the run ends."""
-    tails: dict[Path, Tail] = {}
+    tails: dict[Path, LogTail] = {}
     with Ledger.open(place.ledger) as ledger, ExitStack() as opened:
         shown = attempt or max((one.number for one in ledger.attempts(paths.run_id)), default=1)
         while True:
@@ -144,8 +102,8 @@ def _follow(place: Place, paths: RunPaths, rank: int | None, attempt: int | None
             for number in range(shown, (attempt or newest) + 1):
                 for log in _logs(paths, number, rank, launcher=launcher):
                     if log not in tails:
-                        tails[log] = opened.enter_context(closing(Tail(log)))
-                    tails[log].show()
+                        tails[log] = opened.enter_context(closing(LogTail(log)))
+                    _show(tails[log])
             shown = attempt or newest
             if not going or (attempt is not None and newest > attempt):
                 return

@@ -4,10 +4,13 @@
 line ends, so a citation of a line stays a whole line. A crash loses nothing that `write` was given.
 """
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 PARTS = 4
+_CHUNK_BYTES = 1 << 20
 
 
 class RotatingLog:
@@ -88,3 +91,55 @@ def part_path(path: Path, index: int) -> Path:
 def parts_oldest_first(path: Path) -> list[Path]:
     """The parts that exist, in the order they were written."""
     return [part for index in range(PARTS - 1, -1, -1) if (part := part_path(path, index)).exists()]
+
+
+class LogTail:
+    """Reads a bounded log from its oldest part on, and what is appended later, over its rotations."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._part = 0
+
+    def read(self) -> Iterator[tuple[bytes, int]]:
+        """All that was not read yet, in pieces, each with the part of the log it stands in: 0 the first that was read.
+
+        Where parts fell off the end unread, `PARTS` numbers are left out: what was read before them is gone too.
+
+        Raises:
+            OSError: it cannot be read.
+        """
+        while True:
+            if self._file is not None:
+                while chunk := self._file.read(_CHUNK_BYTES):
+                    yield chunk, self._part
+            # Only now: what was appended to a part before it was rotated away has been read above.
+            if not self._turn():
+                return
+
+    def close(self) -> None:
+        """Let go of the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _turn(self) -> bool:
+        """Go on to the next part, or to the oldest if this one is gone; whether there was one."""
+        reading = None if self._file is None else os.fstat(self._file.fileno()).st_ino
+        parts = parts_oldest_first(self._path)
+        try:
+            inodes = [part.stat().st_ino for part in parts]
+            at = inodes.index(reading) + 1 if reading in inodes else 0
+            if at == len(parts):
+                return False
+            following = parts[at].open("rb")
+        except FileNotFoundError:
+            return False  # rotated just now; the next look finds it
+        if os.fstat(following.fileno()).st_ino != inodes[at]:
+            following.close()
+            return False
+        if reading is not None:
+            self._part += 1 if reading in inodes else PARTS
+        self.close()
+        self._file = following
+        return True

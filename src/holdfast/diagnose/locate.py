@@ -7,6 +7,7 @@ import re2
 
 from holdfast.diagnose.diagnosis import mask_varying
 from holdfast.diagnose.explain import OF_PEERS, Cluster, rank_of
+from holdfast.diagnose.names import names
 from holdfast.diagnose.scan import Event
 
 _SCOPE_LIMIT: Final = 64
@@ -66,12 +67,13 @@ def _of_the_only_exit(everything: Iterable[Event]) -> dict[str, set[Any]]:
 def _named(events: Iterable[Event], ranks_by_pid: dict[str, int]) -> dict[str, set[Any]]:
     found: dict[str, set[Any]] = {name: set() for name in ("rank", "local_rank", "node", "gpu", "link")}
     for event in events:
-        captures = event.captures
+        captures = {**names().told(event.rule.kind, event.text), **event.captures}
         node = captures.get("node", "").rstrip(".")
         node = "" if _NOBODY.search(node) else node
         # Who tells of a peer or of another host is not the rank at fault.
         of_others = event.rule.kind in OF_PEERS or bool(node and event.rule.kind in ("fabric", "node"))
         rank = None if of_others and "rank" not in captures else rank_of(event)
+        rank = int(captures["rank"]) if rank is None and "rank" in captures else rank
         found["rank"].add(ranks_by_pid.get(captures.get("pid", "")) if rank is None else rank)
         local_rank = None if of_others else event.local_rank
         found["local_rank"].add(int(captures["local_rank"]) if "local_rank" in captures else local_rank)

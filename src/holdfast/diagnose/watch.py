@@ -1,11 +1,13 @@
 """The diagnosis of a job that still runs: fed piece by piece, asked at any time, with bounded memory."""
 
+from bisect import bisect_right
+from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 from holdfast.diagnose.conclude import conclude
 from holdfast.diagnose.context import JobContext, observed_lines
-from holdfast.diagnose.diagnosis import Diagnosis
+from holdfast.diagnose.diagnosis import Diagnosis, Evidence, LogLine
 from holdfast.diagnose.read import LINE_LIMIT_BYTES, LogFile
 from holdfast.diagnose.rules import RuleSet, packaged_rules
 from holdfast.diagnose.scan import Scan, scan_texts
@@ -14,6 +16,8 @@ _BLOCK_BYTES: Final = 64 * 1024
 """Lines are looked at when so many bytes have come together, or when the diagnosis is asked for."""
 _ALL_BYTES: Final = 4 << 20
 """Of all logs together; a job may have thousands."""
+
+Cited = TypeVar("Cited", LogLine, Evidence)
 
 
 class LogWatcher:
@@ -29,12 +33,14 @@ class LogWatcher:
         self._logs: dict[str, _Pending] = {}
         self._pending_bytes = 0
 
-    def feed(self, data: bytes | str, log: str = "job.log", rank: int | None = None) -> None:
+    def feed(self, data: bytes | str, log: str = "job.log", rank: int | None = None, part: int = 0) -> None:
         """Take in the next piece of `log`, any number of lines or a part of one.
 
-        `log` is the name that the diagnosis cites, `rank` the one whose output it is, where that is known.
+        `log` is the name that the diagnosis cites, `rank` the one whose output it is, where that is known. Of a log
+        that is rotated `part` numbers the files, the oldest 0: what the newest but one holds is cited as `log.1`.
         """
         pending = self._logs.setdefault(log, _Pending(LogFile(path=Path(log), group=log, part=0, rank=rank)))
+        pending.turn(part)
         before = len(pending.bytes)
         pending.add(data.encode("utf-8", "replace") if isinstance(data, str) else data)
         self._pending_bytes += len(pending.bytes) - before
@@ -52,7 +58,21 @@ class LogWatcher:
         """
         self._hand_over(last=ended)
         observed = [] if context is None else scan_texts(observed_lines(context), self._rules)
-        return conclude(self._scan.events(), observed)
+        found = conclude(self._scan.events(), observed)
+        return replace(
+            found,
+            root_line=None if found.root_line is None else self._placed(found.root_line),
+            root_lines=tuple(map(self._placed, found.root_lines)),
+            evidence=tuple(map(self._placed, found.evidence)),
+        )
+
+    def _placed(self, cited: Cited) -> Cited:
+        """A line of a log, counted over all its parts, by the part that holds it now."""
+        pending = self._logs.get(cited.file)
+        if pending is None or cited.line < 1:
+            return cited
+        older, line = pending.place(cited.line)
+        return replace(cited, file=f"{cited.file}.{older}" if older else cited.file, line=line)
 
     def _hand_over(self, *, last: bool) -> None:
         for pending in self._logs.values():
@@ -67,7 +87,19 @@ class _Pending:
         self._file = file
         self._next_line = 1
         self._cutting = False
+        self._starts = [1]
+        """The first line of each part."""
         self.bytes = bytearray()
+
+    def turn(self, part: int) -> None:
+        """What comes is of `part`."""
+        begins = self._next_line + self.bytes.count(b"\n")
+        self._starts += [begins] * (part + 1 - len(self._starts))
+
+    def place(self, line: int) -> tuple[int, int]:
+        """How many parts are newer than that of `line`, and its number there."""
+        part = bisect_right(self._starts, line) - 1
+        return len(self._starts) - 1 - part, line - self._starts[part] + 1
 
     def add(self, data: bytes) -> None:
         if self._cutting:  # within a line that is longer than what is kept of one

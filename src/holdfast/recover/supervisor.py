@@ -15,9 +15,11 @@ from holdfast.core.ledger import Incident, Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.telemetry import StepRecord
 from holdfast.diagnose import diagnose
+from holdfast.diagnose.memory import Known
 from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.channel import ChannelServer, Peer
+from holdfast.recover.follower import LogFollower
 from holdfast.recover.launch import Job, launch
 from holdfast.recover.recorder import Recorder
 from holdfast.recover.run_lock import RunLock
@@ -25,6 +27,8 @@ from holdfast.recover.spec import MIB, RunSpec
 from holdfast.recover.stop_vote import StopVote
 
 TICK_S = 0.1
+FOLLOW_S = 1.0
+"""Between two looks at the job's logs."""
 STANDSTILL_S = 2.0
 """A tick this late means that the supervisor itself stood still (suspended, starved), not the job."""
 NO_STEP = (
@@ -66,6 +70,7 @@ class Supervisor:
     ) -> None:
         self._spec = spec
         self._paths = paths
+        self._ledger = ledger
         self._lock = lock
         self._observer: Observer | None = observer
         self._clock = clock or SystemClock()
@@ -76,6 +81,7 @@ class Supervisor:
         self._channel = ChannelServer(self._heard)
         self._state = policy.State()
         self._view = AttemptView.begin(self._recorder.attempt, spec.hangs)
+        self._logs = self._follower()
         self._job: Job | None = None
         self._kill_asked = False
         self._vote: StopVote | None = None
@@ -114,6 +120,7 @@ class Supervisor:
                 self._job.kill()
             for task in self._tasks:
                 task.cancel()
+            self._logs.close()
             await self._channel.close()
             self._recorder.close()
 
@@ -263,6 +270,9 @@ class Supervisor:
         self._view = AttemptView.begin(self._view.number + 1, self._spec.hangs)
         self._vote = None
         number = self._view.number
+        self._logs.close()
+        self._logs = self._follower()
+        self._spawn(self._follow(self._logs))
         self._recorder.attempt_began(number)
         self._observe("launch", {"attempt": number})
         self._job = await launch(
@@ -298,11 +308,22 @@ class Supervisor:
         self._failed_after = view.last_step
         self._observe("incident", {"kind": "hang" if view.frozen else "exit", "rank": view.blamed_rank})
 
+    def _follower(self) -> LogFollower:
+        logs = self._paths.attempt_logs(self._view.number)
+        return LogFollower(logs, lambda: Known.of_ledger(self._ledger, self._paths.home))
+
+    async def _follow(self, logs: LogFollower) -> None:
+        while logs is self._logs:
+            try:
+                await asyncio.to_thread(logs.read)
+            except Exception:
+                return  # the diagnosis meets it again, and tells
+            await asyncio.sleep(FOLLOW_S)
+
     async def _diagnose(self) -> None:
-        view = self._view
-        logs, context = self._paths.attempt_logs(view.number), view.context()
+        view, context = self._view, self._view.context()
         try:
-            diagnosis = await asyncio.to_thread(diagnose, [logs], context)
+            diagnosis = await asyncio.to_thread(self._logs.diagnosis, context)
         except Exception as error:
             # Logs are untrusted: a run does not end because they could not be read.
             self._observe("trouble", {"text": f"The diagnosis failed: {type(error).__name__}: {error}."})
