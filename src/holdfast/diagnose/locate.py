@@ -16,6 +16,7 @@ _CASELESS: Final = re2.Options()
 _CASELESS.case_sensitive = False
 _ABSENT_SHARE: Final = 0.34
 """More of the ranks than this without a word say nothing about any of them."""
+_BESIDE_LINES: Final = 10
 _NOBODY: Final = re2.compile(
     r"^(?:127\.|::1$|localhost|0\.0\.0\.0$|169\.254\.|172\.17\.|fe80|unknown|none|\?|-?$)", _CASELESS
 )
@@ -44,11 +45,24 @@ def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) 
         found |= {name: of_exit.get(name, set()) for name in ("rank", "local_rank")}
         if not found["node"] and rule.action != "exclude_and_restart":
             found["node"] = of_exit.get("node", set())
+    if not found["node"]:
+        found["node"] = _nodes_beside(root.first, everything)
     return {
         name: known[0] if len(known) == 1 else known
         for name, values in found.items()
         if (known := sorted(values)[:_SCOPE_LIMIT])
     }
+
+
+def _nodes_beside(root: Event, everything: Iterable[Event]) -> set[str]:
+    """The one node that lines around the root name, which are about the same: Ray's and MPI's blocks of several lines."""
+    beside = (
+        event
+        for event in everything
+        if event.log is root.log and event.rule.kind == "teardown" and abs(event.log_line - root.log_line) <= _BESIDE_LINES
+    )
+    nodes: set[str] = _named(beside, {})["node"]
+    return nodes if len(nodes) == 1 else set()
 
 
 def _of_the_only_exit(everything: Iterable[Event]) -> dict[str, set[Any]]:
