@@ -47,6 +47,9 @@ def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) 
             found["node"] = of_exit.get("node", set())
     if not found["node"]:
         found["node"] = _nodes_beside(root.first, everything)
+    if not found["node"]:
+        told = (names().told(event.rule.kind, event.text) for event in alike)
+        found["node"] = {one["node_id"] for one in told if "node_id" in one}
     return {
         name: known[0] if len(known) == 1 else known
         for name, values in found.items()

@@ -18,6 +18,8 @@ from holdfast.diagnose.memory.store import adopt_incidents, filter_of, key_of, l
 from holdfast.diagnose.memory.topics import Learned, learned_topics
 from holdfast.diagnose.rules import ROUTINE, RuleSet, Topic, packaged_topics
 
+_EFFECTS = (ROUTINE, "exit", "teardown", "death", "peer_lost", "store_lost", "collective_timeout")
+"""Kinds of what mostly follows from something else: likeness of such lines tells nothing of the cause."""
 PAST_LIMIT = 5000
 """So many past incidents are compared with, the newest, besides all that a person judged."""
 
@@ -103,4 +105,4 @@ class Known:
 
     def _follows(self, text: str) -> bool:
         found = self.rules.find(text, "library_exception")
-        return found is not None and found[0].kind in (ROUTINE, "exit", "teardown")
+        return found is not None and found[0].kind in _EFFECTS

@@ -13,6 +13,7 @@ from typing import Final
 
 import re2
 
+from holdfast.diagnose.causes import kinds
 from holdfast.diagnose.memory.candidates import CLASS, OWN, PACKAGE, TEMPLATE, Candidate, candidates, is_bare
 from holdfast.diagnose.memory.case import Case
 from holdfast.diagnose.memory.gate import Gate
@@ -26,6 +27,10 @@ _TRIES_LIMIT: Final = 10
 _EXAMPLES_LIMIT: Final = 5
 _SURE_ALONE: Final = 0.3
 """Cost of being the root, for a line that a person named and that lost to another."""
+_BARE: Final = 0.2
+"""So much more a class by itself costs, and so much less what knows words: that is the likelier root."""
+_LAST_RESORT: Final = 2.0
+"""What is added to a class that would be taken for the root of incidents that have another."""
 _NO_MATCH: Final = "step 100/1000 loss 2.31"
 AUTHOR: Final = "learned"
 
@@ -96,7 +101,7 @@ def _learn_reason(
         for one in sorted(fitting, key=lambda each: _rank(each, knows[each.pattern], lines)):
             known = [line for line in knows[one.pattern] if line in open_ and facet(one, line)]
             known = [line for line in known if (line, one.part) not in taught]
-            if len({line.case.key for line in known}) < 1 + one.only_shared:
+            if len({mask(line.text) for line in known}) < 1 + one.only_shared:
                 continue
             tries -= 1
             if tries < 0:
@@ -160,7 +165,11 @@ def _tried(one: Candidate, lines: Sequence[_Line], gate: Gate, withdrawn: frozen
     # The incident itself may stay wrong, as a rule more precise takes its line or the log says that it was survived;
     # what its reason is called by is worth knowing all the same.
     late = replace(made, order=max(made.order, BARE_ORDER))
-    return late if not gate.refusal(late, named=True) else None
+    if one.breadth > OWN:
+        return late if not gate.refusal(late, named=True) else None
+    # A class is worth knowing where nothing else is seen.
+    last = replace(late, rule=replace(late.rule, alone=(late.rule.alone or 0.0) + _LAST_RESORT))
+    return next((each for each in (late, last) if not gate.refusal(each, named=True)), None)
 
 
 def _rule(one: Candidate, lines: Sequence[_Line], rules: RuleSet) -> Learned:
@@ -183,6 +192,7 @@ def _rule(one: Candidate, lines: Sequence[_Line], rules: RuleSet) -> Learned:
             reason=reason,
             action=profile.action,
             restart_helps=profile.restart_helps,
+            alone=kinds()[profile.kind].alone + (_BARE if one.breadth <= OWN else -_BARE),
             mitigation=f"It looks like {said} {', '.join(cases)}, which was {reason}: {mask(roots[0])[:200]}",
             # The rule of succession: after n cases of n, (n + 1) / (n + 2).
             confidence=round((len(cases) + 1) / (len(cases) + 2), 2),
