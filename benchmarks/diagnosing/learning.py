@@ -40,10 +40,9 @@ class Fold:
     after: Mapping[int, int]
     """By the number of incidents confirmed a reason."""
     worsened: Mapping[int, Sequence[str]]
-    """Logs of any reason that were answered right before and are not afterwards: earlier ones, which were there when
-    it was learned."""
-    unseen_worsened: Mapping[int, Sequence[str]]
-    """Likewise, of the programs that are kept for asking."""
+    """Incidents in the memory that were answered right before and are not afterwards."""
+    unjudged_worsened: Mapping[int, Sequence[str]]
+    """Likewise, logs that no incident in the memory is of: whether these were right nobody had said."""
 
 
 def rows(cases: Sequence[Case], *, quick: bool) -> Iterator[Row]:
@@ -66,8 +65,8 @@ def rows(cases: Sequence[Case], *, quick: bool) -> Iterator[Row]:
         worse = [name for one in folds for name in one.worsened[count]]
         named = f" [{', '.join(worse[:_LISTED])}]" if worse else ""
         yield Row(measure=f"earlier answers worsened by {many}{named}", ours=len(worse), unit="logs", must=Must("=", 0))
-        unseen = sum(len(one.unseen_worsened[count]) for one in folds)
-        yield Row(measure=f"answers about programs never seen worsened by {many}", ours=unseen, unit="logs")
+        unjudged = sum(len(one.unjudged_worsened[count]) for one in folds)
+        yield Row(measure=f"answers that nobody had judged worsened by {many}", ours=unjudged, unit="logs")
 
 
 def _part(folds: Sequence[Fold], what: str, asked: int) -> float | None:
@@ -114,11 +113,12 @@ def _folds(cases: Sequence[Case], number: int, everything: Mapping[str, Answer],
             worse = [
                 case for case in cases if reason_right(case, before[case.id]) and not reason_right(case, told[case.id])
             ]
-            for unseen in (False, True):
-                worsened[unseen][count] = [one.id for one in worse if (place[one.program] % TURNS == turn) is unseen]
+            remembered = {one.id for one in (*confirmed, *stored)}
+            for judged in (True, False):
+                worsened[judged][count] = [one.id for one in worse if (one.id in remembered) is judged]
         yield Fold(
             asked=len(asked), with_all=_right(asked, everything), without=_right(asked, before), after=after,
-            worsened=worsened[False], unseen_worsened=worsened[True],
+            worsened=worsened[True], unjudged_worsened=worsened[False],
         )  # fmt: skip
 
 

@@ -302,7 +302,7 @@ def test_the_gap_is_counted_over_all_folds(part):
 
     def fold(with_all, without, after):
         return learning.Fold(
-            asked=10, with_all=with_all, without=without, after={1: after}, worsened={1: ()}, unseen_worsened={}
+            asked=10, with_all=with_all, without=without, after={1: after}, worsened={1: ()}, unjudged_worsened={}
         )
 
     assert learning.gap_closed([fold(10, 2, 6), fold(9, 7, 9)], 1) == pytest.approx(6 / 10)

@@ -14,6 +14,7 @@ from holdfast.core.ledger import Incident, Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.diagnose import diagnose
 from holdfast.diagnose.memory import remember
+from holdfast.testing.model_endpoint import ModelServer, Words
 
 STRANGE = "the frobnicator of shard 12 could not be entangled: vortex unavailable"
 
@@ -138,3 +139,33 @@ def test_packaged_rules_are_listed_shown_and_a_file_is_checked(place, tmp_path):
     assert as_json(place, rules, "check", str(file))["faults"]
     with pytest.raises(HoldfastError, match="holdfast rules ls"):
         answer(place, rules, "show", "no-such-rule")
+
+
+def test_a_model_may_be_asked_what_of_a_good_run_is_routine(place, tmp_path, monkeypatch):
+    log = tmp_path / "good.log"
+    log.write_text("".join(f"gateway heartbeat {n} ok from shelf {n}\n" for n in range(3)) + "step 3 loss 2.0\n")
+
+    def votes(asked):
+        if "numbered candidates" in asked.body["messages"][0]["content"]:
+            return Words(json.dumps({"keep": [1]}))
+        (number,) = (line.partition(": ")[0] for line in asked.text.splitlines() if ": gateway heartbeat" in line)
+        return Words(json.dumps({"filters": [{"pattern": r"^gateway heartbeat \d+ ok", "lines": [int(number)]}]}))
+
+    with ModelServer(votes) as server:
+        monkeypatch.setenv("HOLDFAST_LLM_URL", server.url)
+        monkeypatch.setenv("HOLDFAST_LLM_MODEL", "stub")
+        assert as_json(place, rules, "good", "add", str(log))["filters"] == []
+        assert not server.asked, "not unless it is asked for"
+        done = as_json(place, rules, "good", "add", str(log), "--model")
+    (added,) = done["filters"]
+    (shown,) = [one for one in as_json(place, rules, "ls", "--learned")["rules"] if one["id"] == added]
+    assert (shown["author"], shown["kind"], shown["reason"]) == ("model stub", "filter", "routine")
+    assert shown["what"] == r"^gateway heartbeat \d+ ok"
+
+
+def test_a_model_must_be_named_before_a_good_run_is_recorded(place, tmp_path, monkeypatch):
+    monkeypatch.delenv("HOLDFAST_LLM_URL", raising=False)
+    (tmp_path / "good.log").write_text("all well\n")
+    with pytest.raises(HoldfastError, match="HOLDFAST_LLM_URL"):
+        answer(place, rules, "good", "add", str(tmp_path / "good.log"), "--model")
+    assert "No good runs" in answer(place, rules, "good", "ls")

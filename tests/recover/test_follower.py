@@ -15,7 +15,7 @@ from holdfast.recover.follower import LogFollower
 
 NOTHING = JobContext()
 FAILED = JobContext(exits=(RankExit(rank=1, pid=7, at_monotonic_s=1.0, exit_code=1, last_step=400),), last_step=400)
-TRACEBACK = b'Traceback (most recent call last):\n  File "/job/t.py", line 8, in f\n    g()\nKeyError: \'shape\'\n'
+TRACEBACK = b"Traceback (most recent call last):\n  File \"/job/t.py\", line 8, in f\n    g()\nKeyError: 'shape'\n"
 GLOO = b"RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:525] Connection closed by peer [127.0.0.1]:9"
 
 
@@ -48,7 +48,9 @@ def test_says_what_reading_the_logs_afterwards_says(tmp_path, follow, opened, se
     logs[1].write(TRACEBACK)
     for log in (logs[0], logs[2]):
         log.write(TRACEBACK.replace(b"KeyError: 'shape'", GLOO))
-    (tmp_path / "observer.log").write_text("holdfast: rank 1 (pid 7) exited with code 1 after step 400; it ended first\n")
+    (tmp_path / "observer.log").write_text(
+        "holdfast: rank 1 (pid 7) exited with code 1 after step 400; it ended first\n"
+    )
     found = follower.diagnosis(FAILED)
     assert (found.reason, found.root_line.file) == ("KeyError", str(tmp_path / "rank-1.log"))
     assert logs[0].dropped_bytes > 0

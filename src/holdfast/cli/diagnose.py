@@ -93,7 +93,7 @@ def command(
             rules=_rules(known, rules),
             ledger=ledger,
             known=known,
-            endpoint=_endpoint() if model else None,
+            endpoint=asked_endpoint() if model else None,
         )
         if each:
             return _print_each(_expanded(paths), wanted)
@@ -164,20 +164,22 @@ def _studied(paths: Iterable[str], wanted: Wanted) -> "Study":
 
 def _beyond_rules(diagnosis: "Diagnosis", compressed: "Compressed", wanted: Wanted, show: Progress) -> "Diagnosis":
     """The answer once memory and model were asked, as far as they are to be."""
+    suggested = None
     if wanted.endpoint is not None:
-        from holdfast.diagnose.agents import consult
+        from holdfast.diagnose.agents import consultation
 
         show("Asking the model", 0, None)
         similar = None
         if wanted.known is not None:  # what was confirmed before counts more than a model's opinion
             diagnosis = wanted.known.recall(diagnosis, lambda: compressed.lines)
             similar = wanted.known.memory.similar
-        diagnosis = consult(diagnosis, compressed, wanted.endpoint, similar=similar, rules=wanted.rules)
+        asked = consultation(diagnosis, compressed, wanted.endpoint, similar=similar, rules=wanted.rules)
+        diagnosis, suggested = asked.diagnosis, asked.proposed_rule
     if wanted.ledger is not None:
         from holdfast.diagnose.memory import remember
 
         show("Remembering", 0, None)
-        diagnosis = remember(wanted.ledger, diagnosis, compressed)
+        diagnosis = remember(wanted.ledger, diagnosis, compressed, suggested=suggested)
     return diagnosis
 
 
@@ -200,7 +202,12 @@ def _rules(known: "Known | None", folder: Path | None) -> "RuleSet":
     return with_own_rules(packaged_rules() if known is None else known.rules, folder)
 
 
-def _endpoint() -> "Endpoint":
+def asked_endpoint() -> "Endpoint":
+    """The model that `--model` asks.
+
+    Raises:
+        BadUse: the environment names none, or one that cannot be used.
+    """
     from holdfast.diagnose.agents import endpoint_from_environment
 
     found = endpoint_from_environment()

@@ -1,5 +1,6 @@
 """`holdfast rules ls | show | withdraw | check | good add | good ls`."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,7 @@ from holdfast.core.ledger import Ledger
 from holdfast.core.ledger.records import LearnedRule
 
 if TYPE_CHECKING:
+    from holdfast.diagnose.agents import Endpoint
     from holdfast.diagnose.rules import Topic
 
 
@@ -107,22 +109,49 @@ def good() -> None:
 
 @good.command("add")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option("--model", is_flag=True, help="Ask the model of HOLDFAST_LLM_URL too what of it is routine.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
-def good_add(place: Place, paths: tuple[str, ...], as_json: bool) -> None:
+def good_add(place: Place, paths: tuple[str, ...], model: bool, as_json: bool) -> None:
     """Record the logs of one run that ended well, and learn from them what is routine."""
+    from holdfast.cli.diagnose import asked_endpoint
     from holdfast.diagnose.memory.good import add_good_run
 
+    endpoint = asked_endpoint() if model else None
+    notes: tuple[str, ...] = ()
     with Ledger.open(place.ledger) as ledger:
         done = add_good_run(ledger, list(paths))
-    filters = [one.id for one in done.filters]
+        filters = [one.id for one in done.filters]
+        if endpoint is not None:
+            asked, notes = _ask_for_filters(place, ledger, paths, done.good_id, endpoint)
+            filters += asked
     if as_json:
         fields = {"id": done.good_id, "lines": done.lines, "filters": filters, "withdrawn": list(done.withdrawn)}
-        print_json("good_run", fields)
+        print_json("good_run", {**fields, "notes": list(notes)})
         return
     click.echo(f"Good run {done.good_id}: {done.lines} kinds of lines, {len(filters)} new filters.")
     for rule_id in done.withdrawn:
         click.echo(f"Withdrew {rule_id}: this run printed such a line and ended well.")
+    for note in notes:
+        click.echo(note)
+
+
+def _ask_for_filters(
+    place: Place, ledger: Ledger, paths: Sequence[str], good_id: int, endpoint: "Endpoint"
+) -> tuple[list[str], tuple[str, ...]]:
+    """The ids of the filters that a model's votes added, and what failed or was refused."""
+    from holdfast.diagnose.agents import propose_filters, segments_of
+    from holdfast.diagnose.memory import Known
+    from holdfast.diagnose.memory.good import keep_filters
+    from holdfast.diagnose.read import find_files
+
+    known = Known.of_ledger(ledger, place.home)
+    segments = segments_of(find_files(paths).files, known.rules, known.filters)
+    roots = [root for memory in ledger.memories() for root in memory.roots]
+    proposed = propose_filters(segments, endpoint, known.rules, root_lines=roots)
+    now_s = SystemClock().now_s()
+    kept = keep_filters(ledger, proposed.filters, good_id, now_s=now_s, author=f"model {endpoint.model}")
+    return [one.id for one in kept], proposed.notes
 
 
 @good.command("ls")
@@ -167,7 +196,7 @@ def _fields(record: LearnedRule, *, whole: bool = False) -> dict[str, Any]:
         "author": record.author,
         "reason": body.get("reason", "") if record.kind == "rule" else "routine",
         "from": ", ".join(record.sources),
-        "what": body.get("what") or body["pattern"],
+        "what": f"{'not in force: ' * (record.kind == 'suggestion')}{body.get('what') or body['pattern']}",
     }
     if not whole:
         return fields

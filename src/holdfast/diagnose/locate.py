@@ -58,11 +58,13 @@ def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) 
 
 
 def _nodes_beside(root: Event, everything: Iterable[Event]) -> set[str]:
-    """The one node that lines around the root name, which are about the same: Ray's and MPI's blocks of several lines."""
+    """The one node that lines around the root name: of what Ray and MPI say in several lines."""
     beside = (
         event
         for event in everything
-        if event.log is root.log and event.rule.kind == "teardown" and abs(event.log_line - root.log_line) <= _BESIDE_LINES
+        if event.log is root.log
+        and event.rule.kind == "teardown"
+        and abs(event.log_line - root.log_line) <= _BESIDE_LINES
     )
     nodes: set[str] = _named(beside, {})["node"]
     return nodes if len(nodes) == 1 else set()

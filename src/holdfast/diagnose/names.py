@@ -21,7 +21,7 @@ class Names:
                 self._by_kind.setdefault(kind, []).append(pattern)
 
     def told(self, kind: str, text: str) -> dict[str, str]:
-        """What `text`, an event of `kind`, says of `rank`, `local_rank`, `gpu` and `node`; of two, the first pattern's."""
+        """What `text`, of an event of `kind`, says: the groups of `names.yaml`; of two, the first pattern's."""
         found: dict[str, str] = {}
         for pattern in self._by_kind.get(kind, ()):
             if match := pattern.search(text):

@@ -26,7 +26,7 @@ class LogFollower:
     """Follows the logs in one folder. Its methods block; they may be called from any thread."""
 
     def __init__(self, folder: Path, known: Callable[[], Known] = Known) -> None:
-        """`known` gives what was learned from past incidents; it is called when something is read for the first time."""
+        """`known` gives what was learned from past incidents; it is called when first something is read."""
         self._folder = folder
         self._load = known
         self._tails: dict[Path, LogTail] = {}

@@ -11,7 +11,7 @@ from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import Incident, Ledger, Run
 from holdfast.core.ledger.records import Memory
 from holdfast.core.paths import ledger_url
-from holdfast.diagnose import diagnose
+from holdfast.diagnose import LogLine, diagnose
 from holdfast.diagnose.filters import Filters, packaged_filters
 from holdfast.diagnose.memory import Known, judge, remember
 from holdfast.diagnose.memory.embeddings import Embedder, EmbeddingsFailed, cosine, packed, unpacked
@@ -268,3 +268,57 @@ def test_an_endpoint_that_fails_costs_nothing_but_a_note(endpoint, monkeypatch, 
 def test_an_endpoint_that_cannot_be_is_refused(given):
     with pytest.raises(BadUse, match="HOLDFAST_EMBEDDINGS"):
         Embedder.from_environment({f"HOLDFAST_EMBEDDINGS_{name}": value for name, value in given.items()})
+
+
+# What a model suggested
+
+LEASE = "lease 0x11 on fabric segment gone; quorum of the segment is void"
+
+
+def suggestion(**changes):
+    plain = {
+        "id": "model-1", "pattern": r"lease 0x[0-9a-f]+ on fabric segment gone", "kind": "fabric",
+        "reason": "NetworkError", "action": "wait_and_retry", "restart_helps": True, "mitigation": "Ask who runs it.",
+        "confidence": 0.5, "source": "proposed by the model stub", "match": [LEASE],
+        "no_match": ["lease 0x11 on fabric segment renewed"],
+    }  # fmt: skip
+    return {**plain, **changes}
+
+
+def remembered(ledger, tmp_path, rule):
+    """An incident that the rules do not know, with what a model suggested for it; its key, and the log."""
+    log = tmp_path / "job.log"
+    log.write_text(f"step 1 loss 2.0\n{LEASE}\n")
+    kept = "1: step 1 loss 2.0\n2: " + LEASE + "\n"
+    found = replace(diagnose(log), reason="NetworkError", category="Infrastructure", root_text=LEASE)
+    line = LogLine(file=str(log), line=2, text=LEASE)
+    found = replace(found, root_line=line, root_lines=(line,))
+    said = remember(ledger, found, kept, suggested=rule)
+    (one,) = ledger.memories()
+    assert f"incidents confirm m{one.memory_id}" in said.notes[-1]
+    return f"m{one.memory_id}", log
+
+
+def test_a_suggested_rule_is_in_force_only_once_a_person_confirms_its_incident(ledger, tmp_path):
+    key, log = remembered(ledger, tmp_path, suggestion())
+    again = tmp_path / "again.log"
+    again.write_text(log.read_text().replace("0x11", "0x7f"))
+    assert diagnose(again, known=Known.of_ledger(ledger)).reason == "Unknown"
+    learned = judge(ledger, key).learned
+    assert "model-1" in [one.rule.id for one in learned]
+    found = diagnose(again, known=Known.of_ledger(ledger).without_memory())
+    assert (found.reason, found.action) == ("NetworkError", "wait_and_retry")
+    assert [one.author for one in ledger.learned_rules("rule") if one.rule_id == "model-1"] == ["model"]
+    assert ledger.learned_rules("suggestion") == []
+
+
+def test_a_suggestion_for_another_reason_than_the_person_says_stays_one(ledger, tmp_path):
+    key, _ = remembered(ledger, tmp_path, suggestion(reason="S3StorageError"))
+    assert "model-1" not in [one.rule.id for one in judge(ledger, key).learned]
+    assert [one.rule_id for one in ledger.learned_rules("suggestion")] == ["model-1"]
+
+
+def test_a_suggested_rule_that_a_good_run_printed_is_refused(ledger, tmp_path):
+    key, log = remembered(ledger, tmp_path, suggestion())
+    add_good_run(ledger, [str(log)])
+    assert judge(ledger, key).learned == ()

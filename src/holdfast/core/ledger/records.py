@@ -208,7 +208,8 @@ class LearnedRule:
     """A rule or a filter that was learned from incidents or good runs and passed every check."""
 
     rule_id: str
-    kind: Literal["rule", "filter"]
+    kind: Literal["rule", "filter", "suggestion"]
+    """A suggestion is a model's rule that no person's word has put in force yet."""
     body: dict[str, Any]
     """Its fields, plain JSON values."""
     author: str

@@ -73,17 +73,29 @@ def add_good_run(ledger: Ledger, paths: Sequence[str], *, clock: Clock | None = 
         if any(pattern.search(text) and not shielded(rule.rule, text) for text in texts):
             ledger.withdraw_learned_rule(rule.rule.id, at_s=now_s, by=f"good:{good_id}")
             withdrawn.append(rule.rule.id)
-    there = {one.rule_id for one in (*ledger.learned_rules("filter"), *ledger.learned_rules("filter", withdrawn=True))}
     roots = [root for memory in ledger.memories() for root in memory.roots]
     runs = [[(str(line[0]), int(line[1])) for line in run.lines] for run in ledger.good_runs()]
-    found = [one for one in learn_filters(runs, roots) if one.id not in there]
-    for one in found:
+    found = keep_filters(ledger, learn_filters(runs, roots), good_id, now_s=now_s)
+    return Good(good_id=good_id, lines=len(lines), filters=found, withdrawn=tuple(withdrawn))
+
+
+def keep_filters(
+    ledger: Ledger, filters: Iterable[Filter], good_id: int, *, now_s: float, author: str = "learned"
+) -> tuple[Filter, ...]:
+    """Put `filters`, learned from a good run, in force; returns those that are new and were not withdrawn before.
+
+    Raises:
+        LedgerError: the ledger cannot be read or written.
+    """
+    there = {one.rule_id for one in (*ledger.learned_rules("filter"), *ledger.learned_rules("filter", withdrawn=True))}
+    new = tuple(one for one in filters if one.id not in there)
+    for one in new:
         body = {"pattern": one.pattern, "source": one.source, "match": list(one.match)}
         record = LearnedRule(
-            rule_id=one.id, kind="filter", body=body, author="learned", sources=[f"good:{good_id}"], made_at_s=now_s
+            rule_id=one.id, kind="filter", body=body, author=author, sources=[f"good:{good_id}"], made_at_s=now_s
         )
         ledger.add_learned_rule(record)
-    return Good(good_id=good_id, lines=len(lines), filters=tuple(found), withdrawn=tuple(withdrawn))
+    return new
 
 
 def shapes_of(paths: Sequence[str]) -> list[tuple[str, int]]:

@@ -23,7 +23,7 @@ from holdfast.diagnose.rules import packaged_topics
 
 NEAR: Final = 0.5
 """From this likeness on a confirmed incident may decide: half of what tells something in the two root lines is the
-same, weighed by how seldom it is. Measured on labelled logs of others: see docs/design/0005."""
+same, weighed by how seldom it is. A judgement, not a fit."""
 VERY_NEAR: Final = 0.75
 """From this likeness on it may decide against rules that are hardly sure."""
 SHOWN: Final = 0.2

@@ -1,7 +1,7 @@
 """The memory in the ledger: what is kept of an incident, a person's word on it, and what follows from that word."""
 
 import getpass
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, get_args
@@ -19,9 +19,13 @@ from holdfast.diagnose.filters import Filter
 from holdfast.diagnose.lines import clean_line
 from holdfast.diagnose.memory.case import ROOTS_LIMIT, Case, distinct, kept_with
 from holdfast.diagnose.memory.embeddings import Embedder, EmbeddingsFailed, packed, unpacked
+from holdfast.diagnose.memory.gate import Gate
 from holdfast.diagnose.memory.learn import AUTHOR, learn
 from holdfast.diagnose.memory.own_rules import own_topics
 from holdfast.diagnose.memory.recall import Past
+from holdfast.diagnose.memory.suggested import AUTHOR as MODEL
+from holdfast.diagnose.memory.suggested import KIND as SUGGESTION
+from holdfast.diagnose.memory.suggested import accepted_suggestions, keep_suggestion
 from holdfast.diagnose.memory.topics import Learned
 from holdfast.diagnose.memory.words import search_words
 from holdfast.diagnose.read import find_files
@@ -68,10 +72,17 @@ def memory_of(ledger: Ledger, key: str) -> Memory:
     return there[0] if there else ledger.memory(ledger.add_memory(_of_incident(incident)))
 
 
-def remember(ledger: Ledger, diagnosis: Diagnosis, text: str | Compressed, *, clock: Clock | None = None) -> Diagnosis:
+def remember(
+    ledger: Ledger,
+    diagnosis: Diagnosis,
+    text: str | Compressed,
+    *,
+    suggested: Mapping[str, Any] | None = None,
+    clock: Clock | None = None,
+) -> Diagnosis:
     """Record a diagnosis that belongs to no run; returns it with what is like it, decided anew where that knows better.
 
-    `text`: the compressed log, as `compress` made it.
+    `text`: the compressed log, as `compress` made it; `suggested`: the fields of a rule that a model suggested.
 
     Raises:
         LedgerError: the ledger cannot be read or written.
@@ -81,8 +92,12 @@ def remember(ledger: Ledger, diagnosis: Diagnosis, text: str | Compressed, *, cl
     kept = text.lines if isinstance(text, Compressed) else lines_of(text)
     decided = Known.of_ledger(ledger).recall(diagnosis, lambda: kept)
     kept = kept_with(decided.root_lines, kept)
-    memory = _of_diagnosis(decided.to_json(), kept, (SystemClock() if clock is None else clock).now_s())
-    _, notes = _add(ledger, memory)
+    now_s = (SystemClock() if clock is None else clock).now_s()
+    memory_id, notes = _add(ledger, _of_diagnosis(decided.to_json(), kept, now_s))
+    if suggested is not None:
+        keep_suggestion(ledger, f"m{memory_id}", suggested, now_s=now_s)
+        how = f"`holdfast incidents confirm m{memory_id}` puts it in force if it spoils no other answer."
+        notes = (*notes, f"The model suggests a rule. If its answer is right, {how}")
     return replace(decided, notes=(*decided.notes, *notes))
 
 
@@ -167,25 +182,23 @@ def learn_from_ledger(ledger: Ledger, home: Path | None = None, *, now_s: float)
     """Learn what the judged incidents teach beyond the rules in force, and put that in force."""
     cases = [case_of(one) for one in ledger.memories(judged=True) if one.roots]
     in_force = [learned_of(one) for one in ledger.learned_rules("rule")]
-    found = learn(
-        cases,
-        RuleSet((*packaged_topics(), *own_topics(home))),
-        good_lines(ledger),
-        learned=in_force,
-        withdrawn=[one.rule_id for one in ledger.learned_rules("rule", withdrawn=True)],
-    )
-    for one in found:
-        ledger.add_learned_rule(
-            LearnedRule(
-                rule_id=one.rule.id,
-                kind="rule",
-                body=one.to_json(),
-                author=AUTHOR,
-                sources=list(one.sources),
-                made_at_s=now_s,
+    rules, good = RuleSet((*packaged_topics(), *own_topics(home))), good_lines(ledger)
+    suggested = accepted_suggestions(ledger.learned_rules(SUGGESTION), cases, Gate(rules, cases, good, in_force))
+    withdrawn = [one.rule_id for one in ledger.learned_rules("rule", withdrawn=True)]
+    learned = learn(cases, rules, good, learned=[*in_force, *suggested], withdrawn=withdrawn)
+    for author, found in ((MODEL, suggested), (AUTHOR, learned)):
+        for one in found:
+            ledger.add_learned_rule(
+                LearnedRule(
+                    rule_id=one.rule.id,
+                    kind="rule",
+                    body=one.to_json(),
+                    author=author,
+                    sources=list(one.sources),
+                    made_at_s=now_s,
+                )
             )
-        )
-    return found
+    return [*suggested, *learned]
 
 
 def kept_of(paths: Sequence[str]) -> tuple[Kept, ...]:

@@ -6,6 +6,19 @@ from holdfast.diagnose import diagnose
 from holdfast.diagnose.causes import kinds
 from holdfast.diagnose.names import names
 
+SPAWNED = """-- Process 1 terminated with the following error:
+Traceback (most recent call last):
+  File "/w/train.py", line 101, in f
+    g()
+KeyError: 'param_groups'
+"""
+RAY_BLOCK = """ray.exceptions.RayActorError: The actor died unexpectedly before finishing this task.
+\tclass_name: RayTrainWorker
+\tpid: 6420
+\tip: 10.72.56.3
+The actor is dead because its node has died. Node Id: 677df2a9020c5db45e755b0078c469e2
+"""
+
 
 @pytest.mark.parametrize(("name", "of", "example", "tells"), names().examples)
 def test_its_own_example(name, of, example, tells):
@@ -34,18 +47,22 @@ def test_a_number_that_names_no_device(text):
 @pytest.mark.parametrize(
     ("log", "scope"),
     [
-        ("gn7:306:3306 [3] include/alloc.h:178 NCCL WARN Cuda failure 'out of memory'\n", {"local_rank": 3, "node": "gn7"}),
+        ("gn7:306:3306 [3] alloc.h:178 NCCL WARN Cuda failure 'out of memory'\n", {"local_rank": 3, "node": "gn7"}),
         ("RuntimeError: Allocation on device 0 would exceed allowed memory. (out of memory)\n", {"gpu": "0"}),
         ("c000001: FileNotFoundError: [Errno 2] No such file or directory: '/d/x.npy'\n", {"node": "c000001"}),
         (
-            "-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n"
-            '  File "/w/train.py", line 101, in f\n    g()\nKeyError: \'param_groups\'\n',
+            SPAWNED,
             {"local_rank": 1},
         ),
         ("ps-8:795:822 [0] socket.h:409 NCCL WARN Net : Connect to 192.168.1.9<54263> failed : No route to host\n",
          {"node": "192.168.1.9"}),
-        ("The actor is dead because its owner has died. Owner Id: 01 Owner Ip address: 10.4.0.19 Owner worker exit type: "
-         "SYSTEM_ERROR Worker exit detail: Owner's node has crashed.\n", {"node": "10.4.0.19"}),
+        (
+            "Owner Ip address: 10.4.0.19 Owner worker exit type: SYSTEM_ERROR: Owner's node has crashed.\n",
+            {"node": "10.4.0.19"},
+        ),
+        (RAY_BLOCK, {"node": "10.72.56.3"}),
+        ("The actor died because its node has died. Node Id: 581656f84659be9bba58da99\n",
+         {"node": "581656f84659be9bba58da99"}),
     ],
 )  # fmt: skip
 def test_who_is_at_fault_is_named(tmp_path, log, scope):
