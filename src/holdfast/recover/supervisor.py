@@ -27,8 +27,8 @@ from holdfast.recover.spec import MIB, RunSpec
 from holdfast.recover.stop_vote import StopVote
 
 TICK_S = 0.1
-FOLLOW_S = 1.0
-"""Between two looks at the job's logs."""
+FOLLOW_S = 5.0
+"""Between two looks at the job's logs; a job that ends before the first costs no rules."""
 STANDSTILL_S = 2.0
 """A tick this late means that the supervisor itself stood still (suspended, starved), not the job."""
 NO_STEP = (
@@ -314,11 +314,11 @@ class Supervisor:
 
     async def _follow(self, logs: LogFollower) -> None:
         while logs is self._logs:
+            await asyncio.sleep(FOLLOW_S)
             try:
                 await asyncio.to_thread(logs.read)
             except Exception:
                 return  # the diagnosis meets it again, and tells
-            await asyncio.sleep(FOLLOW_S)
 
     async def _diagnose(self) -> None:
         view, context = self._view, self._view.context()

@@ -14,6 +14,8 @@ from holdfast.core.errors import LedgerError
 from holdfast.core.ledger import schema
 
 BUSY_TIMEOUT_S = 5.0
+_ADVISORY_LOCK = 0x686F6C64
+"""In PostgreSQL, of whoever creates or migrates a ledger: `hold` in ASCII."""
 
 
 def open_engine(url: str) -> Engine:
@@ -96,6 +98,8 @@ def _bring_up_to_date(engine: Engine) -> None:
         if _revision(connection) == schema.REVISION:
             return
     with writing(engine).begin() as connection:
+        if connection.dialect.name == "postgresql":  # creates or migrates in one process at a time, as above
+            connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _ADVISORY_LOCK})
         revision = _revision(connection)
         if revision is not None and revision > schema.REVISION:
             raise LedgerError(

@@ -1,0 +1,123 @@
+"""The ledger in a real PostgreSQL: the same records, its own full-text search, several processes at once."""
+
+import itertools
+import os
+import shutil
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_ledger import ATTEMPT, CHECKPOINT, EVENT, INCIDENT, RUN
+
+from holdfast.core.errors import LedgerError
+from holdfast.core.ledger import Ledger
+from holdfast.core.ledger.records import GoodRun, LearnedRule, Memory
+
+BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
+pytest.importorskip("psycopg")
+if not BINARIES:
+    pytest.skip("no PostgreSQL server is installed", allow_module_level=True)
+STARTUP_S = 30.0
+NOT_ROOT = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
+"""The server refuses to run as root."""
+NUMBERS = itertools.count()
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory):
+    """The folder of a server's socket."""
+    # A path of its own: that of a socket may have 107 bytes, and pytest's folders are closed to other users.
+    folder = Path("/tmp") / f"holdfast-postgresql-{os.getpid()}"
+    folder.mkdir(mode=0o777)
+    folder.chmod(0o777)
+    data, binaries = folder / "data", BINARIES[-1]
+    environment = {**os.environ, "LC_ALL": "C", "HOME": str(folder)}
+    make = [binaries / "initdb", "-D", data, "-U", "holdfast", "--no-sync", "-E", "UTF8", "--auth=trust"]
+    subprocess.run(make, check=True, stdout=subprocess.DEVNULL, env=environment, cwd=folder, **NOT_ROOT)
+    settings = ["-c", "listen_addresses=", "-c", f"unix_socket_directories={folder}", "-c", "fsync=off"]
+    with (folder / "log").open("w") as log:
+        process = subprocess.Popen(
+            [binaries / "postgres", "-D", data, *settings],
+            stdout=log, stderr=log, env=environment, cwd=folder, **NOT_ROOT,
+        )  # fmt: skip
+    try:
+        deadline = time.monotonic() + STARTUP_S
+        while subprocess.run([binaries / "pg_isready", "-q", "-h", folder], check=False).returncode:
+            assert process.poll() is None, (folder / "log").read_text()
+            assert time.monotonic() < deadline, (folder / "log").read_text()
+            time.sleep(0.05)
+        yield folder
+    finally:
+        process.terminate()
+        process.wait()
+        shutil.rmtree(folder)
+
+
+@pytest.fixture
+def url(server):
+    """A database of its own for each test."""
+    name = f"test{next(NUMBERS)}"
+    subprocess.run([BINARIES[-1] / "createdb", "-h", server, "-U", "holdfast", name], check=True)
+    return f"postgresql+psycopg://holdfast@/{name}?host={server}"
+
+
+@pytest.fixture
+def ledger(url):
+    with Ledger.open(url) as opened:
+        yield opened
+
+
+def test_records_come_back_as_they_went_in(url, ledger):
+    ledger.add_run(RUN)
+    ledger.add_attempt(ATTEMPT)
+    ledger.add_event(EVENT)
+    ledger.add_checkpoint(CHECKPOINT)
+    key = ledger.add_incident(INCIDENT)
+    with Ledger.open(url) as other:
+        assert other.runs() == [RUN]
+        assert other.attempts("a") == [ATTEMPT]
+        assert other.events("a") == [EVENT]
+        assert other.checkpoints("a") == [CHECKPOINT]
+        assert other.incidents() == [replace(INCIDENT, incident_id=key)]
+
+
+def test_words_are_searched_by_the_database(ledger):
+    plain = Memory(remembered_at_s=1.0, reason="Unknown", category="Unknown", confidence=0.2)
+    said = ("watchdog timeout allreduce", "watchdog", "quorum lost", "timeout timeout allreduce")
+    ids = [ledger.add_memory(replace(plain, words=words)) for words in said]
+    assert ledger._full_text == "tsvector"
+    assert set(ledger.search_memories(["timeout", "allreduce"], 5)) == {ids[0], ids[3]}
+    assert ledger.search_memories(["quorum"], 5) == [ids[2]]
+    assert ledger.search_memories(["') | x & '", ""], 5) == []
+    ledger.set_memory(ids[2], words="other")
+    assert ledger.search_memories(["quorum"], 5) == []
+    assert ledger.memory(ids[1]).words == "watchdog"
+
+
+def test_what_was_learned_is_kept_and_withdrawn(ledger):
+    rule = LearnedRule(
+        rule_id="learned-x", kind="rule", body={"pattern": "x"}, author="learned", sources=["3"], made_at_s=1.0
+    )
+    ledger.add_learned_rule(rule)
+    assert ledger.learned_rules("rule") == [rule]
+    ledger.withdraw_learned_rule("learned-x", at_s=2.0, by="me")
+    assert ledger.learned_rules() == []
+    run = GoodRun(name="n", fingerprint="f", added_at_s=1.0, lines=[["step", 3]])
+    assert ledger.add_good_run(run) == ledger.add_good_run(run)
+
+
+def test_processes_that_open_a_new_ledger_at_once_all_get_it(url):
+    script = f"from holdfast.core.ledger import Ledger; Ledger.open({url!r}).close()"
+    processes = [subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) for _ in range(4)]
+    failed = [error for process in processes if (error := process.communicate()[1]) and process.returncode]
+    assert not failed, failed[0].decode()
+
+
+def test_a_server_that_is_gone_is_one_clear_sentence(server):
+    with pytest.raises(LedgerError, match="cannot be opened"):
+        Ledger.open(f"postgresql+psycopg://holdfast@/none?host={server}")
+    with pytest.raises(LedgerError, match="cannot be opened"):
+        Ledger.open("postgresql+psycopg://holdfast:secret@127.0.0.1:1/none")
