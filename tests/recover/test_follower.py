@@ -13,6 +13,10 @@ from holdfast.diagnose.memory.recall import Past, Recall
 from holdfast.recover import follower as following
 from holdfast.recover.follower import LogFollower
 
+WATCHDOG = (
+    "[E ProcessGroupNCCL.cpp:475] [Rank {rank}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, "
+    "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600410 milliseconds before timing out.\n"
+)
 NOTHING = JobContext()
 FAILED = JobContext(exits=(RankExit(rank=1, pid=7, at_monotonic_s=1.0, exit_code=1, last_step=400),), last_step=400)
 TRACEBACK = b"Traceback (most recent call last):\n  File \"/job/t.py\", line 8, in f\n    g()\nKeyError: 'shape'\n"
@@ -68,6 +72,15 @@ def test_cites_the_part_that_holds_the_line_when_it_is_asked(tmp_path, follow, o
     assert (found.root_line.file, found.root_line.line) == (str(tmp_path / "rank-0.log.2"), 4)
 
 
+def test_a_rank_that_printed_nothing_is_missed(tmp_path, follow):
+    for rank in (0, 1, 3):
+        (tmp_path / f"rank-{rank}.log").write_text(WATCHDOG.format(rank=rank))
+    (tmp_path / "rank-2.log").touch()
+    found = follow(tmp_path).diagnosis(NOTHING)
+    assert (found.reason, found.scope) == ("NCCLTimeoutError", {"rank": 2})
+    assert answer(found) == answer(diagnose([tmp_path], NOTHING))
+
+
 def test_no_logs_are_no_reason(tmp_path, follow):
     assert follow(tmp_path / "none").diagnosis(NOTHING).reason == "Unknown"
 
@@ -106,8 +119,9 @@ def test_a_reading_that_is_under_way_ends_when_the_follower_is_closed(tmp_path, 
     feed = following.LogWatcher.feed
 
     def feed_and_close(self, data, **where):
-        pieces.append(len(data))
-        follower._closed = True
+        if data:
+            pieces.append(len(data))
+            follower._closed = True
         feed(self, data, **where)
 
     monkeypatch.setattr(following.LogWatcher, "feed", feed_and_close)

@@ -34,12 +34,16 @@ class LogWatcher:
         self._pending_bytes = 0
 
     def feed(self, data: bytes | str, log: str = "job.log", rank: int | None = None, part: int = 0) -> None:
-        """Take in the next piece of `log`, any number of lines or a part of one.
+        """Take in the next piece of `log`, any number of lines or a part of one, or nothing: there is such a log.
 
         `log` is the name that the diagnosis cites, `rank` the one whose output it is, where that is known. Of a log
         that is rotated `part` numbers the files, the oldest 0: what the newest but one holds is cited as `log.1`.
         """
-        pending = self._logs.setdefault(log, _Pending(LogFile(path=Path(log), group=log, part=0, rank=rank)))
+        pending = self._logs.get(log)
+        if pending is None:
+            file = LogFile(path=Path(log), group=log, part=0, rank=rank)
+            pending = self._logs[log] = _Pending(file)
+            self._scan.know(file)
         pending.turn(part)
         before = len(pending.bytes)
         pending.add(data.encode("utf-8", "replace") if isinstance(data, str) else data)
@@ -93,8 +97,8 @@ class _Pending:
 
     def turn(self, part: int) -> None:
         """What comes is of `part`."""
-        begins = self._next_line + self.bytes.count(b"\n")
-        self._starts += [begins] * (part + 1 - len(self._starts))
+        if (new := part + 1 - len(self._starts)) > 0:
+            self._starts += [self._next_line + self.bytes.count(b"\n")] * new
 
     def place(self, line: int) -> tuple[int, int]:
         """How many parts are newer than that of `line`, and its number there."""

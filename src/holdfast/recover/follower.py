@@ -69,11 +69,14 @@ class LogFollower:
 
     def _read(self) -> None:
         for log in sorted(self._folder.glob("*.log")):
-            tail = self._tails.setdefault(log, LogTail(log))
-            rank = _RANK.search(log.stem)
+            named = _RANK.search(log.stem)
+            rank = None if named is None else int(named[1])
+            if log not in self._tails:
+                self._tails[log] = LogTail(log)
+                self._watcher.feed(b"", log=str(log), rank=rank)  # that a rank says nothing tells something too
             with suppress(OSError):  # a log that cannot be read is passed over
-                for data, part in tail.read():
-                    self._watcher.feed(data, log=str(log), rank=None if rank is None else int(rank[1]), part=part)
+                for data, part in self._tails[log].read():
+                    self._watcher.feed(data, log=str(log), rank=rank, part=part)
                     if self._closed:
                         return
 
