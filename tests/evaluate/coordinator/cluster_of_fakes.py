@@ -51,6 +51,7 @@ def config(folder, entries, **changes):
         "metric_slots": 2,
         "linger_s": 5.0,
         "silent_s": 5.0,
+        "settle_s": 0.8,
         "gather_s": 0.2,
     }
     return CoordinatorConfig(**{**said, **changes})

@@ -27,6 +27,8 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
         metric_slots: metrics at a time on a node; 0 for its cores.
         linger_s: how long work that was begun may go on when the command is gone.
         silent_s: how long an engine may be silent before it is taken for hung and started anew.
+        settle_s: how long, after the coordinator was restarted, engines may take to dial again and say what they have;
+            less where all have said so. What an engine that takes longer has finished may be asked of another.
         gather_s: how long the first node waits for the others, so that each reads its share of the weights.
         certify: how a swap's canaries get their reference: "beside" (a fresh engine beside the others) or "first"
             (the first engine to change is started anew).
@@ -47,6 +49,7 @@ class CoordinatorConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults
     metric_slots: int = 0
     linger_s: float = 60.0
     silent_s: float = 30.0
+    settle_s: float = 1.5
     gather_s: float = 10.0
     certify: str = "beside"
     max_read_mib_s: float = 0.0

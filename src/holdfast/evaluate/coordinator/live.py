@@ -37,7 +37,6 @@ from holdfast.evaluate.policy.state import State
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SETTLE_S = 1.2  # after a restart, at most: until all that live have dialled again, and said what they have
 _DRAIN_POLL_S = 0.1
 
 
@@ -87,7 +86,7 @@ class Live:
             self._delivery,
             self._counts,
             rescore=config.rescore,
-            settled_s=clock.monotonic_s() + (_SETTLE_S if epoch else 0.0),
+            settled_s=clock.monotonic_s() + (config.settle_s if epoch else 0.0),
             emit=self._emit,
             now_s=self._now_s,
         )
