@@ -215,11 +215,11 @@ def _objects(root):
 
 
 def test_many_logs_do_not_keep_a_piece_each():
-    """Sixty kilobytes of each of a thousand ranks would be sixty megabytes."""
+    """Sixty kilobytes of each of four hundred ranks would be twenty-four megabytes."""
     watcher = LogWatcher()
     tracemalloc.start()
     try:
-        for rank in range(1000):
+        for rank in range(400):
             watcher.feed(b"an ordinary line of a rank\n" * 2200, f"rank-{rank}.log", rank)
         kept_bytes = tracemalloc.get_traced_memory()[0]
     finally:

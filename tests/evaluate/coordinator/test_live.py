@@ -291,8 +291,8 @@ def test_whoever_is_killed_at_whatever_moment_the_scores_are_the_same(tmp_path, 
     entries = [entry("choices", 60, requests=4), entry("generated", 60, kind="generate"), entry("m", 40, metric=True)]
 
     async def scenario():
-        # However slow the machine: engines that live are heard before what they have is asked of others.
-        world = World(config(tmp_path, entries, nodes=2, settle_s=60.0))
+        # On a slow machine, too, engines that live are heard before what they have is asked of others.
+        world = World(config(tmp_path, entries, nodes=2, settle_s=4.0))
         await world.start()
         world.spawn(world.command(model(0), model(1)))
         world.spawn(world.node(0))
@@ -310,7 +310,7 @@ def test_whoever_is_killed_at_whatever_moment_the_scores_are_the_same(tmp_path, 
                 chance.choice(list(world.engines.values())).die()
             else:
                 chance.choice(world.lines).close()
-        await world.finish(90.0)
+        await world.finish(50.0)
         await world.end()
         return world
 
