@@ -15,9 +15,10 @@ from holdfast.core.paths import ledger_url
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """Run `holdfast demo --json` once; returns its folder and its answer."""
+    """Run `holdfast demo --json` once, half as long as a newcomer's; returns its folder and its answer."""
     out = tmp_path_factory.mktemp("demo") / "report"
-    command = [sys.executable, "-m", "holdfast.cli.main", "demo", "--seed", "7", "--out", str(out), "--json"]
+    options = ["--seed", "7", "--steps", "120", "--out", str(out), "--json"]
+    command = [sys.executable, "-m", "holdfast.cli.main", "demo", *options]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=os.environ)
     assert done.returncode == 0, done.stdout + done.stderr
     return out, json.loads(done.stdout)

@@ -53,6 +53,8 @@ def test_a_stop_saves_the_same_step_on_all_ranks_and_a_resume_goes_on_from_it(pl
     assert f"State is safe at step {saved.step}" in err
     with place.ledger() as ledger:
         assert ledger.attempts("r")[-1].last_step == saved.step, "every rank stopped where it saved"
+    if how != "Ctrl-C":
+        return  # how a run goes on does not depend on who stopped it
     with place.start("run", "--resume", "r") as process:
         place.wait_for_step("r", saved.step + 5)
         process.send_signal(signal.SIGINT)
