@@ -5,29 +5,11 @@ import sys
 from dataclasses import replace
 
 import pytest
+from ledger_records import ATTEMPT, CHECKPOINT, EVENT, INCIDENT, RUN, check_that_records_come_back
 
 from holdfast.core.errors import LedgerError, NotFound
-from holdfast.core.ledger import Attempt, Checkpoint, Event, Incident, Ledger, Run, engine
+from holdfast.core.ledger import Ledger, engine
 from holdfast.core.paths import ledger_url
-
-RUN = Run(
-    run_id="a",
-    state="running",
-    command=["python", "train.py", "é\udc80"],
-    options={"nproc": 2},
-    cwd="/x",
-    host="h",
-    pid=1,
-    started_at_s=1.25,
-)
-ATTEMPT = Attempt(run_id="a", number=1, started_at_s=2.0)
-EVENT = Event(run_id="a", attempt=1, at_s=3.0, kind="restored", rank=1, data={"step": 3})
-INCIDENT = Incident(
-    run_id="a", attempt=1, kind="exit", rank=1, step=9, fault_at_s=4.0, detected_at_s=4.5, diagnosis={"reason": "x"}
-)
-CHECKPOINT = Checkpoint(
-    run_id="a", attempt=1, step=5, path="p", state="written", size_bytes=1 << 40, stall_s=0.5, committed_at_s=3.5
-)
 
 
 @pytest.fixture
@@ -42,22 +24,7 @@ def ledger(url):
 
 
 def test_records_come_back_as_they_went_in(url, ledger):
-    ledger.add_run(RUN)
-    ledger.add_attempt(ATTEMPT)
-    ledger.add_event(EVENT)
-    ledger.add_checkpoint(CHECKPOINT)
-    key = ledger.add_incident(INCIDENT)
-    with Ledger.open(url) as other:
-        assert other.runs() == [RUN]
-        assert other.run("a") == RUN
-        assert other.attempts("a") == [ATTEMPT]
-        assert other.events("a") == other.events("a", "restored") == [EVENT]
-        assert other.events("a", "proof") == []
-        assert other.checkpoints("a") == [CHECKPOINT]
-        assert (
-            other.incidents() == other.incidents("a") == [other.incident(key)] == [replace(INCIDENT, incident_id=key)]
-        )
-        assert other.incidents("b") == []
+    check_that_records_come_back(url, ledger)
 
 
 def test_changes_reach_one_row(ledger):

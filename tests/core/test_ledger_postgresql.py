@@ -5,12 +5,12 @@ import os
 import shutil
 import subprocess
 import sys
-import time
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from test_ledger import ATTEMPT, CHECKPOINT, EVENT, INCIDENT, RUN
+from ledger_records import check_that_records_come_back
 
 from holdfast.core.errors import LedgerError
 from holdfast.core.ledger import Ledger
@@ -20,7 +20,6 @@ BINARIES = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: in
 pytest.importorskip("psycopg")
 if not BINARIES:
     pytest.skip("no PostgreSQL server is installed", allow_module_level=True)
-STARTUP_S = 30.0
 NOT_ROOT = {"user": "nobody", "group": "nogroup", "extra_groups": []} if os.geteuid() == 0 else {}
 """The server refuses to run as root."""
 NUMBERS = itertools.count()
@@ -30,29 +29,22 @@ NUMBERS = itertools.count()
 def server(tmp_path_factory):
     """The folder of a server's socket."""
     # A path of its own: that of a socket may have 107 bytes, and pytest's folders are closed to other users.
-    folder = Path("/tmp") / f"holdfast-postgresql-{os.getpid()}"
-    folder.mkdir(mode=0o777)
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-postgresql-"))
     folder.chmod(0o777)
     data, binaries = folder / "data", BINARIES[-1]
-    environment = {**os.environ, "LC_ALL": "C", "HOME": str(folder)}
-    make = [binaries / "initdb", "-D", data, "-U", "holdfast", "--no-sync", "-E", "UTF8", "--auth=trust"]
-    subprocess.run(make, check=True, stdout=subprocess.DEVNULL, env=environment, cwd=folder, **NOT_ROOT)
-    settings = ["-c", "listen_addresses=", "-c", f"unix_socket_directories={folder}", "-c", "fsync=off"]
-    with (folder / "log").open("w") as log:
-        process = subprocess.Popen(
-            [binaries / "postgres", "-D", data, *settings],
-            stdout=log, stderr=log, env=environment, cwd=folder, **NOT_ROOT,
-        )  # fmt: skip
+    settings = f"-c listen_addresses= -c unix_socket_directories={folder} -c fsync=off"
+
+    def run(program, *arguments):
+        command = [binaries / program, "-D", data, *arguments]
+        environment = {**os.environ, "LC_ALL": "C", "HOME": str(folder)}
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment, cwd=folder, **NOT_ROOT)
+
+    run("initdb", "-U", "holdfast", "--no-sync", "-E", "UTF8", "--auth=trust")
+    run("pg_ctl", "start", "--wait", "-l", folder / "log", "-o", settings)
     try:
-        deadline = time.monotonic() + STARTUP_S
-        while subprocess.run([binaries / "pg_isready", "-q", "-h", folder], check=False).returncode:
-            assert process.poll() is None, (folder / "log").read_text()
-            assert time.monotonic() < deadline, (folder / "log").read_text()
-            time.sleep(0.05)
         yield folder
     finally:
-        process.terminate()
-        process.wait()
+        run("pg_ctl", "stop", "--wait", "-m", "fast")
         shutil.rmtree(folder)
 
 
@@ -71,17 +63,7 @@ def ledger(url):
 
 
 def test_records_come_back_as_they_went_in(url, ledger):
-    ledger.add_run(RUN)
-    ledger.add_attempt(ATTEMPT)
-    ledger.add_event(EVENT)
-    ledger.add_checkpoint(CHECKPOINT)
-    key = ledger.add_incident(INCIDENT)
-    with Ledger.open(url) as other:
-        assert other.runs() == [RUN]
-        assert other.attempts("a") == [ATTEMPT]
-        assert other.events("a") == [EVENT]
-        assert other.checkpoints("a") == [CHECKPOINT]
-        assert other.incidents() == [replace(INCIDENT, incident_id=key)]
+    check_that_records_come_back(url, ledger)
 
 
 def test_words_are_searched_by_the_database(ledger):

@@ -176,18 +176,23 @@ def is_flight_record(file: Path, start: bytes) -> bool:
     return start[:1] == b"\x80" and ("trace" in file.name or "nccl" in file.name or file.suffix in (".pkl", ".pickle"))
 
 
+def rank_by_name(name: str) -> int | None:
+    """The rank whose output a file named `name` holds: `rank-3.log`, and its rotated parts."""
+    rank = _RANK_FILE.search(name)
+    return int(rank[1]) if rank else None
+
+
 def _log_file(path: Path) -> LogFile:
-    rank = _RANK_FILE.search(path.name)
-    number = rank[1] if rank else None
+    rank = rank_by_name(path.name)
     parents = path.parent.name, path.parent.parent.name
-    if number is None and _RANK_FOLDER.search(parents[0]) and _ATTEMPT_FOLDER.search(parents[1]):
-        number = parents[0]
+    if rank is None and _RANK_FOLDER.search(parents[0]) and _ATTEMPT_FOLDER.search(parents[1]):
+        rank = int(parents[0])
     rotated = _ROTATED.search(str(path))
     return LogFile(
         path=path,
         group=rotated[1] if rotated else str(path),
         part=int(rotated[2]) if rotated else 0,
-        rank=None if number is None else int(number),
+        rank=rank,
     )
 
 

@@ -3,8 +3,8 @@
 A restart does not wait until gigabytes of logs are read.
 """
 
+import asyncio
 import functools
-import re
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,14 +16,15 @@ from holdfast.core.rotating_log import LogTail
 from holdfast.diagnose import Diagnosis, JobContext, LogWatcher
 from holdfast.diagnose.compress import Kept, compress
 from holdfast.diagnose.memory import Known
-from holdfast.diagnose.read import find_files
+from holdfast.diagnose.read import find_files, rank_by_name
 from holdfast.diagnose.scan import scan
 
-_RANK = re.compile(r"^rank-([0-9]+)$")
+FOLLOW_S = 5.0
+"""Between two looks at the logs; an attempt that ends before the first costs no rules."""
 
 
 class LogFollower:
-    """Follows the logs in one folder. Its methods block; they may be called from any thread."""
+    """Follows the logs in one folder. All but `follow` block, and may be called from any thread."""
 
     def __init__(self, folder: Path, known: Callable[[], Known] = Known) -> None:
         """`known` gives what was learned from past incidents; it is called when first something is read."""
@@ -32,6 +33,15 @@ class LogFollower:
         self._tails: dict[Path, LogTail] = {}
         self._lock = threading.Lock()
         self._closed = False
+
+    async def follow(self) -> None:
+        """Read along until it is closed."""
+        while not self._closed:
+            await asyncio.sleep(FOLLOW_S)
+            try:
+                await asyncio.to_thread(self.read)
+            except Exception:
+                return  # the diagnosis meets it again, and tells
 
     def read(self) -> None:
         """Take in what was written since."""
@@ -69,8 +79,9 @@ class LogFollower:
 
     def _read(self) -> None:
         for log in sorted(self._folder.glob("*.log")):
-            named = _RANK.search(log.stem)
-            rank = None if named is None else int(named[1])
+            if self._closed:
+                return
+            rank = rank_by_name(log.name)
             if log not in self._tails:
                 self._tails[log] = LogTail(log)
                 self._watcher.feed(b"", log=str(log), rank=rank)  # that a rank says nothing tells something too
@@ -78,7 +89,7 @@ class LogFollower:
                 for data, part in self._tails[log].read():
                     self._watcher.feed(data, log=str(log), rank=rank, part=part)
                     if self._closed:
-                        return
+                        break
 
     def _kept(self) -> tuple[Kept, ...]:
         """What stands out in the logs: they are read again, which only a case needs that no rule knows."""

@@ -27,8 +27,6 @@ from holdfast.recover.spec import MIB, RunSpec
 from holdfast.recover.stop_vote import StopVote
 
 TICK_S = 0.1
-FOLLOW_S = 5.0
-"""Between two looks at the job's logs; a job that ends before the first costs no rules."""
 STANDSTILL_S = 2.0
 """A tick this late means that the supervisor itself stood still (suspended, starved), not the job."""
 NO_STEP = (
@@ -272,7 +270,7 @@ class Supervisor:
         number = self._view.number
         self._logs.close()
         self._logs = self._follower()
-        self._spawn(self._follow(self._logs))
+        self._spawn(self._logs.follow())
         self._recorder.attempt_began(number)
         self._observe("launch", {"attempt": number})
         self._job = await launch(
@@ -311,14 +309,6 @@ class Supervisor:
     def _follower(self) -> LogFollower:
         logs = self._paths.attempt_logs(self._view.number)
         return LogFollower(logs, lambda: Known.of_ledger(self._ledger, self._paths.home))
-
-    async def _follow(self, logs: LogFollower) -> None:
-        while logs is self._logs:
-            await asyncio.sleep(FOLLOW_S)
-            try:
-                await asyncio.to_thread(logs.read)
-            except Exception:
-                return  # the diagnosis meets it again, and tells
 
     async def _diagnose(self) -> None:
         view, context = self._view, self._view.context()

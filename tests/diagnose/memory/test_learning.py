@@ -60,6 +60,46 @@ def test_an_exception_of_a_package_is_learned_by_the_package():
     assert said(Layered(NO_S3, learned), "botocore.errorfactory.NoSuchKey: An error occurred") == "S3StorageError"
 
 
+UNKNOWN_MODEL = """Traceback (most recent call last):
+  File "/venv/lib/python3.11/site-packages/transformers/auto.py", line 8, in f
+    raise KeyError(key)
+KeyError: 'llama9'
+
+During handling of the above exception, another exception occurred:
+
+Traceback (most recent call last):
+  File "/job/train.py", line 3, in <module>
+    load()
+ValueError: The checkpoint you are trying to load has model type `llama9` but Transformers does not recognize it.
+"""
+
+
+def test_a_class_by_itself_is_learned_and_stands_back_where_words_say_more():
+    lines = UNKNOWN_MODEL.splitlines()
+    model = case("ModelLoadingError", lines[-1], key="1", lines=lines)
+    bare = [case("KeyError", f"KeyError: '{name}'", key=name) for name in ("labels", "scheduler", "RANK")]
+    base = without("KeyError", "ModelLoadingError")
+    rules = Layered(base, learn([model, *bare], base))
+    assert said(rules, "KeyError: 'optimizer'") == "KeyError"
+    assert model.replay(rules).reason == "ModelLoadingError"
+
+
+PEER_LOST = (
+    "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+    "RuntimeError: the pipeline was told to end",
+)
+
+
+def test_a_class_that_would_spoil_an_incident_counts_only_where_nothing_else_is_seen():
+    base = without("RuntimeError")
+    judged = case("NCCLRemoteError", PEER_LOST[0], key="1", lines=PEER_LOST)
+    shapes = case("RuntimeError", "RuntimeError: mat1 and mat2 shapes cannot be multiplied", key="2")
+    assert judged.replay(base).reason == "NCCLRemoteError"
+    rules = Layered(base, learn([judged, shapes], base))
+    assert judged.replay(rules).reason == "NCCLRemoteError"
+    assert said(rules, "RuntimeError: Trying to backward through the graph a second time") == "RuntimeError"
+
+
 def test_nothing_is_learned_where_the_rules_say_so_already():
     assert learn([case("KeyError", "KeyError: 'labels'")], packaged_rules()) == []
 

@@ -217,6 +217,7 @@ def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> Candida
     hot = _hot(words)
     if not hot:
         return None
+    # A plain word by itself names many things: a closed `remote` end is not a lost NCCL peer.
     about = any(_is_named(one, named) for one in words) and not plain
     worth = 2.0 * about + 0.5 * len([one for one in telling if one.is_technical]) + 0.5 * troubled
     worth -= words[0].start / 100

@@ -6,14 +6,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Self
 
-import re2
-
 from holdfast.core.ledger.records import MEMORY_LIMIT_BYTES
 from holdfast.diagnose.compress import Kept, compress
 from holdfast.diagnose.conclude import conclude
 from holdfast.diagnose.diagnosis import Diagnosis, LogLine
 from holdfast.diagnose.lines import clean_line
-from holdfast.diagnose.read import LogFile, find_files, read_blocks
+from holdfast.diagnose.read import LogFile, find_files, rank_by_name, read_blocks
 from holdfast.diagnose.rules import RuleSet
 from holdfast.diagnose.scan import Event, Scan, scan
 
@@ -22,7 +20,6 @@ ROOT_CHARACTERS: Final = 1000
 _BEFORE: Final = 40
 _AFTER: Final = 3
 """Lines about a root that are kept: most tracebacks are shorter."""
-_RANK_FILE: Final = re2.compile(r"^rank[-_.]?([0-9]{1,6})\b")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +85,7 @@ def events_of(lines: Sequence[Kept], rules: RuleSet) -> list[Event]:
         by_file.setdefault(one.file, []).append(one)
     found = Scan(rules)
     for name, kept in by_file.items():
-        rank = _RANK_FILE.search(Path(name).name)
-        file = LogFile(path=Path(name), group=name, part=0, rank=int(rank[1]) if rank else None)
+        file = LogFile(path=Path(name), group=name, part=0, rank=rank_by_name(Path(name).name))
         text = "\n".join(one.text.replace("\n", " ") for one in kept)
         found.block(file, text.encode("utf-8", "replace"), 1)
     return found.events()

@@ -116,9 +116,7 @@ def learned_topics(learned: Iterable[Learned]) -> tuple[Topic, ...]:
             name=f"{_NAME}-{order}",
             order=order,
             hot=frozenset(word for one in group for word in one.hot),
-            rules=tuple(
-                one.rule for one in sorted(group, key=lambda each: (-each.breadth, each.foreign, each.rule.id))
-            ),
+            rules=tuple(one.rule for one in sorted(group, key=_special_first)),
         )
         for order, group in sorted(by_order.items())
     )
