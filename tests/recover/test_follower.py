@@ -121,7 +121,7 @@ def test_a_reading_that_is_under_way_ends_when_the_follower_is_closed(tmp_path, 
     def feed_and_close(self, data, **where):
         if data:
             pieces.append(len(data))
-            follower._closed = True
+            follower._closed.set()
         feed(self, data, **where)
 
     monkeypatch.setattr(following.LogWatcher, "feed", feed_and_close)

@@ -32,11 +32,11 @@ class LogFollower:
         self._load = known
         self._tails: dict[Path, LogTail] = {}
         self._lock = threading.Lock()
-        self._closed = False
+        self._closed = threading.Event()
 
     async def follow(self) -> None:
         """Read along until it is closed."""
-        while not self._closed:
+        while not self._closed.is_set():
             await asyncio.sleep(FOLLOW_S)
             try:
                 await asyncio.to_thread(self.read)
@@ -58,7 +58,7 @@ class LogFollower:
 
     def close(self) -> None:
         """Let go of the files; a `read` that is going on ends soon."""
-        self._closed = True
+        self._closed.set()
         with self._lock:
             for tail in self._tails.values():
                 tail.close()
@@ -79,7 +79,7 @@ class LogFollower:
 
     def _read(self) -> None:
         for log in sorted(self._folder.glob("*.log")):
-            if self._closed:
+            if self._closed.is_set():
                 return
             rank = rank_by_name(log.name)
             if log not in self._tails:
@@ -88,7 +88,7 @@ class LogFollower:
             with suppress(OSError):  # a log that cannot be read is passed over
                 for data, part in self._tails[log].read():
                     self._watcher.feed(data, log=str(log), rank=rank, part=part)
-                    if self._closed:
+                    if self._closed.is_set():
                         break
 
     def _kept(self) -> tuple[Kept, ...]:
