@@ -2,24 +2,33 @@ import json
 import os
 import random
 import shutil
+from dataclasses import replace
 
 import pytest
 import torch
 
 from holdfast.checkpoint import Checkpointer, scan, verify
+from holdfast.checkpoint.catalog import checkpoints_at, verify_and_note
 from holdfast.checkpoint.manifest import ManifestError, read_manifest
+from holdfast.checkpoint.marks import MARKS_NAME, Marks, Noted, pin
 from holdfast.core.errors import NotFound
 
 FILES = [".metadata", "__0_0.distcp", "holdfast.json"]
 
 
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    with Checkpointer(folder) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, {"value": step, "t": torch.full((50,), float(step))}).result()
+    return folder
+
+
 @pytest.fixture
-def two(tmp_path):
+def two(saved, tmp_path):
     """Steps 1 and 2, each with a plain value and tensors; the value is the step."""
-    ckpt = Checkpointer(tmp_path)
-    for step in (1, 2):
-        ckpt.save(step, {"value": step, "t": torch.full((50,), float(step))})
-    return tmp_path
+    return shutil.copytree(saved, tmp_path / "checkpoints")
 
 
 def assert_falls_back(folder, reason):
@@ -36,7 +45,8 @@ def test_good_checkpoints_are_listed_newest_first_and_verify(two):
     infos = scan(two)
     assert [(info.step, info.state, info.reason) for info in infos] == [(2, "written", None), (1, "written", None)]
     newest = infos[0]
-    data_bytes = sum(path.stat().st_size for path in newest.path.iterdir() if path.name != "holdfast.json")
+    # Beside the data lie the manifest and the checksums of their blocks.
+    data_bytes = sum(path.stat().st_size for path in newest.path.iterdir() if path.suffix in ("", ".distcp"))
     assert newest.size_bytes == data_bytes
     assert newest.created_at_s > infos[1].created_at_s > 1.7e9
     assert {verify(info).state for info in infos} == {"verified"}
@@ -68,7 +78,7 @@ def test_a_missing_file_is_caught(two, name):
     assert scan(two)[0].state == ("incomplete" if name == "holdfast.json" else "damaged")
 
 
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", ["__0_0.distcp", "holdfast.json"])  # the metadata may well be the same
 def test_a_file_of_another_step_is_caught(two, name):
     shutil.copy(two / "step-0000000001" / name, two / "step-0000000002" / name)
     assert_falls_back(two, name)
@@ -82,7 +92,7 @@ def test_a_whole_folder_of_another_step_is_caught(two):
 
 def test_a_lost_page_is_caught(tmp_path):
     for step in (1, 2):
-        Checkpointer(tmp_path).save(step, {"value": step, "t": torch.full((50_000,), float(step))})
+        Checkpointer(tmp_path).save(step, {"value": step, "t": torch.full((50_000,), float(step))}).result()
     with (tmp_path / "step-0000000002" / "__0_0.distcp").open("r+b") as file:
         file.seek(8 * 4096)
         file.write(bytes(4096))
@@ -118,8 +128,8 @@ def test_a_link_that_leads_out_is_refused(two):
 
 
 def test_a_manifest_of_another_version_says_so(two):
-    rewrite_manifest(two / "step-0000000002", lambda content: content.update(version=2))
-    assert_falls_back(two, "version 2, this Holdfast reads holdfast.checkpoint version 1")
+    rewrite_manifest(two / "step-0000000002", lambda content: content.update(version=9))
+    assert_falls_back(two, "version 9, this Holdfast reads holdfast.checkpoint")
 
 
 @pytest.mark.parametrize("content", ["[]", "{}", "null", '{"digest": 1}', "\\", '{"digest": {}, "files": 3}'])
@@ -136,10 +146,10 @@ def test_a_replaced_checkpoint_is_a_candidate_after_the_proper_one(two):
     ckpt = Checkpointer(two, keep=2)
     assert ckpt.restore({"value": 0}) == 2
     # The proper one is known to be damaged, so the replaced one is what is left of step 2, and stays.
-    ckpt.save(3, {"value": 3})
+    ckpt.save(3, {"value": 3}).result()
     assert [info.path.name for info in scan(two)] == ["step-0000000003", new.name, new.name + ".replaced"]
     # Saving step 2 again keeps the good one until the new one has the name.
-    ckpt.save(2, {"value": 22})
+    ckpt.save(2, {"value": 22}).result()
     assert [info.path.name for info in scan(two)] == ["step-0000000003", new.name]
 
 
@@ -159,3 +169,49 @@ def test_what_is_not_there_is_named(tmp_path):
         verify(tmp_path / "step-0000000001")
     with pytest.raises(NotFound, match="is not a checkpoint"):
         verify(tmp_path)
+
+
+def test_marks_are_listed_and_change_nothing_of_the_checkpoint(two):
+    path = two / "step-0000000002"
+    before = scan(two)[0]
+    marks = pin(path, by="me", now_s=1.0, why="the paper's")
+    assert scan(two)[0] == replace(before, marks=marks)
+    assert verify(path).state == "verified"
+    (path / MARKS_NAME).write_text("no marks")
+    assert scan(two)[0].marks.unreadable
+    assert Checkpointer(two).restore({"value": 0}) == 2
+
+
+def test_what_a_verification_found_is_noted(two):
+    good = verify_and_note(scan(two)[0], by="me", now_s=5.0)
+    assert good == replace(scan(two)[0], state="verified")
+    assert good.marks.verified == Noted(at_s=5.0, by="me")
+    data = next(good.path.glob("*.distcp"))
+    os.truncate(data, 10)
+    assert verify_and_note(good, by="me", now_s=6.0).marks.damaged.why == scan(two)[0].reason
+
+
+def test_one_without_a_manifest_gets_no_mark(two):
+    (two / "step-0000000002" / "holdfast.json").unlink()
+    info = verify_and_note(scan(two)[0], by="me", now_s=5.0)
+    assert (info.state, info.marks) == ("damaged", Marks())
+    assert not (info.path / MARKS_NAME).exists()
+
+
+def test_a_verification_tells_how_far_it_is(two):
+    info = scan(two)[0]
+    seen = []
+    verify(info, progress=lambda done, total: seen.append((done, total)))
+    assert seen[-1] == (info.size_bytes, info.size_bytes)
+    assert seen == sorted(seen)
+
+
+def test_a_copy_of_another_name_is_known_by_its_manifest(two):
+    copy = two / "best"
+    shutil.copytree(two / "step-0000000002", copy)
+    assert (verify(copy).step, verify(copy).state) == (2, "verified")
+    assert checkpoints_at(copy) == [copy]
+    assert checkpoints_at(two) == [two / "step-0000000002", two / "step-0000000001", copy]
+    (copy / "holdfast.json").write_text("{")
+    assert verify(copy).state == "damaged"
+    assert [info.step for info in scan(two)] == [2, 1]

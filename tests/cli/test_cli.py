@@ -371,5 +371,11 @@ def test_the_command_line_is_what_was_agreed():
         "eval show": ["--json", "--output"],
         "checkpoint ls": ["--json"],
         "checkpoint verify": ["--json"],
+        "checkpoint show": ["--json", "--tensors"],
+        "checkpoint diff": ["--json"],
+        "checkpoint pin": ["--json", "--why"],
+        "checkpoint unpin": ["--json"],
+        "checkpoint prune": ["--best", "--dry-run", "--every", "--json", "--last", "--within"],
         "checkpoint export": ["--hf-config", "--json", "--name-map", "--safetensors"],
+        "checkpoint restore": ["--entry", "--json", "--to"],
     }

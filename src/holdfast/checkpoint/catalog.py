@@ -1,14 +1,23 @@
 """Which checkpoints a folder holds, and whether each is whole. Needs no torch."""
 
-from dataclasses import dataclass, replace
+import json
+import logging
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
 from holdfast.checkpoint.folders import parse_name
-from holdfast.checkpoint.manifest import ManifestError, check_contents, check_sizes, read_manifest
-from holdfast.core.errors import NotFound
+from holdfast.checkpoint.manifest import MANIFEST_NAME, ManifestError, check_contents, check_sizes, read_manifest
+from holdfast.checkpoint.marks import Marks, note_damaged, note_verified, read_marks
+from holdfast.core.errors import HoldfastError, NotFound
 
 State = Literal["written", "verified", "incomplete", "damaged"]
+Progress = Callable[[int, int], None]
+"""`progress(bytes done, bytes in all)`."""
+_METADATA_NAME = ".metadata"  # as in `metadata`, which needs torch
+_logger = logging.getLogger("holdfast")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,7 +26,7 @@ class CheckpointInfo:
 
     `state`: `written` (manifest and sizes are right), `verified` (every byte too), `incomplete` (no
     manifest), `damaged`; of the last two `reason` says why. `created_at_s` is in seconds since the Unix
-    epoch, None where the manifest cannot tell.
+    epoch, None where the manifest cannot tell. `marks`: what became known of it later; `state` does not depend on it.
     """
 
     step: int
@@ -26,6 +35,7 @@ class CheckpointInfo:
     size_bytes: int = 0
     created_at_s: float | None = None
     reason: str | None = None
+    marks: Marks = field(default_factory=Marks, hash=False)
 
 
 def scan(folder: str | Path) -> list[CheckpointInfo]:
@@ -53,30 +63,60 @@ def inspect(path: Path) -> CheckpointInfo:
     """Look at one checkpoint: its manifest and the sizes of its files.
 
     Raises:
-        NotFound: `path` is no folder of the name `step-NUMBER`.
+        NotFound: `path` is no folder of the name `step-NUMBER`, and has no manifest either.
     """
-    name = parse_name(path.name)
-    if name is None or not path.is_dir():
+    step = step_of(path)
+    if step is None or not path.is_dir():
         raise NotFound(f"{path} is not a checkpoint. Give a folder of the name step-NUMBER.")
-    step = name[0]
+    marks = read_marks(path)
     try:
         manifest = read_manifest(path, step=step)
         check_sizes(path, manifest.files)
     except FileNotFoundError:
         reason = "there is no manifest: the save did not finish, or the file was removed"
-        return CheckpointInfo(step=step, path=path, state="incomplete", reason=reason)
+        return CheckpointInfo(step=step, path=path, state="incomplete", reason=reason, marks=marks)
     except ManifestError as error:
-        return CheckpointInfo(step=step, path=path, state="damaged", reason=str(error))
+        return CheckpointInfo(step=step, path=path, state="damaged", reason=str(error), marks=marks)
     return CheckpointInfo(
         step=step,
         path=path,
         state="written",
         size_bytes=manifest.size_bytes,
         created_at_s=manifest.created_at_s,
+        marks=marks,
     )
 
 
-def verify(checkpoint: CheckpointInfo | str | Path) -> CheckpointInfo:
+def checkpoints_at(path: Path) -> list[Path]:
+    """`path` itself where it is a checkpoint; else those that it holds: Holdfast's, newest first, then any others."""
+    if _is_checkpoint(path):
+        return [path]
+    ours = [info.path for info in scan(path)]
+    others = (child for child in sorted(path.iterdir()) if not child.name.startswith(".") and not child.is_symlink())
+    return [*ours, *(child for child in others if child not in ours and _is_checkpoint(child))]
+
+
+def has_only_metadata(path: Path) -> bool:
+    """Whether a checkpoint has DCP's metadata and no manifest: DCP alone wrote it, or the manifest was lost."""
+    return (path / _METADATA_NAME).is_file() and not (path / MANIFEST_NAME).is_file()
+
+
+def step_of(path: Path) -> int | None:
+    """The step of a checkpoint by its folder's name; for a copy of another name, by its manifest; else None."""
+    name = parse_name(path.name)
+    if name is not None:
+        return name[0]
+    try:
+        return int(json.loads((path / MANIFEST_NAME).read_bytes())["step"])
+    except OSError:
+        return None
+    except (ValueError, LookupError, TypeError):
+        return 0  # it is damaged, which `read_manifest` finds whatever step it is compared with
+
+
+def verify(
+    checkpoint: CheckpointInfo | str | Path, *, progress: Progress = lambda _done, _total: None
+) -> CheckpointInfo:
     """Read a whole checkpoint and say whether it is `verified` or `damaged`, and which file is wrong.
 
     Raises:
@@ -86,8 +126,47 @@ def verify(checkpoint: CheckpointInfo | str | Path) -> CheckpointInfo:
     info = inspect(path)
     if info.state != "written":
         return replace(info, state="damaged")
+    done_bytes = 0
+    one_at_a_time = threading.Lock()
+
+    def read(count: int) -> None:
+        nonlocal done_bytes
+        with one_at_a_time:
+            done_bytes += count
+            progress(done_bytes, info.size_bytes)
+
     try:
-        check_contents(path, read_manifest(path, step=info.step).files)
+        check_contents(path, read_manifest(path, step=info.step).files, read)
     except (ManifestError, OSError) as error:
         return replace(info, state="damaged", reason=str(error))
     return replace(info, state="verified")
+
+
+def verify_and_note(
+    checkpoint: CheckpointInfo, *, by: str, now_s: float, progress: Progress = lambda _done, _total: None
+) -> CheckpointInfo:
+    """As `verify`, and keep what was found in the checkpoint's marks; where that cannot be, it is logged.
+
+    One without a manifest gets no mark: it may be a copy that is still arriving.
+
+    Raises:
+        NotFound: it is not there.
+    """
+    info = verify(checkpoint, progress=progress)
+    if checkpoint.state == "incomplete":
+        return info
+    try:
+        if info.state == "verified":
+            marks = note_verified(info.path, by=by, now_s=now_s)
+        else:
+            marks = note_damaged(info.path, info.reason or info.state, by=by, now_s=now_s)
+    except (OSError, HoldfastError) as error:  # it was verified all the same
+        _logger.warning("That %s is %s could not be noted there: %s", info.path, info.state, error)
+        return info
+    return replace(info, marks=marks)
+
+
+def _is_checkpoint(path: Path) -> bool:
+    return path.is_dir() and (
+        parse_name(path.name) is not None or any((path / name).is_file() for name in (MANIFEST_NAME, _METADATA_NAME))
+    )

@@ -1,41 +1,157 @@
-"""`holdfast checkpoint ls | verify | export`."""
+"""`holdfast checkpoint ls | verify | show | diff | pin | unpin | prune | export | restore`."""
 
+import importlib.util
 from pathlib import Path
-from typing import Any
 
 import click
 
 from holdfast.checkpoint import catalog
-from holdfast.cli.output import print_json, print_table, when
-from holdfast.cli.progress import shown
-from holdfast.core.errors import NotFound
+from holdfast.checkpoint.marks import pin as pin_checkpoint
+from holdfast.checkpoint.marks import unpin as unpin_checkpoint
+from holdfast.cli import checkpoint_view as view
+from holdfast.cli.checkpoint_rules import RULES, policy_of
+from holdfast.cli.output import print_json
+from holdfast.cli.progress import Progress, shown
+from holdfast.core.clock import SystemClock
+from holdfast.core.errors import CheckpointError, HoldfastError, NotFound
+from holdfast.core.processes import whoami
+
+JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+FOLDER = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
+CHECKPOINT = click.argument("checkpoint", metavar="CHECKPOINT", type=click.Path(path_type=Path))
 
 
 @click.group()
 def command() -> None:
-    """List, verify and export checkpoints."""
+    """List, verify, compare, keep, delete and convert checkpoints."""
 
 
 @command.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def ls(folder: Path, as_json: bool) -> None:
+@FOLDER
+@JSON
+def ls(folder: Path, *, as_json: bool) -> None:
     """List the checkpoints of a folder, without reading their data."""
-    _print(folder, _scan(folder), as_json=as_json)
+    _check_folder(folder)
+    view.print_checkpoints(folder, catalog.scan(folder), as_json=as_json)
 
 
 @command.command()
-@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def verify(folder: Path, as_json: bool) -> int:
-    """Check every byte of a folder's checkpoints; leaves with 1 if any is damaged."""
-    checked = [catalog.verify(found) for found in _scan(folder)]
-    _print(folder, checked, as_json=as_json)
-    return 0 if all(one.state == "verified" for one in checked) else 1
+@click.argument("path", metavar="DIR|CHECKPOINT", type=click.Path(path_type=Path))
+@JSON
+def verify(path: Path, *, as_json: bool) -> int:
+    """Check every byte of a checkpoint, or of all in a folder.
+
+    Leaves with 1 if any is damaged, with 4 if one that PyTorch wrote by itself cannot be checked in full.
+    """
+    _check_folder(path)
+    with shown() as progress:
+        checked = [_verify(one, progress) for one in catalog.checkpoints_at(path.absolute())]
+    view.print_checkpoints(path, checked, as_json=as_json)
+    states = {one.state for one in checked}
+    if states <= {"verified", "checked"}:
+        return 0
+    return 4 if states <= {"verified", "checked", "unverifiable"} else 1
 
 
 @command.command()
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@CHECKPOINT
+@click.option("--tensors", "with_tensors", is_flag=True, help="List every tensor; --json does so in any case.")
+@JSON
+def show(checkpoint: Path, *, with_tensors: bool, as_json: bool) -> None:
+    """Show what a CHECKPOINT holds: its files, marks, entries and tensors."""
+    _check_torch()
+    from holdfast.checkpoint.inventory import open_for_reading, take_inventory
+
+    opened = open_for_reading(checkpoint.absolute())
+    info = catalog.inspect(opened.path) if opened.manifest is not None else None
+    view.print_contents(opened, take_inventory(opened), info, with_tensors=with_tensors, as_json=as_json)
+
+
+@command.command()
+@click.argument("a", metavar="A", type=click.Path(path_type=Path))
+@click.argument("b", metavar="B", type=click.Path(path_type=Path))
+@JSON
+def diff(a: Path, b: Path, *, as_json: bool) -> int:
+    """Say what differs between two checkpoints, bit for bit.
+
+    Leaves as diff(1) does: with 0 where they are the same, 1 where they differ, 2 where they cannot be read.
+    """
+    _check_torch()
+    from holdfast.checkpoint.comparing import compare
+    from holdfast.checkpoint.inventory import open_for_reading
+
+    try:
+        with shown() as progress:
+            compared = compare(
+                open_for_reading(a.absolute()),
+                open_for_reading(b.absolute()),
+                progress=lambda done, total: progress("comparing", done, total),
+            )
+    except CheckpointError as error:  # whose own exit code, 1, says here that they differ
+        click.echo(f"holdfast: {error}", err=True)
+        return 2
+    view.print_comparison(a, b, compared, as_json=as_json)
+    return 0 if compared.is_same else 1
+
+
+@command.command()
+@CHECKPOINT
+@click.option("--why", metavar="TEXT", help="Shown beside it.")
+@JSON
+def pin(checkpoint: Path, why: str | None, *, as_json: bool) -> None:
+    """Keep a CHECKPOINT from ever being deleted."""
+    info = catalog.inspect(checkpoint.absolute())
+    pin_checkpoint(info.path, by=whoami(), now_s=SystemClock().now_s(), why=why)
+    view.print_pin(info.path, pinned=True, as_json=as_json)
+
+
+@command.command()
+@CHECKPOINT
+@JSON
+def unpin(checkpoint: Path, *, as_json: bool) -> None:
+    """Let a pinned CHECKPOINT be deleted again, once nothing else keeps it."""
+    info = catalog.inspect(checkpoint.absolute())
+    unpin_checkpoint(info.path, now_s=SystemClock().now_s())
+    view.print_pin(info.path, pinned=False, as_json=as_json)
+
+
+@command.command()
+@FOLDER
+@RULES
+@click.option("--dry-run", is_flag=True, help="Say what would go, and delete nothing.")
+@JSON
+def prune(
+    folder: Path,
+    last: int | None,
+    every_steps: int | None,
+    best: tuple[str, ...],
+    within: str | None,
+    *,
+    dry_run: bool,
+    as_json: bool,
+) -> None:
+    """Delete the checkpoints of a folder that no rule keeps, and say why each of the others stays.
+
+    Whatever the rules, the newest stays, and the newest that is verified, and what is pinned, wanted or damaged.
+    """
+    from holdfast.checkpoint.pruning import prune as prune_folder
+
+    _check_folder(folder)
+    policy = policy_of(last=last, every_steps=every_steps, best=best, within=within)
+    with shown() as progress:
+        pruned = prune_folder(
+            folder,
+            policy,
+            by=whoami(),
+            now_s=SystemClock().now_s(),
+            dry_run=dry_run,
+            progress=lambda done, total: progress("verifying the newest that stays", done, total),
+        )
+    view.print_pruned(folder, pruned, dry_run=dry_run, as_json=as_json)
+
+
+@command.command()
+@CHECKPOINT
 @click.option("--safetensors", "output", metavar="DIR", required=True, type=click.Path(path_type=Path), help="To make.")
 @click.option(
     "--hf-config",
@@ -45,9 +161,10 @@ def verify(folder: Path, as_json: bool) -> int:
     help="A folder with the model's config.json and tokenizer.",
 )
 @click.option("--name-map", metavar="FILE", type=click.Path(path_type=Path), help="TOML: which tensors' names differ.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+@JSON
 def export(checkpoint: Path, output: Path, hf_config: Path, name_map: Path | None, *, as_json: bool) -> None:
     """Write the model of a CHECKPOINT as a Hugging Face folder: configuration, tokenizer, safetensors."""
+    _check_torch()
     with shown() as progress:
         progress("reading names", 0, None)
         from holdfast.checkpoint.export import export_safetensors
@@ -66,22 +183,49 @@ def export(checkpoint: Path, output: Path, hf_config: Path, name_map: Path | Non
     click.echo(f"{exported.tensors} tensors, {exported.size_bytes / 2**20:.1f} MiB, in {exported.path}")
 
 
-def _scan(folder: Path) -> list[Any]:
+@command.command()
+@CHECKPOINT
+@click.option("--to", "output", metavar="FILE", required=True, type=click.Path(path_type=Path), help="To make.")
+@click.option("--entry", "entries", metavar="NAME", multiple=True, help="Only this entry of the state; repeatable.")
+@JSON
+def restore(checkpoint: Path, output: Path, entries: tuple[str, ...], *, as_json: bool) -> None:
+    """Write the state of a CHECKPOINT as one file, for torch.load(FILE, weights_only=True)."""
+    _check_torch()
+    with shown() as progress:
+        progress("checking", 0, None)
+        from holdfast.checkpoint.one_file import write_one_file
+
+        written = write_one_file(
+            checkpoint.absolute(),
+            output,
+            entries=entries,
+            progress=lambda done, total: progress("reading", done, total),
+        )
+    if as_json:
+        fields = {"path": written.path, "tensors": written.tensors, "size_bytes": written.size_bytes}
+        print_json("restore", {**fields, "entries": written.entries})
+        return
+    click.echo(f"{', '.join(map(str, written.entries))}: {view.mib(written.size_bytes)} MiB, in {written.path}")
+
+
+def _check_torch() -> None:
+    if importlib.util.find_spec("torch") is None:
+        raise HoldfastError("This needs torch, which is not installed. Run: pip install 'holdfast[train]'")
+
+
+def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise NotFound(f"There is no folder {folder}. Give the one that was passed to Checkpointer(…).")
-    return list(catalog.scan(folder))
 
 
-def _print(folder: Path, found: list[Any], *, as_json: bool) -> None:
-    if as_json:
-        fields = ("step", "path", "state", "size_bytes", "created_at_s", "reason")
-        rows = [{name: getattr(one, name) for name in fields} for one in found]
-        print_json("checkpoints", {"checkpoints": [{**row, "path": str(row["path"])} for row in rows]})
-        return
-    if not found:
-        click.echo(f"No checkpoints in {folder}.")
-        return
-    print_table(
-        ["step", "state", "MiB", "saved", "path", ""],
-        [(o.step, o.state, f"{o.size_bytes / 2**20:.1f}", when(o.created_at_s), o.path, o.reason) for o in found],
-    )
+def _verify(path: Path, shown_as: Progress) -> "view.Row":
+    def progress(done: int, total: int) -> None:
+        shown_as(f"verifying {path.name}", done, total)
+
+    if catalog.has_only_metadata(path):
+        _check_torch()
+        from holdfast.checkpoint.foreign import check_foreign, is_foreign
+
+        if catalog.step_of(path) is None or is_foreign(path):
+            return check_foreign(path, progress=progress)
+    return catalog.verify_and_note(catalog.inspect(path), by=whoami(), now_s=SystemClock().now_s(), progress=progress)

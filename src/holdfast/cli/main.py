@@ -26,7 +26,7 @@ COMMANDS = {
     "rules": ("holdfast.cli.rules", "List, check and withdraw the rules of the diagnosis."),
     "trace": ("holdfast.cli.trace", "Show where a cluster's GPU time goes."),
     "eval": ("holdfast.cli.eval", "Evaluate checkpoints: a suite's scores, fast and exact."),
-    "checkpoint": ("holdfast.cli.checkpoint", "List and verify checkpoints."),
+    "checkpoint": ("holdfast.cli.checkpoint", "List, verify, compare, prune and convert checkpoints."),
 }
 """Where each command lives; its module is imported only when it is called, so that `--help` answers at once."""
 

@@ -12,6 +12,7 @@ from holdfast.core.clock import SystemClock
 from holdfast.core.errors import HoldfastError, NotFound
 from holdfast.core.ledger import Ledger
 from holdfast.core.ledger.records import LearnedRule
+from holdfast.core.processes import whoami
 
 if TYPE_CHECKING:
     from holdfast.diagnose.agents import Endpoint
@@ -69,8 +70,6 @@ def show(place: Place, rule_id: str, as_json: bool) -> None:
 @click.pass_obj
 def withdraw(place: Place, rule_id: str, as_json: bool) -> None:
     """Take a learned rule or filter back. It is not learned again."""
-    from holdfast.diagnose.memory.store import whoami
-
     with Ledger.open(place.ledger) as ledger:
         ledger.withdraw_learned_rule(rule_id, at_s=SystemClock().now_s(), by=whoami())
     if as_json:

@@ -1,6 +1,5 @@
 """The memory in the ledger: what is kept of an incident, a person's word on it, and what follows from that word."""
 
-import getpass
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,6 +11,7 @@ from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.ledger import Incident, Ledger
 from holdfast.core.ledger.records import MEMORY_LIMIT_BYTES, LearnedRule, Memory
+from holdfast.core.processes import whoami
 from holdfast.diagnose.compress import Compressed, Kept, compress
 from holdfast.diagnose.conclude import conclude
 from holdfast.diagnose.diagnosis import CATEGORIES, Action, Category, Diagnosis
@@ -321,11 +321,3 @@ def _with_roots(roots: Sequence[str], kept: Iterable[Kept]) -> list[Kept]:
     """The named roots that are not among the kept lines, as lines without a place."""
     texts = {clean_line(one.text.encode("utf-8", "replace"), one.line).text.strip() for one in kept}
     return [Kept(file="", line=0, text=root) for root in roots if root not in texts]
-
-
-def whoami() -> str:
-    """Who says so: the user of this process."""
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # no such user in this container
-        return "unknown"

@@ -1,0 +1,109 @@
+"""Deleting by a policy, by hand: what goes, and why each of the others stays."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from holdfast.checkpoint.catalog import Progress, scan, verify_and_note
+from holdfast.checkpoint.folders import discard
+from holdfast.checkpoint.marks import read_marks
+from holdfast.checkpoint.marks_lock import locked
+from holdfast.checkpoint.retention import Retention, Verdict, judge
+from holdfast.core.errors import BadUse, NotFound
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pruned:
+    """What was judged, newest first, and of those that go by it, which are gone."""
+
+    verdicts: list[Verdict]
+    deleted: list[Path]
+
+    @property
+    def freed_bytes(self) -> int:
+        """Bytes of the checkpoints that are gone."""
+        return sum(verdict.info.size_bytes for verdict in self.verdicts if verdict.info.path in self.deleted)
+
+
+def prune(
+    folder: Path,
+    policy: Retention,
+    *,
+    by: str,
+    now_s: float,
+    dry_run: bool = False,
+    progress: Progress = lambda _done, _total: None,
+) -> Pruned:
+    """Apply a policy to a folder of checkpoints.
+
+    Before anything goes, one of those that stay is read whole, unless one of them is marked verified: what cannot be
+    restored must not be all that is left. What that finds is noted by `by`.
+
+    Raises:
+        NotFound: `folder` is not a folder.
+        BadUse: the policy has no rule, or names a metric that no checkpoint has.
+        CheckpointError: another process does not let go of a checkpoint's marks.
+        OSError: the folder cannot be written.
+    """
+    if not policy.has_rules:
+        raise BadUse("Nothing says what stays. Give at least one rule: --last, --every, --best or --within.")
+    _check_metrics(folder, policy)
+    if dry_run:
+        return Pruned(verdicts=judge(scan(folder), policy, now_s=now_s), deleted=[])
+    verdicts = _judge_beside_a_verified_one(folder, policy, by=by, now_s=now_s, progress=progress)
+    deleted = []
+    for index, verdict in enumerate(verdicts):
+        if not verdict.stays:
+            if claim := delete_unclaimed(verdict.info.path, now_s=now_s):
+                verdicts[index] = replace(verdict, stays=(claim,), goes=None)
+            else:
+                deleted.append(verdict.info.path)
+    return Pruned(verdicts=verdicts, deleted=deleted)
+
+
+def delete_unclaimed(path: Path, *, now_s: float | None, remove: Callable[[Path], None] = discard) -> str | None:
+    """Delete a checkpoint, unless somebody has pinned or wanted it meanwhile; returns why it stays, None if it is gone.
+
+    Whoever pins it takes the same lock: the pin comes first and it stays, or fails and says that it is gone.
+
+    Raises:
+        CheckpointError: another process does not let go of the marks.
+        OSError: the folder cannot be written.
+    """
+    try:
+        with locked(path):
+            marks = read_marks(path)
+            if marks.pinned is not None:
+                return "pinned"
+            if marks.unreadable is not None:
+                return f"its marks cannot be read: {marks.unreadable}"
+            if holders := marks.wanted_by(now_s):
+                return f"wanted by {', '.join(holders)}"
+            remove(path)
+    except NotFound:  # somebody else has deleted it
+        return None
+    return "it could not be deleted" if path.exists() else None
+
+
+def _judge_beside_a_verified_one(
+    folder: Path, policy: Retention, *, by: str, now_s: float, progress: Progress
+) -> list[Verdict]:
+    damaged: set[Path] = set()
+    while True:
+        verdicts = judge(scan(folder), policy, now_s=now_s, damaged=damaged)
+        staying = [verdict.info for verdict in verdicts if verdict.stays and verdict.is_whole]
+        if all(verdict.stays for verdict in verdicts) or any(info.marks.verified for info in staying):
+            return verdicts
+        # Where anything goes, the newest that is whole stays, so there is one to read.
+        newest = staying[0]
+        if verify_and_note(newest, by=by, now_s=now_s, progress=progress).state == "verified":
+            return verdicts
+        damaged.add(newest.path)
+
+
+def _check_metrics(folder: Path, policy: Retention) -> None:
+    known = {name for info in scan(folder) for name in info.marks.metrics}
+    for best in policy.best:
+        if best.metric not in known:
+            there = f"Those there are: {', '.join(sorted(known))}." if known else "None has any; evaluate them first."
+            raise BadUse(f"No checkpoint in {folder} has a metric {best.metric!r}. {there}")

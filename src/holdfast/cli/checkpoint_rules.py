@@ -1,0 +1,76 @@
+"""The options of `holdfast checkpoint prune`, and the policy that they make."""
+
+import re
+from collections.abc import Callable
+from typing import Any, Literal
+
+import click
+
+from holdfast.checkpoint.retention import Best, Retention
+from holdfast.core.errors import BadUse
+
+_UNITS_S = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_TIME = re.compile(r"(\d+(?:\.\d+)?) ?(s|min|h|d|w)")
+_LESS_IS_BETTER = {"loss", "perplexity", "ppl", "error"}
+_MORE_IS_BETTER = {"acc", "accuracy", "match", "f1", "score", "reward"}
+_SAY_NOTHING = {"norm", "none"}
+"""Of a metric of lm-evaluation-harness: how it was normalised, and its filter."""
+_OPTIONS = (
+    click.option("--last", type=int, metavar="N", help="Keep the newest N."),
+    click.option("--every", "every_steps", type=int, metavar="K", help="Keep those whose step K divides."),
+    click.option(
+        "--best",
+        multiple=True,
+        metavar="METRIC[:min|max]=N",
+        help="Keep the N with the least or largest value of a metric (loss:min=3); repeatable.",
+    ),
+    click.option("--within", metavar="TIME", help="Keep those of the last 90s, 30min, 12h, 7d or 2w."),
+)
+
+
+def RULES(function: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802 - beside the other options
+    """Add the options to a command."""
+    for option in reversed(_OPTIONS):
+        function = option(function)
+    return function
+
+
+def policy_of(*, last: int | None, every_steps: int | None, best: tuple[str, ...], within: str | None) -> Retention:
+    """The policy that the options make.
+
+    Raises:
+        BadUse: one of them is not of its form.
+    """
+    return Retention(
+        last=last,
+        every_steps=every_steps,
+        within_s=None if within is None else _seconds(within),
+        best=tuple(_best(text) for text in best),
+    )
+
+
+def _seconds(text: str) -> float:
+    match = _TIME.fullmatch(text.strip())
+    if match is None:
+        raise BadUse(f"--within {text} is no time. Write a number and s, min, h, d or w, such as 12h.")
+    return float(match[1]) * _UNITS_S[match[2]]
+
+
+def _best(text: str) -> Best:
+    named, equals, count = text.rpartition("=")
+    if not equals or not count.isdecimal():
+        raise BadUse(f"--best {text} is of another form. Write METRIC:min=N or METRIC:max=N, such as loss:min=3.")
+    metric, colon, mode = named.rpartition(":")
+    if colon and mode in ("min", "max"):
+        return Best(metric=metric, mode="min" if mode == "min" else "max", count=int(count))
+    return Best(metric=named, mode=_mode_of(named), count=int(count))
+
+
+def _mode_of(metric: str) -> Literal["min", "max"]:
+    """Which is better, where the name says it: a wrong guess would delete the best."""
+    words = [word for word in re.split(r"[^a-z0-9]+", metric.lower()) if word and word not in _SAY_NOTHING]
+    less, more = (bool(words) and words[-1] in known for known in (_LESS_IS_BETTER, _MORE_IS_BETTER))
+    other = _MORE_IS_BETTER if less else _LESS_IS_BETTER
+    if less == more or not other.isdisjoint(words):
+        raise BadUse(f"Nobody knows whether more {metric!r} is better. Write {metric}:max=N or {metric}:min=N.")
+    return "min" if less else "max"

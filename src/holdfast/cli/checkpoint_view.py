@@ -1,0 +1,189 @@
+"""How `holdfast checkpoint` prints what it found."""
+
+import math
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from holdfast.checkpoint.catalog import CheckpointInfo
+from holdfast.checkpoint.marks import Marks
+from holdfast.cli.output import print_json, print_table, when
+from holdfast.core.clock import SystemClock
+from holdfast.core.words import plainly
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from holdfast.checkpoint.comparing import Comparison, Difference
+    from holdfast.checkpoint.foreign import ForeignInfo
+    from holdfast.checkpoint.inventory import Inventory, Opened
+    from holdfast.checkpoint.pruning import Pruned
+
+    Row = CheckpointInfo | ForeignInfo
+
+
+def mib(size_bytes: int) -> str:
+    """Mebibytes, as all of these tables have them."""
+    return f"{size_bytes / 2**20:.1f}"
+
+
+def marks_in_words(marks: Marks) -> str:
+    """What is marked, in the order in which it matters."""
+    said = []
+    if marks.damaged is not None:
+        said.append("found damaged")
+    if marks.pinned is not None:
+        said.append("pinned" + (f" ({marks.pinned.why})" if marks.pinned.why else ""))
+    said += ["healthy"] * (marks.healthy is not None) + ["verified"] * (marks.verified is not None)
+    said += [f"wanted by {holder}" for holder in marks.wanted_by(SystemClock().now_s())]
+    said += [f"{name}={value:g}" for name, value in sorted(marks.metrics.items())]
+    if marks.unreadable is not None:
+        said.append(marks.unreadable)
+    return ", ".join(said)
+
+
+def print_checkpoints(folder: Path, found: "Sequence[Row]", *, as_json: bool) -> None:
+    """A row a checkpoint."""
+    if as_json:
+        print_json("checkpoints", {"checkpoints": [_row(one) for one in found]})
+        return
+    if not found:
+        click.echo(f"No checkpoints in {folder}.")
+        return
+    print_table(
+        ["step", "state", "MiB", "saved", "path", "marks", ""],
+        [
+            (o.step, o.state, mib(o.size_bytes), when(o.created_at_s), o.path, marks_in_words(o.marks), o.reason)
+            for o in found
+        ],
+    )
+
+
+def print_contents(
+    opened: "Opened", inventory: "Inventory", info: CheckpointInfo | None, *, with_tensors: bool, as_json: bool
+) -> None:
+    """What one checkpoint holds."""
+    manifest = opened.manifest
+    if as_json:
+        nobody = {"step": None, "path": str(opened.path), "state": None, "created_at_s": None, "reason": None}
+        fields = {
+            **({**nobody, "marks": {}} if info is None else _row(info)),
+            "size_bytes": sum(opened.files.values()),
+            "world_size": None if manifest is None else manifest.world_size,
+            "torch": None if manifest is None else manifest.torch,
+            "files": [{"path": name, "size_bytes": size} for name, size in sorted(opened.files.items())],
+            **asdict(inventory),
+        }
+        print_json("checkpoint-contents", fields)
+        return
+    if manifest is None or info is None:
+        click.echo(f"{opened.path}: written by PyTorch Distributed Checkpoint, without a manifest")
+    else:
+        ranks = plainly(manifest.world_size, "rank")
+        click.echo(f"{opened.path}: {info.state}" + (f" ({info.reason})" if info.reason else ""))
+        click.echo(f"step {manifest.step}, {when(manifest.created_at_s)}, {ranks}, torch {manifest.torch}")
+        click.echo(f"marks: {marks_in_words(info.marks) or 'none'}")
+    print_table(["file", "MiB"], [(name, mib(size)) for name, size in sorted(opened.files.items())])
+    print_table(
+        ["entry", "tensors", "plain values", "MiB"],
+        [(one.entry, one.tensors, one.plain_values, mib(one.size_bytes)) for one in inventory.entries],
+    )
+    if with_tensors:
+        print_table(
+            ["tensor", "type", "shape", "MiB", "file"],
+            [(t.name, t.dtype, list(t.shape), mib(t.size_bytes), ", ".join(t.files)) for t in inventory.tensors],
+        )
+
+
+def print_comparison(a: Path, b: Path, compared: "Comparison", *, as_json: bool) -> None:
+    """What differs."""
+    if as_json:
+        different = [
+            {**asdict(one), "max_abs_difference": _finite(one.max_abs_difference)} for one in compared.different
+        ]
+        fields = {"a": str(a), "b": str(b), "is_same": compared.is_same, **asdict(compared), "different": different}
+        print_json("checkpoint-diff", fields)
+        return
+    for where, names in ((a, compared.only_in_a), (b, compared.only_in_b)):
+        for name in names:
+            click.echo(f"only in {where}: {name}")
+    if compared.different:
+        print_table(["different", "", ""], [(one.name, _forms(one), _gap(one)) for one in compared.different])
+    click.echo(f"{plainly(compared.same, 'value')} the same, {len(compared.different)} different.")
+
+
+def print_pin(path: Path, *, pinned: bool, as_json: bool) -> None:
+    """What is so now."""
+    if as_json:
+        print_json("pin", {"path": str(path), "pinned": pinned})
+        return
+    click.echo(f"Pinned {path}: nothing deletes it." if pinned else f"{path} is not pinned any more.")
+
+
+def print_pruned(folder: Path, pruned: "Pruned", *, dry_run: bool, as_json: bool) -> None:
+    """What goes, and why the others stay."""
+    going = [verdict.info for verdict in pruned.verdicts if not verdict.stays]
+    if as_json:
+        rows = [
+            {
+                "step": verdict.info.step,
+                "path": str(verdict.info.path),
+                "size_bytes": verdict.info.size_bytes,
+                "stays": bool(verdict.stays),
+                "why": list(verdict.stays) or [verdict.goes],
+            }
+            for verdict in pruned.verdicts
+        ]
+        fields = {"folder": str(folder), "dry_run": dry_run, "deleted": [str(path) for path in pruned.deleted]}
+        print_json("prune", {**fields, "freed_bytes": pruned.freed_bytes, "checkpoints": rows})
+        return
+    if not pruned.verdicts:
+        click.echo(f"No checkpoints in {folder}.")
+        return
+    print_table(
+        ["step", "", "MiB", "path", "why"],
+        [
+            (
+                verdict.info.step,
+                "stays" if verdict.stays else "goes",
+                mib(verdict.info.size_bytes),
+                verdict.info.path,
+                "; ".join(verdict.stays) or verdict.goes,
+            )
+            for verdict in pruned.verdicts
+        ],
+    )
+    size = f"{mib(sum(info.size_bytes for info in going))} MiB"
+    if dry_run:
+        click.echo(f"Nothing was deleted. Without --dry-run, {plainly(len(going), 'checkpoint')} would go ({size}).")
+    else:
+        click.echo(f"Deleted {plainly(len(pruned.deleted), 'checkpoint')}, {size}.")
+
+
+def _row(one: "Row") -> dict[str, Any]:
+    return {
+        "step": one.step,
+        "path": str(one.path),
+        "state": one.state,
+        "size_bytes": one.size_bytes,
+        "created_at_s": one.created_at_s,
+        "reason": one.reason,
+        "marks": one.marks.as_dict(),
+    }
+
+
+def _forms(one: "Difference") -> str:
+    return one.a if one.a == one.b else f"{one.a} and {one.b}"
+
+
+def _gap(one: "Difference") -> str:
+    if one.differing is None:
+        return ""
+    gap = "" if one.max_abs_difference is None else f", by at most {one.max_abs_difference:g}"
+    return f"{one.differing:,} of {one.elements:,} elements{gap}"
+
+
+def _finite(value: float | None) -> float | str | None:
+    return str(value) if value is not None and not math.isfinite(value) else value

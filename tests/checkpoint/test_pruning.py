@@ -1,0 +1,161 @@
+import logging
+import shutil
+
+import pytest
+
+from holdfast.checkpoint import Checkpointer, pruning, scan
+from holdfast.checkpoint.marks import MARKS_NAME, note_damaged, note_metrics, note_verified, pin, read_marks, want
+from holdfast.checkpoint.pruning import delete_unclaimed, prune
+from holdfast.checkpoint.retention import Best, Retention
+from holdfast.core.errors import BadUse, NotFound
+
+NOW_S = 2e9
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved")
+    with Checkpointer(folder, keep=None) as ckpt:
+        for step in (1, 2, 3, 4):
+            ckpt.save(step, {"value": step}).result()
+    return folder
+
+
+@pytest.fixture
+def four(saved, tmp_path):
+    """Steps 1 to 4."""
+    return shutil.copytree(saved, tmp_path / "checkpoints")
+
+
+def steps(folder):
+    return [info.step for info in scan(folder)]
+
+
+def path_of(folder, step):
+    return folder / f"step-{step:010}"
+
+
+def damage(folder, step):
+    data = next(path_of(folder, step).glob("*.distcp"))
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+
+
+def pruned(folder, *, dry_run=False, **rules):
+    return prune(folder, Retention(**rules), by="me", now_s=NOW_S, dry_run=dry_run)
+
+
+def test_what_no_rule_keeps_goes_and_the_rest_says_why_it_stays(four):
+    pin(path_of(four, 1), by="me", now_s=1.0)
+    done = pruned(four, last=2)
+    assert steps(four) == [4, 3, 1]
+    assert done.deleted == [path_of(four, 2)]
+    assert done.freed_bytes > 0
+    assert [verdict.stays or verdict.goes for verdict in done.verdicts] == [
+        ("one of the last 2", "the newest"),
+        ("one of the last 2",),
+        "no rule keeps it",
+        ("pinned",),
+    ]
+    assert sorted(path.name for path in four.iterdir()) == [path_of(four, step).name for step in (1, 3, 4)]
+
+
+def test_a_dry_run_changes_nothing(four):
+    done = pruned(four, last=1, dry_run=True)
+    assert (len([verdict for verdict in done.verdicts if verdict.goes]), done.deleted) == (3, [])
+    assert steps(four) == [4, 3, 2, 1]
+    assert not list(four.glob(f"*/{MARKS_NAME}"))
+
+
+def test_before_anything_goes_one_that_stays_is_read_whole(four):
+    """The newest is damaged and nobody knew: it must not be all that is left."""
+    damage(four, 4)
+    done = pruned(four, last=1)
+    assert steps(four) == [4, 3]
+    assert read_marks(path_of(four, 4)).damaged.by == "me"
+    assert read_marks(path_of(four, 3)).verified.at_s == NOW_S
+    assert "does not match its checksum" in done.verdicts[0].stays[0]
+
+
+def test_where_none_verifies_nothing_goes(four):
+    for step in (1, 2, 3, 4):
+        damage(four, step)
+    assert pruned(four, last=1).deleted == []
+    assert steps(four) == [4, 3, 2, 1]
+
+
+def test_one_that_is_marked_verified_is_not_read_again(four, monkeypatch):
+    note_verified(path_of(four, 3), by="me", now_s=1.0)
+    monkeypatch.setattr(pruning, "verify_and_note", lambda *_a, **_n: pytest.fail("it is known to be whole"))
+    pruned(four, last=1)
+    assert steps(four) == [4, 3]
+
+
+def test_what_cannot_be_noted_is_told_and_not_forgotten(four, monkeypatch, caplog):
+    from holdfast.checkpoint import catalog
+
+    def refused(*_arguments, **_named):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(catalog, "note_damaged", refused)
+    damage(four, 4)
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        pruned(four, last=1)
+    assert "could not be noted there" in caplog.text
+    assert steps(four) == [4, 3]
+
+
+def test_a_pin_that_comes_while_it_prunes_is_heeded(four, monkeypatch):
+    real = pruning.judge
+
+    def judge_and_pin(*arguments, **named):
+        verdicts = real(*arguments, **named)
+        pin(path_of(four, 1), by="another", now_s=1.0)
+        want(path_of(four, 2), "eval-1", now_s=1.0)
+        return verdicts
+
+    monkeypatch.setattr(pruning, "judge", judge_and_pin)
+    done = pruned(four, last=1)
+    assert steps(four) == [4, 2, 1]
+    assert [verdict.stays for verdict in done.verdicts[2:]] == [("wanted by eval-1",), ("pinned",)]
+
+
+def test_a_checkpoint_whose_marks_cannot_be_read_stays(four):
+    (path_of(four, 1) / MARKS_NAME).write_text("{")
+    pruned(four, last=1)
+    assert steps(four) == [4, 1]
+    assert "cannot be read" in delete_unclaimed(path_of(four, 1), now_s=NOW_S)
+
+
+def test_one_that_another_deletes_first_is_gone(four):
+    shutil.rmtree(path_of(four, 1))
+    assert delete_unclaimed(path_of(four, 1), now_s=NOW_S) is None
+    assert delete_unclaimed(path_of(four, 2), now_s=NOW_S, remove=lambda _path: None) == "it could not be deleted"
+
+
+def test_the_best_by_a_metric_stay(four):
+    for step, loss in ((1, 0.5), (2, 0.1), (3, float("nan"))):
+        note_metrics(path_of(four, step), {"loss": loss}, now_s=1.0)
+    pruned(four, best=(Best(metric="loss", count=1, mode="min"),))
+    assert steps(four) == [4, 2]
+
+
+def test_those_known_to_be_damaged_are_evidence(four):
+    note_damaged(path_of(four, 1), "a bit", by="me", now_s=1.0)
+    done = pruned(four, last=1)
+    assert steps(four) == [4, 1]
+    assert done.verdicts[-1].stays == ("evidence: a bit",)
+
+
+def test_what_would_delete_by_mistake_is_refused(four, tmp_path):
+    with pytest.raises(BadUse, match="Nothing says what stays"):
+        pruned(four)
+    with pytest.raises(BadUse, match=r"has a metric 'loss'\. None has any"):
+        pruned(four, best=(Best(metric="loss", count=1, mode="min"),))
+    note_metrics(path_of(four, 1), {"acc": 1.0}, now_s=1.0)
+    with pytest.raises(BadUse, match=r"Those there are: acc\."):
+        pruned(four, best=(Best(metric="loss", count=1, mode="min"),))
+    with pytest.raises(NotFound):
+        pruned(tmp_path / "nowhere", last=1)
+    assert steps(four) == [4, 3, 2, 1]
