@@ -7,7 +7,9 @@ HoldfastError                     exit code 1
 ├── LedgerError                   2: the ledger cannot be opened or is of another version
 ├── CheckpointError               1
 │   ├── SaveFailed                1: this save is not durable; earlier checkpoints are untouched
-│   └── NoVerifiedCheckpoint      1: checkpoints exist and none verifies
+│   ├── NoVerifiedCheckpoint      1: checkpoints exist and none verifies
+│   ├── DamagedCheckpoint         1: one that was named is not what its manifest says
+│   └── StorageFailed             1: object storage refused, or failed in all attempts
 └── ChannelError                  1: the control channel to the supervisor refused or broke
 
 Messages are for the person who reads them at night: one sentence of what is wrong, with the values, and one
@@ -53,6 +55,14 @@ class SaveFailed(CheckpointError):
 
 class NoVerifiedCheckpoint(CheckpointError):
     """Checkpoints exist and none of them verifies."""
+
+
+class DamagedCheckpoint(CheckpointError):
+    """A checkpoint that was named is not what its manifest says; nothing of it was taken over."""
+
+
+class StorageFailed(CheckpointError):
+    """Object storage refused a request, or failed in all attempts; it says nothing of what lies there."""
 
 
 class ChannelError(HoldfastError):
