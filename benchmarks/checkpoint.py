@@ -1,0 +1,76 @@
+"""Checkpointing: what a save costs training, how fast it is durable and restored, beside what ships elsewhere.
+
+`--only PART` runs one part (it may be given several times); with `--json FILE` the rows of other parts that FILE holds
+are kept. A part that fails is told and counts as not met; the others run. `--dir DIR` is on the disk to measure.
+"""
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from checkpointing import durable, gpu, growth, limits, lost, resharding, restoring
+from checkpointing.sizes import FULL, QUICK, Sizes
+from common.jobs import adopt_orphans
+from common.machine import OthersLoad, Quiet
+from common.parts import run_parts
+from common.table import Row, parse_arguments, report
+
+ROUNDS = 3
+PATIENCE_S = 60.0
+GLANCE_S = 0.1
+"""At the machine before each measurement of a quick run, which waits for nobody."""
+Part = Callable[[Path, Quiet, Sizes, int], Iterator[Row]]
+PARTS: dict[str, Part] = {
+    "limits": limits.rows,
+    "lost": lost.large_rows,
+    "many": lost.many_rows,
+    "durable": durable.rows,
+    "restore": restoring.rows,
+    "reshard": resharding.rows,
+    "growth": growth.rows,
+    "gpu": gpu.rows,
+}
+COLUMNS = (
+    "ours: Holdfast, without attestation where nothing else is said; peer: the best of them, or who stands in "
+    "[brackets]; limit: what the machine permits, or what the row describes"
+)
+LOST = "lost: the steps with a save, until it is durable, less the same steps without; each case in its own process"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print, and say whether all musts are met."""
+    options = _options(arguments)
+    adopt_orphans()
+    tempfile.tempdir = options.dir and str(options.dir)
+    sizes, rounds = (QUICK, 1) if options.quick else (FULL, options.rounds)
+    quiet = Quiet(patience_s=0, window_s=GLANCE_S) if options.quick else Quiet(patience_s=PATIENCE_S)
+    failures: list[str] = []
+
+    def rows_of(name: str, folder: Path) -> Iterator[Row]:
+        rows = PARTS[name](folder, quiet, sizes, rounds)
+        return (replace(row, must=None) for row in rows) if options.quick else rows
+
+    with OthersLoad() as load:
+        found = run_parts(options.only or list(PARTS), rows_of, file=options.json, failures=failures)
+    told = f"medians of {rounds} round{'s' * (rounds > 1)}"
+    notes = (COLUMNS, LOST, told, load.sentence(), quiet.sentence(), *failures)
+    report("Checkpointing", found, notes=notes)
+    return 0 if all(row.met is not False for row in found) else 1
+
+
+def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
+    given = sys.argv[1:] if arguments is None else list(arguments)
+    own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    own.add_argument("--dir", type=Path)
+    options, rest = own.parse_known_args(given)
+    about = (
+        f"{(__doc__ or '').partition(chr(10))[0]} Besides: --dir DIR, where the checkpoints go, on the disk to measure."
+    )
+    return argparse.Namespace(**vars(options), **vars(parse_arguments(about, rest, rounds=ROUNDS, parts=tuple(PARTS))))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,105 @@
+"""A function of this package, called in a process of its own, in a fresh folder; its answer is JSON.
+
+The process stays, with all it holds, until it is killed: nothing that hangs at its exit holds the benchmark up.
+"""
+
+import importlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from common.jobs import DoesNotWork, job, last_words, wait_until
+
+BENCHMARKS = Path(__file__).parents[1]
+TIMEOUT_S = 1800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Child:
+    """A process that runs a function."""
+
+    process: subprocess.Popen[bytes]
+    folder: Path
+    result: Path
+    timeout_s: float
+
+    def answer(self) -> Any:
+        """What the function returned.
+
+        Raises:
+            DoesNotWork: it failed, or is not over within the time limit; with the reason, in a line.
+        """
+        over = wait_until(lambda: self.result.exists() or self.process.poll() is not None, timeout_s=self.timeout_s)
+        if not over:
+            raise DoesNotWork(f"not over within {self.timeout_s:.0f} s")
+        if not self.result.exists():
+            raise DoesNotWork(f"exit code {self.process.returncode}: {last_words(self.folder, 1)}")
+        answer = json.loads(self.result.read_text())
+        if answer["error"] is not None:
+            raise DoesNotWork(answer["error"])
+        return answer["answer"]
+
+    def kill(self) -> None:
+        """SIGKILL this process and none of those that it started."""
+        self.process.kill()
+        self.process.wait()
+
+
+@contextmanager
+def child(
+    function: Callable[..., Any],
+    place: Path,
+    /,
+    *,
+    launcher: Sequence[str] = (sys.executable,),
+    timeout_s: float = TIMEOUT_S,
+    **arguments: Any,
+) -> Iterator[Child]:
+    """Call `function(**arguments)`, which JSON must be able to hold, in a process; in the end kill all processes."""
+    place.mkdir(parents=True, exist_ok=True)
+    result = place / f"{function.__name__}.json"
+    words = (*launcher, "-m", __name__, function.__module__, function.__name__, json.dumps(arguments), str(result))
+    path = os.pathsep.join(filter(None, (str(BENCHMARKS), os.environ.get("PYTHONPATH"))))
+    with job(words, place, environment={"PYTHONPATH": path, "TMPDIR": str(place)}) as process:
+        yield Child(process=process, folder=place, result=result, timeout_s=timeout_s)
+
+
+def in_child(function: Callable[..., Any], place: Path, /, **options: Any) -> Any:
+    """What `function` answers; options are those of `child`.
+
+    Raises:
+        DoesNotWork: as of `Child.answer`.
+    """
+    with child(function, place, **options) as started:
+        return started.answer()
+
+
+def main() -> None:
+    """Call the function that the command line names; of several ranks the first one answers."""
+    module, name, arguments, result = sys.argv[1:]
+    answer, error = None, None
+    try:
+        answer = getattr(importlib.import_module(module), name)(**json.loads(arguments))
+    except Exception as failed:
+        traceback.print_exc()
+        kind = "" if isinstance(failed, DoesNotWork) else f"{type(failed).__name__}: "
+        error = f"{kind}{failed}".partition("\n")[0]
+    if os.environ.get("RANK", "0") == "0":
+        unfinished = Path(f"{result}.unfinished")
+        unfinished.write_text(json.dumps({"answer": answer, "error": error}))
+        unfinished.rename(result)
+    elif error is not None:
+        sys.exit(1)
+    signal.pause()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,84 @@
+"""One GPU, its state as large as the machine lets it be (6 to 36 GB), a save every ten steps; peer: torch.save."""
+
+import shutil
+import statistics
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import torch
+
+from checkpointing import lost, raw
+from checkpointing.savers import OURS, TORCH_SAVE
+from checkpointing.sizes import Sizes, Training
+from common.jobs import say
+from common.machine import Quiet
+from common.table import Must, Row
+
+WIDTH, INNER, VOCABULARY = 2048, 5632, 32_000
+BYTES_A_NUMBER = 12
+"""fp32 and AdamW's moments; gradients make it 16."""
+LEAST_BYTES, MOST_BYTES = 6e9, 36e9
+LAYER_BYTES = BYTES_A_NUMBER * (4 * WIDTH**2 + 3 * WIDTH * INNER)
+EMBEDDING_BYTES = BYTES_A_NUMBER * 2 * WIDTH * VOCABULARY
+PAIRS, CALLS = 5, 20
+
+
+def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]:
+    """Rows, or the one that says why there are none."""
+    if not torch.cuda.is_available():
+        yield Row(measure="skipped: there is no CUDA device", unit="")
+        return
+    size = replace(sizes.lost, shape={**sizes.lost.shape, "device": "cuda"}, savers=(OURS, TORCH_SAVE))
+    if size.forward_backward_s is not None:
+        room_bytes = _room_bytes(folder)
+        if room_bytes < LEAST_BYTES:
+            yield Row(measure=f"skipped: there is room for a state of {room_bytes / 1e9:.1f} GB only", unit="")
+            return
+        size = _large(size, room_bytes, folder)
+    found = lost.find(folder, quiet, size, rounds)
+    yield Row(measure="state", ours=found.median(OURS, "state_bytes") / 1e9, unit="GB")
+    yield Row(measure="a step without a save", ours=found.median(OURS, "plain_s") / size.steps, unit="s")
+    fence_ms = lost.percentile_99(found.times[OURS]["fence_s"]) * 1000
+    yield Row(measure="fence, 99th percentile", ours=fence_ms, limit=0, unit="ms", must=Must("<=", 10))
+    yield lost.call_row(found)
+    share = 100 * found.median(OURS, "lost_s") / found.median(OURS, "plain_s")
+    theirs = 100 * found.median(TORCH_SAVE, "lost_s") / found.median(TORCH_SAVE, "plain_s")
+    yield Row(measure="throughput lost", ours=share, peer=theirs, limit=0, unit="%", must=Must("<=", 0.5))
+    stall_s = {name: _stall_s(found, name) for name in (OURS, TORCH_SAVE)}
+    ratio = stall_s[TORCH_SAVE] / stall_s[OURS]
+    yield Row(measure="stall: torch.save ÷ ours", ours=ratio, peer=1, unit="ratio", must=Must(">=", 1000))
+
+
+def _room_bytes(folder: Path) -> float:
+    """The largest state of which the GPU holds 16/12 and the activations, the machine 3 copies, the disk 4."""
+    return min(
+        MOST_BYTES,
+        torch.cuda.get_device_properties(0).total_memory / 1.8,
+        psutil.virtual_memory().available / 3,
+        shutil.disk_usage(folder).free / 4,
+    )
+
+
+def _large(size: Training, room_bytes: float, folder: Path) -> Training:
+    """Steps so long that the disk keeps up with a save every ten of them, with a quarter to spare."""
+    layers = int((room_bytes - EMBEDDING_BYTES) // LAYER_BYTES)
+    sample_bytes = 1024**3
+    disk_bytes_s = sample_bytes / raw.write_direct(folder / "sample", sample_bytes)
+    step_s = 1.25 * room_bytes / disk_bytes_s / size.steps
+    say(f"gpu: {layers} layers, {step_s:.2f} s of forward and backward")
+    return replace(
+        size,
+        shape={**size.shape, "layers": layers, "width": WIDTH, "inner": INNER, "vocabulary": VOCABULARY},
+        amount=1024,
+        forward_backward_s=step_s,
+        pairs=PAIRS,
+        calls=CALLS,
+    )
+
+
+def _stall_s(found: lost.Found, saver: str) -> float:
+    """Call and fence together."""
+    times = found.times[saver]
+    return statistics.median(map(sum, zip(times["call_s"], times["fence_s"], strict=True)))

@@ -1,0 +1,115 @@
+"""The disk and the memory without any checkpointing: direct reads and writes, memcpy, the hash."""
+
+import functools
+import mmap
+import os
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+import xxhash
+
+BLOCK_BYTES = 16 * 1024 * 1024
+THREADS = 2
+PAGE_BYTES = 4096
+Item = TypeVar("Item")
+
+
+def write_direct(path: Path, size_bytes: int) -> float:
+    """Seconds to write a new file past the page cache and fsync it: allocated before, 16 MiB blocks, two threads."""
+    size_bytes = -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_DIRECT)
+    try:
+        os.posix_fallocate(handle, 0, size_bytes)
+        os.fsync(handle)
+        source = memoryview(_noise())
+
+        def write(offset: int) -> None:
+            block = source[: min(BLOCK_BYTES, size_bytes - offset)]
+            if os.pwrite(handle, block, offset) != len(block):
+                raise OSError(f"a short write to {path}")
+
+        began_s = time.perf_counter()
+        _in_threads(write, range(0, size_bytes, BLOCK_BYTES))
+        os.fsync(handle)
+        return time.perf_counter() - began_s
+    finally:
+        os.close(handle)
+        path.unlink()
+
+
+def read_direct(folder: Path) -> tuple[int, float]:
+    """Bytes of all files below a folder; seconds to read them past the page cache, in 16 MiB blocks by two threads."""
+    sizes = {path: path.stat().st_size for path in _files(folder)}
+    handles = {path: os.open(path, os.O_RDONLY | os.O_DIRECT) for path in sizes}
+    places = [(path, offset) for path, size in sizes.items() for offset in range(0, size, BLOCK_BYTES)]
+    targets = [mmap.mmap(-1, BLOCK_BYTES) for _ in range(THREADS)]
+    for target in targets:
+        target.write(bytes(BLOCK_BYTES))  # has its pages
+
+    def read(place: tuple[Path, int]) -> None:
+        target = targets.pop()
+        os.preadv(handles[place[0]], [target], place[1])
+        targets.append(target)
+
+    try:
+        began_s = time.perf_counter()
+        _in_threads(read, places)
+        return sum(sizes.values()), time.perf_counter() - began_s
+    finally:
+        for handle in handles.values():
+            os.close(handle)
+
+
+def drop_caches(folder: Path) -> None:
+    """Have the kernel forget the pages of all files below a folder."""
+    for path in _files(folder):
+        handle = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(handle)  # what is not on disk yet cannot be forgotten
+            os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(handle)
+
+
+def memcpy_s(size_bytes: int) -> float:
+    """Seconds to copy so many bytes, between pages that exist already, one thread."""
+    source, target = bytes(size_bytes), memoryview(bytearray(size_bytes))
+
+    def copy() -> None:
+        target[:] = source
+
+    copy()
+    return _seconds(copy)
+
+
+def hash_s(size_bytes: int) -> float:
+    """Seconds to hash so many bytes with xxh3-128, a block at a time, one thread."""
+    block = _noise()
+    return _seconds(lambda: [xxhash.xxh3_128_digest(block) for _ in range(size_bytes // BLOCK_BYTES)])
+
+
+def _files(folder: Path) -> list[Path]:
+    return [path for path in sorted(folder.rglob("*")) if path.is_file()]
+
+
+@functools.cache
+def _noise() -> mmap.mmap:
+    """A block of random bytes, aligned to pages."""
+    block = mmap.mmap(-1, BLOCK_BYTES)
+    block.write(os.urandom(BLOCK_BYTES))
+    return block
+
+
+def _in_threads(work: Callable[[Item], None], items: Iterable[Item]) -> None:
+    with ThreadPoolExecutor(THREADS) as threads:
+        for _ in threads.map(work, items):
+            pass
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began_s = time.perf_counter()
+    work()
+    return time.perf_counter() - began_s

@@ -1,0 +1,208 @@
+"""The ways to save a state: Holdfast's and those that ship elsewhere, each as its own documentation uses it.
+
+They need torch; a peer is imported when it is made.
+"""
+
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from checkpointing.workloads import Workload
+from common.jobs import DoesNotWork
+
+
+class Saver:
+    """A way to save; by itself one whose checkpoint is durable when `save` returns."""
+
+    def __init__(self, folder: Path, workload: Workload) -> None:
+        self._folder, self._workload = folder, workload
+
+    def save(self, step: int) -> None:
+        """Save the state; returns when forward and backward may go on."""
+        raise NotImplementedError
+
+    def fence(self) -> None:
+        """Wait until the state may change."""
+
+    def wait(self) -> None:
+        """Wait until the last save is durable; any thread may."""
+
+    def clear(self) -> None:
+        """Remove what was saved, where nobody else does."""
+        for path in self._folder.iterdir():
+            shutil.rmtree(path)
+
+    def _place(self, step: int) -> Path:
+        return self._folder / f"step-{step}"
+
+
+class Ours(Saver):
+    """Holdfast, with or without attestation."""
+
+    def __init__(self, folder: Path, workload: Workload, *, attest: bool = False) -> None:
+        import holdfast
+
+        super().__init__(folder, workload)
+        self._ckpt = holdfast.Checkpointer(folder, every=1, keep=2, attest=attest)
+
+    def save(self, step: int) -> None:
+        """See `Saver`."""
+        self._handle = self._ckpt.save(step, self._workload.state)
+
+    def fence(self) -> None:
+        """See `Saver`: what the hook before the optimizer's step does, which then finds nothing to wait for."""
+        self._ckpt.before_update()
+
+    def wait(self) -> None:
+        """See `Saver`."""
+        self._handle.result()
+
+    def clear(self) -> None:
+        """Holdfast does it itself."""
+
+    def close(self) -> None:
+        """No save follows."""
+        self._ckpt.close()
+
+
+class TorchSave(Saver):
+    """`torch.save`, then fsync."""
+
+    def save(self, step: int) -> None:
+        """See `Saver`."""
+        import torch
+
+        self._place(step).mkdir()
+        with (self._place(step) / "state.pt").open("wb") as file:
+            torch.save(self._workload.state_dict(), file)
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_folder(self._place(step))
+
+
+class DcpSave(Saver):
+    """`torch.distributed.checkpoint.save` with one thread; it calls fsync."""
+
+    def save(self, step: int) -> None:
+        """See `Saver`."""
+        from torch.distributed.checkpoint.filesystem import FileSystemWriter
+        from torch.distributed.checkpoint.state_dict_saver import save
+
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+            writer = FileSystemWriter(self._place(step), thread_count=1, sync_files=True)
+            save(self._workload.state_dict(), storage_writer=writer, no_dist=True)
+        _sync_folder(self._place(step))
+
+
+class DcpAsync(Saver):
+    """`torch.distributed.checkpoint.async_save`, in a thread or a process.
+
+    `stage`: None takes the stager that it makes itself, anew for each save; else one `DefaultStager` is kept, which
+    copies in a thread, into shared memory where `stage` is "shared".
+    """
+
+    def __init__(self, folder: Path, workload: Workload, *, in_process: bool = False, stage: str | None = None) -> None:
+        import torch.distributed as dist
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+        from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
+
+        super().__init__(folder, workload)
+        os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
+        dist.init_process_group("gloo", init_method=f"file://{folder}.ranks", rank=0, world_size=1)
+        self._staged: Any = None  # where copying is over when `save` returns
+        self._saved: Any
+        self._options: dict[str, Any] = {
+            "async_checkpointer_type": AsyncCheckpointerType.PROCESS if in_process else AsyncCheckpointerType.THREAD
+        }
+        if stage is not None:
+            options = StagingOptions(
+                use_pinned_memory=False,
+                use_shared_memory=stage == "shared",
+                use_async_staging=True,
+                use_non_blocking_copy=False,
+            )
+            self._options["async_stager"] = DefaultStager(options)
+
+    def save(self, step: int) -> None:
+        """See `Saver`."""
+        from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
+
+        self._place(step).mkdir()
+        answer = async_save(self._workload.state_dict(), checkpoint_id=self._place(step), **self._options)
+        if isinstance(answer, AsyncSaveResponse):
+            self._staged, self._saved = answer.staging_completion, answer.upload_completion
+        else:
+            self._saved = answer
+
+    def fence(self) -> None:
+        """See `Saver`."""
+        if self._staged is not None:
+            self._staged.result()
+
+    def wait(self) -> None:
+        """See `Saver`."""
+        self._saved.result()
+
+
+class TorchCheckpointing(Saver):
+    """Meta's `torch_checkpointing`, which never calls fsync; buffered, as its direct writes fail on ext4."""
+
+    def __init__(self, folder: Path, workload: Workload) -> None:
+        from torch_checkpointing import CheckpointManager  # type: ignore[import-not-found]
+        from torch_checkpointing.storage.filesystem import (  # type: ignore[import-not-found]
+            LocalFileSystemStorageConfig,
+        )
+
+        super().__init__(folder, workload)
+        storage = LocalFileSystemStorageConfig(use_direct_io=False)
+        self._manager = CheckpointManager(CheckpointManager.Config(storage_config=storage))
+
+    def save(self, step: int) -> None:
+        """See `Saver`."""
+        self._saved = self._manager.save(str(self._place(step)), self._workload.state_dict())
+
+    def fence(self) -> None:
+        """See `Saver`."""
+        with self._manager.lock():
+            pass
+
+    def wait(self) -> None:
+        """See `Saver`."""
+        self._saved.result()
+
+
+class Nvrx(Saver):
+    """NVIDIA's resiliency extension, which does not run here."""
+
+    def __init__(self, folder: Path, workload: Workload) -> None:
+        super().__init__(folder, workload)
+        raise DoesNotWork("it saves CUDA tensors only, and this state is in the CPU's memory")
+
+
+OURS, ATTESTED = "holdfast", "holdfast, attested"
+TORCH_SAVE = "torch.save + fsync"
+SAVERS: dict[str, Callable[[Path, Workload], Saver]] = {
+    OURS: Ours,
+    ATTESTED: partial(Ours, attest=True),
+    TORCH_SAVE: TorchSave,
+    "dcp.save": DcpSave,
+    "dcp.async_save": DcpAsync,
+    "dcp.async_save, stager kept": partial(DcpAsync, stage="own"),
+    "dcp.async_save, process": partial(DcpAsync, in_process=True),
+    "dcp.async_save, process, shared stager kept": partial(DcpAsync, in_process=True, stage="shared"),
+    "torch_checkpointing, no fsync": TorchCheckpointing,
+    "nvidia-resiliency-ext": Nvrx,
+}
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

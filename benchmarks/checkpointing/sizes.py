@@ -1,0 +1,127 @@
+"""How much is measured."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from checkpointing.savers import ATTESTED, OURS, SAVERS, TORCH_SAVE
+
+
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """Training with a save and without, in turn."""
+
+    workload: str
+    shape: dict[str, Any]
+    amount: int
+    """Of work, at which calibration begins, where there is one."""
+    forward_backward_s: float | None
+    """What to calibrate forward and backward to."""
+    steps: int = 10
+    """From one save to the next."""
+    pairs: int
+    """Of blocks with a save and without, in each process; twice as many of ours, where less is lost."""
+    calls: int
+    """Further saves of ours in each process, for the percentiles."""
+    savers: tuple[str, ...]
+    open_files: int | None = None
+
+    def calibration(self) -> dict[str, Any]:
+        """The arguments of `training.calibrate`."""
+        return {
+            "workload": self.workload,
+            "shape": self.shape,
+            "amount": self.amount,
+            "seconds": self.forward_backward_s,
+        }
+
+    def measurement(self, saver: str, folder: Path, amount: int) -> dict[str, Any]:
+        """The arguments of `training.measure`, for the calibrated amount of work."""
+        ours = saver in (OURS, ATTESTED)
+        return {
+            "folder": str(folder),
+            "saver": saver,
+            "workload": self.workload,
+            "shape": self.shape,
+            "amount": amount,
+            "steps": self.steps,
+            "pairs": self.pairs * (1 + ours),
+            "calls": self.calls if ours else 0,
+            "open_files": self.open_files,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """Of all parts."""
+
+    lost: Training
+    many: Training
+    state_mib: int
+    """Of the parts about the disk and the node's memory."""
+    durable_pairs: int
+    ranks: tuple[int, int]
+    """That save, and that restore."""
+    shard_mib: int
+    """Of the whole state that those ranks share."""
+    small_mib: int
+    saves: int
+    limits_bytes: int
+
+
+FULL = Sizes(
+    lost=Training(
+        workload="llama",
+        shape={"layers": 10, "width": 768, "inner": 2048, "vocabulary": 47_360},
+        amount=64,
+        forward_backward_s=1.25,
+        pairs=2,
+        calls=40,
+        savers=tuple(SAVERS),
+    ),
+    many=Training(
+        workload="many",
+        shape={"count": 20_000, "tensor_bytes": 10_000},
+        amount=10_000,
+        forward_backward_s=1.25,
+        pairs=2,
+        calls=40,
+        savers=tuple(SAVERS),
+        open_files=1024,
+    ),
+    state_mib=1640,
+    durable_pairs=21,
+    ranks=(8, 3),
+    shard_mib=1024,
+    small_mib=32,
+    saves=1000,
+    limits_bytes=1024**3,
+)
+QUICK = Sizes(
+    lost=Training(
+        workload="llama",
+        shape={"layers": 2, "width": 128, "inner": 256, "vocabulary": 1000},
+        amount=32,
+        forward_backward_s=None,
+        pairs=1,
+        calls=3,
+        savers=(OURS, ATTESTED, TORCH_SAVE),
+    ),
+    many=Training(
+        workload="many",
+        shape={"count": 1000, "tensor_bytes": 10_000},
+        amount=2000,
+        forward_backward_s=None,
+        pairs=1,
+        calls=3,
+        savers=(OURS, "dcp.async_save, stager kept"),
+        open_files=1024,
+    ),
+    state_mib=64,
+    durable_pairs=3,
+    ranks=(2, 1),
+    shard_mib=48,
+    small_mib=4,
+    saves=20,
+    limits_bytes=64 * 1024**2,
+)
