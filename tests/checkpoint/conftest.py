@@ -1,11 +1,14 @@
 import random
+from datetime import timedelta
 
 import numpy as np
 import pytest
 import torch
 
+from holdfast.checkpoint.engine import Engine
 from holdfast.core import link as link_module
 from holdfast.core.link import Unsupervised, set_job_link
+from holdfast.testing import FakeClock
 
 
 class RecordingLink(Unsupervised):
@@ -53,7 +56,45 @@ def stop_at(monkeypatch):
 
 
 @pytest.fixture(autouse=True)
+def _no_checkpointer_is_left(monkeypatch):
+    """Closes what a test leaves open, as the end of a process would."""
+    made, make = [], Engine.__init__
+
+    def record(self, *arguments):
+        make(self, *arguments)
+        made.append(self)
+
+    monkeypatch.setattr(Engine, "__init__", record)
+    yield
+    for engine in made:
+        engine.close()
+
+
+@pytest.fixture(autouse=True)
 def _same_random_numbers_in_every_test():
     random.seed(7)
     np.random.seed(7)
     torch.manual_seed(7)
+
+
+@pytest.fixture(scope="module")
+def s3():
+    """The URL of an S3 server, moto's, which here takes parts of any size; credentials are in the environment."""
+    from holdfast.diagnose.lab import s3 as server
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
+        for name, value in {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "REGION": "us-east-1"}.items():
+            patch.setenv(f"AWS_{name}", value)
+        with server.serve() as url:
+            yield url
+
+
+@pytest.fixture
+def storage_clock(monkeypatch):
+    """The clock of that server, which dates its objects by the second; it goes only when it is told to."""
+    from moto.s3 import models
+
+    clock, began = FakeClock(), models.utcnow()
+    monkeypatch.setattr(models, "utcnow", lambda: began + timedelta(seconds=clock.monotonic_s()))
+    return clock

@@ -1,7 +1,8 @@
-"""Kills a process that saves, with SIGKILL, at seeded random instants, and checks what is left each time.
+"""Kills what saves, with SIGKILL, at seeded random instants, and checks what is left each time.
 
-Usage: killed_saver.py FOLDER SEED TIMES. Prints one JSON object. The process that saves is forked from this one,
-so that torch is imported once.
+Usage: killed_saver.py FOLDER SEED TIMES. Prints one JSON object. In turn it kills the trainer, whose writing process
+then ends what it was ordered; the writing process, in whose place the trainer starts another; and both. The trainer
+is forked from this process, so that torch is imported once.
 """
 
 import json
@@ -17,28 +18,115 @@ import torch
 from holdfast.checkpoint import Checkpointer, scan, verify
 
 KEEP = 2
+COUNT = 500_000
+ENDS_S = 30.0
+"""By then a writing process that has lost its trainer has ended."""
 
 
 def state_of(value):
-    return {"value": value, "big": torch.full((20_000,), float(value)), "many": [torch.tensor(value)] * 5}
+    return {"value": value, "big": torch.full((COUNT,), float(value)), "many": [torch.tensor(value)] * 5}
 
 
 def save_for_ever(folder, step, value, report):
-    """Save steps upwards, each twice, and report every value that is durable."""
+    """Save steps upwards, each twice, one on its way while the next is copied; report every value that is durable."""
     ckpt = Checkpointer(folder, keep=KEEP)
+    before = pid = None
     while True:
         for _ in range(2):
             value += 1
-            ckpt.save(step, state_of(value)).result()
-            os.write(report, b"%d %d\n" % (step, value))
+            handle = ckpt.save(step, state_of(value))
+            if pid != (pid := ckpt._engine._writer.pid):
+                os.write(report, b"pid %d\n" % pid)
+            if before is not None:
+                before[0].result()
+                os.write(report, b"%d %d\n" % before[1:])
+            before = handle, step, value
         step += 1
 
 
-def read_all(pipe):
-    content = b""
-    while chunk := os.read(pipe, 65536):
-        content += chunk
-    return [tuple(map(int, line.split())) for line in content.decode().splitlines()]
+def save_once(folder, step, value):
+    with Checkpointer(folder, keep=KEEP) as ckpt:
+        ckpt.save(step, state_of(value)).result()
+    os._exit(0)
+
+
+def fork(work, *arguments):
+    child = os.fork()
+    if child == 0:
+        try:
+            work(*arguments)
+        finally:
+            os._exit(1)
+    return child
+
+
+def in_a_fork(work, *arguments):
+    assert os.waitstatus_to_exitcode(os.waitpid(fork(work, *arguments), 0)[1]) == 0
+
+
+class Reports:
+    """What a trainer says: which process writes, and what is durable."""
+
+    def __init__(self, reader):
+        self._reader = reader
+        self._content = b""
+
+    def read(self, until=lambda _reports: False):
+        """To its end, or until enough is there."""
+        while not until(self):
+            chunk = os.read(self._reader, 65536)
+            if not chunk:
+                break
+            self._content += chunk
+        return self
+
+    @property
+    def _lines(self):
+        return [line.split() for line in self._content.decode().splitlines(keepends=True) if line.endswith("\n")]
+
+    @property
+    def writers(self):
+        return [int(words[1]) for words in self._lines if words[0] == "pid"]
+
+    @property
+    def durable(self):
+        return [tuple(map(int, words)) for words in self._lines if words[0] != "pid"]
+
+
+def await_end(pidfd):
+    assert select.select([pidfd], [], [], ENDS_S)[0], "the writing process goes on without its trainer"
+    os.close(pidfd)
+
+
+def look(folder, found):
+    names = [path.name for path in Path(folder).iterdir()]
+    found["unfinished"] += any(name.endswith(".tmp") for name in names)
+    found["replaced"] += any(name.endswith(".replaced") for name in names)
+    found["deleting"] += any(name.startswith(".deleting") for name in names)
+
+
+def end_it(victim, trainer, reports, folder, found):
+    """Kill the victim, and then whatever is left, and wait until nothing of it lives."""
+    (writer,) = reports.writers
+    if victim == "writer":
+        pidfd = os.pidfd_open(writer)
+        os.kill(writer, signal.SIGKILL)
+        await_end(pidfd)
+        look(folder, found)
+        # What was ordered of it becomes durable, and what comes after: by the next one.
+        count = len(reports.durable)
+        reports.read(lambda told: len(told.writers) > 1 and len(told.durable) > count + 2)
+        writer = reports.writers[-1]
+        found["saved_by_the_next_writer"] += len(reports.durable) > count + 2
+    pidfd = os.pidfd_open(writer)
+    os.kill(trainer, signal.SIGKILL)
+    if victim == "both":
+        os.kill(writer, signal.SIGKILL)
+    assert os.WIFSIGNALED(os.waitpid(trainer, 0)[1])
+    reports.read()
+    await_end(pidfd)
+    if victim == "both":
+        look(folder, found)
 
 
 def main(folder, seed, times):
@@ -46,44 +134,48 @@ def main(folder, seed, times):
     source = random.Random(seed)
     # Durable so far: newest step and its value.
     step, value = 1, 0
-    found = {"kills": 0, "unfinished": 0, "replaced": 0, "deleting": 0, "restored_newer": 0}
-    Checkpointer(folder).save(step, state_of(value))
-    while found["kills"] < times:
-        reader, writer = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(reader)
-            try:
-                save_for_ever(folder, step, value, writer)
-            finally:
-                os._exit(1)
-        os.close(writer)
-        select.select([], [], [], source.uniform(0.005, 0.15))
-        os.kill(child, signal.SIGKILL)
-        assert os.WIFSIGNALED(os.waitpid(child, 0)[1])
-        found["kills"] += 1
-        reported = read_all(reader)
+    found = dict.fromkeys(("unfinished", "replaced", "deleting", "restored_newer"), 0)
+    found |= {"saved_by_the_writer_alone": 0, "saved_by_the_next_writer": 0}
+    found["kills"] = dict.fromkeys(("trainer", "writer", "both"), 0)
+    in_a_fork(save_once, folder, step, value)
+    for number in range(times):
+        victim = ("trainer", "writer", "both")[number % 3]
+        reader, report = os.pipe()
+        trainer = fork(save_for_ever, folder, step, value, report)
+        os.close(report)
+        reports = Reports(reader).read(lambda told: told.writers)
+        try:
+            select.select([], [], [], source.uniform(0.0, 0.1))
+            while not list(Path(folder).glob("*.tmp")):  # from here on in the midst of a save
+                select.select([], [], [], 0.0005)
+            select.select([], [], [], source.uniform(0.0, 0.01))
+            end_it(victim, trainer, reports, folder, found)
+        except BaseException:
+            os.kill(trainer, signal.SIGKILL)
+            raise
         os.close(reader)
-        if reported:
-            step, value = reported[-1]
+        found["kills"][victim] += 1
+        if reports.durable:
+            step, value = reports.durable[-1]
         names = [path.name for path in Path(folder).iterdir()]
-        found["unfinished"] += any(name.endswith(".tmp") for name in names)
-        found["replaced"] += any(name.endswith(".replaced") for name in names)
-        found["deleting"] += any(name.startswith(".deleting") for name in names)
         for info in scan(folder):
             assert verify(info).state == "verified", (info, names)
 
-        state = {"value": -1, "big": torch.zeros(20_000), "many": [torch.tensor(0)] * 5}
+        state = {"value": -1, "big": torch.zeros(COUNT), "many": [torch.tensor(0)] * 5}
         restored = Checkpointer(folder).restore(state)
-        # What was reported durable, or the one save that followed it.
+        # What was reported durable, or one of the two saves that were on their way.
         assert (restored, state["value"]) >= (step, value), (restored, state["value"], step, value, names)
-        assert state["value"] in (value, value + 1), (state["value"], value)
+        assert state["value"] in range(value, value + 3), (state["value"], value)
         assert state["big"].eq(state["value"]).all()
         assert all(each.item() == state["value"] for each in state["many"])
+        if victim == "trainer":
+            # What it had ordered is done to its end, and nothing lies about.
+            assert all(name.startswith("step-") and "." not in name for name in names), names
+            found["saved_by_the_writer_alone"] += state["value"] != value
         found["restored_newer"] += state["value"] != value
         step, value = restored, state["value"]
     # A first save of a process tidies up after all of them.
-    Checkpointer(folder, keep=KEEP).save(step + 1, state_of(value))
+    in_a_fork(save_once, folder, step + 1, value)
     names = sorted(path.name for path in Path(folder).iterdir())
     assert all(name.startswith("step-") and "." not in name for name in names), names
     assert len(names) == KEEP, names

@@ -31,7 +31,7 @@ def test_a_fresh_optimizers_plain_state_dict_gets_its_missing_keys_in_place(tmp_
     ours = Training().run(3)
     saved = copy.deepcopy(ours.optimizer.state_dict())
     with Checkpointer(tmp_path) as ckpt:
-        ckpt.save(3, {"optimizer": ours.optimizer.state_dict()})
+        ckpt.save(3, {"optimizer": ours.optimizer.state_dict()}).result()
 
         fresh = Training(seed=1)
         theirs = fresh.optimizer.state_dict()
@@ -50,7 +50,7 @@ def test_tensors_and_state_dicts_are_filled_in_place_and_plain_values_replaced(t
         "step": 12,
         "losses": [1.5, 2.5],
     }
-    Checkpointer(tmp_path).save(1, state)
+    Checkpointer(tmp_path).save(1, state).result()
     target = {
         "weights": {"a": torch.zeros(4), "deep": [{"b": torch.zeros(2, 2)}, torch.tensor(0)]},
         "alone": torch.zeros(3, dtype=torch.int16),
@@ -81,7 +81,7 @@ def test_tensors_and_state_dicts_are_filled_in_place_and_plain_values_replaced(t
     ids=["transposed", "nan", "empty", "bfloat16", "bool", "complex", "slice", "parameter"],
 )
 def test_every_kind_of_tensor(tmp_path, tensor):
-    Checkpointer(tmp_path).save(0, {"t": tensor})
+    Checkpointer(tmp_path).save(0, {"t": tensor}).result()
     target = torch.zeros_like(tensor).requires_grad_(tensor.requires_grad)
     Checkpointer(tmp_path).restore({"t": target})
     assert_same(target.detach(), tensor.detach())
@@ -93,7 +93,7 @@ def test_random_generators_continue_where_they_were(tmp_path):
 
     draw()
     ckpt = Checkpointer(tmp_path)
-    ckpt.save(1, {})
+    ckpt.save(1, {}).result()
     expected = draw()
     random.seed(1)
     np.random.seed(1)
@@ -104,7 +104,7 @@ def test_random_generators_continue_where_they_were(tmp_path):
 
 def test_saving_does_not_draw_from_the_generators(tmp_path):
     before = (random.getstate(), torch.get_rng_state())
-    Checkpointer(tmp_path).save(1, {"a": torch.ones(2)})
+    Checkpointer(tmp_path).save(1, {"a": torch.ones(2)}).result()
     assert random.getstate() == before[0]
     assert torch.equal(torch.get_rng_state(), before[1])
 
@@ -121,7 +121,7 @@ def test_stock_pytorch_loads_it(tmp_path):
 
 
 def test_entries_that_nobody_asks_for_are_left_out(tmp_path):
-    Checkpointer(tmp_path).save(1, {"a": 1, "b": torch.ones(2)})
+    Checkpointer(tmp_path).save(1, {"a": 1, "b": torch.ones(2)}).result()
     state = {"a": 0}
     assert Checkpointer(tmp_path).restore(state) == 1
     assert state == {"a": 1}
@@ -144,7 +144,7 @@ def test_entries_that_nobody_asks_for_are_left_out(tmp_path):
 )
 def test_a_state_that_does_not_fit_is_named_and_left_alone(tmp_path, target, named):
     saved = {"model": {"w": torch.ones(3)}, "items": [torch.ones(1), torch.ones(1)], "plain": 4, "first": 9}
-    Checkpointer(tmp_path).save(1, saved)
+    Checkpointer(tmp_path).save(1, saved).result()
     # `first` fits and would be filled before the misfit is met.
     target = {"first": 0, **target}
     before = copy.deepcopy(target)
@@ -168,7 +168,7 @@ def test_nothing_is_done_and_the_callable_not_called_unless_due(tmp_path):
     assert (handle.step, handle.done(), handle.result(0)) == (None, True, None)
     assert list(tmp_path.iterdir()) == []
     handle = ckpt.save(10, lambda: {"a": 1})
-    assert (handle.step, handle.result(0)) == (10, tmp_path / "step-0000000010")
+    assert (handle.step, handle.result(10)) == (10, tmp_path / "step-0000000010")
 
 
 def test_a_stop_saves_whatever_is_due_and_leaves(tmp_path, stop_at):
@@ -176,7 +176,7 @@ def test_a_stop_saves_whatever_is_due_and_leaves(tmp_path, stop_at):
     ckpt = Checkpointer(tmp_path, every=100)
     assert ckpt.save(6, {"a": 6}).step is None
     assert link.left_at is None
-    ckpt.save(7, {"a": 7})
+    ckpt.save(7, {"a": 7}).result()
     assert link.left_at == 7
     state = {"a": 0}
     assert ckpt.restore(state) == 7
@@ -184,18 +184,23 @@ def test_a_stop_saves_whatever_is_due_and_leaves(tmp_path, stop_at):
 
 def test_what_is_told(tmp_path, link):
     ckpt = Checkpointer(tmp_path, every=2)
-    ckpt.save(1, {"a": 1})
+    ckpt.save(1, {"a": 1}).result()
     assert (link.events, link.sections) == ([], [])
     path = ckpt.save(2, {"a": 1}).result()
     (event,) = link.of("checkpoint")
-    assert event.pop("stall_s") > 0
-    assert event == {"step": 2, "path": str(path), "size_bytes": scan(tmp_path)[0].size_bytes}
+    assert event.pop("stall_s") == event.pop("call_s") + event.pop("fence_s") > 0
+    assert event.pop("durable_s") > 0
+    assert event.pop("write_gb_per_s") > 0
+    size_bytes = scan(tmp_path)[0].size_bytes
+    told = {"step": 2, "path": str(path), "size_bytes": size_bytes, "tier": "disk", "attested": True}
+    assert event == told
     ckpt.save(4, {"a": 1}).result().joinpath("__0_0.distcp").write_bytes(b"x")
     ckpt.restore({"a": 0})
     (event,) = link.of("restored")
     assert event.pop("restore_s") > 0
     (passed,) = event.pop("passed_over")
-    assert event == {"step": 2, "path": str(path)}
+    assert event.pop("bytes_read") >= 4096
+    assert event == {"step": 2, "path": str(path), "tier": "disk"}
     assert (passed["step"], passed["path"]) == (4, str(tmp_path / "step-0000000004"))
     assert "__0_0.distcp has 1 bytes" in passed["reason"]
     assert link.sections == ["save", "save", "restore"]
@@ -204,7 +209,7 @@ def test_what_is_told(tmp_path, link):
 def test_only_the_newest_are_kept(tmp_path):
     ckpt = Checkpointer(tmp_path, keep=2)
     for step in range(5):
-        ckpt.save(step, {"a": step})
+        ckpt.save(step, {"a": step}).result()
     assert [info.step for info in scan(tmp_path)] == [4, 3]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000000003", "step-0000000004"]
 
@@ -212,13 +217,13 @@ def test_only_the_newest_are_kept(tmp_path):
 def test_all_are_kept_with_none(tmp_path):
     ckpt = Checkpointer(tmp_path, keep=None)
     for step in range(5):
-        ckpt.save(step, {"a": step})
+        ckpt.save(step, {"a": step}).result()
     assert len(scan(tmp_path)) == 5
 
 
 def test_damaged_ones_neither_count_nor_push_out_good_ones(tmp_path, caplog):
     for step in (1, 2, 3):
-        Checkpointer(tmp_path, keep=None).save(step, {"a": step})
+        Checkpointer(tmp_path, keep=None).save(step, {"a": step}).result()
     data = tmp_path / "step-0000000003" / "__0_0.distcp"
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
@@ -229,7 +234,7 @@ def test_damaged_ones_neither_count_nor_push_out_good_ones(tmp_path, caplog):
         assert ckpt.restore(state) == 2
     assert "Passed over the checkpoint of step 3" in caplog.text
     assert "__0_0.distcp does not match its checksum" in caplog.text
-    ckpt.save(4, {"a": 4})
+    ckpt.save(4, {"a": 4}).result()
     assert [info.step for info in scan(tmp_path)] == [4, 3, 2]
     # Its step is saved again: the damaged one is replaced.
     ckpt.save(3, {"a": 33}).result()
@@ -240,15 +245,15 @@ def test_damaged_ones_neither_count_nor_push_out_good_ones(tmp_path, caplog):
 
 def test_a_save_below_older_ones_keeps_itself(tmp_path):
     for step in (100, 200):
-        Checkpointer(tmp_path, keep=None).save(step, {"a": step})
-    Checkpointer(tmp_path, keep=1).save(1, {"a": 1})
+        Checkpointer(tmp_path, keep=None).save(step, {"a": step}).result()
+    Checkpointer(tmp_path, keep=1).save(1, {"a": 1}).result()
     assert [info.step for info in scan(tmp_path)] == [200, 1]
 
 
 def test_saving_a_step_again_replaces_it(tmp_path):
     ckpt = Checkpointer(tmp_path)
     for value in (1, 2):
-        ckpt.save(5, {"a": value})
+        ckpt.save(5, {"a": value}).result()
     state = {"a": 0}
     ckpt.restore(state)
     assert state == {"a": 2}
@@ -266,7 +271,7 @@ def test_it_raises_only_where_checkpoints_exist_and_none_verifies(tmp_path):
 
 def test_per_rank_states_come_back_and_can_be_listed(tmp_path):
     ckpt = Checkpointer(tmp_path)
-    ckpt.save(1, {"a": 1}, per_rank={"data": {"position": 41, 7: [torch.ones(2)]}, "seen": torch.arange(3)})
+    ckpt.save(1, {"a": 1}, per_rank={"data": {"position": 41, 7: [torch.ones(2)]}, "seen": torch.arange(3)}).result()
     mine = {"data": {"position": 0}}
     ckpt.restore({"a": 0}, per_rank=mine)
     assert_same(mine, {"data": {"position": 41, 7: [torch.ones(2)]}})
@@ -296,7 +301,7 @@ def test_per_rank_states_come_back_and_can_be_listed(tmp_path):
 )
 def test_a_state_that_could_not_be_read_back_is_refused_at_save(tmp_path, state, named):
     with pytest.raises(BadUse, match=named):
-        Checkpointer(tmp_path).save(1, state)
+        Checkpointer(tmp_path).save(1, state).result()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -306,7 +311,10 @@ def test_a_state_that_could_not_be_read_back_is_refused_at_save(tmp_path, state,
         ({"every": 0}, "every is 0; allowed is a whole number from 1 on"),
         ({"every": True}, "every is True"),
         ({"keep": 0}, "keep is 0"),
-        ({"on_failure": "retry"}, "on_failure is 'retry'; allowed are 'raise' and 'warn'"),
+        ({"on_failure": "exit"}, "on_failure is 'exit'; allowed are 'raise', 'warn' and 'retry'"),
+        ({"when_busy": "drop"}, "when_busy is 'drop'; allowed are 'wait' and 'skip'"),
+        ({"timeout_s": 0}, "timeout_s is 0; allowed is a number above 0"),
+        ({"max_write_mib_s": -1}, "max_write_mib_s is -1; allowed is a number above 0"),
     ],
 )
 def test_bad_arguments_are_named_before_any_work(tmp_path, arguments, named):
@@ -319,7 +327,7 @@ def test_bad_arguments_are_named_before_any_work(tmp_path, arguments, named):
 @pytest.mark.parametrize("step", [-1, 1.0, True])
 def test_a_bad_step_is_named(tmp_path, step):
     with pytest.raises(BadUse, match="step is"):
-        Checkpointer(tmp_path).save(step, {})
+        Checkpointer(tmp_path).save(step, {}).result()
 
 
 def test_a_folder_below_a_file_is_refused_in_one_sentence(tmp_path):
@@ -330,11 +338,11 @@ def test_a_folder_below_a_file_is_refused_in_one_sentence(tmp_path):
 
 def test_closing_twice_does_no_harm_and_saving_after_is_refused(tmp_path):
     with Checkpointer(tmp_path) as ckpt:
-        ckpt.save(1, {})
+        ckpt.save(1, {}).result()
         ckpt.wait()
     ckpt.close()
     with pytest.raises(BadUse, match="closed"):
-        ckpt.save(2, {})
+        ckpt.save(2, {}).result()
 
 
 def test_the_catalog_imports_no_torch():

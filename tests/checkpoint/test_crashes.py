@@ -11,75 +11,32 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.checkpoint import Checkpointer, folders, save, scan, verify
-from holdfast.checkpoint.manifest import ManifestError
-from holdfast.core.errors import SaveFailed
+from holdfast.checkpoint import Checkpointer, folders, scan, verify
+from holdfast.core.errors import BadUse, CheckpointError, SaveFailed
 
 HERE = Path(__file__).parent
 
 
 def test_a_kill_at_any_instant_leaves_a_whole_checkpoint(tmp_path):
-    """25 real SIGKILLs at seeded instants of saves, of replacements and of deletions."""
-    command = [sys.executable, HERE / "killed_saver.py", tmp_path / "checkpoints", "1", "25"]
+    """Real SIGKILLs of the trainer, of the process that writes, and of both, at seeded instants of their saves."""
+    command = [sys.executable, HERE / "killed_saver.py", tmp_path / "checkpoints", "1", "12"]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     found = json.loads(ended.stdout)
-    assert found["kills"] == 25
-    # The instants were worth it: most of them met a save halfway.
-    assert found["unfinished"] >= 5, found
-
-
-class Crash(BaseException):
-    """Ends a save as a kill would: nothing of it is tidied."""
-
-
-@pytest.mark.parametrize("crash_at", range(1, 40))
-def test_a_crash_before_any_change_of_a_name_leaves_a_whole_checkpoint(tmp_path, monkeypatch, crash_at):
-    """Like the kill, but at every rename, fsync of a folder and removal in turn."""
-    Checkpointer(tmp_path, keep=2).save(1, {"a": 10})
-    Checkpointer(tmp_path, keep=2).save(2, {"a": 20})
-    calls = 0
-
-    def crashing(function):
-        def call(*arguments, **named):
-            nonlocal calls
-            calls += 1
-            if calls >= crash_at:
-                raise Crash
-            return function(*arguments, **named)
-
-        return call
-
-    ckpt = Checkpointer(tmp_path, keep=2)
-    with monkeypatch.context() as patch:
-        for module, name in [
-            (Path, "rename"),
-            (Path, "mkdir"),
-            (Path, "replace"),
-            (os, "fsync"),
-            (os, "unlink"),
-            (os, "rmdir"),
-        ]:
-            patch.setattr(module, name, crashing(getattr(module, name)))
-        try:
-            ckpt.save(2, {"a": 21})
-            ckpt.save(3, {"a": 30})
-        except Crash:
-            pass
-        else:
-            assert calls < crash_at
-    state = {"a": 0}
-    step = Checkpointer(tmp_path).restore(state)
-    assert (step, state["a"]) in [(2, 20), (2, 21), (3, 30)]
-    assert all(verify(info).state == "verified" for info in scan(tmp_path))
+    assert found["kills"] == {"trainer": 4, "writer": 4, "both": 4}
+    # The instants were worth it: they met saves halfway, and those that a process alone lived through were saved.
+    assert found["unfinished"] >= 3, found
+    assert found["saved_by_the_writer_alone"] >= 1, found
+    assert found["saved_by_the_next_writer"] >= 4, found
 
 
 def test_the_first_save_removes_what_dead_processes_left_and_nothing_else(tmp_path):
     (tmp_path / ".step-0000000001.dead.tmp").mkdir()
     (tmp_path / ".deleting-step-0000000001.dead").mkdir()
     (tmp_path / ".deleting-step-0000000001.dead" / "file").write_text("")
+    (tmp_path / ".step-0000000001.dead.failed").write_text("{}")
     alive = folders.Staging(tmp_path, 2)
-    Checkpointer(tmp_path).save(3, {})
+    Checkpointer(tmp_path).save(3, {}).result()
     assert sorted(path.name for path in tmp_path.iterdir()) == [alive.path.name, "step-0000000003"]
     alive.abandon()
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000003"]
@@ -116,10 +73,10 @@ def test_a_full_disk_fails_in_one_clear_sentence_and_costs_no_earlier_checkpoint
     ckpt = Checkpointer(folder)
     ckpt.save(1, big(1)).result()
     with pytest.raises(SaveFailed) as raised:
-        ckpt.save(2, big(2, count=500_000))
+        ckpt.save(2, big(2, count=500_000)).result()
     message = str(raised.value)
     free_bytes = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
-    assert message.startswith(f"Step 2 was not saved: {folder} is full: about 2,00")
+    assert message.startswith(f"Step 2 was not saved: {folder} is full: about 2,0")
     assert f"and {free_bytes:,} are free. The last good step is 1 ({folder / 'step-0000000001'})." in message
     assert message.endswith("Free space there, keep fewer checkpoints, or give Checkpointer another folder.")
     assert "\n" not in message
@@ -130,7 +87,7 @@ def test_a_full_disk_fails_in_one_clear_sentence_and_costs_no_earlier_checkpoint
 
 @pytest.mark.parametrize("seed", range(8))
 def test_a_disk_that_fills_at_any_byte_is_never_a_success(mounted, seed):
-    """So much is left that the save ends in the data, in the metadata, in the manifest, or not at all."""
+    """So much is left that the save ends in the data, its digests, the metadata, the manifest, or not at all."""
     folder, _remount = mounted
     ckpt = Checkpointer(folder)
     ckpt.save(1, big(1)).result()
@@ -139,7 +96,7 @@ def test_a_disk_that_fills_at_any_byte_is_never_a_success(mounted, seed):
     left_bytes = random.Random(seed).choice([4096 * pages for pages in (1, 50, 98, 99, 100, 101, 102, 103, 104)])
     filling.write_bytes(bytes(free_bytes - left_bytes))
     try:
-        ckpt.save(2, big(2))
+        ckpt.save(2, big(2)).result()
     except SaveFailed as error:
         assert "is full" in str(error)  # noqa: PT017 - either way is right, if it is true
         filling.unlink()
@@ -151,14 +108,12 @@ def test_a_disk_that_fills_at_any_byte_is_never_a_success(mounted, seed):
 
 
 def test_a_read_only_disk_fails_in_one_clear_sentence(mounted):
-    from holdfast.core.errors import BadUse
-
     folder, remount = mounted
     ckpt = Checkpointer(folder)
     ckpt.save(1, big(1)).result()
     assert remount("ro")
     with pytest.raises(SaveFailed, match=r"Step 2 was not saved: .* cannot be written .*Make it writable, or"):
-        ckpt.save(2, big(2))
+        ckpt.save(2, big(2)).result()
     with pytest.raises(BadUse, match=r"cannot be written \(Read-only file system\)"):
         Checkpointer(folder)
     assert remount("rw")
@@ -166,61 +121,46 @@ def test_a_read_only_disk_fails_in_one_clear_sentence(mounted):
 
 
 @pytest.fixture
-def failing(monkeypatch):
-    """Every save fails once its bytes are written."""
-
-    def fail(*_arguments):
-        raise ManifestError("the disk is on fire")
-
-    monkeypatch.setattr(save, "_check_readable", fail)
-
-
-def test_a_failed_save_raises(tmp_path, failing):
-    with pytest.raises(SaveFailed, match=r"the disk is on fire .*There is no earlier checkpoint\."):
-        Checkpointer(tmp_path).save(1, {})
-    assert list(tmp_path.iterdir()) == []
+def failing(mounted):
+    """A folder in which the first save fails: it is full but for so much as tells that it can be written."""
+    folder, _remount = mounted
+    free_bytes = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
+    (folder / "filling").write_bytes(bytes(free_bytes - 8192))
+    yield folder
+    assert [path.name for path in folder.iterdir()] == ["filling"]
 
 
-def test_with_warn_training_goes_on_and_the_handle_tells(tmp_path, failing, caplog, link):
-    ckpt = Checkpointer(tmp_path, on_failure="warn")
+def test_a_failed_save_raises(failing):
+    with pytest.raises(SaveFailed, match=r"Step 1 was not saved: .* is full: .* There is no earlier checkpoint\."):
+        Checkpointer(failing).save(1, big(1)).result()
+
+
+def test_with_warn_training_goes_on_and_the_handle_tells(failing, caplog, link):
+    ckpt = Checkpointer(failing, on_failure="warn")
     with caplog.at_level(logging.WARNING, "holdfast"):
-        handle = ckpt.save(1, {})
+        handle = ckpt.save(1, big(1))
+        ckpt.wait()
     assert handle.done()
-    with pytest.raises(SaveFailed, match="on fire"):
+    with pytest.raises(SaveFailed, match="is full"):
         handle.result()
-    assert "on fire" in caplog.text
+    assert "is full" in caplog.text
     assert [event["step"] for event in link.of("save_failed")] == [1]
 
 
-def test_a_job_does_not_leave_as_if_safe_when_its_last_save_fails(tmp_path, failing, stop_at):
+def test_a_job_does_not_leave_as_if_safe_when_its_last_save_fails(failing, stop_at):
     link = stop_at(1)
     with pytest.raises(SaveFailed):
-        Checkpointer(tmp_path, on_failure="warn").save(1, {})
+        Checkpointer(failing, on_failure="warn").save(1, big(1))
     assert link.left_at is None
-
-
-def test_bytes_that_dcp_reports_and_did_not_write_fail_the_save(tmp_path, monkeypatch):
-    """As its writer threads do on a full disk."""
-    from holdfast.checkpoint import dcp
-
-    real = dcp.write
-
-    def short(state, folder, **named):
-        metadata = real(state, folder, **named)
-        data = folder / "__0_0.distcp"
-        os.truncate(data, data.stat().st_size - 100)
-        return metadata
-
-    monkeypatch.setattr(dcp, "write", short)
-    with pytest.raises(SaveFailed, match=r"lies beyond the end of __0_0.distcp|PytorchStreamReader|EOF"):
-        Checkpointer(tmp_path).save(1, {"t": torch.ones(4)})
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_plain_value_that_this_pytorch_would_not_read_back_fails_the_save(tmp_path, monkeypatch):
     from holdfast.checkpoint import tree
 
     monkeypatch.setattr(tree, "_INT_BITS", 10_000)
-    with pytest.raises(SaveFailed, match="'n' is no plain value"):
-        Checkpointer(tmp_path).save(1, {"n": 1 << 5000})
+    ckpt = Checkpointer(tmp_path, on_failure="warn")
+    with pytest.raises(CheckpointError, match="'n' is no plain value"):
+        ckpt.save(1, {"n": 1 << 5000}).result()
     assert list(tmp_path.iterdir()) == []
+    ckpt.save(2, {"n": 1}).result()
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000002"]

@@ -78,7 +78,9 @@ def test_resume_after_the_supervisor_was_killed_goes_on_from_the_last_checkpoint
     with place.ledger() as ledger:
         _first, second = ledger.attempts("r")
         assert (second.start_step, second.last_step) == (newest, 60)
-        assert [one.step for one in ledger.checkpoints("r")] == list(range(10, 61, 10))
+        # Those before are there as far as they became durable while the supervisor lived to hear of it.
+        after = [one.step for one in ledger.checkpoints("r") if one.step > newest]
+        assert after == list(range(newest + 10, 61, 10))
     report = place.folder / "report.html"
     assert place.holdfast("runs", "report", "r", "-o", str(report))[0] == 0
     assert "r" in report.read_text()
@@ -88,7 +90,7 @@ def test_a_full_disk_ends_in_one_clear_sentence_and_costs_no_good_checkpoint(pla
     folder = small_disk / "checkpoints"
     ballast = small_disk / "ballast"
     with place.start(*run_arguments(place, folder, size=100_000, every=10)) as process:
-        place.wait_for_step("r", 12)
+        place.wait_until(lambda: folder.is_dir() and catalog.scan(folder), timeout_s=60)
         fill(ballast)
         _out, err = process.communicate(timeout=60)
     assert process.returncode == 1

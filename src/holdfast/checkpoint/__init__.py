@@ -9,27 +9,40 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `ranks` | every rank does its part, and all go on or all raise the same error |
 | `contents` | what one rank puts into a checkpoint (`rng`: its random generators) |
 | `tree` | a nested state as flat leaves and a skeleton of its shape |
-| `save` | write, check, hash, commit |
+| `engine` | one rank's saves, from the call until they are durable |
+| `plan` | who writes what, and where (`image`: as bytes; `layout`: what of it the writing process knows) |
+| `stage` | live tensors into an `arena`, shared memory that holds one snapshot |
+| `writer` | the trainer's side of the writing process (`messages`: what they say to each other) |
+| `writing_process` | which outlives the trainer, and for each save does `persist`: write, attest, commit |
+| `disk` | files at the disk's own speed, with `checksums` of each block |
+| `commit` | the ranks' files become one checkpoint (`failures`: or why not, in words) |
 | `dcp` | PyTorch Distributed Checkpoint behind two functions (`metadata`: its pickle, not trusted) |
 | `manifest` | which files a checkpoint has, and their checksums |
 | `folders` | folders appear whole and disappear at once (`retention`: which ones go) |
 | `catalog` | which checkpoints a folder holds, and whether each is whole |
+| `marks` | what became known of one later: verified, pinned, wanted, its metrics (`marks_lock`: one writer at a time) |
+| `pruning` | deleting by a policy, by hand |
+| `foreign` | what can be checked of one that PyTorch alone wrote (`blobs`: its values) |
+| `inventory` | what one holds (`comparing`: how two differ; `one_file`: the state as one file) |
 | `restore` | the newest checkpoint that verifies, into a state that fits (`fit`) |
+| `ranges` | the bytes of the files that a rank needs (`reading`: each checked before it is handed out) |
+| `remote` | checkpoints in object storage (`objects` and four `remote_…`: catalog, push, fetch, ranges) |
 | `export` | its model as a Hugging Face folder |
 | `names` | which of its tensors is which of the model's (`huggingface`: what the model has) |
 | `conversion` | those tensors, streamed as safetensors (`converting`: in a process of its own) |
 
-The catalog needs no torch, and importing it imports none.
+The catalog, the marks, the pruning and the writing process need no torch, and importing them imports none.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.catalog import CheckpointInfo, scan, verify
+from holdfast.checkpoint.retention import Best, Retention
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.checkpointer import Checkpointer, SaveHandle
 
-__all__ = ["CheckpointInfo", "Checkpointer", "SaveHandle", "scan", "verify"]
+__all__ = ["Best", "CheckpointInfo", "Checkpointer", "Retention", "SaveHandle", "scan", "verify"]
 
 
 def __getattr__(name: str) -> Any:

@@ -12,15 +12,15 @@ Under the name `holdfast`, beside the user's entries:
 The rank in the name keeps DCP from merging what differs by rank.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from holdfast.checkpoint import rng
-from holdfast.checkpoint.tree import FlatState, Skeleton, flatten
+from holdfast.checkpoint.tree import FlatState, Skeleton, capture, flatten
 from holdfast.core.errors import BadUse
 
 OWN_NAME = "holdfast"
@@ -53,42 +53,48 @@ def state_dicts(state: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """`shared`: the user's state. `own`: what belongs to `rank`. Tensors are the live ones, not copies."""
+    """`shared`: the user's state. `own`: what belongs to `rank`. `tensors`: those of both, live, as they come."""
 
     rank: int
     shared: dict[str, Any]
     own: dict[str, Any]
-    flat_shared: FlatState
-    flat_own: FlatState
+    tensors: list[torch.Tensor]
+
+    @functools.cached_property
+    def _flat(self) -> tuple[FlatState, FlatState]:
+        return flatten(self.shared), flatten(self.own, prefix=f"{OWN_NAME}.rank-{self.rank}.")
+
+    @property
+    def skeleton(self) -> dict[Any, Any]:
+        """The shape of the user's state on this rank.
+
+        Raises:
+            BadUse: something in it cannot be saved; the message names it.
+        """
+        return self._flat[0].skeleton
+
+    @functools.cached_property
+    def containers(self) -> str:
+        """The shapes of both parts as text: unlike the shapes themselves it tells 1 from True."""
+        return repr([part.skeleton for part in self._flat])
+
+    def leaves(self, structure: Skeleton | None) -> dict[str, Any]:
+        """Flat name to tensor or plain value, of all that this rank has; `structure` on the one that writes it.
+
+        Raises:
+            BadUse: something in it cannot be saved; the message names it.
+        """
+        shared, own = self._flat
+        # In a tuple, because DCP takes dicts apart and keeps a tuple whole.
+        leaves = {**shared.leaves, **own.leaves, rank_structure(self.rank): (own.skeleton,)}
+        return leaves if structure is None else {**leaves, STRUCTURE: (structure,)}
 
     def for_dcp(self, structure: Skeleton | None) -> dict[str, Any]:
-        """The nested dict to hand to DCP; `structure` on the one rank that writes it."""
-        # In a tuple, because DCP takes dicts apart and keeps a tuple whole.
-        own = {**self.own, "structure": (self.flat_own.skeleton,)}
-        ours: dict[str, Any] = {f"rank-{self.rank}": own}
+        """The same as the nested dict to hand to DCP."""
+        ours: dict[str, Any] = {f"rank-{self.rank}": {**self.own, "structure": (self._flat[1].skeleton,)}}
         if structure is not None:
             ours["structure"] = (structure,)
         return {**self.shared, OWN_NAME: ours}
-
-    def names(self) -> set[str]:
-        """Every flat name of this rank that must be found in the checkpoint."""
-        return {*self.flat_shared.leaves, *self.flat_own.leaves, rank_structure(self.rank)}
-
-    def plain_names(self) -> list[str]:
-        """The flat names of this rank's plain values."""
-        leaves = {**self.flat_shared.leaves, **self.flat_own.leaves}
-        return [name for name, value in leaves.items() if not isinstance(value, torch.Tensor)]
-
-    def size_bytes(self) -> tuple[int, int]:
-        """Bytes of tensors: those that all ranks have alike, and those of this rank alone."""
-        alike = alone = 0
-        for value in self.flat_shared.leaves.values():
-            if isinstance(value, DTensor):
-                alone += value.to_local().nbytes
-            elif isinstance(value, torch.Tensor):
-                alike += value.nbytes
-        alone += sum(value.nbytes for value in self.flat_own.leaves.values() if isinstance(value, torch.Tensor))
-        return alike, alone
 
 
 def collect(
@@ -96,18 +102,13 @@ def collect(
     state: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
     per_rank: Mapping[str, Any] | None,
 ) -> Contents:
-    """Take stock of what one rank has to save.
+    """Take stock of what one rank has to save. Only the tensors' bytes may change from now on.
 
     Raises:
-        BadUse: something in it cannot be saved; the message names it.
+        BadUse: `state` or `per_rank` is no dict of named entries.
     """
-    shared = state_dicts(state() if callable(state) else state)
+    tensors: list[torch.Tensor] = []
+    shared = capture(state_dicts(state() if callable(state) else state), tensors)
+    user = capture(state_dicts(per_rank or {}), tensors)
     # The generators last: a user's state_dict() may draw from them.
-    own = {"user": state_dicts(per_rank or {}), "rng": rng.capture()}
-    return Contents(
-        rank=rank,
-        shared=shared,
-        own=own,
-        flat_shared=flatten(shared),
-        flat_own=flatten(own, prefix=f"{OWN_NAME}.rank-{rank}."),
-    )
+    return Contents(rank=rank, shared=shared, own={"user": user, "rng": rng.capture()}, tensors=tensors)

@@ -1,4 +1,4 @@
-"""PyTorch Distributed Checkpoint behind two functions: write a state, read named parts of one."""
+"""PyTorch Distributed Checkpoint behind two functions: read named parts of a checkpoint, read a plain value."""
 
 import io
 import pickle
@@ -11,78 +11,64 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata
-from torch.distributed.checkpoint.planner import ReadItem, SavePlan, SavePlanner
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner, ReadItem
 from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
-from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from holdfast.checkpoint.manifest import ManifestError
+from holdfast.checkpoint.ranges import read_items
+from holdfast.checkpoint.reading import VerifiedFiles
 from holdfast.core.errors import CheckpointError, HoldfastError
 
 
-def write(state: dict[str, Any], folder: Path, *, distributed: bool) -> Metadata:
-    """Write `state`, each replicated value once, and fsync the files. Collective where `distributed`.
-
-    Returns what DCP says it wrote. One writer thread: DCP reports success when another one fails.
-
-    Raises:
-        OSError: a file could not be written, on this rank or another.
-        CheckpointError: DCP failed otherwise.
-    """
-    writer = _Writer(folder, single_file_per_rank=True, sync_files=True, thread_count=1)
-    with _as_one_process_would():
-        metadata: Metadata = save(state, storage_writer=writer, no_dist=not distributed)
-    return metadata
-
-
-def read(folder: Path, metadata: Metadata, wanted: Mapping[str, torch.Tensor | None]) -> dict[str, Any]:
+def read(
+    folder: Path,
+    metadata: Metadata,
+    wanted: Mapping[str, torch.Tensor | None],
+    files: VerifiedFiles | None = None,
+) -> dict[str, Any]:
     """Read the parts of a checkpoint that `wanted` names, and nothing else. Not collective.
 
     Args:
         folder: the checkpoint.
         metadata: its metadata, read and checked by `holdfast.checkpoint.metadata`.
         wanted: flat name to the tensor to read into (a DTensor: its shard), None for a plain value.
+        files: reads and checks only what is wanted; None: the files are read by PyTorch, as they are.
 
     Returns:
         Flat name to the tensor given, or to the plain value, which was unpickled with `weights_only`.
 
     Raises:
+        ManifestError: `files` found something damaged.
         OSError: a file cannot be read.
         CheckpointError: DCP failed otherwise, or a plain value would have run code.
     """
     planner = _Planner()
     with _as_one_process_would():
-        load(dict(wanted), storage_reader=_Reader(folder, metadata), planner=planner, no_dist=True)
+        load(dict(wanted), storage_reader=_Reader(folder, metadata, files), planner=planner, no_dist=True)
     return {name: planner.plain[name] if tensor is None else tensor for name, tensor in wanted.items()}
-
-
-class _Writer(FileSystemWriter):
-    """Says that the disk is full where PyTorch says that a file's position is unexpected."""
-
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        try:
-            return super().write_data(plan, planner)
-        except Exception as error:
-            # Here, because what an error came from does not travel to the other ranks.
-            origin: BaseException | None = error
-            while origin is not None and not isinstance(origin, OSError):
-                origin = origin.__cause__ or origin.__context__
-            if origin is None or origin is error:
-                raise
-            raise origin from None
 
 
 class _Reader(FileSystemReader):
     """Hands out metadata that was read safely, where DCP's own reader would unpickle it."""
 
-    def __init__(self, folder: Path, metadata: Metadata) -> None:
+    def __init__(self, folder: Path, metadata: Metadata, files: VerifiedFiles | None) -> None:
         super().__init__(folder)
         self._metadata = metadata
+        self._files = files
 
     def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
         return self._metadata
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        if self._files is None:
+            return super().read_data(plan, planner)
+        read_items(plan.items, planner, self._metadata, self._files)
+        ended: Future[None] = Future()
+        ended.set_result(None)
+        return ended
 
 
 class _Planner(DefaultLoadPlanner):
@@ -94,15 +80,24 @@ class _Planner(DefaultLoadPlanner):
 
     def load_bytes(self, read_item: ReadItem, value: io.BytesIO) -> None:
         name = read_item.dest_index.fqn
-        try:
-            # Empty bytes are pickled as a call of `bytes`, which does no harm.
-            with torch.serialization.safe_globals([bytes]):
-                self.plain[name] = torch.load(value, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:
-            raise CheckpointError(
-                f"{name!r} is no plain value; reading it could run code from the file, so it was not read. "
-                "Leave its top-level entry out of the state to restore the rest."
-            ) from error
+        self.plain[name] = load_plain(name, value)
+
+
+def load_plain(name: str, value: io.BytesIO) -> Any:
+    """Read a plain value as PyTorch stored it; nothing of it is run.
+
+    Raises:
+        CheckpointError: it is none.
+    """
+    try:
+        # Empty bytes are pickled as a call of `bytes`, which does no harm.
+        with torch.serialization.safe_globals([bytes]):
+            return torch.load(value, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        raise CheckpointError(
+            f"{name!r} is no plain value; reading it could run code from the file, so it was not read. "
+            "Leave its top-level entry out of the state to restore the rest."
+        ) from error
 
 
 @contextmanager
@@ -115,7 +110,7 @@ def _as_one_process_would() -> Iterator[None]:
     except CheckpointException as error:  # not an Exception: DCP derives it from BaseException
         failures = {rank: failure for rank, (failure, _traceback) in error.failures.items()}
         for failure in failures.values():
-            if isinstance(failure, OSError | HoldfastError) or not isinstance(failure, Exception):
+            if isinstance(failure, OSError | HoldfastError | ManifestError) or not isinstance(failure, Exception):
                 raise failure from error  # the last is Ctrl-C or an exit, which DCP has caught
         rank, failure = next(iter(failures.items()))
         raise CheckpointError(f"rank {rank}: {type(failure).__name__}: {failure}") from error

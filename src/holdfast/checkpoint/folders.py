@@ -4,7 +4,8 @@
 |---|---|---|
 | `step-0000000020` | a checkpoint | stays |
 | `step-0000000020.replaced` | the former, while its step is saved again | a candidate until the next save |
-| `.step-0000000020.RANDOM.tmp` | a save in progress, locked by its process | removed by a later first save |
+| `.step-0000000020.SAVE.tmp` | a save in progress, locked by its process | removed by a later first save |
+| `.step-0000000020.SAVE.failed` | why it failed, for the other ranks | the same |
 | `.deleting-NAME.RANDOM` | a checkpoint on its way out | the same |
 """
 
@@ -21,6 +22,7 @@ from holdfast.core.atomic import fsync_folder
 _logger = logging.getLogger("holdfast")
 _NAME = re.compile(r"step-(\d{10,})(\.replaced)?")
 _LEFTOVERS = (".step-*.tmp", ".deleting-*")
+_FAILURES = ".step-*.failed"
 
 
 def step_path(folder: Path, step: int) -> Path:
@@ -39,13 +41,24 @@ def replaced_path(path: Path) -> Path:
     return path.with_name(path.name + ".replaced")
 
 
+def staging_path(folder: Path, step: int, save: str) -> Path:
+    """Where the save that is called `save` is prepared."""
+    return folder / f".{step_path(folder, step).name}.{save}.tmp"
+
+
+def failure_path(folder: Path, step: int, save: str) -> Path:
+    """Where it is told why that save failed."""
+    return folder / f".{step_path(folder, step).name}.{save}.failed"
+
+
 class Staging:
     """The hidden folder in which one save is prepared; locked while the process that made it lives."""
 
-    def __init__(self, folder: Path, step: int) -> None:
+    def __init__(self, folder: Path, step: int, save: str | None = None) -> None:
+        """Make it; where `save` is given it has that name, and other ranks may have made it already."""
         self._final = step_path(folder, step)
-        self.path = folder / f".{self._final.name}.{secrets.token_hex(4)}.tmp"
-        self.path.mkdir()
+        self.path = staging_path(folder, step, save or secrets.token_hex(4))
+        self.path.mkdir(exist_ok=save is not None)
         self._fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY)
         try:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
@@ -96,6 +109,8 @@ def discard(path: Path) -> None:
 
 def remove_leftovers(folder: Path) -> None:
     """Delete what saves and deletions of dead processes left in `folder`."""
+    for told in folder.glob(_FAILURES):
+        told.unlink(missing_ok=True)
     for pattern in _LEFTOVERS:
         for path in folder.glob(pattern):
             try:

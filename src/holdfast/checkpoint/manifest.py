@@ -5,19 +5,21 @@ else in it, so the manifest itself cannot change unseen. Nothing here needs torc
 """
 
 import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import xxhash
 
+from holdfast.checkpoint.checksums import check_file, checksum_of_digests, file_digests, whole_checksum
 from holdfast.core.atomic import write_atomic
 
 MANIFEST_NAME = "holdfast.json"
 SCHEMA = "holdfast.checkpoint"
-VERSION = 1
-_READ_BYTES = 4 << 20
+VERSION = 2
+_READABLE = (1, 2)
+"""Version 1 knew a file by the XXH3-128 of its bytes, under `xxh3_128`; it is read, and no longer written."""
 
 
 class ManifestError(Exception):
@@ -26,21 +28,25 @@ class ManifestError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
-    """One file of a checkpoint; `path` is relative to its folder, with `/`."""
+    """One file of a checkpoint; `path` is relative to its folder, with `/`. `checksum`: see `checksums`."""
 
     path: str
     size_bytes: int
-    xxh3_128: str
+    checksum: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """What `holdfast.json` says; `created_at_s` in seconds since the Unix epoch, `torch` a version."""
+    """What `holdfast.json` says; `created_at_s` in seconds since the Unix epoch, `torch` a version.
+
+    `save` tells this save of the step from another one; empty where the manifest is of version 1.
+    """
 
     step: int
     world_size: int
     created_at_s: float
     torch: str
+    save: str = ""
     files: tuple[FileEntry, ...]
 
     @property
@@ -55,14 +61,10 @@ def describe_file(folder: Path, name: str) -> FileEntry:
     Raises:
         OSError: it cannot be read.
     """
-    checksum = xxhash.xxh3_128()
-    size_bytes = 0
-    buffer = memoryview(bytearray(_READ_BYTES))
-    with (folder / name).open("rb", buffering=0) as file:
-        while count := file.readinto(buffer):
-            checksum.update(buffer[:count])
-            size_bytes += count
-    return FileEntry(path=name, size_bytes=size_bytes, xxh3_128=checksum.hexdigest())
+    size_bytes = (folder / name).stat().st_size
+    return FileEntry(
+        path=name, size_bytes=size_bytes, checksum=checksum_of_digests(file_digests(folder / name, size_bytes))
+    )
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -89,10 +91,10 @@ def read_manifest(folder: Path, *, step: int) -> Manifest:
         # The digest first: only then is what the rest says worth a message of its own.
         if digest != _digest(content):
             raise ManifestError(f"{MANIFEST_NAME} does not match its own digest")
-        if (content["schema"], content["version"]) != (SCHEMA, VERSION):
+        if content["schema"] != SCHEMA or content["version"] not in _READABLE:
             raise ManifestError(
                 f"{MANIFEST_NAME} is {content['schema']} version {content['version']}, "
-                f"this Holdfast reads {SCHEMA} version {VERSION}"
+                f"this Holdfast reads {SCHEMA} up to version {VERSION}"
             )
         if content["step"] != step:
             raise ManifestError(f"{MANIFEST_NAME} is that of step {content['step']}")
@@ -101,6 +103,7 @@ def read_manifest(folder: Path, *, step: int) -> Manifest:
             world_size=int(content["world_size"]),
             created_at_s=float(content["created_at_s"]),
             torch=str(content["torch"]),
+            save=str(content.get("save", "")),
             files=tuple(_file_entry(entry) for entry in content["files"]),
         )
     except FileNotFoundError:
@@ -129,8 +132,8 @@ def check_sizes(folder: Path, files: Iterable[FileEntry]) -> None:
             raise ManifestError(f"{entry.path} has {size_bytes} bytes instead of {entry.size_bytes}")
 
 
-def check_contents(folder: Path, files: Iterable[FileEntry]) -> None:
-    """Check every byte of `files` against its checksum.
+def check_contents(folder: Path, files: Iterable[FileEntry], progress: Callable[[int], None] = lambda _: None) -> None:
+    """Check every byte of `files` against its checksum; `progress` is told the bytes read, from several threads.
 
     Raises:
         ManifestError: one differs; the message names it.
@@ -138,10 +141,12 @@ def check_contents(folder: Path, files: Iterable[FileEntry]) -> None:
     for entry in files:
         check_sizes(folder, [entry])
         try:
-            found = describe_file(folder, entry.path)
+            right = check_file(folder / entry.path, entry.size_bytes, entry.checksum, progress)
         except OSError as error:
             raise ManifestError(f"{entry.path} is unreadable ({error.strerror})") from error
-        if found != entry:
+        except ValueError as error:
+            raise ManifestError(f"{entry.path} has {error}") from error
+        if not right:
             raise ManifestError(f"{entry.path} does not match its checksum")
 
 
@@ -154,4 +159,5 @@ def _file_entry(raw: dict[str, Any]) -> FileEntry:
     path = PurePosixPath(raw["path"])
     if path.is_absolute() or ".." in path.parts or not path.parts:
         raise ManifestError(f"{MANIFEST_NAME} names {raw['path']!r}, which is outside of the checkpoint")
-    return FileEntry(path=str(path), size_bytes=int(raw["size_bytes"]), xxh3_128=str(raw["xxh3_128"]))
+    checksum = str(raw["checksum"]) if "checksum" in raw else whole_checksum(str(raw["xxh3_128"]))
+    return FileEntry(path=str(path), size_bytes=int(raw["size_bytes"]), checksum=checksum)

@@ -8,15 +8,17 @@ import torch.distributed as dist
 from holdfast.core.errors import CheckpointError, HoldfastError
 
 T = TypeVar("T")
+U = TypeVar("U")
 
 
 class Ranks:
-    """The ranks of the default process group; one rank where torch.distributed is not initialised.
+    """The ranks of a process group, the default one if none is given; one rank where there is none.
 
     Only object collectives are used, which work on every backend.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+        self.group = group
         self.distributed = dist.is_available() and dist.is_initialized()
         self.rank = dist.get_rank() if self.distributed else 0
         self.world_size = dist.get_world_size() if self.distributed else 1
@@ -39,7 +41,7 @@ class Ranks:
         if own is not None and not isinstance(own, HoldfastError | OSError):
             sent = CheckpointError(f"{type(own).__name__}: {own}")  # any other class may not be picklable
         outcomes: list[tuple[T, Exception | None]] = [None] * self.world_size  # type: ignore[list-item]
-        dist.all_gather_object(outcomes, (result, sent))
+        dist.all_gather_object(outcomes, (result, sent), group=self.group)
         for rank, (_result, failure) in enumerate(outcomes):
             if failure is not None:
                 raise own if own is not None and rank == self.rank else failure
@@ -52,3 +54,29 @@ class Ranks:
             Exception: the error of rank 0, on every rank.
         """
         return self.together(lambda: work() if self.rank == 0 else None)[0]  # type: ignore[return-value]
+
+    def exchange(self, own: Callable[[], T], share_out: Callable[[list[T]], list[U]]) -> U:
+        """Run `own` on every rank and `share_out` on rank 0, with what all had; return this rank's share. Collective.
+
+        Unlike with `together`, what a rank has goes to rank 0 alone.
+
+        Raises:
+            Exception: the error of the lowest rank that failed, on every rank.
+        """
+        if not self.distributed:
+            return share_out([own()])[0]
+        had: list[T] = []
+        self.together(lambda: had.append(own()))
+        gathered: list[T] | None = [had[0]] * self.world_size if self.rank == 0 else None
+        dist.gather_object(had[0], gathered, dst=0, group=self.group)
+        shares: list[U] | None = None
+
+        def share() -> None:
+            nonlocal shares
+            if gathered is not None:
+                shares = share_out(gathered)
+
+        self.together(share)
+        received: list[U | None] = [None]
+        dist.scatter_object_list(received, shares, src=0, group=self.group)
+        return received[0]  # type: ignore[return-value]

@@ -1,11 +1,13 @@
 """Restoring: the newest checkpoint that verifies on all ranks, read into a state that fits it."""
 
+import functools
 import logging
 from collections.abc import Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
 from holdfast.checkpoint import dcp, rng
@@ -13,8 +15,9 @@ from holdfast.checkpoint.catalog import CheckpointInfo, scan
 from holdfast.checkpoint.contents import STRUCTURE, has_state_dict, rank_structure, state_dicts
 from holdfast.checkpoint.fit import ABSENT, Fit, fill
 from holdfast.checkpoint.manifest import Manifest, ManifestError, check_contents, read_manifest
-from holdfast.checkpoint.metadata import check_against_files, read_metadata
+from holdfast.checkpoint.metadata import METADATA_NAME, check_against_files, read_metadata
 from holdfast.checkpoint.ranks import Ranks
+from holdfast.checkpoint.reading import VerifiedFiles
 from holdfast.checkpoint.tree import Skeleton, skeleton_from_paths
 from holdfast.core.errors import CheckpointError, NoVerifiedCheckpoint, StateMismatch
 
@@ -23,16 +26,39 @@ _logger = logging.getLogger("holdfast")
 
 @dataclass(frozen=True, kw_only=True)
 class OpenCheckpoint:
-    """A verified checkpoint. `shared`: the skeleton of the state; `own`: of each rank's part."""
+    """A checkpoint whose metadata is whole; of the rest each byte is checked when it is read."""
 
     path: Path
     manifest: Manifest
     metadata: Metadata
-    shared: dict[Any, Any]
+    files: VerifiedFiles
+
+    @functools.cached_property
+    def shared(self) -> dict[Any, Any]:
+        """The skeleton of the state."""
+        shared = self._skeleton(STRUCTURE)
+        if shared is not None:
+            return shared
+        names = self.metadata.state_dict_metadata
+        return skeleton_from_paths(self.metadata.planner_data or {name: (name,) for name in names})
 
     def own(self, rank: int) -> dict[Any, Any] | None:
         """The skeleton of what belongs to `rank`: `user` and `rng`. None where DCP alone wrote it."""
-        return _read_skeleton(self.path, self.metadata, rank_structure(rank))
+        return self._skeleton(rank_structure(rank))
+
+    def read(self, wanted: Mapping[str, torch.Tensor | None]) -> dict[str, Any]:
+        """See `dcp.read`."""
+        return dcp.read(self.path, self.metadata, wanted, self.files)
+
+    def _skeleton(self, name: str) -> dict[Any, Any] | None:
+        """A skeleton that was stored under `name`, whose every leaf the metadata knows; None if there is none."""
+        if name not in self.metadata.state_dict_metadata:
+            return None
+        (skeleton,) = self.read({name: None})[name]
+        unknown = set(_leaves(skeleton)) - self.metadata.state_dict_metadata.keys()
+        if unknown or not isinstance(skeleton, dict):
+            raise CheckpointError(f"{name} names what the checkpoint does not hold: {sorted(unknown)[:3]}")
+        return skeleton
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,37 +71,47 @@ class PassedOver:
 
 
 def open_checkpoint(path: Path, manifest: Manifest) -> OpenCheckpoint:
-    """Read what a checkpoint says of itself. The contents of its files have been checked already.
+    """Read what a checkpoint says of itself; each byte that is read is checked.
 
     Raises:
-        ManifestError: it contradicts itself, or its metadata names what it must not; nothing of it has run.
+        ManifestError: it is damaged, contradicts itself, or its metadata names what it must not; nothing of it has run.
+        OSError: it cannot be read.
     """
+    check_contents(path, [entry for entry in manifest.files if entry.path == METADATA_NAME])
     metadata = read_metadata(path)
     check_against_files(metadata, {entry.path: entry.size_bytes for entry in manifest.files})
+    opened = OpenCheckpoint(path=path, manifest=manifest, metadata=metadata, files=VerifiedFiles(path, manifest.files))
     try:
-        shared = _read_skeleton(path, metadata, STRUCTURE)
-        if shared is None:
-            names = metadata.state_dict_metadata
-            shared = skeleton_from_paths(metadata.planner_data or {name: (name,) for name in names})
+        opened.shared  # noqa: B018 - read now, while another checkpoint can still be taken
+    except (ManifestError, OSError):
+        raise
     except Exception as error:  # whoever made it up may have made up anything
         raise ManifestError(f"its structure is unreadable ({type(error).__name__}: {error})") from error
-    return OpenCheckpoint(path=path, manifest=manifest, metadata=metadata, shared=shared)
+    return opened
 
 
-def open_newest(ranks: Ranks, folder: Path) -> tuple[OpenCheckpoint | None, list[PassedOver]]:
-    """Find the newest checkpoint that verifies; each rank reads its share of the files. Collective.
+def restore_newest(
+    ranks: Ranks,
+    folder: Path,
+    state: MutableMapping[str, Any],
+    per_rank: MutableMapping[str, Any] | None,
+) -> tuple[OpenCheckpoint | None, list[PassedOver]]:
+    """Restore the newest checkpoint of which all that the ranks need is whole. Collective.
 
     Returns:
         It, or None where there is none at all, and those that were passed over, newest first.
 
     Raises:
         NoVerifiedCheckpoint: there are checkpoints, and none verifies.
+        BadUse, StateMismatch, CheckpointError: see `restore_into`.
     """
     passed_over: list[PassedOver] = []
     for info in ranks.first(lambda: scan(folder)):
         opened, reason = _try_open(ranks, info)
         if opened is not None:
-            return opened, passed_over
+            reason = restore_into(ranks, opened, state, per_rank)
+            if not reason:
+                return opened, passed_over
         passed_over.append(PassedOver(step=info.step, path=info.path, reason=reason))
         if ranks.rank == 0:
             _logger.warning("Passed over the checkpoint of step %d (%s): %s.", info.step, info.path, reason)
@@ -92,28 +128,19 @@ def _try_open(ranks: Ranks, info: CheckpointInfo) -> tuple[OpenCheckpoint | None
         return None, info.reason or info.state
     opened: OpenCheckpoint | None = None
 
-    def check_share() -> str | None:
-        try:
-            manifest = read_manifest(info.path, step=info.step)
-            check_contents(info.path, manifest.files[ranks.rank :: ranks.world_size])
-        except (ManifestError, OSError) as error:
-            return str(error)
-        return None
-
-    def open_it() -> str | None:
+    def open_it() -> str:
         nonlocal opened
         try:
-            opened = open_checkpoint(info.path, read_manifest(info.path, step=info.step))
+            manifest = read_manifest(info.path, step=info.step)
+            opened = open_checkpoint(info.path, manifest)
+            if manifest.world_size == ranks.world_size:
+                opened.own(ranks.rank)
         except (ManifestError, OSError) as error:
             return str(error)
-        return None
+        return ""
 
-    # Nothing in it is interpreted before every byte of it is known to be what was written.
-    for stage in (check_share, open_it):
-        reasons = [reason for reason in ranks.together(stage) if reason]
-        if reasons:
-            return None, reasons[0]
-    return opened, ""
+    reason = next(filter(None, ranks.together(open_it)), "")
+    return (None, reason) if reason else (opened, "")
 
 
 def restore_into(
@@ -121,13 +148,16 @@ def restore_into(
     checkpoint: OpenCheckpoint,
     state: MutableMapping[str, Any],
     per_rank: MutableMapping[str, Any] | None,
-) -> None:
+) -> str:
     """Put a checkpoint into `state`, `per_rank` and this process's random generators. Collective.
+
+    Returns:
+        Nothing, or what of it is damaged: then tensors of `state` may hold parts of it.
 
     Raises:
         BadUse: `state` or `per_rank` is no dict of named entries.
         StateMismatch: they do not fit the checkpoint; nothing was changed on any rank.
-        CheckpointError: something could not be read.
+        CheckpointError: it holds what must not be read.
     """
     same_world = checkpoint.manifest.world_size == ranks.world_size
     parts: list[_Part] = []
@@ -157,13 +187,19 @@ def restore_into(
     ranks.together(look)
     loaded: dict[str, Any] = {}
 
-    def read(*, plain: bool) -> None:
+    def read(*, plain: bool) -> str:
         wanted = {name: tensor for name, tensor in fit.wanted.items() if (tensor is None) == plain}
-        loaded.update(dcp.read(checkpoint.path, checkpoint.metadata, wanted))
+        try:
+            loaded.update(checkpoint.read(wanted))
+        except (ManifestError, OSError) as error:
+            return str(error)
+        return ""
 
     # Plain values first: they are what may be refused, and until then no tensor has changed.
-    ranks.together(lambda: read(plain=True))
-    ranks.together(lambda: read(plain=False))
+    for plain in (True, False):
+        reasons = ranks.together(functools.partial(read, plain=plain))
+        if any(reasons):
+            return next(filter(None, reasons))
     for part in parts:
         part.put(loaded)
     if rng_skeleton:
@@ -176,6 +212,7 @@ def restore_into(
             checkpoint.manifest.world_size,
             ranks.world_size,
         )
+    return ""
 
 
 def per_rank_states(checkpoint: OpenCheckpoint) -> list[dict[str, Any]]:
@@ -190,7 +227,7 @@ def per_rank_states(checkpoint: OpenCheckpoint) -> list[dict[str, Any]]:
         fit = Fit(checkpoint.metadata.state_dict_metadata)
         skeleton = own["user"] if own else {}
         fit.fit("per_rank", ABSENT, skeleton)
-        states.append(fill({}, skeleton, dcp.read(checkpoint.path, checkpoint.metadata, fit.wanted)))
+        states.append(fill({}, skeleton, checkpoint.read(fit.wanted)))
     return states
 
 
@@ -225,17 +262,6 @@ def _another_world(ranks: Ranks, checkpoint: OpenCheckpoint) -> StateMismatch:
         "so per_rank has no one to go to. Restore without per_rank, take what each of them had from "
         f"Checkpointer.per_rank_states({step}), and share it out."
     )
-
-
-def _read_skeleton(path: Path, metadata: Metadata, name: str) -> dict[Any, Any] | None:
-    """A skeleton that was stored under `name`, whose every leaf the metadata knows; None if there is none."""
-    if name not in metadata.state_dict_metadata:
-        return None
-    (skeleton,) = dcp.read(path, metadata, {name: None})[name]
-    unknown = set(_leaves(skeleton)) - metadata.state_dict_metadata.keys()
-    if unknown or not isinstance(skeleton, dict):
-        raise CheckpointError(f"{name} names what the checkpoint does not hold: {sorted(unknown)[:3]}")
-    return skeleton
 
 
 def _leaves(skeleton: Skeleton) -> Iterator[str]:

@@ -1,9 +1,10 @@
-"""How processes end: their exits said in words, trees killed, children tied to their parents.
+"""Whose processes these are, and how they end: their exits said in words, trees killed, children tied to their parents.
 
 Linux's prctl is used where it is there; elsewhere those calls do nothing and the guard's sweep is what remains.
 """
 
 import ctypes
+import getpass
 import os
 import signal
 import sys
@@ -11,6 +12,14 @@ import time
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
+
+
+def whoami() -> str:
+    """Who says so: the user of this process."""
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):  # no such user in this container
+        return "unknown"
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:
@@ -33,15 +42,19 @@ def _prctl(option: int, value: int) -> None:
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
 
-def kill_descendants(of_pid: int | None = None, *, timeout_s: float = 10.0) -> None:
+def kill_descendants(
+    of_pid: int | None = None, *, timeout_s: float = 10.0, spared: str | None = None, spared_s: float = 0.0
+) -> None:
     """SIGKILL every descendant of a process, by default this one, until none is left; it reaches stopped ones too.
+
+    Those whose command line has the word `spared` are given `spared_s` seconds to end by themselves.
 
     Returns without success only when one survives `timeout_s` of it, stuck in the kernel: nobody can end those.
     """
     import psutil
 
-    deadline_s = time.monotonic() + timeout_s
-    while time.monotonic() < deadline_s:
+    began_s = time.monotonic()
+    while (passed_s := time.monotonic() - began_s) < timeout_s + spared_s:
         # Listed anew each round: a process may fork between being seen and being killed.
         living = [
             child
@@ -52,7 +65,8 @@ def kill_descendants(of_pid: int | None = None, *, timeout_s: float = 10.0) -> N
             return
         for child in living:
             try:
-                child.kill()
+                if passed_s > spared_s or spared not in child.cmdline():
+                    child.kill()
             except psutil.NoSuchProcess:
                 continue
         # Not psutil's own wait: it would reap a child whose exit somebody else is waiting for.

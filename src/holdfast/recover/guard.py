@@ -13,11 +13,14 @@ import threading
 from pathlib import Path
 from typing import IO
 
+from holdfast.checkpoint.messages import MODULE
 from holdfast.core.processes import become_subreaper, die_with_parent, exit_as, kill_descendants
 from holdfast.core.rotating_log import RotatingLog
 
 CHUNK_BYTES = 64 * 1024
 TERMINATE = b"t"
+WRITING_S = 10.0
+"""How long a rank's writing process may go on; storage that hangs must not keep the job from starting again."""
 
 
 def main() -> None:
@@ -41,7 +44,7 @@ def main() -> None:
     reader.start()
     threading.Thread(target=_obey, args=(launcher,), daemon=True).start()
     returncode = launcher.wait()
-    kill_descendants()
+    _end_all()
     reader.join(1.0)
     exit_as(returncode)
 
@@ -54,7 +57,12 @@ def _keep(stream: IO[bytes], log: RotatingLog) -> None:
 def _obey(launcher: subprocess.Popen[bytes]) -> None:
     while os.read(sys.stdin.fileno(), 1) == TERMINATE:
         launcher.terminate()
-    kill_descendants()
+    _end_all()
+
+
+def _end_all() -> None:
+    """A snapshot that a dead rank has left is written to its end: what was copied is not lost with it."""
+    kill_descendants(spared=MODULE, spared_s=WRITING_S)
 
 
 if __name__ == "__main__":

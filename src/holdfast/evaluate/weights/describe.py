@@ -175,7 +175,7 @@ def _stated_digests(folder: Path, sizes: Mapping[str, int]) -> dict[str, str]:
     for entry in entries:
         if sizes.get(entry.path, entry.size_bytes) != entry.size_bytes:
             raise ManifestError(f"{entry.path} has {sizes[entry.path]} bytes instead of {entry.size_bytes}")
-    return {entry.path: entry.xxh3_128 for entry in entries}
+    return {entry.path: entry.checksum for entry in entries}
 
 
 def _no_weights(model: str, sizes: Mapping[str, int]) -> str:

@@ -234,7 +234,7 @@ class _Model:
         manifest = self.share.manifest
         sizes = {file.path: file.size_bytes for file in manifest.files}
         entries = [
-            FileEntry(path=path, size_bytes=sizes[path], xxh3_128=digest)
+            FileEntry(path=path, size_bytes=sizes[path], checksum=digest)
             for path, digest in manifest.file_digests.items()
         ]
         try:

@@ -1,0 +1,187 @@
+"""Memory that holds one snapshot: shared with the process that writes it, mapped once, reused, never too early.
+
+An arena is one anonymous file (memfd): a page that says what it holds, the image, and the digests of the live tensors
+that it was copied from. Whoever has the descriptor sees the same state, so the writing process goes on when the trainer
+is killed, and a restarted rank finds what was sealed.
+
+    FREE ─▶ COPYING ─▶ SEALED ─▶ WRITING ─▶ COMMITTED ─▶ COPYING …
+              │            ▲        │ its writer died
+              ▼ given up   └────────┘
+             FREE
+
+The trainer moves it up to SEALED, the writing process from there to COMMITTED. Each use has a generation: a report on
+an earlier one changes nothing.
+"""
+
+import enum
+import fcntl
+import mmap
+import os
+import struct
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, Self
+
+from holdfast.core.errors import HoldfastError
+from holdfast.core.memory import available_memory_bytes
+
+PAGE_BYTES: Final = 4096
+_MAGIC: Final = b"HFARENA1"
+_HEADER: Final = struct.Struct("<8sI4xQqQ16s")
+"""Magic, state, generation, step, capacity in bytes, digest of the layout."""
+_STATE: Final = slice(8, 12)
+_USE: Final = struct.Struct("<Qq8x16s")
+_USE_AT: Final = 16
+_MADV_HUGEPAGE: Final = 14
+_MADV_POPULATE_WRITE: Final = 23
+"""Linux 5.14: the pages are there before the first copy, which takes five times as long into fresh ones."""
+
+
+class ArenaError(HoldfastError):
+    """An arena is not in the state that a step needs; the message says which."""
+
+
+class State(enum.IntEnum):
+    """What an arena is used for now."""
+
+    FREE = 0
+    COPYING = 1
+    SEALED = 2
+    WRITING = 3
+    COMMITTED = 4
+
+
+_ENTERED_FROM: Final = {
+    State.COPYING: (State.FREE, State.COMMITTED),
+    State.SEALED: (State.COPYING, State.WRITING),
+    State.WRITING: (State.SEALED,),
+    State.COMMITTED: (State.WRITING,),
+    State.FREE: (State.COPYING, State.SEALED, State.WRITING, State.COMMITTED),
+}
+
+
+class Arena:
+    """One arena, as one process maps it."""
+
+    def __init__(self, fd: int) -> None:
+        """Map the arena behind `fd`, which is closed with it.
+
+        Raises:
+            ArenaError: it is none.
+            OSError: it cannot be mapped.
+        """
+        self.fd = fd
+        self._threads = threading.Lock()
+        self._map = mmap.mmap(fd, os.fstat(fd).st_size)
+        magic, _state, _generation, _step, self.capacity_bytes, _layout = _HEADER.unpack_from(self._map)
+        if magic != _MAGIC:
+            raise ArenaError("This is no arena. Start the job anew.")
+
+    @classmethod
+    def make(cls, image_bytes: int, notes_bytes: int = 0) -> Self:
+        """An empty arena for images of up to `image_bytes` and notes beside them, its memory taken at once.
+
+        Raises:
+            ArenaError: this node has not so much memory left.
+            OSError: the system gives it no shared memory.
+        """
+        capacity, notes = (-(-max(count, 1) // PAGE_BYTES) * PAGE_BYTES for count in (image_bytes, notes_bytes))
+        # Asked for beforehand: where there is too little, the kernel says so by killing some process.
+        free_bytes = available_memory_bytes()
+        if capacity + notes > free_bytes:
+            raise ArenaError(
+                f"A snapshot needs {capacity + notes:,} bytes of memory, and {free_bytes:,} are free on this node. "
+                "Give the job more memory, or save less of its state on this rank."
+            )
+        fd = os.memfd_create("holdfast-arena", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, 0, PAGE_BYTES + capacity + notes)
+            os.pwrite(fd, _HEADER.pack(_MAGIC, State.FREE, 0, -1, capacity, bytes(16)), 0)
+            made = cls(fd)
+        except BaseException:
+            os.close(fd)
+            raise
+        for advice in (_MADV_HUGEPAGE, _MADV_POPULATE_WRITE):
+            try:
+                made._map.madvise(advice)
+            except (OSError, ValueError):  # an older kernel: the first copy takes longer
+                continue
+        return made
+
+    @property
+    def image(self) -> memoryview:
+        """The memory of the image, `capacity_bytes` of it."""
+        return memoryview(self._map)[PAGE_BYTES : PAGE_BYTES + self.capacity_bytes]
+
+    @property
+    def notes(self) -> memoryview:
+        """The memory beside it."""
+        return memoryview(self._map)[PAGE_BYTES + self.capacity_bytes :]
+
+    @property
+    def state(self) -> State:
+        """What it is used for now."""
+        return State(int.from_bytes(self._map[_STATE], "little"))
+
+    @property
+    def generation(self) -> int:
+        """Which use this is; the first copy is of generation 1."""
+        return int(_USE.unpack_from(self._map, _USE_AT)[0])
+
+    @property
+    def step(self) -> int:
+        """Of which step the image is; meaningful from SEALED on."""
+        return int(_USE.unpack_from(self._map, _USE_AT)[1])
+
+    @property
+    def layout(self) -> bytes:
+        """16 bytes that tell one layout of the image from another."""
+        return bytes(_USE.unpack_from(self._map, _USE_AT)[2])
+
+    def begin(self, step: int, layout: bytes) -> int:
+        """FREE or COMMITTED to COPYING; the new generation.
+
+        Raises:
+            ArenaError: what it holds is not durable yet.
+        """
+        with self._alone():
+            self._check(State.COPYING)
+            generation = self.generation + 1
+            _HEADER.pack_into(self._map, 0, _MAGIC, State.COPYING, generation, step, self.capacity_bytes, layout)
+        return generation
+
+    def move(self, state: State, generation: int) -> None:
+        """Enter `state`, in the use that `generation` tells.
+
+        Raises:
+            ArenaError: it may not be entered from the state it is in, or the arena is used for something else by now.
+        """
+        with self._alone():
+            if generation != self.generation:
+                raise ArenaError(f"The arena is in its use {self.generation}; {generation} is over.")
+            self._check(state)
+            self._map[_STATE] = int(state).to_bytes(4, "little")
+
+    def close(self) -> None:
+        """Let go of it. Where views of its memory are left, it stays mapped until the last of them is gone."""
+        try:
+            self._map.close()
+        except BufferError:
+            del self._map
+        os.close(self.fd)
+
+    def _check(self, state: State) -> None:
+        now = self.state
+        if now not in _ENTERED_FROM[state]:
+            raise ArenaError(f"The arena is {now.name}, and cannot become {state.name}.")
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """While another process or thread moves it, this one waits; the lock of a process that dies is let go."""
+        with self._threads:  # the file's lock is the process's
+            fcntl.lockf(self.fd, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.lockf(self.fd, fcntl.LOCK_UN)

@@ -1,0 +1,113 @@
+"""Checksums of files: one for all of it, made of one for each block, so that any part can be checked by itself.
+
+A data file `NAME` has a sidecar `NAME.xxh3`: the XXH3-64 of each of its blocks, eight bytes each, little-endian. The
+file's own checksum is the XXH3-128 of that list. It guards against damage, not against forgers.
+"""
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+BLOCK_BYTES: Final = 1 << 16
+"""Small: whoever needs a part of a file reads at most this much more at either end. The list is 1/8192 of the file."""
+SIDECAR_SUFFIX: Final = ".xxh3"
+DIGEST_BYTES: Final = 8
+_CHUNK_BYTES: Final = 4 << 20
+_THREADS: Final = min(4, os.cpu_count() or 1)
+_WHOLE: Final = "xxh3_128:"
+_BLOCKS: Final = f"xxh3_128/{BLOCK_BYTES}:"
+
+
+def digests_of(data: memoryview) -> bytes:
+    """The XXH3-64 of each block of `data`, as a sidecar has them; the last block may be shorter."""
+    digest = xxhash.xxh3_64_intdigest
+    return b"".join(
+        digest(data[at : at + BLOCK_BYTES]).to_bytes(DIGEST_BYTES, "little") for at in range(0, len(data), BLOCK_BYTES)
+    )
+
+
+def checksum_of_digests(digests: bytes) -> str:
+    """The checksum of a file whose blocks have `digests`."""
+    return _BLOCKS + xxhash.xxh3_128_hexdigest(digests)
+
+
+def has_blocks(checksum: str) -> bool:
+    """Whether it is made of digests of blocks."""
+    return checksum.startswith(_BLOCKS)
+
+
+def whole_checksum(hexdigest: str) -> str:
+    """The checksum of a file that is known by the XXH3-128 of its bytes in a row."""
+    return _WHOLE + hexdigest
+
+
+def file_digests(path: Path, size_bytes: int, progress: Callable[[int], None] = lambda _: None) -> bytes:
+    """Read a file and give the digests of its blocks; `progress` is told the bytes read, from several threads.
+
+    Raises:
+        OSError: it cannot be read.
+        EOFError: it is shorter than `size_bytes`.
+    """
+
+    def read(at: int) -> bytes:
+        count = min(_CHUNK_BYTES, size_bytes - at)
+        data = memoryview(bytearray(count))
+        if read_into(fd, data, at) < count:
+            raise EOFError
+        progress(count)
+        return digests_of(data)
+
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        with ThreadPoolExecutor(_THREADS) as pool:
+            return b"".join(pool.map(read, range(0, size_bytes, _CHUNK_BYTES)))
+    finally:
+        os.close(fd)
+
+
+def read_into(fd: int, data: memoryview, at: int, least: int | None = None) -> int:
+    """Fill `data`, or at least `least` bytes of it, from offset `at` of a file; how many bytes there were.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    filled = 0
+    enough = len(data) if least is None else least
+    while filled < enough and (count := os.preadv(fd, [data[filled:]], at + filled)):
+        filled += count
+    return filled
+
+
+def check_file(path: Path, size_bytes: int, checksum: str, progress: Callable[[int], None] = lambda _: None) -> bool:
+    """Whether a file's bytes are those that `checksum` was taken of.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: `checksum` is of no form that is known here.
+    """
+    if checksum.startswith(_BLOCKS):
+        try:
+            return checksum_of_digests(file_digests(path, size_bytes, progress)) == checksum
+        except EOFError:
+            return False
+    if not checksum.startswith(_WHOLE):
+        raise ValueError(f"no checksum that this Holdfast knows: {checksum!r}")
+    found = xxhash.xxh3_128()
+    with path.open("rb", buffering=0) as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            found.update(chunk)
+            progress(len(chunk))
+    return whole_checksum(found.hexdigest()) == checksum
+
+
+def read_sidecar(path: Path, checksum: str) -> bytes | None:
+    """The digests of a file's blocks, if its sidecar is the one that `checksum` was taken of; else None."""
+    try:
+        digests = path.with_name(path.name + SIDECAR_SUFFIX).read_bytes()
+    except OSError:
+        return None
+    return digests if checksum_of_digests(digests) == checksum else None

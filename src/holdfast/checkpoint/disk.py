@@ -1,0 +1,138 @@
+"""Files at the disk's own speed: past the page cache, several writes at once, hashed while the bytes pass.
+
+What is hashed is the memory that is handed to the disk: each block for whoever reads the file, and the pieces of
+tensors' data for the attestation. Nothing here needs torch.
+"""
+
+import errno
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import xxhash
+
+from holdfast.checkpoint.checksums import DIGEST_BYTES, digests_of
+from holdfast.checkpoint.layout import CHUNK_BYTES, Piece
+
+_SECTOR_BYTES: Final = 4096
+_THREADS: Final = 2
+"""More than two writes at a time gain nothing on the disks that were measured, and cost the trainer its cores."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A file that is durable: the digests of its blocks, and of the pieces that were asked for, eight bytes each."""
+
+    blocks: bytes
+    pieces: bytes
+
+
+class Pace:
+    """Holds all writers together to `max_bytes_s`."""
+
+    def __init__(self, max_bytes_s: float | None, now_s: Callable[[], float] = time.monotonic) -> None:
+        self._max_bytes_s = max_bytes_s
+        self._now_s = now_s
+        self._free_at_s = 0.0
+        self._taking_turns = threading.Lock()
+
+    def wait_s(self, count: int) -> float:
+        """How long to wait before `count` more bytes are written."""
+        if self._max_bytes_s is None:
+            return 0.0
+        with self._taking_turns:
+            now_s = self._now_s()
+            begin_s = max(self._free_at_s, now_s)
+            self._free_at_s = begin_s + count / self._max_bytes_s
+        return begin_s - now_s
+
+
+def write_file(
+    path: Path,
+    data: memoryview,
+    size_bytes: int,
+    pieces: Sequence[Piece] = (),
+    *,
+    pace: Pace | None = None,
+    progress: Callable[[int], None] = lambda _: None,
+) -> Written:
+    """Write the first `size_bytes` of `data` to the file `path` and make it durable; what was there is gone.
+
+    Args:
+        path: the file.
+        data: page-aligned memory, as long as `size_bytes` or up to the next multiple of 4096.
+        size_bytes: how much of it is the file.
+        pieces: parts of it to hash by themselves, offsets from the begin of `data`, in their order.
+        pace: a limit to the rate.
+        progress: told the bytes of each chunk that is written.
+
+    Raises:
+        OSError: it could not be written; the file is left as it is.
+    """
+    padded = -(-size_bytes // _SECTOR_BYTES) * _SECTOR_BYTES
+    in_chunk: dict[int, list[Piece]] = {}
+    for piece in pieces:
+        in_chunk.setdefault(piece.offset // CHUNK_BYTES, []).append(piece)
+    limit = pace or Pace(None)
+    fd = _open(path)
+
+    def write(number: int) -> tuple[bytes, bytes]:
+        at = number * CHUNK_BYTES
+        end = min(at + CHUNK_BYTES, size_bytes)
+        blocks = digests_of(data[at:end])
+        hashed = piece_digests(data, in_chunk.get(number, ()))
+        time.sleep(limit.wait_s(end - at))
+        _write_all(fd, data[at : min(at + CHUNK_BYTES, padded)], at)
+        progress(end - at)
+        return blocks, hashed
+
+    try:
+        _reserve(fd, padded)
+        with ThreadPoolExecutor(_THREADS) as pool:
+            written = list(pool.map(write, range(-(-size_bytes // CHUNK_BYTES))))
+        os.ftruncate(fd, size_bytes)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+    return Written(blocks=b"".join(each for each, _ in written), pieces=b"".join(each for _, each in written))
+
+
+def piece_digests(data: memoryview, pieces: Sequence[Piece]) -> bytes:
+    """The XXH3-64 of each piece of `data`, eight bytes each, little-endian."""
+    digest = xxhash.xxh3_64_intdigest
+    return b"".join(digest(data[at : at + length]).to_bytes(DIGEST_BYTES, "little") for at, length in pieces)
+
+
+def _open(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o666)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # tmpfs and some network file systems know no direct I/O
+            raise
+    return os.open(path, flags, 0o666)
+
+
+def _reserve(fd: int, size_bytes: int) -> None:
+    """Take the space now: a full disk is known before anything is written."""
+    try:
+        if size_bytes:
+            os.posix_fallocate(fd, 0, size_bytes)
+    except OSError as error:
+        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
+            raise
+
+
+def _write_all(fd: int, data: memoryview, at: int) -> None:
+    while data:
+        count = os.pwrite(fd, data, at)
+        if count < len(data):  # direct I/O goes on at a sector's begin
+            count -= count % _SECTOR_BYTES
+        if count <= 0:
+            raise OSError(errno.EIO, "The disk takes nothing")
+        data, at = data[count:], at + count

@@ -1,0 +1,423 @@
+"""One rank's saves from the call until they are durable: snapshot, agreement, staging, the writing process.
+
+What happens where:
+
+| in the call | in a thread, while forward and backward run | in the writing process |
+|---|---|---|
+| take stock, copy small tensors, digest all | see that all ranks' plans fit, copy, seal | write, check, commit |
+
+The optimizer's step waits for the thread (the fence), nothing waits for the writing process but the save that finds no
+arena free, and whoever asks for the result.
+"""
+
+import contextlib
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+import torch.distributed as dist
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from holdfast.checkpoint.arena import Arena, ArenaError, State
+from holdfast.checkpoint.checksums import DIGEST_BYTES
+from holdfast.checkpoint.commit import Order
+from holdfast.checkpoint.contents import Contents, collect
+from holdfast.checkpoint.folders import remove_leftovers
+from holdfast.checkpoint.plan import Plan, make_plan
+from holdfast.checkpoint.ranks import Ranks
+from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.stage import (
+    Snapshot,
+    copy_into,
+    early_places,
+    live_digests,
+    names_of,
+    overlong,
+    sources,
+)
+from holdfast.checkpoint.writer import NotAttestedError, Writer
+from holdfast.core.errors import BadUse, HoldfastError, SaveFailed
+
+_logger = logging.getLogger("holdfast")
+_ARENAS: Final = 2
+"""One is written while the next step is copied into the other."""
+_ADVICE: Final = (
+    "Only an optimizer's step may change it before the copy is made; a loop without one calls ckpt.before_update() "
+    "first. From now on it is copied in the call."
+)
+Busy = Literal["wait", "skip"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """See `Checkpointer`."""
+
+    attest: bool = True
+    when_busy: Busy = "wait"
+    timeout_s: float = 600.0
+    shard_bytes: int = 4 << 30
+    max_write_bytes_s: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A durable checkpoint, and what it cost. `fence_s`: how long updates waited; `durable_s`: from the call on."""
+
+    step: int
+    path: Path
+    size_bytes: int
+    call_s: float
+    fence_s: float
+    write_s: float
+    durable_s: float
+    attested: bool
+
+
+@dataclass(eq=False)
+class _Job:
+    """One save. `must`: it is not skipped. `error`: why this rank could not even take stock."""
+
+    order: Order
+    began_s: float
+    must: bool
+    contents: Contents = field(init=False)
+    snapshot: Snapshot = field(init=False)
+    sources: list[Any] = field(default_factory=list)
+    digests: bytes | None = None
+    error: Exception | None = None
+    outcome: "Future[Saved | None]" = field(default_factory=Future)
+    staged: threading.Event = field(default_factory=threading.Event)
+    call_s: float = 0.0
+    fence_s: float = 0.0
+
+
+@dataclass(eq=False)
+class _Seat:
+    """An arena, as this engine uses it."""
+
+    arena: Arena
+    number: int
+    views: list[torch.Tensor | None]
+    used: bool = False
+
+
+class Engine:
+    """Saves the state of one rank, with those of the others."""
+
+    def __init__(self, folder: Path, options: Options) -> None:
+        """Nothing is started before the first save."""
+        self._folder = folder
+        self._options = options
+        self._writer = Writer(timeout_s=options.timeout_s, max_write_bytes_s=options.max_write_bytes_s)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-stage")
+        self._seats: list[_Seat] = []
+        self._seat_freed = threading.Condition()
+        self._plan: Plan | None = None
+        self._layout = 0
+        self._early: set[int] = set()
+        self._unsteady: set[str] = set()
+        self._ranks: Ranks | None = None
+        self._session = ""
+        self._saves = 0
+        self._staging: _Job | None = None
+        self._in_flight: set[_Job] = set()
+        self._landed = threading.Condition()
+        self._unhook: Callable[[], None] = lambda: None
+
+    def save(
+        self,
+        step: int,
+        state: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
+        per_rank: Mapping[str, Any] | None,
+        *,
+        now_s: float,
+        keep: Retention,
+        damaged: Collection[Path],
+        must: bool,
+    ) -> "Future[Saved | None]":
+        """Begin a save. The first one returns once it is staged, later ones at once.
+
+        Returns:
+            What was saved, once it is durable; None: it was skipped; SaveFailed or BadUse otherwise.
+
+        Raises:
+            BadUse: the first save, or the state has another shape, and it cannot be saved.
+            SaveFailed: likewise, where it could not be staged.
+        """
+        began_s = time.monotonic()
+        self.before_update()
+        ranks = self._begin() if self._ranks is None else self._ranks
+        self._saves += 1
+        order = Order(
+            folder=self._folder,
+            step=step,
+            save=f"{self._session}-{self._saves}",
+            created_at_s=now_s,
+            keep=keep,
+            damaged=tuple(damaged),
+        )
+        job = _Job(order, began_s, must)
+        blocking = self._plan is None
+        try:
+            job.contents = collect(ranks.rank, state, per_rank)
+            job.snapshot = Snapshot(job.contents.tensors, self._early)
+            if self._options.attest and self._plan is not None:
+                blocking = not self._plan.fits(job.contents)
+                if not blocking:
+                    job.digests = live_digests(self._plan, self._sources(self._plan, job))
+        except Exception as error:  # the other ranks are to know
+            job.error, blocking = error, True
+        self._staging = job
+        self._in_flight.add(job)
+        staging = self._thread.submit(self._stage, job, ranks)
+        if blocking:
+            staging.result()
+            if job.outcome.done() and (failed := job.outcome.exception()) is not None:
+                raise failed
+        job.call_s = time.monotonic() - began_s
+        return job.outcome
+
+    def before_update(self) -> None:
+        """Wait until the bytes of the save that was begun last are copied: from then on they may change."""
+        job = self._staging
+        if job is None:
+            return
+        began_s = time.monotonic()
+        job.staged.wait()
+        job.fence_s += time.monotonic() - began_s
+        self._staging = None
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a save has not ended yet."""
+        return bool(self._in_flight)
+
+    def wait(self) -> None:
+        """Wait until every save has ended, well or not."""
+        with self._landed:
+            self._landed.wait_for(lambda: not self._in_flight)
+
+    def close(self) -> None:
+        """Wait for every save, and let go of memory, process and group."""
+        self._unhook()
+        self.wait()
+        self._thread.shutdown()
+        self._let_go_of_seats()
+        self._writer.close()
+        if self._ranks is not None and self._ranks.group is not None and dist.is_initialized():
+            with contextlib.suppress(ValueError):  # it went with the default group
+                dist.destroy_process_group(self._ranks.group)
+
+    def _begin(self) -> Ranks:
+        """What the first save needs. Collective."""
+        world = Ranks()
+        # A group of its own: its collectives run in a thread, beside those of the training.
+        group = dist.new_group(backend="gloo") if world.distributed else None
+        ranks = Ranks(group)
+
+        def clear() -> str:
+            remove_leftovers(self._folder)
+            return secrets.token_hex(4)
+
+        self._session = ranks.first(clear)
+        hook = register_optimizer_step_pre_hook(lambda *_: self.before_update())
+        self._unhook = hook.remove
+        self._ranks = ranks
+        return ranks
+
+    def _sources(self, plan: Plan, job: _Job) -> list[Any]:
+        return sources(plan, job.contents.leaves(plan.structure), job.snapshot)
+
+    def _stage(self, job: _Job, ranks: Ranks) -> None:
+        """Copy one save's state and order it to be written. Collective, in the thread."""
+        seat: _Seat | None = None
+
+        def copy() -> None:
+            nonlocal seat
+            assert self._plan is not None, "all have agreed on one"
+            seat = self._take_seat(self._plan)
+            self._copy(job, self._plan, seat)
+
+        try:
+            if not self._agree(job, ranks):
+                job.outcome.set_result(None)
+                return
+            ranks.together(copy)
+            assert self._plan is not None, "all have agreed on one"
+            assert seat is not None, "it was copied into"
+            self._order(job, self._plan, seat)
+        except Exception as error:
+            if seat is not None:
+                with contextlib.suppress(ArenaError):  # it is free already
+                    seat.arena.move(State.FREE, seat.arena.generation)
+                self._free(seat)
+            job.outcome.set_exception(
+                error
+                if isinstance(error, HoldfastError)
+                else SaveFailed(f"Step {job.order.step} was not saved: {error}. Look at the log of this rank.")
+            )
+        finally:
+            job.staged.set()
+            if job.outcome.done():
+                self._land(job)
+
+    def _agree(self, job: _Job, ranks: Ranks) -> bool:
+        """Have a plan that fits on every rank, and the sources by it; False: all ranks skip this save."""
+
+        def look() -> tuple[int, bool, bool, bool]:
+            if job.error is not None:
+                raise job.error
+            plan = self._plan
+            fits = plan is not None and plan.fits(job.contents)
+            if plan is not None and fits:
+                job.sources = self._sources(plan, job)
+                fits = not overlong(plan, job.sources)
+            return job.order.step, fits, self._has_seat(), job.must
+
+        steps, fits, seats, musts = zip(*ranks.together(look), strict=True)
+        if len(set(steps)) > 1:
+            raise BadUse(f"Ranks disagree about the step to save: {list(steps)}. Call save at the same step on all.")
+        if self._options.when_busy == "skip" and not all(seats) and not any(musts):
+            _logger.warning("Step %d is not saved: the saves before it are not durable yet.", job.order.step)
+            return False
+        if not all(fits):
+            plan = self._plan_anew(job, ranks)
+            job.sources = self._sources(plan, job)
+            if self._options.attest:
+                # Later than for a save whose plan fits; until here the versions tell of a change.
+                job.digests = live_digests(plan, job.sources)
+        return True
+
+    def _plan_anew(self, job: _Job, ranks: Ranks) -> Plan:
+        with self._landed:
+            self._landed.wait_for(lambda: self._in_flight <= {job})
+        plan = make_plan(ranks, job.contents, shard_bytes=self._options.shard_bytes)
+        self._let_go_of_seats()
+        self._layout = self._writer.share_layout(plan.layout)
+        self._plan = plan
+        self._choose_early(job.contents)
+        return plan
+
+    def _choose_early(self, contents: Contents) -> None:
+        leaves = contents.leaves(None)
+        unsteady = {id(leaves[name]) for name in self._unsteady if name in leaves}
+        self._early = set(early_places(contents.tensors))
+        self._early |= {place for place, tensor in enumerate(contents.tensors) if id(tensor) in unsteady}
+
+    def _has_seat(self) -> bool:
+        with self._seat_freed:
+            return len(self._seats) < _ARENAS or any(not seat.used for seat in self._seats)
+
+    def _take_seat(self, plan: Plan) -> _Seat:
+        """An arena that may be copied into, once there is one."""
+        with self._seat_freed:
+            while True:
+                seat = next((each for each in self._seats if not each.used), None)
+                if seat is None and len(self._seats) < _ARENAS:
+                    seat = self._new_seat(plan)
+                if seat is not None:
+                    seat.used = True
+                    return seat
+                self._seat_freed.wait()
+
+    def _new_seat(self, plan: Plan) -> _Seat:
+        arena = Arena.make(plan.image.size_bytes, DIGEST_BYTES * len(plan.pieces))
+        plan.image.write_frames(arena.image)
+        seat = _Seat(arena, self._writer.share_arena(arena), plan.image.views(arena.image))
+        self._seats.append(seat)
+        return seat
+
+    def _let_go_of_seats(self) -> None:
+        numbers = []
+        for seat in self._seats:
+            seat.views.clear()
+            numbers.append(seat.number)
+        self._seats.clear()
+        if self._plan is not None:
+            self._writer.forget(numbers, [self._layout])
+        self._plan = None
+
+    def _copy(self, job: _Job, plan: Plan, seat: _Seat) -> None:
+        arena = seat.arena
+        generation = arena.begin(job.order.step, plan.digest)
+        copy_into(plan, arena.image, seat.views, job.sources)
+        changed = job.snapshot.changed()
+        job.staged.set()
+        if changed:
+            raise self._changed(job, {id(job.contents.tensors[place]) for place in changed})
+        if job.digests is not None:
+            arena.notes[: len(job.digests)] = job.digests
+        job.sources.clear()
+        arena.move(State.SEALED, generation)
+
+    def _order(self, job: _Job, plan: Plan, seat: _Seat) -> None:
+        ended = self._writer.save(
+            job.order,
+            arena=seat.number,
+            generation=seat.arena.generation,
+            layout=self._layout,
+            attested_bytes=len(job.digests or b""),
+        )
+        size_bytes = plan.layout.size_bytes
+        ended.add_done_callback(lambda done: self._ended(job, seat, plan, size_bytes, done))
+
+    def _ended(self, job: _Job, seat: _Seat, plan: Plan, size_bytes: int, done: "Future[float]") -> None:
+        self._free(seat)
+        error = done.exception()
+        if isinstance(error, NotAttestedError):
+            names = names_of(plan, error.pieces)
+            self._copy_early(job, names)
+            error = SaveFailed(
+                f"Step {job.order.step} was not saved: what was staged of {_some(names)} is not what it was when save "
+                f"was called. {_ADVICE}"
+            )
+        job.staged.wait()
+        if error is not None:
+            job.outcome.set_exception(error)
+        else:
+            job.outcome.set_result(
+                Saved(
+                    step=job.order.step,
+                    path=job.order.final,
+                    size_bytes=size_bytes,
+                    call_s=job.call_s,
+                    fence_s=job.fence_s,
+                    write_s=done.result(),
+                    durable_s=time.monotonic() - job.began_s,
+                    attested=job.digests is not None,
+                )
+            )
+        self._land(job)
+
+    def _land(self, job: _Job) -> None:
+        """Count it as ended: its outcome is known, and whoever asked to be told has been told."""
+        with self._landed:
+            self._in_flight.discard(job)
+            self._landed.notify_all()
+
+    def _changed(self, job: _Job, changed: set[int]) -> SaveFailed:
+        leaves = job.contents.leaves(None)
+        names = [name for name, leaf in leaves.items() if id(leaf) in changed]
+        self._copy_early(job, names)
+        return SaveFailed(f"Step {job.order.step} was not saved: {_some(names)} changed while it was copied. {_ADVICE}")
+
+    def _copy_early(self, job: _Job, names: list[str]) -> None:
+        self._unsteady.update(names)
+        self._choose_early(job.contents)
+
+    def _free(self, seat: _Seat) -> None:
+        with self._seat_freed:
+            seat.used = False
+            self._seat_freed.notify_all()
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(map(repr, names[:3]))
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

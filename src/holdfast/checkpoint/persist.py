@@ -1,0 +1,182 @@
+"""One save in the writing process: a sealed image to durable files, attested, and its part in the commit.
+
+Nothing here needs torch.
+"""
+
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from holdfast.checkpoint.catalog import scan
+from holdfast.checkpoint.checksums import DIGEST_BYTES, SIDECAR_SUFFIX, checksum_of_digests
+from holdfast.checkpoint.commit import (
+    Order,
+    RankFailed,
+    await_commit,
+    check_not_failed,
+    commit,
+    has_left_note,
+    is_committed,
+    leave_failure,
+    leave_note,
+    retract,
+)
+from holdfast.checkpoint.disk import Pace, write_file
+from holdfast.checkpoint.folders import Staging
+from holdfast.checkpoint.layout import Layout, Piece, Shard
+from holdfast.checkpoint.manifest import FileEntry
+from holdfast.checkpoint.pruning import delete_unclaimed
+from holdfast.checkpoint.retention import superfluous
+from holdfast.core.errors import HoldfastError
+
+_logger = logging.getLogger("holdfast")
+
+
+class NotAttested(RankFailed):
+    """What was written is not what the live tensors were; `pieces` are the indices of those that differ."""
+
+    def __init__(self, pieces: list[int]) -> None:
+        super().__init__("what was staged differs from the live tensors")
+        self.pieces = pieces
+
+
+def persist(
+    order: Order,
+    layout: Layout,
+    image: memoryview,
+    live: bytes | None,
+    *,
+    wait: Callable[[], None],
+    pace: Pace,
+    progress: Callable[[int], None],
+) -> None:
+    """Write this rank's part of a save and see the save through. Once it returns, the checkpoint is durable.
+
+    Args:
+        order: the save.
+        layout: of the image.
+        image: the memory of the image, sealed.
+        live: the digests of the live tensors, piece by piece; None: the save is not attested.
+        wait: called while other ranks are waited for; raises where there has been enough of it.
+        pace: a limit to the rate.
+        progress: told the bytes of each chunk that is written.
+
+    Raises:
+        NotAttested: the image is not what `live` was taken of.
+        RankFailed: another rank could not write its part.
+        ManifestError: what a rank says is not what its files are.
+        OSError: it is not durable.
+    """
+    if not is_committed(order):  # else by a process that died before it could say so
+        _see_through(order, layout, image, live, wait, pace, progress)
+    if layout.rank == 0:
+        _delete_superfluous(order)
+
+
+def _see_through(
+    order: Order,
+    layout: Layout,
+    image: memoryview,
+    live: bytes | None,
+    wait: Callable[[], None],
+    pace: Pace,
+    progress: Callable[[int], None],
+) -> None:
+    staging = None
+    try:
+        if layout.rank:
+            check_not_failed(order)
+            order.staging.mkdir(exist_ok=True)
+        else:
+            staging = Staging(order.folder, order.step, order.save)
+        if not has_left_note(order, layout.rank):
+            leave_note(order, layout.rank, _write(order, layout, image, live, pace, progress))
+        if staging is None:
+            await_commit(order, wait)
+        else:
+            commit(
+                order,
+                staging,
+                world_size=layout.world_size,
+                torch=layout.torch,
+                metadata=layout.metadata,
+                wait=wait,
+            )
+    except BaseException as error:
+        if isinstance(error, Exception):
+            leave_failure(order, layout.rank, layout.world_size, error)
+        if staging is not None:  # after the reason is there: others may fail for want of the folder
+            staging.abandon()
+        if layout.rank:
+            retract(order, layout.rank, [name for shard in layout.shards for name in _names(shard)])
+            if isinstance(error, OSError):  # the folder may be gone because rank 0 has failed: that is the reason
+                check_not_failed(order)
+        raise
+
+
+def _write(
+    order: Order,
+    layout: Layout,
+    image: memoryview,
+    live: bytes | None,
+    pace: Pace,
+    progress: Callable[[int], None],
+) -> list[FileEntry]:
+    """This rank's files, and that they are what was live."""
+    files, found = [], b""
+    for shard in layout.shards:
+        entry, digests = _write_shard(order.staging, shard, layout.pieces, image, pace, progress)
+        files.append(entry)
+        found += digests
+    _attest(found, live)
+    return files
+
+
+def _names(shard: Shard) -> tuple[str, str]:
+    return shard.name, shard.name + SIDECAR_SUFFIX
+
+
+def _write_shard(
+    folder: Path,
+    shard: Shard,
+    pieces: tuple[Piece, ...],
+    image: memoryview,
+    pace: Pace,
+    progress: Callable[[int], None],
+) -> tuple[FileEntry, bytes]:
+    own = [
+        Piece(piece.offset - shard.offset, piece.length)
+        for piece in pieces
+        if shard.offset <= piece.offset < shard.offset + shard.size_bytes
+    ]
+    path = folder / shard.name
+    written = write_file(path, image[shard.offset :], shard.size_bytes, own, pace=pace, progress=progress)
+    with path.with_name(path.name + SIDECAR_SUFFIX).open("wb") as sidecar:
+        sidecar.write(written.blocks)
+        sidecar.flush()
+        os.fsync(sidecar.fileno())
+    checksum = checksum_of_digests(written.blocks)
+    return FileEntry(path=shard.name, size_bytes=shard.size_bytes, checksum=checksum), written.pieces
+
+
+def _attest(found: bytes, live: bytes | None) -> None:
+    if live is not None and found != live:
+        each = range(0, max(len(found), len(live)), DIGEST_BYTES)
+        differing = [at for at in each if found[at : at + DIGEST_BYTES] != live[at : at + DIGEST_BYTES]]
+        raise NotAttested([at // DIGEST_BYTES for at in differing])
+
+
+def _delete_superfluous(order: Order) -> None:
+    try:
+        found = scan(order.folder)
+    except (OSError, HoldfastError) as error:  # the save itself is durable
+        _logger.warning("Old checkpoints were not deleted: %s", error)
+        return
+    damaged = set(order.damaged) - {order.final}
+    now_s = order.created_at_s
+    for path in superfluous(found, committed=order.final, damaged=damaged, keep=order.keep, now_s=now_s):
+        try:
+            delete_unclaimed(path, now_s=now_s)
+        except (OSError, HoldfastError) as error:
+            _logger.warning("%s was not deleted: %s", path, error)

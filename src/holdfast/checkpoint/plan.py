@@ -1,0 +1,182 @@
+"""Who writes what, and where: PyTorch's own plan of a checkpoint, laid out in bytes, made once and used for every save.
+
+It holds until the state changes its shape on some rank. Planning is collective; a save that finds the plan fit is not.
+"""
+
+import io
+import pickle
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import xxhash
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.tensor import DTensor
+
+from holdfast.checkpoint import dcp
+from holdfast.checkpoint.contents import Contents
+from holdfast.checkpoint.image import Image, Need, lay_out, slot_bytes
+from holdfast.checkpoint.layout import Layout, pieces_of
+from holdfast.checkpoint.metadata import check_against_files
+from holdfast.checkpoint.ranks import Ranks
+from holdfast.checkpoint.tree import Skeleton, merge_skeletons
+
+_Stored = tuple[MetadataIndex, str, int, int]
+"""What DCP's metadata says of one item: file, offset, length in bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One rank's part.
+
+    `items` are in the order of the image's blobs; `pieces` has the index of the blob that each attested piece belongs
+    to; `structure` is the skeleton of all ranks' state, on rank 0.
+    """
+
+    image: Image
+    layout: Layout
+    items: tuple[MetadataIndex, ...]
+    pieces: tuple[int, ...]
+    structure: Skeleton | None
+    containers: str
+    leaves: dict[str, Any]
+    digest: bytes
+
+    def fits(self, contents: Contents) -> bool:
+        """Whether the state of this rank has the shape that it had."""
+        return self.containers == contents.containers and self.leaves == shapes(contents.leaves(self.structure))
+
+
+def shapes(leaves: Mapping[str, Any]) -> dict[str, Any]:
+    """What of each leaf a plan depends on."""
+    return {name: _shape(leaf) for name, leaf in leaves.items()}
+
+
+def make_plan(ranks: Ranks, contents: Contents, *, shard_bytes: int) -> Plan:
+    """Plan a save. Collective.
+
+    Args:
+        ranks: those that take part.
+        contents: what this one has.
+        shard_bytes: of a file, at most, where no tensor is larger.
+
+    Raises:
+        BadUse: the ranks' states contradict each other.
+        CheckpointError: PyTorch cannot plan it.
+    """
+    merged_structure = _merged_structure(ranks, contents)
+    structure = merged_structure if ranks.rank == 0 else None
+    planner = DefaultSavePlanner()
+    merged: Metadata | None = None
+
+    def plan_all(plans: list[SavePlan]) -> list[SavePlan]:
+        nonlocal merged
+        planned, merged = planner.create_global_plan(plans)
+        return planned
+
+    def own_plan() -> SavePlan:
+        planner.set_up_planner(contents.for_dcp(structure), is_coordinator=ranks.rank == 0)
+        return planner.create_local_plan()
+
+    received = ranks.exchange(own_plan, plan_all)
+    image: Image | None = None
+    items: list[WriteItem] = []
+    stored: list[_Stored] = []
+    leaves: dict[str, Any] = {}
+
+    def lay_out_own() -> tuple[list[_Stored], dict[str, int]]:
+        nonlocal image, items, stored, leaves
+        items = planner.finish_plan(received).items
+        leaves = contents.leaves(structure)
+        needs = [_need(item, leaves[item.index.fqn]) for item in items]
+        image = lay_out(needs, prefix=f"__{ranks.rank}_", shard_bytes=shard_bytes)
+        stored = [
+            (item.index, blob.file, blob.file_offset, blob.length)
+            for item, blob in zip(items, image.blobs, strict=True)
+        ]
+        return stored, {shard.name: shard.size_bytes for shard in image.shards}
+
+    def describe_all(told: list[tuple[list[_Stored], dict[str, int]]]) -> list[bytes]:
+        assert merged is not None, "rank 0 has planned"
+        return [_metadata(merged, told)] + [b""] * (len(told) - 1)
+
+    metadata = ranks.exchange(lay_out_own, describe_all)
+    assert image is not None, "this rank has laid out its part"
+    tensors = [(number, blob) for number, blob in enumerate(image.blobs) if blob.need.dtype is not None]
+    cut = pieces_of([(blob.data_offset, blob.data_bytes) for _, blob in tensors], image.shards)
+    layout = Layout(
+        rank=ranks.rank,
+        world_size=ranks.world_size,
+        torch=str(torch.__version__),
+        shards=image.shards,
+        pieces=tuple(piece for piece, _ in cut),
+        metadata=metadata,
+    )
+    return Plan(
+        image=image,
+        layout=layout,
+        items=tuple(item.index for item in items),
+        pieces=tuple(tensors[index][0] for _, index in cut),
+        structure=structure,
+        containers=contents.containers,
+        leaves=shapes(leaves),
+        digest=xxhash.xxh3_128_digest(repr([stored, image.shards]).encode()),
+    )
+
+
+def serialized(value: Any) -> bytes:
+    """A plain value as `torch.load` reads it, whatever follows it in its slot."""
+    written = io.BytesIO()
+    # Not the ZIP form, whose end is looked for at the end of the slot.
+    torch.save(value, written, _use_new_zipfile_serialization=False)
+    return written.getvalue()
+
+
+def is_regular(leaf: Any) -> bool:
+    """Whether a leaf is a tensor whose bytes, in a row, and whose type and shape are all of it."""
+    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_quantized
+
+
+def _shape(leaf: Any) -> Any:
+    if isinstance(leaf, DTensor):
+        return leaf.dtype, leaf.shape, leaf.placements, leaf.device_mesh
+    if isinstance(leaf, torch.Tensor):
+        return leaf.dtype, leaf.shape
+    return None
+
+
+def _need(item: WriteItem, leaf: Any) -> Need:
+    if is_regular(leaf):
+        assert item.tensor_data is not None, "DCP plans a tensor as a tensor"
+        return Need(dtype=item.tensor_data.properties.dtype, shape=tuple(item.tensor_data.chunk.sizes))
+    written = serialized(leaf)
+    if not isinstance(leaf, torch.Tensor):
+        # Whether `weights_only` takes a value depends on the version of PyTorch: better known now than later.
+        dcp.load_plain(item.index.fqn, io.BytesIO(written))
+    return Need(dtype=None, slot_bytes=slot_bytes(len(written)))
+
+
+def _merged_structure(ranks: Ranks, contents: Contents) -> dict[Any, Any]:
+    digests = ranks.together(lambda: xxhash.xxh3_128_hexdigest(repr(contents.skeleton).encode()))
+    if len(set(digests)) == 1:
+        return contents.skeleton
+    # They are large, so they travel only where they differ.
+    merged: dict[Any, Any] = merge_skeletons(ranks.together(lambda: contents.skeleton))
+    return merged
+
+
+def _metadata(merged: Metadata, told: list[tuple[list[_Stored], dict[str, int]]]) -> bytes:
+    """The content of `.metadata`, as PyTorch's own writer would have it."""
+    merged.storage_data = {
+        index: filesystem._StorageInfo(file, offset, length)
+        for stored, _ in told
+        for index, file, offset, length in stored
+    }
+    merged.storage_meta = StorageMeta()
+    merged.version = getattr(filesystem, "CURRENT_DCP_VERSION", None)
+    check_against_files(merged, {name: size for _, sizes in told for name, size in sizes.items()})
+    return pickle.dumps(merged)

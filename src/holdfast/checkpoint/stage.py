@@ -1,0 +1,151 @@
+"""A snapshot: the live tensors' bytes into an arena, while forward and backward run, and what tells that it is one.
+
+Small tensors are copied before training goes on: those that a forward pass changes (counters, the statistics of a
+batch norm) are among them. Of the others only an optimizer's step changes the bytes, and it waits at the fence. Whoever
+breaks that is found out: every in-place operation of PyTorch counts up a tensor's version, which must be the same
+before and after; and where a save is attested, the digests taken before must be those of what was written.
+"""
+
+import ctypes
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any, Final
+
+import torch
+from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.utils import find_state_dict_object
+from torch.distributed.tensor import DTensor
+
+from holdfast.checkpoint.disk import piece_digests
+from holdfast.checkpoint.layout import Piece
+from holdfast.checkpoint.plan import Plan, serialized
+
+EARLY_BYTES: Final = 16 << 10
+"""A tensor up to this size is copied in the call: 4,096 channels of a batch norm."""
+EARLY_ALL_BYTES: Final = 4 << 20
+"""All of them together, at most: about a millisecond."""
+_GROUP: Final = 256
+"""Tensors copied in one call, which holds Python's lock while it looks at its arguments, and not while it copies."""
+_LARGE_BYTES: Final = 128 << 10
+"""From here on a tensor is copied by itself: PyTorch would share the work among threads that the training uses."""
+
+
+class Snapshot:
+    """The tensors of one save, from the call on."""
+
+    def __init__(self, tensors: Sequence[torch.Tensor], early: Iterable[int]) -> None:
+        """Copy those of `tensors` whose places `early` names."""
+        self._tensors = tensors
+        self._versions = _versions(tensors)
+        self._early = {id(tensors[place]): tensors[place].detach().clone() for place in early if place < len(tensors)}
+
+    def source(self, leaf: Any) -> Any:
+        """What to copy for `leaf`."""
+        return self._early.get(id(leaf), leaf)
+
+    def changed(self) -> list[int]:
+        """The places of the tensors that were written to since the call, but for those that it copied."""
+        return [
+            place
+            for place, (before, now) in enumerate(zip(self._versions, _versions(self._tensors), strict=True))
+            if before != now and id(self._tensors[place]) not in self._early
+        ]
+
+
+def early_places(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """Which tensors are copied in the call."""
+    places, total_bytes = [], 0
+    for place, tensor in enumerate(tensors):
+        size_bytes = _local(tensor).nbytes
+        if size_bytes <= EARLY_BYTES and total_bytes + size_bytes <= EARLY_ALL_BYTES:
+            places.append(place)
+            total_bytes += size_bytes
+    return places
+
+
+def sources(plan: Plan, leaves: dict[str, Any], snapshot: Snapshot) -> list[Any]:
+    """What each blob of the image is copied from: a tensor, or a plain value as bytes."""
+    with torch.no_grad():
+        found = []
+        for index, blob in zip(plan.items, plan.image.blobs, strict=True):
+            leaf = snapshot.source(leaves[index.fqn])
+            found.append(serialized(leaf) if blob.need.dtype is None else _part(leaf, index).detach())
+    return found
+
+
+def overlong(plan: Plan, sources: Sequence[Any]) -> bool:
+    """Whether a plain value has outgrown its slot."""
+    return any(
+        isinstance(source, bytes) and len(source) > blob.data_bytes
+        for source, blob in zip(sources, plan.image.blobs, strict=True)
+    )
+
+
+def copy_into(plan: Plan, memory: memoryview, views: Sequence[torch.Tensor | None], sources: Sequence[Any]) -> None:
+    """Copy `sources` into the memory of an image; Python's lock is free while bytes move."""
+    group: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    with torch.no_grad():
+        for blob, view, source in zip(plan.image.blobs, views, sources, strict=True):
+            if view is None:
+                end = blob.data_offset + len(source)
+                memory[blob.data_offset : end] = source
+                memory[end : blob.data_offset + blob.data_bytes] = bytes(blob.data_bytes - len(source))
+            elif blob.data_bytes >= _LARGE_BYTES and _is_plain_memory(source):
+                ctypes.memmove(view.data_ptr(), source.data_ptr(), blob.data_bytes)
+            else:
+                group[0].append(view)
+                group[1].append(source)
+                if len(group[0]) == _GROUP:
+                    torch._foreach_copy_(*group)
+                    group = ([], [])
+        if group[0]:
+            torch._foreach_copy_(*group)
+
+
+def live_digests(plan: Plan, sources: Sequence[Any]) -> bytes:
+    """The digests of the live tensors' bytes, piece by piece, as the writing process takes those of what it writes."""
+    found = []
+    held: torch.Tensor | None = None
+    held_number = -1
+    for (offset, length), number in zip(plan.layout.pieces, plan.pieces, strict=True):
+        if number != held_number:
+            held, held_number = sources[number].resolve_conj().resolve_neg().cpu().contiguous(), number
+        assert held is not None
+        begin = offset - plan.image.blobs[number].data_offset
+        memory = memoryview((ctypes.c_ubyte * length).from_address(held.data_ptr() + begin)).cast("B")
+        found.append(piece_digests(memory, [Piece(0, length)]))
+    return b"".join(found)
+
+
+def names_of(plan: Plan, pieces: Iterable[int]) -> list[str]:
+    """The flat names of the tensors that `pieces` are of, each once."""
+    return list(dict.fromkeys(plan.items[plan.pieces[piece]].fqn for piece in pieces))
+
+
+def _part(leaf: Any, index: MetadataIndex) -> torch.Tensor:
+    """The part of a tensor that this rank writes."""
+    if isinstance(leaf, DTensor):
+        local: torch.Tensor = leaf.to_local()
+        return local
+    if isinstance(leaf, torch.Tensor) and type(leaf) in (torch.Tensor, torch.nn.Parameter):
+        return leaf
+    found: torch.Tensor = find_state_dict_object({index.fqn: leaf}, index)
+    return found
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+
+
+def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+    """How often each was written to in place; 0 where PyTorch does not count."""
+    try:
+        if set(map(type, tensors)) <= {torch.Tensor, torch.nn.Parameter}:
+            return list(map(operator.attrgetter("_version"), tensors))
+    except RuntimeError:  # one was made in inference mode
+        pass
+    return [0 if tensor.is_inference() else _local(tensor)._version for tensor in tensors]
+
+
+def _is_plain_memory(tensor: torch.Tensor) -> bool:
+    return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())

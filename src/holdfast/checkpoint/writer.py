@@ -1,0 +1,282 @@
+"""The trainer's side of the writing process: starts it, gives it orders, and starts another one where it dies or hangs.
+
+An order is in one arena until it is durable, so that whatever happens to the process, the next one finds it sealed.
+"""
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from holdfast.checkpoint.arena import Arena, ArenaError, State
+from holdfast.checkpoint.commit import Order
+from holdfast.checkpoint.layout import Layout
+from holdfast.checkpoint.messages import MODULE, receive, send
+from holdfast.core.errors import SaveFailed
+
+_logger = logging.getLogger("holdfast")
+_SILENT_S: Final = 15.0
+"""The process says twice a second that it lives; one that is silent for so long is stopped, or swapped out for good."""
+_STARTING_S: Final = 60.0
+_LOOK_EVERY_S: Final = 0.5
+_STARTS_A_SAVE: Final = 3
+"""Processes that may die of one save; it fails with the last."""
+_ENDING_S: Final = 5.0
+
+
+class NotAttestedError(SaveFailed):
+    """The staged bytes are not those of the live tensors; `pieces` are the indices in the layout's list."""
+
+    def __init__(self, message: str, pieces: list[int]) -> None:
+        super().__init__(message)
+        self.pieces = pieces
+
+
+@dataclass
+class _Outstanding:
+    order: Order
+    arena: int
+    generation: int
+    layout: int
+    attested_bytes: int
+    ended: Future[float] = field(default_factory=Future)
+    starts: int = 1
+
+    def message(self, timeout_s: float, max_write_bytes_s: float | None) -> dict[str, Any]:
+        return {
+            "save": self.order.as_json(),
+            "arena": self.arena,
+            "generation": self.generation,
+            "layout": self.layout,
+            "attested_bytes": self.attested_bytes,
+            "timeout_s": timeout_s,
+            "max_write_bytes_s": max_write_bytes_s,
+        }
+
+
+class Writer:
+    """One rank's writing process."""
+
+    def __init__(self, *, timeout_s: float, max_write_bytes_s: float | None) -> None:
+        """Nothing is started before the first order.
+
+        Args:
+            timeout_s: how long a save may go on without a byte written, or wait for other ranks, before it fails.
+            max_write_bytes_s: a limit to the rate; None: none.
+        """
+        self._timeout_s = timeout_s
+        self._max_write_bytes_s = max_write_bytes_s
+        self._arenas: dict[int, Arena] = {}
+        self._layouts: dict[int, int] = {}
+        self._outstanding: dict[tuple[int, int], _Outstanding] = {}
+        self._lock = threading.RLock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._socket: socket.socket | None = None
+        self._numbers = 0
+        self._closed = False
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process, if there is one."""
+        return self._process.pid if self._process is not None else None
+
+    def share_arena(self, arena: Arena) -> int:
+        """Let the process know an arena; its number. It stays this object's to close."""
+        with self._lock:
+            self._numbers += 1
+            self._arenas[self._numbers] = arena
+            if self._socket is not None:
+                self._tell({"arena": self._numbers}, arena.fd)
+            return self._numbers
+
+    def share_layout(self, layout: Layout) -> int:
+        """Let the process know a layout; its number."""
+        fd = os.memfd_create("holdfast-layout", os.MFD_CLOEXEC)
+        with os.fdopen(os.dup(fd), "wb") as file:
+            file.write(layout.pack())
+        with self._lock:
+            self._numbers += 1
+            self._layouts[self._numbers] = fd
+            if self._socket is not None:
+                self._tell({"layout": self._numbers}, fd)
+            return self._numbers
+
+    def forget(self, arenas: list[int], layouts: list[int]) -> None:
+        """Let go of what no save needs any more."""
+        with self._lock:
+            for number in arenas:
+                self._arenas.pop(number).close()
+            for number in layouts:
+                os.close(self._layouts.pop(number))
+            self._tell({"forget": {"arenas": arenas, "layouts": layouts}})
+
+    def save(self, order: Order, *, arena: int, generation: int, layout: int, attested_bytes: int) -> "Future[float]":
+        """Order the image in a sealed arena to be made durable.
+
+        Returns:
+            How many seconds it took, once it is durable; else SaveFailed, or NotAttestedError.
+
+        Raises:
+            OSError: no process could be started.
+        """
+        outstanding = _Outstanding(order, arena, generation, layout, attested_bytes)
+        with self._lock:
+            if self._socket is None:
+                self._start()
+            self._outstanding[arena, generation] = outstanding
+            self._tell(outstanding.message(self._timeout_s, self._max_write_bytes_s))
+        return outstanding.ended
+
+    def close(self) -> None:
+        """End the process; nothing may be outstanding, and what is, fails."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            if self._socket is not None:
+                with contextlib.suppress(OSError):  # it has just died
+                    self._socket.shutdown(socket.SHUT_RDWR)
+            process = self._process
+        if process is not None:
+            try:
+                process.wait(_ENDING_S)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        with self._lock:
+            self._fail_all("it was closed")
+            for arena in self._arenas.values():
+                arena.close()
+            for fd in self._layouts.values():
+                os.close(fd)
+            self._arenas.clear()
+            self._layouts.clear()
+
+    def _start(self) -> None:
+        """Start a process, and tell it all that it has to know."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, contextlib.ExitStack() as undo:
+            undo.callback(ours.close)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", MODULE, str(theirs.fileno()), str(os.getpid())],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # what ends the trainer's group must not end it
+            )
+            undo.pop_all()
+        self._socket = ours
+        for number, arena in self._arenas.items():
+            self._tell({"arena": number}, arena.fd)
+        for number, fd in self._layouts.items():
+            self._tell({"layout": number}, fd)
+        for outstanding in self._outstanding.values():
+            self._tell(outstanding.message(self._timeout_s, self._max_write_bytes_s))
+        threading.Thread(target=self._hear, args=(ours, self._process), name="holdfast-writer", daemon=True).start()
+
+    def _tell(self, message: dict[str, Any], fd: int | None = None) -> None:
+        try:
+            if self._socket is not None:
+                send(self._socket, message, fd)
+        except OSError:  # it is dead; the thread that hears it starts another one, and tells that one
+            _logger.debug("the writing process does not take orders")
+
+    def _hear(self, line: socket.socket, process: "subprocess.Popen[bytes]") -> None:
+        """Take what one process says, until it ends or is ended."""
+        # It reads its modules first, which may take a while where they lie on a network.
+        heard_s = time.monotonic() + _STARTING_S
+        moved_s = time.monotonic()
+        written_bytes = -1
+        why = "it died"
+        while True:
+            ready, _, _ = select.select([line], [], [], _LOOK_EVERY_S)
+            now_s = time.monotonic()
+            if not self._outstanding:
+                moved_s = now_s
+            if ready:
+                try:
+                    received = receive(line)
+                except OSError:
+                    received = None
+                if received is None:
+                    break
+                heard_s = now_s
+                message, _fd = received
+                if "ended" in message:
+                    self._ended(message["ended"])
+                    moved_s = now_s
+                elif message["alive"] != written_bytes:
+                    written_bytes, moved_s = message["alive"], now_s
+            if now_s - heard_s > _SILENT_S:
+                why = f"it was silent for {_SILENT_S:g} s"
+                break
+            if now_s - moved_s > 2 * self._timeout_s:
+                why = f"nothing was written for {2 * self._timeout_s:g} s"
+                break
+        process.send_signal(signal.SIGKILL)
+        threading.Thread(target=process.wait, daemon=True).start()  # storage that hangs holds it for a while yet
+        with self._lock:
+            line.close()
+            self._socket = None
+        self._replace(why)
+
+    def _replace(self, why: str) -> None:
+        with self._lock:
+            if self._closed:
+                self._fail_all("it was closed")
+                return
+            for key, outstanding in list(self._outstanding.items()):
+                arena = self._arenas[outstanding.arena]
+                outstanding.starts += 1
+                if arena.state is State.COMMITTED:
+                    del self._outstanding[key]
+                    outstanding.ended.set_result(0.0)
+                elif arena.state is State.FREE or outstanding.starts > _STARTS_A_SAVE:
+                    del self._outstanding[key]
+                    self._fail(
+                        outstanding, f"the process that writes it was started {_STARTS_A_SAVE} times; at last {why}"
+                    )
+                elif arena.state is State.WRITING:
+                    arena.move(State.SEALED, outstanding.generation)
+            if self._outstanding:
+                _logger.warning("The process that writes checkpoints is started again: %s.", why)
+                try:
+                    self._start()
+                except OSError as error:
+                    self._fail_all(f"the process that writes it cannot be started ({error})")
+
+    def _ended(self, said: dict[str, Any]) -> None:
+        with self._lock:
+            outstanding = self._outstanding.pop((said["arena"], said["generation"]), None)
+        if outstanding is None:
+            return
+        if "pieces" in said:
+            outstanding.ended.set_exception(NotAttestedError(said["failed"], said["pieces"]))
+        elif "failed" in said:
+            outstanding.ended.set_exception(SaveFailed(said["failed"]))
+        else:
+            outstanding.ended.set_result(float(said["seconds"]))
+
+    def _fail_all(self, why: str) -> None:
+        failing = list(self._outstanding.values())
+        self._outstanding.clear()
+        for outstanding in failing:
+            self._fail(outstanding, why)
+
+    def _fail(self, outstanding: _Outstanding, why: str) -> None:
+        with contextlib.suppress(ArenaError):  # it has been given up already
+            self._arenas[outstanding.arena].move(State.FREE, outstanding.generation)
+        outstanding.ended.set_exception(
+            SaveFailed(
+                f"Step {outstanding.order.step} was not saved: {why}. Look at the memory and the storage of this node."
+            )
+        )

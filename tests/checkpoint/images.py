@@ -1,0 +1,105 @@
+"""Sealed images to save: hand-made ones that need no torch, and those of a state."""
+
+from dataclasses import dataclass, replace
+
+from holdfast.checkpoint.arena import PAGE_BYTES, Arena, State
+from holdfast.checkpoint.commit import Order
+from holdfast.checkpoint.disk import Pace, piece_digests
+from holdfast.checkpoint.layout import Layout, Piece, Shard
+from holdfast.checkpoint.persist import persist
+from holdfast.checkpoint.retention import Retention
+
+
+class Enough(Exception):
+    """What a test waits for does not come."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank writes, and the memory that it lies in."""
+
+    layout: Layout
+    memory: memoryview
+    live: bytes
+
+    def persist(self, order, *, live=None, wait=None, progress=lambda _: None):
+        persist(
+            order,
+            self.layout,
+            self.memory,
+            self.live if live is None else live,
+            wait=wait or no_waiting,
+            pace=Pace(None),
+            progress=progress,
+        )
+
+
+def no_waiting():
+    raise Enough
+
+
+def hand_made(*, rank=0, world_size=1, sizes=(100, 5000), metadata=b"metadata"):
+    """The layout of files of `sizes` bytes, one piece a file."""
+    shards, at = [], 0
+    for number, size_bytes in enumerate(sizes):
+        shards.append(Shard(f"__{rank}_{number}.distcp", at, size_bytes))
+        at += -(-size_bytes // PAGE_BYTES) * PAGE_BYTES
+    return Layout(
+        rank=rank,
+        world_size=world_size,
+        torch="2.13.0",
+        shards=tuple(shards),
+        pieces=tuple(Piece(shard.offset, shard.size_bytes) for shard in shards),
+        metadata=metadata,
+    )
+
+
+def sealed(layout, fill):
+    """An arena that holds every file of `layout` full of the byte `fill`; the step is `fill` too."""
+    last = layout.shards[-1]
+    arena = Arena.make(last.offset + last.size_bytes, 8 * len(layout.pieces))
+    seal(arena, layout, fill)
+    return arena
+
+
+def seal(arena, layout, fill):
+    generation = arena.begin(fill, bytes(16))
+    for shard in layout.shards:
+        arena.image[shard.offset : shard.offset + shard.size_bytes] = bytes([fill]) * shard.size_bytes
+    arena.notes[: 8 * len(layout.pieces)] = piece_digests(arena.image, layout.pieces)
+    arena.move(State.SEALED, generation)
+    return generation
+
+
+def part_of(layout, arena):
+    return Part(layout, arena.image, bytes(arena.notes[: 8 * len(layout.pieces)]))
+
+
+def order_of(folder, step, *, save=None, keep=None, damaged=()):
+    return Order(
+        folder=folder,
+        step=step,
+        save=save or f"save-{step}",
+        created_at_s=1.0,
+        keep=Retention(last=keep),
+        damaged=tuple(damaged),
+    )
+
+
+def again(order):
+    """Another save of the same step."""
+    return replace(order, save=order.save + "-again")
+
+
+def is_whole(folder, step, fill, layouts):
+    """Whether the checkpoint of `step` verifies and holds `fill`."""
+    from holdfast.checkpoint import verify
+    from holdfast.checkpoint.folders import step_path
+
+    path = step_path(folder, step)
+    contents = [
+        (path / shard.name).read_bytes() == bytes([fill]) * shard.size_bytes
+        for layout in layouts
+        for shard in layout.shards
+    ]
+    return verify(path).state == "verified" and all(contents)

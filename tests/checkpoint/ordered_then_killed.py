@@ -1,0 +1,37 @@
+"""Orders a slow save of step 2 and waits to be killed; run as `ordered_then_killed.py FOLDER PIECES_S FORKS`.
+
+Prints the process ids of the one that writes, and of a child that holds what this process holds, or 0.
+"""
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+from images import hand_made, order_of, sealed
+
+from holdfast.checkpoint.writer import Writer
+
+
+def main(folder, max_write_bytes_s, forks):
+    layout = hand_made(sizes=[4096] * 10)
+    arena = sealed(layout, 2)
+    writer = Writer(timeout_s=60, max_write_bytes_s=max_write_bytes_s)
+    ended = writer.save(
+        order_of(folder, 2),
+        arena=writer.share_arena(arena),
+        generation=arena.generation,
+        layout=writer.share_layout(layout),
+        attested_bytes=8 * len(layout.pieces),
+    )
+    child = os.fork() if forks else 0
+    if forks and child == 0:
+        signal.pause()
+    sys.stdout.write(f"{writer.pid} {child}\n")
+    sys.stdout.flush()
+    ended.exception()
+    signal.pause()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "forks")

@@ -1,0 +1,549 @@
+"""Saves that go on while the training does: what is restored is the state of the call, or the save has failed."""
+
+import copy
+import logging
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from checkpoint_training import Training, assert_same
+
+from holdfast.checkpoint import Checkpointer, engine, scan, verify
+from holdfast.core.errors import BadUse, SaveFailed
+
+ENDS_S = 30.0
+MIB = 1 << 20
+
+
+def until(condition):
+    """Wait for something that another thread or process does."""
+    until_s = time.monotonic() + ENDS_S
+    while not condition():
+        assert time.monotonic() < until_s, "it does not come"
+        time.sleep(0.002)
+
+
+def restored(folder, state):
+    Checkpointer(folder).restore(state)
+    return state
+
+
+def steps_in(folder):
+    return [info.step for info in scan(folder)]
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Holds the copying back until `set` is called."""
+    gate, copy_into = threading.Event(), engine.copy_into
+
+    def later(*arguments):
+        assert gate.wait(ENDS_S)
+        copy_into(*arguments)
+
+    gate.set()
+    monkeypatch.setattr(engine, "copy_into", later)
+    yield gate
+    gate.set()
+
+
+def large(value, mib=33):
+    """Three chunks, so that a limited rate holds the last of them back, whichever that is."""
+    return {"large": torch.full((mib * MIB // 4,), float(value)), "value": value}
+
+
+def slow(folder, seconds, **options):
+    """Takes `seconds` at least for each save of `large`."""
+    return Checkpointer(folder, max_write_mib_s=16 / seconds, **options)
+
+
+class Wide(Training):
+    """The same with a layer whose tensors are copied after the call."""
+
+    def __init__(self, seed=0):
+        super().__init__(seed)
+        wide = torch.nn.Sequential(torch.nn.Linear(6, 1000), torch.nn.BatchNorm1d(1000), torch.nn.Linear(1000, 3))
+        self.model = torch.nn.Sequential(wide, torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.2))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
+        self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=50)
+
+
+def test_every_step_of_a_training_comes_back_as_it_was_when_save_was_called(tmp_path):
+    training, expected, handles = Wide(), {}, []
+    with Checkpointer(tmp_path, keep=None) as ckpt:
+        for step in range(1, 9):
+            training.run(1)
+            expected[step] = copy.deepcopy({name: each.state_dict() for name, each in training.objects.items()})
+            handles.append(ckpt.save(step, training.objects, per_rank={"position": step * 10}))
+    assert [handle.result(0) for handle in handles] == [tmp_path / f"step-{step:010d}" for step in range(1, 9)]
+    for step in range(8, 0, -1):
+        fresh, mine = Wide(seed=1).run(1), {"position": 0}
+        assert Checkpointer(tmp_path).restore(fresh.objects, per_rank=mine) == step
+        for name, state in expected[step].items():
+            assert_same(fresh.objects[name].state_dict(), state, f"{step}.{name}")
+        assert mine == {"position": step * 10}
+        # Stock PyTorch reads the same.
+        theirs = {"model": Wide(seed=2).model.state_dict()}
+        with pytest.warns(UserWarning, match=r"torch.distributed is disabled"):
+            dcp.load(theirs, checkpoint_id=tmp_path / f"step-{step:010d}")
+        assert_same(theirs["model"], expected[step]["model"])
+        (tmp_path / f"step-{step:010d}").rename(tmp_path / f"seen-{step}")
+
+
+def test_the_call_returns_before_the_bytes_are_copied_and_the_optimizer_waits_for_them(tmp_path, held):
+    training = Wide().run(1)
+    ckpt = Checkpointer(tmp_path)
+    ckpt.save(1, training.objects).result(ENDS_S)
+    held.clear()
+    expected = copy.deepcopy(training.model.state_dict())
+    handle = ckpt.save(2, training.objects)
+    assert not handle.done()
+    # Forward and backward go on; they change the batch norms' buffers.
+    loss = training.model(torch.randn(5, 6)).square().mean()
+    training.optimizer.zero_grad()
+    loss.backward()
+    stepped = threading.Event()
+
+    def step():
+        training.optimizer.step()
+        stepped.set()
+
+    updating = threading.Thread(target=step)
+    updating.start()
+    assert not stepped.wait(0.1)
+    held.set()
+    updating.join(ENDS_S)
+    assert stepped.is_set()
+    handle.result(ENDS_S)
+    fresh = Wide(seed=1)
+    restored(tmp_path, {"model": fresh.model})
+    assert_same(fresh.model.state_dict(), expected)
+
+
+def test_before_update_is_the_fence_of_a_loop_without_an_optimizer(tmp_path, held):
+    state = {"t": torch.zeros(10_000)}
+    ckpt = Checkpointer(tmp_path)
+    ckpt.save(1, state).result(ENDS_S)
+    held.clear()
+    handle = ckpt.save(2, state)
+    threading.Timer(0.1, held.set).start()
+    ckpt.before_update()
+    assert held.is_set()
+    state["t"].fill_(1)
+    handle.result(ENDS_S)
+    assert restored(tmp_path, {"t": torch.ones(10_000)})["t"].eq(0).all()
+
+
+def test_plain_values_are_those_of_the_call(tmp_path, held):
+    state = {"losses": [1.0], "nested": {"deep": [{"n": 1}]}, "t": torch.zeros(3)}
+    ckpt = Checkpointer(tmp_path)
+    ckpt.save(1, state).result(ENDS_S)
+    held.clear()
+    handle = ckpt.save(2, state)
+    state["losses"].append(2.0)
+    state["nested"]["deep"][0]["n"] = 2
+    state["nested"]["new"] = 3
+    held.set()
+    handle.result(ENDS_S)
+    target = {"losses": [], "nested": {}, "t": torch.ones(3)}
+    assert_same(restored(tmp_path, target), {"losses": [1.0], "nested": {"deep": [{"n": 1}]}, "t": torch.zeros(3)})
+
+
+def test_a_tensor_that_changed_while_it_was_copied_fails_the_save_by_name_and_is_copied_early_from_then_on(
+    tmp_path, held
+):
+    state = {"weights": torch.zeros(10_000), "average": torch.zeros(10_000)}
+    ckpt = Checkpointer(tmp_path)
+    ckpt.save(1, state).result(ENDS_S)
+    for step in (2, 3):
+        held.clear()
+        state["weights"].fill_(step)
+        state["average"].fill_(step)
+        handle = ckpt.save(step, state)
+        state["average"].add_(100)
+        held.set()
+        if step == 2:
+            with pytest.raises(
+                SaveFailed, match=r"Step 2 was not saved: 'average' changed while it was copied"
+            ) as told:
+                handle.result(ENDS_S)
+            assert "'weights'" not in str(told.value)
+            assert steps_in(tmp_path) == [1]
+    handle.result(ENDS_S)
+    found = restored(tmp_path, {"weights": torch.zeros(10_000), "average": torch.zeros(10_000)})
+    assert found["average"].eq(3).all()
+    assert found["weights"].eq(3).all()
+
+
+def test_a_model_that_changes_a_large_buffer_in_its_forward_pass_is_found_and_then_saved_right(tmp_path, held):
+    model = torch.nn.Linear(2, 2)
+    model.register_buffer("seen", torch.zeros(10_000))
+
+    def see(module, _inputs):
+        module.seen.add_(1)
+
+    model.register_forward_pre_hook(see)
+    ckpt = Checkpointer(tmp_path, on_failure="warn")
+    ckpt.save(1, {"model": model}).result(ENDS_S)
+    outcomes = []
+    for step in (2, 3):
+        held.clear()
+        handle = ckpt.save(step, {"model": model})
+        expected = model.seen[0].item()
+        model(torch.ones(2))
+        held.set()
+        try:
+            outcomes.append(handle.result(ENDS_S))
+        except SaveFailed as error:
+            outcomes.append(str(error))
+    assert "'model.seen' changed" in outcomes[0]
+    assert outcomes[1] == tmp_path / "step-0000000003"
+    fresh = torch.nn.Linear(2, 2)
+    fresh.register_buffer("seen", torch.zeros(10_000))
+    restored(tmp_path, {"model": fresh})
+    assert fresh.seen.eq(expected).all()
+
+
+UNSEEN = {
+    "data": lambda tensor: tensor.data.fill_(7),
+    "numpy": lambda tensor: tensor.numpy().fill(7),
+}
+
+
+@pytest.mark.parametrize("how", UNSEEN)
+def test_a_change_that_pytorch_does_not_count_is_found_by_the_attestation(tmp_path, held, how):
+    state = {"a": torch.zeros(10_000), "b": torch.zeros(10_000)}
+    ckpt = Checkpointer(tmp_path, on_failure="warn")
+    ckpt.save(1, state).result(ENDS_S)
+    held.clear()
+    handle = ckpt.save(2, state)
+    UNSEEN[how](state["b"])
+    held.set()
+    with pytest.raises(SaveFailed, match=r"Step 2 was not saved: what was staged of 'b' is not what it was") as told:
+        handle.result(ENDS_S)
+    assert "'a'" not in str(told.value)
+    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001"]
+
+    # It is known now, and copied in the call.
+    held.clear()
+    state["b"].fill_(3)
+    handle = ckpt.save(3, state)
+    UNSEEN[how](state["b"])
+    held.set()
+    handle.result(ENDS_S)
+    assert restored(tmp_path, {"b": torch.zeros(10_000)})["b"].eq(3).all()
+
+
+def test_without_attestation_that_change_is_in_the_checkpoint_and_it_does_not_say_attested(tmp_path, held, link):
+    state = {"b": torch.zeros(10_000)}
+    ckpt = Checkpointer(tmp_path, attest=False)
+    ckpt.save(1, state).result(ENDS_S)
+    held.clear()
+    handle = ckpt.save(2, state)
+    state["b"].data.fill_(7)
+    held.set()
+    handle.result(ENDS_S)
+    assert restored(tmp_path, {"b": torch.zeros(10_000)})["b"].eq(7).all()
+    until(lambda: len(link.of("checkpoint")) == 2)
+    assert [event["attested"] for event in link.of("checkpoint")] == [False, False]
+
+
+def test_conjugated_and_negated_tensors_are_saved(tmp_path):
+    made = torch.randn(5000, dtype=torch.complex64)
+    state = {"c": made.conj(), "n": made.conj().imag}
+    ckpt = Checkpointer(tmp_path)
+    for step in (1, 2):
+        ckpt.save(step, state).result(ENDS_S)
+    found = restored(tmp_path, {"c": torch.zeros(5000, dtype=torch.complex64), "n": torch.zeros(5000)})
+    assert torch.equal(found["c"], made.conj())
+    assert torch.equal(found["n"], made.conj().imag)
+
+
+def test_skip_leaves_out_the_third_save_in_flight_and_takes_the_next_that_finds_room(tmp_path, caplog):
+    ckpt = slow(tmp_path, 0.5, when_busy="skip", keep=None)
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        handles = [ckpt.save(step, large(step)) for step in (1, 2, 3)]
+        assert handles[2].result(ENDS_S) is None
+    assert "Step 3 is not saved: the saves before it are not durable yet." in caplog.text
+    assert not handles[1].done()
+    assert all(handle.result(ENDS_S) for handle in handles[:2])
+    ckpt.save(4, large(4)).result(ENDS_S)
+    assert sorted(steps_in(tmp_path)) == [1, 2, 4]
+
+
+def test_wait_makes_the_update_wait_and_leaves_nothing_out(tmp_path):
+    ckpt = slow(tmp_path, 0.3, keep=None)
+    handles = [ckpt.save(step, large(step)) for step in (1, 2, 3)]
+    ckpt.before_update()
+    assert handles[0].done()
+    ckpt.close()
+    assert [handle.result(0).name[-1] for handle in handles] == ["1", "2", "3"]
+    assert [verify(info).state for info in scan(tmp_path)] == ["verified"] * 3
+
+
+def test_a_job_that_is_to_stop_never_leaves_with_its_last_save_skipped(tmp_path, stop_at):
+    link = stop_at(3)
+    ckpt = slow(tmp_path, 0.5, when_busy="skip", keep=None)
+    for step in (1, 2, 3):
+        ckpt.save(step, large(step))
+    assert link.left_at == 3
+    assert 3 in steps_in(tmp_path)
+
+
+SHAPES = {
+    "a new entry": ({"a": torch.ones(3)}, {"a": torch.ones(3), "b": torch.ones(4)}),
+    "one less": ({"a": torch.ones(3), "b": torch.ones(4)}, {"a": torch.ones(3)}),
+    "another shape": ({"a": torch.ones(3)}, {"a": torch.ones(1, 3)}),
+    "another type": ({"a": torch.ones(3)}, {"a": torch.ones(3, dtype=torch.float64)}),
+    "a tensor for a plain value": ({"a": 1}, {"a": torch.ones(3)}),
+    "a plain value for a tensor": ({"a": torch.ones(3)}, {"a": 1}),
+    "a longer text": ({"a": "x"}, {"a": "x" * 10_000}),
+    "a growing list": ({"a": [1]}, {"a": list(range(1000))}),
+    "a list of more tensors": ({"a": [torch.ones(1)]}, {"a": [torch.ones(1), torch.ones(1)]}),
+    "a list for a dict": ({"a": {"0": torch.ones(1)}}, {"a": [torch.ones(1)]}),
+    "numbers for texts as keys": ({"a": {"0": torch.ones(1)}}, {"a": {0: torch.ones(1)}}),
+    "a new empty dict": ({"a": {"t": torch.ones(1)}}, {"a": {"t": torch.ones(1), "e": {}}}),
+}
+
+
+@pytest.mark.parametrize("kind", SHAPES)
+def test_a_state_of_another_shape_is_planned_anew(tmp_path, kind):
+    before, after = copy.deepcopy(SHAPES[kind])
+    ckpt = Checkpointer(tmp_path, keep=None)
+    for step, state in enumerate((before, before, after, after), start=1):
+        ckpt.save(step, {"s": state}).result(ENDS_S)
+    for step, state in ((4, after), (2, before)):
+        found = {"s": {}}
+        assert Checkpointer(tmp_path).restore(found) == step
+        assert_same(found, {"s": state})
+        for info in scan(tmp_path)[:2]:
+            info.path.rename(tmp_path / f"seen-{info.step}")
+
+
+def test_a_new_group_of_parameters_is_saved_from_the_next_call_on(tmp_path):
+    training, ckpt = Wide().run(2), Checkpointer(tmp_path)
+    ckpt.save(2, training.objects)
+    head = torch.nn.Linear(2, 2)
+    training.optimizer.add_param_group({"params": head.parameters()})
+    training.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(training.optimizer, T_max=50)
+    training.model.append(torch.nn.Identity())
+    head(torch.ones(2)).sum().backward()
+    training.run(2)
+    expected = copy.deepcopy(training.optimizer.state_dict())
+    ckpt.save(4, training.objects).result(ENDS_S)
+    state = {"optimizer": {}}
+    assert Checkpointer(tmp_path).restore(state) == 4
+    assert_same(state["optimizer"], expected)
+
+
+def test_a_first_step_of_the_optimizer_is_a_new_shape(tmp_path):
+    training, ckpt = Wide(), Checkpointer(tmp_path)
+    for step in range(3):
+        ckpt.save(step, training.objects).result(ENDS_S)
+        expected = copy.deepcopy(training.optimizer.state_dict())
+        training.run(1)
+    state = {"optimizer": {}}
+    assert Checkpointer(tmp_path).restore(state) == 2
+    assert_same(state["optimizer"], expected)
+
+
+def test_bad_use_in_a_later_save_is_raised_at_once_and_the_next_one_is_saved(tmp_path):
+    ckpt = Checkpointer(tmp_path)
+    ckpt.save(1, {"a": 1}).result(ENDS_S)
+    with pytest.raises(BadUse, match="'bad'"):
+        ckpt.save(2, {"a": 1, "bad": object()})
+    ckpt.save(3, {"a": 3}).result(ENDS_S)
+    assert steps_in(tmp_path) == [3, 1]
+
+
+def broken(ckpt, folder, step, state):
+    """A save that is begun, and cannot become durable: a file lies where its folder is to be."""
+    session, number = ckpt._engine._session, ckpt._engine._saves + 1
+    (folder / f".step-{step:010d}.{session}-{number}.tmp").write_text("")
+    return ckpt.save(step, state)
+
+
+def unbreak(folder):
+    for path in folder.glob(".step-*.tmp"):
+        path.unlink()
+
+
+@pytest.fixture
+def saving(tmp_path):
+    """A Checkpointer that has saved step 1."""
+
+    def make(**options):
+        ckpt = Checkpointer(tmp_path, **options)
+        ckpt.save(1, {"a": 1}).result(ENDS_S)
+        return ckpt
+
+    return make
+
+
+def leave(ckpt):
+    with ckpt:
+        pass
+
+
+NEXT_CALLS = {
+    "save": lambda ckpt: ckpt.save(4, {"a": 4}),
+    "save of a step that is not due": lambda ckpt: ckpt.save(3, {"a": 3}),
+    "wait": Checkpointer.wait,
+    "restore": lambda ckpt: ckpt.restore({"a": 0}),
+    "close": Checkpointer.close,
+    "end of the block": leave,
+}
+
+
+@pytest.mark.parametrize("call", NEXT_CALLS)
+def test_a_failure_that_nobody_saw_is_raised_once_by_the_next_call(tmp_path, call):
+    ckpt = Checkpointer(tmp_path, every=2)
+    ckpt.save(0, {"a": 0}).result(ENDS_S)
+    handle = broken(ckpt, tmp_path, 2, {"a": 2})
+    until(handle.done)
+    with pytest.raises(SaveFailed, match="Step 2 was not saved"):
+        NEXT_CALLS[call](ckpt)
+    unbreak(tmp_path)
+    if call not in ("close", "end of the block"):
+        ckpt.wait()
+        ckpt.save(4, {"a": 4}).result(ENDS_S)
+    ckpt.close()
+
+
+def test_a_failure_that_was_seen_is_not_raised_again(tmp_path, saving):
+    ckpt = saving()
+    handle = broken(ckpt, tmp_path, 2, {"a": 2})
+    with pytest.raises(SaveFailed):
+        handle.result(ENDS_S)
+    unbreak(tmp_path)
+    ckpt.wait()
+    ckpt.save(3, {"a": 3}).result(ENDS_S)
+    ckpt.close()
+
+
+def test_waiting_tells_of_every_failure_though_its_story_is_still_being_told(tmp_path, link, monkeypatch):
+    """`wait` may not return between the end of a save and the moment that its failure is noted."""
+    ckpt = Checkpointer(tmp_path)
+    ckpt.save(1, {"a": 1}).result(ENDS_S)
+    until(lambda: not ckpt._engine.is_saving)
+    telling, emit = threading.Event(), link.emit
+
+    def slowly(kind, data):
+        telling.set()
+        time.sleep(0.2)
+        emit(kind, data)
+
+    monkeypatch.setattr(link, "emit", slowly)
+    broken(ckpt, tmp_path, 2, {"a": 2})
+    assert telling.wait(ENDS_S)
+    with pytest.raises(SaveFailed, match="Step 2"):
+        ckpt.wait()
+    assert [event["step"] for event in link.of("save_failed")] == [2]
+
+
+def test_waiting_returns_once_every_handle_is_done(tmp_path, link, monkeypatch):
+    ckpt = Checkpointer(tmp_path)
+    emit = link.emit
+
+    def slowly(kind, data):
+        time.sleep(0.1)
+        emit(kind, data)
+
+    monkeypatch.setattr(link, "emit", slowly)
+    ckpt.save(1, {"a": 1})
+    handle = ckpt.save(2, {"a": 1})
+    ckpt.wait()
+    assert handle.done()
+    assert len(link.of("checkpoint")) == 2
+
+
+def test_a_checkpoint_that_is_gone_before_it_is_told_of_was_saved_all_the_same(tmp_path, link, monkeypatch):
+    """With `keep=1` the next save may delete it while this process is busy."""
+    ckpt = Checkpointer(tmp_path, keep=1)
+    gate, emit = threading.Event(), link.emit
+
+    def held_back(kind, data):
+        assert gate.wait(ENDS_S)
+        emit(kind, data)
+
+    monkeypatch.setattr(link, "emit", held_back)
+    handles = [ckpt.save(step, {"a": step}) for step in (1, 2)]
+    # The writing process goes on while the thread that hears it does not.
+    until(lambda: (tmp_path / "step-0000000002").exists() and not (tmp_path / "step-0000000001").exists())
+    handles.append(ckpt.save(3, {"a": 3}))
+    until(lambda: (tmp_path / "step-0000000003").exists() and not (tmp_path / "step-0000000002").exists())
+    gate.set()
+    assert [handle.result(5).name[-1] for handle in handles] == ["1", "2", "3"]
+
+
+def test_a_listener_that_breaks_does_not_keep_the_handle_waiting(tmp_path, link, monkeypatch):
+    def breaks(kind, data):
+        raise OSError("the line is dead")
+
+    monkeypatch.setattr(link, "emit", breaks)
+    assert Checkpointer(tmp_path).save(1, {"a": 1}).result(5)
+
+
+def test_with_warn_the_training_goes_on(tmp_path, saving, caplog, link):
+    ckpt = saving(on_failure="warn")
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        handle = broken(ckpt, tmp_path, 2, {"a": 2})
+        with pytest.raises(SaveFailed):
+            handle.result(ENDS_S)
+    assert "Step 2 was not saved" in caplog.text
+    assert [event["step"] for event in link.of("save_failed")] == [2]
+    unbreak(tmp_path)
+    ckpt.wait()
+    ckpt.save(3, {"a": 3}).result(ENDS_S)
+    assert steps_in(tmp_path) == [3, 1]
+
+
+def test_with_retry_the_next_call_saves_whatever_its_step(tmp_path):
+    ckpt = Checkpointer(tmp_path, every=10, on_failure="retry")
+    ckpt.save(0, {"a": 0}).result(ENDS_S)
+    assert ckpt.save(1, {"a": 1}).step is None
+    handle = broken(ckpt, tmp_path, 10, {"a": 10})
+    until(handle.done)
+    unbreak(tmp_path)
+    assert ckpt.save(11, {"a": 11}).result(ENDS_S) == tmp_path / "step-0000000011"
+    assert ckpt.save(12, {"a": 12}).step is None
+    assert steps_in(tmp_path) == [11, 0]
+
+
+def test_a_writing_process_that_is_killed_in_a_save_costs_nothing(tmp_path):
+    ckpt = slow(tmp_path, 0.5, keep=None)
+    ckpt.save(1, large(1)).result(ENDS_S)
+    handle = ckpt.save(2, large(2))
+    until(lambda: list(tmp_path.glob(".step-0000000002.*.tmp/*.distcp")))
+    os.kill(ckpt._engine._writer.pid, signal.SIGKILL)
+    handle.result(ENDS_S)
+    assert [verify(info).state for info in scan(tmp_path)] == ["verified"] * 2
+    found = restored(tmp_path, large(0))
+    assert found["value"] == 2
+    assert found["large"].eq(2).all()
+
+
+def test_what_it_cost_is_told(tmp_path, link):
+    ckpt = slow(tmp_path, 0.3)
+    ckpt.save(1, large(1)).result(ENDS_S)
+    ckpt.save(2, large(2)).result(ENDS_S)
+    for event in link.of("checkpoint"):
+        assert event["durable_s"] >= 0.3 > 0
+        assert event["stall_s"] < event["durable_s"]
+        assert event["write_gb_per_s"] < 0.1
+
+
+def test_nothing_is_left_open_by_a_checkpointer_that_was_closed(tmp_path):
+    def open_files():
+        return len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names alone
+
+    before, threads = open_files(), threading.active_count()
+    with Checkpointer(tmp_path) as ckpt:
+        ckpt.save(1, {"t": torch.zeros(100)})
+        ckpt.save(2, {"t": torch.zeros(200)})
+        ckpt.save(3, {"t": torch.zeros(200)})
+    until(lambda: (open_files(), threading.active_count()) == (before, threads))

@@ -1,0 +1,384 @@
+"""The real process that writes: its saves, its deaths, and the trainer's."""
+
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from images import again, hand_made, is_whole, order_of, seal, sealed
+
+from holdfast.checkpoint import writer as writer_module
+from holdfast.checkpoint.arena import State
+from holdfast.checkpoint.writer import NotAttestedError, Writer
+from holdfast.core.errors import SaveFailed
+
+ENDS_S = 30.0
+"""By then all has ended that is waited for; a failure of the test otherwise."""
+SLOW_BYTES_S = 4096 * 20
+"""A file of the layout below every 50 ms, ten of them."""
+LAYOUT = hand_made(sizes=[4096] * 10)
+
+
+class Bench:
+    """A writer, an arena and a layout that it knows."""
+
+    def __init__(self, folder, *, layout=LAYOUT, timeout_s=60.0, max_write_bytes_s=None):
+        self.folder = folder
+        self.layout = layout
+        self.writer = Writer(timeout_s=timeout_s, max_write_bytes_s=max_write_bytes_s)
+        self.arena = sealed(layout, 1)
+        self._numbers = self.writer.share_arena(self.arena), self.writer.share_layout(layout)
+        self._is_new = True
+
+    def save(self, step, order=None):
+        if not self._is_new:
+            seal(self.arena, self.layout, step)
+        self._is_new = False
+        return self.again(order or order_of(self.folder, step))
+
+    def again(self, order):
+        arena, layout = self._numbers
+        return self.writer.save(
+            order,
+            arena=arena,
+            generation=self.arena.generation,
+            layout=layout,
+            attested_bytes=8 * len(self.layout.pieces),
+        )
+
+    def is_whole(self, step):
+        return is_whole(self.folder, step, step, [self.layout])
+
+
+@pytest.fixture
+def bench(tmp_path):
+    made = []
+
+    def make(**options):
+        made.append(Bench(tmp_path / "checkpoints", **options))
+        made[-1].folder.mkdir(exist_ok=True)
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.writer.close()
+
+
+def until(condition):
+    """Wait for something that another process does."""
+    until_s = time.monotonic() + ENDS_S
+    while not condition():
+        assert time.monotonic() < until_s, "it does not come"
+        time.sleep(0.002)
+
+
+def files_of(folder, step):
+    return list(folder.glob(f".step-{step:010d}.*.tmp/*.distcp"))
+
+
+def kill(pid, number=signal.SIGKILL):
+    os.kill(pid, number)
+
+
+def has_ended(pid):
+    """Waits until a process that need not be a child of this one has ended."""
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([fd], [], [], ENDS_S)[0])
+    finally:
+        os.close(fd)
+
+
+def is_there(pid):
+    return Path(f"/proc/{pid}").exists()
+
+
+def test_saves_are_durable_one_after_another_by_one_process(bench):
+    made = bench()
+    assert made.writer.pid is None
+    seconds = made.save(1).result(ENDS_S)
+    assert seconds > 0
+    assert made.arena.state is State.COMMITTED
+    pid = made.writer.pid
+    for step in (2, 3):
+        made.save(step).result(ENDS_S)
+    assert made.writer.pid == pid
+    assert all(made.is_whole(step) for step in (1, 2, 3))
+
+
+def test_orders_that_come_while_one_is_under_way_are_done_in_turn(bench, tmp_path):
+    made = bench(max_write_bytes_s=SLOW_BYTES_S)
+    arenas = [sealed(LAYOUT, step) for step in (5, 6)]
+    layout = made.writer.share_layout(LAYOUT)
+    saves = [
+        made.writer.save(
+            order_of(made.folder, step),
+            arena=made.writer.share_arena(arena),
+            generation=1,
+            layout=layout,
+            attested_bytes=8 * 10,
+        )
+        for step, arena in zip((5, 6), arenas, strict=True)
+    ]
+    first, second = (save.result(ENDS_S) for save in saves)
+    assert min(first, second) >= 9 * 4096 / SLOW_BYTES_S
+    assert made.is_whole(5)
+    assert made.is_whole(6)
+
+
+def test_one_that_is_killed_while_idle_is_replaced_at_the_next_save(bench, caplog):
+    made = bench()
+    made.save(1).result(ENDS_S)
+    pid = made.writer.pid
+    kill(pid)
+    assert has_ended(pid)
+    made.save(2).result(ENDS_S)
+    assert made.writer.pid != pid
+    assert made.is_whole(1)
+    assert made.is_whole(2)
+
+
+@pytest.mark.parametrize("files", [0, 1, 9])
+def test_one_that_is_killed_in_a_save_is_started_again_and_the_save_is_durable(bench, caplog, files):
+    made = bench(max_write_bytes_s=SLOW_BYTES_S)
+    made.save(1).result(ENDS_S)
+    save, pid = made.save(2), made.writer.pid
+    if files:
+        until(lambda: len(files_of(made.folder, 2)) >= files)
+    kill(pid)
+    save.result(ENDS_S)
+    assert made.writer.pid != pid
+    assert made.arena.state is State.COMMITTED
+    assert made.is_whole(1)
+    assert made.is_whole(2)
+    assert sorted(path.name for path in made.folder.iterdir()) == ["step-0000000001", "step-0000000002"]
+    assert "The process that writes checkpoints is started again: it died." in caplog.text
+
+
+def test_a_save_that_three_processes_die_of_fails_and_costs_no_earlier_one(bench):
+    made = bench(max_write_bytes_s=SLOW_BYTES_S)
+    made.save(1).result(ENDS_S)
+    save, killed = made.save(2), []
+    while not save.done():
+        until(lambda: made.writer.pid not in killed or save.done())
+        if not save.done():
+            killed.append(made.writer.pid)
+            until(lambda: files_of(made.folder, 2))
+            kill(killed[-1])
+            assert has_ended(killed[-1])
+            time.sleep(0)
+    assert len(killed) == 3
+    with pytest.raises(SaveFailed, match=r"Step 2 was not saved: the process that writes it was started 3 times"):
+        save.result()
+    assert made.arena.state is State.FREE
+    assert made.is_whole(1)
+    assert [path.name for path in made.folder.iterdir() if not path.name.startswith(".")] == ["step-0000000001"]
+    # The next one finds a process that lives.
+    made.save(3).result(ENDS_S)
+    assert made.is_whole(3)
+
+
+def test_one_that_hangs_is_found_and_replaced(bench, monkeypatch, caplog):
+    monkeypatch.setattr(writer_module, "_SILENT_S", 2.0)
+    made = bench(max_write_bytes_s=SLOW_BYTES_S)
+    save, pid = made.save(1), made.writer.pid
+    until(lambda: files_of(made.folder, 1))
+    kill(pid, signal.SIGSTOP)
+    save.result(ENDS_S)
+    assert made.writer.pid != pid
+    assert has_ended(pid)
+    assert made.is_whole(1)
+    assert "started again: it was silent for 2 s." in caplog.text
+
+
+def test_other_ranks_that_never_come_fail_the_save_once_it_took_too_long(bench):
+    made = bench(layout=hand_made(world_size=2), timeout_s=0.2)
+    with pytest.raises(SaveFailed, match=r"Step 1 was not saved: the other ranks were not through after 0.2 s"):
+        made.save(1).result(ENDS_S)
+    assert made.arena.state is State.FREE
+    assert [path.name for path in made.folder.iterdir() if path.suffix != ".failed"] == []
+
+
+def test_what_was_not_attested_is_told_piece_by_piece(bench):
+    made = bench()
+    made.arena.notes[8 * 3] ^= 1
+    made.arena.notes[8 * 7] ^= 1
+    with pytest.raises(NotAttestedError) as raised:
+        made.save(1).result(ENDS_S)
+    assert raised.value.pieces == [3, 7]
+    assert made.arena.state is State.FREE
+    assert list(made.folder.iterdir()) == []
+    made.save(2).result(ENDS_S)
+    assert made.is_whole(2)
+
+
+def test_more_wrong_pieces_than_a_message_holds_are_a_failure_all_the_same(bench):
+    from dataclasses import replace
+
+    from holdfast.checkpoint.layout import Piece
+
+    layout = hand_made(sizes=[40_000])
+    made = bench(layout=replace(layout, pieces=tuple(Piece(number, 1) for number in range(30_000))))
+    made.arena.notes[:] = bytes(len(made.arena.notes))
+    with pytest.raises(NotAttestedError) as raised:
+        made.save(1).result(ENDS_S)
+    assert raised.value.pieces[:1000] == list(range(1000))
+
+
+def test_an_order_with_a_very_long_list_of_damaged_ones_arrives(bench):
+    made = bench()
+    damaged = [made.folder / f"step-{number:010d}.replaced" for number in range(5000)]
+    made.save(1, order_of(made.folder, 1, damaged=damaged)).result(ENDS_S)
+    assert made.is_whole(1)
+
+
+def test_a_save_that_was_committed_before_its_process_died_is_not_made_again(bench):
+    made = bench()
+    made.save(1).result(ENDS_S)
+    before = (made.folder / "step-0000000001" / "holdfast.json").stat().st_ino
+    kill(made.writer.pid)
+    assert has_ended(made.writer.pid)
+    assert made.again(order_of(made.folder, 1)).result(ENDS_S) == 0.0
+    assert (made.folder / "step-0000000001" / "holdfast.json").stat().st_ino == before
+
+
+def test_an_order_of_a_use_that_is_over_fails_and_changes_nothing(bench):
+    made = bench()
+    made.save(1).result(ENDS_S)
+    late = again(order_of(made.folder, 1))
+    made.arena.begin(2, bytes(16))
+    future = made.writer.save(late, arena=1, generation=1, layout=2, attested_bytes=0)
+    with pytest.raises(SaveFailed, match="is over"):
+        future.result(ENDS_S)
+    assert made.arena.state is State.COPYING
+    assert made.is_whole(1)
+
+
+def test_one_that_cannot_be_started_again_fails_the_save(bench, monkeypatch, tmp_path):
+    """Nobody may wait for ever."""
+    made = bench(max_write_bytes_s=SLOW_BYTES_S)
+    save = made.save(1)
+    until(lambda: files_of(made.folder, 1))
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+    kill(made.writer.pid)
+    with pytest.raises(SaveFailed):
+        save.result(5)
+    assert made.arena.state is State.FREE
+
+
+def test_one_that_cannot_be_started_at_all_leaves_nothing_open(bench, monkeypatch, tmp_path):
+    made = bench()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names alone
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "gone"))
+    with pytest.raises(OSError, match="No such file"):
+        made.save(1)
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    monkeypatch.undo()
+    made.again(order_of(made.folder, 1)).result(ENDS_S)
+    assert made.is_whole(1)
+
+
+def test_one_that_dies_after_it_gave_up_the_arena_fails_the_save(bench, monkeypatch):
+    """It could not write, freed the arena, and died before it could say so."""
+    monkeypatch.setattr(writer_module, "_STARTS_A_SAVE", 1)
+    made = bench(max_write_bytes_s=SLOW_BYTES_S)
+    save = made.save(1)
+    until(lambda: made.arena.state is State.WRITING)
+    kill(made.writer.pid, signal.SIGSTOP)
+    made.arena.move(State.FREE, made.arena.generation)
+    kill(made.writer.pid)
+    with pytest.raises(SaveFailed):
+        save.result(5)
+
+
+def test_one_that_dies_after_the_commit_and_before_it_said_so_has_saved(bench, monkeypatch):
+    monkeypatch.setattr(writer_module, "_STARTS_A_SAVE", 1)
+    made = bench(max_write_bytes_s=SLOW_BYTES_S)
+    save = made.save(1)
+    until(lambda: made.arena.state is State.WRITING)
+    kill(made.writer.pid, signal.SIGSTOP)
+    made.arena.move(State.COMMITTED, made.arena.generation)
+    kill(made.writer.pid)
+    save.result(5)
+
+
+def test_closing_ends_the_process_and_twice_does_no_harm(bench):
+    made = bench()
+    made.save(1).result(ENDS_S)
+    pid = made.writer.pid
+    made.writer.close()
+    assert not is_there(pid)
+    made.writer.close()
+
+
+def test_closing_where_nothing_was_started_does_no_harm(bench):
+    bench().writer.close()
+
+
+def test_closing_a_writer_whose_process_was_just_found_dead_does_no_harm(bench, monkeypatch):
+    made = bench()
+    made.save(1).result(ENDS_S)
+    process = made.writer._process
+    gate, send_signal = threading.Event(), process.send_signal
+
+    def later(number):
+        gate.wait(ENDS_S)
+        send_signal(number)
+
+    monkeypatch.setattr(process, "send_signal", later)
+    kill(process.pid)
+    try:
+        assert has_ended(process.pid)
+        made.writer.close()
+    finally:
+        gate.set()
+
+
+def test_sharing_an_arena_with_the_process_leaves_its_lock_alone(bench):
+    """Closing any descriptor of a file lets go of all of a process's locks on it (fcntl(2))."""
+    made = bench()
+    made.save(1).result(ENDS_S)
+    with made.arena._alone():
+        number = made.writer.share_arena(made.arena)
+        child = os.fork()
+        if child == 0:
+            try:
+                fcntl.lockf(made.arena.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                os._exit(7)
+            os._exit(0)
+        code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    del made.writer._arenas[number]  # it is closed once, under its first number
+    assert code == 7
+
+
+@pytest.mark.parametrize("forks", ["forks", "alone"])
+def test_what_a_trainer_ordered_is_saved_though_it_is_killed_and_its_writer_ends_by_itself(bench, forks):
+    """Also where a child of the trainer, such as one that loads data, still holds the other end of the line."""
+    made = bench()
+    made.save(1).result(ENDS_S)
+    script = Path(__file__).parent / "ordered_then_killed.py"
+    command = [sys.executable, script, made.folder, str(4096 * 10), forks]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        pid, child = map(int, trainer.stdout.readline().split())
+        try:
+            until(lambda: files_of(made.folder, 2))
+            trainer.kill()
+            trainer.wait()
+            assert not (made.folder / "step-0000000002").exists()
+            assert has_ended(pid)
+        finally:
+            if child:
+                kill(child)
+    assert made.is_whole(1)
+    assert made.is_whole(2)
+    assert sorted(path.name for path in made.folder.iterdir()) == ["step-0000000001", "step-0000000002"]
