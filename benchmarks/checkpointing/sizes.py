@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpointing.savers import ATTESTED, OURS, SAVERS, TORCH_SAVE
+from checkpointing.savers import ATTESTED, OURS, SAVERS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,7 +105,7 @@ QUICK = Sizes(
         forward_backward_s=None,
         pairs=1,
         calls=3,
-        savers=(OURS, ATTESTED, TORCH_SAVE),
+        savers=(OURS, ATTESTED),
     ),
     many=Training(
         workload="many",
@@ -114,7 +114,7 @@ QUICK = Sizes(
         forward_backward_s=None,
         pairs=1,
         calls=3,
-        savers=(OURS, "dcp.async_save, stager kept"),
+        savers=(OURS,),
         open_files=1024,
     ),
     state_mib=64,

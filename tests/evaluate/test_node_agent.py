@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 import xxhash
 
+from holdfast.checkpoint.checksums import whole_checksum
 from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.connections import listen
 from holdfast.evaluate.errors import EvaluationError
@@ -113,7 +114,7 @@ def test_a_model_that_fits_into_no_empty_memory_names_none(agent, models):
 
 
 def test_a_damaged_model_is_one_for_all(agent, models):
-    _, said = agent(fetch(models, 0, digest=xxhash.xxh3_128(b"another").hexdigest()), None)
+    _, said = agent(fetch(models, 0, digest=whole_checksum(xxhash.xxh3_128(b"another").hexdigest())), None)
     (damaged,) = said.heard_of
     assert damaged.final
     assert "damaged" in damaged.why

@@ -62,6 +62,14 @@ class _Outstanding:
             "max_write_bytes_s": max_write_bytes_s,
         }
 
+    def settle(self, failure: str) -> None:
+        """Tell whoever waits that it is durable, or why it failed."""
+        if not failure:
+            self.ended.set_result(0.0)
+            return
+        advice = "Look at the memory and the storage of this node."
+        self.ended.set_exception(SaveFailed(f"Step {self.order.step} was not saved: {failure}. {advice}"))
+
 
 class Writer:
     """One rank's writing process."""
@@ -153,13 +161,15 @@ class Writer:
                 process.kill()
                 process.wait()
         with self._lock:
-            self._fail_all("it was closed")
+            ended = self._give_up("it was closed")
             for arena in self._arenas.values():
                 arena.close()
             for fd in self._layouts.values():
                 os.close(fd)
             self._arenas.clear()
             self._layouts.clear()
+        for outstanding, failure in ended:
+            outstanding.settle(failure)
 
     def _start(self) -> None:
         """Start a process, and tell it all that it has to know."""
@@ -231,28 +241,43 @@ class Writer:
 
     def _replace(self, why: str) -> None:
         with self._lock:
-            if self._closed:
-                self._fail_all("it was closed")
-                return
-            for key, outstanding in list(self._outstanding.items()):
-                arena = self._arenas[outstanding.arena]
-                outstanding.starts += 1
-                if arena.state is State.COMMITTED:
-                    del self._outstanding[key]
-                    outstanding.ended.set_result(0.0)
-                elif arena.state is State.FREE or outstanding.starts > _STARTS_A_SAVE:
-                    del self._outstanding[key]
-                    self._fail(
-                        outstanding, f"the process that writes it was started {_STARTS_A_SAVE} times; at last {why}"
-                    )
-                elif arena.state is State.WRITING:
-                    arena.move(State.SEALED, outstanding.generation)
-            if self._outstanding:
-                _logger.warning("The process that writes checkpoints is started again: %s.", why)
-                try:
-                    self._start()
-                except OSError as error:
-                    self._fail_all(f"the process that writes it cannot be started ({error})")
+            ended = self._give_up("it was closed") if self._closed else self._start_again(why)
+        for outstanding, failure in ended:  # without the lock: who is told may need it
+            outstanding.settle(failure)
+
+    def _start_again(self, why: str) -> list[tuple[_Outstanding, str]]:
+        """Start another process for what is outstanding; what is not any more, and why it failed, if it did."""
+        ended = []
+        for key, outstanding in list(self._outstanding.items()):
+            arena = self._arenas[outstanding.arena]
+            outstanding.starts += 1
+            if arena.state is State.COMMITTED:
+                ended.append((self._outstanding.pop(key), ""))
+            elif arena.state is State.FREE or outstanding.starts > _STARTS_A_SAVE:
+                failure = f"the process that writes it was started {_STARTS_A_SAVE} times; at last {why}"
+                ended.append((self._outstanding.pop(key), failure))
+                self._free(outstanding)
+            elif arena.state is State.WRITING:
+                arena.move(State.SEALED, outstanding.generation)
+        if self._outstanding:
+            _logger.warning("The process that writes checkpoints is started again: %s.", why)
+            try:
+                self._start()
+            except OSError as error:
+                ended += self._give_up(f"the process that writes it cannot be started ({error})")
+        return ended
+
+    def _give_up(self, why: str) -> list[tuple[_Outstanding, str]]:
+        """Let all that is outstanding fail."""
+        failing = list(self._outstanding.values())
+        self._outstanding.clear()
+        for outstanding in failing:
+            self._free(outstanding)
+        return [(outstanding, why) for outstanding in failing]
+
+    def _free(self, outstanding: _Outstanding) -> None:
+        with contextlib.suppress(ArenaError):  # it has been given up already
+            self._arenas[outstanding.arena].move(State.FREE, outstanding.generation)
 
     def _ended(self, said: dict[str, Any]) -> None:
         with self._lock:
@@ -265,18 +290,3 @@ class Writer:
             outstanding.ended.set_exception(SaveFailed(said["failed"]))
         else:
             outstanding.ended.set_result(float(said["seconds"]))
-
-    def _fail_all(self, why: str) -> None:
-        failing = list(self._outstanding.values())
-        self._outstanding.clear()
-        for outstanding in failing:
-            self._fail(outstanding, why)
-
-    def _fail(self, outstanding: _Outstanding, why: str) -> None:
-        with contextlib.suppress(ArenaError):  # it has been given up already
-            self._arenas[outstanding.arena].move(State.FREE, outstanding.generation)
-        outstanding.ended.set_exception(
-            SaveFailed(
-                f"Step {outstanding.order.step} was not saved: {why}. Look at the memory and the storage of this node."
-            )
-        )

@@ -22,6 +22,7 @@ from weights_world import (
     storage_over_http,
 )
 
+from holdfast.checkpoint.manifest import describe_file
 from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.weights import exchange, share
 from holdfast.evaluate.weights.assign import assign, reassign
@@ -222,7 +223,8 @@ def test_a_chunk_whose_peer_was_lost_is_not_forgotten_when_owners_change_in_the_
 
 
 def test_a_whole_file_is_checked_against_the_checksum_that_its_checkpoint_states(model, root):
-    right = xxhash.xxh3_128_hexdigest((Path(model.source) / "model-1.safetensors").read_bytes())
+    right = describe_file(Path(model.source), "model-1.safetensors").checksum
+    form, _, digest = right.partition(":")
 
     async def run(stated):
         async with nodes(root, 1) as (stores, peers):
@@ -231,7 +233,7 @@ def test_a_whole_file_is_checked_against_the_checksum_that_its_checkpoint_states
 
     asyncio.run(run(right))
     with pytest.raises(DamagedModel, match=r"model-1.safetensors does not match its checksum"):
-        asyncio.run(run(right[::-1]))
+        asyncio.run(run(f"{form}:{digest[::-1]}"))
 
 
 def test_full_shared_memory_is_one_sentence_and_leaves_nothing(model, root, monkeypatch):
