@@ -346,8 +346,9 @@ def main() -> int:
         f"more than {MOST_NOISE:g} times, and one closer to 1 than that difference says nothing"
     )
     per_save = (
-        f"checkpoint: one process, {size.save_rounds} rounds in turn, all of them fsync; ours also reads back, hashes "
-        "and checks what it wrote, which the peer does not; the limit is the fastest write of one file of that size"
+        f"checkpoint: one process, {size.save_rounds} rounds in turn, until durable, all of them fsync; ours also "
+        "digests what is live and what is written, which the peer does not; the limit is the fastest write of one file "
+        "of that size"
     )
     memory = "memory: PSS, shared pages divided among their users; torchrun itself runs in both"
     report(

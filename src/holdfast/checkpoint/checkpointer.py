@@ -1,5 +1,6 @@
 """The user's side: when a save is due, what is told to whom, and what a failure does."""
 
+import atexit
 import logging
 import os
 import tempfile
@@ -108,7 +109,9 @@ class Checkpointer:
         self._damaged: set[Path] = set()
         self._unseen: list[HoldfastError] = []
         self._retry_due = False
+        self._pid = os.getpid()
         _make_writable(self._folder)
+        atexit.register(self._at_exit)
         self._engine = Engine(
             self._folder,
             Options(
@@ -247,6 +250,7 @@ class Checkpointer:
         """
         if not self._closed:
             self._closed = True
+            atexit.unregister(self._at_exit)
             with job_link().section("save"):
                 self._engine.close()
             self._raise_unseen()
@@ -263,6 +267,15 @@ class Checkpointer:
             if error is None:
                 raise
             _logger.warning("%s", failed)  # what ends the block already matters more
+
+    def _at_exit(self) -> None:
+        """A script that ends without closing it has its last save, or is told."""
+        if os.getpid() != self._pid:  # forked: the saves are another process's
+            return
+        try:
+            self.close()
+        except HoldfastError as error:
+            _logger.error("%s", error)  # noqa: TRY400 - a sentence, not a traceback
 
     def _begin(
         self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None, *, must: bool
