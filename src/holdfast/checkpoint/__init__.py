@@ -11,7 +11,7 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `tree` | a nested state as flat leaves and a skeleton of its shape |
 | `engine` | one rank's saves, from the call until they are durable |
 | `plan` | who writes what, and where (`image`: as bytes; `layout`: what of it the writing process knows) |
-| `stage` | live tensors into an `arena`, shared memory that holds one snapshot |
+| `stage` | live tensors into an `arena`, shared memory that holds one snapshot (`seats`: saves take turns in them) |
 | `writer` | the trainer's side of the writing process (`messages`: what they say to each other) |
 | `writing_process` | which outlives the trainer, and for each save does `persist`: write, attest, commit |
 | `disk` | files at the disk's own speed, with `checksums` of each block |

@@ -21,18 +21,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from holdfast.checkpoint.arena import Arena, ArenaError, State
-from holdfast.checkpoint.checksums import DIGEST_BYTES
+from holdfast.checkpoint.arena import ArenaError, State
 from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.contents import Contents, collect
 from holdfast.checkpoint.folders import remove_leftovers
 from holdfast.checkpoint.plan import Plan, make_plan
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.seats import Seat, Seats
 from holdfast.checkpoint.stage import (
     Snapshot,
     copy_into,
@@ -46,8 +45,6 @@ from holdfast.checkpoint.writer import NotAttestedError, Writer
 from holdfast.core.errors import BadUse, HoldfastError, SaveFailed
 
 _logger = logging.getLogger("holdfast")
-_ARENAS: Final = 2
-"""One is written while the next step is copied into the other."""
 _ADVICE: Final = (
     "Only an optimizer's step may change it before the copy is made; a loop without one calls ckpt.before_update() "
     "first. From now on it is copied in the call."
@@ -98,16 +95,6 @@ class _Job:
     fence_s: float = 0.0
 
 
-@dataclass(eq=False)
-class _Seat:
-    """An arena, as this engine uses it."""
-
-    arena: Arena
-    number: int
-    views: list[torch.Tensor | None]
-    used: bool = False
-
-
 class Engine:
     """Saves the state of one rank, with those of the others."""
 
@@ -117,8 +104,7 @@ class Engine:
         self._options = options
         self._writer = Writer(timeout_s=options.timeout_s, max_write_bytes_s=options.max_write_bytes_s)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-stage")
-        self._seats: list[_Seat] = []
-        self._seat_freed = threading.Condition()
+        self._seats = Seats(self._writer)
         self._plan: Plan | None = None
         self._layout = 0
         self._early: set[int] = set()
@@ -237,12 +223,12 @@ class Engine:
 
     def _stage(self, job: _Job, ranks: Ranks) -> None:
         """Copy one save's state and order it to be written. Collective, in the thread."""
-        seat: _Seat | None = None
+        seat: Seat | None = None
 
         def copy() -> None:
             nonlocal seat
             assert self._plan is not None, "all have agreed on one"
-            seat = self._take_seat(self._plan)
+            seat = self._seats.take(self._plan)
             self._copy(job, self._plan, seat)
 
         try:
@@ -257,7 +243,7 @@ class Engine:
             if seat is not None:
                 with contextlib.suppress(ArenaError):  # it is free already
                     seat.arena.move(State.FREE, seat.arena.generation)
-                self._free(seat)
+                self._seats.free(seat)
             job.outcome.set_exception(
                 error
                 if isinstance(error, HoldfastError)
@@ -279,7 +265,7 @@ class Engine:
             if plan is not None and fits:
                 job.sources = self._sources(plan, job)
                 fits = not overlong(plan, job.sources)
-            return job.order.step, fits, self._has_seat(), job.must
+            return job.order.step, fits, self._seats.has_free(), job.must
 
         steps, fits, seats, musts = zip(*ranks.together(look), strict=True)
         if len(set(steps)) > 1:
@@ -311,40 +297,13 @@ class Engine:
         self._early = set(early_places(contents.tensors))
         self._early |= {place for place, tensor in enumerate(contents.tensors) if id(tensor) in unsteady}
 
-    def _has_seat(self) -> bool:
-        with self._seat_freed:
-            return len(self._seats) < _ARENAS or any(not seat.used for seat in self._seats)
-
-    def _take_seat(self, plan: Plan) -> _Seat:
-        """An arena that may be copied into, once there is one."""
-        with self._seat_freed:
-            while True:
-                seat = next((each for each in self._seats if not each.used), None)
-                if seat is None and len(self._seats) < _ARENAS:
-                    seat = self._new_seat(plan)
-                if seat is not None:
-                    seat.used = True
-                    return seat
-                self._seat_freed.wait()
-
-    def _new_seat(self, plan: Plan) -> _Seat:
-        arena = Arena.make(plan.image.size_bytes, DIGEST_BYTES * len(plan.pieces))
-        plan.image.write_frames(arena.image)
-        seat = _Seat(arena, self._writer.share_arena(arena), plan.image.views(arena.image))
-        self._seats.append(seat)
-        return seat
-
     def _let_go_of_seats(self) -> None:
-        numbers = []
-        for seat in self._seats:
-            seat.views.clear()
-            numbers.append(seat.number)
-        self._seats.clear()
+        numbers = self._seats.forget()
         if self._plan is not None:
             self._writer.forget(numbers, [self._layout])
         self._plan = None
 
-    def _copy(self, job: _Job, plan: Plan, seat: _Seat) -> None:
+    def _copy(self, job: _Job, plan: Plan, seat: Seat) -> None:
         arena = seat.arena
         generation = arena.begin(job.order.step, plan.digest)
         copy_into(plan, arena.image, seat.views, job.sources)
@@ -357,7 +316,7 @@ class Engine:
         job.sources.clear()
         arena.move(State.SEALED, generation)
 
-    def _order(self, job: _Job, plan: Plan, seat: _Seat) -> None:
+    def _order(self, job: _Job, plan: Plan, seat: Seat) -> None:
         ended = self._writer.save(
             job.order,
             arena=seat.number,
@@ -368,8 +327,8 @@ class Engine:
         size_bytes = plan.layout.size_bytes
         ended.add_done_callback(lambda done: self._ended(job, seat, plan, size_bytes, done))
 
-    def _ended(self, job: _Job, seat: _Seat, plan: Plan, size_bytes: int, done: "Future[float]") -> None:
-        self._free(seat)
+    def _ended(self, job: _Job, seat: Seat, plan: Plan, size_bytes: int, done: "Future[float]") -> None:
+        self._seats.free(seat)
         error = done.exception()
         if isinstance(error, NotAttestedError):
             names = names_of(plan, error.pieces)
@@ -411,11 +370,6 @@ class Engine:
     def _copy_early(self, job: _Job, names: list[str]) -> None:
         self._unsteady.update(names)
         self._choose_early(job.contents)
-
-    def _free(self, seat: _Seat) -> None:
-        with self._seat_freed:
-            seat.used = False
-            self._seat_freed.notify_all()
 
 
 def _some(names: list[str]) -> str:
