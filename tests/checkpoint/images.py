@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, replace
 
+from holdfast.checkpoint import persist as persisting
 from holdfast.checkpoint.arena import PAGE_BYTES, Arena, State
 from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.disk import Pace, piece_digests
 from holdfast.checkpoint.layout import Layout, Piece, Shard
-from holdfast.checkpoint.persist import persist
 from holdfast.checkpoint.retention import Retention
 
 
@@ -23,14 +23,17 @@ class Part:
     live: bytes
 
     def persist(self, order, *, live=None, wait=None, progress=lambda _: None):
-        persist(
-            order,
-            self.layout,
-            self.memory,
-            self.live if live is None else live,
-            wait=wait or no_waiting,
-            pace=Pace(None),
-            progress=progress,
+        persisting.persist(
+            persisting.Part(
+                order=order,
+                layout=self.layout,
+                image=self.memory,
+                live=self.live if live is None else live,
+                await_copy=lambda _count: None,
+                wait=wait or no_waiting,
+                pace=Pace(None),
+                progress=progress,
+            )
         )
 
 
@@ -63,11 +66,21 @@ def sealed(layout, fill):
 
 
 def seal(arena, layout, fill):
-    generation = arena.begin(fill, bytes(16))
+    generation = half_copied(arena, layout, fill, files=len(layout.shards))
+    arena.move(State.SEALED, generation)
+    return generation
+
+
+def half_copied(arena, layout, fill, files):
+    """Begin a use whose first `files` files are there; the notes tell of all of them."""
     for shard in layout.shards:
         arena.image[shard.offset : shard.offset + shard.size_bytes] = bytes([fill]) * shard.size_bytes
+    generation = arena.begin(fill, bytes(16))
     arena.notes[: 8 * len(layout.pieces)] = piece_digests(arena.image, layout.pieces)
-    arena.move(State.SEALED, generation)
+    for shard in layout.shards[files:]:
+        arena.image[shard.offset : shard.offset + shard.size_bytes] = bytes(shard.size_bytes)
+    if files:
+        arena.advance(layout.shards[files - 1].offset + layout.shards[files - 1].size_bytes, generation)
     return generation
 
 

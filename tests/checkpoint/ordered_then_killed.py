@@ -1,4 +1,6 @@
-"""Orders a slow save of step 2 and waits to be killed; run as `ordered_then_killed.py FOLDER PIECES_S FORKS`.
+"""Orders a slow save of step 2 and waits to be killed; run as `ordered_then_killed.py FOLDER BYTES_S FORKS FILES`.
+
+FILES files are copied, all of them are ten.
 
 Prints the process ids of the one that writes, and of a child that holds what this process holds, or 0.
 """
@@ -8,14 +10,18 @@ import signal
 import sys
 from pathlib import Path
 
-from images import hand_made, order_of, sealed
+from images import half_copied, hand_made, order_of, sealed
 
+from holdfast.checkpoint.arena import State
 from holdfast.checkpoint.writer import Writer
 
 
-def main(folder, max_write_bytes_s, forks):
+def main(folder, max_write_bytes_s, forks, files):
     layout = hand_made(sizes=[4096] * 10)
     arena = sealed(layout, 2)
+    if files < len(layout.shards):
+        arena.move(State.FREE, arena.generation)
+        half_copied(arena, layout, 2, files)
     writer = Writer(timeout_s=60, max_write_bytes_s=max_write_bytes_s)
     ended = writer.save(
         order_of(folder, 2),
@@ -34,4 +40,4 @@ def main(folder, max_write_bytes_s, forks):
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "forks")
+    main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3] == "forks", int(sys.argv[4]))

@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from images import again, hand_made, is_whole, order_of, seal, sealed
+from images import again, half_copied, hand_made, is_whole, order_of, seal, sealed
 
 from holdfast.checkpoint import writer as writer_module
 from holdfast.checkpoint.arena import State
@@ -361,13 +361,83 @@ def test_sharing_an_arena_with_the_process_leaves_its_lock_alone(bench):
     assert code == 7
 
 
+def following(made, files):
+    """Order a save whose first files alone are copied, and wait until these are written."""
+    made.arena.move(State.FREE, made.arena.generation)
+    generation = half_copied(made.arena, made.layout, 1, files)
+    ended = made.again(order_of(made.folder, 1))
+    until(lambda: len(list(made.folder.glob(".step-*/*.xxh3"))) == files)
+    assert made.arena.state is State.COPYING
+    return generation, ended
+
+
+def copy_the_rest(made, generation):
+    size_bytes = made.layout.shards[-1].offset + made.layout.shards[-1].size_bytes
+    made.arena.image[:size_bytes] = bytes([1]) * size_bytes
+    made.arena.move(State.SEALED, generation)
+
+
+def test_what_is_copied_is_written_while_the_rest_is_still_being_copied(bench):
+    made = bench()
+    generation, ended = following(made, files=4)
+    copy_the_rest(made, generation)
+    ended.result(ENDS_S)
+    assert made.is_whole(1)
+    assert made.arena.state is State.COMMITTED
+
+
+def test_one_that_is_killed_while_it_follows_the_copy_is_replaced_by_one_that_does(bench):
+    made = bench()
+    generation, ended = following(made, files=4)
+    first = made.writer.pid
+    kill(first)
+    until(lambda: made.writer.pid != first)
+    copy_the_rest(made, generation)
+    ended.result(ENDS_S)
+    assert made.is_whole(1)
+
+
+def test_a_snapshot_that_is_given_up_while_it_is_written_leaves_nothing(bench):
+    made = bench()
+    generation, ended = following(made, files=4)
+    made.arena.move(State.FREE, generation)
+    with pytest.raises(SaveFailed, match="given up"):
+        ended.result(ENDS_S)
+    assert list(made.folder.iterdir()) == []
+
+
+def test_a_copy_that_never_goes_on_fails_the_save_once_it_took_too_long(bench):
+    made = bench(timeout_s=0.2)
+    made.arena.move(State.FREE, made.arena.generation)
+    half_copied(made.arena, made.layout, 1, files=0)
+    ended = made.again(order_of(made.folder, 1))
+    with pytest.raises(SaveFailed, match="snapshot was not copied"):
+        ended.result(ENDS_S)
+    assert made.arena.state is State.FREE
+    assert list(made.folder.iterdir()) == []
+
+
+def test_a_trainer_that_is_killed_while_it_copies_leaves_nothing(bench):
+    made = bench()
+    made.save(1).result(ENDS_S)
+    script = Path(__file__).parent / "ordered_then_killed.py"
+    command = [sys.executable, script, made.folder, str(1 << 30), "alone", "6"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
+        pid, _ = map(int, trainer.stdout.readline().split())
+        until(lambda: len(list(made.folder.glob(".step-*/*.xxh3"))) == 6)
+        trainer.kill()
+        trainer.wait()
+        assert has_ended(pid)
+    assert [path.name for path in made.folder.iterdir()] == ["step-0000000001"]
+
+
 @pytest.mark.parametrize("forks", ["forks", "alone"])
 def test_what_a_trainer_ordered_is_saved_though_it_is_killed_and_its_writer_ends_by_itself(bench, forks):
     """Also where a child of the trainer, such as one that loads data, still holds the other end of the line."""
     made = bench()
     made.save(1).result(ENDS_S)
     script = Path(__file__).parent / "ordered_then_killed.py"
-    command = [sys.executable, script, made.folder, str(4096 * 10), forks]
+    command = [sys.executable, script, made.folder, str(4096 * 10), forks, "10"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as trainer:
         pid, child = map(int, trainer.stdout.readline().split())
         try:

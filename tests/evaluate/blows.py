@@ -21,15 +21,17 @@ class Blows:
         self.killed_s: dict[int, float] = {}
         self.kept: list[tuple[float, set[str]]] = []
 
-    def strike(self, role: Role, number: signal.Signals = signal.SIGKILL) -> int:
-        """Send a signal to one process of a role, as soon as there is one; returns its pid."""
+    def strike(self, *roles: Role, number: signal.Signals = signal.SIGKILL) -> int:
+        """Send a signal to one process of one of the roles, as soon as there is any; returns its pid."""
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
-            engines, by_agent = self.evaluation.processes()["engine"], self.evaluation.engines_by_agent()
-            now_s = time.monotonic()
+            now_s, processes = time.monotonic(), self.evaluation.processes()
+            engines, by_agent = processes["engine"], self.evaluation.engines_by_agent()
+            living = [role for role in roles if processes[role]]
+            role = self.chance.choice(living or roles)
             if pid := self.evaluation.strike(role, self.chance, number):
                 break
-            assert now_s < deadline_s, f"there is no {role}"
+            assert now_s < deadline_s, f"there is no {' or '.join(roles)}"
         self._remember({"engine": [pid], "node": by_agent.get(pid, []), "command": engines}.get(role, []), now_s)
         return pid
 

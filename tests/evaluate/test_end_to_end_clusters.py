@@ -163,7 +163,7 @@ def test_a_command_on_ray_is_killed(ray_cluster, struck):
     one.gate.open()
     _, alive = psutil.wait_procs(left, timeout=PATIENCE_S)
     assert not alive
-    assert '"state":"stopped"' in one.evaluation.paths.timeline.read_text()
+    wait_until(lambda: '"state":"stopped"' in one.evaluation.paths.timeline.read_text())  # the coordinator ends last
     assert one.evaluation.resume().wait(PATIENCE_S) == 0, one.evaluation.output()
     one.check()
 

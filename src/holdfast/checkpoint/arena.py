@@ -9,8 +9,9 @@ is killed, and a restarted rank finds what was sealed.
               ▼ given up   └────────┘
              FREE
 
-The trainer moves it up to SEALED, the writing process from there to COMMITTED. Each use has a generation: a report on
-an earlier one changes nothing.
+The trainer moves it up to SEALED, the writing process from there to COMMITTED. While it is copied, a mark tells how
+far, so that what is there can be written already; whether it becomes a checkpoint is known once it is sealed. Each use
+has a generation: a report on an earlier one changes nothing.
 """
 
 import enum
@@ -21,18 +22,19 @@ import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import available_memory_bytes
 
 PAGE_BYTES: Final = 4096
 _MAGIC: Final = b"HFARENA1"
-_HEADER: Final = struct.Struct("<8sI4xQqQ16s")
-"""Magic, state, generation, step, capacity in bytes, digest of the layout."""
+_HEADER: Final = struct.Struct("<8sI4xQqQ16sQ")
+"""Magic, state, generation, step, capacity in bytes, digest of the layout, how many bytes are copied."""
 _STATE: Final = slice(8, 12)
 _USE: Final = struct.Struct("<Qq8x16s")
 _USE_AT: Final = 16
+_COPIED: Final = slice(_HEADER.size - 8, _HEADER.size)
 _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_WRITE: Final = 23
 """Linux 5.14: the pages are there before the first copy, which takes five times as long into fresh ones."""
@@ -61,6 +63,13 @@ _ENTERED_FROM: Final = {
 }
 
 
+class Progress(NamedTuple):
+    """`copied`: so many bytes of the image are there while it is COPYING, all from SEALED on."""
+
+    state: State
+    copied: int
+
+
 class Arena:
     """One arena, as one process maps it."""
 
@@ -74,7 +83,7 @@ class Arena:
         self.fd = fd
         self._threads = threading.Lock()
         self._map = mmap.mmap(fd, os.fstat(fd).st_size)
-        magic, _state, _generation, _step, self.capacity_bytes, _layout = _HEADER.unpack_from(self._map)
+        magic, _state, _generation, _step, self.capacity_bytes, *_ = _HEADER.unpack_from(self._map)
         if magic != _MAGIC:
             raise ArenaError("This is no arena. Start the job anew.")
 
@@ -97,7 +106,7 @@ class Arena:
         fd = os.memfd_create("holdfast-arena", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(fd, 0, PAGE_BYTES + capacity + notes)
-            os.pwrite(fd, _HEADER.pack(_MAGIC, State.FREE, 0, -1, capacity, bytes(16)), 0)
+            os.pwrite(fd, _HEADER.pack(_MAGIC, State.FREE, 0, -1, capacity, bytes(16), 0), 0)
             made = cls(fd)
         except BaseException:
             os.close(fd)
@@ -148,8 +157,30 @@ class Arena:
         with self._alone():
             self._check(State.COPYING)
             generation = self.generation + 1
-            _HEADER.pack_into(self._map, 0, _MAGIC, State.COPYING, generation, step, self.capacity_bytes, layout)
+            _HEADER.pack_into(self._map, 0, _MAGIC, State.COPYING, generation, step, self.capacity_bytes, layout, 0)
         return generation
+
+    def advance(self, copied_bytes: int, generation: int) -> None:
+        """Say that the first `copied_bytes` of the image are there.
+
+        Raises:
+            ArenaError: it is not being copied into any more, in this use.
+        """
+        with self._alone():  # a processor that reorders stores does not do so across the lock
+            self._check_use(generation)
+            if self.state is not State.COPYING:
+                raise ArenaError(f"The arena is {self.state.name}, and nothing is copied into it.")
+            self._map[_COPIED] = copied_bytes.to_bytes(8, "little")
+
+    def progress(self, generation: int) -> Progress:
+        """How far the copy is.
+
+        Raises:
+            ArenaError: it is used for something else by now.
+        """
+        with self._alone():
+            self._check_use(generation)
+            return Progress(self.state, int.from_bytes(self._map[_COPIED], "little"))
 
     def move(self, state: State, generation: int) -> None:
         """Enter `state`, in the use that `generation` tells.
@@ -158,8 +189,7 @@ class Arena:
             ArenaError: it may not be entered from the state it is in, or the arena is used for something else by now.
         """
         with self._alone():
-            if generation != self.generation:
-                raise ArenaError(f"The arena is in its use {self.generation}; {generation} is over.")
+            self._check_use(generation)
             self._check(state)
             self._map[_STATE] = int(state).to_bytes(4, "little")
 
@@ -170,6 +200,10 @@ class Arena:
         except BufferError:
             del self._map
         os.close(self.fd)
+
+    def _check_use(self, generation: int) -> None:
+        if generation != self.generation:
+            raise ArenaError(f"The arena is in its use {self.generation}; {generation} is over.")
 
     def _check(self, state: State) -> None:
         now = self.state

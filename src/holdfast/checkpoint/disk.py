@@ -59,6 +59,7 @@ def write_file(
     pieces: Sequence[Piece] = (),
     *,
     pace: Pace | None = None,
+    await_bytes: Callable[[int], None] = lambda _: None,
     progress: Callable[[int], None] = lambda _: None,
 ) -> Written:
     """Write the first `size_bytes` of `data` to the file `path` and make it durable; what was there is gone.
@@ -69,6 +70,7 @@ def write_file(
         size_bytes: how much of it is the file.
         pieces: parts of it to hash by themselves, offsets from the begin of `data`, in their order.
         pace: a limit to the rate.
+        await_bytes: called before so many bytes of `data` are read; returns once they are there.
         progress: told the bytes of each chunk that is written.
 
     Raises:
@@ -84,6 +86,7 @@ def write_file(
     def write(number: int) -> tuple[bytes, bytes]:
         at = number * CHUNK_BYTES
         end = min(at + CHUNK_BYTES, size_bytes)
+        await_bytes(end)
         blocks = digests_of(data[at:end])
         hashed = piece_digests(data, in_chunk.get(number, ()))
         time.sleep(limit.wait_s(end - at))

@@ -4,7 +4,7 @@ What happens where:
 
 | in the call | in a thread, while forward and backward run | in the writing process |
 |---|---|---|
-| take stock, copy small tensors, digest all | see that all ranks' plans fit, copy, seal | write, check, commit |
+| take stock, copy small tensors, digest all | see that all ranks' plans fit, copy, seal | follow it, check, commit |
 
 The optimizer's step waits for the thread (the fence), nothing waits for the writing process but the save that finds no
 arena free, and whoever asks for the result.
@@ -79,7 +79,7 @@ class Saved:
 
 @dataclass(eq=False)
 class _Job:
-    """One save. `must`: it is not skipped. `error`: why this rank could not even take stock."""
+    """One save. `must`: it is not skipped. `error`: why this rank could not take stock; `failure`: why not copy."""
 
     order: Order
     began_s: float
@@ -89,6 +89,7 @@ class _Job:
     sources: list[Any] = field(default_factory=list)
     digests: bytes | None = None
     error: Exception | None = None
+    failure: Exception | None = None
     outcome: "Future[Saved | None]" = field(default_factory=Future)
     staged: threading.Event = field(default_factory=threading.Event)
     call_s: float = 0.0
@@ -165,7 +166,7 @@ class Engine:
         staging = self._thread.submit(self._stage, job, ranks)
         if blocking:
             staging.result()
-            if job.outcome.done() and (failed := job.outcome.exception()) is not None:
+            if (job.failure is not None or job.outcome.done()) and (failed := job.outcome.exception()) is not None:
                 raise failed
         job.call_s = time.monotonic() - began_s
         return job.outcome
@@ -222,36 +223,48 @@ class Engine:
         return sources(plan, job.contents.leaves(plan.structure), job.snapshot)
 
     def _stage(self, job: _Job, ranks: Ranks) -> None:
-        """Copy one save's state and order it to be written. Collective, in the thread."""
+        """Order one save to be written, and copy its state, which the writing follows. Collective, in the thread."""
         seat: Seat | None = None
+        generation = 0
 
-        def copy() -> None:
-            nonlocal seat
+        def begin() -> None:
+            nonlocal seat, generation
             assert self._plan is not None, "all have agreed on one"
             seat = self._seats.take(self._plan)
-            self._copy(job, self._plan, seat)
+            generation = seat.arena.begin(job.order.step, self._plan.digest)
+            if job.digests is not None:
+                seat.arena.notes[: len(job.digests)] = job.digests
 
+        ordered = False
         try:
             if not self._agree(job, ranks):
                 job.outcome.set_result(None)
                 return
-            ranks.together(copy)
+            ranks.together(begin)
             assert self._plan is not None, "all have agreed on one"
-            assert seat is not None, "it was copied into"
-            self._order(job, self._plan, seat)
+            assert seat is not None, "it was taken"
+            self._order(job, self._plan, seat, generation)
+            ordered = True
+            self._copy(job, self._plan, seat, generation)
         except Exception as error:
-            if seat is not None:
-                with contextlib.suppress(ArenaError):  # it is free already
-                    seat.arena.move(State.FREE, seat.arena.generation)
-                self._seats.free(seat)
-            job.outcome.set_exception(
+            failure = (
                 error
                 if isinstance(error, HoldfastError)
                 else SaveFailed(f"Step {job.order.step} was not saved: {error}. Look at the log of this rank.")
             )
+            if ordered and not isinstance(error, ArenaError):  # else the writing has failed, and says why
+                job.failure = failure
+            if seat is not None:
+                with contextlib.suppress(ArenaError):  # it is free already
+                    seat.arena.move(State.FREE, generation)
+            if not ordered:
+                if seat is not None:
+                    self._seats.free(seat)
+                job.outcome.set_exception(failure)
         finally:
+            job.sources.clear()
             job.staged.set()
-            if job.outcome.done():
+            if not ordered:
                 self._land(job)
 
     def _agree(self, job: _Job, ranks: Ranks) -> bool:
@@ -303,24 +316,25 @@ class Engine:
             self._writer.forget(numbers, [self._layout])
         self._plan = None
 
-    def _copy(self, job: _Job, plan: Plan, seat: Seat) -> None:
+    def _copy(self, job: _Job, plan: Plan, seat: Seat, generation: int) -> None:
+        """Copy and seal; where that fails, whoever writes it hears of it by the arena's state.
+
+        Raises:
+            ArenaError: the writing has failed meanwhile.
+            SaveFailed: something changed while it was copied.
+        """
         arena = seat.arena
-        generation = arena.begin(job.order.step, plan.digest)
-        copy_into(plan, arena.image, seat.views, job.sources)
+        copy_into(plan, arena.image, seat.views, job.sources, lambda copied: arena.advance(copied, generation))
         changed = job.snapshot.changed()
-        job.staged.set()
         if changed:
             raise self._changed(job, {id(job.contents.tensors[place]) for place in changed})
-        if job.digests is not None:
-            arena.notes[: len(job.digests)] = job.digests
-        job.sources.clear()
         arena.move(State.SEALED, generation)
 
-    def _order(self, job: _Job, plan: Plan, seat: Seat) -> None:
+    def _order(self, job: _Job, plan: Plan, seat: Seat, generation: int) -> None:
         ended = self._writer.save(
             job.order,
             arena=seat.number,
-            generation=seat.arena.generation,
+            generation=generation,
             layout=self._layout,
             attested_bytes=len(job.digests or b""),
         )
@@ -328,8 +342,9 @@ class Engine:
         ended.add_done_callback(lambda done: self._ended(job, seat, plan, size_bytes, done))
 
     def _ended(self, job: _Job, seat: Seat, plan: Plan, size_bytes: int, done: "Future[float]") -> None:
+        job.staged.wait()
         self._seats.free(seat)
-        error = done.exception()
+        error = job.failure or done.exception()
         if isinstance(error, NotAttestedError):
             names = names_of(plan, error.pieces)
             self._copy_early(job, names)
@@ -337,7 +352,6 @@ class Engine:
                 f"Step {job.order.step} was not saved: what was staged of {_some(names)} is not what it was when save "
                 f"was called. {_ADVICE}"
             )
-        job.staged.wait()
         if error is not None:
             job.outcome.set_exception(error)
         else:

@@ -1,4 +1,4 @@
-"""One save in the writing process: a sealed image to durable files, attested, and its part in the commit.
+"""One save in the writing process: an image to durable files, attested, and its part in the commit.
 
 Nothing here needs torch.
 """
@@ -6,7 +6,7 @@ Nothing here needs torch.
 import logging
 import os
 from collections.abc import Callable
-from pathlib import Path
+from dataclasses import dataclass
 
 from holdfast.checkpoint.catalog import scan
 from holdfast.checkpoint.checksums import DIGEST_BYTES, SIDECAR_SUFFIX, checksum_of_digests
@@ -41,26 +41,34 @@ class NotAttested(RankFailed):
         self.pieces = pieces
 
 
-def persist(
-    order: Order,
-    layout: Layout,
-    image: memoryview,
-    live: bytes | None,
-    *,
-    wait: Callable[[], None],
-    pace: Pace,
-    progress: Callable[[int], None],
-) -> None:
-    """Write this rank's part of a save and see the save through. Once it returns, the checkpoint is durable.
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """One rank's part of a save, and whom to ask and to tell meanwhile.
 
-    Args:
+    Attributes:
         order: the save.
         layout: of the image.
-        image: the memory of the image, sealed.
+        image: the memory of the image, which may still be copied into.
         live: the digests of the live tensors, piece by piece; None: the save is not attested.
+        await_copy: returns once so many bytes of the image are there; with None, once all of it is sealed. It raises
+            where that will never be.
         wait: called while other ranks are waited for; raises where there has been enough of it.
         pace: a limit to the rate.
         progress: told the bytes of each chunk that is written.
+    """
+
+    order: Order
+    layout: Layout
+    image: memoryview
+    live: bytes | None
+    await_copy: Callable[[int | None], None]
+    wait: Callable[[], None]
+    pace: Pace
+    progress: Callable[[int], None]
+
+
+def persist(part: Part) -> None:
+    """Write a rank's part of a save and see the save through. Once it returns, the checkpoint is durable.
 
     Raises:
         NotAttested: the image is not what `live` was taken of.
@@ -68,21 +76,14 @@ def persist(
         ManifestError: what a rank says is not what its files are.
         OSError: it is not durable.
     """
-    if not is_committed(order):  # else by a process that died before it could say so
-        _see_through(order, layout, image, live, wait, pace, progress)
-    if layout.rank == 0:
-        _delete_superfluous(order)
+    if not is_committed(part.order):  # else by a process that died before it could say so
+        _see_through(part)
+    if part.layout.rank == 0:
+        _delete_superfluous(part.order)
 
 
-def _see_through(
-    order: Order,
-    layout: Layout,
-    image: memoryview,
-    live: bytes | None,
-    wait: Callable[[], None],
-    pace: Pace,
-    progress: Callable[[int], None],
-) -> None:
+def _see_through(part: Part) -> None:
+    order, layout = part.order, part.layout
     staging = None
     try:
         if layout.rank:
@@ -91,9 +92,9 @@ def _see_through(
         else:
             staging = Staging(order.folder, order.step, order.save)
         if not has_left_note(order, layout.rank):
-            leave_note(order, layout.rank, _write(order, layout, image, live, pace, progress))
+            leave_note(order, layout.rank, _write(part))
         if staging is None:
-            await_commit(order, wait)
+            await_commit(order, part.wait)
         else:
             commit(
                 order,
@@ -101,7 +102,7 @@ def _see_through(
                 world_size=layout.world_size,
                 torch=layout.torch,
                 metadata=layout.metadata,
-                wait=wait,
+                wait=part.wait,
             )
     except BaseException as error:
         if isinstance(error, Exception):
@@ -115,21 +116,15 @@ def _see_through(
         raise
 
 
-def _write(
-    order: Order,
-    layout: Layout,
-    image: memoryview,
-    live: bytes | None,
-    pace: Pace,
-    progress: Callable[[int], None],
-) -> list[FileEntry]:
+def _write(part: Part) -> list[FileEntry]:
     """This rank's files, and that they are what was live."""
     files, found = [], b""
-    for shard in layout.shards:
-        entry, digests = _write_shard(order.staging, shard, layout.pieces, image, pace, progress)
+    for shard in part.layout.shards:
+        entry, digests = _write_shard(part, shard)
         files.append(entry)
         found += digests
-    _attest(found, live)
+    part.await_copy(None)
+    _attest(found, part.live)
     return files
 
 
@@ -137,21 +132,19 @@ def _names(shard: Shard) -> tuple[str, str]:
     return shard.name, shard.name + SIDECAR_SUFFIX
 
 
-def _write_shard(
-    folder: Path,
-    shard: Shard,
-    pieces: tuple[Piece, ...],
-    image: memoryview,
-    pace: Pace,
-    progress: Callable[[int], None],
-) -> tuple[FileEntry, bytes]:
-    own = [
-        Piece(piece.offset - shard.offset, piece.length)
-        for piece in pieces
-        if shard.offset <= piece.offset < shard.offset + shard.size_bytes
-    ]
-    path = folder / shard.name
-    written = write_file(path, image[shard.offset :], shard.size_bytes, own, pace=pace, progress=progress)
+def _write_shard(part: Part, shard: Shard) -> tuple[FileEntry, bytes]:
+    begin, end = shard.offset, shard.offset + shard.size_bytes
+    own = [Piece(piece.offset - begin, piece.length) for piece in part.layout.pieces if begin <= piece.offset < end]
+    path = part.order.staging / shard.name
+    written = write_file(
+        path,
+        part.image[begin:],
+        shard.size_bytes,
+        own,
+        pace=part.pace,
+        await_bytes=lambda count: part.await_copy(begin + count),
+        progress=part.progress,
+    )
     with path.with_name(path.name + SIDECAR_SUFFIX).open("wb") as sidecar:
         sidecar.write(written.blocks)
         sidecar.flush()

@@ -8,7 +8,7 @@ before and after; and where a save is attested, the digests taken before must be
 
 import ctypes
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
 from holdfast.checkpoint.disk import piece_digests
-from holdfast.checkpoint.layout import Piece
+from holdfast.checkpoint.layout import CHUNK_BYTES, Piece
 from holdfast.checkpoint.plan import Plan, serialized
 
 EARLY_BYTES: Final = 16 << 10
@@ -81,9 +81,30 @@ def overlong(plan: Plan, sources: Sequence[Any]) -> bool:
     )
 
 
-def copy_into(plan: Plan, memory: memoryview, views: Sequence[torch.Tensor | None], sources: Sequence[Any]) -> None:
-    """Copy `sources` into the memory of an image; Python's lock is free while bytes move."""
+def copy_into(
+    plan: Plan,
+    memory: memoryview,
+    views: Sequence[torch.Tensor | None],
+    sources: Sequence[Any],
+    copied: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Copy `sources` into the memory of an image; Python's lock is free while bytes move.
+
+    Args:
+        plan: of the image.
+        memory: the image's.
+        views: its tensors, None for a plain value.
+        sources: what to copy into each.
+        copied: told from time to time how many bytes of the image are there, counted from its begin.
+    """
     group: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+
+    def copy_group() -> None:
+        if group[0]:
+            torch._foreach_copy_(*group)
+            group[0].clear()
+            group[1].clear()
+
     with torch.no_grad():
         for blob, view, source in zip(plan.image.blobs, views, sources, strict=True):
             if view is None:
@@ -91,15 +112,18 @@ def copy_into(plan: Plan, memory: memoryview, views: Sequence[torch.Tensor | Non
                 memory[blob.data_offset : end] = source
                 memory[end : blob.data_offset + blob.data_bytes] = bytes(blob.data_bytes - len(source))
             elif blob.data_bytes >= _LARGE_BYTES and _is_plain_memory(source):
-                ctypes.memmove(view.data_ptr(), source.data_ptr(), blob.data_bytes)
+                copy_group()
+                for at in range(0, blob.data_bytes, CHUNK_BYTES):
+                    size_bytes = min(CHUNK_BYTES, blob.data_bytes - at)
+                    ctypes.memmove(view.data_ptr() + at, source.data_ptr() + at, size_bytes)
+                    copied(blob.data_offset + at + size_bytes)
             else:
                 group[0].append(view)
                 group[1].append(source)
                 if len(group[0]) == _GROUP:
-                    torch._foreach_copy_(*group)
-                    group = ([], [])
-        if group[0]:
-            torch._foreach_copy_(*group)
+                    copy_group()
+                    copied(blob.offset + blob.length)
+        copy_group()
 
 
 def live_digests(plan: Plan, sources: Sequence[Any]) -> bytes:

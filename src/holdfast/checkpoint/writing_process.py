@@ -5,6 +5,7 @@ once the trainer is gone it ends those that it has, and then itself.
 """
 
 import argparse
+import contextlib
 import os
 import select
 import signal
@@ -14,16 +15,18 @@ import time
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.checkpoint.arena import Arena, State
-from holdfast.checkpoint.commit import Order
+from holdfast.checkpoint.arena import Arena, ArenaError, State
+from holdfast.checkpoint.commit import Order, RankFailed
 from holdfast.checkpoint.disk import Pace
 from holdfast.checkpoint.failures import explain
 from holdfast.checkpoint.layout import Layout
 from holdfast.checkpoint.messages import receive, send
-from holdfast.checkpoint.persist import NotAttested, persist
+from holdfast.checkpoint.persist import NotAttested, Part, persist
 
 ALIVE_EVERY_S: Final = 0.5
 _LOOK_EVERY_S: Final = 0.01
+_FOLLOW_EVERY_S: Final = 0.001
+"""How often it looks how far the copy is: 16 MiB take a few milliseconds."""
 _PIECES: Final = 1000
 """More are not named."""
 _NICENESS: Final = 5
@@ -39,6 +42,7 @@ class Service:
 
     def __init__(self, trainer: socket.socket) -> None:
         self._trainer = trainer
+        self._trainer_pidfds: list[int] = []
         self._arenas: dict[int, Arena] = {}
         self._layouts: dict[int, Layout] = {}
         self._written_bytes = 0
@@ -47,10 +51,10 @@ class Service:
     def serve(self, trainer_pid: int) -> None:
         """Take orders until the trainer is gone."""
         threading.Thread(target=self._say_alive, daemon=True).start()
-        alive = _pidfd(trainer_pid)
+        self._trainer_pidfds = _pidfd(trainer_pid)
         while True:
             # Not the socket's end alone: a process that the trainer forked may hold the other side open.
-            ready, _, _ = select.select([self._trainer.fileno(), *alive], [], [])
+            ready, _, _ = select.select([self._trainer.fileno(), *self._trainer_pidfds], [], [])
             if self._trainer.fileno() not in ready:
                 return
             try:
@@ -84,11 +88,6 @@ class Service:
         if (arena.generation, arena.state) == (generation, State.COMMITTED):  # by a process that died before it said so
             self._say({"ended": {**ended, "seconds": 0.0}})
             return
-        try:
-            arena.move(State.WRITING, generation)
-        except Exception as error:  # taken back, for a newer step
-            self._say({"ended": {**ended, "failed": str(error), "errno": None}})
-            return
         until_s = began_s + message["timeout_s"]
 
         def wait() -> None:
@@ -96,18 +95,45 @@ class Service:
                 raise TimeoutError(f"the other ranks were not through after {message['timeout_s']:g} s")
             time.sleep(_LOOK_EVERY_S)
 
+        def await_copy(count: int | None) -> None:
+            while (now := arena.progress(generation)).state is State.COPYING and (count is None or now.copied < count):
+                if self._is_trainer_gone():
+                    raise RankFailed("its trainer ended while the snapshot was copied")
+                if time.monotonic() > until_s:
+                    raise TimeoutError(f"the snapshot was not copied after {message['timeout_s']:g} s")
+                time.sleep(_FOLLOW_EVERY_S)
+            if now.state is State.FREE:
+                raise RankFailed("its snapshot was given up")
+            if now.state is State.SEALED:
+                arena.move(State.WRITING, generation)
+
         live = bytes(arena.notes[: message["attested_bytes"]]) if message["attested_bytes"] else None
         try:
-            pace = Pace(message["max_write_bytes_s"])
-            persist(order, layout, arena.image, live, wait=wait, pace=pace, progress=self._wrote)
+            await_copy(0)
+            persist(
+                Part(
+                    order=order,
+                    layout=layout,
+                    image=arena.image,
+                    live=live,
+                    await_copy=await_copy,
+                    wait=wait,
+                    pace=Pace(message["max_write_bytes_s"]),
+                    progress=self._wrote,
+                )
+            )
         except Exception as error:
             ended |= {"failed": explain(order, layout.size_bytes, error), "errno": getattr(error, "errno", None)}
             if isinstance(error, NotAttested):
                 ended["pieces"] = error.pieces[:_PIECES]
-            arena.move(State.FREE, generation)
+            with contextlib.suppress(ArenaError):  # the trainer has given it up
+                arena.move(State.FREE, generation)
         else:
             arena.move(State.COMMITTED, generation)
         self._say({"ended": {**ended, "seconds": time.monotonic() - began_s}})
+
+    def _is_trainer_gone(self) -> bool:
+        return bool(self._trainer_pidfds and select.select(self._trainer_pidfds, [], [], 0)[0])
 
     def _wrote(self, count: int) -> None:
         self._written_bytes += count
