@@ -21,7 +21,7 @@ coverage: $(VENV)/.dev $(VENV)/.debian
 	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term:skip-covered $(PYTEST_FLAGS)
 
 test-slow: $(VENV)/.dev $(VENV)/.debian
-	$(BIN)/python -m pytest -m slow $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -m slow --numprocesses auto --dist loadfile $(PYTEST_FLAGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -46,7 +46,10 @@ bench-quick: $(VENV)/.dev
 picture: $(VENV)/.dev $(VENV)/.debian
 	$(BIN)/python docs/images/make_pictures.py
 
-ci: lint test test-slow examples bench-quick
+# What is installed comes first, from both sources at once.
+ci:
+	$(MAKE) --jobs=2 $(VENV)/.dev $(VENV)/.debian
+	$(MAKE) lint test test-slow examples bench-quick
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
