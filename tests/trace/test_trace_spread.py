@@ -178,7 +178,7 @@ def test_a_killed_part_leaves_nothing_half_and_is_read_again(sources, alone, tmp
 
 
 @pytest.mark.slow
-def test_a_slurm_array_reads_the_parts(sources, alone, tmp_path_factory, monkeypatch):
+def test_a_slurm_array_reads_the_parts(sources, alone, tmp_path, tmp_path_factory, monkeypatch):
     if reason := PrivateSlurm.missing():
         pytest.skip(reason)
     with PrivateSlurm(tmp_path_factory.mktemp("s"), nodes=2, cpus=1) as slurm:
