@@ -74,6 +74,7 @@ def test_a_report_for_programs_names_what_was_left_out(jobs, tmp_path):
     assert {"id", "sentence", "value", "unit", "study", "holds", "why"} == set(answer["findings"][0])
 
 
+@pytest.mark.slow
 def test_workers_give_the_same_numbers_as_one_process(jobs, twin, tmp_path):
     lines = jobs.read_text().splitlines(keepends=True)
     parts = tmp_path / "jobs"

@@ -12,6 +12,8 @@ import torch.distributed.checkpoint as dcp
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import ledger_url
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):

@@ -56,6 +56,7 @@ def test_what_the_commands_say_of_an_evaluation_from_its_start_to_its_end(light,
     assert "took" in again
 
 
+@pytest.mark.slow
 def test_ctrl_c_then_resume_and_a_command_that_is_killed(light, suite, home):
     folder = home / "evaluations" / "x"
     process = light.start(
@@ -170,6 +171,7 @@ def invoked(home, *words) -> HoldfastError | str:
     return error if isinstance(error, HoldfastError) else error.format_message()
 
 
+@pytest.mark.slow
 def test_wrong_words_are_refused_before_anything_is_there(light, tmp_path, home):
     model, tasks = light.folder / "llama", ["--suite", "gsm8k"]
     model.mkdir(exist_ok=True)

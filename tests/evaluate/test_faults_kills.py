@@ -44,6 +44,7 @@ def test_one_of_each_kind_dies_and_the_scores_are_the_same(start):
     check(blows)
 
 
+@pytest.mark.slow
 def test_when_the_command_dies_all_ends_by_itself_and_resume_redoes_nothing(start):
     evaluation, command = start()
     blows = Blows(evaluation, seed=2)

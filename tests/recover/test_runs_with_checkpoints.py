@@ -35,7 +35,10 @@ def run_arguments(place, folder, *, size=1000, every=1000, steps=100_000):
     return ["run", "--name", "r", "--nproc", "2", "--", *job]
 
 
-@pytest.mark.parametrize("how", ["Ctrl-C", "SIGTERM", "runs stop"])
+@pytest.mark.parametrize(
+    "how",
+    [pytest.param("Ctrl-C", marks=pytest.mark.slow), "SIGTERM", pytest.param("runs stop", marks=pytest.mark.slow)],
+)
 def test_a_stop_saves_the_same_step_on_all_ranks_and_a_resume_goes_on_from_it(place, how):
     """Nothing is due for a thousand steps: what is saved was saved for the stop."""
     folder = place.folder / "checkpoints"
@@ -86,6 +89,7 @@ def test_resume_after_the_supervisor_was_killed_goes_on_from_the_last_checkpoint
     assert "r" in report.read_text()
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_in_one_clear_sentence_and_costs_no_good_checkpoint(place, small_disk, fill):
     folder = small_disk / "checkpoints"
     ballast = small_disk / "ballast"

@@ -283,6 +283,7 @@ def test_a_run_that_is_going_cannot_be_resumed_or_removed(place):
         process.communicate(timeout=30)
 
 
+@pytest.mark.slow
 def test_detached_runs_need_no_terminal(place):
     """Started from a shell whose session ends, followed, stopped and removed with other commands."""
     script = place.job(ENDLESS + "    print('step', step, flush=True)\n")
@@ -398,6 +399,7 @@ def test_a_closed_terminal_stops_the_run(place):
         assert ledger.run("r").outcome.startswith("Stopped by a closed terminal.")
 
 
+@pytest.mark.slow
 def test_a_frozen_guard_does_not_make_a_run_unstoppable(place):
     script = place.job(ENDLESS)
     with place.start("run", "--name", "r", "--", "python", script) as process:
