@@ -212,7 +212,7 @@ def test_places_beyond_the_tensors_are_no_matter(stage):
 def test_small_ones_are_early_large_ones_and_more_than_enough_are_not():
     small = torch.empty(EARLY_BYTES, dtype=torch.uint8)
     large = torch.empty(EARLY_BYTES + 1, dtype=torch.uint8)
-    assert early_places([large, small, large, torch.tensor(1)]) == [1, 3]
+    assert early_places([large, small, large, torch.tensor(1)]) == [3, 1], "the smallest first"
     enough = EARLY_ALL_BYTES // EARLY_BYTES
     assert early_places([small] * (enough + 10)) == list(range(enough))
 

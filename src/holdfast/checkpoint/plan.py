@@ -4,6 +4,7 @@ It holds until the state changes its shape on some rank. Planning is collective;
 """
 
 import io
+import operator
 import pickle
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -18,12 +19,12 @@ from torch.distributed.checkpoint.planner import SavePlan, WriteItem
 from torch.distributed.tensor import DTensor
 
 from holdfast.checkpoint import dcp
-from holdfast.checkpoint.contents import Contents
+from holdfast.checkpoint.contents import STRUCTURE, Contents, rank_structure
 from holdfast.checkpoint.image import Image, Need, lay_out, slot_bytes
 from holdfast.checkpoint.layout import Layout, pieces_of
 from holdfast.checkpoint.metadata import check_against_files
 from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.tree import Skeleton, merge_skeletons
+from holdfast.checkpoint.tree import PLAIN_TENSORS, Skeleton, merge_skeletons
 
 _Stored = tuple[MetadataIndex, str, int, int]
 """What DCP's metadata says of one item: file, offset, length in bytes."""
@@ -34,7 +35,7 @@ class Plan:
     """One rank's part.
 
     `items` are in the order of the image's blobs; `pieces` has the index of the blob that each attested piece belongs
-    to; `structure` is the skeleton of all ranks' state, on rank 0.
+    to; `structure` is the skeleton of all ranks' state, on rank 0; `fixed` are the skeletons that are saved, as bytes.
     """
 
     image: Image
@@ -44,11 +45,18 @@ class Plan:
     structure: Skeleton | None
     containers: str
     leaves: dict[str, Any]
+    fixed: dict[str, bytes]
     digest: bytes
 
     def fits(self, contents: Contents) -> bool:
         """Whether the state of this rank has the shape that it had."""
-        return self.containers == contents.containers and self.leaves == shapes(contents.leaves(self.structure))
+        if self.containers != contents.containers:
+            return False
+        leaves = contents.leaves(self.structure)
+        # Nothing is kept of thousands of them: Python would look for garbage meanwhile.
+        return self.leaves.keys() == leaves.keys() and all(
+            map(operator.eq, map(_shape, leaves.values()), map(self.leaves.__getitem__, leaves))
+        )
 
 
 def shapes(leaves: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,6 +132,7 @@ def make_plan(ranks: Ranks, contents: Contents, *, shard_bytes: int) -> Plan:
         structure=structure,
         containers=contents.containers,
         leaves=shapes(leaves),
+        fixed={name: serialized(leaves[name]) for name in (STRUCTURE, rank_structure(ranks.rank)) if name in leaves},
         digest=xxhash.xxh3_128_digest(repr([stored, image.shards]).encode()),
     )
 
@@ -142,6 +151,8 @@ def is_regular(leaf: Any) -> bool:
 
 
 def _shape(leaf: Any) -> Any:
+    if type(leaf) in PLAIN_TENSORS:
+        return leaf.dtype, leaf.shape
     if isinstance(leaf, DTensor):
         return leaf.dtype, leaf.shape, leaf.placements, leaf.device_mesh
     if isinstance(leaf, torch.Tensor):

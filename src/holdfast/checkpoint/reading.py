@@ -4,6 +4,7 @@ Only the blocks that the wanted parts lie in are read, past the page cache, seve
 digest in memory and copied from there to where it belongs. Nothing here needs torch.
 """
 
+import ctypes
 import errno
 import mmap
 import os
@@ -12,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from holdfast.checkpoint.checksums import (
     BLOCK_BYTES,
@@ -42,7 +43,9 @@ class Part(NamedTuple):
 
 
 class VerifiedFiles:
-    """The files of one checkpoint. `bytes_read`: of them, so far."""
+    """The files of one checkpoint. `bytes_read`: of them, so far; `tier`: where they are."""
+
+    tier: Literal["memory", "disk"] = "disk"
 
     def __init__(self, folder: Path, files: Iterable[FileEntry]) -> None:
         self._folder = folder
@@ -66,21 +69,25 @@ class VerifiedFiles:
             raise ManifestError(f"something lies beyond the end of {name}")
         digests = self._digests_of(entry)
         tasks = list(_tasks(sorted(parts, key=lambda part: part.offset), entry.size_bytes))
-        fd = _open(self._folder / name)
+        fd, origin = self._open(name)
         try:
             with ThreadPoolExecutor(min(_THREADS, max(len(tasks), 1))) as pool:
-                for _ in pool.map(lambda task: self._fill(fd, entry, digests, *task), tasks):
+                for _ in pool.map(lambda task: self._fill(fd, origin, entry, digests, *task), tasks):
                     pass
         finally:
             os.close(fd)
 
+    def _open(self, name: str) -> tuple[int, int]:
+        """A descriptor, which is closed by whoever asked, and where in it the file begins."""
+        return _open(self._folder / name), 0
+
     def _fill(
-        self, fd: int, entry: FileEntry, digests: bytes | None, begin: int, end: int, parts: Sequence[Part]
+        self, fd: int, origin: int, entry: FileEntry, digests: bytes | None, begin: int, end: int, parts: Sequence[Part]
     ) -> None:
         buffer = self._buffer()
         # Whole sectors: direct I/O reads nothing else; the last one ends with the file.
         whole = buffer[: -(-(end - begin) // mmap.PAGESIZE) * mmap.PAGESIZE]
-        count = read_into(fd, whole, begin, least=end - begin)
+        count = read_into(fd, whole, origin + begin, least=end - begin)
         data = buffer[: end - begin]
         with self._counting:
             self.bytes_read += len(data)
@@ -93,7 +100,7 @@ class VerifiedFiles:
                 raise ManifestError(f"{entry.path} does not match its checksum, in bytes {begin:,} to {end:,}")
         for offset, target in parts:
             low, high = max(offset, begin), min(offset + len(target), end)
-            target[low - offset : high - offset] = data[low - begin : high - begin]
+            _copy(target[low - offset : high - offset], data[low - begin : high - begin])
 
     def _digests_of(self, entry: FileEntry) -> bytes | None:
         """Of the file's blocks; None where it has been checked as a whole, having no digests."""
@@ -124,6 +131,13 @@ class VerifiedFiles:
             self._buffers.memory = memoryview(mmap.mmap(-1, _TASK_BYTES))  # page-aligned, as direct I/O wants it
         memory: memoryview = self._buffers.memory
         return memory
+
+
+def _copy(target: memoryview, source: memoryview) -> None:
+    """Without Python's lock, which an assignment of memoryviews holds while the other threads want to hash."""
+    if count := len(source):
+        char = ctypes.c_char
+        ctypes.memmove(ctypes.addressof(char.from_buffer(target)), ctypes.addressof(char.from_buffer(source)), count)
 
 
 def _tasks(parts: Sequence[Part], size_bytes: int) -> Iterator[tuple[int, int, list[Part]]]:

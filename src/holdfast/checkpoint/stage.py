@@ -7,6 +7,7 @@ before and after; and where a save is attested, the digests taken before must be
 """
 
 import ctypes
+import itertools
 import operator
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
@@ -19,11 +20,12 @@ from torch.distributed.tensor import DTensor
 from holdfast.checkpoint.disk import piece_digests
 from holdfast.checkpoint.layout import CHUNK_BYTES, Piece
 from holdfast.checkpoint.plan import Plan, serialized
+from holdfast.checkpoint.tree import PLAIN_TENSORS
 
 EARLY_BYTES: Final = 16 << 10
 """A tensor up to this size is copied in the call: 4,096 channels of a batch norm."""
-EARLY_ALL_BYTES: Final = 4 << 20
-"""All of them together, at most: about a millisecond."""
+EARLY_ALL_BYTES: Final = 1 << 20
+"""All of them together, at most, the smallest first: well below a millisecond."""
 _GROUP: Final = 256
 """Tensors copied in one call, which holds Python's lock while it looks at its arguments, and not while it copies."""
 _LARGE_BYTES: Final = 128 << 10
@@ -37,7 +39,8 @@ class Snapshot:
         """Copy those of `tensors` whose places `early` names."""
         self._tensors = tensors
         self._versions = _versions(tensors)
-        self._early = {id(tensors[place]): tensors[place].detach().clone() for place in early if place < len(tensors)}
+        with torch.no_grad():
+            self._early = {id(tensors[place]): tensors[place].clone() for place in early if place < len(tensors)}
 
     def source(self, leaf: Any) -> Any:
         """What to copy for `leaf`."""
@@ -54,22 +57,24 @@ class Snapshot:
 
 def early_places(tensors: Sequence[torch.Tensor]) -> list[int]:
     """Which tensors are copied in the call."""
-    places, total_bytes = [], 0
-    for place, tensor in enumerate(tensors):
-        size_bytes = _local(tensor).nbytes
-        if size_bytes <= EARLY_BYTES and total_bytes + size_bytes <= EARLY_ALL_BYTES:
-            places.append(place)
-            total_bytes += size_bytes
-    return places
+    sizes = sorted((_local(tensor).nbytes, place) for place, tensor in enumerate(tensors))
+    total_bytes = itertools.accumulate(size_bytes for size_bytes, _ in sizes)
+    return [
+        place
+        for (size_bytes, place), so_far_bytes in zip(sizes, total_bytes, strict=True)
+        if size_bytes <= EARLY_BYTES and so_far_bytes <= EARLY_ALL_BYTES
+    ]
 
 
 def sources(plan: Plan, leaves: dict[str, Any], snapshot: Snapshot) -> list[Any]:
     """What each blob of the image is copied from: a tensor, or a plain value as bytes."""
-    with torch.no_grad():
-        found = []
-        for index, blob in zip(plan.items, plan.image.blobs, strict=True):
-            leaf = snapshot.source(leaves[index.fqn])
-            found.append(serialized(leaf) if blob.need.dtype is None else _part(leaf, index).detach())
+    found: list[Any] = []
+    for index, blob in zip(plan.items, plan.image.blobs, strict=True):
+        leaf = snapshot.source(leaves[index.fqn])
+        if blob.need.dtype is None:
+            found.append(plan.fixed.get(index.fqn) or serialized(leaf))
+        else:
+            found.append(leaf if type(leaf) in PLAIN_TENSORS else _part(leaf, index))
     return found
 
 
@@ -146,13 +151,12 @@ def names_of(plan: Plan, pieces: Iterable[int]) -> list[str]:
     return list(dict.fromkeys(plan.items[plan.pieces[piece]].fqn for piece in pieces))
 
 
+@torch.no_grad()
 def _part(leaf: Any, index: MetadataIndex) -> torch.Tensor:
     """The part of a tensor that this rank writes."""
     if isinstance(leaf, DTensor):
         local: torch.Tensor = leaf.to_local()
         return local
-    if isinstance(leaf, torch.Tensor) and type(leaf) in (torch.Tensor, torch.nn.Parameter):
-        return leaf
     found: torch.Tensor = find_state_dict_object({index.fqn: leaf}, index)
     return found
 
@@ -164,7 +168,7 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
 def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     """How often each was written to in place; 0 where PyTorch does not count."""
     try:
-        if set(map(type, tensors)) <= {torch.Tensor, torch.nn.Parameter}:
+        if set(map(type, tensors)) <= PLAIN_TENSORS:
             return list(map(operator.attrgetter("_version"), tensors))
     except RuntimeError:  # one was made in inference mode
         pass

@@ -18,7 +18,8 @@ from holdfast.core.errors import BadUse
 Skeleton = dict[Any, Any] | list[Any] | str
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 _INT_BITS = 2000  # `weights_only` reads integers of up to 255 bytes
-_TENSORS = {torch.Tensor, torch.nn.Parameter}
+PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter}
+"""What is all here, and copied as it is."""
 _KEYS = (str, int, bool, float, type(None))
 
 
@@ -29,7 +30,7 @@ def capture(state: Any, tensors: list[torch.Tensor]) -> Any:
     """
     if isinstance(state, Mapping):
         kinds = set(map(type, state.values()))
-        if kinds <= _TENSORS:
+        if kinds <= PLAIN_TENSORS:
             tensors.extend(state.values())
             return dict(state)
         return {key: capture(value, tensors) for key, value in state.items()}
@@ -67,6 +68,11 @@ def flatten(state: Mapping[Any, Any], *, prefix: str = "") -> FlatState:
             for key in value:
                 if type(key) not in _KEYS:
                     raise _not_plain(f"a key of {name!r}", key)
+            if set(map(type, value.values())) <= PLAIN_TENSORS:  # there may be thousands of them
+                names = [f"{name}.{key}" for key in value]
+                if len(set(names)) == len(names) and leaves.keys().isdisjoint(names):
+                    leaves.update(zip(names, value.values(), strict=True))
+                    return dict(zip(value, names, strict=True))
             return {key: visit(f"{name}.{key}", item) for key, item in value.items()}
         if is_nested_list(value):
             return [visit(f"{name}.{index}", item) for index, item in enumerate(value)]
