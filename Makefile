@@ -74,6 +74,8 @@ $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/pip
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	$(INSTALL) '.[dev]'
+# Without what it asks for: an older datasets than the rest of this works with, wandb, tensorboard.
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --no-deps torchtitan
 	@touch $@ $(VENV)/.train
 
 $(VENV)/.debian: tests/debian-packages.txt tests/install-debian-packages.sh | $(VENV)/bin/pip

@@ -39,6 +39,17 @@ def interrupt_after_first_checkpoint(command: list[str], checkpoints: Path) -> N
         process.send_signal(signal.SIGKILL)
 
 
+def run_integrations(folder: Path) -> None:
+    """Those with a trainer of somebody else; FSDP2's goes on with another number of ranks."""
+    starts = [([PYTHON], name, 20) for name in ("huggingface_trainer", "lightning_trainer", "dcp_drop_ins")]
+    starts += [(TORCHRUN, "fsdp2", 20), ([PYTHON, "-m", "torch.distributed.run", "--standalone"], "fsdp2", 30)]
+    for launcher, name, steps in starts:
+        script = [str(HERE / f"{name}.py"), "--steps", str(steps), "--save-every", "10"]
+        run(f"{name}.py to step {steps}", [*launcher, *script, "--checkpoints", str(folder / name)], folder)
+        if not (folder / name / f"step-{steps:010}" / "holdfast.json").exists():
+            sys.exit(f"{name}.py did not save step {steps}")
+
+
 def main() -> None:
     """All of them."""
     with tempfile.TemporaryDirectory() as name:
@@ -57,6 +68,7 @@ def main() -> None:
             [*HOLDFAST, "run", "--nproc", "2", "--", PYTHON, *ddp, str(folder / "ddp-2")],
             folder,
         )
+        run_integrations(folder)
         run("what it left", [*HOLDFAST, "checkpoint", "verify", str(folder / "ddp-2")], folder)
         run("evaluate.py", [PYTHON, str(HERE / "evaluate.py"), "--out", str(folder / "evaluation")], folder)
         failed = folder / "failed"

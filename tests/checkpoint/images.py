@@ -35,6 +35,8 @@ class Part:
                 progress=progress,
             )
         )
+        if self.layout.rank == 0:
+            persisting.delete_superfluous(order)
 
 
 def no_waiting():

@@ -1,5 +1,6 @@
 """Which checkpoints a folder holds, and whether each is whole. Needs no torch."""
 
+import contextlib
 import json
 import logging
 import threading
@@ -56,7 +57,11 @@ def scan(folder: str | Path) -> list[CheckpointInfo]:
         if (name := parse_name(path.name)) and path.is_dir() and not path.is_symlink()
     ]
     found.sort(key=lambda item: (item[0], not item[1]), reverse=True)
-    return [inspect(path) for _step, _replaced, path in found]
+    checkpoints = []
+    for _step, _replaced, path in found:
+        with contextlib.suppress(NotFound):  # deleted since
+            checkpoints.append(inspect(path))
+    return [info for info in checkpoints if info.state == "written" or info.path.is_dir()]
 
 
 def inspect(path: Path) -> CheckpointInfo:

@@ -6,7 +6,7 @@ Nothing here needs torch.
 import logging
 import os
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from holdfast.checkpoint.catalog import scan
 from holdfast.checkpoint.checksums import DIGEST_BYTES, SIDECAR_SUFFIX, checksum_of_digests
@@ -55,6 +55,7 @@ class Part:
         wait: called while other ranks are waited for; raises where there has been enough of it.
         pace: a limit to the rate.
         progress: told the bytes of each chunk that is written.
+        blocks: gets the digests of each file's blocks, by its name.
     """
 
     order: Order
@@ -65,6 +66,7 @@ class Part:
     wait: Callable[[], None]
     pace: Pace
     progress: Callable[[int], None]
+    blocks: dict[str, bytes] = field(default_factory=dict)
 
 
 def persist(part: Part) -> None:
@@ -78,8 +80,22 @@ def persist(part: Part) -> None:
     """
     if not is_committed(part.order):  # else by a process that died before it could say so
         _see_through(part)
-    if part.layout.rank == 0:
-        _delete_superfluous(part.order)
+
+
+def delete_superfluous(order: Order) -> None:
+    """Delete what need not be kept now that this save is durable; what cannot be deleted is logged."""
+    try:
+        found = scan(order.folder)
+    except (OSError, HoldfastError) as error:
+        _logger.warning("Old checkpoints were not deleted: %s", error)
+        return
+    damaged = set(order.damaged) - {order.final}
+    now_s = order.created_at_s
+    for path in superfluous(found, committed=order.final, damaged=damaged, keep=order.keep, now_s=now_s):
+        try:
+            delete_unclaimed(path, now_s=now_s)
+        except (OSError, HoldfastError) as error:
+            _logger.warning("%s was not deleted: %s", path, error)
 
 
 def _see_through(part: Part) -> None:
@@ -120,7 +136,7 @@ def _write(part: Part) -> list[FileEntry]:
     """This rank's files, and that they are what was live."""
     files, found = [], b""
     for shard in part.layout.shards:
-        entry, digests = _write_shard(part, shard)
+        entry, digests = write_shard(part, shard)
         files.append(entry)
         found += digests
     part.await_copy(None)
@@ -132,7 +148,12 @@ def _names(shard: Shard) -> tuple[str, str]:
     return shard.name, shard.name + SIDECAR_SUFFIX
 
 
-def _write_shard(part: Part, shard: Shard) -> tuple[FileEntry, bytes]:
+def write_shard(part: Part, shard: Shard) -> tuple[FileEntry, bytes]:
+    """One file of the image and its sidecar, durable; the digests of its pieces.
+
+    Raises:
+        OSError: it is not durable.
+    """
     begin, end = shard.offset, shard.offset + shard.size_bytes
     own = [Piece(piece.offset - begin, piece.length) for piece in part.layout.pieces if begin <= piece.offset < end]
     path = part.order.staging / shard.name
@@ -149,6 +170,7 @@ def _write_shard(part: Part, shard: Shard) -> tuple[FileEntry, bytes]:
         sidecar.write(written.blocks)
         sidecar.flush()
         os.fsync(sidecar.fileno())
+    part.blocks[shard.name] = written.blocks
     checksum = checksum_of_digests(written.blocks)
     return FileEntry(path=shard.name, size_bytes=shard.size_bytes, checksum=checksum), written.pieces
 
@@ -158,18 +180,3 @@ def _attest(found: bytes, live: bytes | None) -> None:
         each = range(0, max(len(found), len(live)), DIGEST_BYTES)
         differing = [at for at in each if found[at : at + DIGEST_BYTES] != live[at : at + DIGEST_BYTES]]
         raise NotAttested([at // DIGEST_BYTES for at in differing])
-
-
-def _delete_superfluous(order: Order) -> None:
-    try:
-        found = scan(order.folder)
-    except (OSError, HoldfastError) as error:  # the save itself is durable
-        _logger.warning("Old checkpoints were not deleted: %s", error)
-        return
-    damaged = set(order.damaged) - {order.final}
-    now_s = order.created_at_s
-    for path in superfluous(found, committed=order.final, damaged=damaged, keep=order.keep, now_s=now_s):
-        try:
-            delete_unclaimed(path, now_s=now_s)
-        except (OSError, HoldfastError) as error:
-            _logger.warning("%s was not deleted: %s", path, error)

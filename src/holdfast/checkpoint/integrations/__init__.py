@@ -1,0 +1,20 @@
+"""Holdfast inside of other people's trainers: each module stands where one of theirs would.
+
+| module | stands in for |
+|---|---|
+| `huggingface_trainer` | the saving and resuming of `transformers.Trainer`, as a callback |
+| `lightning` | Lightning's `ModelCheckpoint` and `CheckpointIO` |
+| `fsdp2` | an optimizer whose parameters `fully_shard` has sharded |
+| `torchtitan` | torchtitan's `CheckpointManager` |
+| `dcp_storage` | the storage of `torch.distributed.checkpoint`, when it saves and when it loads |
+| `dcp_staging` | its stager, for `async_save` |
+
+A trainer is imported by its module alone, so that nobody needs those that he does not use.
+"""
+
+from holdfast.core.errors import BadUse
+
+
+def missing(error: ImportError, extra: str) -> BadUse:
+    """What to raise where a trainer is not installed; `extra` of Holdfast brings it."""
+    return BadUse(f"This needs {error.name}, which is not installed. Run: pip install 'holdfast[{extra}]'")

@@ -1,0 +1,139 @@
+"""A drop-in for the stager of `dcp.async_save`: into memory that is reused, shared, and never too early.
+
+stager = SharedStager()
+saved = dcp.async_save(state, checkpoint_id=…, storage_writer=HoldfastWriter(), async_stager=stager)
+"""
+
+import copy
+import threading
+import weakref
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.staging import AsyncStager
+from torch.distributed.tensor import DTensor
+
+from holdfast.checkpoint.image import ALIGNMENT
+from holdfast.checkpoint.plan import is_regular
+from holdfast.core.errors import BadUse, SaveFailed
+
+
+class _Staged(dict[str, Any]):
+    """A staged state. While PyTorch holds it, the memory behind it is not used again."""
+
+
+class SharedStager(AsyncStager):
+    """Copies a state into one of a few blocks of shared memory, each as large as this rank's state.
+
+    PyTorch's own stagers take fresh memory for every save, into which a copy takes five times as long, or use the same
+    memory again while it is still being written. Here a save waits for memory that nobody reads any more.
+    """
+
+    _synchronize_after_execute = False
+
+    def __init__(self, *, snapshots: int = 2, timeout_s: float = 600.0) -> None:
+        """Nothing is taken before the first save.
+
+        Args:
+            snapshots: how many states may be in memory at a time.
+            timeout_s: how long a save waits for one of them to be written.
+
+        Raises:
+            BadUse: `snapshots` is below 1.
+        """
+        if snapshots < 1:
+            raise BadUse(f"snapshots is {snapshots!r}; allowed is a whole number from 1 on.")
+        self._timeout_s = timeout_s
+        self._free: list[torch.Tensor] = [torch.empty(0, dtype=torch.uint8) for _ in range(snapshots)]
+        self._given_back = threading.Condition(threading.RLock())  # a collector may give back in the midst of a take
+
+    def stage(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+        """Copy a state; it may change from then on.
+
+        Raises:
+            BadUse: a tensor of it is of a kind that cannot be staged.
+            SaveFailed: no save before it has ended within `timeout_s`.
+        """
+        tensors: dict[int, torch.Tensor] = {}
+        _each_tensor(state_dict, tensors)
+        places, size_bytes = {}, 0
+        for key, tensor in tensors.items():
+            places[key] = size_bytes
+            size_bytes += -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        memory = self._take(size_bytes)
+        try:
+            copies = {
+                key: memory[places[key] : places[key] + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                for key, tensor in tensors.items()
+            }
+            staged = _Staged({key: _rebuilt(value, copies) for key, value in state_dict.items()})
+            if tensors:
+                with torch.no_grad():
+                    torch._foreach_copy_(list(copies.values()), list(tensors.values()))
+        except BaseException:
+            self._give_back(memory)
+            raise
+        weakref.finalize(staged, self._give_back, memory).atexit = False
+        return staged
+
+    def synchronize_staging(self) -> None:
+        """Nothing is left to wait for."""
+
+    def close(self) -> None:
+        """Let go of memory that no save needs."""
+        with self._given_back:
+            self._free.clear()
+
+    def _take(self, size_bytes: int) -> torch.Tensor:
+        with self._given_back:
+            if not self._given_back.wait_for(lambda: self._free, self._timeout_s):
+                raise SaveFailed(
+                    f"No earlier save has ended within {self._timeout_s:g} s, so there is no memory for this one. "
+                    "Look at the storage, and drop what async_save has returned for saves that failed."
+                )
+            memory = self._free.pop()
+        if memory.numel() < size_bytes:
+            memory = torch.empty(size_bytes, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+        return memory
+
+    def _give_back(self, memory: torch.Tensor) -> None:
+        with self._given_back:
+            self._free.append(memory)
+            self._given_back.notify()
+
+
+def _each_tensor(value: Any, found: dict[int, torch.Tensor]) -> None:
+    """Collect the local tensors, by the identity of what holds them."""
+    if isinstance(value, Mapping):
+        for item in value.values():
+            _each_tensor(item, found)
+    elif isinstance(value, list | tuple):
+        for item in value:
+            _each_tensor(item, found)
+    elif isinstance(value, torch.Tensor):
+        local = value.to_local() if isinstance(value, DTensor) else value
+        if not is_regular(local):
+            raise BadUse(f"A tensor of layout {local.layout} cannot be staged in shared memory. Use DefaultStager.")
+        found[id(value)] = local.detach()
+
+
+def _rebuilt(value: Any, copies: Mapping[int, torch.Tensor]) -> Any:
+    """The same with each tensor's copy in its place."""
+    if isinstance(value, Mapping):
+        return {key: _rebuilt(item, copies) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        kind: Callable[[list[Any]], Any] = list if isinstance(value, list) else tuple
+        return kind([_rebuilt(item, copies) for item in value])
+    if isinstance(value, DTensor):
+        return DTensor.from_local(
+            copies[id(value)],
+            value.device_mesh,
+            value.placements,
+            run_check=False,
+            shape=value.shape,
+            stride=value.stride(),
+        )
+    if isinstance(value, torch.Tensor):
+        return copies[id(value)]
+    return copy.deepcopy(value)

@@ -1,0 +1,384 @@
+"""Drop-ins for the storage of `torch.distributed.checkpoint`: its own calls, Holdfast's verified format.
+
+    dcp.save(state, checkpoint_id=step_path(DIR, 100), storage_writer=HoldfastWriter())
+    dcp.load(state, checkpoint_id=step_path(DIR, 100), storage_reader=HoldfastReader())
+
+PyTorch plans and calls; what is written is durable, has checksums and a manifest, and appears whole or not at all.
+"""
+
+import mmap
+import os
+import pickle
+import time
+import weakref
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Final, cast
+
+import torch
+from torch.distributed.checkpoint import filesystem
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
+from torch.distributed.checkpoint.planner import (
+    LoadPlan,
+    LoadPlanner,
+    ReadItem,
+    SavePlan,
+    SavePlanner,
+    WriteItem,
+    WriteItemType,
+)
+from torch.distributed.checkpoint.storage import StorageReader, StorageWriter, WriteResult
+from torch.futures import Future
+
+from holdfast.checkpoint import folders
+from holdfast.checkpoint.arena import PAGE_BYTES
+from holdfast.checkpoint.commit import Order, RankFailed, commit, leave_note
+from holdfast.checkpoint.dcp import load_plain
+from holdfast.checkpoint.disk import Pace
+from holdfast.checkpoint.folders import Staging, parse_name, remove_leftovers
+from holdfast.checkpoint.image import ALIGNMENT, Blob, Need, lay_out, template
+from holdfast.checkpoint.layout import Layout, Shard
+from holdfast.checkpoint.manifest import ManifestError, read_manifest
+from holdfast.checkpoint.persist import Part, write_shard
+from holdfast.checkpoint.ranges import read_items
+from holdfast.checkpoint.restore import OpenCheckpoint, open_checkpoint
+from holdfast.checkpoint.retention import Retention
+from holdfast.core.errors import BadUse, CheckpointError, DamagedCheckpoint
+
+__all__ = ["HoldfastReader", "HoldfastWriter", "step_path"]
+_SAVE: Final = "dcp"
+"""One name for all saves: PyTorch may take a plan, and what lies in it, from an earlier save."""
+_SHARD_BYTES: Final = 1 << 30
+"""A file's size, and so the memory beside the state that a rank needs to save it, where no tensor is larger."""
+
+
+def step_path(dir: str | os.PathLike[str], step: int) -> Path:  # noqa: A002 - as of Checkpointer
+    """What to pass as `checkpoint_id`: the checkpoint of `step` in the folder `dir`."""
+    return folders.step_path(Path(dir), step)
+
+
+class HoldfastWriter(StorageWriter):
+    """Writes what `dcp.save` and `dcp.async_save` plan, as a checkpoint of Holdfast.
+
+    A save that fails leaves every earlier checkpoint as it was.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None, *, max_write_mib_s: float | None = None) -> None:
+        """Say where to.
+
+        Args:
+            path: the checkpoint, named as `step_path(DIR, step)` names it, as `step-0000000100`. None: `checkpoint_id`
+                of each save is the path.
+            max_write_mib_s: a limit to the rate at which each rank writes; None: none.
+
+        Raises:
+            BadUse: the path has another name.
+        """
+        self._path = None if path is None else _checked(path)
+        self._max_write_bytes_s = None if max_write_mib_s is None else max_write_mib_s * 2**20
+        self._staging: Staging | None = None
+        self._abandon: weakref.finalize[[], HoldfastWriter] | None = None
+        self._memory: mmap.mmap | None = None
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin another checkpoint."""
+        if checkpoint_id is not None:
+            self._path = _checked(checkpoint_id)
+
+    def set_up_storage_writer(self, is_coordinator: bool, *_args: Any, **kwargs: Any) -> None:
+        """Make the hidden folder that is written into, on the coordinator.
+
+        Raises:
+            BadUse: there is no path, another process saves this step, or ranks do not coordinate.
+        """
+        if not kwargs.get("use_collectives", True):
+            raise BadUse("A checkpoint that appears whole needs its ranks to coordinate. Leave use_collectives=True.")
+        order = self._order()
+        if not is_coordinator:
+            return
+        self._give_up()
+        order.folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(order.folder)
+        if order.staging.exists():
+            raise BadUse(f"Step {order.step} is being saved into {order.folder} already. Wait for that save first.")
+        self._staging = Staging(order.folder, order.step, _SAVE)
+        # Where a rank fails, PyTorch tells the writer nothing; the folder goes with the writer, or with its next save.
+        self._abandon = weakref.finalize(self, self._staging.abandon)
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """The plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Each plan with the number of its rank."""
+        return [replace(plan, storage_data=rank) for rank, plan in enumerate(plans)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this rank's files and a note of them, durably.
+
+        Raises:
+            BadUse: a plain value is none.
+            OSError: it is not durable.
+        """
+        ended: Future[list[WriteResult]] = Future()
+        try:
+            ended.set_result(self._write(plan, planner))
+        except BaseException:
+            self._give_up()
+            raise
+        return ended
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Make a checkpoint of what all ranks have written. On the coordinator, once they have.
+
+        Raises:
+            OSError: it is not durable.
+        """
+        assert self._staging is not None, "the coordinator has set up"
+        metadata.storage_data = {result.index: result.storage_data for each in results for result in each}
+        metadata.storage_meta = StorageMeta()
+        metadata.version = getattr(filesystem, "CURRENT_DCP_VERSION", None)
+        try:
+            commit(
+                self._order(),
+                self._staging,
+                world_size=len(results),
+                torch=str(torch.__version__),
+                metadata=pickle.dumps(metadata),
+                wait=_never_waits,
+            )
+        except BaseException:
+            self._give_up()
+            raise
+        assert self._abandon is not None, "it came with the folder"
+        self._abandon.detach()
+        self._staging = self._abandon = None
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it is a path that names a step."""
+        return _step(Path(checkpoint_id)) is not None
+
+    def _order(self) -> Order:
+        path = _required(self._path)
+        step = _step(path)
+        assert step is not None, "it was checked"
+        return Order(folder=path.parent, step=step, save=_SAVE, created_at_s=time.time(), keep=Retention())
+
+    def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
+        rank: int = plan.storage_data
+        order = self._order()
+        planned = [(item, *_need(item, planner)) for item in plan.items]
+        image = lay_out([need for _, need, _ in planned], prefix=f"__{rank}_", shard_bytes=_SHARD_BYTES)
+        contents: dict[str, list[tuple[Blob, WriteItem, bytes | None]]] = {shard.name: [] for shard in image.shards}
+        for blob, (item, _, written) in zip(image.blobs, planned, strict=True):
+            contents[blob.file].append((blob, item, written))
+        memory = self._room(max((shard.size_bytes for shard in image.shards), default=0))
+        part = Part(
+            order=order,
+            layout=Layout(rank=rank, world_size=0, torch="", shards=image.shards, pieces=(), metadata=b""),
+            image=memory,
+            live=None,
+            await_copy=lambda _: None,
+            wait=lambda: None,
+            pace=Pace(self._max_write_bytes_s),
+            progress=lambda _: None,
+        )
+        files = []
+        for shard in image.shards:
+            for blob, item, written in contents[shard.name]:
+                _put(memory, blob, _tensor(item, planner) if written is None else written)
+            entry, _ = write_shard(part, Shard(shard.name, 0, shard.size_bytes))
+            files.append(entry)
+        leave_note(order, rank, files)
+        return [
+            WriteResult(item.index, blob.length, filesystem._StorageInfo(blob.file, blob.file_offset, blob.length))
+            for item, blob in zip(plan.items, image.blobs, strict=True)
+        ]
+
+    def _room(self, size_bytes: int) -> memoryview:
+        """Page-aligned memory for one file, kept for the next: the first use of a page takes five times as long."""
+        if self._memory is None or len(self._memory) < size_bytes:
+            self._memory = mmap.mmap(-1, max(-(-size_bytes // PAGE_BYTES), 1) * PAGE_BYTES)
+        return memoryview(self._memory)
+
+    def _give_up(self) -> None:
+        if self._abandon is not None:
+            self._abandon()
+        self._staging = self._abandon = None
+
+
+class HoldfastReader(StorageReader):
+    """Reads a checkpoint of Holdfast for `dcp.load`, only what is needed, each byte compared with its checksum.
+
+    Plain values are unpickled with `weights_only` before PyTorch, which trusts them, does so again.
+    """
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        """Say from where.
+
+        Args:
+            path: the checkpoint; None: `checkpoint_id` of each load is the path.
+
+        Raises:
+            BadUse: the path does not name a step.
+        """
+        self._path = None if path is None else _checked(path)
+        self._checkpoint: OpenCheckpoint | None = None
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Begin another load."""
+        self._checkpoint = None
+        if checkpoint_id is not None:
+            self._path = _checked(checkpoint_id)
+
+    def read_metadata(self, *_args: Any, **_kwargs: Any) -> Metadata:
+        """The checkpoint's metadata, verified, and unpickled through a list of allowed names.
+
+        Raises:
+            DamagedCheckpoint: it is not what its manifest says, or has none.
+        """
+        return self._opened().metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Nothing is needed."""
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """The plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """The plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read what this rank needs.
+
+        Raises:
+            DamagedCheckpoint: a byte of it is not what was written; tensors may be filled in part.
+            CheckpointError: a plain value is none.
+        """
+        opened = self._opened()
+        try:
+            read_items(plan.items, cast("LoadPlanner", _Vetting(planner)), opened.metadata, opened.files)
+        except (ManifestError, OSError) as error:
+            raise _damaged(opened.path, error) from error
+        ended: Future[None] = Future()
+        ended.set_result(None)
+        return ended
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether it is a path that names a step."""
+        return _step(Path(checkpoint_id)) is not None
+
+    def _opened(self) -> OpenCheckpoint:
+        if self._checkpoint is None:
+            path = _required(self._path)
+            step = _step(path)
+            assert step is not None, "it was checked"
+            try:
+                self._checkpoint = open_checkpoint(path, read_manifest(path, step=step))
+            except (ManifestError, OSError) as error:
+                raise _damaged(path, error) from error
+        return self._checkpoint
+
+
+class _Vetting:
+    """The part of a planner that data are handed to, once plain values have been looked at."""
+
+    def __init__(self, planner: LoadPlanner) -> None:
+        self._planner = planner
+
+    def load_bytes(self, read_item: ReadItem, value: BytesIO) -> None:
+        load_plain(read_item.dest_index.fqn, BytesIO(value.getbuffer()))
+        self._planner.load_bytes(read_item, value)
+
+    def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+        return self._planner.resolve_tensor(read_item)
+
+    def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+        self._planner.commit_tensor(read_item, tensor)
+
+
+def _need(item: WriteItem, planner: SavePlanner) -> tuple[Need, bytes | None]:
+    """The place of an item, and its bytes where they are not a tensor's own."""
+    if item.type == WriteItemType.BYTE_IO:
+        written = planner.resolve_data(item)
+        assert isinstance(written, BytesIO), "PyTorch hands out plain values in it"
+        content = written.getvalue()
+        try:
+            load_plain(item.index.fqn, BytesIO(content))
+        except CheckpointError as error:
+            raise BadUse(
+                f"{item.index.fqn!r} is no plain value: it could not be read back without trusting the file. "
+                "Leave it out of the state, or save its state_dict()."
+            ) from error
+        return Need(dtype=None, slot_bytes=len(content)), content
+    assert item.tensor_data is not None, "PyTorch plans a tensor as a tensor"
+    properties, shape = item.tensor_data.properties, tuple(item.tensor_data.chunk.sizes)
+    if properties.layout is torch.strided:
+        try:
+            template(properties.dtype, shape)
+            return Need(dtype=properties.dtype, shape=shape), None
+        except RuntimeError:  # of a type whose bytes are not all of it
+            pass
+    whole = BytesIO()
+    torch.save(_tensor(item, planner).cpu(), whole)
+    return Need(dtype=None, slot_bytes=len(whole.getbuffer())), whole.getvalue()
+
+
+def _tensor(item: WriteItem, planner: SavePlanner) -> torch.Tensor:
+    tensor = planner.resolve_data(item)
+    assert isinstance(tensor, torch.Tensor), "PyTorch hands out tensors as such"
+    return tensor.detach()
+
+
+def _put(memory: memoryview, blob: Blob, source: torch.Tensor | bytes) -> None:
+    """Write one blob, and zeros up to the next one, to where its file's begin is that of `memory`."""
+    begin, end = blob.file_offset, blob.file_offset + blob.length
+    if isinstance(source, bytes):
+        memory[begin:end] = source
+    else:
+        assert blob.need.dtype is not None, "a tensor has a type"
+        made = template(blob.need.dtype, blob.need.shape)
+        data = begin + len(made.head)
+        memory[begin:data] = made.head
+        if made.data_bytes:
+            flat = torch.frombuffer(memory, dtype=torch.uint8, offset=data, count=made.data_bytes)
+            flat.view(blob.need.dtype).view(blob.need.shape).copy_(source)
+        memory[data + made.data_bytes : end] = made.tail
+    padded = min(-(-end // ALIGNMENT) * ALIGNMENT, len(memory))
+    memory[end:padded] = bytes(padded - end)
+
+
+def _checked(path: str | os.PathLike[str]) -> Path:
+    absolute = Path(path).absolute()
+    if _step(absolute) is None:
+        raise BadUse(
+            f"A checkpoint of Holdfast cannot be called {absolute.name!r}: its name is that of its step. "
+            "Use holdfast.checkpoint.integrations.dcp_storage.step_path(DIR, step)."
+        )
+    return absolute
+
+
+def _required(path: Path | None) -> Path:
+    if path is None:
+        raise BadUse("There is no path to the checkpoint. Pass checkpoint_id=step_path(DIR, step).")
+    return path
+
+
+def _step(path: Path) -> int | None:
+    parsed = parse_name(path.name)
+    return None if parsed is None or parsed[1] else parsed[0]
+
+
+def _damaged(path: Path, error: Exception) -> DamagedCheckpoint:
+    return DamagedCheckpoint(
+        f"{path} cannot be restored: {error}. `holdfast checkpoint verify` tells which others can."
+    )
+
+
+def _never_waits() -> None:
+    raise RankFailed("a rank left no note of its files")

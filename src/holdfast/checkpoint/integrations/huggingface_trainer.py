@@ -1,0 +1,174 @@
+"""Saving and resuming of `transformers.Trainer`, as a callback: beside the training, verified, to the bit.
+
+    saves = HoldfastCallback(DIR, every=100)
+    trainer = Trainer(model, TrainingArguments(..., save_strategy="no"), callbacks=[saves], ...)
+    trainer.train(resume_from_checkpoint=saves.resume(trainer))
+
+A Trainer finds its place in the data by its step, which it reads from a folder before anything else, and loads weights
+from there. `resume` reads the checkpoint, and makes a folder with that step, whose index of weights names them all and
+whose file has none: the model has them already.
+
+The state of a step is whole once it was logged and evaluated. The first event after that is the next step's, or the
+next epoch's; there it is saved, and there the random generators are put back. Before a step, they come after its
+batch was drawn; before an epoch, they come before the order of its batches is: so it was when they were saved.
+"""
+
+import json
+import os
+import tempfile
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.checkpoint import Checkpointer, rng
+from holdfast.checkpoint.integrations import missing
+from holdfast.core.errors import BadUse
+
+try:
+    from safetensors.torch import save_file
+    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers.trainer import TRAINER_STATE_NAME
+    from transformers.trainer_callback import ExportableState
+    from transformers.trainer_utils import SaveStrategy
+    from transformers.utils import SAFE_WEIGHTS_INDEX_NAME
+except ImportError as error:
+    raise missing(error, "huggingface") from error
+
+_WEIGHTS_NAME: Final = "held-by-holdfast.safetensors"
+
+
+class HoldfastCallback(TrainerCallback):
+    """Saves model, optimizer, schedule, the Trainer's own state and the random generators; see the module."""
+
+    def __init__(self, dir: str | os.PathLike[str], **options: Any) -> None:  # noqa: A002 - as of Checkpointer
+        """Take what `holdfast.Checkpointer` takes; `every` counts the optimizer's steps.
+
+        Raises:
+            BadUse: an argument is not allowed, or `dir` cannot be written.
+        """
+        self._ckpt = Checkpointer(dir, **options)
+        self._trainer: Trainer | None = None
+        self._resumed: _Resumed | None = None
+        self._generators: dict[str, Any] | None = None
+        self._saved_step = 0
+
+    def resume(self, trainer: Trainer) -> str | None:
+        """What to pass as `resume_from_checkpoint`: None where there is no checkpoint.
+
+        Collective. It reads the newest checkpoint that verifies: the weights into the trainer's model, the rest into
+        memory until training begins.
+
+        Raises:
+            BadUse: this trainer shards its state by FSDP or DeepSpeed, has adapters of PEFT, or saves by itself.
+            NoVerifiedCheckpoint: there are checkpoints, and none verifies.
+            StateMismatch: the model does not fit.
+        """
+        _check(trainer)
+        self._trainer = trainer
+        state: dict[str, Any] = {"model": trainer.model, **dict.fromkeys((*_parts(trainer), "trainer"))}
+        before = rng.capture()
+        if not self._ckpt.restore(state):
+            return None
+        self._resumed = _Resumed(state, rng.capture())
+        rng.put_back(before)
+        return self._resumed.folder.name
+
+    def on_train_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Restore, where training was told to resume."""
+        if self._trainer is None:
+            raise BadUse(
+                "Pass resume_from_checkpoint=saves.resume(trainer) to train(), also where nothing is saved yet."
+            )
+        self._saved_step = state.global_step
+        resumed, self._resumed = self._resumed, None
+        if resumed is None:
+            return
+        resumed.folder.cleanup()
+        if not state.global_step:
+            raise BadUse("There is a checkpoint, and training begins anew. Pass what resume() returned to train().")
+        for name, part in _parts(self._trainer).items():
+            part.load_state_dict(resumed.state[name])
+        self._generators = resumed.generators
+
+    def on_epoch_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save what the last step of an epoch has left; or go on from there."""
+        if state.epoch is None or state.epoch == int(state.epoch):  # else it was saved within it, before a step
+            self._put_back()
+        self._save(state)
+
+    def on_step_begin(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save what the step before has left; or go on from there."""
+        self._put_back()
+        self._save(state)
+
+    def on_epoch_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Save what the last step of all has left: what follows may put the best weights in place of its own."""
+        if control.should_training_stop:
+            self._save(state)
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Wait until all is durable."""
+        self._ckpt.wait()
+
+    def _put_back(self) -> None:
+        if self._generators is not None:
+            rng.put_back(self._generators)
+            self._generators = None
+
+    def _save(self, state: TrainerState) -> None:
+        if state.global_step > self._saved_step:
+            self._saved_step = state.global_step
+            self._ckpt.save(state.global_step, self._state)
+
+    def _state(self) -> dict[str, Any]:
+        trainer = self._trainer
+        assert trainer is not None, "it was passed to resume"
+        trainer.store_flos()
+        callbacks = [*trainer.callback_handler.callbacks, trainer.control]
+        exported: list[Any] = [each for each in callbacks if isinstance(each, ExportableState)]
+        noted = TrainerState(stateful_callbacks=exported).stateful_callbacks
+        described = replace(trainer.state, stateful_callbacks=noted)
+        # As text, which may grow: each entry of the log as one of the state would have every save planned anew.
+        return {"model": trainer.model, **_parts(trainer), "trainer": json.dumps(asdict(described), sort_keys=True)}
+
+
+class _Resumed:
+    """What `resume` has read, and the folder that tells the Trainer of it."""
+
+    def __init__(self, state: dict[str, Any], generators: dict[str, Any]) -> None:
+        self.state = state
+        self.generators = generators
+        self.folder = tempfile.TemporaryDirectory(prefix="holdfast-resume-")
+        folder = Path(self.folder.name)
+        (folder / TRAINER_STATE_NAME).write_text(state["trainer"])
+        names = dict.fromkeys(state["model"].state_dict(), _WEIGHTS_NAME)
+        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+        save_file({}, folder / _WEIGHTS_NAME)
+
+
+def _parts(trainer: Trainer) -> dict[str, Any]:
+    """What has a state of its own beside the model; until training begins, without the optimizer's objects."""
+    parts = {"optimizer": trainer.optimizer, "scheduler": trainer.lr_scheduler, "scaler": trainer.accelerator.scaler}
+    if parts["scaler"] is None:
+        del parts["scaler"]
+    return parts
+
+
+def _check(trainer: Trainer) -> None:
+    if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+        raise BadUse("HoldfastCallback saves what is alike on all ranks. For FSDP2, see examples/fsdp2.py.")
+    if hasattr(trainer.model, "peft_config"):
+        raise BadUse("HoldfastCallback does not resume adapters of PEFT. Save them with a loop of your own.")
+    if trainer.args.save_strategy != SaveStrategy.NO:
+        strategy = SaveStrategy(trainer.args.save_strategy).value
+        raise BadUse(f"save_strategy is {strategy!r}, which blocks at every save. Set it to 'no': Holdfast saves.")

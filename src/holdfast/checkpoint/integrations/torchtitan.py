@@ -1,0 +1,110 @@
+"""torchtitan's checkpoint manager: its interface and its settings, with Holdfast's saves.
+
+    config.checkpoint = HoldfastCheckpointManager.Config(enable=True, folder="checkpoint", interval=500)
+
+The names in a checkpoint are torchtitan's own, so that its own manager loads one by `initial_load_path`, and this one
+goes on from a folder that its own has written. What is not a save of the running training (initial weights, a last
+save of the model alone, Hugging Face's format) is left to it.
+"""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from holdfast.checkpoint import Checkpointer, SaveHandle, scan
+from holdfast.checkpoint.folders import step_path
+from holdfast.checkpoint.integrations import missing
+from holdfast.checkpoint.manifest import ManifestError, read_manifest
+from holdfast.checkpoint.ranks import Ranks
+from holdfast.checkpoint.restore import OpenCheckpoint, open_checkpoint, restore_into
+from holdfast.core.errors import DamagedCheckpoint
+
+try:
+    from torchtitan.components.checkpointer import MODEL, CheckpointManager
+except ImportError as error:
+    raise missing(error, "torchtitan") from error
+
+
+class HoldfastCheckpointManager(CheckpointManager):
+    """Saves beside the training, and restores the newest checkpoint that verifies, with the random generators."""
+
+    @dataclass(kw_only=True, slots=True)
+    class Config(CheckpointManager.Config):
+        """torchtitan's own settings. `async_mode` is not used: every save is asynchronous."""
+
+    def __init__(self, config: Config, **parts: Any) -> None:
+        """Take what torchtitan hands to a checkpoint manager.
+
+        Raises:
+            BadUse: the folder cannot be written.
+        """
+        # Without the thread that deletes, which knows nothing of manifests.
+        super().__init__(replace(config, async_mode="disabled", keep_latest_k=0), **parts)  # type: ignore[call-arg]
+        if self.enable:
+            self._keep: int | None = config.keep_latest_k or None
+            self._ckpt = Checkpointer(self.folder, every=config.interval, keep=self._keep)
+
+    @torch.no_grad()
+    def _save(self, curr_step: int, last_step: bool = False) -> bool:
+        if self.load_only:
+            return False
+        if last_step and self.last_save_model_only:
+            self._ckpt.wait()
+            self._save_last_step(curr_step)
+            return True
+        if curr_step % self.interval and self._should_save(curr_step, last_step):  # the first step, or the last
+            self._ckpt.wait()
+            with Checkpointer(self.folder, keep=self._keep) as once:
+                once.save(curr_step, self._flattened_model_states_sd)
+            return True
+        # At every step: it saves where one is due, and notices that the job is to stop.
+        handle = self._ckpt.save(curr_step, self._flattened_model_states_sd)
+        self.save_future: SaveHandle | None = handle
+        return handle.step is not None
+
+    @torch.no_grad()
+    def _load(self, step: int = -1) -> bool:
+        ranks = Ranks()
+        steps = ranks.first(lambda: [info.step for info in scan(self.folder)])
+        if step not in steps and (step != -1 or not steps):
+            loaded: bool = super()._load(step)
+            return loaded
+        states = self._states_to_load(model_only=step == 0)
+        if step == -1:
+            self._ckpt.restore(states)
+        else:
+            self._restore(ranks, step, states)
+        self.states[MODEL].load_state_dict(states)
+        return True
+
+    def _restore(self, ranks: Ranks, step: int, states: dict[str, Any]) -> None:
+        path = step_path(Path(self.folder).absolute(), step)
+        opened: list[OpenCheckpoint] = []
+
+        def open_it() -> str:
+            try:
+                opened.append(open_checkpoint(path, read_manifest(path, step=step)))
+            except (ManifestError, OSError) as error:
+                return str(error)
+            return ""
+
+        reason = next(filter(None, ranks.together(open_it)), "") or restore_into(ranks, opened[0], states, None)
+        if reason:
+            raise DamagedCheckpoint(
+                f"{path} is damaged: {reason}. Leave load_step out to take the newest that is whole."
+            )
+
+    def _maybe_wait_for_staging(self) -> None:
+        self._ckpt.before_update()
+
+    def _wait_for_saving(self) -> None:
+        if self.save_future is not None:
+            self.save_future.result()
+        self.save_future = None
+
+    def _close(self) -> None:
+        super()._close()
+        if hasattr(self, "_ckpt"):  # else it was never made: torchtitan calls this of what failed to begin, too
+            self._ckpt.close()

@@ -1,0 +1,81 @@
+"""A Lightning run that draws random numbers all over; as a script `lightning_training.py FOLDER KILL_AT` it dies."""
+
+import os
+import signal
+import sys
+import warnings
+
+import lightning.pytorch as pl
+import torch
+from torch.utils.data import DataLoader, Dataset
+from torchdata.stateful_dataloader import StatefulDataLoader
+
+from holdfast.checkpoint.integrations.lightning import HoldfastCheckpoint
+
+EPOCHS = 3
+BATCHES = 4
+
+
+class Noisy(Dataset):
+    """Draws random numbers for each item, as an augmentation would."""
+
+    def __len__(self):
+        return 4 * BATCHES
+
+    def __getitem__(self, index):
+        return index / 16 + torch.rand(1)
+
+
+class Net(pl.LightningModule):
+    def __init__(self, kill_at=None):
+        super().__init__()
+        self.net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+        self.kill_at = kill_at
+        self.losses = {}
+
+    def training_step(self, batch, batch_idx):
+        loss = (self.net(batch) - torch.randn(1)).square().mean()
+        self.losses[self.global_step] = loss.item()
+        return loss
+
+    def validation_step(self, batch, batch_idx):
+        self.log("noisy", self.net(batch).mean() + torch.randn(1))
+
+    def on_train_batch_end(self, *_):
+        if self.global_step == self.kill_at:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def train_dataloader(self):
+        return StatefulDataLoader(Noisy(), batch_size=4, shuffle=True)
+
+    def val_dataloader(self):
+        return DataLoader(torch.ones(4, 1), batch_size=2)
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2), "interval": "step"}]
+
+
+def train(folder, *, seed=0, kill_at=None, net=Net, resume=True):
+    torch.set_num_threads(1)
+    pl.seed_everything(seed, verbose=False)
+    saves = HoldfastCheckpoint(folder, every=1, keep=None)
+    with warnings.catch_warnings(action="ignore"):  # Lightning gives advice, and uses what PyTorch has deprecated
+        trainer = pl.Trainer(
+            max_epochs=EPOCHS,
+            accelerator="cpu",
+            devices=1,
+            callbacks=[saves, pl.callbacks.EarlyStopping("noisy", patience=50)],
+            plugins=[saves.plugin],
+            logger=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            default_root_dir=folder,
+        )
+        module = net(kill_at)
+        trainer.fit(module, ckpt_path=saves.ckpt_path() if resume else None)
+    return trainer, module
+
+
+if __name__ == "__main__":
+    train(sys.argv[1], kill_at=int(sys.argv[2]))

@@ -1,0 +1,40 @@
+"""FSDP2 (`fully_shard`) on two gloo ranks: saved by two, restored by two, by one, and unsharded."""
+
+import subprocess
+import sys
+
+import fsdp2_ranks
+import pytest
+import torch
+
+from holdfast.checkpoint import scan, verify
+
+
+@pytest.fixture(scope="module")
+def saved_by_two(tmp_path_factory):
+    """The folder in which two ranks, then one, have gone through all scenarios, each of which checks itself."""
+    folder = tmp_path_factory.mktemp("fsdp2")
+    command = [sys.executable, fsdp2_ranks.__file__, str(folder)]
+    ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    try:
+        told = [rank.communicate(timeout=120)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(told)
+    return folder
+
+
+def test_ranks_save_their_shards_and_restore_them(saved_by_two):
+    (info,) = scan(saved_by_two / "saved")
+    assert verify(info).state == "verified"
+    assert len(list(info.path.glob("__?_0.distcp"))) == 2
+
+
+def test_a_model_that_is_not_sharded_takes_it_and_trains_on(saved_by_two):
+    model, optimizer = fsdp2_ranks.restored(saved_by_two / "saved", sharded=False)
+    expected = torch.load(saved_by_two / "at-three.pt", weights_only=True)
+    fsdp2_ranks.same(fsdp2_ranks.whole(model, optimizer), expected)
+    fsdp2_ranks.run(model, optimizer, [4])
+    assert not torch.equal(model[0].weight, expected["0.weight"])

@@ -1,0 +1,91 @@
+"""`transformers.Trainer`, killed and resumed, is the Trainer that nobody killed, to the bit."""
+
+import shutil
+import signal
+import subprocess
+import sys
+
+import huggingface_training
+import pytest
+from checkpoint_training import assert_same
+from huggingface_training import STEPS, make, train
+
+from holdfast.checkpoint import rng, scan, verify
+from holdfast.core.errors import BadUse
+
+MEASURED = {"loss", "grad_norm", "learning_rate", "eval_loss", "step", "epoch"}
+
+
+@pytest.fixture(scope="module")
+def straight(tmp_path_factory):
+    """A trainer that nobody disturbed, the folder of its checkpoints, one a step, and its generators at the end."""
+    folder = tmp_path_factory.mktemp("straight")
+    trainer = train(folder)
+    return trainer, folder, rng.capture()
+
+
+def said(trainer):
+    return [{name: entry[name] for name in MEASURED & entry.keys()} for entry in trainer.state.log_history[:-1]]
+
+
+def assert_goes_on_as(trainer, straight):
+    assert said(trainer) == said(straight)
+    assert trainer.state.best_global_step == straight.state.best_global_step
+    for name in ("model", "optimizer", "lr_scheduler"):
+        assert_same(getattr(trainer, name).state_dict(), getattr(straight, name).state_dict(), name)
+
+
+def test_every_step_is_saved_and_verifies(straight):
+    _, folder, _ = straight
+    found = scan(folder)
+    assert [info.step for info in found] == list(range(STEPS, 0, -1))
+    assert verify(found[0]).state == "verified"
+
+
+@pytest.mark.parametrize("step", [1, 3, 4, 6, 8])
+def test_resumed_from_any_step_it_goes_on_to_the_bit(tmp_path, straight, step):
+    """Within an epoch, at its end, before and after an evaluation; also from other weights and other random numbers."""
+    trainer, folder, generators = straight
+    (kept,) = (info.path for info in scan(folder) if info.step == step)
+    shutil.copytree(kept, tmp_path / kept.name)
+    assert_goes_on_as(train(tmp_path, seed=99), trainer)
+    assert_same(rng.capture(), generators)
+
+
+@pytest.mark.slow
+def test_killed_and_started_again_it_goes_on_to_the_bit(tmp_path, straight):
+    command = [sys.executable, huggingface_training.__file__, str(tmp_path), "7"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr
+    assert 0 < scan(tmp_path)[0].step < 7
+    assert_goes_on_as(train(tmp_path), straight[0])
+
+
+def test_a_damaged_checkpoint_is_passed_over(tmp_path, straight):
+    trainer, folder, _ = straight
+    for info in scan(folder):
+        if info.step in (5, 6):
+            shutil.copytree(info.path, tmp_path / info.path.name)
+    data = scan(tmp_path)[0].path / "__0_0.distcp"
+    content = bytearray(data.read_bytes())
+    content[len(content) // 2] ^= 1
+    data.write_bytes(content)
+    assert_goes_on_as(train(tmp_path), trainer)
+
+
+def test_what_is_not_saved_to_the_bit_is_refused(tmp_path):
+    trainer, saves = make(tmp_path, save_strategy="steps")
+    with pytest.raises(BadUse, match="Set it to 'no'"):
+        saves.resume(trainer)
+    trainer, _ = make(tmp_path)
+    with pytest.raises(BadUse, match=r"saves\.resume\(trainer\)"):
+        trainer.train()
+
+
+def test_a_run_that_would_begin_anew_over_checkpoints_is_refused(tmp_path, straight):
+    _, folder, _ = straight
+    trainer, saves = make(tmp_path)
+    shutil.copytree(scan(folder)[0].path, tmp_path / scan(folder)[0].path.name)
+    saves.resume(trainer)
+    with pytest.raises(BadUse, match="begins anew"):
+        trainer.train()
