@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from checkpointing import durable, gpu, growth, limits, lost, resharding, restoring
+from checkpointing import durable, gpu, growth, limits, lost, resharding, restoring, surviving
 from checkpointing.sizes import FULL, QUICK, Sizes
 from common.jobs import adopt_orphans
 from common.machine import OthersLoad, Quiet
@@ -29,6 +29,7 @@ PARTS: dict[str, Part] = {
     "many": lost.many_rows,
     "durable": durable.rows,
     "restore": restoring.rows,
+    "surviving": surviving.rows,
     "reshard": resharding.rows,
     "growth": growth.rows,
     "gpu": gpu.rows,

@@ -29,7 +29,7 @@ def state_of(value):
 
 def save_for_ever(folder, step, value, report):
     """Save steps upwards, each twice, one on its way while the next is copied; report every value that is durable."""
-    ckpt = Checkpointer(folder, keep=KEEP)
+    ckpt = Checkpointer(folder, keep=KEEP, keep_in_memory_s=None)
     before = pid = None
     while True:
         for _ in range(2):
@@ -45,7 +45,7 @@ def save_for_ever(folder, step, value, report):
 
 
 def save_once(folder, step, value):
-    with Checkpointer(folder, keep=KEEP) as ckpt:
+    with Checkpointer(folder, keep=KEEP, keep_in_memory_s=None) as ckpt:
         ckpt.save(step, state_of(value)).result()
     os._exit(0)
 

@@ -1,8 +1,12 @@
 import copy
+import json
 import logging
 import random
+import shutil
 import subprocess
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -10,8 +14,11 @@ import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
 
-from holdfast.checkpoint import Checkpointer, scan
-from holdfast.core.errors import BadUse, NotFound, NoVerifiedCheckpoint, StateMismatch
+from holdfast.checkpoint import Checkpointer, scan, verify
+from holdfast.checkpoint.folders import replaced_path
+from holdfast.checkpoint.marks import MARKS_NAME, note_metrics, note_verified, pin, read_marks, want
+from holdfast.checkpoint.marks_lock import locked
+from holdfast.core.errors import BadUse, NotFound, NoVerifiedCheckpoint, SaveFailed, StateMismatch
 
 
 def test_objects_come_back_bit_equal_and_go_on_alike(tmp_path):
@@ -192,7 +199,16 @@ def test_what_is_told(tmp_path, link):
     assert event.pop("durable_s") > 0
     assert event.pop("write_gb_per_s") > 0
     size_bytes = scan(tmp_path)[0].size_bytes
-    told = {"step": 2, "path": str(path), "size_bytes": size_bytes, "tier": "disk", "attested": True}
+    assert event.pop("lost_s") > 0
+    assert event.pop("digest") == json.loads((path / "holdfast.json").read_text())["digest"]
+    told = {
+        "step": 2,
+        "path": str(path),
+        "size_bytes": size_bytes,
+        "tier": "disk",
+        "attested": True,
+        "slowdown_s": None,
+    }
     assert event == told
     ckpt.save(4, {"a": 1}).result().joinpath("__0_0.distcp").write_bytes(b"x")
     ckpt.restore({"a": 0})
@@ -206,10 +222,18 @@ def test_what_is_told(tmp_path, link):
     assert link.sections == ["save", "save", "restore"]
 
 
+def steps_become(folder, expected):
+    """Once a save is durable nobody waits until the superfluous ones are gone."""
+    until_s = time.monotonic() + 30
+    while (steps := [info.step for info in scan(folder)]) != expected:
+        assert time.monotonic() < until_s, steps
+        time.sleep(0.005)
+
+
 def test_only_the_newest_are_kept(tmp_path):
-    ckpt = Checkpointer(tmp_path, keep=2)
-    for step in range(5):
-        ckpt.save(step, {"a": step}).result()
+    with Checkpointer(tmp_path, keep=2) as ckpt:
+        for step in range(5):
+            ckpt.save(step, {"a": step}).result()
     assert [info.step for info in scan(tmp_path)] == [4, 3]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000000003", "step-0000000004"]
 
@@ -235,11 +259,11 @@ def test_damaged_ones_neither_count_nor_push_out_good_ones(tmp_path, caplog):
     assert "Passed over the checkpoint of step 3" in caplog.text
     assert "__0_0.distcp does not match its checksum" in caplog.text
     ckpt.save(4, {"a": 4}).result()
-    assert [info.step for info in scan(tmp_path)] == [4, 3, 2]
+    steps_become(tmp_path, [4, 3, 2])
     # Its step is saved again: the damaged one is replaced.
     ckpt.save(3, {"a": 33}).result()
+    steps_become(tmp_path, [4, 3])
     assert Checkpointer(tmp_path).restore(state) == 4
-    assert [info.step for info in scan(tmp_path)] == [4, 3]
     assert list(tmp_path.glob("*.replaced")) == []
 
 
@@ -247,7 +271,7 @@ def test_a_save_below_older_ones_keeps_itself(tmp_path):
     for step in (100, 200):
         Checkpointer(tmp_path, keep=None).save(step, {"a": step}).result()
     Checkpointer(tmp_path, keep=1).save(1, {"a": 1}).result()
-    assert [info.step for info in scan(tmp_path)] == [200, 1]
+    steps_become(tmp_path, [200, 1])
 
 
 def test_saving_a_step_again_replaces_it(tmp_path):
@@ -258,6 +282,71 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     ckpt.restore(state)
     assert state == {"a": 2}
     assert [path.name for path in tmp_path.iterdir()] == ["step-0000000005"]
+
+
+def test_a_step_saved_again_keeps_its_pin_and_its_wants_and_nothing_that_was_found_of_the_former_bytes(tmp_path):
+    with Checkpointer(tmp_path) as ckpt:
+        path = ckpt.save(5, {"a": 1}).result()
+        pin(path, by="me", now_s=1.0, why="kept")
+        want(path, "evaluation", now_s=2.0)
+        note_verified(path, by="me", now_s=3.0)
+        note_metrics(path, {"loss": 1.0}, now_s=4.0)
+        before = read_marks(path)
+        ckpt.save(5, {"a": 2}).result()
+        found = read_marks(path)
+        assert (found.pinned, found.wanted) == (before.pinned, before.wanted)
+        assert (found.verified, found.metrics) == (None, {})
+        (path / MARKS_NAME).write_text("{")
+        ckpt.save(5, {"a": 3}).result()
+    found = read_marks(path)
+    assert "the marks of the one that it replaced are not known" in found.pinned.why
+    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert verify(path).state == "verified"
+
+
+def test_a_pin_waits_for_the_step_that_is_saved_again_and_holds_for_that(tmp_path):
+    ckpt = Checkpointer(tmp_path)
+    path = ckpt.save(5, {"a": 1}).result()
+    with locked(path):
+        pinning = threading.Thread(target=pin, args=(path,), kwargs={"by": "me", "now_s": 1.0})
+        pinning.start()
+        handle = ckpt.save(5, {"a": 2})
+    pinning.join()
+    handle.result()
+    assert read_marks(path).pinned.by == "me"
+
+
+def test_a_step_whose_former_save_a_crash_left_aside_keeps_the_pins_of_both(tmp_path):
+    ckpt = Checkpointer(tmp_path)
+    path = ckpt.save(5, {"a": 1}).result()
+    want(path, "one", now_s=1.0)
+    path.rename(replaced_path(path))
+    ckpt.save(5, {"a": 2}).result()
+    assert set(read_marks(path).wanted) == {"one"}
+    shutil.copytree(path, replaced_path(path))
+    want(replaced_path(path), "two", now_s=1.0)
+    ckpt.save(5, {"a": 3}).result()
+    assert set(read_marks(path).wanted) == {"one", "two"}
+    assert not replaced_path(path).exists()
+
+
+def test_too_little_memory_for_one_snapshot_is_one_sentence(tmp_path):
+    ckpt = Checkpointer(tmp_path, max_memory_gib=1 / 1024)
+    with pytest.raises(
+        SaveFailed, match=r"A snapshot needs 4,\d{3},\d{3} bytes of memory, and max_memory_gib allows 1,048,"
+    ):
+        ckpt.save(1, {"t": torch.ones(1 << 20)})
+    assert ckpt.save(2, {"t": torch.ones(1 << 10)}).result()
+
+
+def test_too_little_memory_for_two_snapshots_is_enough_for_one_after_the_other(tmp_path, caplog):
+    with Checkpointer(tmp_path, max_memory_gib=6 / 1024, keep=None) as ckpt:
+        for step in range(4):
+            ckpt.save(step, {"t": torch.full((1 << 20,), float(step))})
+            assert len(ckpt._engine._seats._seats) <= 1
+            ckpt.before_update()
+    assert caplog.text.count("max_memory_gib allows one snapshot of 4,") == 1
+    assert [verify(info).state for info in scan(tmp_path)] == ["verified"] * 4
 
 
 def test_it_raises_only_where_checkpoints_exist_and_none_verifies(tmp_path):
@@ -308,13 +397,16 @@ def test_a_state_that_could_not_be_read_back_is_refused_at_save(tmp_path, state,
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"every": 0}, "every is 0; allowed is a whole number from 1 on"),
+        ({"every": 0}, "every is 0; allowed is a whole number of steps from 1 on, a datetime.timedelta above 0, or"),
+        ({"every": "10min"}, "every is '10min'"),
         ({"every": True}, "every is True"),
         ({"keep": 0}, "keep is 0"),
         ({"on_failure": "exit"}, "on_failure is 'exit'; allowed are 'raise', 'warn' and 'retry'"),
-        ({"when_busy": "drop"}, "when_busy is 'drop'; allowed are 'wait' and 'skip'"),
+        ({"when_busy": "drop"}, "when_busy is 'drop'; allowed are 'wait', 'skip' and 'replace'"),
         ({"timeout_s": 0}, "timeout_s is 0; allowed is a number above 0"),
         ({"max_write_mib_s": -1}, "max_write_mib_s is -1; allowed is a number above 0"),
+        ({"max_memory_gib": 0}, "max_memory_gib is 0; allowed is a number above 0"),
+        ({"sigterm_grace_s": 0}, "sigterm_grace_s is 0; allowed is a number above 0"),
     ],
 )
 def test_bad_arguments_are_named_before_any_work(tmp_path, arguments, named):

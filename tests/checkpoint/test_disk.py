@@ -217,6 +217,20 @@ def test_time_that_was_not_used_is_not_made_up_for():
     assert pace.wait_s(1000) == pytest.approx(1, abs=1e-3)
 
 
+def test_small_files_one_after_another_keep_to_the_rate(tmp_path, memory, monkeypatch):
+    clock, waited_s = Clock(), []
+
+    def sleep(seconds):
+        waited_s.append(seconds)
+        clock.at_s += seconds
+
+    monkeypatch.setattr(disk.time, "sleep", sleep)
+    pace, data = Pace(1000.0, clock), memory(SECTOR)
+    for number in range(10):
+        write_file(tmp_path / f"file-{number}", data, 500, pace=pace)
+    assert sum(waited_s) == pytest.approx(9 * 0.5, rel=1e-2)
+
+
 def test_without_a_limit_nobody_waits():
     assert [Pace(None).wait_s(1 << 40) for _ in range(3)] == [0.0] * 3
 

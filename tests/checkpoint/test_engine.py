@@ -429,7 +429,7 @@ def test_waiting_tells_of_every_failure_though_its_story_is_still_being_told(tmp
     """`wait` may not return between the end of a save and the moment that its failure is noted."""
     ckpt = Checkpointer(tmp_path)
     ckpt.save(1, {"a": 1}).result(ENDS_S)
-    until(lambda: not ckpt._engine.is_saving)
+    until(lambda: not ckpt._engine.in_flight)
     telling, emit = threading.Event(), link.emit
 
     def slowly(kind, data):

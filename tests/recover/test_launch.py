@@ -2,6 +2,7 @@
 
 import asyncio
 
+from holdfast.core.failure_history import FailureHistory
 from holdfast.core.paths import RunPaths
 from holdfast.recover.launch import ATTEMPTS_WITH_LOGS, launch
 from holdfast.recover.run_lock import RunLock
@@ -18,7 +19,8 @@ def test_the_logs_of_old_attempts_are_deleted(tmp_path):
     lock = RunLock.acquire(paths.lock)
 
     async def start():
-        job = await launch(spec, paths, 31, address="127.0.0.1:1", token="x", lock_fd=lock.fd, echo=False)
+        channel = {"address": "127.0.0.1:1", "token": "x"}
+        job = await launch(spec, paths, 31, **channel, lock_fd=lock.fd, echo=False, history=FailureHistory())
         return await job.wait()
 
     assert asyncio.run(start()) == 0

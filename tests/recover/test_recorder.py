@@ -2,6 +2,7 @@
 
 import pytest
 
+from holdfast.core.failure_history import FailureHistory
 from holdfast.core.ledger import Incident, Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.core.telemetry import StepRecord, read_steps
@@ -128,3 +129,27 @@ def test_a_record_that_cannot_be_written_is_complained_about_and_given_up(record
     recorder.close()
     recorder.step(step(1))
     assert len(complaints) == 4, "a journal that is gone is complained about as well"
+
+
+def test_the_failures_of_a_run_are_counted_over_the_time_that_it_trained(recorder, ledger, clock):
+    for number in (1, 2):
+        recorder.attempt_began(number)
+        clock.advance(10.0)
+        if number == 1:
+            recorder.first_step(0, clock.now_s())
+        clock.advance(30.0)
+        recorder.attempt_ended(outcome="failed", last_step=3)
+        now_s = clock.now_s()
+        recorder.incident(
+            Incident(
+                run_id="r",
+                attempt=number,
+                kind="exit",
+                rank=0,
+                step=3,
+                fault_at_s=now_s,
+                detected_at_s=now_s,
+                diagnosis={},
+            )
+        )
+    assert recorder.failures() == FailureHistory(failures=1, trained_s=30.0)

@@ -5,7 +5,11 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 
 | module | one idea |
 |---|---|
-| `checkpointer` | when a save is due, what is told to whom, and what a failure does |
+| `checkpointer` | what the user calls, and what a failure does (`arguments`, `save_handle`) |
+| `interval` | when a save is due: steps, seconds, or as often as is worth it (`lost_time`: what one costs) |
+| `sigterm` | the last save, when the process is asked to end |
+| `votes` | what some rank wants, known to all at the same step |
+| `saved_event` | what is told of a save |
 | `ranks` | every rank does its part, and all go on or all raise the same error |
 | `contents` | what one rank puts into a checkpoint (`rng`: its random generators) |
 | `tree` | a nested state as flat leaves and a skeleton of its shape |
@@ -14,6 +18,7 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `stage` | live tensors into an `arena`, shared memory that holds one snapshot (`seats`: saves take turns in them) |
 | `writer` | the trainer's side of the writing process (`messages`: what they say to each other) |
 | `writing_process` | which outlives the trainer, and for each save does `persist`: write, attest, commit |
+| `keeping` | what it committed last stays in memory when the trainer dies (`kept`: for the rank that takes its place) |
 | `disk` | files at the disk's own speed, with `checksums` of each block |
 | `commit` | the ranks' files become one checkpoint (`failures`: or why not, in words) |
 | `dcp` | PyTorch Distributed Checkpoint behind two functions (`metadata`: its pickle, not trusted) |
@@ -30,6 +35,7 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `export` | its model as a Hugging Face folder |
 | `names` | which of its tensors is which of the model's (`huggingface`: what the model has) |
 | `conversion` | those tensors, streamed as safetensors (`converting`: in a process of its own) |
+| `integrations` | all of this inside of other people's trainers |
 
 The catalog, the marks, the pruning and the writing process need no torch, and importing them imports none.
 """
@@ -38,17 +44,18 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.catalog import CheckpointInfo, scan, verify
 from holdfast.checkpoint.retention import Best, Retention
+from holdfast.checkpoint.save_handle import SaveHandle
 
 if TYPE_CHECKING:
-    from holdfast.checkpoint.checkpointer import Checkpointer, SaveHandle
+    from holdfast.checkpoint.checkpointer import Checkpointer
 
 __all__ = ["Best", "CheckpointInfo", "Checkpointer", "Retention", "SaveHandle", "scan", "verify"]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("Checkpointer", "SaveHandle"):
+    if name == "Checkpointer":
         from holdfast.checkpoint import group_free  # noqa: F401, I001 - before anything imports torch.distributed.nn
         from holdfast.checkpoint import checkpointer
 
-        return getattr(checkpointer, name)
+        return checkpointer.Checkpointer
     raise AttributeError(f"module 'holdfast.checkpoint' has no attribute {name!r}")

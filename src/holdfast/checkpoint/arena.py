@@ -40,6 +40,15 @@ _MADV_POPULATE_WRITE: Final = 23
 """Linux 5.14: the pages are there before the first copy, which takes five times as long into fresh ones."""
 
 
+def arena_bytes(image_bytes: int, notes_bytes: int = 0) -> int:
+    """How much memory an arena for images of up to `image_bytes`, and notes beside them, takes."""
+    return PAGE_BYTES + _pages_bytes(image_bytes) + _pages_bytes(notes_bytes)
+
+
+def _pages_bytes(count: int) -> int:
+    return -(-max(count, 1) // PAGE_BYTES) * PAGE_BYTES
+
+
 class ArenaError(HoldfastError):
     """An arena is not in the state that a step needs; the message says which."""
 
@@ -95,7 +104,7 @@ class Arena:
             ArenaError: this node has not so much memory left.
             OSError: the system gives it no shared memory.
         """
-        capacity, notes = (-(-max(count, 1) // PAGE_BYTES) * PAGE_BYTES for count in (image_bytes, notes_bytes))
+        capacity, notes = _pages_bytes(image_bytes), _pages_bytes(notes_bytes)
         # Asked for beforehand: where there is too little, the kernel says so by killing some process.
         free_bytes = available_memory_bytes()
         if capacity + notes > free_bytes:
@@ -192,6 +201,14 @@ class Arena:
             self._check_use(generation)
             self._check(state)
             self._map[_STATE] = int(state).to_bytes(4, "little")
+
+    def take_back(self, generation: int) -> bool:
+        """SEALED to FREE, before its writing has begun; whether it was not too late."""
+        with self._alone():
+            in_time = (self.generation, self.state) == (generation, State.SEALED)
+            if in_time:
+                self._map[_STATE] = int(State.FREE).to_bytes(4, "little")
+        return in_time
 
     def close(self) -> None:
         """Let go of it. Where views of its memory are left, it stays mapped until the last of them is gone."""

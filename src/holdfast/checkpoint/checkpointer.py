@@ -1,56 +1,38 @@
 """The user's side: when a save is due, what is told to whom, and what a failure does."""
 
 import atexit
+import functools
 import logging
 import os
-import tempfile
+import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, NoReturn, Self
 
+from holdfast.checkpoint.arguments import check_above_zero, check_one_of, check_whole, make_writable
 from holdfast.checkpoint.catalog import verify
-from holdfast.checkpoint.engine import Busy, Engine, Options, Saved
+from holdfast.checkpoint.engine import Busy, Engine, Options
 from holdfast.checkpoint.folders import step_path
-from holdfast.checkpoint.manifest import ManifestError, read_manifest
+from holdfast.checkpoint.interval import Every, make_interval
+from holdfast.checkpoint.lost_time import LostTime
+from holdfast.checkpoint.manifest import read_manifest
+from holdfast.checkpoint.pushing import Pusher, fetch_from, fetch_newer
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.restore import open_checkpoint, per_rank_states, restore_newest
 from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.save_handle import SaveHandle
+from holdfast.checkpoint.saved_event import Saved, saved_event
+from holdfast.checkpoint.sigterm import EXIT_CODE, Sigterm
+from holdfast.checkpoint.votes import Votes
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound, SaveFailed
-from holdfast.core.link import job_link
+from holdfast.core.link import Unsupervised, job_link
 
 _logger = logging.getLogger("holdfast")
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
-
-
-class SaveHandle:
-    """One call of `Checkpointer.save`. `step` is the step it saves, None where nothing was due."""
-
-    def __init__(self, step: int | None, unseen: list[HoldfastError]) -> None:
-        self.step = step
-        self._unseen = unseen
-        self._outcome: Future[Path | None] = Future()
-
-    def done(self) -> bool:
-        """Whether the save has ended, well or not."""
-        return self._outcome.done()
-
-    def result(self, timeout_s: float | None = None) -> Path | None:
-        """Wait until the checkpoint is durable; its folder, or None where nothing was due or the save was skipped.
-
-        Raises:
-            SaveFailed: it is not durable.
-            TimeoutError: it has not ended within `timeout_s` seconds.
-        """
-        try:
-            return self._outcome.result(timeout_s)
-        except HoldfastError as error:
-            if error in self._unseen:
-                self._unseen.remove(error)
-            raise
 
 
 class Checkpointer:
@@ -66,51 +48,83 @@ class Checkpointer:
         self,
         dir: str | os.PathLike[str],  # noqa: A002 - the word a user would look for
         *,
-        every: int = 1,
+        every: Every = 1,
         keep: int | Retention | None = 3,
         on_failure: Literal["raise", "warn", "retry"] = "raise",
         attest: bool = True,
         when_busy: Busy = "wait",
         timeout_s: float = 600.0,
         max_write_mib_s: float | None = None,
+        max_memory_gib: float | None = None,
+        sigterm_grace_s: float | None = None,
+        keep_in_memory_s: float | None = 600.0,
+        push_to: str | None = None,
+        keep_pushed: int | None = None,
     ) -> None:
         """Check the folder, which is made if need be.
 
         Args:
             dir: the folder of the checkpoints, shared by all ranks.
-            every: save at steps divisible by it; `save` does nothing at others.
+            every: when a save is due; `save` does nothing at other steps. A number: at steps divisible by it. A
+                `datetime.timedelta`: so long after the last save began, by rank 0's clock. `auto`: as often as is
+                worth it, from what saves cost and how often the job fails (`checkpoint.interval` has the formula).
             keep: how many whole checkpoints stay, or which; None: all.
             on_failure: of a save that turns out not to be durable. `raise`: the next call raises SaveFailed. `warn`:
                 it is logged, training goes on. `retry`: likewise, and the next call of `save` saves, whatever its step.
             attest: digest every tensor when `save` is called, and commit only what has these digests.
             when_busy: when the two saves before it are not durable yet. `wait`: the optimizer's step waits for the
-                first. `skip`: the save is left out, on all ranks.
+                first. `skip`: the save is left out, on all ranks. `replace`: of the two, the one whose writing has not
+                begun is given up for this one.
             timeout_s: after so long without a byte written, or of waiting for other ranks, a save has failed.
             max_write_mib_s: a limit to the rate at which each rank writes; None: none.
+            max_memory_gib: a limit to the memory that this rank's snapshots take. Two are kept, or one where it is too
+                little for two; a save for which it is too little for one fails. None: none but the node's memory.
+            sigterm_grace_s: on SIGTERM to any rank the next call of `save` saves on all of them, waits until that is
+                durable, and ends the process with exit code 143; so does the end of so many seconds, whatever is in
+                the way. None: SIGTERM is left alone. `holdfast run` stops its ranks in a way of its own.
+            keep_in_memory_s: for so long after this process has died, or a `with` block of this object was left by an
+                exception, the snapshot that became durable last stays in memory, at most until `restore` or a first
+                save of the process that takes its place. None: it does not.
+            push_to: object storage that the newest checkpoint is pushed to, by a process of its own, such as
+                `s3://BUCKET/RUN`; `restore` fetches from there what is newer, or whole where it is damaged in `dir`.
+            keep_pushed: how many stay there; None: all.
 
         Raises:
             BadUse: an argument is not allowed, or `dir` cannot be written.
+            NotFound: `push_to` is a folder, and not there.
         """
-        _check_whole("every", every, least=1)
+        self._clock = SystemClock()
+        self._interval = make_interval(every, self._clock, devices=lambda: Ranks().world_size)
         if keep is not None and not isinstance(keep, Retention):
-            _check_whole("keep", keep, least=1)
+            check_whole("keep", keep, least=1)
             keep = Retention(last=keep)
-        _check_one_of("on_failure", on_failure, ("raise", "warn", "retry"))
-        _check_one_of("when_busy", when_busy, ("wait", "skip"))
-        _check_above_zero("timeout_s", timeout_s)
+        check_one_of("on_failure", on_failure, ("raise", "warn", "retry"))
+        check_one_of("when_busy", when_busy, ("wait", "skip", "replace"))
+        check_above_zero("timeout_s", timeout_s)
         if max_write_mib_s is not None:
-            _check_above_zero("max_write_mib_s", max_write_mib_s)
+            check_above_zero("max_write_mib_s", max_write_mib_s)
+        if max_memory_gib is not None:
+            check_above_zero("max_memory_gib", max_memory_gib)
+        if sigterm_grace_s is not None:
+            check_above_zero("sigterm_grace_s", sigterm_grace_s)
+        if keep_in_memory_s is not None:
+            check_above_zero("keep_in_memory_s", keep_in_memory_s)
+        if keep_pushed is not None:
+            check_whole("keep_pushed", keep_pushed, least=1)
         self._folder = Path(dir).absolute()
-        self._every = every
         self._keep = keep or Retention()
         self._on_failure = on_failure
-        self._clock = SystemClock()
         self._closed = False
         self._damaged: set[Path] = set()
         self._unseen: list[HoldfastError] = []
         self._retry_due = False
+        self._votes = Votes()
+        self._must_vote = self._interval.by_clock or on_failure == "retry" or sigterm_grace_s is not None
+        self._lost = LostTime()
+        self._newest: Path | None = None
         self._pid = os.getpid()
-        _make_writable(self._folder)
+        make_writable(self._folder)
+        self._pusher = None if push_to is None else Pusher(self._folder, push_to, keep=keep_pushed, told=_tell_of_push)
         atexit.register(self._at_exit)
         self._engine = Engine(
             self._folder,
@@ -119,16 +133,22 @@ class Checkpointer:
                 when_busy=when_busy,
                 timeout_s=timeout_s,
                 max_write_bytes_s=None if max_write_mib_s is None else max_write_mib_s * 2**20,
+                max_memory_bytes=None if max_memory_gib is None else max_memory_gib * 2**30,
+                keep_s=keep_in_memory_s or 0.0,
             ),
         )
+        self._sigterm: Sigterm | None = None
+        if sigterm_grace_s is not None and isinstance(job_link(), Unsupervised):
+            self._sigterm = Sigterm(sigterm_grace_s, self._newest_known)
+            self._sigterm.install()
 
     def save(self, step: int, state: State, *, per_rank: Mapping[str, Any] | None = None) -> SaveHandle:
         """Save, if `step` is due or the job was asked to stop; in the latter case the process ends here.
 
-        Collective where torch.distributed is initialised. It returns while the state is still being copied: an
-        optimizer's step waits for that by itself, and whoever changes the state otherwise calls `before_update`
-        first. The first call returns once the state is copied. Python, NumPy and torch random generators of each rank
-        are saved by themselves.
+        Call it after each step: that is when a stop and the time are noticed. Collective where torch.distributed is
+        initialised. It returns while the state is still being copied: an optimizer's step waits for that by itself, and
+        whoever changes the state otherwise calls `before_update` first. The first call returns once the state is
+        copied. Python, NumPy and torch random generators of each rank are saved by themselves.
 
         Args:
             step: steps completed.
@@ -147,24 +167,13 @@ class Checkpointer:
         """
         if self._closed:
             raise BadUse("This Checkpointer is closed. Save before close(), or make another.")
-        _check_whole("step", step, least=0)
-        link = job_link()
-        stopping = link.stop_due(step)
-        if not stopping:  # else the state is to be safe first
-            self._raise_unseen()
-        handle = SaveHandle(None, self._unseen)
-        if not stopping and step % self._every and not self._retry_due:
-            handle._outcome.set_result(None)
-            return handle
-        handle.step = step
-        self._retry_due = False
-        with link.section("save"):
-            self._begin(handle, step, state, per_rank, must=stopping)
-            if stopping or (handle.done() and self._on_failure == "raise"):
-                handle.result()
-        if stopping:
-            link.leave(step)
-        return handle
+        check_whole("step", step, least=0)
+        self._lost.step(self._clock.monotonic_s(), fence_s=self._engine.fence_s)
+        try:
+            return self._save(step, state, per_rank)
+        finally:
+            in_flight = self._engine.in_flight
+            self._lost.goes_on(self._clock.monotonic_s(), fence_s=self._engine.fence_s, in_flight=in_flight)
 
     def before_update(self) -> None:
         """Wait until what the last save saves is copied. Optimizers of torch call it by themselves."""
@@ -173,6 +182,8 @@ class Checkpointer:
 
     def restore(self, state: MutableMapping[str, Any], *, per_rank: MutableMapping[str, Any] | None = None) -> int:
         """Restore the newest checkpoint that verifies, and the random generators of each rank.
+
+        It is taken from memory where all ranks died with it in memory, and from disk otherwise.
 
         Collective where torch.distributed is initialised. State dicts and tensors are filled in place, keys
         they lack are added; objects get `load_state_dict`; plain values are replaced. Entries of the
@@ -195,10 +206,15 @@ class Checkpointer:
         link = job_link()
         with link.section("restore"):
             began_s = self._clock.monotonic_s()
-            checkpoint, passed_over = restore_newest(ranks, self._folder, state, per_rank)
+            fetch_again = None
+            if self._pusher is not None:
+                ranks.first(functools.partial(fetch_newer, self._pusher.remote, self._folder))
+                fetch_again = functools.partial(fetch_from, self._pusher.remote, self._folder)
+            checkpoint, passed_over = restore_newest(ranks, self._folder, state, per_rank, fetch_again)
             self._damaged.update(item.path for item in passed_over)
             if checkpoint is None:
                 return 0
+            self._newest = checkpoint.path
             restore_s = self._clock.monotonic_s() - began_s
         if ranks.rank == 0:
             link.emit(
@@ -207,7 +223,7 @@ class Checkpointer:
                     "step": checkpoint.manifest.step,
                     "path": str(checkpoint.path),
                     "restore_s": restore_s,
-                    "tier": "disk",
+                    "tier": checkpoint.files.tier,
                     "bytes_read": checkpoint.files.bytes_read,
                     "passed_over": [asdict(item) | {"path": str(item.path)} for item in passed_over],
                 },
@@ -237,7 +253,7 @@ class Checkpointer:
         Raises:
             SaveFailed: one is not durable, and `on_failure` is `raise`.
         """
-        if self._engine.is_saving:
+        if self._engine.in_flight:
             with job_link().section("save"):
                 self._engine.wait()
         self._raise_unseen()
@@ -248,11 +264,19 @@ class Checkpointer:
         Raises:
             SaveFailed: one is not durable, and `on_failure` is `raise`.
         """
+        self._close(in_good_order=True)
+
+    def _close(self, *, in_good_order: bool) -> None:
         if not self._closed:
             self._closed = True
             atexit.unregister(self._at_exit)
             with job_link().section("save"):
-                self._engine.close()
+                self._engine.close(in_good_order=in_good_order)
+                if self._pusher is not None:
+                    self._pusher.close(wait=in_good_order)
+                self._votes.close()
+            if self._sigterm is not None:
+                self._sigterm.close()
             self._raise_unseen()
 
     def __enter__(self) -> Self:
@@ -262,7 +286,7 @@ class Checkpointer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self.close()
+            self._close(in_good_order=_is_good_order(error))
         except HoldfastError as failed:
             if error is None:
                 raise
@@ -273,13 +297,75 @@ class Checkpointer:
         if os.getpid() != self._pid:  # forked: the saves are another process's
             return
         try:
-            self.close()
+            self._close(in_good_order=_is_good_order(getattr(sys, "last_value", None)))
         except HoldfastError as error:
             _logger.error("%s", error)  # noqa: TRY400 - a sentence, not a traceback
+
+    def _save(self, step: int, state: State, per_rank: Mapping[str, Any] | None) -> SaveHandle:
+        is_last, is_due = self._vote(step)
+        link = job_link()
+        stopping = link.stop_due(step)
+        if not stopping and not is_last:  # else the state is to be safe first
+            self._raise_unseen()
+        handle = SaveHandle(None, self._unseen)
+        if not stopping and not is_last and not is_due:
+            handle._outcome.set_result(None)
+            return handle
+        handle.step = step
+        self._retry_due = False
+        with link.section("save"):
+            if is_last and not stopping:
+                self._save_and_leave(handle, step, state, per_rank)
+            self._begin(handle, step, state, per_rank, must=stopping)
+            if stopping or (handle.done() and self._on_failure == "raise"):
+                handle.result()
+        if stopping:
+            link.leave(step)
+        return handle
+
+    def _vote(self, step: int) -> tuple[bool, bool]:
+        """Whether all ranks save now and leave, and whether they save now."""
+        by_step = self._interval.falls_on(step)
+        if not self._must_vote:
+            return False, by_step
+        told = self._sigterm is not None and self._sigterm.received
+        has_passed = self._interval.has_passed() and Ranks().rank == 0
+        try:
+            is_last, *others = self._votes.hear((told, has_passed, self._retry_due))
+        except CheckpointError as error:
+            if self._sigterm is not None and told:
+                _logger.error("SIGTERM: step %d is not saved: %s %s", step, error, self._newest_known())  # noqa: TRY400
+                self._sigterm.leave()
+            raise
+        return is_last, by_step or any(others)
+
+    def _save_and_leave(
+        self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None
+    ) -> NoReturn:
+        assert self._sigterm is not None, "all ranks have been given the same arguments"
+        self._sigterm.begin()  # another rank may have been told
+        try:
+            self._begin(handle, step, state, per_rank, must=True)
+            _logger.warning("SIGTERM: step %d is saved, in %s.", step, handle.result())
+        except Exception as error:  # whatever it is, the process ends
+            _logger.error("SIGTERM: %s %s", error, self._newest_known())  # noqa: TRY400
+        self._sigterm.leave()
+
+    def _newest_known(self) -> str:
+        """Without a look at the storage, which may hang."""
+        if self._newest is None:
+            return (
+                f"This process knows of no checkpoint; `holdfast checkpoint ls {self._folder}` lists those there are."
+            )
+        return f"The newest checkpoint is {self._newest}."
 
     def _begin(
         self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None, *, must: bool
     ) -> None:
+        self._interval.began()
+        if self._pusher is not None and Ranks().rank == 0:
+            self._pusher.start()
+        slowdown_s = self._lost.slowdown_s
         try:
             outcome = self._engine.save(
                 step, state, per_rank, now_s=self._clock.now_s(), keep=self._keep, damaged=self._damaged, must=must
@@ -287,9 +373,9 @@ class Checkpointer:
         except SaveFailed as error:
             outcome = Future()
             outcome.set_exception(error)
-        outcome.add_done_callback(lambda done: self._ended(handle, done))
+        outcome.add_done_callback(lambda done: self._ended(handle, done, slowdown_s))
 
-    def _ended(self, handle: SaveHandle, done: "Future[Saved | None]") -> None:
+    def _ended(self, handle: SaveHandle, done: "Future[Saved | None]", slowdown_before_s: float) -> None:
         """Take note of how a save ended; whoever listens must not keep the one who waits from hearing it."""
         error = done.exception()
         saved = done.result() if error is None else None
@@ -302,7 +388,8 @@ class Checkpointer:
         try:
             if saved is not None:
                 self._damaged.discard(saved.path)
-                self._tell(saved)
+                self._newest = saved.path
+                self._tell(saved, self._lost.slowdown_s - slowdown_before_s if self._lost.can_tell else None)
             elif isinstance(error, SaveFailed) and Ranks().rank == 0:
                 job_link().emit("save_failed", {"step": handle.step, "reason": str(error)})
         except Exception:
@@ -313,56 +400,23 @@ class Checkpointer:
             else:
                 handle._outcome.set_exception(error)
 
-    def _tell(self, saved: Saved) -> None:
-        if Ranks().rank != 0:
-            return
-        try:
-            size_bytes = read_manifest(saved.path, step=saved.step).size_bytes
-        except (OSError, ManifestError):  # deleted already: a later one is durable too
-            size_bytes = saved.size_bytes
-        job_link().emit(
-            "checkpoint",
-            {
-                "step": saved.step,
-                "path": str(saved.path),
-                "size_bytes": size_bytes,
-                "stall_s": saved.call_s + saved.fence_s,
-                "call_s": saved.call_s,
-                "fence_s": saved.fence_s,
-                "durable_s": saved.durable_s,
-                "write_gb_per_s": saved.size_bytes / max(saved.write_s, 1e-9) / 1e9,
-                "tier": "disk",
-                "attested": saved.attested,
-            },
-        )
+    def _tell(self, saved: Saved, slowdown_s: float | None) -> None:
+        told = saved_event(saved, slowdown_s=slowdown_s)
+        self._interval.measured(lost_s=told["lost_s"], durable_s=saved.durable_s)
+        if Ranks().rank == 0:
+            job_link().emit("checkpoint", told)
 
     def _raise_unseen(self) -> None:
         if self._unseen:
             raise self._unseen.pop(0)
 
 
-def _check_one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise BadUse(f"{name} is {value!r}; allowed are {', '.join(map(repr, allowed[:-1]))} and {allowed[-1]!r}.")
+def _tell_of_push(told: Mapping[str, Any]) -> None:
+    job_link().emit("push_failed" if "failed" in told else "pushed", dict(told))
 
 
-def _check_above_zero(name: str, value: Any) -> None:
-    if not isinstance(value, int | float) or not value > 0:
-        raise BadUse(f"{name} is {value!r}; allowed is a number above 0.")
-
-
-def _check_whole(name: str, value: Any, *, least: int) -> None:
-    if type(value) is not int or value < least:
-        raise BadUse(f"{name} is {value!r}; allowed is a whole number from {least} on.")
-
-
-def _make_writable(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            pass  # mode bits do not tell of a read-only mount, nor stop root
-    except OSError as error:
-        raise BadUse(
-            f"The checkpoint folder {folder} cannot be written ({error.strerror or error}). "
-            "Make it writable, or give Checkpointer another one."
-        ) from error
+def _is_good_order(error: BaseException | None) -> bool:
+    """Whether a training that ends with `error` has come to its end, or was asked to, and is not to be gone on with."""
+    if isinstance(error, SystemExit):
+        return error.code in (None, 0, EXIT_CODE)
+    return not isinstance(error, Exception)

@@ -33,22 +33,26 @@ class Written:
 
 
 class Pace:
-    """Holds all writers together to `max_bytes_s`."""
+    """Holds all writers together to `max_bytes_s`, from one file and one save to the next.
+
+    What is written waits for what was written before it, so that in any stretch of time the rate is exceeded by one
+    chunk at most.
+    """
 
     def __init__(self, max_bytes_s: float | None, now_s: Callable[[], float] = time.monotonic) -> None:
-        self._max_bytes_s = max_bytes_s
+        self.max_bytes_s = max_bytes_s
         self._now_s = now_s
         self._free_at_s = 0.0
         self._taking_turns = threading.Lock()
 
     def wait_s(self, count: int) -> float:
         """How long to wait before `count` more bytes are written."""
-        if self._max_bytes_s is None:
+        if self.max_bytes_s is None:
             return 0.0
         with self._taking_turns:
             now_s = self._now_s()
             begin_s = max(self._free_at_s, now_s)
-            self._free_at_s = begin_s + count / self._max_bytes_s
+            self._free_at_s = begin_s + count / self.max_bytes_s
         return begin_s - now_s
 
 

@@ -24,6 +24,7 @@ from typing import Any, Final, Literal
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from holdfast.checkpoint import kept
 from holdfast.checkpoint.arena import ArenaError, State
 from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.contents import Contents, collect
@@ -31,6 +32,7 @@ from holdfast.checkpoint.folders import remove_leftovers
 from holdfast.checkpoint.plan import Plan, make_plan
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.saved_event import Saved
 from holdfast.checkpoint.seats import Seat, Seats
 from holdfast.checkpoint.stage import (
     Snapshot,
@@ -49,7 +51,7 @@ _ADVICE: Final = (
     "Only an optimizer's step may change it before the copy is made; a loop without one calls ckpt.before_update() "
     "first. From now on it is copied in the call."
 )
-Busy = Literal["wait", "skip"]
+Busy = Literal["wait", "skip", "replace"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,20 +63,8 @@ class Options:
     timeout_s: float = 600.0
     shard_bytes: int = 4 << 30
     max_write_bytes_s: float | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class Saved:
-    """A durable checkpoint, and what it cost. `fence_s`: how long updates waited; `durable_s`: from the call on."""
-
-    step: int
-    path: Path
-    size_bytes: int
-    call_s: float
-    fence_s: float
-    write_s: float
-    durable_s: float
-    attested: bool
+    max_memory_bytes: float | None = None
+    keep_s: float = 0.0
 
 
 @dataclass(eq=False)
@@ -90,6 +80,9 @@ class _Job:
     digests: bytes | None = None
     error: Exception | None = None
     failure: Exception | None = None
+    seat: Seat | None = None
+    generation: int = 0
+    given_up: bool = False
     outcome: "Future[Saved | None]" = field(default_factory=Future)
     staged: threading.Event = field(default_factory=threading.Event)
     call_s: float = 0.0
@@ -103,9 +96,11 @@ class Engine:
         """Nothing is started before the first save."""
         self._folder = folder
         self._options = options
-        self._writer = Writer(timeout_s=options.timeout_s, max_write_bytes_s=options.max_write_bytes_s)
+        self._writer = Writer(
+            timeout_s=options.timeout_s, max_write_bytes_s=options.max_write_bytes_s, keep_s=options.keep_s
+        )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-stage")
-        self._seats = Seats(self._writer)
+        self._seats = Seats(self._writer, max_bytes=options.max_memory_bytes, spares_newest=options.keep_s > 0)
         self._plan: Plan | None = None
         self._layout = 0
         self._early: set[int] = set()
@@ -116,6 +111,8 @@ class Engine:
         self._staging: _Job | None = None
         self._in_flight: set[_Job] = set()
         self._landed = threading.Condition()
+        self.fence_s = 0.0
+        """How long updates have waited for copies so far, in all."""
         self._unhook: Callable[[], None] = lambda: None
 
     def save(
@@ -178,26 +175,32 @@ class Engine:
             return
         began_s = time.monotonic()
         job.staged.wait()
-        job.fence_s += time.monotonic() - began_s
+        waited_s = time.monotonic() - began_s
+        job.fence_s += waited_s
+        self.fence_s += waited_s
         self._staging = None
 
     @property
-    def is_saving(self) -> bool:
-        """Whether a save has not ended yet."""
-        return bool(self._in_flight)
+    def in_flight(self) -> int:
+        """How many saves have not ended yet."""
+        return len(self._in_flight)
 
     def wait(self) -> None:
         """Wait until every save has ended, well or not."""
         with self._landed:
             self._landed.wait_for(lambda: not self._in_flight)
 
-    def close(self) -> None:
-        """Wait for every save, and let go of memory, process and group."""
+    def close(self, *, in_good_order: bool = True) -> None:
+        """Wait for every save, and let go of memory, process and group; see `Writer.close`."""
         self._unhook()
         self.wait()
         self._thread.shutdown()
-        self._let_go_of_seats()
-        self._writer.close()
+        if in_good_order:
+            self._let_go_of_seats()
+        else:
+            self._seats.forget()
+            self._plan = None
+        self._writer.close(in_good_order=in_good_order)
         if self._ranks is not None and self._ranks.group is not None and dist.is_initialized():
             with contextlib.suppress(ValueError):  # it went with the default group
                 dist.destroy_process_group(self._ranks.group)
@@ -208,6 +211,7 @@ class Engine:
         # A group of its own: its collectives run in a thread, beside those of the training.
         group = dist.new_group(backend="gloo") if world.distributed else None
         ranks = Ranks(group)
+        kept.end(self._folder, ranks.rank)  # where nothing was restored: the memory is needed
 
         def clear() -> str:
             remove_leftovers(self._folder)
@@ -269,8 +273,9 @@ class Engine:
 
     def _agree(self, job: _Job, ranks: Ranks) -> bool:
         """Have a plan that fits on every rank, and the sources by it; False: all ranks skip this save."""
+        waiting = self._waiting()
 
-        def look() -> tuple[int, bool, bool, bool]:
+        def look() -> tuple[int, bool, bool, bool, str]:
             if job.error is not None:
                 raise job.error
             plan = self._plan
@@ -278,14 +283,16 @@ class Engine:
             if plan is not None and fits:
                 job.sources = self._sources(plan, job)
                 fits = not overlong(plan, job.sources)
-            return job.order.step, fits, self._seats.has_free(), job.must
+            return job.order.step, fits, self._seats.has_free(), job.must, waiting.order.save if waiting else ""
 
-        steps, fits, seats, musts = zip(*ranks.together(look), strict=True)
+        steps, fits, seats, musts, saves = zip(*ranks.together(look), strict=True)
         if len(set(steps)) > 1:
             raise BadUse(f"Ranks disagree about the step to save: {list(steps)}. Call save at the same step on all.")
         if self._options.when_busy == "skip" and not all(seats) and not any(musts):
             _logger.warning("Step %d is not saved: the saves before it are not durable yet.", job.order.step)
             return False
+        if self._options.when_busy == "replace" and not all(seats) and waiting is not None and len(set(saves)) == 1:
+            self._give_up(waiting, job)
         if not all(fits):
             plan = self._plan_anew(job, ranks)
             job.sources = self._sources(plan, job)
@@ -293,6 +300,25 @@ class Engine:
                 # Later than for a save whose plan fits; until here the versions tell of a change.
                 job.digests = live_digests(plan, job.sources)
         return True
+
+    def _waiting(self) -> _Job | None:
+        """The save that is staged and whose writing has not begun, as far as is known here."""
+        for job in list(self._in_flight):
+            if job.seat is not None and self._writer.is_waiting(job.seat.number, job.generation):
+                return job
+        return None
+
+    def _give_up(self, waiting: _Job, newer: _Job) -> None:
+        """All ranks have agreed to. Where its writing has begun after all, it fails for want of another rank's part."""
+        _logger.warning(
+            "Step %d is given up for step %d: its writing has not begun.", waiting.order.step, newer.order.step
+        )
+        waiting.given_up = True
+        assert waiting.seat is not None, "it was staged"
+        if self._writer.take_back(waiting.seat.number, waiting.generation):
+            self._seats.free(waiting.seat)
+            waiting.outcome.set_result(None)
+            self._land(waiting)
 
     def _plan_anew(self, job: _Job, ranks: Ranks) -> Plan:
         with self._landed:
@@ -331,6 +357,7 @@ class Engine:
         arena.move(State.SEALED, generation)
 
     def _order(self, job: _Job, plan: Plan, seat: Seat, generation: int) -> None:
+        job.seat, job.generation = seat, generation
         ended = self._writer.save(
             job.order,
             arena=seat.number,
@@ -352,7 +379,9 @@ class Engine:
                 f"Step {job.order.step} was not saved: what was staged of {_some(names)} is not what it was when save "
                 f"was called. {_ADVICE}"
             )
-        if error is not None:
+        if error is not None and job.given_up:
+            job.outcome.set_result(None)
+        elif error is not None:
             job.outcome.set_exception(error)
         else:
             job.outcome.set_result(

@@ -9,6 +9,7 @@
 | `.deleting-NAME.RANDOM` | a checkpoint on its way out | the same |
 """
 
+import contextlib
 import fcntl
 import logging
 import os
@@ -17,7 +18,10 @@ import secrets
 import shutil
 from pathlib import Path
 
+from holdfast.checkpoint.marks import inherit_claims
+from holdfast.checkpoint.marks_lock import locked
 from holdfast.core.atomic import fsync_folder
+from holdfast.core.errors import NotFound
 
 _logger = logging.getLogger("holdfast")
 _NAME = re.compile(r"step-(\d{10,})(\.replaced)?")
@@ -69,18 +73,26 @@ class Staging:
     def commit(self, *, final_is_damaged: bool) -> Path:
         """Give the folder its proper name, durably. At every instant one of old and new has a good name.
 
+        Where the step was saved before, whoever has pinned or wanted that checkpoint has this one instead.
+
         Raises:
+            CheckpointError: another process does not let go of the marks of the older one.
             OSError: it has not got its name; an older one of the step still has its own or `.replaced`.
         """
         replaced = replaced_path(self._final)
         fsync_folder(self.path)
-        if self._final.exists():
-            if replaced.exists():  # left by a crash: of the two, keep the one that may still be good
-                discard(self._final if final_is_damaged else replaced)
+        with contextlib.ExitStack() as held:
+            with contextlib.suppress(NotFound):  # the step is new
+                held.enter_context(locked(self._final))  # a pin comes before this, or goes to the new one
+            former = [path for path in (self._final, replaced) if path.exists()]
+            inherit_claims(former, self.path, now_s=self.path.stat().st_mtime)
             if self._final.exists():
-                self._final.rename(replaced)
-        self.path.rename(self._final)
-        fsync_folder(self._final.parent)
+                if replaced.exists():  # left by a crash: of the two, keep the one that may still be good
+                    discard(self._final if final_is_damaged else replaced)
+                if self._final.exists():
+                    self._final.rename(replaced)
+            self.path.rename(self._final)
+            fsync_folder(self._final.parent)
         if replaced.exists():
             discard(replaced)
         os.close(self._fd)
@@ -105,6 +117,22 @@ def discard(path: Path) -> None:
         shutil.rmtree(hidden)
     except OSError as error:
         _logger.warning("Could not delete %s (%s). Delete it by hand if it stays.", path, error)
+
+
+def has_unfinished(folder: Path) -> bool:
+    """Whether a living process prepares a save in `folder`."""
+    for path in folder.glob(_LEFTOVERS[0]):
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+        except OSError:  # it has its name now
+            continue
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(fd)
+    return False
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -7,6 +7,8 @@ A plain value has a slot with room to grow, so that the layout, and with it DCP'
 """
 
 import functools
+import math
+import mmap
 import os
 import struct
 import zipfile
@@ -15,7 +17,6 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.serialization import skip_data
 
 from holdfast.checkpoint.arena import PAGE_BYTES
@@ -143,11 +144,9 @@ def lay_out(needs: Iterable[Need], *, prefix: str, shard_bytes: int) -> Image:
 @functools.lru_cache(maxsize=65_536)
 def template(dtype: torch.dtype, shape: tuple[int, ...]) -> Template:
     """What `torch.save` writes around a tensor's bytes; no memory of the tensor's size is taken."""
-    with FakeTensorMode():
-        fake = torch.empty(shape, dtype=dtype)
     with os.fdopen(os.memfd_create("holdfast-template"), "w+b") as file:  # its data is a hole
-        with skip_data(materialize_fake_tensors=True):
-            torch.save(fake, file)
+        with skip_data():
+            torch.save(_hollow(dtype, shape), file)
         file.flush()
         with zipfile.ZipFile(file) as archive:
             (record,) = (one for one in archive.infolist() if one.filename.endswith(_RECORD))
@@ -158,3 +157,14 @@ def template(dtype: torch.dtype, shape: tuple[int, ...]) -> Template:
         head = file.read(begin)
         file.seek(begin + record.file_size)
         return Template(head, record.file_size, file.read())
+
+
+def _hollow(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
+    """A tensor whose memory is a hole in a file: PyTorch's fake ones take a second to import."""
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if not size_bytes:
+        return torch.empty(shape, dtype=dtype)
+    with os.fdopen(os.memfd_create("holdfast-hollow"), "r+b") as file:
+        file.truncate(size_bytes)
+        memory = mmap.mmap(file.fileno(), size_bytes)
+    return torch.frombuffer(memory, dtype=torch.uint8).view(dtype).view(shape)

@@ -54,6 +54,11 @@ class Manifest:
         """Bytes of all files together, without the manifest."""
         return sum(entry.size_bytes for entry in self.files)
 
+    @property
+    def digest(self) -> str:
+        """XXH3-128 of all that it says, and so of every byte: `digest` in `holdfast.json` of this version."""
+        return _digest({"schema": SCHEMA, "version": VERSION, **asdict(self)})
+
 
 def describe_file(folder: Path, name: str) -> FileEntry:
     """Read one file of `folder` and say what it holds.
@@ -74,7 +79,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         OSError: it was not written.
     """
     content = {"schema": SCHEMA, "version": VERSION, **asdict(manifest)}
-    content["digest"] = _digest(content)
+    content["digest"] = manifest.digest
     write_atomic(folder / MANIFEST_NAME, json.dumps(content, indent=1).encode() + b"\n")
 
 

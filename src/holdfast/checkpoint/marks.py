@@ -8,7 +8,7 @@ depend on them. Marks that cannot be read count as none, and keep the checkpoint
 import json
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -169,6 +169,26 @@ def release(checkpoint: Path, holder: str, *, now_s: float) -> Marks:
         return replace(marks, wanted={name: each for name, each in marks.wanted.items() if name != holder})
 
     return change_marks(checkpoint, without, now_s=now_s)
+
+
+def inherit_claims(former: Iterable[Path], heir: Path, *, now_s: float) -> None:
+    """Give a checkpoint the pin and the wants of those of its step that it replaces.
+
+    What was found out about their bytes is not known of its own. Marks that cannot be read pin it.
+
+    Raises:
+        OSError: they could not be written.
+    """
+    found = [read_marks(path) for path in former]
+    pins = [marks.pinned for marks in found if marks.pinned is not None]
+    for marks in found:
+        if marks.unreadable is not None:
+            why = f"the marks of the one that it replaced are not known ({marks.unreadable})"
+            pins.append(Noted(at_s=now_s, by="holdfast", why=why))
+    wanted = {holder: each for marks in found for holder, each in marks.wanted.items()}
+    if pins or wanted:
+        pinned = pins[0] if pins else None
+        change_marks(heir, lambda marks: replace(marks, pinned=pinned, wanted=wanted), now_s=now_s)
 
 
 class _NewerError(Exception):

@@ -6,6 +6,7 @@
 | `{"arena": A}` and the arena | it is called A |
 | `{"save": …, "arena": A, "generation": G, "layout": L, …}` | see `commit.Order` and `Writer.save` |
 | `{"forget": {"arenas": […], "layouts": […]}}` | no save needs them any more |
+| `{"closed": true}` | the trainer ends in good order: nothing is to be kept for a successor |
 
 | from it | meaning |
 |---|---|

@@ -4,6 +4,7 @@ It is a pickle, and a pickle may call anything. Here it may name only what DCP's
 what it says of the files must agree with the files there are.
 """
 
+import io
 import pathlib
 import pickle
 from collections.abc import Mapping
@@ -45,8 +46,20 @@ def read_metadata(folder: Path) -> Metadata:
             nothing of it has been run.
     """
     try:
-        with (folder / METADATA_NAME).open("rb") as file:
-            metadata = _Unpickler(file).load()
+        content = (folder / METADATA_NAME).read_bytes()
+    except OSError as error:
+        raise ManifestError(f"{METADATA_NAME} is unreadable ({type(error).__name__}: {error})") from error
+    return unpack_metadata(content)
+
+
+def unpack_metadata(content: bytes) -> Metadata:
+    """What the content of a `.metadata` says.
+
+    Raises:
+        ManifestError: see `read_metadata`.
+    """
+    try:
+        metadata = _Unpickler(io.BytesIO(content)).load()
     except ManifestError:
         raise
     except Exception as error:  # a damaged pickle may raise anything

@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,11 +11,13 @@ import torch
 from torch.distributed.checkpoint.metadata import Metadata
 
 from holdfast.checkpoint import dcp, rng
-from holdfast.checkpoint.catalog import CheckpointInfo, scan
+from holdfast.checkpoint.catalog import CheckpointInfo, inspect, scan
 from holdfast.checkpoint.contents import STRUCTURE, has_state_dict, rank_structure, state_dicts
 from holdfast.checkpoint.fit import ABSENT, Fit, fill
+from holdfast.checkpoint.folders import step_path
+from holdfast.checkpoint.kept import Predecessors
 from holdfast.checkpoint.manifest import Manifest, ManifestError, check_contents, read_manifest
-from holdfast.checkpoint.metadata import METADATA_NAME, check_against_files, read_metadata
+from holdfast.checkpoint.metadata import METADATA_NAME, check_against_files, read_metadata, unpack_metadata
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.reading import VerifiedFiles
 from holdfast.checkpoint.tree import Skeleton, skeleton_from_paths
@@ -70,17 +72,27 @@ class PassedOver:
     reason: str
 
 
-def open_checkpoint(path: Path, manifest: Manifest) -> OpenCheckpoint:
+def open_checkpoint(path: Path, manifest: Manifest, memory: Predecessors | None = None) -> OpenCheckpoint:
     """Read what a checkpoint says of itself; each byte that is read is checked.
+
+    Args:
+        path: the checkpoint.
+        manifest: what it says.
+        memory: where it is to be taken from; None: from disk.
 
     Raises:
         ManifestError: it is damaged, contradicts itself, or its metadata names what it must not; nothing of it has run.
         OSError: it cannot be read.
     """
-    check_contents(path, [entry for entry in manifest.files if entry.path == METADATA_NAME])
-    metadata = read_metadata(path)
+    files: VerifiedFiles
+    if memory is not None:
+        content, files = memory.open(path, manifest)
+        metadata = unpack_metadata(content)
+    else:
+        check_contents(path, [entry for entry in manifest.files if entry.path == METADATA_NAME])
+        metadata, files = read_metadata(path), VerifiedFiles(path, manifest.files)
     check_against_files(metadata, {entry.path: entry.size_bytes for entry in manifest.files})
-    opened = OpenCheckpoint(path=path, manifest=manifest, metadata=metadata, files=VerifiedFiles(path, manifest.files))
+    opened = OpenCheckpoint(path=path, manifest=manifest, metadata=metadata, files=files)
     try:
         opened.shared  # noqa: B018 - read now, while another checkpoint can still be taken
     except (ManifestError, OSError):
@@ -95,8 +107,19 @@ def restore_newest(
     folder: Path,
     state: MutableMapping[str, Any],
     per_rank: MutableMapping[str, Any] | None,
+    fetch_again: Callable[[int], bool] | None = None,
 ) -> tuple[OpenCheckpoint | None, list[PassedOver]]:
     """Restore the newest checkpoint of which all that the ranks need is whole. Collective.
+
+    Where all ranks have it in memory, left by those before them, it is taken from there; then, or when another one was
+    restored, that memory is given back.
+
+    Args:
+        ranks: those that restore.
+        folder: the checkpoints.
+        state: see `Checkpointer.restore`.
+        per_rank: likewise.
+        fetch_again: puts a whole copy of a step in the place of a damaged one, where there is any; for rank 0.
 
     Returns:
         It, or None where there is none at all, and those that were passed over, newest first.
@@ -105,13 +128,44 @@ def restore_newest(
         NoVerifiedCheckpoint: there are checkpoints, and none verifies.
         BadUse, StateMismatch, CheckpointError: see `restore_into`.
     """
-    passed_over: list[PassedOver] = []
-    for info in ranks.first(lambda: scan(folder)):
-        opened, reason = _try_open(ranks, info)
+    with Predecessors(folder, ranks.rank, ranks.world_size) as memory:
+        kept = ranks.together(lambda: memory.kept)
+        in_memory = kept[0] if len(set(kept)) == 1 else None
+        if in_memory is None and any(kept) and ranks.rank == 0:
+            _logger.warning("Not all ranks have the same step in memory (%s).", [each and each[0] for each in kept])
+        restored = _restore_newest(ranks, folder, state, per_rank, memory, in_memory and in_memory[0], fetch_again)
+        memory.end()
+        return restored
+
+
+def _restore_newest(
+    ranks: Ranks,
+    folder: Path,
+    state: MutableMapping[str, Any],
+    per_rank: MutableMapping[str, Any] | None,
+    memory: Predecessors,
+    step_in_memory: int | None,
+    fetch_again: Callable[[int], bool] | None,
+) -> tuple[OpenCheckpoint | None, list[PassedOver]]:
+    def attempt(info: CheckpointInfo, tier: Predecessors | None) -> tuple[OpenCheckpoint | None, str]:
+        opened, reason = _try_open(ranks, info, tier)
         if opened is not None:
             reason = restore_into(ranks, opened, state, per_rank)
-            if not reason:
+        return (None, reason) if reason else (opened, "")
+
+    passed_over: list[PassedOver] = []
+    for info in ranks.first(lambda: scan(folder)):
+        if info.step == step_in_memory:
+            opened, reason = attempt(info, memory)
+            if opened is not None:
                 return opened, passed_over
+            if ranks.rank == 0:
+                _logger.warning("Step %d is not taken from memory, but from disk: %s.", info.step, reason)
+        opened, reason = attempt(info, None)
+        if opened is None and fetch_again is not None and ranks.first(functools.partial(fetch_again, info.step)):
+            opened, reason = attempt(ranks.first(functools.partial(inspect, step_path(folder, info.step))), None)
+        if opened is not None:
+            return opened, passed_over
         passed_over.append(PassedOver(step=info.step, path=info.path, reason=reason))
         if ranks.rank == 0:
             _logger.warning("Passed over the checkpoint of step %d (%s): %s.", info.step, info.path, reason)
@@ -123,8 +177,8 @@ def restore_newest(
     )
 
 
-def _try_open(ranks: Ranks, info: CheckpointInfo) -> tuple[OpenCheckpoint | None, str]:
-    if info.state != "written":
+def _try_open(ranks: Ranks, info: CheckpointInfo, memory: Predecessors | None) -> tuple[OpenCheckpoint | None, str]:
+    if memory is None and info.state != "written":
         return None, info.reason or info.state
     opened: OpenCheckpoint | None = None
 
@@ -132,7 +186,7 @@ def _try_open(ranks: Ranks, info: CheckpointInfo) -> tuple[OpenCheckpoint | None
         nonlocal opened
         try:
             manifest = read_manifest(info.path, step=info.step)
-            opened = open_checkpoint(info.path, manifest)
+            opened = open_checkpoint(info.path, manifest, memory)
             if manifest.world_size == ranks.world_size:
                 opened.own(ranks.rank)
         except (ManifestError, OSError) as error:

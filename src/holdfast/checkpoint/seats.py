@@ -1,16 +1,19 @@
 """The arenas of one rank, as saves take turns in them."""
 
+import logging
 import threading
 from dataclasses import dataclass
 from typing import Final
 
 import torch
 
-from holdfast.checkpoint.arena import Arena
+from holdfast.checkpoint.arena import Arena, ArenaError, State, arena_bytes
 from holdfast.checkpoint.checksums import DIGEST_BYTES
 from holdfast.checkpoint.plan import Plan
 from holdfast.checkpoint.writer import Writer
+from holdfast.core.errors import SaveFailed
 
+_logger = logging.getLogger("holdfast")
 _ARENAS: Final = 2
 """One is written while the next step is copied into the other."""
 
@@ -26,30 +29,39 @@ class Seat:
 
 
 class Seats:
-    """As many arenas as are allowed, each made when first it is needed."""
+    """As many arenas as are allowed, each made when first it is needed, or all at once."""
 
-    def __init__(self, writer: Writer) -> None:
+    def __init__(self, writer: Writer, *, max_bytes: float | None = None, spares_newest: bool = False) -> None:
+        """No arena is made yet.
+
+        Args:
+            writer: gets to know each.
+            max_bytes: what all of them may take together; where that is too little for two, there is one.
+            spares_newest: the snapshot that became durable last stays while the next one is made, where there are two.
+        """
         self._writer = writer
+        self._spares_newest = spares_newest
+        self._max_bytes = max_bytes
+        self._most = _ARENAS
         self._seats: list[Seat] = []
         self._freed = threading.Condition()
 
     def has_free(self) -> bool:
         """Whether `take` would not wait."""
         with self._freed:
-            return len(self._seats) < _ARENAS or any(not seat.used for seat in self._seats)
+            return len(self._seats) < self._most or any(not seat.used for seat in self._seats)
 
     def take(self, plan: Plan) -> Seat:
         """One that may be copied into, once there is one.
 
         Raises:
             ArenaError: this node has no memory left for it.
+            SaveFailed: it is larger than is allowed.
             OSError: likewise.
         """
         with self._freed:
             while True:
-                seat = next((each for each in self._seats if not each.used), None)
-                if seat is None and len(self._seats) < _ARENAS:
-                    seat = self._make(plan)
+                seat = self._unused(plan)
                 if seat is not None:
                     seat.used = True
                     return seat
@@ -59,6 +71,8 @@ class Seats:
         """Its save has ended, well or not."""
         with self._freed:
             seat.used = False
+            self._seats.remove(seat)
+            self._seats.append(seat)  # so that the oldest is used first
             self._freed.notify_all()
 
     def forget(self) -> list[int]:
@@ -68,11 +82,41 @@ class Seats:
             seat.views.clear()
             numbers.append(seat.number)
         self._seats.clear()
+        self._most = _ARENAS
         return numbers
 
+    def _unused(self, plan: Plan) -> Seat | None:
+        unused = [seat for seat in self._seats if not seat.used]
+        unused.sort(key=lambda seat: seat.arena.state is State.COMMITTED)
+        while len(self._seats) < self._most and (self._spares_newest or not unused):
+            try:
+                unused.insert(0, self._make(plan))
+            except (ArenaError, OSError):
+                if not unused:
+                    raise
+                self._most = len(self._seats)  # one does, where the memory is too short for two
+        return unused[0] if unused else None
+
     def _make(self, plan: Plan) -> Seat:
-        arena = Arena.make(plan.image.size_bytes, DIGEST_BYTES * len(plan.pieces))
+        notes_bytes = DIGEST_BYTES * len(plan.pieces)
+        if self._max_bytes is not None:
+            self._most = self._allowed(arena_bytes(plan.image.size_bytes, notes_bytes), self._max_bytes)
+        arena = Arena.make(plan.image.size_bytes, notes_bytes)
         plan.image.write_frames(arena.image)
         seat = Seat(arena, self._writer.share_arena(arena), plan.image.views(arena.image))
         self._seats.append(seat)
         return seat
+
+    def _allowed(self, each_bytes: int, max_bytes: float) -> int:
+        count = min(_ARENAS, int(max_bytes // each_bytes))
+        if count == 0:
+            raise SaveFailed(
+                f"A snapshot needs {each_bytes:,} bytes of memory, and max_memory_gib allows {int(max_bytes):,}. "
+                "Allow more, or save less of the state on this rank."
+            )
+        if count < _ARENAS and not self._seats:
+            _logger.warning(
+                "max_memory_gib allows one snapshot of %s bytes, not two: each save waits until the last is durable.",
+                f"{each_bytes:,}",
+            )
+        return count

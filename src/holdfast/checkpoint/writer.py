@@ -31,6 +31,7 @@ _LOOK_EVERY_S: Final = 0.5
 _STARTS_A_SAVE: Final = 3
 """Processes that may die of one save; it fails with the last."""
 _ENDING_S: Final = 5.0
+"""For what it is deleting when all is saved; what is left of that, the next job deletes."""
 
 
 class NotAttestedError(SaveFailed):
@@ -74,13 +75,15 @@ class _Outstanding:
 class Writer:
     """One rank's writing process."""
 
-    def __init__(self, *, timeout_s: float, max_write_bytes_s: float | None) -> None:
+    def __init__(self, *, timeout_s: float, max_write_bytes_s: float | None, keep_s: float = 0.0) -> None:
         """Nothing is started before the first order.
 
         Args:
             timeout_s: how long a save may go on without a byte written, or wait for other ranks, before it fails.
             max_write_bytes_s: a limit to the rate; None: none.
+            keep_s: how long the process keeps the newest snapshot for a successor of this one, see `keeping`.
         """
+        self._keep_s = keep_s
         self._timeout_s = timeout_s
         self._max_write_bytes_s = max_write_bytes_s
         self._arenas: dict[int, Arena] = {}
@@ -91,6 +94,7 @@ class Writer:
         self._socket: socket.socket | None = None
         self._numbers = 0
         self._closed = False
+        self._lets_go = False
 
     @property
     def pid(self) -> int | None:
@@ -144,17 +148,36 @@ class Writer:
             self._tell(outstanding.message(self._timeout_s, self._max_write_bytes_s))
         return outstanding.ended
 
-    def close(self) -> None:
-        """End the process; nothing may be outstanding, and what is, fails."""
+    def is_waiting(self, arena: int, generation: int) -> bool:
+        """Whether the process is still at another save."""
+        with self._lock:
+            return (arena, generation) in list(self._outstanding)[1:]
+
+    def take_back(self, arena: int, generation: int) -> bool:
+        """Give up a save whose writing has not begun; nothing more is heard of it. Whether it was not too late."""
+        with self._lock:
+            in_time = (arena, generation) in self._outstanding and self._arenas[arena].take_back(generation)
+            if in_time:
+                del self._outstanding[arena, generation]
+        return in_time
+
+    def close(self, *, in_good_order: bool = True) -> None:
+        """End the process; nothing may be outstanding, and what is, fails.
+
+        Where the training does not end `in_good_order`, it is let go, and keeps what it is to keep.
+        """
         with self._lock:
             if self._closed:
                 return
             self._closed = True
+            self._lets_go = not in_good_order
             if self._socket is not None:
+                if in_good_order:
+                    self._tell({"closed": True})
                 with contextlib.suppress(OSError):  # it has just died
                     self._socket.shutdown(socket.SHUT_RDWR)
             process = self._process
-        if process is not None:
+        if process is not None and in_good_order:
             try:
                 process.wait(_ENDING_S)
             except subprocess.TimeoutExpired:
@@ -177,7 +200,7 @@ class Writer:
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
             self._process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, str(theirs.fileno()), str(os.getpid())],
+                [sys.executable, "-m", MODULE, str(theirs.fileno()), str(os.getpid()), str(self._keep_s)],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
@@ -232,7 +255,8 @@ class Writer:
             if now_s - moved_s > 2 * self._timeout_s:
                 why = f"nothing was written for {2 * self._timeout_s:g} s"
                 break
-        process.send_signal(signal.SIGKILL)
+        if not self._closed:  # else it may still be deleting what is not to be kept, or keeps what is
+            process.send_signal(signal.SIGKILL)
         threading.Thread(target=process.wait, daemon=True).start()  # storage that hangs holds it for a while yet
         with self._lock:
             line.close()

@@ -1,7 +1,8 @@
 """The process that writes one rank's checkpoints. It needs no torch, and goes on when the trainer dies.
 
-Started by `Writer` with the number of a socket and the trainer's process id. It takes orders one after another, and
-once the trainer is gone it ends those that it has, and then itself.
+Started by `Writer` with the number of a socket, the trainer's process id, and how long it is to keep the newest
+snapshot for a successor. It takes orders one after another, and once the trainer is gone it ends those that it has,
+keeps what it is to keep, and then ends itself.
 """
 
 import argparse
@@ -19,9 +20,10 @@ from holdfast.checkpoint.arena import Arena, ArenaError, State
 from holdfast.checkpoint.commit import Order, RankFailed
 from holdfast.checkpoint.disk import Pace
 from holdfast.checkpoint.failures import explain
+from holdfast.checkpoint.keeping import ENV_SUPERVISOR, PROCESS_NAME, Keeper, Snapshot
 from holdfast.checkpoint.layout import Layout
 from holdfast.checkpoint.messages import receive, send
-from holdfast.checkpoint.persist import NotAttested, Part, persist
+from holdfast.checkpoint.persist import NotAttested, Part, delete_superfluous, persist
 
 ALIVE_EVERY_S: Final = 0.5
 _LOOK_EVERY_S: Final = 0.01
@@ -31,6 +33,9 @@ _PIECES: Final = 1000
 """More are not named."""
 _NICENESS: Final = 5
 """Its threads wait for the disk most of the time; where the cores are short, the trainer goes first."""
+_LEFT_TO_TRAINER: Final = (signal.SIGINT, signal.SIGTERM)
+"""A terminal's interrupt is the trainer's to act on, and so is SIGTERM, which a scheduler sends to all processes of a
+job: what the trainer saves then is still to be written."""
 
 
 class _Waited(Exception):
@@ -40,18 +45,27 @@ class _Waited(Exception):
 class Service:
     """Its arenas and layouts, and what it does with them."""
 
-    def __init__(self, trainer: socket.socket) -> None:
+    def __init__(self, trainer: socket.socket, trainer_pid: int, keep_s: float) -> None:
         self._trainer = trainer
-        self._trainer_pidfds: list[int] = []
+        self._trainer_pidfds = _pidfd(trainer_pid)
+        named = os.environ.get(ENV_SUPERVISOR)
+        supervisor = _pidfd(int(named)) if named else []
+        self._keeper = Keeper(
+            keep_s if supervisor or not named else 0.0,
+            trainer=trainer.fileno(),
+            trainer_pidfds=self._trainer_pidfds,
+            ends_with=supervisor,
+        )
+        self._in_good_order = False
         self._arenas: dict[int, Arena] = {}
         self._layouts: dict[int, Layout] = {}
+        self._pace = Pace(None)
         self._written_bytes = 0
         self._saying = threading.Lock()
 
-    def serve(self, trainer_pid: int) -> None:
+    def serve(self) -> None:
         """Take orders until the trainer is gone."""
         threading.Thread(target=self._say_alive, daemon=True).start()
-        self._trainer_pidfds = _pidfd(trainer_pid)
         while True:
             # Not the socket's end alone: a process that the trainer forked may hold the other side open.
             ready, _, _ = select.select([self._trainer.fileno(), *self._trainer_pidfds], [], [])
@@ -74,11 +88,32 @@ class Service:
                 self._layouts[message["layout"]] = Layout.unpack(file.read())
         elif "forget" in message:
             for number in message["forget"]["arenas"]:
+                self._keeper.forget(self._arenas[number])
                 self._arenas.pop(number).close()
             for number in message["forget"]["layouts"]:
                 del self._layouts[number]
+        elif "closed" in message:
+            self._in_good_order = True
         else:
             self._save(message)
+
+    def keep(self) -> None:
+        """Keep what the trainer, which is gone, saved last, unless it ended in good order."""
+        newest = None if self._in_good_order else self._keeper.newest
+        if newest is None:
+            return
+        for arena in self._arenas.values():
+            if arena is not newest.arena:
+                arena.close()
+        self._arenas.clear()
+        self._layouts.clear()
+        _let_go_of_stderr()
+        os.chdir("/")
+        with contextlib.suppress(OSError):
+            Path("/proc/self/comm").write_text(PROCESS_NAME)
+        for number in _LEFT_TO_TRAINER:
+            signal.signal(number, signal.SIG_DFL)
+        self._keeper.keep()
 
     def _save(self, message: dict[str, Any]) -> None:
         arena, generation = self._arenas[message["arena"]], message["generation"]
@@ -89,11 +124,16 @@ class Service:
             self._say({"ended": {**ended, "seconds": 0.0}})
             return
         until_s = began_s + message["timeout_s"]
+        self._pace.max_bytes_s = message["max_write_bytes_s"]
 
         def wait() -> None:
             if time.monotonic() > until_s:
                 raise TimeoutError(f"the other ranks were not through after {message['timeout_s']:g} s")
             time.sleep(_LOOK_EVERY_S)
+
+        def claim() -> None:
+            if arena.progress(generation).state is State.SEALED:
+                arena.move(State.WRITING, generation)
 
         def await_copy(count: int | None) -> None:
             while (now := arena.progress(generation)).state is State.COPYING and (count is None or now.copied < count):
@@ -104,12 +144,15 @@ class Service:
                 time.sleep(_FOLLOW_EVERY_S)
             if now.state is State.FREE:
                 raise RankFailed("its snapshot was given up")
-            if now.state is State.SEALED:
-                arena.move(State.WRITING, generation)
+            if count is None:
+                claim()
 
+        blocks: dict[str, bytes] = {}
+        self._keeper.ordered(order, layout.rank)
         live = bytes(arena.notes[: message["attested_bytes"]]) if message["attested_bytes"] else None
         try:
-            await_copy(0)
+            with contextlib.suppress(ArenaError):  # taken back for a newer step: other ranks are to hear of it
+                claim()
             persist(
                 Part(
                     order=order,
@@ -118,8 +161,9 @@ class Service:
                     live=live,
                     await_copy=await_copy,
                     wait=wait,
-                    pace=Pace(message["max_write_bytes_s"]),
+                    pace=self._pace,
                     progress=self._wrote,
+                    blocks=blocks,
                 )
             )
         except Exception as error:
@@ -130,7 +174,12 @@ class Service:
                 arena.move(State.FREE, generation)
         else:
             arena.move(State.COMMITTED, generation)
+            self._keeper.committed(
+                Snapshot(order=order, layout=layout, arena=arena, generation=generation, blocks=blocks)
+            )
         self._say({"ended": {**ended, "seconds": time.monotonic() - began_s}})
+        if layout.rank == 0 and "failed" not in ended:  # a large one takes a while: nobody waits for it
+            delete_superfluous(order)
 
     def _is_trainer_gone(self) -> bool:
         return bool(self._trainer_pidfds and select.select(self._trainer_pidfds, [], [], 0)[0])
@@ -170,11 +219,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog=Path(__file__).stem)
     parser.add_argument("socket", type=int)
     parser.add_argument("trainer_pid", type=int)
+    parser.add_argument("keep_s", type=float)
     arguments = parser.parse_args()
-    # A terminal's interrupt is the trainer's to act on.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in _LEFT_TO_TRAINER:
+        signal.signal(number, signal.SIG_IGN)
     os.nice(_NICENESS)
-    Service(socket.socket(fileno=arguments.socket)).serve(arguments.trainer_pid)
+    service = Service(socket.socket(fileno=arguments.socket), arguments.trainer_pid, arguments.keep_s)
+    service.serve()
+    service.keep()
 
 
 if __name__ == "__main__":

@@ -43,11 +43,17 @@ def _prctl(option: int, value: int) -> None:
 
 
 def kill_descendants(
-    of_pid: int | None = None, *, timeout_s: float = 10.0, spared: str | None = None, spared_s: float = 0.0
+    of_pid: int | None = None,
+    *,
+    timeout_s: float = 10.0,
+    spared: str | None = None,
+    spared_s: float = 0.0,
+    left: str | None = None,
 ) -> None:
     """SIGKILL every descendant of a process, by default this one, until none is left; it reaches stopped ones too.
 
-    Those whose command line has the word `spared` are given `spared_s` seconds to end by themselves.
+    Those whose command line has the word `spared` are given `spared_s` seconds to end by themselves; of these, those
+    that call themselves `left` are left alone.
 
     Returns without success only when one survives `timeout_s` of it, stuck in the kernel: nobody can end those.
     """
@@ -59,7 +65,7 @@ def kill_descendants(
         living = [
             child
             for child in psutil.Process(of_pid).children(recursive=True)
-            if _status(child) not in (None, psutil.STATUS_ZOMBIE)
+            if _status(child) not in (None, psutil.STATUS_ZOMBIE) and not _is_left(child, spared, left)
         ]
         if not living:
             return
@@ -71,6 +77,16 @@ def kill_descendants(
                 continue
         # Not psutil's own wait: it would reap a child whose exit somebody else is waiting for.
         time.sleep(0.02)
+
+
+def _is_left(process: object, spared: str | None, left: str | None) -> bool:
+    import psutil
+
+    assert isinstance(process, psutil.Process)
+    try:
+        return left is not None and process.name() == left and spared in process.cmdline()
+    except psutil.NoSuchProcess:
+        return True
 
 
 def process_state(pid: int) -> str | None:

@@ -1,7 +1,8 @@
 """Stands between the supervisor and PyTorch's launcher, so that no process of a job outlives its supervisor.
 
 It adopts every orphan below it, and kills all of them when the launcher ends, and when its standard input does:
-the supervisor closed it, or is gone in whatever way. `TERMINATE` on standard input is passed on to the launcher as
+the supervisor closed it, or is gone in whatever way. What holds a dead rank's memory for the next attempt it leaves to
+the supervisor, with which that ends. `TERMINATE` on standard input is passed on to the launcher as
 SIGTERM, which passes it on to the ranks. The guard keeps what the launcher itself prints on standard error in a
 bounded log. While it lives it holds the run's lock, which it inherited.
 """
@@ -13,6 +14,7 @@ import threading
 from pathlib import Path
 from typing import IO
 
+from holdfast.checkpoint.keeping import PROCESS_NAME
 from holdfast.checkpoint.messages import MODULE
 from holdfast.core.processes import become_subreaper, die_with_parent, exit_as, kill_descendants
 from holdfast.core.rotating_log import RotatingLog
@@ -61,8 +63,8 @@ def _obey(launcher: subprocess.Popen[bytes]) -> None:
 
 
 def _end_all() -> None:
-    """A snapshot that a dead rank has left is written to its end: what was copied is not lost with it."""
-    kill_descendants(spared=MODULE, spared_s=WRITING_S)
+    """A snapshot that a dead rank has left is written to its end, and kept: what was copied is not lost with it."""
+    kill_descendants(spared=MODULE, spared_s=WRITING_S, left=PROCESS_NAME)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ import shutil
 import sys
 from dataclasses import dataclass
 
+from holdfast.checkpoint.keeping import ENV_SUPERVISOR
+from holdfast.core.failure_history import FailureHistory
 from holdfast.core.paths import RunPaths
 from holdfast.core.processes import kill_descendants
 from holdfast.recover import channel, rank_shim
@@ -52,15 +54,25 @@ class Job:
 
 
 async def launch(
-    spec: RunSpec, paths: RunPaths, attempt: int, *, address: str, token: str, lock_fd: int, echo: bool
+    spec: RunSpec,
+    paths: RunPaths,
+    attempt: int,
+    *,
+    address: str,
+    token: str,
+    lock_fd: int,
+    echo: bool,
+    history: FailureHistory,
 ) -> Job:
-    """Start the job's processes. The ranks will report to the channel at `address`."""
+    """Start the job's processes. The ranks will report to the channel at `address`, and are told their `history`."""
     logs = paths.attempt_logs(attempt)
     logs.mkdir(parents=True, exist_ok=True)
     for old in sorted(paths.logs.glob("attempt-*"))[:-ATTEMPTS_WITH_LOGS]:
         shutil.rmtree(old)
     environment = {
         **os.environ,
+        **history.as_environment(),
+        ENV_SUPERVISOR: str(os.getpid()),
         channel.ENV_ADDRESS: address,
         channel.ENV_TOKEN: token,
         channel.ENV_ATTEMPT: str(attempt),

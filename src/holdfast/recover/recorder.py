@@ -10,6 +10,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from holdfast.core.clock import Clock
 from holdfast.core.errors import HoldfastError
+from holdfast.core.failure_history import FailureHistory
 from holdfast.core.ledger import Attempt, Checkpoint, Event, Incident, Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.telemetry import StepJournal, StepRecord
@@ -129,6 +130,11 @@ class Recorder:
         """The last one that became durable."""
         checkpoints = self._ledger.checkpoints(self._run_id)
         return checkpoints[-1] if checkpoints else None
+
+    @_or_complain
+    def failures(self) -> FailureHistory:
+        """How often the job has failed so far."""
+        return FailureHistory.of_run(self._ledger.attempts(self._run_id), self._ledger.incidents(self._run_id))
 
     def remembered(self) -> policy.State:
         """What a dead supervisor of this run had learnt: the roots it saw and the restarts it spent.

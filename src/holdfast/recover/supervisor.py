@@ -11,6 +11,7 @@ from typing import Any
 
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import HoldfastError
+from holdfast.core.failure_history import FailureHistory
 from holdfast.core.ledger import Incident, Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.telemetry import StepRecord
@@ -20,6 +21,7 @@ from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
 from holdfast.recover.channel import ChannelServer, Peer
 from holdfast.recover.follower import LogFollower
+from holdfast.recover.kept_memory import end_kept_memory
 from holdfast.recover.launch import Job, launch
 from holdfast.recover.recorder import Recorder
 from holdfast.recover.run_lock import RunLock
@@ -116,6 +118,8 @@ class Supervisor:
         finally:
             if self._job is not None:
                 self._job.kill()
+            else:
+                await asyncio.to_thread(end_kept_memory)
             for task in self._tasks:
                 task.cancel()
             self._logs.close()
@@ -281,6 +285,7 @@ class Supervisor:
             token=self._channel.token,
             lock_fd=self._lock.fd,
             echo=self._echo,
+            history=self._recorder.failures() or FailureHistory(),
         )
         if self._kill_asked:  # while it was being started
             self._job.kill()

@@ -1,0 +1,158 @@
+"""Which faults are injected, how often, and where: everything follows from a seed."""
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from checkpoint_faulting import cases, commits, files, forgeries, memory, processes, ranks, storage
+from checkpoint_faulting.calls import CHANGING, SKIPPED
+from checkpoint_faulting.forks import Failed, Fork
+from checkpoint_faulting.ground import Ground
+from checkpoint_faulting.oracle import Verdict
+
+BATCH_PATIENCE_S: Final = 3600.0
+ANYWHERE: Final = (commits.KILLED, commits.KILLED_ONE_OF_TWO, commits.STALLED, commits.ANY_ERROR)
+"""Other strikes are at calls that change something."""
+Outcome = Verdict | tuple[Verdict, bool] | list[Verdict] | str
+"""Of one fault; whether it happened at all; of several; why there can be none of this kind."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """How often each. `every_call`: at each system call, else at so many of them. `stall_s`: storage stands still."""
+
+    injections: int
+    damages: int
+    harmless: int
+    forgeries: int
+    every_call: bool
+    calls: int
+    blows: int
+    stops: int
+    silent_s: float
+    staged: int
+    changes: int
+    full_disks: int
+    locked_disks: int
+    stall_s: float
+    requests: int
+    disagreements: int
+
+
+FULL: Final = Sizes(
+    injections=10_000,
+    damages=320,
+    harmless=200,
+    forgeries=150,
+    every_call=True,
+    calls=100,
+    blows=0,
+    stops=12,
+    silent_s=15.0,
+    staged=300,
+    changes=150,
+    full_disks=300,
+    locked_disks=50,
+    stall_s=60.0,
+    requests=600,
+    disagreements=60,
+)
+QUICK: Final = Sizes(
+    injections=500,
+    damages=17,
+    harmless=8,
+    forgeries=10,
+    every_call=False,
+    calls=5,
+    blows=3,
+    stops=2,
+    silent_s=1.0,
+    staged=10,
+    changes=10,
+    full_disks=20,
+    locked_disks=5,
+    stall_s=2.0,
+    requests=60,
+    disagreements=8,
+)
+
+
+class Job(Protocol):
+    """One fault, or several that share their process."""
+
+    @property
+    def kind(self) -> str:
+        """Its name in the table."""
+        ...
+
+    def run(self) -> Outcome:
+        """In any process that has no children."""
+        ...
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Several of one kind, in a process of their own."""
+
+    kind: str
+    work: Callable[..., list[Verdict] | str]
+    arguments: tuple[Any, ...]
+
+    def run(self) -> list[Verdict] | str:
+        """All of them."""
+        try:
+            answer: list[Verdict] | str = Fork(self.work, *self.arguments).answer(BATCH_PATIENCE_S)
+        except Failed as error:
+            return [Verdict("crash", str(error))]
+        return answer
+
+
+def jobs(ground: Ground, scratch: Path, sizes: Sizes) -> Iterator[Job]:
+    """All of them, those first that wait most."""
+    seed = ground.seed
+    for number, kind in enumerate(storage.FROZEN):
+        yield Batch(kind, storage.on_frozen_disk, (kind, ground, scratch / f"frozen-{number}", sizes.stall_s, 1))
+    for kind in processes.AT_TIMES:
+        for number in range(sizes.stops):
+            yield processes.Blow(kind, number, 0, ground, scratch, sizes.silent_s)
+    for number, (kind, count) in enumerate(zip(storage.MOUNTED, (sizes.full_disks, sizes.locked_disks), strict=True)):
+        yield Batch(kind, storage.on_small_disk, (kind, ground, scratch / f"mounted-{number}", count))
+    yield Batch(storage.REQUESTS, storage.in_object_storage, (ground, scratch / "fetched", sizes.requests))
+    yield Batch(ranks.KIND, ranks.disagree, (scratch / "ranks", seed, sizes.disagreements))
+    yield Batch(memory.HELD, memory.flip_in_arena, (scratch / "held", seed, sizes.changes))
+    for number, kind in enumerate(memory.CHANGES):
+        yield Batch(kind, memory.change_during_copy, (scratch / f"changed-{number}", seed, kind, sizes.changes))
+    for kind in memory.KINDS:
+        for number in range(sizes.staged):
+            yield memory.Staged(kind, number, ground, scratch)
+    yield from _struck(ground, scratch, sizes)
+    for kind in cases.KINDS:
+        count = {**dict.fromkeys(files.HARMLESS, sizes.harmless), **dict.fromkeys(forgeries.FORGERIES, sizes.forgeries)}
+        for number in range(count.get(kind, sizes.damages)):
+            yield cases.Case(kind, number, ground, scratch)
+
+
+def _struck(ground: Ground, scratch: Path, sizes: Sizes) -> Iterator[Job]:
+    """At system calls, of which there are as many as a commit makes that is left alone."""
+    try:
+        alone, with_another = (Fork(commits.calls_of, ground, scratch, count).answer() for count in (1, 2))
+        in_process = Fork(processes.Blow(processes.WRITER, -1, 0, ground, scratch).calls).answer()
+    except Failed as error:
+        reason = SKIPPED or f"processes cannot be traced here ({str(error).splitlines()[-1]})"
+        for kind in (*commits.KINDS, *processes.AT_CALLS):
+            yield Batch(kind, str, (reason,))
+        return
+    chance = random.Random(ground.seed)
+    for kind in commits.KINDS:
+        names = with_another if kind == commits.KILLED_ONE_OF_TWO else alone
+        every = [call for call, name in enumerate(names, start=1) if kind in ANYWHERE or name in CHANGING]
+        is_few = kind in (commits.STALLED, commits.SHORT)
+        count = len(every) if sizes.every_call and not is_few else min(sizes.calls, len(every))
+        for number, call in enumerate(sorted(chance.sample(every, count))):
+            yield commits.Commit(kind, number, call, ground, scratch)
+    for place, kind in enumerate(processes.AT_CALLS):  # between them, they strike at every call
+        mine = range(1 + place, in_process + 1, len(processes.AT_CALLS))
+        for number, call in enumerate(mine if sizes.every_call else chance.sample(mine, sizes.processes.AT_CALLS)):
+            yield processes.Blow(kind, number, call, ground, scratch)

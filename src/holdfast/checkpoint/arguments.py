@@ -1,0 +1,54 @@
+"""Arguments of the user's, checked before any work: the message names the argument, its value and what is allowed."""
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from holdfast.core.errors import BadUse
+
+
+def check_one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    """Check for one of a few words.
+
+    Raises:
+        BadUse: it is none of them.
+    """
+    if value not in allowed:
+        raise BadUse(f"{name} is {value!r}; allowed are {', '.join(map(repr, allowed[:-1]))} and {allowed[-1]!r}.")
+
+
+def check_above_zero(name: str, value: Any) -> None:
+    """Check for a number above 0.
+
+    Raises:
+        BadUse: it is none.
+    """
+    if not isinstance(value, int | float) or not value > 0:
+        raise BadUse(f"{name} is {value!r}; allowed is a number above 0.")
+
+
+def check_whole(name: str, value: Any, *, least: int) -> None:
+    """Check for a whole number from `least` on.
+
+    Raises:
+        BadUse: it is none.
+    """
+    if type(value) is not int or value < least:
+        raise BadUse(f"{name} is {value!r}; allowed is a whole number from {least} on.")
+
+
+def make_writable(folder: Path) -> None:
+    """Make a folder if need be, and see that it can be written.
+
+    Raises:
+        BadUse: it cannot.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass  # mode bits do not tell of a read-only mount, nor stop root
+    except OSError as error:
+        raise BadUse(
+            f"The checkpoint folder {folder} cannot be written ({error.strerror or error}). "
+            "Make it writable, or give Checkpointer another one."
+        ) from error

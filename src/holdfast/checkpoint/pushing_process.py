@@ -1,0 +1,141 @@
+"""The process that keeps object storage in step with a checkpoint folder. It needs no torch, and outlives the trainer.
+
+Started by `Pusher` for rank 0. It looks at the folder, pushes the newest checkpoint that storage does not have, and
+looks again: where saves come faster than storage takes them, those in between are left out. What fails is tried again
+for as long as the trainer lives. Once its standard input ends, because the trainer has closed it or is dead, it pushes
+the newest one, also one that becomes durable just then, and ends.
+
+It prints a line of JSON for each push: `{"step", "url", "size_bytes", "seconds"}`, or `{"step", "failed"}`.
+"""
+
+import argparse
+import json
+import logging
+import os
+import select
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any, Final
+
+from holdfast.checkpoint.catalog import CheckpointInfo, scan
+from holdfast.checkpoint.folders import has_unfinished
+from holdfast.checkpoint.manifest import MANIFEST_NAME
+from holdfast.checkpoint.marks import release, want
+from holdfast.checkpoint.remote import Remote
+from holdfast.core.errors import HoldfastError
+
+_LOOK_EVERY_S: Final = 0.5
+_LONGEST_PAUSE_S: Final = 60.0
+_HOLDER: Final = "push"
+_WANTED_FOR_S: Final = 24 * 3600.0
+"""A push that was killed does not keep its checkpoint for ever."""
+_NICENESS: Final = 5
+_logger = logging.getLogger("holdfast")
+
+
+class Pushing:
+    """What is pushed, and whether the trainer is still there."""
+
+    def __init__(self, folder: Path, remote: Remote, *, keep: int | None, give_up_s: float) -> None:
+        self._folder = folder
+        self._remote = remote
+        self._keep = keep
+        self._give_up_s = give_up_s
+        self._done: tuple[Path, tuple[int, int]] | None = None
+
+    def run(self) -> int:
+        """Push until the trainer is gone and nothing is left to push; 1 where the newest could not be pushed."""
+        pause_s, gone_at_s = _LOOK_EVERY_S, float("inf")
+        while True:
+            if gone_at_s == float("inf") and _has_ended(sys.stdin.fileno(), pause_s):
+                gone_at_s, pause_s = time.monotonic(), _LOOK_EVERY_S
+            elif gone_at_s < float("inf"):
+                time.sleep(pause_s)
+            newest = self._newest_unpushed()
+            if newest is None:
+                if gone_at_s < float("inf") and not has_unfinished(self._folder):
+                    return 0
+                pause_s = _LOOK_EVERY_S
+            elif self._push(newest):
+                pause_s = _LOOK_EVERY_S
+            elif time.monotonic() - gone_at_s > self._give_up_s:
+                return 1
+            else:
+                pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+
+    def _newest_unpushed(self) -> CheckpointInfo | None:
+        newest = next((info for info in scan(self._folder) if info.state in ("written", "verified")), None)
+        return None if newest is None or (newest.path, _save_of(newest.path)) == self._done else newest
+
+    def _push(self, info: CheckpointInfo) -> bool:
+        """Whether there is nothing more to do for this one."""
+        began_s, save = time.monotonic(), _save_of(info.path)
+        try:
+            now_s = time.time()
+            want(info.path, _HOLDER, now_s=now_s, until_s=now_s + _WANTED_FOR_S)
+            try:
+                pushed = self._remote.push(info.path)
+            finally:
+                release(info.path, _HOLDER, now_s=time.time())
+            self._delete_old()
+        except (HoldfastError, OSError) as error:
+            if not info.path.exists():  # a newer one took its place
+                return True
+            _say({"step": info.step, "failed": str(error)})
+            return False
+        self._done = info.path, save
+        seconds = time.monotonic() - began_s
+        _say({"step": info.step, "url": pushed.url, "size_bytes": pushed.size_bytes, "seconds": seconds})
+        return True
+
+    def _delete_old(self) -> None:
+        if self._keep is not None:
+            steps = sorted({each.step for each in self._remote.scan() if each.state == "written"}, reverse=True)
+            for step in steps[self._keep :]:
+                self._remote.delete(step)
+
+
+def _save_of(path: Path) -> tuple[int, int]:
+    """What tells a step that was saved again from what it was."""
+    try:
+        found = (path / MANIFEST_NAME).stat()
+    except FileNotFoundError:
+        return 0, 0
+    return found.st_ino, found.st_mtime_ns
+
+
+def _has_ended(fd: int, timeout_s: float) -> bool:
+    ready, _, _ = select.select([fd], [], [], timeout_s)
+    return bool(ready) and not os.read(fd, 1)
+
+
+def _say(line: dict[str, Any]) -> None:
+    try:
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+    except OSError:  # the trainer is gone
+        nothing = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nothing, sys.stdout.fileno())
+        os.dup2(nothing, sys.stderr.fileno())
+        os.close(nothing)
+
+
+def main() -> None:
+    """Push what appears in the folder that the arguments name."""
+    parser = argparse.ArgumentParser(prog=Path(__file__).stem)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("url")
+    parser.add_argument("--keep", type=int)
+    parser.add_argument("--give-up-s", type=float, default=600.0)
+    parser.add_argument("--max-write-mib-s", type=float)
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's interrupt is the trainer's to act on
+    os.nice(_NICENESS)
+    remote = Remote(arguments.url, max_write_mib_s=arguments.max_write_mib_s)
+    sys.exit(Pushing(arguments.folder, remote, keep=arguments.keep, give_up_s=arguments.give_up_s).run())
+
+
+if __name__ == "__main__":
+    main()

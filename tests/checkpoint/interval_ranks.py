@@ -1,0 +1,91 @@
+"""One rank of two that do not hear of things at once; run as `interval_ranks.py FOLDER RANK`. 0 if all is well."""
+
+import itertools
+import logging
+import resource
+import sys
+
+import torch
+import torch.distributed as dist
+
+from holdfast.checkpoint import Checkpointer, checkpointer, scan, verify
+from holdfast.core.errors import SaveFailed
+from holdfast.testing import FakeClock
+
+STEPS = 200
+PACE_S = (1.0, 37.0)
+"""Seconds a step, by the clock of each rank; rank 0's counts."""
+
+
+def by_time(folder, rank):
+    """Every 10 s by rank 0's clock, on both ranks at the same steps; the other's would say at every step."""
+    from datetime import timedelta
+
+    clock = FakeClock()
+    checkpointer.SystemClock = lambda: clock
+    saved = []
+    with Checkpointer(folder, every=timedelta(seconds=10), keep=None) as ckpt:
+        for step in range(1, STEPS):
+            clock.advance(PACE_S[rank])
+            ckpt.before_update()
+            handle = ckpt.save(step, {"t": torch.full((9,), float(step))}, per_rank={"rank": rank})
+            saved += [handle.step] if handle.step is not None else []
+            if handle.step is not None:
+                handle.result()
+    assert len(saved) >= 3
+    assert all(later - former >= 10 for former, later in itertools.pairwise(saved)), saved
+    assert [info.step for info in reversed(scan(folder))] == saved
+    assert all(ckpt.per_rank_states(step) == [{"rank": 0}, {"rank": 1}] for step in saved)
+
+
+def again_after_a_failure(folder, rank):
+    """A rank's save fails, of which each hears at a step of its own; all of them save again at the same step."""
+    with Checkpointer(folder, every=1000, on_failure="retry", keep=None) as ckpt:
+        for step in range(1000, 1070):
+            if step == 1001 and rank == 1:  # its writing process cannot
+                resource.prlimit(ckpt._engine._writer.pid, resource.RLIMIT_FSIZE, (100, -1))
+                ckpt._retry_due = True  # as if a save had failed
+            if step == 1030 and rank == 1:
+                resource.prlimit(ckpt._engine._writer.pid, resource.RLIMIT_FSIZE, (-1, -1))
+            handle = ckpt.save(step, {"t": torch.ones(9)}, per_rank={"rank": rank})
+            try:
+                handle.result()
+            except SaveFailed:
+                assert 1001 <= step < 1060
+    steps = [info.step for info in scan(folder)]
+    assert steps[-1] == 1000
+    assert steps[0] >= 1030, "it was saved again once it could be"
+    assert ckpt.per_rank_states(steps[0]) == [{"rank": 0}, {"rank": 1}]
+
+
+def replaced(folder, rank):
+    """The ranks' disks differ; each save is durable on both, or given up on both."""
+    outcomes = []
+    with Checkpointer(folder, when_busy="replace", keep=None, max_write_mib_s=(80, 160)[rank]) as ckpt:
+        for step in range(12):
+            ckpt.before_update()
+            outcomes.append(ckpt.save(step, {f"of-{rank}": torch.full((6 << 20,), float(step))}))
+            if step % 5 == 4:
+                outcomes[-1].result()
+    steps = [handle.step for handle in outcomes if handle.result() is not None]
+    assert {0, 4, 9, 11} <= set(steps)
+    assert len(steps) < 12, "some were given up"
+    assert [info.step for info in reversed(scan(folder))] == steps
+    assert {verify(info).state for info in scan(folder)} == {"verified"}
+    theirs = [None, None]
+    dist.all_gather_object(theirs, steps)
+    assert theirs[0] == theirs[1]
+
+
+def main(folder, rank):
+    torch.set_num_threads(1)
+    logging.getLogger("holdfast").setLevel(logging.CRITICAL)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    for scenario in (again_after_a_failure, by_time, replaced):
+        scenario(f"{folder}/{scenario.__name__}", rank)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,0 +1,309 @@
+"""Real SIGTERMs to real trainers; run as `sigterm_scenarios.py FOLDER NAME…`. Exits 0 when all is well.
+
+Each scenario has a folder of its own in FOLDER and trainers forked from here: a program for each would spend its time
+on importing torch. Where the name is `train`, this is the program of one rank of two.
+"""
+
+import atexit
+import ctypes
+import logging
+import os
+import signal
+import sys
+import time
+import traceback
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from holdfast.checkpoint import Checkpointer, scan, verify
+
+LONG_S = 60.0
+MIB = 1 << 20
+FIRST = b"ready\n"
+
+
+class Slow:
+    """Takes its state until SIGTERM has come."""
+
+    def __init__(self, ckpt, report):
+        self._ckpt, self._report = ckpt, report
+
+    def state_dict(self):
+        return {"t": torch.ones(3)}
+
+    def load_state_dict(self, _state):
+        os.write(self._report, b"restoring\n")
+        while not self._ckpt._sigterm.received:
+            time.sleep(0.005)
+
+
+def stuck_in_a_library():
+    """As in a collective that a dead rank holds up: neither Python's handlers run nor a system call is interrupted."""
+    mutex = ctypes.create_string_buffer(64)
+    lock = ctypes.CDLL(None).pthread_mutex_lock
+    lock(mutex)
+    lock(mutex)
+
+
+def train(
+    folder,
+    report,
+    *,
+    rank=0,
+    world_size=1,
+    grace_s=LONG_S,
+    every=1 << 40,
+    mib=0,
+    is_slow=False,
+    waits=False,
+    stuck_at=None,
+    before=lambda: None,
+    **options,
+):
+    torch.set_num_threads(1)
+    logging.basicConfig(filename=folder / f"log-{rank}", force=True)
+    if world_size > 1:
+        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
+    before()
+    options |= {"every": every, "sigterm_grace_s": grace_s, "keep_in_memory_s": None}
+    with Checkpointer(folder / "ckpt", **options) as ckpt:
+        state = {"w": torch.zeros(16 + mib * MIB // 4), "step": 0}
+        if is_slow:
+            state["slow"] = Slow(ckpt, report)
+        start = ckpt.restore(state, per_rank={"rank": rank})
+        os.write(report, FIRST)
+        for step in range(start + 1, 1 << 40):
+            ckpt.before_update()
+            state["w"].fill_(step)
+            state["step"] = step
+            handle = ckpt.save(step, state, per_rank={"rank": rank})
+            if waits:
+                handle.result()
+            os.write(report, b"%d\n" % step)
+            if step == stuck_at:
+                stuck_in_a_library()
+            time.sleep(0.003)
+
+
+class Trainer:
+    """A forked one, and what it says."""
+
+    def __init__(self, folder, **options):
+        folder.mkdir(exist_ok=True)
+        reading, writing = os.pipe()
+        self.pid = os.fork()
+        if self.pid == 0:
+            code = 1
+            try:
+                os.close(reading)
+                train(folder, writing, **options)
+                code = 0
+            except SystemExit as leaves:
+                code = leaves.code
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                with suppress(BaseException):
+                    atexit._run_exitfuncs()
+                os._exit(code)
+        os.close(writing)
+        self._lines = os.fdopen(reading, "rb")
+
+    def says(self, line):
+        for said in self._lines:
+            if said == line:
+                return
+        raise AssertionError(f"it ended without saying {line}")
+
+    def asked_to_end(self):
+        os.kill(self.pid, signal.SIGTERM)
+
+    def left(self):
+        """Its last step; it ended as it should."""
+        steps = [int(said) for said in self._lines if said.strip().isdigit()]
+        assert os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]) == 143
+        self._lines.close()
+        return steps[-1] if steps else None
+
+
+def newest(folder):
+    """The step of the newest checkpoint, in which every byte is that of this step."""
+    info = scan(folder / "ckpt")[0]
+    assert verify(info).state == "verified"
+    size = (info.path / "__0_0.distcp").stat().st_size
+    state = {"w": torch.zeros(16 + (size // MIB) * MIB // 4), "step": 0}
+    assert Checkpointer(folder / "ckpt").restore(state) == info.step == state["step"]
+    assert state["w"].eq(info.step).all()
+    return info.step
+
+
+def log(folder, rank=0):
+    return (folder / f"log-{rank}").read_text()
+
+
+def it_saves_at_the_next_call_and_leaves(folder):
+    trainer = Trainer(folder)
+    trainer.says(b"5\n")
+    trainer.asked_to_end()
+    last = trainer.left()
+    step = newest(folder)
+    assert step >= 6
+    assert last in (step - 1, None) or last < step
+    assert f"SIGTERM: step {step} is saved" in log(folder)
+
+
+def a_second_one_changes_nothing(folder):
+    trainer = Trainer(folder, mib=8)
+    trainer.says(b"5\n")
+    trainer.asked_to_end()
+    with suppress(ProcessLookupError):
+        trainer.asked_to_end()
+    trainer.left()
+    assert newest(folder) >= 6
+
+
+def during_a_save(folder):
+    trainer = Trainer(folder, mib=33, every=2, max_write_mib_s=100)
+    trainer.says(b"2\n")  # it is being written
+    trainer.asked_to_end()
+    trainer.left()
+    assert newest(folder) >= 3
+
+
+def during_a_restore(folder):
+    before = Trainer(folder, every=1, is_slow=True)
+    before.says(b"3\n")
+    before.asked_to_end()
+    before.left()
+    restored = scan(folder / "ckpt")[0].step
+    trainer = Trainer(folder, is_slow=True)
+    trainer.says(b"restoring\n")
+    trainer.asked_to_end()
+    trainer.left()
+    assert newest(folder) == restored + 1
+
+
+def the_handler_that_was_there_comes_last(folder):
+    def before():
+        signal.signal(signal.SIGTERM, lambda number, _frame: (folder / "told").write_text(str(number)))
+
+    trainer = Trainer(folder, before=before)
+    trainer.says(b"5\n")
+    trainer.asked_to_end()
+    trainer.left()
+    assert (folder / "told").read_text() == "15"
+    assert newest(folder) >= 6
+
+
+def storage_that_stalls_is_waited_for_no_longer_than_the_grace_time(folder):
+    first = Trainer(folder, mib=33, every=2)
+    first.says(b"4\n")
+    first.asked_to_end()
+    first.left()
+    step = newest(folder)
+    trainer = Trainer(folder, mib=33, grace_s=1.5, max_write_mib_s=1e-3, every=step + 1)
+    trainer.says(b"%d\n" % (step + 1))  # never durable
+    writer = writer_of(trainer.pid)
+    trainer.asked_to_end()
+    trainer.left()
+    os.kill(writer, signal.SIGKILL)
+    assert f"SIGTERM: 1.5 s of grace are over. The newest checkpoint is {scan(folder / 'ckpt')[0].path}" in log(folder)
+    assert newest(folder) == step
+
+
+def a_main_thread_that_is_stuck_ends_all_the_same(folder):
+    trainer = Trainer(folder, grace_s=1.0, stuck_at=3)
+    trainer.says(b"3\n")
+    time.sleep(0.1)
+    trainer.asked_to_end()
+    trainer.left()
+    assert "1 s of grace are over. This process knows of no checkpoint" in log(folder)
+
+
+def a_forked_worker_is_ended_by_it_and_its_parent_is_not(folder):
+    folder.mkdir()
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException), Checkpointer(folder / "ckpt", sigterm_grace_s=LONG_S) as ckpt:
+            worker = os.fork()
+            if worker == 0:
+                time.sleep(LONG_S)
+                os._exit(1)
+            time.sleep(0.1)
+            os.kill(worker, signal.SIGTERM)
+            assert os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1]) == -signal.SIGTERM
+            ckpt.save(1, {"a": 1}).result(LONG_S)
+            os._exit(0)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def it_is_given_back_when_the_checkpointer_is_closed(folder):
+    before = signal.getsignal(signal.SIGTERM)
+    fds = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(3):
+        Checkpointer(folder, sigterm_grace_s=LONG_S).close()
+    assert signal.getsignal(signal.SIGTERM) is before
+    until_s = time.monotonic() + LONG_S
+    while len(list(Path("/proc/self/fd").iterdir())) > fds:
+        assert time.monotonic() < until_s
+        time.sleep(0.01)
+
+
+def two_ranks_agree_on_the_step(folder):
+    trainers = [Trainer(folder, rank=rank, world_size=2) for rank in range(2)]
+    trainers[0].says(b"5\n")
+    trainers[1].asked_to_end()
+    for trainer in trainers:
+        trainer.left()
+    step = newest(folder)
+    theirs = Checkpointer(folder / "ckpt").per_rank_states(step)
+    assert theirs == [{"rank": 0}, {"rank": 1}]
+    assert len(scan(folder / "ckpt")) == 1
+
+
+def two_ranks_told_at_different_steps(folder):
+    trainers = [Trainer(folder, rank=rank, world_size=2, every=7) for rank in range(2)]
+    for rank, said in ((0, b"20\n"), (1, b"40\n")):
+        with suppress(AssertionError):  # it has heard of it already
+            trainers[rank].says(said)
+            trainers[rank].asked_to_end()
+    for trainer in trainers:
+        trainer.left()
+    step = newest(folder)
+    assert step >= 21
+    assert Checkpointer(folder / "ckpt").per_rank_states(step) == [{"rank": 0}, {"rank": 1}]
+
+
+def a_rank_that_stands_still_does_not_keep_the_other(folder):
+    trainers = [Trainer(folder, rank=rank, world_size=2, grace_s=1.5, every=5, waits=True) for rank in range(2)]
+    trainers[1].says(b"12\n")
+    os.kill(trainers[1].pid, signal.SIGSTOP)
+    trainers[0].asked_to_end()
+    trainers[0].left()
+    os.kill(trainers[1].pid, signal.SIGKILL)
+    os.waitpid(trainers[1].pid, 0)
+    assert newest(folder) >= 5
+    assert "of grace are over. The newest checkpoint is" in log(folder)
+
+
+def writer_of(pid):
+    """The process that writes for the trainer `pid`: its only child."""
+    (child,) = [
+        child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+    ]
+    return int(child)
+
+
+def main(folder, names):
+    if names[0] == "train":
+        train(folder, 1, rank=int(names[1]), world_size=2)
+    for name in names:
+        globals()[name](folder / name)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2:])

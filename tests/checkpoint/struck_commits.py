@@ -1,0 +1,103 @@
+"""Strikes one commit at its system calls, one after another, and checks what is left; `struck_commits.py FOLDER HOW`.
+
+HOW is kill, EIO, short or dead. Prints one JSON object. Needs no torch, so that it begins at once.
+"""
+
+import errno
+import json
+import logging
+import shutil
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+
+from images import hand_made, is_whole, order_of, part_of, sealed
+
+from checkpoint_faulting.calls import CHANGING, Strike, Traced
+from checkpoint_faulting.forks import Fork
+from holdfast.checkpoint import scan, verify
+from holdfast.checkpoint.folders import remove_leftovers
+
+LAYOUT = hand_made(sizes=(20_000, 70_000))
+OTHERS = 20
+"""Of the calls that change nothing one in so many is struck."""
+
+
+def persist(part, order):
+    try:
+        part.persist(order)
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def strike_of(how, call, struck):
+    """What is done at which call."""
+
+    def decide(count, name):
+        if how == "short":
+            return Strike("short") if count >= call and name in ("write", "pwrite64") and not struck else None
+        if count == call or (how == "dead" and count > call and name in CHANGING):
+            return Strike("kill") if how == "kill" else Strike("error", error=getattr(errno, how, errno.EIO))
+        return None
+
+    return decide
+
+
+def is_worth_it(how, call, name):
+    if how == "short":
+        return name in ("write", "pwrite64")
+    return name in CHANGING or (how != "dead" and call % OTHERS == 0)
+
+
+def commit_struck(part, order, how, call):
+    """Why it failed, None where it was killed; and the names of the calls, and of those that were struck."""
+    fork, struck = Fork(persist, part, order, held=True), []
+    traced = Traced.seize(fork.pid, strike_of(how, call, struck))
+    traced.struck = struck
+    fork.release()
+    traced.run()
+    return (None if how == "kill" and struck else fork.answer()), traced.names, struck
+
+
+def main(folder, how):
+    logging.disable()
+    before, after = (part_of(LAYOUT, sealed(LAYOUT, fill)) for fill in (1, 2))
+    _, names, _ = commit_struck(after, order_of(make(folder, before), 2), "kill", 0)
+    found = {"struck": 0, "saved": 0, "failed": 0, "taken_up": 0}
+    for call, name in enumerate(names, start=1):
+        if not is_worth_it(how, call, name):
+            continue
+        place = make(folder, before)
+        order = order_of(place, 2)
+        why, _, struck = commit_struck(after, order, how, call)
+        found["struck"] += bool(struck)
+        assert is_whole(place, 1, 1, [LAYOUT]), (call, name)
+        assert all(verify(info).state == "verified" for info in scan(place)), (call, name)
+        if why is None and call % 2:  # the next process is given the same order
+            assert Fork(persist, after, order).answer() == "", (call, name)
+            assert is_whole(place, 2, 2, [LAYOUT]), (call, name)
+            found["taken_up"] += 1
+        elif why is not None:
+            # Said to be durable: then it is. After a failure it may be there, if it is whole.
+            assert why or is_whole(place, 2, 2, [LAYOUT]), (call, name)
+            assert how != "short" or not why, (call, name, why)
+            found["failed" if why else "saved"] += 1
+        remove_leftovers(place)
+        left = [path.name for path in place.iterdir() if not path.name.startswith("step-")]
+        assert not left, (call, name, left)
+    sys.stdout.write(json.dumps(found))
+
+
+def make(folder, before):
+    """A folder with step 1."""
+    place = Path(folder) / "checkpoints"
+    shutil.rmtree(place, ignore_errors=True)
+    place.mkdir(parents=True)
+    before.persist(order_of(place, 1))
+    return place
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

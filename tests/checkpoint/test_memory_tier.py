@@ -1,0 +1,163 @@
+"""The arena of a rank that died, as the source that its successor restores from; with real deaths."""
+
+import json
+import os
+import subprocess
+import sys
+import threading
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from images import hand_made, order_of, sealed
+
+from holdfast.checkpoint import kept
+from holdfast.checkpoint.arena import State
+from holdfast.checkpoint.checksums import checksum_of_digests, digests_of
+from holdfast.checkpoint.keeping import LEAST_FREE_BYTES, Keeper, Snapshot
+from holdfast.checkpoint.manifest import FileEntry, ManifestError
+from holdfast.checkpoint.reading import Part
+from holdfast.testing import FakeClock
+
+HERE = Path(__file__).parent
+ENDS_S = 30.0
+
+
+def test_what_ranks_that_died_leave_in_memory(tmp_path):
+    command = [sys.executable, HERE / "memory_scenarios.py", tmp_path]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    found = json.loads(ended.stdout)
+    failed = "\n".join(f"{name}: {error}" for name, error in found.items() if error)
+    assert not failed, failed + ended.stderr
+    assert len(found) > 15
+
+
+@pytest.mark.slow
+def test_a_script_that_ends_with_a_traceback_leaves_it_too(tmp_path):
+    script = (
+        "import sys, torch, holdfast\n"
+        "ckpt = holdfast.Checkpointer(sys.argv[1])\n"
+        "ckpt.save(1, {'a': 1}).result()\n"
+        "raise ValueError('of the script')\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=False)
+    assert "of the script" in ended.stderr
+    found = kept.ask(tmp_path, 0)
+    assert (found.step, found.layout.world_size) == (1, 1)
+    found.close()
+    kept.end(tmp_path, 0)
+    assert kept.ask(tmp_path, 0) is None
+
+
+def test_where_the_memory_is_too_short_for_two_arenas_there_is_one(monkeypatch):
+    import torch
+
+    from holdfast.checkpoint.image import Need, lay_out
+    from holdfast.checkpoint.seats import Seats
+    from holdfast.checkpoint.writer import Writer
+
+    image = lay_out([Need(dtype=torch.float32, shape=(1000,))], prefix="__0_", shard_bytes=1 << 20)
+    plan = SimpleNamespace(image=image, pieces=(0,))
+    for free_bytes, count in (([1 << 30, 1 << 30], 2), ([1 << 30, 0], 1)):
+        left = iter(free_bytes)
+        monkeypatch.setattr("holdfast.checkpoint.arena.available_memory_bytes", lambda left=left: next(left))
+        writer = Writer(timeout_s=60, max_write_bytes_s=None)
+        seats = Seats(writer, spares_newest=True)
+        first = seats.take(plan)
+        assert seats.has_free() == (count == 2)
+        seats.free(first)
+        assert (seats.take(plan) is first) == (count == 1)
+        seats.forget()
+        writer.close()
+
+
+class Keeping:
+    """A keeper of a hand-made snapshot, at work in a thread."""
+
+    def __init__(self, folder, **options):
+        layout = hand_made()
+        self.arena = sealed(layout, 3)
+        for state in (State.WRITING, State.COMMITTED):
+            self.arena.move(state, 1)
+        image = self.arena.image
+        blocks = {
+            shard.name: digests_of(image[shard.offset : shard.offset + shard.size_bytes]) for shard in layout.shards
+        }
+        order = order_of(folder, 3)
+        self.keeper = Keeper(**{"keep_s": 100.0, **options})
+        self.keeper.ordered(order, 0)
+        self.keeper.committed(Snapshot(order=order, layout=layout, arena=self.arena, generation=1, blocks=blocks))
+        self._thread = threading.Thread(target=self.keeper.keep)
+        self._thread.start()
+
+    def ends(self):
+        self._thread.join(ENDS_S)
+        return not self._thread.is_alive()
+
+
+def test_it_is_given_to_whoever_asks_until_the_time_is_over(tmp_path):
+    clock = FakeClock()
+    keeping = Keeping(tmp_path, now_s=clock.monotonic_s)
+    for _ in range(2):
+        found = kept.ask(tmp_path, 0)
+        assert (found.step, found.save, found.layout) == (3, "save-3", hand_made())
+        assert os.pread(found.fd, 4, 4096) == b"\3\3\3\3"
+        found.close()
+    assert kept.ask(tmp_path, 1) is None
+    assert kept.ask(tmp_path / "another", 0) is None
+    clock.advance(101.0)
+    assert keeping.ends()
+    assert kept.ask(tmp_path, 0) is None
+
+
+def test_it_ends_when_it_is_told_to_when_its_supervisor_ends_and_when_memory_is_short(tmp_path):
+    keeping = Keeping(tmp_path)
+    kept.end(tmp_path, 0)
+    assert keeping.ends()
+    reader, writer = os.pipe()
+    keeping = Keeping(tmp_path, ends_with=[reader])
+    os.close(writer)
+    assert keeping.ends()
+    os.close(reader)
+    assert Keeping(tmp_path, free_bytes=lambda: LEAST_FREE_BYTES - 1).ends()
+    assert kept.ask(tmp_path, 0) is None
+
+
+def test_an_arena_that_is_in_use_again_is_not_kept(tmp_path):
+    keeping = Keeping(tmp_path)
+    kept.end(tmp_path, 0)
+    assert keeping.ends()
+    again = Keeping(tmp_path, keep_s=0.0)
+    assert again.ends()
+    again.arena.begin(4, bytes(16))
+    assert again.keeper.newest is None
+
+
+def test_a_nonsensical_request_is_not_answered(tmp_path):
+    keeping = Keeping(tmp_path)
+    with kept._request(tmp_path, 0, "more") as line:
+        assert kept.receive(line) is None
+    with kept._request(tmp_path, 0, "snapshot"):
+        pass  # and it goes away before the answer
+    found = kept.ask(tmp_path, 0)
+    found.close()
+    kept.end(tmp_path, 0)
+    assert keeping.ends()
+
+
+def test_digests_that_are_not_those_of_the_manifest_are_refused(tmp_path):
+    keeping = Keeping(tmp_path)
+    found = kept.ask(tmp_path, 0)
+    shard = found.layout.shards[0]
+    right = FileEntry(path=shard.name, size_bytes=shard.size_bytes, checksum=checksum_of_digests(found.digests[:8]))
+    target = bytearray(shard.size_bytes)
+    kept.KeptFiles(tmp_path, [right], [found]).read(shard.name, [Part(0, memoryview(target))])
+    assert target == b"\3" * shard.size_bytes
+    wrong = replace(found, digests=bytes(8) + found.digests[8:])
+    with pytest.raises(ManifestError, match=r"the digests of __0_0\.distcp in memory do not match"):
+        kept.KeptFiles(tmp_path, [right], [wrong]).read(shard.name, [Part(0, memoryview(target))])
+    found.close()
+    kept.end(tmp_path, 0)
+    assert keeping.ends()

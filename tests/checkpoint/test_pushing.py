@@ -1,0 +1,163 @@
+"""The process that pushes to object storage, and restoring from there."""
+
+import contextlib
+import functools
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+import torch
+from storage_world import BRIEF
+
+from holdfast.checkpoint import Checkpointer, scan
+from holdfast.checkpoint import pushing as pushing_module
+from holdfast.checkpoint.folders import step_path
+from holdfast.checkpoint.marks import read_marks
+from holdfast.checkpoint.pushing import PUSHING_MODULE
+from holdfast.checkpoint.remote import Remote
+from holdfast.core.errors import BadUse, StorageFailed
+
+ENDS_S = 60.0
+
+
+@pytest.fixture
+def there(tmp_path):
+    (tmp_path / "there").mkdir()
+    return tmp_path / "there"
+
+
+def until(condition):
+    until_s = time.monotonic() + ENDS_S
+    while not condition():
+        assert time.monotonic() < until_s, "it does not come"
+        time.sleep(0.01)
+
+
+def state_of(value):
+    return {"t": torch.full((5000,), float(value)), "value": value}
+
+
+def steps_of(url):
+    return [each.step for each in Remote(url).scan() if each.state == "written"]
+
+
+def pushing(folder):
+    """The process ids of those that push what is in `folder`."""
+    found = []
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            words = process.cmdline()
+            if PUSHING_MODULE in words and str(folder) in words and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+def flip(path):
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def test_what_is_saved_is_in_storage_once_it_is_closed(tmp_path, there, link):
+    folder, url = tmp_path / "here", there.as_uri()
+    with Checkpointer(folder, push_to=url) as ckpt:
+        ckpt.save(1, state_of(1)).result()
+        until(lambda: steps_of(url) == [1])
+        ckpt.save(2, state_of(2))
+    assert steps_of(url)[0] == 2
+    assert pushing(folder) == []
+    pushed = [event for kind, event in link.events if kind == "pushed"]
+    assert pushed[-1]["step"] == 2
+    assert pushed[-1]["size_bytes"] > 20_000
+    assert not any(read_marks(info.path).wanted for info in scan(folder))
+
+
+def test_as_many_stay_there_as_are_to(tmp_path, there):
+    url = there.as_uri()
+    with Checkpointer(tmp_path / "here", push_to=url, keep_pushed=1) as ckpt:
+        for step in (1, 2, 3):
+            ckpt.save(step, state_of(step)).result()
+            until(lambda step=step: steps_of(url) == [step])
+    assert steps_of(url) == [3]
+
+
+def test_a_new_node_restores_what_was_pushed(tmp_path, there):
+    with Checkpointer(tmp_path / "lost", push_to=there.as_uri()) as ckpt:
+        ckpt.save(7, state_of(7))
+    state = state_of(0)
+    assert Checkpointer(tmp_path / "new", push_to=there.as_uri()).restore(state) == 7
+    assert state["value"] == 7
+    assert state["t"].eq(7).all()
+
+
+def test_a_damaged_one_is_fetched_again(tmp_path, there):
+    folder = tmp_path / "here"
+    with Checkpointer(folder, push_to=there.as_uri()) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, state_of(step)).result()
+    flip(step_path(folder, 2) / "__0_0.distcp")
+    state = state_of(0)
+    assert Checkpointer(folder, push_to=there.as_uri()).restore(state) == 2
+    assert state["t"].eq(2).all()
+
+
+def test_one_that_is_damaged_there_too_is_passed_over(tmp_path, there):
+    folder = tmp_path / "here"
+    with Checkpointer(folder, push_to=there.as_uri()) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, state_of(step)).result()
+    for path in (*there.glob("step-0000000002.*/__0_0.distcp"), step_path(folder, 2) / "__0_0.distcp"):
+        flip(path)
+    state = state_of(0)
+    assert Checkpointer(folder, push_to=there.as_uri()).restore(state) == 1
+    assert state["t"].eq(1).all()
+
+
+def test_storage_that_cannot_be_reached_stops_nothing_but_a_restore_from_nothing(tmp_path, monkeypatch, caplog):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
+    monkeypatch.setattr(pushing_module, "Remote", functools.partial(Remote, patience=BRIEF))
+    with Checkpointer(tmp_path / "here") as ckpt:
+        ckpt.save(1, state_of(1))
+    state = state_of(0)
+    assert Checkpointer(tmp_path / "here", push_to="s3://bucket/run").restore(state) == 1
+    assert "What storage has was not looked at" in caplog.text
+    with pytest.raises(StorageFailed):
+        Checkpointer(tmp_path / "empty", push_to="s3://bucket/run").restore(state)
+
+
+def test_a_wrong_address_is_refused_at_once(tmp_path):
+    with pytest.raises(BadUse, match="nothing"):
+        Checkpointer(tmp_path, push_to="nothing://bucket")
+    with pytest.raises(BadUse, match="keep_pushed"):
+        Checkpointer(tmp_path, push_to=tmp_path.as_uri(), keep_pushed=0)
+
+
+def test_one_that_is_killed_is_started_again_and_sends_what_is_missing(tmp_path, there):
+    folder, url = tmp_path / "here", there.as_uri()
+    with Checkpointer(folder, push_to=url) as ckpt:
+        ckpt.save(1, state_of(1)).result()
+        until(lambda: steps_of(url) == [1])
+        [pid] = pushing(folder)
+        os.kill(pid, signal.SIGKILL)
+        ckpt.save(2, state_of(2)).result()
+    assert steps_of(url)[0] == 2
+
+
+def test_a_trainer_that_is_killed_has_its_last_save_pushed(tmp_path, there):
+    folder, url = tmp_path / "here", there.as_uri()
+    script = (
+        "import os, signal, sys, torch, holdfast\n"
+        "ckpt = holdfast.Checkpointer(sys.argv[1], push_to=sys.argv[2])\n"
+        "ckpt.save(1, {'t': torch.ones(5000)}).result()\n"
+        "ckpt.save(2, {'t': torch.ones(5000)}); ckpt.before_update()\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(folder), url], check=False, timeout=ENDS_S)
+    until(lambda: pushing(folder) == [])
+    assert steps_of(url)[0] == 2

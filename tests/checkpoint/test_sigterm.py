@@ -1,0 +1,75 @@
+"""SIGTERM: the last save is durable before the process ends, or the grace time is over; real processes throughout."""
+
+import logging
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from holdfast.checkpoint import Checkpointer, scan, verify
+from holdfast.checkpoint import checkpointer as module
+
+SCRIPT = Path(__file__).with_name("sigterm_scenarios.py")
+LONG_S = 120.0
+
+SCENARIOS = [
+    "it_saves_at_the_next_call_and_leaves",
+    "a_second_one_changes_nothing",
+    "during_a_save",
+    "during_a_restore",
+    "the_handler_that_was_there_comes_last",
+    "storage_that_stalls_is_waited_for_no_longer_than_the_grace_time",
+    "a_main_thread_that_is_stuck_ends_all_the_same",
+    "a_forked_worker_is_ended_by_it_and_its_parent_is_not",
+    "it_is_given_back_when_the_checkpointer_is_closed",
+    "two_ranks_agree_on_the_step",
+    "two_ranks_told_at_different_steps",
+    "a_rank_that_stands_still_does_not_keep_the_other",
+]
+
+
+def test_scenarios(tmp_path):
+    command = [sys.executable, SCRIPT, tmp_path, *SCENARIOS]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG_S)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_two_programs_that_are_both_told_end_with_143(tmp_path):
+    commands = [[sys.executable, SCRIPT, tmp_path, "train", str(rank)] for rank in range(2)]
+    ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for command in commands]
+    try:
+        for rank in ranks:
+            assert b"9\n" in iter(rank.stdout.readline, b"")
+        for rank in ranks:
+            rank.send_signal(signal.SIGTERM)
+        said = [rank.communicate(timeout=LONG_S)[1].decode() for rank in ranks]
+        assert [rank.returncode for rank in ranks] == [143, 143], said
+    finally:
+        for rank in ranks:
+            rank.kill()
+            rank.wait()
+    (info,) = scan(tmp_path / "ckpt")
+    assert verify(info).state == "verified"
+
+
+def test_outside_of_the_main_thread_it_says_that_it_cannot_listen(tmp_path, caplog):
+    before = signal.getsignal(signal.SIGTERM)
+    made = []
+    with caplog.at_level(logging.WARNING, "holdfast"):
+        thread = threading.Thread(target=lambda: made.append(Checkpointer(tmp_path, sigterm_grace_s=5.0)))
+        thread.start()
+        thread.join()
+    assert "SIGTERM ends this process without a save: the Checkpointer was not made in the main thread." in caplog.text
+    assert signal.getsignal(signal.SIGTERM) is before
+    made[0].close()
+
+
+def test_under_a_supervisor_it_is_left_to_that(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "job_link", object)
+    before = signal.getsignal(signal.SIGTERM)
+    Checkpointer(tmp_path, sigterm_grace_s=5.0)
+    assert signal.getsignal(signal.SIGTERM) is before

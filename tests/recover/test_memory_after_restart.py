@@ -1,0 +1,49 @@
+"""Real runs whose ranks are killed: the next attempt restores from memory, and the end of the run frees it."""
+
+import pytest
+
+TRAIN = """
+import os, pathlib, signal, sys
+import torch
+import torch.distributed as dist
+import holdfast
+
+dist.init_process_group("gloo")
+run = holdfast.attach()
+rank, once = dist.get_rank(), pathlib.Path("killed")
+weights = torch.zeros(1000)
+with holdfast.Checkpointer("checkpoints", every=5) as ckpt:
+    state = {"weights": weights}
+    for step in range(ckpt.restore(state) + 1, 13):
+        assert weights.eq(step - 1).all()
+        weights += 1
+        dist.barrier()
+        run.step(step, loss=1 / step)
+        ckpt.save(step, state).done()
+        if step == 8 and rank == dist.get_world_size() - 1 and (sys.argv[1] == "always" or not once.exists()):
+            ckpt.wait()
+            once.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_a_killed_rank_s_job_goes_on_from_the_memory_of_its_node(place, ranks):
+    code, _, err = place.holdfast("run", "--name", "r", "--nproc", str(ranks), "--", "python", place.job(TRAIN), "once")
+    assert code == 0, err
+    with place.ledger() as ledger:
+        (restored,) = [event.data for event in ledger.events("r") if event.kind == "restored"]
+        assert [(attempt.start_step, attempt.last_step) for attempt in ledger.attempts("r")] == [(0, 8), (5, 12)]
+    assert (restored["step"], restored["tier"]) == (5, "memory")
+    assert restored["passed_over"] == []
+
+
+def test_a_run_that_is_given_up_leaves_no_memory_behind(place):
+    """It restores from memory until the supervisor has had enough; the fixture holds that no process is left."""
+    options = ["run", "--name", "r", "--max-restarts", "1"]
+    code, _, err = place.holdfast(*options, "--", "python", place.job(TRAIN), "always")
+    assert code != 0, err
+    with place.ledger() as ledger:
+        tiers = [event.data["tier"] for event in ledger.events("r") if event.kind == "restored"]
+    assert set(tiers) == {"memory"}
