@@ -35,6 +35,8 @@ PROCESSES: Final = 3
 """Some of what they do is waiting."""
 SHARED_MEMORY: Final = Path("/dev/shm")
 SHOWN: Final = 5
+OURS: Final = "holdfast-faults-"
+"""In all names; other programs come and go."""
 MEANT: Final = {
     "silent": "silent corruptions",
     "stuck": "runs that cannot restore, or do not go on",
@@ -115,7 +117,8 @@ def what_is_there() -> set[str]:
     """Processes below this one, mounts, files in shared memory."""
     children = psutil.Process().children(recursive=True)
     living = {f"process {child.pid}" for child in children if child.status() != psutil.STATUS_ZOMBIE}
-    return living | set(Path("/proc/self/mounts").read_text().splitlines()) | set(map(str, SHARED_MEMORY.glob("*")))
+    mounts = {line for line in Path("/proc/self/mounts").read_text().splitlines() if OURS in line}
+    return living | mounts | set(map(str, SHARED_MEMORY.glob(f"{OURS}*")))
 
 
 def main() -> int:
@@ -127,7 +130,7 @@ def main() -> int:
     there, began_s = what_is_there(), time.monotonic()
     place = SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None
     with OthersLoad() as others:
-        with tempfile.TemporaryDirectory(prefix="holdfast-faults-", dir=place) as name:
+        with tempfile.TemporaryDirectory(prefix=OURS, dir=place) as name:
             ground = make(Path(name) / "ground", args.seed)
             (scratch := Path(name) / "scratch").mkdir()
             found = run_all(plan.jobs(ground, scratch, sizes))

@@ -51,7 +51,7 @@ def judge(
         attested: the steps whose saves were begun: only their states may come back.
         least: the newest of them that is whole for certain; None: there may be none.
         refused: what must not be taken.
-        may_refuse: an error that says what is wrong is right too.
+        may_refuse: an error that says what is wrong is right too, and so is passing over what only seems whole.
     """
     logging.getLogger("holdfast").setLevel(logging.CRITICAL)
     state = blank(state_of(seed, min(attested)))
@@ -73,7 +73,7 @@ def judge(
         return Verdict("silent", f"{differs} of step {step} is wrong")
     newer = [info.step for info in scan(folder) if info.step > step and info.step not in refused]
     whole = [each for each in newer if verify(step_path(folder, each)).state == "verified"]
-    if whole or (least is not None and step < least):
+    if (whole and not may_refuse) or (least is not None and step < least):
         return Verdict("older", f"step {step} was restored; {least} should be whole, and {whole} verify")
     return RIGHT
 

@@ -12,7 +12,7 @@ from checkpoint_faulting.forks import Failed, Fork
 from checkpoint_faulting.ground import Ground
 from checkpoint_faulting.oracle import Verdict
 
-BATCH_PATIENCE_S: Final = 3600.0
+BATCH_PATIENCE_S: Final = 600.0
 ANYWHERE: Final = (commits.KILLED, commits.KILLED_ONE_OF_TWO, commits.STALLED, commits.ANY_ERROR)
 """Other strikes are at calls that change something."""
 Outcome = Verdict | tuple[Verdict, bool] | list[Verdict] | str

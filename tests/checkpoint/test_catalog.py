@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from waiting import until
 
 from holdfast.checkpoint import Checkpointer, scan, verify
 from holdfast.checkpoint.catalog import checkpoints_at, verify_and_note
@@ -147,10 +148,10 @@ def test_a_replaced_checkpoint_is_a_candidate_after_the_proper_one(two):
     assert ckpt.restore({"value": 0}) == 2
     # The proper one is known to be damaged, so the replaced one is what is left of step 2, and stays.
     ckpt.save(3, {"value": 3}).result()
-    assert [info.path.name for info in scan(two)] == ["step-0000000003", new.name, new.name + ".replaced"]
+    until(lambda: [info.path.name for info in scan(two)] == ["step-0000000003", new.name, new.name + ".replaced"])
     # Saving step 2 again keeps the good one until the new one has the name.
     ckpt.save(2, {"value": 22}).result()
-    assert [info.path.name for info in scan(two)] == ["step-0000000003", new.name]
+    until(lambda: [info.path.name for info in scan(two)] == ["step-0000000003", new.name])
 
 
 def test_other_things_in_the_folder_are_left_out(two):

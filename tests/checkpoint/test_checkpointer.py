@@ -6,13 +6,13 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
+from waiting import until
 
 from holdfast.checkpoint import Checkpointer, scan, verify
 from holdfast.checkpoint.folders import replaced_path
@@ -222,14 +222,6 @@ def test_what_is_told(tmp_path, link):
     assert link.sections == ["save", "save", "restore"]
 
 
-def steps_become(folder, expected):
-    """Once a save is durable nobody waits until the superfluous ones are gone."""
-    until_s = time.monotonic() + 30
-    while (steps := [info.step for info in scan(folder)]) != expected:
-        assert time.monotonic() < until_s, steps
-        time.sleep(0.005)
-
-
 def test_only_the_newest_are_kept(tmp_path):
     with Checkpointer(tmp_path, keep=2) as ckpt:
         for step in range(5):
@@ -259,10 +251,10 @@ def test_damaged_ones_neither_count_nor_push_out_good_ones(tmp_path, caplog):
     assert "Passed over the checkpoint of step 3" in caplog.text
     assert "__0_0.distcp does not match its checksum" in caplog.text
     ckpt.save(4, {"a": 4}).result()
-    steps_become(tmp_path, [4, 3, 2])
+    until(lambda: [info.step for info in scan(tmp_path)] == [4, 3, 2])
     # Its step is saved again: the damaged one is replaced.
     ckpt.save(3, {"a": 33}).result()
-    steps_become(tmp_path, [4, 3])
+    until(lambda: [info.step for info in scan(tmp_path)] == [4, 3])
     assert Checkpointer(tmp_path).restore(state) == 4
     assert list(tmp_path.glob("*.replaced")) == []
 
@@ -271,7 +263,7 @@ def test_a_save_below_older_ones_keeps_itself(tmp_path):
     for step in (100, 200):
         Checkpointer(tmp_path, keep=None).save(step, {"a": step}).result()
     Checkpointer(tmp_path, keep=1).save(1, {"a": 1}).result()
-    steps_become(tmp_path, [200, 1])
+    until(lambda: [info.step for info in scan(tmp_path)] == [200, 1])
 
 
 def test_saving_a_step_again_replaces_it(tmp_path):

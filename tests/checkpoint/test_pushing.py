@@ -6,12 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import psutil
 import pytest
 import torch
 from storage_world import BRIEF
+from waiting import ENDS_S, until
 
 from holdfast.checkpoint import Checkpointer, scan
 from holdfast.checkpoint import pushing as pushing_module
@@ -21,20 +21,11 @@ from holdfast.checkpoint.pushing import PUSHING_MODULE
 from holdfast.checkpoint.remote import Remote
 from holdfast.core.errors import BadUse, StorageFailed
 
-ENDS_S = 60.0
-
 
 @pytest.fixture
 def there(tmp_path):
     (tmp_path / "there").mkdir()
     return tmp_path / "there"
-
-
-def until(condition):
-    until_s = time.monotonic() + ENDS_S
-    while not condition():
-        assert time.monotonic() < until_s, "it does not come"
-        time.sleep(0.01)
 
 
 def state_of(value):

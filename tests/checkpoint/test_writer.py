@@ -12,14 +12,13 @@ from pathlib import Path
 
 import pytest
 from images import again, half_copied, hand_made, is_whole, order_of, seal, sealed
+from waiting import ENDS_S, until
 
 from holdfast.checkpoint import writer as writer_module
 from holdfast.checkpoint.arena import State
 from holdfast.checkpoint.writer import NotAttestedError, Writer
 from holdfast.core.errors import SaveFailed
 
-ENDS_S = 30.0
-"""By then all has ended that is waited for; a failure of the test otherwise."""
 SLOW_BYTES_S = 4096 * 20
 """A file of the layout below every 50 ms, ten of them."""
 LAYOUT = hand_made(sizes=[4096] * 10)
@@ -68,14 +67,6 @@ def bench(tmp_path):
     yield make
     for each in made:
         each.writer.close()
-
-
-def until(condition):
-    """Wait for something that another process does."""
-    until_s = time.monotonic() + ENDS_S
-    while not condition():
-        assert time.monotonic() < until_s, "it does not come"
-        time.sleep(0.002)
 
 
 def files_of(folder, step):

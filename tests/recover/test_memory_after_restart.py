@@ -19,7 +19,7 @@ with holdfast.Checkpointer("checkpoints", every=5) as ckpt:
         weights += 1
         dist.barrier()
         run.step(step, loss=1 / step)
-        ckpt.save(step, state).done()
+        ckpt.save(step, state)
         if step == 8 and rank == dist.get_world_size() - 1 and (sys.argv[1] == "always" or not once.exists()):
             ckpt.wait()
             once.touch()
@@ -39,6 +39,7 @@ def test_a_killed_rank_s_job_goes_on_from_the_memory_of_its_node(place, ranks):
     assert restored["passed_over"] == []
 
 
+@pytest.mark.slow
 def test_a_run_that_is_given_up_leaves_no_memory_behind(place):
     """It restores from memory until the supervisor has had enough; the fixture holds that no process is left."""
     options = ["run", "--name", "r", "--max-restarts", "1"]

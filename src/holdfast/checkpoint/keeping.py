@@ -12,6 +12,7 @@ connection, to processes of the same user only:
 It ends after a stated time, when it is told to, when its supervisor ends, and when memory is short. No torch here.
 """
 
+import contextlib
 import os
 import select
 import socket
@@ -22,8 +23,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
-
-import xxhash
 
 from holdfast.checkpoint.arena import Arena, State
 from holdfast.checkpoint.commit import Order
@@ -45,9 +44,15 @@ _CREDENTIALS: Final = struct.Struct("3i")
 
 
 def address(folder: Path, rank: int) -> str:
-    """Where the snapshot of a rank that saved into `folder` is handed out."""
-    name = xxhash.xxh3_128_hexdigest(os.path.realpath(folder).encode())
-    return f"\0holdfast-{os.geteuid()}-{name}-{rank}"
+    """Where the snapshot of a rank that saved into `folder` is handed out.
+
+    By the folder itself, not its path: containers that share a network may have different ones of one path.
+
+    Raises:
+        OSError: there is no such folder.
+    """
+    found = folder.stat()
+    return f"\0holdfast-{os.geteuid()}-{found.st_dev:x}.{found.st_ino:x}-{rank}"
 
 
 def is_of_this_user(line: socket.socket) -> bool:
@@ -129,7 +134,8 @@ class Keeper:
     def ordered(self, order: Order, rank: int) -> None:
         """A save was ordered: from now on it is known who may come to ask."""
         if not self._address:
-            self._address = address(order.folder, rank)
+            with contextlib.suppress(OSError):
+                self._address = address(order.folder, rank)
             self._listen()
             if self._listener is not None and self._has_trainer:
                 self._trainer.register(self._listener, select.POLLIN)

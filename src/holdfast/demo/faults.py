@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+import psutil
+
 from holdfast.checkpoint import catalog
 from holdfast.testing import faults
 
@@ -70,7 +72,9 @@ class Injector:
                 detail = f"{who} was frozen with SIGSTOP"
                 faults.freeze(pid)
             case "damaged checkpoint":
-                detail = f"{self._damage_newest()}, then {who} was killed with SIGKILL"
+                detail = f"{self._damage_newest()}, then {who} was killed with SIGKILL, and what keeps its memory"
+                for child in psutil.Process(pid).children():  # the checkpoint is whole there
+                    faults.kill(child.pid)
                 faults.kill(pid)
         return {"fault": fault.kind, "detail": detail, "rank": fault.rank, "step": step}
 

@@ -1,0 +1,13 @@
+"""Waiting for what other processes do."""
+
+import time
+
+ENDS_S = 60.0
+"""By then all has ended that is waited for; a failure of the test otherwise."""
+
+
+def until(condition):
+    until_s = time.monotonic() + ENDS_S
+    while not condition():
+        assert time.monotonic() < until_s, "it does not come"
+        time.sleep(0.002)
