@@ -6,25 +6,20 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import Future
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
+from waiting import ENDS_S, until
 
 from holdfast.checkpoint import Checkpointer, engine, scan, verify
+from holdfast.checkpoint.arena import State
+from holdfast.checkpoint.writer import Writer
 from holdfast.core.errors import BadUse, SaveFailed
 
-ENDS_S = 30.0
 MIB = 1 << 20
-
-
-def until(condition):
-    """Wait for something that another thread or process does."""
-    until_s = time.monotonic() + ENDS_S
-    while not condition():
-        assert time.monotonic() < until_s, "it does not come"
-        time.sleep(0.002)
 
 
 def restored(folder, state):
@@ -122,6 +117,30 @@ def test_the_call_returns_before_the_bytes_are_copied_and_the_optimizer_waits_fo
     fresh = Wide(seed=1)
     restored(tmp_path, {"model": fresh.model})
     assert_same(fresh.model.state_dict(), expected)
+
+
+def test_a_save_whose_writing_has_failed_before_its_copy_is_made_ends(tmp_path, held, monkeypatch):
+    """What tells of the end may be called at once, in the thread that copies."""
+
+    def fails(self, order, *, arena, **_):
+        del order
+        self._arenas[arena].move(State.FREE, self._arenas[arena].generation)
+        ended = Future()
+        ended.set_exception(SaveFailed("There is no room."))
+        return ended
+
+    training = Wide()
+    ckpt = Checkpointer(tmp_path, on_failure="warn")
+    ckpt.save(1, training.objects).result()
+    with monkeypatch.context() as patch:
+        patch.setattr(Writer, "save", fails)
+        held.clear()
+        handle = ckpt.save(2, training.objects)
+        held.set()
+        with pytest.raises(SaveFailed, match="There is no room"):
+            handle.result(ENDS_S)
+    ckpt.save(3, training.objects).result(ENDS_S)
+    assert steps_in(tmp_path) == [3, 1]
 
 
 def test_before_update_is_the_fence_of_a_loop_without_an_optimizer(tmp_path, held):

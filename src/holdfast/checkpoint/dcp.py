@@ -1,7 +1,6 @@
 """PyTorch Distributed Checkpoint behind two functions: read named parts of a checkpoint, read a plain value."""
 
 import io
-import pickle
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -93,7 +92,7 @@ def load_plain(name: str, value: io.BytesIO) -> Any:
         # Empty bytes are pickled as a call of `bytes`, which does no harm.
         with torch.serialization.safe_globals([bytes]):
             return torch.load(value, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
+    except Exception as error:  # whoever made it up may have made up anything
         raise CheckpointError(
             f"{name!r} is no plain value; reading it could run code from the file, so it was not read. "
             "Leave its top-level entry out of the state to restore the rest."
@@ -113,4 +112,7 @@ def _as_one_process_would() -> Iterator[None]:
             if isinstance(failure, OSError | HoldfastError | ManifestError) or not isinstance(failure, Exception):
                 raise failure from error  # the last is Ctrl-C or an exit, which DCP has caught
         rank, failure = next(iter(failures.items()))
-        raise CheckpointError(f"rank {rank}: {type(failure).__name__}: {failure}") from error
+        why = (str(failure) or type(failure).__name__).splitlines()[0]
+        raise CheckpointError(
+            f"{type(failure).__name__} on rank {rank}: {why} Take another checkpoint, see `holdfast checkpoint ls`."
+        ) from error

@@ -155,7 +155,10 @@ class Engine:
             if self._options.attest and self._plan is not None:
                 blocking = not self._plan.fits(job.contents)
                 if not blocking:
-                    job.digests = live_digests(self._plan, self._sources(self._plan, job))
+                    job.sources = self._sources(self._plan, job)
+                    blocking = overlong(self._plan, job.sources)
+                if not blocking:
+                    job.digests = live_digests(self._plan, job.sources)
         except Exception as error:  # the other ranks are to know
             job.error, blocking = error, True
         self._staging = job
@@ -239,7 +242,7 @@ class Engine:
             if job.digests is not None:
                 seat.arena.notes[: len(job.digests)] = job.digests
 
-        ordered = False
+        ended: Future[float] | None = None
         try:
             if not self._agree(job, ranks):
                 job.outcome.set_result(None)
@@ -247,8 +250,7 @@ class Engine:
             ranks.together(begin)
             assert self._plan is not None, "all have agreed on one"
             assert seat is not None, "it was taken"
-            self._order(job, self._plan, seat, generation)
-            ordered = True
+            ended = self._order(job, seat, generation)
             self._copy(job, self._plan, seat, generation)
         except Exception as error:
             failure = (
@@ -256,20 +258,23 @@ class Engine:
                 if isinstance(error, HoldfastError)
                 else SaveFailed(f"Step {job.order.step} was not saved: {error}. Look at the log of this rank.")
             )
-            if ordered and not isinstance(error, ArenaError):  # else the writing has failed, and says why
+            if ended is not None and not isinstance(error, ArenaError):  # else the writing has failed, and says why
                 job.failure = failure
             if seat is not None:
                 with contextlib.suppress(ArenaError):  # it is free already
                     seat.arena.move(State.FREE, generation)
-            if not ordered:
+            if ended is None:
                 if seat is not None:
                     self._seats.free(seat)
                 job.outcome.set_exception(failure)
         finally:
             job.sources.clear()
             job.staged.set()
-            if not ordered:
+            if ended is None:
                 self._land(job)
+        if ended is not None and seat is not None and (plan := self._plan) is not None:
+            # Only now: a save that has failed already ends in this very call.
+            ended.add_done_callback(lambda done: self._ended(job, seat, plan, done))
 
     def _agree(self, job: _Job, ranks: Ranks) -> bool:
         """Have a plan that fits on every rank, and the sources by it; False: all ranks skip this save."""
@@ -281,7 +286,7 @@ class Engine:
             plan = self._plan
             fits = plan is not None and plan.fits(job.contents)
             if plan is not None and fits:
-                job.sources = self._sources(plan, job)
+                job.sources = job.sources or self._sources(plan, job)
                 fits = not overlong(plan, job.sources)
             return job.order.step, fits, self._seats.has_free(), job.must, waiting.order.save if waiting else ""
 
@@ -356,20 +361,17 @@ class Engine:
             raise self._changed(job, {id(job.contents.tensors[place]) for place in changed})
         arena.move(State.SEALED, generation)
 
-    def _order(self, job: _Job, plan: Plan, seat: Seat, generation: int) -> None:
+    def _order(self, job: _Job, seat: Seat, generation: int) -> "Future[float]":
         job.seat, job.generation = seat, generation
-        ended = self._writer.save(
+        return self._writer.save(
             job.order,
             arena=seat.number,
             generation=generation,
             layout=self._layout,
             attested_bytes=len(job.digests or b""),
         )
-        size_bytes = plan.layout.size_bytes
-        ended.add_done_callback(lambda done: self._ended(job, seat, plan, size_bytes, done))
 
-    def _ended(self, job: _Job, seat: Seat, plan: Plan, size_bytes: int, done: "Future[float]") -> None:
-        job.staged.wait()
+    def _ended(self, job: _Job, seat: Seat, plan: Plan, done: "Future[float]") -> None:
         self._seats.free(seat)
         error = job.failure or done.exception()
         if isinstance(error, NotAttestedError):
@@ -388,7 +390,7 @@ class Engine:
                 Saved(
                     step=job.order.step,
                     path=job.order.final,
-                    size_bytes=size_bytes,
+                    size_bytes=plan.layout.size_bytes,
                     call_s=job.call_s,
                     fence_s=job.fence_s,
                     write_s=done.result(),

@@ -25,7 +25,7 @@ class Shard(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """A part of one tensor's data that no chunk's end cuts; `offset` in the image."""
+    """A part of one blob that no chunk's end cuts; `offset` in the image."""
 
     offset: int
     length: int
@@ -83,7 +83,7 @@ class Layout:
 
 
 def pieces_of(data: Iterable[tuple[int, int]], shards: Sequence[Shard]) -> tuple[tuple[Piece, int], ...]:
-    """The data of tensors, cut where chunks end.
+    """Blobs, cut where chunks end.
 
     Args:
         data: offset in the image and length of each, in order.

@@ -129,8 +129,9 @@ def check_sizes(folder: Path, files: Iterable[FileEntry]) -> None:
         try:
             found = file.resolve(strict=True)
             size_bytes = found.stat().st_size
-        except OSError as error:
-            raise ManifestError(f"{entry.path} is missing or unreadable ({error.strerror})") from error
+        except (OSError, RuntimeError) as error:  # of links in a circle, before Python 3.13
+            why = getattr(error, "strerror", None) or "links in a circle"
+            raise ManifestError(f"{entry.path} is missing or unreadable ({why})") from error
         if not found.is_relative_to(inside) or not found.is_file():
             raise ManifestError(f"{entry.path} leads out of the checkpoint or is no regular file")
         if size_bytes != entry.size_bytes:

@@ -114,8 +114,7 @@ def make_plan(ranks: Ranks, contents: Contents, *, shard_bytes: int) -> Plan:
 
     metadata = ranks.exchange(lay_out_own, describe_all)
     assert image is not None, "this rank has laid out its part"
-    tensors = [(number, blob) for number, blob in enumerate(image.blobs) if blob.need.dtype is not None]
-    cut = pieces_of([(blob.data_offset, blob.data_bytes) for _, blob in tensors], image.shards)
+    cut = pieces_of([(blob.offset, blob.length) for blob in image.blobs], image.shards)
     layout = Layout(
         rank=ranks.rank,
         world_size=ranks.world_size,
@@ -128,7 +127,7 @@ def make_plan(ranks: Ranks, contents: Contents, *, shard_bytes: int) -> Plan:
         image=image,
         layout=layout,
         items=tuple(item.index for item in items),
-        pieces=tuple(tensors[index][0] for _, index in cut),
+        pieces=tuple(number for _, number in cut),
         structure=structure,
         containers=contents.containers,
         leaves=shapes(leaves),

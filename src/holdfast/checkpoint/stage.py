@@ -13,12 +13,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final
 
 import torch
+import xxhash
 from torch.distributed.checkpoint.metadata import MetadataIndex
 from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
-from holdfast.checkpoint.disk import piece_digests
-from holdfast.checkpoint.layout import CHUNK_BYTES, Piece
+from holdfast.checkpoint.checksums import DIGEST_BYTES
+from holdfast.checkpoint.image import Blob, template
+from holdfast.checkpoint.layout import CHUNK_BYTES
 from holdfast.checkpoint.plan import Plan, serialized
 from holdfast.checkpoint.tree import PLAIN_TENSORS
 
@@ -132,18 +134,35 @@ def copy_into(
 
 
 def live_digests(plan: Plan, sources: Sequence[Any]) -> bytes:
-    """The digests of the live tensors' bytes, piece by piece, as the writing process takes those of what it writes."""
+    """The digests of the blobs as they are to be, piece by piece, as the writing process takes those of what it writes.
+
+    Tensors are read where they live; what is around them is known.
+    """
     found = []
-    held: torch.Tensor | None = None
+    parts: list[memoryview] = []
     held_number = -1
     for (offset, length), number in zip(plan.layout.pieces, plan.pieces, strict=True):
+        blob = plan.image.blobs[number]
         if number != held_number:
-            held, held_number = sources[number].resolve_conj().resolve_neg().cpu().contiguous(), number
-        assert held is not None
-        begin = offset - plan.image.blobs[number].data_offset
-        memory = memoryview((ctypes.c_ubyte * length).from_address(held.data_ptr() + begin)).cast("B")
-        found.append(piece_digests(memory, [Piece(0, length)]))
+            held, parts = _expected(blob, sources[number])
+            held_number = number
+        hashed, at = xxhash.xxh3_64(), blob.offset
+        for part in parts:
+            hashed.update(part[max(offset - at, 0) : max(offset + length - at, 0)])
+            at += len(part)
+        found.append(hashed.intdigest().to_bytes(DIGEST_BYTES, "little"))
+    del held
     return b"".join(found)
+
+
+def _expected(blob: Blob, source: Any) -> tuple[Any, list[memoryview]]:
+    """What a blob is made of, and what has to live as long."""
+    if blob.need.dtype is None:
+        return None, [memoryview(source), memoryview(bytes(blob.length - len(source)))]
+    held = source.resolve_conj().resolve_neg().cpu().contiguous()
+    around = template(blob.need.dtype, blob.need.shape)
+    data = memoryview((ctypes.c_ubyte * blob.data_bytes).from_address(held.data_ptr() or 1)).cast("B")
+    return held, [memoryview(around.head), data, memoryview(around.tail)]
 
 
 def names_of(plan: Plan, pieces: Iterable[int]) -> list[str]:
