@@ -154,5 +154,5 @@ def _struck(ground: Ground, scratch: Path, sizes: Sizes) -> Iterator[Job]:
             yield commits.Commit(kind, number, call, ground, scratch)
     for place, kind in enumerate(processes.AT_CALLS):  # between them, they strike at every call
         mine = range(1 + place, in_process + 1, len(processes.AT_CALLS))
-        for number, call in enumerate(mine if sizes.every_call else chance.sample(mine, sizes.processes.AT_CALLS)):
+        for number, call in enumerate(mine if sizes.every_call else chance.sample(mine, sizes.blows)):
             yield processes.Blow(kind, number, call, ground, scratch)
