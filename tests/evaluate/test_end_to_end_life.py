@@ -62,7 +62,7 @@ def test_ctrl_c_then_resume_and_a_command_that_is_killed(light, suite, home):
     process = light.start(
         "run",
         "--suite",
-        suite(entry("a", samples=160, tokens=60)),
+        suite(entry("a", samples=320, tokens=60)),
         *SIMULATED,
         *SLOW,
         "--id",
