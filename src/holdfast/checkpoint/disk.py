@@ -1,7 +1,7 @@
 """Files at the disk's own speed: past the page cache, several writes at once, hashed while the bytes pass.
 
 What is hashed is the memory that is handed to the disk: each block for whoever reads the file, and the pieces of
-tensors' data for the attestation. Nothing here needs torch.
+what was saved for the attestation. Nothing here needs torch.
 """
 
 import errno

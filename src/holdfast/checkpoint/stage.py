@@ -139,30 +139,28 @@ def live_digests(plan: Plan, sources: Sequence[Any]) -> bytes:
     Tensors are read where they live; what is around them is known.
     """
     found = []
-    parts: list[memoryview] = []
+    expected: tuple[list[memoryview], Any] = [], None
     held_number = -1
     for (offset, length), number in zip(plan.layout.pieces, plan.pieces, strict=True):
         blob = plan.image.blobs[number]
         if number != held_number:
-            held, parts = _expected(blob, sources[number])
-            held_number = number
+            expected, held_number = _expected(blob, sources[number]), number
         hashed, at = xxhash.xxh3_64(), blob.offset
-        for part in parts:
+        for part in expected[0]:
             hashed.update(part[max(offset - at, 0) : max(offset + length - at, 0)])
             at += len(part)
         found.append(hashed.intdigest().to_bytes(DIGEST_BYTES, "little"))
-    del held
     return b"".join(found)
 
 
-def _expected(blob: Blob, source: Any) -> tuple[Any, list[memoryview]]:
+def _expected(blob: Blob, source: Any) -> tuple[list[memoryview], Any]:
     """What a blob is made of, and what has to live as long."""
     if blob.need.dtype is None:
-        return None, [memoryview(source), memoryview(bytes(blob.length - len(source)))]
+        return [memoryview(source), memoryview(bytes(blob.length - len(source)))], None
     held = source.resolve_conj().resolve_neg().cpu().contiguous()
     around = template(blob.need.dtype, blob.need.shape)
     data = memoryview((ctypes.c_ubyte * blob.data_bytes).from_address(held.data_ptr() or 1)).cast("B")
-    return held, [memoryview(around.head), data, memoryview(around.tail)]
+    return [memoryview(around.head), data, memoryview(around.tail)], held
 
 
 def names_of(plan: Plan, pieces: Iterable[int]) -> list[str]:
