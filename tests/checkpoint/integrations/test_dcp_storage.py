@@ -71,6 +71,11 @@ def test_the_reader_reads_what_a_checkpointer_saved(tmp_path):
     assert_same(load(fresh, step_path(tmp_path, 2))["model"], training.model.state_dict())
 
 
+def test_a_step_that_is_not_there_is_said(tmp_path):
+    with pytest.raises(dcp.api.CheckpointException, match="There is no checkpoint .*checkpoint ls"):
+        load(a_state(), step_path(tmp_path, 9))
+
+
 def test_a_flipped_bit_anywhere_is_found(tmp_path):
     path = step_path(tmp_path, 1)
     save(a_state(), path)

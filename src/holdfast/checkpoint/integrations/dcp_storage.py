@@ -44,7 +44,7 @@ from holdfast.checkpoint.persist import Part, write_shard
 from holdfast.checkpoint.ranges import read_items
 from holdfast.checkpoint.restore import OpenCheckpoint, open_checkpoint
 from holdfast.checkpoint.retention import Retention
-from holdfast.core.errors import BadUse, CheckpointError, DamagedCheckpoint
+from holdfast.core.errors import BadUse, CheckpointError, DamagedCheckpoint, NotFound
 
 __all__ = ["HoldfastReader", "HoldfastWriter", "step_path"]
 _SAVE: Final = "dcp"
@@ -237,6 +237,7 @@ class HoldfastReader(StorageReader):
         """The checkpoint's metadata, verified, and unpickled through a list of allowed names.
 
         Raises:
+            NotFound: there is no such folder.
             DamagedCheckpoint: it is not what its manifest says, or has none.
         """
         return self._opened().metadata
@@ -278,6 +279,8 @@ class HoldfastReader(StorageReader):
             path = _required(self._path)
             step = _step(path)
             assert step is not None, "it was checked"
+            if not path.is_dir():
+                raise NotFound(f"There is no checkpoint {path}. See `holdfast checkpoint ls {path.parent}`.")
             try:
                 self._checkpoint = open_checkpoint(path, read_manifest(path, step=step))
             except (ManifestError, OSError) as error:
