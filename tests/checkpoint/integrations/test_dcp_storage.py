@@ -72,7 +72,7 @@ def test_the_reader_reads_what_a_checkpointer_saved(tmp_path):
 
 
 def test_a_step_that_is_not_there_is_said(tmp_path):
-    with pytest.raises(dcp.api.CheckpointException, match="There is no checkpoint .*checkpoint ls"):
+    with pytest.raises(dcp.api.CheckpointException, match=r"There is no checkpoint .*checkpoint ls"):
         load(a_state(), step_path(tmp_path, 9))
 
 
