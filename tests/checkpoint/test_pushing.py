@@ -144,7 +144,7 @@ def test_a_trainer_that_is_killed_has_its_last_save_pushed(tmp_path, there):
     folder, url = tmp_path / "here", there.as_uri()
     script = (
         "import os, signal, sys, torch, holdfast\n"
-        "ckpt = holdfast.Checkpointer(sys.argv[1], push_to=sys.argv[2])\n"
+        "ckpt = holdfast.Checkpointer(sys.argv[1], push_to=sys.argv[2], max_write_mib_s=0.01)\n"  # two seconds a save
         "ckpt.save(1, {'t': torch.ones(5000)}).result()\n"
         "ckpt.save(2, {'t': torch.ones(5000)}); ckpt.before_update()\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
