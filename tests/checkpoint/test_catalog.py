@@ -8,7 +8,7 @@ import pytest
 import torch
 from waiting import until
 
-from holdfast.checkpoint import Checkpointer, scan, verify
+from holdfast.checkpoint import Checkpointer, catalog, scan, verify
 from holdfast.checkpoint.catalog import checkpoints_at, verify_and_note
 from holdfast.checkpoint.manifest import ManifestError, read_manifest
 from holdfast.checkpoint.marks import MARKS_NAME, Marks, Noted, pin
@@ -152,6 +152,18 @@ def test_a_replaced_checkpoint_is_a_candidate_after_the_proper_one(two):
     # Saving step 2 again keeps the good one until the new one has the name.
     ckpt.save(2, {"value": 22}).result()
     until(lambda: [info.path.name for info in scan(two)] == ["step-0000000003", new.name])
+
+
+def test_one_that_is_deleted_while_it_is_looked_at_is_left_out(two, monkeypatch):
+    read_marks = catalog.read_marks
+
+    def deleted_meanwhile(path):
+        if path.name == "step-0000000001":
+            path.rename(two / ".deleting-it")
+        return read_marks(path)
+
+    monkeypatch.setattr(catalog, "read_marks", deleted_meanwhile)
+    assert [info.step for info in scan(two)] == [2]
 
 
 def test_other_things_in_the_folder_are_left_out(two):
