@@ -9,19 +9,25 @@ BIN := $(VENV)/bin
 DEMO_FLAGS ?=
 PYTEST_FLAGS ?=
 
+# Where no bytecode is written, every process that the tests start compiles anew what it imports.
+unexport PYTHONDONTWRITEBYTECODE
+
+# Files in the order of their folders: by their number of tests, the long end-to-end runs would all come last.
+PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
+
 .PHONY: demo test coverage test-slow lint format examples bench bench-quick picture ci clean
 
 demo: $(VENV)/.train
 	$(BIN)/holdfast demo $(DEMO_FLAGS)
 
 test: $(VENV)/.dev $(VENV)/.debian
-	$(BIN)/python -m pytest -m "not slow" --numprocesses auto --dist loadfile $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -m "not slow" $(PARALLEL) $(PYTEST_FLAGS)
 
 coverage: $(VENV)/.dev $(VENV)/.debian
 	$(BIN)/python -m pytest -m "not slow" --cov --cov-report=term:skip-covered $(PYTEST_FLAGS)
 
 test-slow: $(VENV)/.dev $(VENV)/.debian
-	$(BIN)/python -m pytest -m slow --numprocesses auto --dist loadfile $(PYTEST_FLAGS)
+	$(BIN)/python -m pytest -m slow $(PARALLEL) $(PYTEST_FLAGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .
@@ -40,7 +46,8 @@ examples: $(VENV)/.dev
 bench: $(VENV)/.dev
 	for bench in benchmarks/*.py; do $(BIN)/python $$bench --json benchmarks/results/$$(basename $$bench .py).json || exit 1; done
 
-bench-quick: $(patsubst benchmarks/%.py,quick-%,$(wildcard benchmarks/*.py))
+# All but the demonstration with several seeds: tests/e2e has one, and what the benchmark makes of it.
+bench-quick: $(filter-out quick-demo_seeds,$(patsubst benchmarks/%.py,quick-%,$(wildcard benchmarks/*.py)))
 
 quick-%: $(VENV)/.dev
 	$(BIN)/python benchmarks/$*.py --quick
@@ -51,10 +58,8 @@ picture: $(VENV)/.dev $(VENV)/.debian
 # What takes one core, or waits, shares the machine.
 ci:
 	$(MAKE) --jobs=2 $(VENV)/.dev $(VENV)/.debian
-	$(MAKE) --jobs=2 --output-sync=target lint examples
-	$(MAKE) test
-	$(MAKE) test-slow
-	$(MAKE) --jobs=2 --output-sync=target bench-quick
+	$(MAKE) --jobs=2 --output-sync=target lint examples bench-quick
+	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage
@@ -65,10 +70,11 @@ $(VENV)/bin/pip:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Holdfast needs Python 3.11 or newer: make PYTHON=python3.11 …")'
 	$(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); echo "python3 -m venv failed; on Debian: apt-get install python3-venv"; exit 1; }
 
-# pip compiles what it installs on one core, which is a third of its time; files that no Python compiles do not matter.
-# It has to be done: where Python may not write beside its modules, every process would compile PyTorch anew.
+# pip compiles what it installs on one core, which is a third of its time. Here only what every training process
+# imports is compiled, for where Python may not write beside its modules; the rest is when it is first imported.
 INSTALL := $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable
-COMPILE := $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib > /dev/null 2>&1 || true
+SITE := $(VENV)/lib/python*/site-packages
+COMPILE := $(BIN)/python -m compileall -qq -j 0 $(SITE)/torch $(SITE)/sympy > /dev/null 2>&1 || true
 
 $(VENV)/.train: pyproject.toml constraints.txt | $(VENV)/bin/pip
 	$(INSTALL) '.[all]'

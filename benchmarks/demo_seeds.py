@@ -62,12 +62,13 @@ def show(seed: int, steps: int) -> Shown:
             how = f"not over within {TIMEOUT_S:.0f} s" if code is None else f"exit code {code}"
             say(f"seed {seed}: {how}:\n{last_words(folder)}")
         try:
-            return _read(seed, wall_s, out / "holdfast", code)
+            return shown_by(seed, wall_s, out / "holdfast", code)
         except Exception as error:  # a ledger that cannot be read is a failed seed, told as one
             return Shown(seed=seed, wall_s=wall_s, failures=(f"exit code {code}; its ledger: {error}",))
 
 
-def _read(seed: int, wall_s: float, home: Path, code: int | None) -> Shown:
+def shown_by(seed: int, wall_s: float, home: Path, code: int | None) -> Shown:
+    """What the ledger of a demonstration that left with `code` tells of it."""
     with Ledger.open(ledger_url(home)) as ledger:
         struck, reference = (summarize(ledger, home, run) for run in ("faults", "reference"))
         injected = [event.data for event in ledger.events("faults", "fault_injected")]

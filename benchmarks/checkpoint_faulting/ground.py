@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 
 from checkpoint_faulting.forks import Fork
@@ -138,7 +139,7 @@ def stage(seed: int, rank: int, world_size: int) -> StagedImage:
     memory = memoryview(bytearray(-(-plan.image.size_bytes // 4096) * 4096))
     plan.image.write_frames(memory)
     live = sources(plan, contents.leaves(plan.structure), Snapshot(contents.tensors, ()))
-    copy_into(plan, memory, plan.image.views(memory), live)
+    copy_into(plan, memory, plan.image.views(torch.frombuffer(memory, dtype=torch.uint8)), live)
     slots, frames = list[tuple[int, int]](), list[tuple[int, int]]()
     for blob, source in zip(plan.image.blobs, live, strict=True):
         if isinstance(source, bytes):

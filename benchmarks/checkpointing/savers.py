@@ -103,17 +103,16 @@ class DcpAsync(Saver):
     """`torch.distributed.checkpoint.async_save`, in a thread or a process.
 
     `stage`: None takes the stager that it makes itself, anew for each save; else one `DefaultStager` is kept, which
-    copies in a thread, into shared memory where `stage` is "shared".
+    copies in a thread, into "shared" memory, into "pinned" memory, which is for a GPU's tensors, or into its "own".
     """
 
     def __init__(self, folder: Path, workload: Workload, *, in_process: bool = False, stage: str | None = None) -> None:
-        import torch.distributed as dist
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
         from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
         super().__init__(folder, workload)
         os.environ.setdefault("MASTER_ADDR", "127.0.0.1")
-        dist.init_process_group("gloo", init_method=f"file://{folder}.ranks", rank=0, world_size=1)
+        _one_rank(folder)
         self._staged: Any = None  # where copying is over when `save` returns
         self._saved: Any
         self._options: dict[str, Any] = {
@@ -121,10 +120,10 @@ class DcpAsync(Saver):
         }
         if stage is not None:
             options = StagingOptions(
-                use_pinned_memory=False,
+                use_pinned_memory=stage == "pinned",
                 use_shared_memory=stage == "shared",
                 use_async_staging=True,
-                use_non_blocking_copy=False,
+                use_non_blocking_copy=stage == "pinned",
             )
             self._options["async_stager"] = DefaultStager(options)
 
@@ -177,11 +176,31 @@ class TorchCheckpointing(Saver):
 
 
 class Nvrx(Saver):
-    """NVIDIA's resiliency extension, which does not run here."""
+    """NVIDIA's resiliency extension: its asynchronous `torch.save`, in a process that stays; it never calls fsync."""
 
     def __init__(self, folder: Path, workload: Workload) -> None:
+        import torch
+        from torch.utils import _pytree
+
         super().__init__(folder, workload)
-        raise DoesNotWork("it saves CUDA tensors only, and this state is in the CPU's memory")
+        leaves = _pytree.tree_leaves(workload.state_dict())
+        if not any(isinstance(leaf, torch.Tensor) and leaf.is_cuda for leaf in leaves):
+            raise DoesNotWork("it saves CUDA tensors only, and this state is in the CPU's memory")
+        from nvidia_resiliency_ext.checkpointing.async_ckpt.torch_ckpt import (  # type: ignore[import-not-found]
+            TorchAsyncCheckpoint,
+        )
+
+        _one_rank(folder)
+        self._checkpoint = TorchAsyncCheckpoint()
+
+    def save(self, step: int) -> None:
+        """See `Saver`."""
+        self._place(step).mkdir()
+        self._checkpoint.async_save(self._workload.state_dict(), self._place(step) / "state.pt")
+
+    def wait(self) -> None:
+        """See `Saver`."""
+        self._checkpoint.finalize_async_save(blocking=True)
 
 
 OURS, ATTESTED = "holdfast", "holdfast, attested"
@@ -195,9 +214,16 @@ SAVERS: dict[str, Callable[[Path, Workload], Saver]] = {
     "dcp.async_save, stager kept": partial(DcpAsync, stage="own"),
     "dcp.async_save, process": partial(DcpAsync, in_process=True),
     "dcp.async_save, process, shared stager kept": partial(DcpAsync, in_process=True, stage="shared"),
+    "dcp.async_save, pinned stager kept": partial(DcpAsync, stage="pinned"),
     "torch_checkpointing, no fsync": TorchCheckpointing,
-    "nvidia-resiliency-ext": Nvrx,
+    "nvidia-resiliency-ext, no fsync": Nvrx,
 }
+
+
+def _one_rank(folder: Path) -> None:
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", init_method=f"file://{folder}.ranks", rank=0, world_size=1)
 
 
 def _sync_folder(folder: Path) -> None:

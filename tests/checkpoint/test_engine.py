@@ -36,9 +36,9 @@ def held(monkeypatch):
     """Holds the copying back until `set` is called."""
     gate, copy_into = threading.Event(), engine.copy_into
 
-    def later(*arguments):
+    def later(*arguments, **named):
         assert gate.wait(ENDS_S)
-        copy_into(*arguments)
+        copy_into(*arguments, **named)
 
     gate.set()
     monkeypatch.setattr(engine, "copy_into", later)

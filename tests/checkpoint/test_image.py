@@ -53,7 +53,9 @@ def image_of(needs, values, shard_bytes=1 << 40):
     image = lay_out(needs, prefix="__0_", shard_bytes=shard_bytes)
     memory = bytearray(max(image.size_bytes, 1))
     image.write_frames(memoryview(memory))
-    for view, blob, value in zip(image.views(memoryview(memory)), image.blobs, values, strict=True):
+    for view, blob, value in zip(
+        image.views(torch.frombuffer(memory, dtype=torch.uint8)), image.blobs, values, strict=True
+    ):
         if view is None:
             memory[blob.data_offset : blob.data_offset + len(value)] = value
         else:

@@ -59,13 +59,14 @@ def test_where_the_memory_is_too_short_for_two_arenas_there_is_one(monkeypatch):
     from holdfast.checkpoint.writer import Writer
 
     image = lay_out([Need(dtype=torch.float32, shape=(1000,))], prefix="__0_", shard_bytes=1 << 20)
-    plan = SimpleNamespace(image=image, pieces=(0,))
+    plan = SimpleNamespace(image=image, pieces=(0,), on_devices=())
     for free_bytes, count in (([1 << 30, 1 << 30], 2), ([1 << 30, 0], 1)):
         left = iter(free_bytes)
         monkeypatch.setattr("holdfast.checkpoint.arena.available_memory_bytes", lambda left=left: next(left))
         writer = Writer(timeout_s=60, max_write_bytes_s=None)
         seats = Seats(writer, spares_newest=True)
         first = seats.take(plan)
+        seats.prepare(plan)
         assert seats.has_free() == (count == 2)
         seats.free(first)
         assert (seats.take(plan) is first) == (count == 1)

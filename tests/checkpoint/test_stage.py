@@ -34,7 +34,7 @@ class Staged:
         self.snapshot = Snapshot(self.contents.tensors, early)
         self.arena = Arena.make(self.plan.image.size_bytes)
         self.plan.image.write_frames(self.arena.image)
-        self.views = self.plan.image.views(self.arena.image)
+        self.views = self.plan.image.views(torch.frombuffer(self.arena.image, dtype=torch.uint8))
 
     def sources(self):
         return sources(self.plan, self.contents.leaves(self.plan.structure), self.snapshot)

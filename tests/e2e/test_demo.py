@@ -1,9 +1,11 @@
 """The demonstration itself, as a newcomer runs it: three runs, three faults, the proof, the page."""
 
+import importlib
 import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 from holdfast.core.ledger import Ledger
 from holdfast.core.paths import ledger_url
 
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 pytestmark = pytest.mark.slow
 
 
@@ -93,6 +96,19 @@ def test_the_page_says_what_the_answer_says(demo):
     assert answer["proof"]["sha256"] in page
     assert "CorruptVocabulary" in page
     assert len(page) < 1_000_000
+
+
+def test_the_benchmark_finds_nothing_wrong_with_it(demo, monkeypatch):
+    """`make bench-quick` leaves `demo_seeds.py` out: it would run the same demonstration once more."""
+    out, answer = demo
+    monkeypatch.syspath_prepend(BENCHMARKS)
+    benchmark = importlib.import_module("demo_seeds")
+    shown = benchmark.shown_by(7, 100.0, out / "holdfast", 0)
+    assert (shown.failures, shown.identical, shown.right_ranks, shown.interventions) == ((), True, 3, 0)
+    rows = {row.measure: row for row in benchmark.rows_of([shown])}
+    assert all(row.met for row in rows.values() if row.must is not None)
+    detected_s = sorted(rows[f"{fault}: fault → detected, median"].ours for fault in benchmark.FAULTS)
+    assert detected_s == sorted(incident["seconds_to_detect"] for incident in answer["incidents"])
 
 
 def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path):

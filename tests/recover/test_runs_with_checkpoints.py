@@ -29,10 +29,10 @@ dist.destroy_process_group()
 """
 
 
-def run_arguments(place, folder, *, size=1000, every=1000, steps=100_000):
+def run_arguments(place, folder, *, ranks=2, size=1000, every=1000, steps=100_000):
     script = place.job(TRAIN)
     job = ["python", script, str(folder), str(size), str(every), str(steps)]
-    return ["run", "--name", "r", "--nproc", "2", "--", *job]
+    return ["run", "--name", "r", "--nproc", str(ranks), "--", *job]
 
 
 @pytest.mark.parametrize(
@@ -70,7 +70,7 @@ def test_a_stop_saves_the_same_step_on_all_ranks_and_a_resume_goes_on_from_it(pl
 
 def test_resume_after_the_supervisor_was_killed_goes_on_from_the_last_checkpoint(place):
     folder = place.folder / "checkpoints"
-    with place.start(*run_arguments(place, folder, every=10, steps=60)) as process:
+    with place.start(*run_arguments(place, folder, ranks=1, every=10, steps=60)) as process:
         place.wait_for_step("r", 25)
         os.kill(process.pid, signal.SIGKILL)
         process.communicate(timeout=30)

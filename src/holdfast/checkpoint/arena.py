@@ -128,6 +128,11 @@ class Arena:
         return made
 
     @property
+    def contents(self) -> memoryview:
+        """The memory of the image, and behind it that of the notes."""
+        return memoryview(self._map)[PAGE_BYTES:]
+
+    @property
     def image(self) -> memoryview:
         """The memory of the image, `capacity_bytes` of it."""
         return memoryview(self._map)[PAGE_BYTES : PAGE_BYTES + self.capacity_bytes]

@@ -56,6 +56,7 @@ class Checkpointer:
         timeout_s: float = 600.0,
         max_write_mib_s: float | None = None,
         max_memory_gib: float | None = None,
+        max_device_memory_gib: float | None = None,
         sigterm_grace_s: float | None = None,
         keep_in_memory_s: float | None = 600.0,
         push_to: str | None = None,
@@ -79,6 +80,8 @@ class Checkpointer:
             max_write_mib_s: a limit to the rate at which each rank writes; None: none.
             max_memory_gib: a limit to the memory that this rank's snapshots take. Two are kept, or one where it is too
                 little for two; a save for which it is too little for one fails. None: none but the node's memory.
+            max_device_memory_gib: a limit to the memory of a GPU that is taken for what the copy to the host has no
+                time for before the optimizer's step; 0: that step waits for it. None: what is free, less a reserve.
             sigterm_grace_s: on SIGTERM to any rank the next call of `save` saves on all of them, waits until that is
                 durable, and ends the process with exit code 143; so does the end of so many seconds, whatever is in
                 the way. None: SIGTERM is left alone. `holdfast run` stops its ranks in a way of its own.
@@ -105,6 +108,8 @@ class Checkpointer:
             check_above_zero("max_write_mib_s", max_write_mib_s)
         if max_memory_gib is not None:
             check_above_zero("max_memory_gib", max_memory_gib)
+        if max_device_memory_gib:
+            check_above_zero("max_device_memory_gib", max_device_memory_gib)
         if sigterm_grace_s is not None:
             check_above_zero("sigterm_grace_s", sigterm_grace_s)
         if keep_in_memory_s is not None:
@@ -134,6 +139,7 @@ class Checkpointer:
                 timeout_s=timeout_s,
                 max_write_bytes_s=None if max_write_mib_s is None else max_write_mib_s * 2**20,
                 max_memory_bytes=None if max_memory_gib is None else max_memory_gib * 2**30,
+                max_device_bytes=None if max_device_memory_gib is None else max_device_memory_gib * 2**30,
                 keep_s=keep_in_memory_s or 0.0,
             ),
         )

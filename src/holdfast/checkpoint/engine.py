@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -26,12 +26,15 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from holdfast.checkpoint import kept
 from holdfast.checkpoint.arena import ArenaError, State
+from holdfast.checkpoint.checksums import DIGEST_BYTES
 from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.contents import Contents, collect
+from holdfast.checkpoint.devices import Devices, current_streams
 from holdfast.checkpoint.folders import remove_leftovers
 from holdfast.checkpoint.plan import Plan, make_plan
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.save_job import SaveJob
 from holdfast.checkpoint.saved_event import Saved
 from holdfast.checkpoint.seats import Seat, Seats
 from holdfast.checkpoint.stage import (
@@ -64,29 +67,8 @@ class Options:
     shard_bytes: int = 4 << 30
     max_write_bytes_s: float | None = None
     max_memory_bytes: float | None = None
+    max_device_bytes: float | None = None
     keep_s: float = 0.0
-
-
-@dataclass(eq=False)
-class _Job:
-    """One save. `must`: it is not skipped. `error`: why this rank could not take stock; `failure`: why not copy."""
-
-    order: Order
-    began_s: float
-    must: bool
-    contents: Contents = field(init=False)
-    snapshot: Snapshot = field(init=False)
-    sources: list[Any] = field(default_factory=list)
-    digests: bytes | None = None
-    error: Exception | None = None
-    failure: Exception | None = None
-    seat: Seat | None = None
-    generation: int = 0
-    given_up: bool = False
-    outcome: "Future[Saved | None]" = field(default_factory=Future)
-    staged: threading.Event = field(default_factory=threading.Event)
-    call_s: float = 0.0
-    fence_s: float = 0.0
 
 
 class Engine:
@@ -102,14 +84,15 @@ class Engine:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-stage")
         self._seats = Seats(self._writer, max_bytes=options.max_memory_bytes, spares_newest=options.keep_s > 0)
         self._plan: Plan | None = None
+        self._devices: Devices | None = None
         self._layout = 0
         self._early: set[int] = set()
         self._unsteady: set[str] = set()
         self._ranks: Ranks | None = None
         self._session = ""
         self._saves = 0
-        self._staging: _Job | None = None
-        self._in_flight: set[_Job] = set()
+        self._staging: SaveJob | None = None
+        self._in_flight: set[SaveJob] = set()
         self._landed = threading.Condition()
         self.fence_s = 0.0
         """How long updates have waited for copies so far, in all."""
@@ -147,27 +130,27 @@ class Engine:
             keep=keep,
             damaged=tuple(damaged),
         )
-        job = _Job(order, began_s, must)
+        job = SaveJob(order, began_s, must, current_streams())
         blocking = self._plan is None
         try:
             job.contents = collect(ranks.rank, state, per_rank)
             job.snapshot = Snapshot(job.contents.tensors, self._early)
-            if self._options.attest and self._plan is not None:
-                blocking = not self._plan.fits(job.contents)
+            if self._plan is not None and (self._options.attest or self._devices):
+                blocking = not self._fits(job)
                 if not blocking:
-                    job.sources = self._sources(self._plan, job)
-                    blocking = overlong(self._plan, job.sources)
-                if not blocking:
-                    job.digests = live_digests(self._plan, job.sources)
+                    self._take(self._plan, job, overlaps=True)
         except Exception as error:  # the other ranks are to know
             job.error, blocking = error, True
         self._staging = job
         self._in_flight.add(job)
         staging = self._thread.submit(self._stage, job, ranks)
         if blocking:
+            self._thread.submit(self._prepare)
             staging.result()
             if (job.failure is not None or job.outcome.done()) and (failed := job.outcome.exception()) is not None:
                 raise failed
+            if job.devices:
+                job.devices.goes_on(job.taken)
         job.call_s = time.monotonic() - began_s
         return job.outcome
 
@@ -177,7 +160,7 @@ class Engine:
         if job is None:
             return
         began_s = time.monotonic()
-        job.staged.wait()
+        job.pass_fence()
         waited_s = time.monotonic() - began_s
         job.fence_s += waited_s
         self.fence_s += waited_s
@@ -197,10 +180,11 @@ class Engine:
         """Wait for every save, and let go of memory, process and group; see `Writer.close`."""
         self._unhook()
         self.wait()
-        self._thread.shutdown()
+        self._thread.shutdown(cancel_futures=True)
         if in_good_order:
             self._let_go_of_seats()
         else:
+            self._let_go_of_devices()
             self._seats.forget()
             self._plan = None
         self._writer.close(in_good_order=in_good_order)
@@ -226,10 +210,25 @@ class Engine:
         self._ranks = ranks
         return ranks
 
-    def _sources(self, plan: Plan, job: _Job) -> list[Any]:
+    def _sources(self, plan: Plan, job: SaveJob) -> list[Any]:
         return sources(plan, job.contents.leaves(plan.structure), job.snapshot)
 
-    def _stage(self, job: _Job, ranks: Ranks) -> None:
+    def _fits(self, job: SaveJob) -> bool:
+        """Whether the state is as the plan has it; if so, the job has its sources."""
+        plan = self._plan
+        if plan is None or not plan.fits(job.contents):
+            return False
+        job.sources = job.sources or self._sources(plan, job)
+        return not overlong(plan, job.sources) and (self._devices is None or self._devices.suits(job.sources))
+
+    def _take(self, plan: Plan, job: SaveJob, *, overlaps: bool) -> None:
+        """Take what is copied or digested before anything else; `overlaps`: the training goes on meanwhile."""
+        devices = job.devices = self._devices
+        job.taken = devices.take(job.sources, job.streams, overlaps=overlaps) if devices else []
+        if self._options.attest:
+            job.digests = live_digests(plan, job.sources, first=devices.first_digested_on_host if devices else 0)
+
+    def _stage(self, job: SaveJob, ranks: Ranks) -> None:
         """Order one save to be written, and copy its state, which the writing follows. Collective, in the thread."""
         seat: Seat | None = None
         generation = 0
@@ -239,8 +238,9 @@ class Engine:
             assert self._plan is not None, "all have agreed on one"
             seat = self._seats.take(self._plan)
             generation = seat.arena.begin(job.order.step, self._plan.digest)
-            if job.digests is not None:
-                seat.arena.notes[: len(job.digests)] = job.digests
+            if job.digests is not None:  # those before them come from GPUs
+                end = len(self._plan.pieces) * DIGEST_BYTES
+                seat.arena.notes[end - len(job.digests) : end] = job.digests
 
         ended: Future[float] | None = None
         try:
@@ -250,7 +250,7 @@ class Engine:
             ranks.together(begin)
             assert self._plan is not None, "all have agreed on one"
             assert seat is not None, "it was taken"
-            ended = self._order(job, seat, generation)
+            ended = self._order(job, self._plan, seat, generation)
             self._copy(job, self._plan, seat, generation)
         except Exception as error:
             failure = (
@@ -268,27 +268,32 @@ class Engine:
                     self._seats.free(seat)
                 job.outcome.set_exception(failure)
         finally:
-            job.sources.clear()
-            job.staged.set()
+            job.let_go()
             if ended is None:
                 self._land(job)
         if ended is not None and seat is not None and (plan := self._plan) is not None:
             # Only now: a save that has failed already ends in this very call.
             ended.add_done_callback(lambda done: self._ended(job, seat, plan, done))
 
-    def _agree(self, job: _Job, ranks: Ranks) -> bool:
+    def _prepare(self) -> None:
+        """Take the memory that the next save needs, while the training goes on."""
+        if self._plan is not None:
+            self._seats.prepare(self._plan)
+
+    def _agree(self, job: SaveJob, ranks: Ranks) -> bool:
         """Have a plan that fits on every rank, and the sources by it; False: all ranks skip this save."""
         waiting = self._waiting()
 
         def look() -> tuple[int, bool, bool, bool, str]:
             if job.error is not None:
                 raise job.error
-            plan = self._plan
-            fits = plan is not None and plan.fits(job.contents)
-            if plan is not None and fits:
-                job.sources = job.sources or self._sources(plan, job)
-                fits = not overlong(plan, job.sources)
-            return job.order.step, fits, self._seats.has_free(), job.must, waiting.order.save if waiting else ""
+            return (
+                job.order.step,
+                self._fits(job),
+                self._seats.has_free(),
+                job.must,
+                waiting.order.save if waiting else "",
+            )
 
         steps, fits, seats, musts, saves = zip(*ranks.together(look), strict=True)
         if len(set(steps)) > 1:
@@ -300,20 +305,18 @@ class Engine:
             self._give_up(waiting, job)
         if not all(fits):
             plan = self._plan_anew(job, ranks)
-            job.sources = self._sources(plan, job)
-            if self._options.attest:
-                # Later than for a save whose plan fits; until here the versions tell of a change.
-                job.digests = live_digests(plan, job.sources)
+            # Later than for a save whose plan fits; until here the versions tell of a change.
+            self._take(plan, job, overlaps=False)
         return True
 
-    def _waiting(self) -> _Job | None:
+    def _waiting(self) -> SaveJob | None:
         """The save that is staged and whose writing has not begun, as far as is known here."""
         for job in list(self._in_flight):
             if job.seat is not None and self._writer.is_waiting(job.seat.number, job.generation):
                 return job
         return None
 
-    def _give_up(self, waiting: _Job, newer: _Job) -> None:
+    def _give_up(self, waiting: SaveJob, newer: SaveJob) -> None:
         """All ranks have agreed to. Where its writing has begun after all, it fails for want of another rank's part."""
         _logger.warning(
             "Step %d is given up for step %d: its writing has not begun.", waiting.order.step, newer.order.step
@@ -325,53 +328,76 @@ class Engine:
             waiting.outcome.set_result(None)
             self._land(waiting)
 
-    def _plan_anew(self, job: _Job, ranks: Ranks) -> Plan:
+    def _plan_anew(self, job: SaveJob, ranks: Ranks) -> Plan:
         with self._landed:
             self._landed.wait_for(lambda: self._in_flight <= {job})
         plan = make_plan(ranks, job.contents, shard_bytes=self._options.shard_bytes)
         self._let_go_of_seats()
         self._layout = self._writer.share_layout(plan.layout)
         self._plan = plan
+        job.sources = self._sources(plan, job)
+        if plan.on_devices:
+            options = self._options
+            self._devices = Devices(plan, job.sources, attest=options.attest, max_bytes=options.max_device_bytes)
         self._choose_early(job.contents)
         return plan
 
     def _choose_early(self, contents: Contents) -> None:
         leaves = contents.leaves(None)
         unsteady = {id(leaves[name]) for name in self._unsteady if name in leaves}
-        self._early = set(early_places(contents.tensors))
+        self._early = set(early_places(contents.tensors, but_on=[*self._devices] if self._devices else ()))
         self._early |= {place for place, tensor in enumerate(contents.tensors) if id(tensor) in unsteady}
 
+    def _let_go_of_devices(self) -> None:
+        if self._devices is not None:
+            self._devices.close()
+        self._devices = None
+
     def _let_go_of_seats(self) -> None:
+        self._let_go_of_devices()
         numbers = self._seats.forget()
         if self._plan is not None:
             self._writer.forget(numbers, [self._layout])
         self._plan = None
 
-    def _copy(self, job: _Job, plan: Plan, seat: Seat, generation: int) -> None:
+    def _copy(self, job: SaveJob, plan: Plan, seat: Seat, generation: int) -> None:
         """Copy and seal; where that fails, whoever writes it hears of it by the arena's state.
 
         Raises:
             ArenaError: the writing has failed meanwhile.
             SaveFailed: something changed while it was copied.
         """
-        arena = seat.arena
-        copy_into(plan, arena.image, seat.views, job.sources, lambda copied: arena.advance(copied, generation))
-        changed = job.snapshot.changed()
-        if changed:
-            raise self._changed(job, {id(job.contents.tensors[place]) for place in changed})
+        arena, devices = seat.arena, job.devices
+        began_on = devices.first_on_host if devices else 0
+
+        def copied(count: int) -> None:
+            arena.advance(count, generation)
+
+        def copy_rest() -> None:
+            """What is on the host lies behind the rest in the image, and is copied while GPUs copy that."""
+            told = _nothing if began_on else copied
+            copy_into(plan, arena.image, seat.views, job.sources, told, first=began_on)
+            self._check_unchanged(job, job.changed())
+            job.staged.set()
+
+        if devices:
+            devices.order(job.taken, seat, copied, copy_rest)
+            self._check_unchanged(job, job.changed_until_now())
+        else:
+            copy_rest()
         arena.move(State.SEALED, generation)
 
-    def _order(self, job: _Job, seat: Seat, generation: int) -> "Future[float]":
+    def _order(self, job: SaveJob, plan: Plan, seat: Seat, generation: int) -> "Future[float]":
         job.seat, job.generation = seat, generation
         return self._writer.save(
             job.order,
             arena=seat.number,
             generation=generation,
             layout=self._layout,
-            attested_bytes=len(job.digests or b""),
+            attested_bytes=0 if job.digests is None else len(plan.pieces) * DIGEST_BYTES,
         )
 
-    def _ended(self, job: _Job, seat: Seat, plan: Plan, done: "Future[float]") -> None:
+    def _ended(self, job: SaveJob, seat: Seat, plan: Plan, done: "Future[float]") -> None:
         self._seats.free(seat)
         error = job.failure or done.exception()
         if isinstance(error, NotAttestedError):
@@ -392,7 +418,7 @@ class Engine:
                     path=job.order.final,
                     size_bytes=plan.layout.size_bytes,
                     call_s=job.call_s,
-                    fence_s=job.fence_s,
+                    fence_s=job.fence_seconds(),
                     write_s=done.result(),
                     durable_s=time.monotonic() - job.began_s,
                     attested=job.digests is not None,
@@ -400,19 +426,20 @@ class Engine:
             )
         self._land(job)
 
-    def _land(self, job: _Job) -> None:
+    def _land(self, job: SaveJob) -> None:
         """Count it as ended: its outcome is known, and whoever asked to be told has been told."""
         with self._landed:
             self._in_flight.discard(job)
             self._landed.notify_all()
 
-    def _changed(self, job: _Job, changed: set[int]) -> SaveFailed:
-        leaves = job.contents.leaves(None)
-        names = [name for name, leaf in leaves.items() if id(leaf) in changed]
-        self._copy_early(job, names)
-        return SaveFailed(f"Step {job.order.step} was not saved: {_some(names)} changed while it was copied. {_ADVICE}")
+    def _check_unchanged(self, job: SaveJob, changed: list[str]) -> None:
+        if changed:
+            self._copy_early(job, changed)
+            raise SaveFailed(
+                f"Step {job.order.step} was not saved: {_some(changed)} changed while it was copied. {_ADVICE}"
+            )
 
-    def _copy_early(self, job: _Job, names: list[str]) -> None:
+    def _copy_early(self, job: SaveJob, names: list[str]) -> None:
         self._unsteady.update(names)
         self._choose_early(job.contents)
 
@@ -420,3 +447,7 @@ class Engine:
 def _some(names: list[str]) -> str:
     shown = ", ".join(map(repr, names[:3]))
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+def _nothing(_: int) -> None:
+    """Nobody is told how far the copy is."""

@@ -13,17 +13,21 @@ import os
 import struct
 import zipfile
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, replace
+from typing import Final, Self
 
 import torch
 from torch.serialization import skip_data
 
 from holdfast.checkpoint.arena import PAGE_BYTES
-from holdfast.checkpoint.layout import Shard
+from holdfast.checkpoint.layout import CHUNK_BYTES, Shard
 
 ALIGNMENT: Final = 64
 """Bytes to which blobs, and so the tensors' data, are aligned: a cache line, as `torch.save` aligns its records."""
+LARGE_BYTES: Final = 128 << 10
+"""From here on a tensor's data is copied and digested by itself, below together with what is around it."""
+LEAST_PIECE_BYTES: Final = 256
+"""No piece of a tensor that is digested is shorter: XXH3 has one way for more than 240 bytes, and others for fewer."""
 _LEAST_SLOT_BYTES: Final = 512
 _LOCAL_HEADER: Final = struct.Struct("<26xHH")
 """Of a ZIP member: 26 bytes, then the lengths of its name and of its extra field (APPNOTE 4.3.7)."""
@@ -61,6 +65,23 @@ class Blob:
     data_offset: int
     data_bytes: int
 
+    @property
+    def is_large(self) -> bool:
+        """Whether it is a tensor whose data is digested by itself."""
+        return self.need.dtype is not None and self.data_bytes >= LARGE_BYTES
+
+    @property
+    def parts(self) -> tuple[tuple[int, int], ...]:
+        """Offset in the image and length of what is digested by itself: a large tensor's head, data and tail."""
+        if not self.is_large:
+            return ((self.offset, self.length),)
+        end = self.data_offset + self.data_bytes
+        return (
+            (self.offset, self.data_offset - self.offset),
+            (self.data_offset, self.data_bytes),
+            (end, self.offset + self.length - end),
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
@@ -78,19 +99,31 @@ class Image:
                 memory[blob.offset : blob.data_offset] = made.head
                 memory[blob.data_offset + blob.data_bytes : blob.offset + blob.length] = made.tail
 
-    def views(self, memory: memoryview) -> list[torch.Tensor | None]:
-        """A tensor over the data of each blob, None for a slot; they live as long as `memory` is mapped."""
-        whole = torch.frombuffer(memory, dtype=torch.uint8)
+    def views(self, memory: torch.Tensor) -> list[torch.Tensor | None]:
+        """A tensor over the data of each blob, None for a slot.
+
+        Args:
+            memory: bytes (uint8) of any device, at least `size_bytes`; the views keep them alive.
+        """
 
         def view(blob: Blob) -> torch.Tensor | None:
             if blob.need.dtype is None:
                 return None
             if not blob.data_bytes:
-                return torch.empty(blob.need.shape, dtype=blob.need.dtype)
-            data = whole[blob.data_offset : blob.data_offset + blob.data_bytes]
+                return torch.empty(blob.need.shape, dtype=blob.need.dtype, device=memory.device)
+            data = memory[blob.data_offset : blob.data_offset + blob.data_bytes]
             return data.view(blob.need.dtype).view(blob.need.shape)
 
         return [view(blob) for blob in self.blobs]
+
+    def cut(self, first: int, end: int) -> Self:
+        """The blobs from `first` to `end`, at least one, as an image of their own, without files."""
+        begin = self.blobs[first].offset
+        blobs = tuple(
+            replace(blob, offset=blob.offset - begin, data_offset=blob.data_offset - begin)
+            for blob in self.blobs[first:end]
+        )
+        return type(self)(blobs=blobs, shards=(), size_bytes=blobs[-1].offset + blobs[-1].length)
 
 
 def slot_bytes(length: int) -> int:
@@ -125,6 +158,7 @@ def lay_out(needs: Iterable[Need], *, prefix: str, shard_bytes: int) -> Image:
             length = head + data + len(made.tail)
         if at - begin + length > shard_bytes:
             end_shard()
+        at = begin + _uncut(at - begin, head, data, length)
         blobs.append(
             Blob(
                 need=need,
@@ -139,6 +173,18 @@ def lay_out(needs: Iterable[Need], *, prefix: str, shard_bytes: int) -> Image:
         at += -(-length // ALIGNMENT) * ALIGNMENT
     end_shard()
     return Image(blobs=tuple(blobs), shards=tuple(shards), size_bytes=at)
+
+
+def _uncut(at: int, head: int, data: int, length: int) -> int:
+    """The place in a file, from `at` on, where a chunk ends in no small blob, and near no end of a large one."""
+    if data < LARGE_BYTES:
+        left = -at % CHUNK_BYTES
+        return at + left if left < length else at
+    while not all(
+        (edge % CHUNK_BYTES or CHUNK_BYTES) >= LEAST_PIECE_BYTES for edge in (-(at + head), at + head + data)
+    ):
+        at += ALIGNMENT
+    return at
 
 
 @functools.lru_cache(maxsize=65_536)

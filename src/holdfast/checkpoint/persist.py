@@ -49,7 +49,7 @@ class Part:
         order: the save.
         layout: of the image.
         image: the memory of the image, which may still be copied into.
-        live: the digests of the live tensors, piece by piece; None: the save is not attested.
+        live: the digests of the live tensors, piece by piece, once the image is sealed; None: the save is not attested.
         await_copy: returns once so many bytes of the image are there; with None, once all of it is sealed. It raises
             where that will never be.
         wait: called while other ranks are waited for; raises where there has been enough of it.
@@ -61,7 +61,7 @@ class Part:
     order: Order
     layout: Layout
     image: memoryview
-    live: bytes | None
+    live: bytes | memoryview | None
     await_copy: Callable[[int | None], None]
     wait: Callable[[], None]
     pace: Pace
@@ -140,7 +140,7 @@ def _write(part: Part) -> list[FileEntry]:
         files.append(entry)
         found += digests
     part.await_copy(None)
-    _attest(found, part.live)
+    _attest(found, None if part.live is None else bytes(part.live))
     return files
 
 

@@ -4,11 +4,13 @@ It holds until the state changes its shape on some rank. Planning is collective;
 """
 
 import io
+import itertools
 import operator
 import pickle
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import torch
 import xxhash
@@ -16,11 +18,13 @@ from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
 from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
 from holdfast.checkpoint import dcp
+from holdfast.checkpoint.checksums import DIGEST_BYTES
 from holdfast.checkpoint.contents import STRUCTURE, Contents, rank_structure
-from holdfast.checkpoint.image import Image, Need, lay_out, slot_bytes
+from holdfast.checkpoint.image import LARGE_BYTES, Image, Need, lay_out, slot_bytes, template
 from holdfast.checkpoint.layout import Layout, pieces_of
 from holdfast.checkpoint.metadata import check_against_files
 from holdfast.checkpoint.ranks import Ranks
@@ -31,17 +35,33 @@ _Stored = tuple[MetadataIndex, str, int, int]
 
 
 @dataclass(frozen=True, kw_only=True)
+class OnDevice:
+    """The blobs `first` to `end` of an image, of tensors on one GPU: from `direct` on they are copied each by itself.
+
+    Those before are too small for that, or not in a row in memory.
+    """
+
+    device: torch.device
+    first: int
+    direct: int
+    end: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """One rank's part.
 
-    `items` are in the order of the image's blobs; `pieces` has the index of the blob that each attested piece belongs
-    to; `structure` is the skeleton of all ranks' state, on rank 0; `fixed` are the skeletons that are saved, as bytes.
+    `items` are in the order of the image's blobs, those `on_devices` first; `pieces` has the index of the blob that
+    each attested piece belongs to; `constant` the digests, by piece, of what is the same in each save; `structure` is
+    the skeleton of all ranks' state, on rank 0; `fixed` are the skeletons that are saved, as bytes.
     """
 
     image: Image
     layout: Layout
     items: tuple[MetadataIndex, ...]
     pieces: tuple[int, ...]
+    constant: dict[int, bytes]
+    on_devices: tuple[OnDevice, ...]
     structure: Skeleton | None
     containers: str
     leaves: dict[str, Any]
@@ -98,8 +118,8 @@ def make_plan(ranks: Ranks, contents: Contents, *, shard_bytes: int) -> Plan:
 
     def lay_out_own() -> tuple[list[_Stored], dict[str, int]]:
         nonlocal image, items, stored, leaves
-        items = planner.finish_plan(received).items
         leaves = contents.leaves(structure)
+        items = sorted(planner.finish_plan(received).items, key=lambda item: _place(item, leaves[item.index.fqn]))
         needs = [_need(item, leaves[item.index.fqn]) for item in items]
         image = lay_out(needs, prefix=f"__{ranks.rank}_", shard_bytes=shard_bytes)
         stored = [
@@ -114,7 +134,9 @@ def make_plan(ranks: Ranks, contents: Contents, *, shard_bytes: int) -> Plan:
 
     metadata = ranks.exchange(lay_out_own, describe_all)
     assert image is not None, "this rank has laid out its part"
-    cut = pieces_of([(blob.offset, blob.length) for blob in image.blobs], image.shards)
+    parts = [(number, part) for number, blob in enumerate(image.blobs) for part in blob.parts]
+    cut = pieces_of([part for _, part in parts], image.shards)
+    pieces = tuple(parts[part][0] for _, part in cut)
     layout = Layout(
         rank=ranks.rank,
         world_size=ranks.world_size,
@@ -127,7 +149,9 @@ def make_plan(ranks: Ranks, contents: Contents, *, shard_bytes: int) -> Plan:
         image=image,
         layout=layout,
         items=tuple(item.index for item in items),
-        pieces=tuple(number for _, number in cut),
+        pieces=pieces,
+        constant=_constant(image, layout, pieces),
+        on_devices=_on_devices(items, leaves),
         structure=structure,
         containers=contents.containers,
         leaves=shapes(leaves),
@@ -147,6 +171,62 @@ def serialized(value: Any) -> bytes:
 def is_regular(leaf: Any) -> bool:
     """Whether a leaf is a tensor whose bytes, in a row, and whose type and shape are all of it."""
     return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_quantized
+
+
+@torch.no_grad()
+def part_of(leaf: Any, index: MetadataIndex) -> torch.Tensor:
+    """The part of a tensor that this rank writes."""
+    if isinstance(leaf, DTensor):
+        local: torch.Tensor = leaf.to_local()
+        return local
+    found: torch.Tensor = find_state_dict_object({index.fqn: leaf}, index)
+    return found
+
+
+def is_in_a_row(tensor: torch.Tensor) -> bool:
+    """Whether its bytes are as they lie in memory, at an address at which 64-bit words are read."""
+    return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()) and tensor.data_ptr() % 8 == 0
+
+
+_ON_HOST: Final = (sys.maxsize, False)
+
+
+def _place(item: WriteItem, leaf: Any) -> tuple[int, bool]:
+    """Where in an image an item is: on which GPU, and whether it is copied by itself; what is on none comes last."""
+    if not is_regular(leaf):
+        return _ON_HOST
+    part = leaf if type(leaf) in PLAIN_TENSORS else part_of(leaf, item.index)
+    if part.device.type != "cuda":
+        return _ON_HOST
+    return part.get_device(), part.nbytes >= LARGE_BYTES and is_in_a_row(part)
+
+
+def _on_devices(items: list[WriteItem], leaves: Mapping[str, Any]) -> tuple[OnDevice, ...]:
+    places = [_place(item, leaves[item.index.fqn]) for item in items]
+    found, first = [], 0
+    for number, group in itertools.groupby(device for device, _ in places):
+        end = first + len(list(group))
+        if number != _ON_HOST[0]:
+            direct = first + places[first:end].count((number, False))
+            found.append(OnDevice(device=torch.device("cuda", number), first=first, direct=direct, end=end))
+        first = end
+    return tuple(found)
+
+
+def _constant(image: Image, layout: Layout, pieces: tuple[int, ...]) -> dict[int, bytes]:
+    """The digests of the heads and tails of large tensors, by piece."""
+    found = {}
+    for number, (piece, index) in enumerate(zip(layout.pieces, pieces, strict=True)):
+        blob = image.blobs[index]
+        if not blob.is_large or blob.data_offset <= piece.offset < blob.data_offset + blob.data_bytes:
+            continue
+        made = template(blob.need.dtype, blob.need.shape)
+        at = piece.offset - blob.offset
+        around, at = (
+            (made.head, at) if piece.offset < blob.data_offset else (made.tail, at - len(made.head) - made.data_bytes)
+        )
+        found[number] = xxhash.xxh3_64_intdigest(around[at : at + piece.length]).to_bytes(DIGEST_BYTES, "little")
+    return found
 
 
 def _shape(leaf: Any) -> Any:

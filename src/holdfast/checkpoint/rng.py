@@ -20,7 +20,7 @@ def capture() -> dict[str, Any]:
         name, keys, position, has_gauss, cached = np.random.get_state(legacy=True)
         states["numpy"] = (
             str(name),
-            [int(key) for key in keys],
+            np.asarray(keys).tolist(),
             int(position),
             int(has_gauss),
             float(cached),

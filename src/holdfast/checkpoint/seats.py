@@ -9,6 +9,7 @@ import torch
 
 from holdfast.checkpoint.arena import Arena, ArenaError, State, arena_bytes
 from holdfast.checkpoint.checksums import DIGEST_BYTES
+from holdfast.checkpoint.pinning import pin, unpin
 from holdfast.checkpoint.plan import Plan
 from holdfast.checkpoint.writer import Writer
 from holdfast.core.errors import SaveFailed
@@ -25,7 +26,18 @@ class Seat:
     arena: Arena
     number: int
     views: list[torch.Tensor | None]
+    is_pinned: bool = False
     used: bool = False
+
+    @property
+    def memory(self) -> torch.Tensor:
+        """The bytes of the image. Who holds it keeps the arena mapped."""
+        return torch.frombuffer(self.arena.image, dtype=torch.uint8)
+
+    @property
+    def notes(self) -> torch.Tensor:
+        """The bytes beside it, likewise."""
+        return torch.frombuffer(self.arena.notes, dtype=torch.uint8)
 
 
 class Seats:
@@ -80,22 +92,38 @@ class Seats:
         numbers = []
         for seat in self._seats:
             seat.views.clear()
+            if seat.is_pinned:
+                unpin(torch.frombuffer(seat.arena.contents, dtype=torch.uint8))
             numbers.append(seat.number)
         self._seats.clear()
         self._most = _ARENAS
         return numbers
 
+    def prepare(self, plan: Plan) -> None:
+        """Make the one that spares the newest snapshot, where that is wanted and the node has the memory."""
+        if not self._spares_newest or len(self._seats) >= self._most:
+            return
+        try:
+            seat = self._make(plan)
+        except (ArenaError, OSError):
+            self._most = len(self._seats)  # one does, where the memory is too short for two
+            return
+        with self._freed:
+            self._seats.append(seat)
+            self._freed.notify_all()
+
     def _unused(self, plan: Plan) -> Seat | None:
         unused = [seat for seat in self._seats if not seat.used]
-        unused.sort(key=lambda seat: seat.arena.state is State.COMMITTED)
-        while len(self._seats) < self._most and (self._spares_newest or not unused):
+        if not unused and len(self._seats) < self._most:
             try:
-                unused.insert(0, self._make(plan))
+                self._seats.append(self._make(plan))
             except (ArenaError, OSError):
-                if not unused:
+                if not self._seats:
                     raise
-                self._most = len(self._seats)  # one does, where the memory is too short for two
-        return unused[0] if unused else None
+                self._most = len(self._seats)
+                return None
+            return self._seats[-1]
+        return min(unused, key=lambda seat: seat.arena.state is State.COMMITTED, default=None)
 
     def _make(self, plan: Plan) -> Seat:
         notes_bytes = DIGEST_BYTES * len(plan.pieces)
@@ -103,8 +131,9 @@ class Seats:
             self._most = self._allowed(arena_bytes(plan.image.size_bytes, notes_bytes), self._max_bytes)
         arena = Arena.make(plan.image.size_bytes, notes_bytes)
         plan.image.write_frames(arena.image)
-        seat = Seat(arena, self._writer.share_arena(arena), plan.image.views(arena.image))
-        self._seats.append(seat)
+        seat = Seat(arena, self._writer.share_arena(arena), [])
+        seat.views = plan.image.views(seat.memory)
+        seat.is_pinned = bool(plan.on_devices) and pin(torch.frombuffer(arena.contents, dtype=torch.uint8))
         return seat
 
     def _allowed(self, each_bytes: int, max_bytes: float) -> int:

@@ -6,22 +6,21 @@ breaks that is found out: every in-place operation of PyTorch counts up a tensor
 before and after; and where a save is attested, the digests taken before must be those of what was written.
 """
 
+import bisect
 import ctypes
 import itertools
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, Final
 
 import torch
 import xxhash
-from torch.distributed.checkpoint.metadata import MetadataIndex
-from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
 from holdfast.checkpoint.checksums import DIGEST_BYTES
 from holdfast.checkpoint.image import Blob, template
 from holdfast.checkpoint.layout import CHUNK_BYTES
-from holdfast.checkpoint.plan import Plan, serialized
+from holdfast.checkpoint.plan import Plan, is_in_a_row, part_of, serialized
 from holdfast.checkpoint.tree import PLAIN_TENSORS
 
 EARLY_BYTES: Final = 16 << 10
@@ -30,8 +29,6 @@ EARLY_ALL_BYTES: Final = 1 << 20
 """All of them together, at most, the smallest first: well below a millisecond."""
 _GROUP: Final = 256
 """Tensors copied in one call, which holds Python's lock while it looks at its arguments, and not while it copies."""
-_LARGE_BYTES: Final = 128 << 10
-"""From here on a tensor is copied by itself: PyTorch would share the work among threads that the training uses."""
 
 
 class Snapshot:
@@ -57,9 +54,10 @@ class Snapshot:
         ]
 
 
-def early_places(tensors: Sequence[torch.Tensor]) -> list[int]:
-    """Which tensors are copied in the call."""
-    sizes = sorted((_local(tensor).nbytes, place) for place, tensor in enumerate(tensors))
+def early_places(tensors: Sequence[torch.Tensor], *, but_on: Collection[torch.device] = ()) -> list[int]:
+    """Which tensors are copied in the call, of those that are not on the GPUs that `but_on` names."""
+    here = ((_local(tensor), place) for place, tensor in enumerate(tensors))
+    sizes = sorted((local.nbytes, place) for local, place in here if local.device not in but_on)
     total_bytes = itertools.accumulate(size_bytes for size_bytes, _ in sizes)
     return [
         place
@@ -76,7 +74,7 @@ def sources(plan: Plan, leaves: dict[str, Any], snapshot: Snapshot) -> list[Any]
         if blob.need.dtype is None:
             found.append(plan.fixed.get(index.fqn) or serialized(leaf))
         else:
-            found.append(leaf if type(leaf) in PLAIN_TENSORS else _part(leaf, index))
+            found.append(leaf if type(leaf) in PLAIN_TENSORS else part_of(leaf, index))
     return found
 
 
@@ -94,6 +92,8 @@ def copy_into(
     views: Sequence[torch.Tensor | None],
     sources: Sequence[Any],
     copied: Callable[[int], None] = lambda _: None,
+    *,
+    first: int = 0,
 ) -> None:
     """Copy `sources` into the memory of an image; Python's lock is free while bytes move.
 
@@ -103,6 +103,7 @@ def copy_into(
         views: its tensors, None for a plain value.
         sources: what to copy into each.
         copied: told from time to time how many bytes of the image are there, counted from its begin.
+        first: blobs before this one are somebody else's to copy.
     """
     group: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
 
@@ -113,12 +114,13 @@ def copy_into(
             group[1].clear()
 
     with torch.no_grad():
-        for blob, view, source in zip(plan.image.blobs, views, sources, strict=True):
+        for number, source in enumerate(sources[first:], first):
+            blob, view = plan.image.blobs[number], views[number]
             if view is None:
                 end = blob.data_offset + len(source)
                 memory[blob.data_offset : end] = source
                 memory[end : blob.data_offset + blob.data_bytes] = bytes(blob.data_bytes - len(source))
-            elif blob.data_bytes >= _LARGE_BYTES and _is_plain_memory(source):
+            elif blob.is_large and source.device.type == "cpu" and is_in_a_row(source):
                 copy_group()
                 for at in range(0, blob.data_bytes, CHUNK_BYTES):
                     size_bytes = min(CHUNK_BYTES, blob.data_bytes - at)
@@ -133,23 +135,28 @@ def copy_into(
         copy_group()
 
 
-def live_digests(plan: Plan, sources: Sequence[Any]) -> bytes:
+def live_digests(plan: Plan, sources: Sequence[Any], *, first: int = 0) -> bytes:
     """The digests of the blobs as they are to be, piece by piece, as the writing process takes those of what it writes.
 
-    Tensors are read where they live; what is around them is known.
+    Tensors are read where they live; what is around them is known. Blobs before `first` are left out.
     """
     found = []
     expected: tuple[list[memoryview], Any] = [], None
     held_number = -1
-    for (offset, length), number in zip(plan.layout.pieces, plan.pieces, strict=True):
-        blob = plan.image.blobs[number]
-        if number != held_number:
-            expected, held_number = _expected(blob, sources[number]), number
-        hashed, at = xxhash.xxh3_64(), blob.offset
-        for part in expected[0]:
-            hashed.update(part[max(offset - at, 0) : max(offset + length - at, 0)])
-            at += len(part)
-        found.append(hashed.intdigest().to_bytes(DIGEST_BYTES, "little"))
+    begin = bisect.bisect_left(plan.pieces, first)
+    for place, (offset, length) in enumerate(plan.layout.pieces[begin:], begin):
+        digest = plan.constant.get(place)
+        if digest is None:
+            number = plan.pieces[place]
+            blob = plan.image.blobs[number]
+            if number != held_number:
+                expected, held_number = _expected(blob, sources[number]), number
+            hashed, at = xxhash.xxh3_64(), blob.offset
+            for part in expected[0]:
+                hashed.update(part[max(offset - at, 0) : max(offset + length - at, 0)])
+                at += len(part)
+            digest = hashed.intdigest().to_bytes(DIGEST_BYTES, "little")
+        found.append(digest)
     return b"".join(found)
 
 
@@ -168,16 +175,6 @@ def names_of(plan: Plan, pieces: Iterable[int]) -> list[str]:
     return list(dict.fromkeys(plan.items[plan.pieces[piece]].fqn for piece in pieces))
 
 
-@torch.no_grad()
-def _part(leaf: Any, index: MetadataIndex) -> torch.Tensor:
-    """The part of a tensor that this rank writes."""
-    if isinstance(leaf, DTensor):
-        local: torch.Tensor = leaf.to_local()
-        return local
-    found: torch.Tensor = find_state_dict_object({index.fqn: leaf}, index)
-    return found
-
-
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
@@ -190,7 +187,3 @@ def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
     except RuntimeError:  # one was made in inference mode
         pass
     return [0 if tensor.is_inference() else _local(tensor)._version for tensor in tensors]
-
-
-def _is_plain_memory(tensor: torch.Tensor) -> bool:
-    return tensor.device.type == "cpu" and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())

@@ -17,6 +17,7 @@ from holdfast.core.errors import BadUse
 
 Skeleton = dict[Any, Any] | list[Any] | str
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
+_UNCHANGING = {type(None), bool, int, float, complex, str, bytes}
 _INT_BITS = 2000  # `weights_only` reads integers of up to 255 bytes
 PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter}
 """What is all here, and copied as it is."""
@@ -37,6 +38,8 @@ def capture(state: Any, tensors: list[torch.Tensor]) -> Any:
     if isinstance(state, torch.Tensor):
         tensors.append(state)
         return state
+    if type(state) in (list, tuple) and set(map(type, state)) <= _UNCHANGING:
+        return state[:]
     if is_nested_list(state):
         return [capture(item, tensors) for item in state]
     if type(state) in (list, tuple, set):

@@ -11,6 +11,7 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
 from pathlib import Path
@@ -31,6 +32,8 @@ _FOLLOW_EVERY_S: Final = 0.001
 """How often it looks how far the copy is: 16 MiB take a few milliseconds."""
 _PIECES: Final = 1000
 """More are not named."""
+_TAKE_TURNS_S: Final = 0.0002
+"""How long a thread that is through with a write waits for one that hashes: Python's 5 ms are as long as a write."""
 _NICENESS: Final = 5
 """Its threads wait for the disk most of the time; where the cores are short, the trainer goes first."""
 _LEFT_TO_TRAINER: Final = (signal.SIGINT, signal.SIGTERM)
@@ -149,7 +152,7 @@ class Service:
 
         blocks: dict[str, bytes] = {}
         self._keeper.ordered(order, layout.rank)
-        live = bytes(arena.notes[: message["attested_bytes"]]) if message["attested_bytes"] else None
+        live = arena.notes[: message["attested_bytes"]] if message["attested_bytes"] else None
         try:
             with contextlib.suppress(ArenaError):  # taken back for a newer step: other ranks are to hear of it
                 claim()
@@ -223,6 +226,7 @@ def main() -> None:
     arguments = parser.parse_args()
     for number in _LEFT_TO_TRAINER:
         signal.signal(number, signal.SIG_IGN)
+    sys.setswitchinterval(_TAKE_TURNS_S)
     os.nice(_NICENESS)
     service = Service(socket.socket(fileno=arguments.socket), arguments.trainer_pid, arguments.keep_s)
     service.serve()

@@ -1,11 +1,8 @@
 """Tiny models with random weights, made once a session, and what stock lm-eval answers with them."""
 
-import os
 from pathlib import Path
 
 import pytest
-
-os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
 
 WORDS = "the quick brown fox jumps over a lazy dog Question: what is it?\nAnswer: 42\n\n"
 

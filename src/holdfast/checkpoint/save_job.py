@@ -1,0 +1,98 @@
+"""One save of one rank, from the call until it has ended."""
+
+import threading
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.checkpoint.commit import Order
+from holdfast.checkpoint.contents import Contents
+from holdfast.checkpoint.device_copy import Taken
+from holdfast.checkpoint.devices import Devices, Streams
+from holdfast.checkpoint.saved_event import Saved  # noqa: TC001 - a dataclass
+from holdfast.checkpoint.seats import Seat
+from holdfast.checkpoint.stage import Snapshot
+
+
+@dataclass(eq=False)
+class SaveJob:
+    """What is known of it so far.
+
+    Attributes:
+        order: what the writing process is to write.
+        began_s: when it was called, by the monotonic clock.
+        must: it is not skipped.
+        streams: that the call was made on.
+        contents: the state.
+        snapshot: what tells whether it has changed.
+        sources: what each blob of the image is copied from.
+        devices: the GPUs that some are on.
+        taken: what is taken there.
+        digests: of what is live on the host; None: nothing is attested.
+        error: why this rank could not take stock.
+        failure: why it could not copy.
+        seat: where it is copied to.
+        generation: of the arena there.
+        given_up: for a newer step.
+        outcome: how it ends; None: it is skipped, or given up.
+        staged: set once the state may change, where the fence was passed.
+        call_s: how long the call took.
+        fence_s: how long the CPU waited at the fence.
+    """
+
+    order: Order
+    began_s: float
+    must: bool
+    streams: Streams
+    contents: Contents = field(init=False)
+    snapshot: Snapshot = field(init=False)
+    sources: list[Any] = field(default_factory=list)
+    devices: Devices | None = None
+    taken: list[Taken] = field(default_factory=list)
+    digests: bytes | None = None
+    error: Exception | None = None
+    failure: Exception | None = None
+    seat: Seat | None = None
+    generation: int = 0
+    given_up: bool = False
+    outcome: "Future[Saved | None]" = field(default_factory=Future)
+    staged: threading.Event = field(default_factory=threading.Event)
+    call_s: float = 0.0
+    fence_s: float = 0.0
+    _watching: threading.Lock = field(default_factory=threading.Lock)
+    _changed: list[str] | None = None
+
+    def changed(self) -> list[str]:
+        """The names of the tensors that were written to since the call, but for those that it copied."""
+        places = self.snapshot.changed()
+        if not places:
+            return []
+        ids = {id(self.contents.tensors[place]) for place in places}
+        settled = self.devices.settled(self.taken) if self.devices else ()
+        leaves = self.contents.leaves(None)
+        return [name for name, leaf in leaves.items() if id(leaf) in ids and name not in settled]
+
+    def changed_until_now(self) -> list[str]:
+        """The same; from now on they may change, and whoever asks later hears of nothing else."""
+        with self._watching:
+            if self._changed is None:
+                self._changed = self.changed()
+        return self._changed
+
+    def pass_fence(self) -> None:
+        """Return once the state may change: at once, where a GPU does the waiting."""
+        self.staged.wait()
+        if self.devices and self.taken:
+            self.changed_until_now()
+            self.devices.pass_fence(self.taken)
+
+    def let_go(self) -> None:
+        """Nothing of it is copied any more."""
+        self.sources.clear()
+        for one in self.taken:
+            one.let_go()
+        self.staged.set()
+
+    def fence_seconds(self) -> float:
+        """How long the update waited, on the CPU or on a GPU."""
+        return self.fence_s + max((one.fence_s for one in self.taken), default=0.0)

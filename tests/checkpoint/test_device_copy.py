@@ -1,0 +1,258 @@
+"""Snapshots of what lies on a GPU; a machine without one skips them."""
+
+import shutil
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import holdfast
+from holdfast.checkpoint import device_digests
+from holdfast.checkpoint.device_copy import DeviceCopy
+from holdfast.checkpoint.device_memory import Staging
+from holdfast.checkpoint.folders import step_path
+from holdfast.core.errors import SaveFailed
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no CUDA device")
+LARGE = 3_000_000
+MIB = 1 << 20
+
+
+class Everything:
+    """A state of all kinds, trained on the GPU."""
+
+    def __init__(self):
+        torch.manual_seed(0)
+        self.model = nn.Sequential(
+            nn.Linear(700, 900), nn.BatchNorm1d(900), nn.ReLU(), nn.Linear(900, 4000), nn.Linear(4000, 10)
+        ).cuda()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
+        whole = torch.randn(2 * LARGE, device="cuda")
+        self.more = {
+            "bfloat16": torch.randn(LARGE, device="cuda").to(torch.bfloat16),
+            "longer than a chunk": torch.randint(0, 256, (40 * MIB + 77,), dtype=torch.uint8, device="cuda"),
+            "transposed": torch.randn(500, 300, device="cuda").t(),
+            "every other": whole[::2],
+            "a view at an odd address": whole.view(torch.uint8)[3 : LARGE + 3],
+            "conjugated": torch.randn(LARGE, dtype=torch.complex64, device="cuda").conj(),
+            "small": [torch.full((number % 9,), float(number), device="cuda") for number in range(500)],
+            "0-d": torch.tensor(3, device="cuda"),
+            "bool": torch.rand(100, device="cuda") > 0.5,
+            "float8": torch.randn(500, device="cuda").to(torch.float8_e4m3fn),
+            "on the host": torch.randn(LARGE),
+            "small on the host": torch.arange(5),
+            "plain": {"text": "x" * 300, "number": 1.5},
+        }
+        self.steps = torch.zeros((), dtype=torch.int64)
+        self.state = {"model": self.model, "optimizer": self.optimizer, "more": self.more, "steps": self.steps}
+
+    def forward_backward(self):
+        self.optimizer.zero_grad()
+        self.model(torch.randn(64, 700, device="cuda")).square().sum().backward()
+
+    def update(self):
+        self.optimizer.step()
+        for value in self.more.values():
+            if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype.itemsize >= 2:
+                value.mul_(1.5)
+        for value in self.more["small"]:
+            value.add_(1)
+        self.steps.add_(1)
+
+    def clone(self):
+        """The state as it is now, on the CPU."""
+        state = {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "more": self.more,
+            "steps": self.steps,
+        }
+        return torch.utils._pytree.tree_map(lambda leaf: leaf.cpu().clone() if torch.is_tensor(leaf) else leaf, state)
+
+
+def leaves_of(tree):
+    return torch.utils._pytree.tree_flatten_with_path(tree)[0]
+
+
+def assert_equal(found, expected):
+    found, expected = leaves_of(found), leaves_of(expected)
+    assert [path for path, _ in found] == [path for path, _ in expected]
+    for (path, one), (_, other) in zip(found, expected, strict=True):
+        if torch.is_tensor(one):
+            assert one.dtype == other.dtype, path
+            assert torch.equal(bytes_of(one), bytes_of(other)), path
+        else:
+            assert one == other, path
+
+
+def bytes_of(tensor):
+    return tensor.cpu().resolve_conj().contiguous().reshape(-1).view(torch.uint8)
+
+
+def assert_saved(folder, step, expected):
+    """The checkpoint of `step` is `expected`, as Holdfast restores it to the GPU."""
+    into = Everything()
+    for value in torch.utils._pytree.tree_leaves(into.more):
+        if torch.is_tensor(value) and value.numel():
+            value.zero_()
+    path, copied = step_path(folder, step), folder.parent / f"only-{step}"
+    shutil.copytree(path, copied / path.name)
+    with holdfast.Checkpointer(copied) as ckpt:
+        assert ckpt.restore(into.state) == step
+    assert_equal(into.clone(), expected)
+
+
+@pytest.mark.parametrize("attest", [True, False], ids=["attested", "not attested"])
+@pytest.mark.parametrize("room_gib", [None, 0, 0.02], ids=["room to stage", "no room", "little room"])
+def test_every_step_is_saved_as_it_was_while_training_goes_on(tmp_path, attest, room_gib):
+    trained, expected = Everything(), {}
+    with holdfast.Checkpointer(
+        tmp_path / "c", keep=None, attest=attest, max_device_memory_gib=room_gib, every=1
+    ) as ckpt:
+        for step in range(1, 9):
+            trained.forward_backward()
+            trained.optimizer.step()
+            ckpt.before_update()
+            trained.update()
+            expected[step] = trained.clone()
+            ckpt.save(step, trained.state)
+    for step in (1, 2, 3, 8):
+        assert_saved(tmp_path / "c", step, expected[step])
+
+
+def test_on_a_stream_of_the_users_own(tmp_path):
+    trained, expected = Everything(), {}
+    with holdfast.Checkpointer(tmp_path / "c", keep=None, every=1) as ckpt, torch.cuda.stream(torch.cuda.Stream()):
+        for step in range(1, 5):
+            trained.forward_backward()
+            ckpt.before_update()
+            trained.update()
+            expected[step] = trained.clone()
+            ckpt.save(step, trained.state)
+    for step in (1, 4):
+        assert_saved(tmp_path / "c", step, expected[step])
+
+
+def test_without_triton_the_cpu_digests(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(device_digests, "available", lambda: False)
+    trained = Everything()
+    with holdfast.Checkpointer(tmp_path / "c", every=1) as ckpt:
+        for step in range(1, 4):
+            ckpt.before_update()
+            trained.update()
+            expected = trained.clone()
+            ckpt.save(step, trained.state)
+    assert "Triton is not installed" in caplog.text
+    assert_saved(tmp_path / "c", 3, expected)
+
+
+@pytest.fixture
+def gate(monkeypatch):
+    """Holds the copies of later saves back until it is set."""
+    opened, order = threading.Event(), DeviceCopy.order
+    opened.set()
+
+    def later(self, *arguments):
+        opened.wait()
+        return order(self, *arguments)
+
+    monkeypatch.setattr(DeviceCopy, "order", later)
+    return opened
+
+
+def test_weights_that_change_before_they_are_copied_are_found_and_named(tmp_path, gate):
+    weights = {name: torch.randn(LARGE, device="cuda") for name in "abc"}
+    with holdfast.Checkpointer(tmp_path, every=1, max_device_memory_gib=0, on_failure="warn") as ckpt:
+        ckpt.save(1, {"weights": weights}).result()
+        gate.clear()
+        handle = ckpt.save(2, {"weights": weights})
+        weights["b"].data.view(torch.int32)[5] ^= 1  # no version tells of it
+        torch.cuda.synchronize()
+        gate.set()
+        with pytest.raises(SaveFailed, match=r"'weights\.b'"):
+            handle.result()
+        assert ckpt.save(3, {"weights": weights}).result() is not None
+
+
+def test_a_change_that_pytorch_knows_of_is_found_without_attestation(tmp_path, gate):
+    weights = {name: torch.randn(LARGE, device="cuda") for name in "abc"}
+    with holdfast.Checkpointer(tmp_path, every=1, max_device_memory_gib=0, on_failure="warn", attest=False) as ckpt:
+        ckpt.save(1, {"weights": weights}).result()
+        gate.clear()
+        handle = ckpt.save(2, {"weights": weights})
+        weights["c"].add_(1)
+        gate.set()
+        with pytest.raises(SaveFailed, match=r"'weights\.c' changed"):
+            handle.result()
+
+
+def test_what_is_staged_may_change_at_once(tmp_path, gate):
+    weights = {name: torch.randn(LARGE, device="cuda") for name in "abc"}
+    expected = {name: value.cpu().clone() for name, value in weights.items()}
+    with holdfast.Checkpointer(tmp_path, every=1) as ckpt:
+        handle = ckpt.save(1, {"weights": weights})
+        ckpt.before_update()  # at once: there is no time for a copy to the host
+        handle.result()
+        gate.clear()
+        handle = ckpt.save(2, {"weights": weights})
+        for value in weights.values():
+            value.fill_(-1)
+        torch.cuda.synchronize()
+        gate.set()
+        handle.result()
+        ckpt.restore(into := {"weights": {name: torch.empty_like(value) for name, value in weights.items()}})
+    assert_equal(into, {"weights": expected})
+
+
+def test_the_cpu_does_not_wait_at_the_fence_and_the_gpu_does(tmp_path):
+    weights = torch.randn(250_000_000, device="cuda")  # 1 GB takes 20 ms
+    expected = weights.cpu()
+    with holdfast.Checkpointer(tmp_path, every=1, max_device_memory_gib=0, attest=False) as ckpt:
+        ckpt.save(1, {"weights": weights}).result()
+        ckpt.save(2, {"weights": weights})
+        job = ckpt._engine._staging
+        ckpt.before_update()
+        assert not job.taken[0].unstaged.query(), "it is being copied"
+        weights.zero_()
+        ckpt.wait()
+        ckpt.restore(into := {"weights": torch.empty_like(weights)})
+    assert torch.equal(into["weights"].cpu(), expected)
+
+
+def test_where_the_gpu_has_no_memory_left_the_update_waits_instead(tmp_path, monkeypatch):
+    def full(*_):
+        raise torch.cuda.OutOfMemoryError
+
+    monkeypatch.setattr(Staging, "__init__", full)
+    trained = Everything()
+    with holdfast.Checkpointer(tmp_path / "c", every=1) as ckpt:
+        for step in range(1, 4):
+            ckpt.before_update()
+            trained.update()
+            expected = trained.clone()
+            ckpt.save(step, trained.state)
+    assert_saved(tmp_path / "c", 3, expected)
+
+
+def test_a_state_that_moves_to_the_cpu_is_planned_anew(tmp_path):
+    weights = {name: torch.randn(LARGE, device="cuda") for name in "abc"}
+    with holdfast.Checkpointer(tmp_path, every=1) as ckpt:
+        for step, place in enumerate(("cuda", "cpu", "cuda", "cuda"), 1):
+            moved = {name: value.to(place) for name, value in weights.items()}
+            ckpt.save(step, {"weights": moved}).result()
+            ckpt.restore(into := {"weights": {name: torch.empty_like(value) for name, value in moved.items()}})
+            assert_equal(into, {"weights": weights})
+
+
+def test_snapshots_take_no_more_of_the_gpu_with_each_save(tmp_path):
+    trained = Everything()
+    taken = []
+    with holdfast.Checkpointer(tmp_path / "c", every=1) as ckpt:
+        for step in range(1, 25):
+            trained.forward_backward()
+            ckpt.before_update()
+            trained.update()
+            ckpt.save(step, trained.state).result()
+            taken.append(torch.cuda.memory_allocated())
+    assert max(taken[12:]) <= max(taken[:12])
