@@ -46,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     adopt_orphans()
     tempfile.tempdir = options.dir and str(options.dir)
-    sizes, rounds = (QUICK, 1) if options.quick else (FULL, options.rounds)
+    sizes, rounds = (QUICK, 1) if options.quick else (replace(FULL, gpu_bytes=options.gpu_gb * 1e9), options.rounds)
     quiet = Quiet(patience_s=0, window_s=GLANCE_S) if options.quick else Quiet(patience_s=PATIENCE_S)
     failures: list[str] = []
 
@@ -66,9 +66,11 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     given = sys.argv[1:] if arguments is None else list(arguments)
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     own.add_argument("--dir", type=Path)
+    own.add_argument("--gpu-gb", type=float, default=FULL.gpu_bytes / 1e9)
     options, rest = own.parse_known_args(given)
     about = (
-        f"{(__doc__ or '').partition(chr(10))[0]} Besides: --dir DIR, where the checkpoints go, on the disk to measure."
+        f"{(__doc__ or '').partition(chr(10))[0]} Besides: --dir DIR, on the disk to measure, for the checkpoints; "
+        "--gpu-gb N, a limit to the GPU's state."
     )
     return argparse.Namespace(**vars(options), **vars(parse_arguments(about, rest, rounds=ROUNDS, parts=tuple(PARTS))))
 

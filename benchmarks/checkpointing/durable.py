@@ -33,6 +33,7 @@ def measure(*, folder: str, state_mib: int, pairs: int) -> dict[str, Any]:
     """The seconds of every save and of every raw write; the first of each is left out."""
     workload = ManyTensors(count=TENSORS, tensor_bytes=state_mib * 1024**2 // TENSORS)
     size_bytes = sum(tensor.nbytes for tensor in workload.tensors)
+    source = raw.noise(size_bytes)
     place = Path(folder) / "checkpoints"
     saver = Ours(place, workload)
     times_s: dict[str, list[float]] = {"ours_s": [], "raw_s": []}
@@ -47,7 +48,7 @@ def measure(*, folder: str, state_mib: int, pairs: int) -> dict[str, Any]:
         return taken_s
 
     def limit(_step: int) -> float:
-        return raw.write_direct(Path(folder) / "raw", size_bytes)
+        return raw.write_direct(Path(folder) / "raw", source)
 
     for step in range(pairs + 1):
         for name, way in (("raw_s", limit), ("ours_s", ours))[:: 1 if step % 2 else -1]:

@@ -15,10 +15,11 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
     size_bytes = sizes.limits_bytes
     (folder / "read").mkdir()
     (folder / "read" / "data").write_bytes(raw.BLOCK_BYTES * b"\1" * max(1, size_bytes // raw.BLOCK_BYTES))
+    source = raw.noise(size_bytes)
     ways: dict[str, Callable[[], float]] = {
         "memcpy, 1 thread": lambda: raw.memcpy_s(size_bytes),
         "xxh3-128, 1 thread": lambda: raw.hash_s(size_bytes),
-        "direct write, 2 threads": lambda: raw.write_direct(folder / "written", size_bytes),
+        "direct write, 2 threads": lambda: raw.write_direct(folder / "written", source),
         "direct read, 2 threads": lambda: _read_s(folder / "read"),
     }
     quiet.wait()

@@ -64,7 +64,7 @@ def large_rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterato
         ratio = peer_s / max(ours_s, RESOLUTION_S)
         yield Row(measure="lost a save: best peer ÷ ours", ours=ratio, peer=1, unit="ratio", must=Must(">=", 15))
     yield call_row(found)
-    yield from _each(found, TIMES)
+    yield from each(found, TIMES)
 
 
 def many_rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]:
@@ -85,7 +85,7 @@ def many_rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator
     yield Row(measure="growth of open files", ours=grown, peer=found.best_peer("files"), limit=0, unit="files",
               must=Must("=", 0))  # fmt: skip
     yield call_row(found)
-    yield from _each(found, {**TIMES, "gap_s": "longest gap"})
+    yield from each(found, {**TIMES, "gap_s": "longest gap"})
 
 
 def find(folder: Path, quiet: Quiet, size: Training, rounds: int) -> Found:
@@ -145,7 +145,7 @@ def _about(found: Found) -> Iterator[Row]:
         yield Row(measure=f"lost a save, {name}", ours=pick(found.times[OURS]["lost_s"]), unit="s")
 
 
-def _each(found: Found, named: Mapping[str, str]) -> Iterator[Row]:
+def each(found: Found, named: Mapping[str, str]) -> Iterator[Row]:
     """Medians of every case; why some have none."""
     yield from (
         Row(measure=f"{name}, median, attested", ours=found.median(ATTESTED, times), unit="s")

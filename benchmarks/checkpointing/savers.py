@@ -205,6 +205,8 @@ class Nvrx(Saver):
 
 OURS, ATTESTED = "holdfast", "holdfast, attested"
 TORCH_SAVE = "torch.save + fsync"
+DCP_PINNED = "dcp.async_save, pinned stager kept"
+NVRX = "nvidia-resiliency-ext, no fsync"
 SAVERS: dict[str, Callable[[Path, Workload], Saver]] = {
     OURS: Ours,
     ATTESTED: partial(Ours, attest=True),
@@ -214,9 +216,9 @@ SAVERS: dict[str, Callable[[Path, Workload], Saver]] = {
     "dcp.async_save, stager kept": partial(DcpAsync, stage="own"),
     "dcp.async_save, process": partial(DcpAsync, in_process=True),
     "dcp.async_save, process, shared stager kept": partial(DcpAsync, in_process=True, stage="shared"),
-    "dcp.async_save, pinned stager kept": partial(DcpAsync, stage="pinned"),
+    DCP_PINNED: partial(DcpAsync, stage="pinned"),
     "torch_checkpointing, no fsync": TorchCheckpointing,
-    "nvidia-resiliency-ext, no fsync": Nvrx,
+    NVRX: Nvrx,
 }
 
 

@@ -67,6 +67,8 @@ class Sizes:
     small_mib: int
     saves: int
     limits_bytes: int
+    gpu_bytes: float = 36e9
+    """Of a GPU's state, at most."""
 
 
 FULL = Sizes(

@@ -60,7 +60,7 @@ def state_of(value):
     return {"value": value, "big": torch.full((COUNT,), float(value)), "some": [torch.tensor(value)] * 3}
 
 
-def die(*_):
+def die(*_, **__):
     os.kill(os.getpid(), signal.SIGKILL)
 
 

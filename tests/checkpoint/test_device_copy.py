@@ -245,6 +245,36 @@ def test_a_state_that_moves_to_the_cpu_is_planned_anew(tmp_path):
             assert_equal(into, {"weights": weights})
 
 
+@pytest.mark.parametrize("attest", [True, False], ids=["attested", "not attested"])
+def test_the_same_tensors_in_another_order_keep_their_names(tmp_path, attest):
+    weights = {name: torch.full((LARGE,), float(number), device="cuda") for number, name in enumerate("abcd")}
+    small = {name: torch.full((3,), float(number), device="cuda") for number, name in enumerate("abcd")}
+    with holdfast.Checkpointer(tmp_path, every=1, attest=attest) as ckpt:
+        ckpt.save(1, {"weights": weights, "small": small}).result()
+        turned = {name: dict(reversed(tensors.items())) for name, tensors in (("small", small), ("weights", weights))}
+        for step in (2, 3):
+            ckpt.save(step, turned).result()
+            into = {
+                name: {each: torch.empty_like(value) for each, value in tensors.items()}
+                for name, tensors in turned.items()
+            }
+            assert ckpt.restore(into) == step
+            assert_equal(into, turned)
+
+
+def test_twenty_thousand_tensors_reach_the_host_as_one(tmp_path):
+    experts = {f"expert{number}": torch.full((2500,), float(number), device="cuda") for number in range(20_000)}
+    expected = {name: value.cpu() for name, value in experts.items()}
+    with holdfast.Checkpointer(tmp_path, every=1) as ckpt:
+        ckpt.save(1, {"experts": experts}).result()
+        ckpt.save(2, {"experts": experts})
+        for value in experts.values():
+            value.zero_()  # they were packed in the call
+        ckpt.wait()
+        ckpt.restore(into := {"experts": {name: torch.empty_like(value) for name, value in experts.items()}})
+    assert_equal(into, {"experts": expected})
+
+
 def test_snapshots_take_no_more_of_the_gpu_with_each_save(tmp_path):
     trained = Everything()
     taken = []

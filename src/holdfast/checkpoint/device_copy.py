@@ -158,11 +158,8 @@ class DeviceCopy:
         self._bytes_per_s: float | None = None
 
     def suits(self, sources: Sequence[torch.Tensor]) -> bool:
-        """Whether the tensors that are copied each by itself are where and as they were when it was planned."""
-        return all(
-            source.device == self.device and is_in_a_row(source)
-            for source in sources[self.part.direct - self.part.first :]
-        )
+        """Whether the tensors that are copied each by itself lie in a row, as they did when it was planned."""
+        return all(map(is_in_a_row, sources[self.part.direct - self.part.first :]))
 
     def take(self, sources: list[torch.Tensor], stream: torch.cuda.Stream, *, overlaps: bool) -> Taken:
         """Take what is there now, by the order of `stream`, which the training runs on.

@@ -1,18 +1,23 @@
 """The GPUs that a plan's tensors lie on, each with its part of a snapshot."""
 
 import logging
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from holdfast.checkpoint import device_digests
+from holdfast.checkpoint.contents import Contents
 from holdfast.checkpoint.device_copy import DeviceCopy, Taken
 from holdfast.checkpoint.plan import Plan
 from holdfast.checkpoint.seats import Seat
+from holdfast.checkpoint.stage import local
+from holdfast.checkpoint.tree import PLAIN_TENSORS
 
 _logger = logging.getLogger("holdfast")
 Streams = Mapping[torch.device, torch.cuda.Stream]
+_KIND: Final = operator.attrgetter("dtype", "shape", "device")
 
 
 class Devices:
@@ -21,26 +26,34 @@ class Devices:
     Without Triton the CPU digests all of them.
     """
 
-    def __init__(self, plan: Plan, sources: Sequence[Any], *, attest: bool, max_bytes: float | None) -> None:
+    def __init__(self, plan: Plan, contents: Contents, *, attest: bool, max_bytes: float | None) -> None:
         """Take the memory that all snapshots need, or leave all to the CPU where there is none.
 
         Args:
             plan: of the image.
-            sources: what it is of now, blob by blob.
+            contents: what it is of now.
             attest: whether to digest it.
             max_bytes: of each GPU's memory for staging; None: what is free, but for a reserve.
         """
+        leaves = contents.leaves(plan.structure)
+        places = {id(tensor): place for place, tensor in enumerate(contents.tensors)}
+        end = plan.on_devices[-1].end if plan.on_devices else 0
+        # In the call they are found by their place: to name thousands of tensors takes milliseconds.
+        self._places = [places[id(leaves[index.fqn])] for index in plan.items[:end]]
+        live = self._live(contents.tensors, {})
+        self._kinds = list(map(_KIND, live))
         self._copies: list[DeviceCopy] = []
         self._plan = plan
         digests = attest and device_digests.available()
         try:
             for part in plan.on_devices:
-                own = sources[part.first : part.end]
+                own = live[part.first : part.end]
                 self._copies.append(DeviceCopy(plan, part, own, attest=digests, max_bytes=max_bytes))
         except torch.cuda.OutOfMemoryError:
             self._copies.clear()
             _logger.warning("The GPU has no memory left to pack small tensors: snapshots of it are slow.")
         self.first_on_host = plan.on_devices[-1].end if self._copies else 0
+        self._digests = digests
         self.first_digested_on_host = self.first_on_host if digests else 0
         if attest and self._copies and not digests:
             _logger.warning(
@@ -48,22 +61,52 @@ class Devices:
                 "Install triton, or give Checkpointer attest=False."
             )
 
+    def leaves_none(self, tensors: Sequence[torch.Tensor], copied: Mapping[int, torch.Tensor]) -> bool:
+        """Whether the CPU has none to digest in the call: it has copied all that are not digested here."""
+        copied_on_host = sum(one.is_cpu for one in copied.values())
+        return self._digests and len(tensors) - len(self._places) <= copied_on_host
+
     def __bool__(self) -> bool:
         return bool(self._copies)
 
     def __iter__(self) -> Iterator[torch.device]:
         return (copy.device for copy in self._copies)
 
-    def suits(self, sources: Sequence[Any]) -> bool:
-        """Whether all tensors lie where they did when it was planned."""
-        return all(copy.suits(sources[copy.part.first : copy.part.end]) for copy in self._copies)
+    def take(
+        self, tensors: Sequence[torch.Tensor], copied: Mapping[int, torch.Tensor], streams: Streams, *, overlaps: bool
+    ) -> list[Taken]:
+        """Take what is there now; see `DeviceCopy.take`.
 
-    def take(self, sources: list[Any], streams: Streams, *, overlaps: bool) -> list[Taken]:
-        """Take what is there now; see `DeviceCopy.take`."""
+        Args:
+            tensors: of the state.
+            copied: what to take instead of some, by their `id`.
+            streams: what the training runs on.
+            overlaps: whether the training goes on while it is copied.
+
+        Returns:
+            One for each GPU; none, where the tensors are not where or what they were when it was planned.
+        """
+        live = self._live(tensors, copied)
+        if list(map(_KIND, live)) != self._kinds:
+            return []
+        parts = [live[copy.part.first : copy.part.end] for copy in self._copies]
+        if self._digests and not all(map(DeviceCopy.suits, self._copies, parts)):
+            return []
         return [
-            copy.take(sources[copy.part.first : copy.part.end], _stream(copy.device, streams), overlaps=overlaps)
-            for copy in self._copies
+            copy.take(part, streams.get(copy.device) or torch.cuda.default_stream(copy.device), overlaps=overlaps)
+            for copy, part in zip(self._copies, parts, strict=True)
         ]
+
+    def has_taken(self, taken: Sequence[Taken], sources: Sequence[Any]) -> bool:
+        """Whether what was taken is what the plan names, as it was: a state may have them in another order by now."""
+        return len(taken) == len(self._copies) and all(
+            copy.suits(each.sources)
+            and all(
+                one is source or one.data_ptr() == source.data_ptr()
+                for one, source in zip(each.sources, sources[copy.part.first : copy.part.end], strict=True)
+            )
+            for copy, each in zip(self._copies, taken, strict=True)
+        )
 
     def goes_on(self, taken: Sequence[Taken]) -> None:
         """The call returns, after it has waited for the copy."""
@@ -112,6 +155,16 @@ class Devices:
             copy.close()
         self._copies.clear()
 
+    def _live(self, tensors: Sequence[torch.Tensor], copied: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+        """Those that are on GPUs, blob by blob; nothing where there are fewer."""
+        try:
+            found = [tensors[place] for place in self._places]
+        except IndexError:
+            return []
+        if any(one.is_cuda for one in copied.values()):
+            found = [copied.get(id(tensor), tensor) for tensor in found]
+        return found if set(map(type, found)) <= PLAIN_TENSORS else list(map(local, found))
+
     def _end(self, copy: DeviceCopy) -> int:
         last = self._plan.image.blobs[copy.part.end - 1]
         return last.offset + last.length
@@ -123,10 +176,6 @@ def current_streams() -> Streams:
         return {}
     stream = torch.cuda.current_stream()
     return {stream.device: stream}
-
-
-def _stream(device: torch.device, streams: Streams) -> torch.cuda.Stream:
-    return streams.get(device) or torch.cuda.default_stream(device)
 
 
 def _nothing(_: int) -> None:

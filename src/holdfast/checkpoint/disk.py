@@ -20,8 +20,8 @@ from holdfast.checkpoint.checksums import DIGEST_BYTES, digests_of
 from holdfast.checkpoint.layout import CHUNK_BYTES, Piece
 
 _SECTOR_BYTES: Final = 4096
-_THREADS: Final = 3
-"""Two writes at a time are what the disks that were measured need, while a third chunk is hashed; more gain nothing."""
+_THREADS: Final = 4
+"""Two writes at a time are what the disks that were measured need, while others hash; more threads gain nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,12 @@ arena free, and whoever asks for the result.
 """
 
 import contextlib
+import gc
 import logging
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,12 +134,11 @@ class Engine:
         job = SaveJob(order, began_s, must, current_streams())
         blocking = self._plan is None
         try:
-            job.contents = collect(ranks.rank, state, per_rank)
-            job.snapshot = Snapshot(job.contents.tensors, self._early)
-            if self._plan is not None and (self._options.attest or self._devices):
-                blocking = not self._fits(job)
-                if not blocking:
-                    self._take(self._plan, job, overlaps=True)
+            with _no_collection():
+                job.contents = collect(ranks.rank, state, per_rank)
+                job.snapshot = Snapshot(job.contents.tensors, self._early)
+                if self._plan is not None:
+                    blocking = not self._take(job, overlaps=True)
         except Exception as error:  # the other ranks are to know
             job.error, blocking = error, True
         self._staging = job
@@ -213,20 +213,38 @@ class Engine:
     def _sources(self, plan: Plan, job: SaveJob) -> list[Any]:
         return sources(plan, job.contents.leaves(plan.structure), job.snapshot)
 
+    def _take(self, job: SaveJob, *, overlaps: bool) -> bool:
+        """Take, in the call, what cannot be taken later; whether the state is as planned, as far as is seen.
+
+        Args:
+            job: what to take it of.
+            overlaps: whether the training goes on while the rest is copied.
+        """
+        devices = job.devices = self._devices
+        copied = job.snapshot.copied
+        if devices:
+            job.taken = devices.take(job.contents.tensors, copied, job.streams, overlaps=overlaps)
+            if not job.taken:
+                return False
+        if self._options.attest and not (devices and devices.leaves_none(job.contents.tensors, copied)):
+            if not self._fits(job):
+                return False
+            self._digest(job)
+        return True
+
     def _fits(self, job: SaveJob) -> bool:
         """Whether the state is as the plan has it; if so, the job has its sources."""
         plan = self._plan
         if plan is None or not plan.fits(job.contents):
             return False
         job.sources = job.sources or self._sources(plan, job)
-        return not overlong(plan, job.sources) and (self._devices is None or self._devices.suits(job.sources))
+        return not overlong(plan, job.sources) and (not job.devices or job.devices.has_taken(job.taken, job.sources))
 
-    def _take(self, plan: Plan, job: SaveJob, *, overlaps: bool) -> None:
-        """Take what is copied or digested before anything else; `overlaps`: the training goes on meanwhile."""
-        devices = job.devices = self._devices
-        job.taken = devices.take(job.sources, job.streams, overlaps=overlaps) if devices else []
-        if self._options.attest:
-            job.digests = live_digests(plan, job.sources, first=devices.first_digested_on_host if devices else 0)
+    def _digest(self, job: SaveJob) -> None:
+        """Digest what GPUs do not."""
+        assert self._plan is not None, "the state is as planned"
+        first = job.devices.first_digested_on_host if job.devices else 0
+        job.digests = live_digests(self._plan, job.sources, first=first)
 
     def _stage(self, job: SaveJob, ranks: Ranks) -> None:
         """Order one save to be written, and copy its state, which the writing follows. Collective, in the thread."""
@@ -304,9 +322,11 @@ class Engine:
         if self._options.when_busy == "replace" and not all(seats) and waiting is not None and len(set(saves)) == 1:
             self._give_up(waiting, job)
         if not all(fits):
-            plan = self._plan_anew(job, ranks)
+            self._plan_anew(job, ranks)
             # Later than for a save whose plan fits; until here the versions tell of a change.
-            self._take(plan, job, overlaps=False)
+            self._take(job, overlaps=False)
+        if self._options.attest and job.digests is None:  # of what was copied in the call
+            self._digest(job)
         return True
 
     def _waiting(self) -> SaveJob | None:
@@ -328,19 +348,18 @@ class Engine:
             waiting.outcome.set_result(None)
             self._land(waiting)
 
-    def _plan_anew(self, job: SaveJob, ranks: Ranks) -> Plan:
+    def _plan_anew(self, job: SaveJob, ranks: Ranks) -> None:
         with self._landed:
             self._landed.wait_for(lambda: self._in_flight <= {job})
         plan = make_plan(ranks, job.contents, shard_bytes=self._options.shard_bytes)
         self._let_go_of_seats()
         self._layout = self._writer.share_layout(plan.layout)
         self._plan = plan
-        job.sources = self._sources(plan, job)
+        job.sources, job.digests = self._sources(plan, job), None
         if plan.on_devices:
             options = self._options
-            self._devices = Devices(plan, job.sources, attest=options.attest, max_bytes=options.max_device_bytes)
+            self._devices = Devices(plan, job.contents, attest=options.attest, max_bytes=options.max_device_bytes)
         self._choose_early(job.contents)
-        return plan
 
     def _choose_early(self, contents: Contents) -> None:
         leaves = contents.leaves(None)
@@ -447,6 +466,18 @@ class Engine:
 def _some(names: list[str]) -> str:
     shown = ", ".join(map(repr, names[:3]))
     return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Python looks for garbage after so many new objects: a tenth of a second that all ranks would wait for."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
 
 
 def _nothing(_: int) -> None:

@@ -193,10 +193,10 @@ _ON_HOST: Final = (sys.maxsize, False)
 
 def _place(item: WriteItem, leaf: Any) -> tuple[int, bool]:
     """Where in an image an item is: on which GPU, and whether it is copied by itself; what is on none comes last."""
-    if not is_regular(leaf):
+    if not is_regular(leaf) or type(leaf) not in (*PLAIN_TENSORS, DTensor):
         return _ON_HOST
-    part = leaf if type(leaf) in PLAIN_TENSORS else part_of(leaf, item.index)
-    if part.device.type != "cuda":
+    part = leaf.to_local() if isinstance(leaf, DTensor) else leaf
+    if part.device.type != "cuda" or item.tensor_data is None or item.tensor_data.chunk.sizes != part.shape:
         return _ON_HOST
     return part.get_device(), part.nbytes >= LARGE_BYTES and is_in_a_row(part)
 

@@ -39,25 +39,26 @@ class Snapshot:
         self._tensors = tensors
         self._versions = _versions(tensors)
         with torch.no_grad():
-            self._early = {id(tensors[place]): tensors[place].clone() for place in early if place < len(tensors)}
+            self.copied = {id(tensors[place]): tensors[place].clone() for place in early if place < len(tensors)}
+        """What those are copied as, by the `id` of what is live."""
 
     def source(self, leaf: Any) -> Any:
         """What to copy for `leaf`."""
-        return self._early.get(id(leaf), leaf)
+        return self.copied.get(id(leaf), leaf)
 
     def changed(self) -> list[int]:
         """The places of the tensors that were written to since the call, but for those that it copied."""
         return [
             place
             for place, (before, now) in enumerate(zip(self._versions, _versions(self._tensors), strict=True))
-            if before != now and id(self._tensors[place]) not in self._early
+            if before != now and id(self._tensors[place]) not in self.copied
         ]
 
 
 def early_places(tensors: Sequence[torch.Tensor], *, but_on: Collection[torch.device] = ()) -> list[int]:
     """Which tensors are copied in the call, of those that are not on the GPUs that `but_on` names."""
-    here = ((_local(tensor), place) for place, tensor in enumerate(tensors))
-    sizes = sorted((local.nbytes, place) for local, place in here if local.device not in but_on)
+    here = ((local(tensor), place) for place, tensor in enumerate(tensors))
+    sizes = sorted((own.nbytes, place) for own, place in here if own.device not in but_on)
     total_bytes = itertools.accumulate(size_bytes for size_bytes, _ in sizes)
     return [
         place
@@ -175,7 +176,8 @@ def names_of(plan: Plan, pieces: Iterable[int]) -> list[str]:
     return list(dict.fromkeys(plan.items[plan.pieces[piece]].fqn for piece in pieces))
 
 
-def _local(tensor: torch.Tensor) -> torch.Tensor:
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What of it is in this process's memory."""
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
@@ -186,4 +188,4 @@ def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
             return list(map(operator.attrgetter("_version"), tensors))
     except RuntimeError:  # one was made in inference mode
         pass
-    return [0 if tensor.is_inference() else _local(tensor)._version for tensor in tensors]
+    return [0 if tensor.is_inference() else local(tensor)._version for tensor in tensors]
