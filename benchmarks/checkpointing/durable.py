@@ -11,10 +11,14 @@ from checkpointing.child import in_child
 from checkpointing.savers import Ours
 from checkpointing.sizes import Sizes
 from checkpointing.workloads import ManyTensors
+from common.jobs import wait_until
 from common.machine import Quiet
 from common.table import Must, Row
 
 TENSORS = 373
+KEPT = 2
+"""Checkpoints, by `Ours`."""
+DELETING_S = 10.0
 
 
 def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]:
@@ -52,5 +56,7 @@ def measure(*, folder: str, state_mib: int, pairs: int) -> dict[str, Any]:
 
     for step in range(pairs + 1):
         for name, way in (("raw_s", limit), ("ours_s", ours))[:: 1 if step % 2 else -1]:
+            # Training goes on between two saves, and the checkpoint that the last one made superfluous is deleted then.
+            wait_until(lambda: len(list(place.iterdir())) <= KEPT, timeout_s=DELETING_S)
             times_s[name].append(way(step))
     return {name: found[1:] for name, found in times_s.items()}

@@ -392,18 +392,23 @@ class Engine:
         def copied(count: int) -> None:
             arena.advance(count, generation)
 
+        told = _nothing if began_on else copied
+
         def copy_rest() -> None:
             """What is on the host lies behind the rest in the image, and is copied while GPUs copy that."""
-            told = _nothing if began_on else copied
             copy_into(plan, arena.image, seat.views, job.sources, told, first=began_on)
             self._check_unchanged(job, job.changed())
+
+        def copy_rest_and_go_on() -> None:
+            copy_rest()
             job.staged.set()
 
         if devices:
-            devices.order(job.taken, seat, copied, copy_rest)
+            devices.order(job.taken, seat, copied, copy_rest_and_go_on)
             self._check_unchanged(job, job.changed_until_now())
         else:
             copy_rest()
+        # Where no GPU keeps the order, the state changes only now: a trainer that dies then leaves it to the writing.
         arena.move(State.SEALED, generation)
 
     def _order(self, job: SaveJob, plan: Plan, seat: Seat, generation: int) -> "Future[float]":

@@ -149,13 +149,14 @@ def _names(shard: Shard) -> tuple[str, str]:
 
 
 def write_shard(part: Part, shard: Shard) -> tuple[FileEntry, bytes]:
-    """One file of the image and its sidecar, durable; the digests of its pieces.
+    """One file of the image and its sidecar, durable; the digests of its pieces, where they are attested.
 
     Raises:
         OSError: it is not durable.
     """
     begin, end = shard.offset, shard.offset + shard.size_bytes
-    own = [Piece(piece.offset - begin, piece.length) for piece in part.layout.pieces if begin <= piece.offset < end]
+    attested = () if part.live is None else part.layout.pieces
+    own = [Piece(piece.offset - begin, piece.length) for piece in attested if begin <= piece.offset < end]
     path = part.order.staging / shard.name
     written = write_file(
         path,
