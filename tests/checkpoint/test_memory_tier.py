@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -11,8 +12,9 @@ from types import SimpleNamespace
 
 import pytest
 from images import hand_made, order_of, sealed
+from waiting import until
 
-from holdfast.checkpoint import kept
+from holdfast.checkpoint import keeping, kept
 from holdfast.checkpoint.arena import State
 from holdfast.checkpoint.checksums import checksum_of_digests, digests_of
 from holdfast.checkpoint.keeping import LEAST_FREE_BYTES, Keeper, Snapshot
@@ -77,7 +79,7 @@ def test_where_the_memory_is_too_short_for_two_arenas_there_is_one(monkeypatch):
 class Keeping:
     """A keeper of a hand-made snapshot, at work in a thread."""
 
-    def __init__(self, folder, **options):
+    def __init__(self, folder, *, begins=True, **options):
         layout = hand_made()
         self.arena = sealed(layout, 3)
         for state in (State.WRITING, State.COMMITTED):
@@ -91,6 +93,10 @@ class Keeping:
         self.keeper.ordered(order, 0)
         self.keeper.committed(Snapshot(order=order, layout=layout, arena=self.arena, generation=1, blocks=blocks))
         self._thread = threading.Thread(target=self.keeper.keep)
+        if begins:
+            self.begin()
+
+    def begin(self):
         self._thread.start()
 
     def ends(self):
@@ -111,6 +117,24 @@ def test_it_is_given_to_whoever_asks_until_the_time_is_over(tmp_path):
     clock.advance(101.0)
     assert keeping.ends()
     assert kept.ask(tmp_path, 0) is None
+
+
+def test_while_a_last_save_waits_for_a_lost_rank_the_one_before_is_given(tmp_path, monkeypatch):
+    """Its trainer is dead, and it is not through: `keep` has not begun."""
+    monkeypatch.setattr(keeping, "LAST_SAVE_S", 0.0)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours:
+        waiting = Keeping(tmp_path, begins=False, trainer=ours.fileno())
+        assert kept.ask(tmp_path, 0) is None  # it lives
+        theirs.close()
+        until(lambda: kept.ask_all(tmp_path, 2))
+        ((keeper, told),) = kept.ask_all(tmp_path, 2)
+        assert (keeper, told.rank, told.step) == (0, 0, 3)
+        kept.ask(tmp_path, 0).close()
+        kept.end(tmp_path, 0)
+        assert not waiting.keeper.has_any
+        waiting.begin()
+        assert waiting.ends()
 
 
 def test_it_ends_when_it_is_told_to_when_its_supervisor_ends_and_when_memory_is_short(tmp_path):
@@ -138,9 +162,9 @@ def test_an_arena_that_is_in_use_again_is_not_kept(tmp_path):
 
 def test_a_nonsensical_request_is_not_answered(tmp_path):
     keeping = Keeping(tmp_path)
-    with kept._request(tmp_path, 0, "more") as line:
+    with kept._request(tmp_path, 0, {"want": "more"}) as line:
         assert kept.receive(line) is None
-    with kept._request(tmp_path, 0, "snapshot"):
+    with kept._request(tmp_path, 0, {"want": "snapshot", "rank": 0}):
         pass  # and it goes away before the answer
     found = kept.ask(tmp_path, 0)
     found.close()

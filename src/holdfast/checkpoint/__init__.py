@@ -19,6 +19,9 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `writer` | the trainer's side of the writing process (`messages`: what they say to each other) |
 | `writing_process` | which outlives the trainer, and for each save does `persist`: write, attest, commit |
 | `keeping` | what it committed last stays in memory when the trainer dies (`kept`: for the rank that takes its place) |
+| `peers` | which rank of another node holds whose snapshot (`peer_meeting`: the ranks find each other) |
+| `peer_memory` | what a writing process sends there and holds (`peer_sending`, `peer_holding`, `peer_messages`) |
+| `peer_restoring` | ranks that lack their part in memory get it from where it is |
 | `disk` | files at the disk's own speed, with `checksums` of each block |
 | `commit` | the ranks' files become one checkpoint (`failures`: or why not, in words) |
 | `dcp` | PyTorch Distributed Checkpoint behind two functions (`metadata`: its pickle, not trusted) |

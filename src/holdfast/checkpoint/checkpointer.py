@@ -59,6 +59,7 @@ class Checkpointer:
         max_device_memory_gib: float | None = None,
         sigterm_grace_s: float | None = None,
         keep_in_memory_s: float | None = 600.0,
+        peer_memory: bool = False,
         push_to: str | None = None,
         keep_pushed: int | None = None,
     ) -> None:
@@ -88,6 +89,9 @@ class Checkpointer:
             keep_in_memory_s: for so long after this process has died, or a `with` block of this object was left by an
                 exception, the snapshot that became durable last stays in memory, at most until `restore` or a first
                 save of the process that takes its place. None: it does not.
+            peer_memory: whether each durable snapshot is sent to a rank on another node, in the background, which holds
+                the newest in its memory, for a rank that comes back on a new node. It takes as much memory again as
+                one rank's snapshot, twice while one arrives; `max_memory_gib` counts it.
             push_to: object storage that the newest checkpoint is pushed to, by a process of its own, such as
                 `s3://BUCKET/RUN`; `restore` fetches from there what is newer, or whole where it is damaged in `dir`.
             keep_pushed: how many stay there; None: all.
@@ -114,6 +118,8 @@ class Checkpointer:
             check_above_zero("sigterm_grace_s", sigterm_grace_s)
         if keep_in_memory_s is not None:
             check_above_zero("keep_in_memory_s", keep_in_memory_s)
+        elif peer_memory:
+            raise BadUse("peer_memory holds snapshots for keep_in_memory_s, which is None. Give it seconds.")
         if keep_pushed is not None:
             check_whole("keep_pushed", keep_pushed, least=1)
         self._folder = Path(dir).absolute()
@@ -141,6 +147,7 @@ class Checkpointer:
                 max_memory_bytes=None if max_memory_gib is None else max_memory_gib * 2**30,
                 max_device_bytes=None if max_device_memory_gib is None else max_device_memory_gib * 2**30,
                 keep_s=keep_in_memory_s or 0.0,
+                peer_memory=peer_memory,
             ),
         )
         self._sigterm: Sigterm | None = None
@@ -189,7 +196,8 @@ class Checkpointer:
     def restore(self, state: MutableMapping[str, Any], *, per_rank: MutableMapping[str, Any] | None = None) -> int:
         """Restore the newest checkpoint that verifies, and the random generators of each rank.
 
-        It is taken from memory where all ranks died with it in memory, and from disk otherwise.
+        It is taken from memory where all ranks died with it in memory, or peers hold what is lost, and from disk
+        otherwise.
 
         Collective where torch.distributed is initialised. State dicts and tensors are filled in place, keys
         they lack are added; objects get `load_state_dict`; plain values are replaced. Entries of the

@@ -32,6 +32,7 @@ from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.contents import Contents, collect
 from holdfast.checkpoint.devices import Devices, current_streams
 from holdfast.checkpoint.folders import remove_leftovers
+from holdfast.checkpoint.peer_meeting import meet
 from holdfast.checkpoint.plan import Plan, make_plan
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.retention import Retention
@@ -70,6 +71,7 @@ class Options:
     max_memory_bytes: float | None = None
     max_device_bytes: float | None = None
     keep_s: float = 0.0
+    peer_memory: bool = False
 
 
 class Engine:
@@ -205,6 +207,8 @@ class Engine:
             return secrets.token_hex(4)
 
         self._session = ranks.first(clear)
+        if self._options.peer_memory and (pairing := meet(ranks)) is not None:
+            self._writer.pair(pairing, max_bytes=self._options.max_memory_bytes)
         hook = register_optimizer_step_pre_hook(lambda *_: self.before_update())
         self._unhook = hook.remove
         self._ranks = ranks

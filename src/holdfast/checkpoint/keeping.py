@@ -1,12 +1,13 @@
 """The newest durable snapshot of a rank that died stays in memory, for the rank that takes its place.
 
 The writing process outlives its trainer. Unless that ended in good order, the process keeps the arena that it committed
-last and hands it out at a socket of this node (abstract, named by user, checkpoint folder and rank), one request a
-connection, to processes of the same user only:
+last, and what it holds for ranks of peer nodes, and hands them out at a socket of this node (abstract, named by user,
+checkpoint folder and rank), one request a connection, to processes of the same user only:
 
 | request | answer |
 |---|---|
-| `{"want": "snapshot"}` | what save it is and the arena; then its notes: the layout and the digests of all blocks |
+| `{"want": "list"}` | `{"images": […]}`: what is kept, see `Told` |
+| `{"want": "snapshot", "rank": R}` | what save it is and its memory; then its notes: layout and digests |
 | `{"want": "end"}` | the end of the connection, once the memory is given back |
 
 It ends after a stated time, when it is told to, when its supervisor ends, and when memory is short. No torch here.
@@ -22,12 +23,13 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple, Protocol
 
 from holdfast.checkpoint.arena import Arena, State
 from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.layout import Layout
 from holdfast.checkpoint.messages import receive, send
+from holdfast.checkpoint.peers import ENV_NODE
 from holdfast.core.memory import available_memory_bytes
 
 ENV_SUPERVISOR: Final = "HOLDFAST_SUPERVISOR_PID"
@@ -38,6 +40,8 @@ LEAST_FREE_BYTES: Final = 1 << 30
 """What is kept is given back where the node has less left: a job that runs needs it more than one that may come."""
 _LOOK_EVERY_S: Final = 0.5
 _PATIENCE_S: Final = 5.0
+LAST_SAVE_S: Final = 8.0
+"""For so long after the trainer's death whoever asks waits for its last save, and is then told what there is."""
 _LENGTH_BYTES: Final = 8
 _CREDENTIALS: Final = struct.Struct("3i")
 """Process, user and group: `struct ucred` of unix(7)."""
@@ -46,19 +50,46 @@ _CREDENTIALS: Final = struct.Struct("3i")
 def address(folder: Path, rank: int) -> str:
     """Where the snapshot of a rank that saved into `folder` is handed out.
 
-    By the folder itself, not its path: containers that share a network may have different ones of one path.
+    By the folder itself, not its path: containers that share a network may have different ones of one path. And by the
+    node, where it was given a name of its own.
 
     Raises:
         OSError: there is no such folder.
     """
     found = folder.stat()
-    return f"\0holdfast-{os.geteuid()}-{found.st_dev:x}.{found.st_ino:x}-{rank}"
+    node = f"-{name}" if (name := os.environ.get(ENV_NODE)) else ""
+    return f"\0holdfast-{os.geteuid()}-{found.st_dev:x}.{found.st_ino:x}-{rank}{node}"
 
 
 def is_of_this_user(line: socket.socket) -> bool:
     """Whether the process at the other side of a unix socket runs as the user that this one runs as."""
     _pid, uid, _gid = _CREDENTIALS.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
     return bool(uid == os.geteuid())
+
+
+def image_bytes(layout: Layout) -> int:
+    """How long an image of `layout` is."""
+    return max((shard.offset + shard.size_bytes for shard in layout.shards), default=0)
+
+
+class Told(NamedTuple):
+    """What is said of an image that is kept; `world_size`: how many ranks saved it."""
+
+    rank: int
+    world_size: int
+    step: int
+    save: str
+    image_bytes: int
+    notes_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """One that can be handed out: `fd` is laid out as an arena, `notes` are what `Snapshot.pack_notes` packs."""
+
+    told: Told
+    fd: int
+    notes: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +105,10 @@ class Snapshot:
     def is_there(self) -> bool:
         """Whether the arena still holds it."""
         arena = self.arena
-        return arena.generation == self.generation and arena.state is State.COMMITTED
+        try:
+            return arena.generation == self.generation and arena.state is State.COMMITTED
+        except (AttributeError, ValueError):  # another thread has closed it
+            return False
 
     def pack_notes(self) -> bytes:
         """The layout, and the digests in the order of its files."""
@@ -89,6 +123,16 @@ def unpack_notes(notes: bytes) -> tuple[Layout, bytes]:
     return Layout.unpack(notes[_LENGTH_BYTES:end]), notes[end:]
 
 
+class Others(Protocol):
+    """What is held for ranks of peer nodes."""
+
+    def images(self) -> list[Image]:
+        """All of it; the descriptors stay open as long as what is returned is used."""
+
+    def give_back(self) -> None:
+        """Let go of all of it."""
+
+
 class Keeper:
     """Keeps what one writing process committed last."""
 
@@ -101,6 +145,7 @@ class Keeper:
         ends_with: Sequence[int] = (),
         now_s: Callable[[], float] = time.monotonic,
         free_bytes: Callable[[], int] = available_memory_bytes,
+        others: Others | None = None,
     ) -> None:
         """Nothing is done before there is something to keep.
 
@@ -111,7 +156,9 @@ class Keeper:
             ends_with: descriptors; once one of them can be read, nothing is kept any more.
             now_s: the time.
             free_bytes: how much memory the node has left.
+            others: what is held for ranks of peer nodes, and kept as well.
         """
+        self._others = others
         self._keep_s = keep_s
         self._trainer = select.poll()
         self._has_trainer = trainer is not None
@@ -125,11 +172,21 @@ class Keeper:
         self._address = ""
         self._newest: Snapshot | None = None
         self._listener: socket.socket | None = None
+        self._is_through = threading.Event()
+        self._is_unwanted = False
+        self._serving = threading.Lock()
 
     @property
     def newest(self) -> Snapshot | None:
         """What would be kept now; None where there is nothing, or nothing is to be kept."""
         return self._newest if self._keep_s > 0 and self._newest is not None and self._newest.is_there() else None
+
+    @property
+    def has_any(self) -> bool:
+        """Whether there is something to keep, of this rank or of a peer node's."""
+        if self._keep_s <= 0 or self._is_unwanted:
+            return False
+        return self.newest is not None or bool(self._others is not None and self._others.images())
 
     def ordered(self, order: Order, rank: int) -> None:
         """A save was ordered: from now on it is known who may come to ask."""
@@ -139,12 +196,14 @@ class Keeper:
             self._listen()
             if self._listener is not None and self._has_trainer:
                 self._trainer.register(self._listener, select.POLLIN)
-                threading.Thread(target=self._turn_away, args=(self._listener,), daemon=True).start()
+                threading.Thread(target=self._serve_meanwhile, args=(self._listener,), daemon=True).start()
 
-    def committed(self, snapshot: Snapshot) -> None:
-        """A save is durable; what is not known by the digest of each block is not worth keeping."""
-        if snapshot.blocks.keys() == {shard.name for shard in snapshot.layout.shards}:
+    def committed(self, snapshot: Snapshot) -> bool:
+        """A save is durable. Whether it is worth keeping: what is not known by the digest of each block is not."""
+        is_known = snapshot.blocks.keys() == {shard.name for shard in snapshot.layout.shards}
+        if is_known:
             self._newest = snapshot
+        return is_known
 
     def forget(self, arena: Arena) -> None:
         """It is used no more."""
@@ -158,53 +217,119 @@ class Keeper:
         try:
             listener.bind(self._address)
             listener.listen()
+            listener.setblocking(False)
         except OSError:  # another one is still there
             listener.close()
         else:
             self._listener = listener
 
-    def _turn_away(self, listener: socket.socket) -> None:
-        """While the trainer lives nothing is left; whoever asks after its death waits for `keep`, or this one's end."""
+    def _serve_meanwhile(self, listener: socket.socket) -> None:
+        """Until `keep`, or the end of the process.
+
+        While the trainer lives nothing is left. After its death its last save may wait for a rank that died with its
+        node, and never be: what was durable before is handed out then.
+        """
         while all(fd == listener.fileno() for fd, _event in self._trainer.poll()):
-            listener.accept()[0].close()
+            with contextlib.suppress(BlockingIOError):
+                listener.accept()[0].close()
+        if self._is_through.wait(LAST_SAVE_S):
+            return
+        while not (self._is_unwanted or self._is_through.is_set() or self._is_over()):
+            if not select.select([listener], [], [], _LOOK_EVERY_S)[0]:
+                continue
+            with self._serving:
+                if self._is_through.is_set():
+                    return
+                snapshot = self.newest
+                own = [] if snapshot is None else [_image_of(snapshot)]
+                last = self._serve(listener, own)
+                _close_notes(own)
+                if last is not None:
+                    self._is_unwanted = True
+                    listener.close()
+                    self._let_go(snapshot)
+                    last.close()
 
     def keep(self) -> None:
         """Hand out what is kept until it is to end; then the memory is free, as far as this process has it."""
-        self._listen()
-        snapshot, listener = self.newest, self._listener
-        if snapshot is None or listener is None:
+        self._is_through.set()
+        with self._serving:
+            self._listen()
+            listener = self._listener
+        if not self.has_any or listener is None:
             return
-        notes = os.memfd_create("holdfast-notes", os.MFD_CLOEXEC)
+        snapshot = self.newest
+        own = [] if snapshot is None else [_image_of(snapshot)]
         last: socket.socket | None = None
         try:
-            with os.fdopen(os.dup(notes), "wb") as file:
-                file.write(snapshot.pack_notes())
             until_s = self._now_s() + self._keep_s
             while last is None and self._now_s() < until_s and self._free_bytes() >= LEAST_FREE_BYTES:
-                ready, _, _ = select.select([listener.fileno(), *self._ends_with], [], [], _LOOK_EVERY_S)
-                if any(fd in ready for fd in self._ends_with):
+                if self._is_over():
                     break
-                if listener.fileno() in ready:
-                    last = _answer(listener.accept()[0], snapshot, notes)
+                last = self._serve(listener, own)
         finally:
             listener.close()
-            os.close(notes)
-            self._newest = None
-            snapshot.arena.close()
+            _close_notes(own)
+            self._let_go(snapshot)
             if last is not None:
                 last.close()
 
+    def _serve(self, listener: socket.socket, own: Sequence[Image]) -> socket.socket | None:
+        """Answer one request, if one comes soon; its line, open, where it is for the end."""
+        ready, _, _ = select.select([listener.fileno(), *self._ends_with], [], [], _LOOK_EVERY_S)
+        if listener.fileno() not in ready:
+            return None
+        try:
+            line, _address = listener.accept()
+        except BlockingIOError:  # another thread has it
+            return None
+        return _answer(line, [*own, *([] if self._others is None else self._others.images())])
 
-def _answer(line: socket.socket, snapshot: Snapshot, notes: int) -> socket.socket | None:
+    def _is_over(self) -> bool:
+        return bool(self._ends_with and select.select(self._ends_with, [], [], 0)[0])
+
+    def _let_go(self, snapshot: Snapshot | None) -> None:
+        self._newest = None
+        if snapshot is not None:
+            snapshot.arena.close()
+        if self._others is not None:
+            self._others.give_back()
+
+
+def _close_notes(images: Sequence[Image]) -> None:
+    for image in images:
+        os.close(image.notes)
+
+
+def _image_of(snapshot: Snapshot) -> Image:
+    order, layout, notes = snapshot.order, snapshot.layout, snapshot.pack_notes()
+    told = Told(layout.rank, layout.world_size, order.step, order.save, image_bytes(layout), len(notes))
+    return Image(told=told, fd=snapshot.arena.fd, notes=notes_file(notes))
+
+
+def notes_file(notes: bytes) -> int:
+    """The descriptor of a file in memory that holds them."""
+    fd = os.memfd_create("holdfast-notes", os.MFD_CLOEXEC)
+    with os.fdopen(os.dup(fd), "wb") as file:
+        file.write(notes)
+    return fd
+
+
+def _answer(line: socket.socket, images: Sequence[Image]) -> socket.socket | None:
     """Do as a successor asks; `line`, open, where it asked for the end."""
     wants_end = False
     try:
         line.settimeout(_PATIENCE_S)
         if is_of_this_user(line) and (received := receive(line)) is not None:
-            wants_end = received[0] == {"want": "end"}
-            if received[0] == {"want": "snapshot"}:
-                send(line, {"step": snapshot.order.step, "save": snapshot.order.save}, snapshot.arena.fd)
-                send(line, {}, notes)
+            asked = received[0]
+            wants_end = asked == {"want": "end"}
+            if asked == {"want": "list"}:
+                send(line, {"images": [image.told for image in images]})
+            for image in images:
+                if asked == {"want": "snapshot", "rank": image.told.rank}:
+                    send(line, {"step": image.told.step, "save": image.told.save}, image.fd)
+                    send(line, {}, image.notes)
+                    break
     except (OSError, ValueError):  # it went away, or is none of ours
         wants_end = False
     if wants_end:

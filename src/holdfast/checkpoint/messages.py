@@ -6,12 +6,14 @@
 | `{"arena": A}` and the arena | it is called A |
 | `{"save": …, "arena": A, "generation": G, "layout": L, …}` | see `commit.Order` and `Writer.save` |
 | `{"forget": {"arenas": […], "layouts": […]}}` | no save needs them any more |
+| `{"peer": {…}}` and a bound socket | see `peer_memory.Pairing` |
 | `{"closed": true}` | the trainer ends in good order: nothing is to be kept for a successor |
 
 | from it | meaning |
 |---|---|
 | `{"alive": BYTES}` | it lives, and has written so many bytes since it began |
 | `{"ended": {"arena", "generation", "seconds"}}` | durable |
+| `{"held": STEP}` | the peer holds this step |
 | `{"ended": {…, "failed", "errno", "pieces"}}` | not, and why; `pieces`: those that are not what the live bytes were |
 """
 

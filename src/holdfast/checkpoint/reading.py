@@ -33,6 +33,8 @@ _THREADS: Final = 4
 """Two keep the disks busy that were measured, while two others compare and copy."""
 _GAP_BLOCKS: Final = 1
 """Blocks that nobody wants are read where leaving them out would cost another read."""
+Tier = Literal["memory", "peer_memory", "disk"]
+"""Where the files of a checkpoint are read: on this node, on a node that held them for another one, or on disk."""
 
 
 class Part(NamedTuple):
@@ -45,7 +47,7 @@ class Part(NamedTuple):
 class VerifiedFiles:
     """The files of one checkpoint. `bytes_read`: of them, so far; `tier`: where they are."""
 
-    tier: Literal["memory", "disk"] = "disk"
+    tier: Tier = "disk"
 
     def __init__(self, folder: Path, files: Iterable[FileEntry]) -> None:
         self._folder = folder

@@ -2,10 +2,10 @@
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
@@ -15,9 +15,11 @@ from holdfast.checkpoint.catalog import CheckpointInfo, inspect, scan
 from holdfast.checkpoint.contents import STRUCTURE, has_state_dict, rank_structure, state_dicts
 from holdfast.checkpoint.fit import ABSENT, Fit, fill
 from holdfast.checkpoint.folders import step_path
+from holdfast.checkpoint.keeping import Told
 from holdfast.checkpoint.kept import Predecessors
 from holdfast.checkpoint.manifest import Manifest, ManifestError, check_contents, read_manifest
 from holdfast.checkpoint.metadata import METADATA_NAME, check_against_files, read_metadata, unpack_metadata
+from holdfast.checkpoint.peer_restoring import Move, bring, moves, newest_whole
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.reading import VerifiedFiles
 from holdfast.checkpoint.tree import Skeleton, skeleton_from_paths
@@ -111,8 +113,8 @@ def restore_newest(
 ) -> tuple[OpenCheckpoint | None, list[PassedOver]]:
     """Restore the newest checkpoint of which all that the ranks need is whole. Collective.
 
-    Where all ranks have it in memory, left by those before them, it is taken from there; then, or when another one was
-    restored, that memory is given back.
+    Where all of it is in memory, left by the ranks before these on their nodes, or by nodes that hold what other ones
+    lost, it is taken from there; then, or when another one was restored, that memory is given back.
 
     Args:
         ranks: those that restore.
@@ -129,13 +131,29 @@ def restore_newest(
         BadUse, StateMismatch, CheckpointError: see `restore_into`.
     """
     with Predecessors(folder, ranks.rank, ranks.world_size) as memory:
-        kept = ranks.together(lambda: memory.kept)
-        in_memory = kept[0] if len(set(kept)) == 1 else None
-        if in_memory is None and any(kept) and ranks.rank == 0:
-            _logger.warning("Not all ranks have the same step in memory (%s).", [each and each[0] for each in kept])
-        restored = _restore_newest(ranks, folder, state, per_rank, memory, in_memory and in_memory[0], fetch_again)
+        told = ranks.together(lambda: memory.told)
+        in_memory = newest_whole(told, ranks.world_size)
+        if in_memory is None and any(told) and ranks.rank == 0:
+            _logger.warning("Not all ranks' parts of one step are in memory (%s).", _missing(told, ranks.world_size))
+        planned = [] if in_memory is None else moves(told, in_memory)
+        source = _Memory(memory, -1 if in_memory is None else in_memory[0], planned)
+        restored = _restore_newest(ranks, folder, state, per_rank, source, fetch_again)
         memory.end()
         return restored
+
+
+class _Memory(NamedTuple):
+    """Which step can be had from memory, and what is to be sent for it."""
+
+    predecessors: Predecessors
+    step: int
+    moves: list[Move]
+
+
+def _missing(told: Sequence[Sequence[Told]], world_size: int) -> str:
+    newest = max(image.step for each in told for image in each)
+    having = {image.rank for each in told for image in each if image.step == newest}
+    return f"of step {newest}, {world_size - len(having)} of {world_size} are missing"
 
 
 def _restore_newest(
@@ -143,8 +161,7 @@ def _restore_newest(
     folder: Path,
     state: MutableMapping[str, Any],
     per_rank: MutableMapping[str, Any] | None,
-    memory: Predecessors,
-    step_in_memory: int | None,
+    memory: _Memory,
     fetch_again: Callable[[int], bool] | None,
 ) -> tuple[OpenCheckpoint | None, list[PassedOver]]:
     def attempt(info: CheckpointInfo, tier: Predecessors | None) -> tuple[OpenCheckpoint | None, str]:
@@ -155,8 +172,9 @@ def _restore_newest(
 
     passed_over: list[PassedOver] = []
     for info in ranks.first(lambda: scan(folder)):
-        if info.step == step_in_memory:
-            opened, reason = attempt(info, memory)
+        if info.step == memory.step:
+            reason = bring(ranks, memory.predecessors, memory.moves)
+            opened, reason = (None, reason) if reason else attempt(info, memory.predecessors)
             if opened is not None:
                 return opened, passed_over
             if ranks.rank == 0:

@@ -21,6 +21,7 @@ from holdfast.checkpoint.arena import Arena, ArenaError, State
 from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.layout import Layout
 from holdfast.checkpoint.messages import MODULE, receive, send
+from holdfast.checkpoint.peer_memory import Pairing
 from holdfast.core.errors import SaveFailed
 
 _logger = logging.getLogger("holdfast")
@@ -95,6 +96,9 @@ class Writer:
         self._numbers = 0
         self._closed = False
         self._lets_go = False
+        self._pairing: tuple[Pairing, float | None] | None = None
+        self.held_step = -1
+        """The last one that the peer holds in memory, as far as is known."""
 
     @property
     def pid(self) -> int | None:
@@ -121,6 +125,22 @@ class Writer:
             if self._socket is not None:
                 self._tell({"layout": self._numbers}, fd)
             return self._numbers
+
+    def pair(self, pairing: Pairing, *, max_bytes: float | None) -> None:
+        """Let the process know its peer; the listener is this object's to close.
+
+        Args:
+            pairing: who it is.
+            max_bytes: what the process may hold for others and for this rank together; None: as much as there is.
+        """
+        with self._lock:
+            self._pairing = pairing, max_bytes
+            self._tell_of_peer()
+
+    def _tell_of_peer(self) -> None:
+        if self._pairing is not None and self._socket is not None:
+            pairing, max_bytes = self._pairing
+            self._tell({"peer": pairing.message(max_bytes)}, pairing.listener.fileno())
 
     def forget(self, arenas: list[int], layouts: list[int]) -> None:
         """Let go of what no save needs any more."""
@@ -191,6 +211,8 @@ class Writer:
                 os.close(fd)
             self._arenas.clear()
             self._layouts.clear()
+            if self._pairing is not None:
+                self._pairing[0].listener.close()
         for outstanding, failure in ended:
             outstanding.settle(failure)
 
@@ -208,6 +230,7 @@ class Writer:
             )
             undo.pop_all()
         self._socket = ours
+        self._tell_of_peer()
         for number, arena in self._arenas.items():
             self._tell({"arena": number}, arena.fd)
         for number, fd in self._layouts.items():
@@ -247,6 +270,8 @@ class Writer:
                 if "ended" in message:
                     self._ended(message["ended"])
                     moved_s = now_s
+                elif "held" in message:
+                    self.held_step = message["held"]
                 elif message["alive"] != written_bytes:
                     written_bytes, moved_s = message["alive"], now_s
             if now_s - heard_s > _SILENT_S:

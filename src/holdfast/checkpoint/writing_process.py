@@ -24,6 +24,7 @@ from holdfast.checkpoint.failures import explain
 from holdfast.checkpoint.keeping import ENV_SUPERVISOR, PROCESS_NAME, Keeper, Snapshot
 from holdfast.checkpoint.layout import Layout
 from holdfast.checkpoint.messages import receive, send
+from holdfast.checkpoint.peer_memory import PeerMemory
 from holdfast.checkpoint.persist import NotAttested, Part, delete_superfluous, persist
 
 ALIVE_EVERY_S: Final = 0.5
@@ -53,11 +54,13 @@ class Service:
         self._trainer_pidfds = _pidfd(trainer_pid)
         named = os.environ.get(ENV_SUPERVISOR)
         supervisor = _pidfd(int(named)) if named else []
+        self._peer = PeerMemory(own_bytes=self._arena_bytes, held=lambda step: self._say({"held": step}))
         self._keeper = Keeper(
             keep_s if supervisor or not named else 0.0,
             trainer=trainer.fileno(),
             trainer_pidfds=self._trainer_pidfds,
             ends_with=supervisor,
+            others=self._peer,
         )
         self._in_good_order = False
         self._arenas: dict[int, Arena] = {}
@@ -85,6 +88,8 @@ class Service:
     def _take(self, message: dict[str, Any], fd: int | None) -> None:
         if fd is not None and "arena" in message:
             self._arenas[message["arena"]] = Arena(fd)
+        elif fd is not None and "peer" in message:
+            self._peer.paired(message["peer"], fd)
         elif fd is not None:
             with os.fdopen(fd, "rb") as file:
                 file.seek(0)
@@ -102,11 +107,11 @@ class Service:
 
     def keep(self) -> None:
         """Keep what the trainer, which is gone, saved last, unless it ended in good order."""
-        newest = None if self._in_good_order else self._keeper.newest
-        if newest is None:
+        if self._in_good_order or not self._keeper.has_any:
             return
+        newest = self._keeper.newest
         for arena in self._arenas.values():
-            if arena is not newest.arena:
+            if newest is None or arena is not newest.arena:
                 arena.close()
         self._arenas.clear()
         self._layouts.clear()
@@ -177,12 +182,15 @@ class Service:
                 arena.move(State.FREE, generation)
         else:
             arena.move(State.COMMITTED, generation)
-            self._keeper.committed(
-                Snapshot(order=order, layout=layout, arena=arena, generation=generation, blocks=blocks)
-            )
+            snapshot = Snapshot(order=order, layout=layout, arena=arena, generation=generation, blocks=blocks)
+            if self._keeper.committed(snapshot):
+                self._peer.offer(snapshot)
         self._say({"ended": {**ended, "seconds": time.monotonic() - began_s}})
         if layout.rank == 0 and "failed" not in ended:  # a large one takes a while: nobody waits for it
             delete_superfluous(order)
+
+    def _arena_bytes(self) -> int:
+        return sum(arena.capacity_bytes for arena in list(self._arenas.values()))
 
     def _is_trainer_gone(self) -> bool:
         return bool(self._trainer_pidfds and select.select(self._trainer_pidfds, [], [], 0)[0])

@@ -1,0 +1,56 @@
+"""Which rank holds whose snapshot: pairs across nodes, and across failure domains where that can be had."""
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+ENV_NODE: Final = "HOLDFAST_NODE"
+"""What tells a node from the others, where the kernel's word for it will not do."""
+ENV_FAILURE_DOMAIN: Final = "HOLDFAST_FAILURE_DOMAIN"
+"""What fails together with this node: a rack, a switch, a power supply; the same label on all nodes of it."""
+_BOOT_ID: Final = Path("/proc/sys/kernel/random/boot_id")
+
+
+class Place(NamedTuple):
+    """Where a rank runs; `domain` is empty where nobody has named it: then the node is its own."""
+
+    node: str
+    domain: str = ""
+
+
+def own_place() -> Place:
+    """Where this process runs.
+
+    A node is what loses its memory at once, and that is one running kernel: containers of one machine are one node,
+    whatever they call themselves, and machines that are all called `localhost` are not.
+    """
+    node = os.environ.get(ENV_NODE) or _BOOT_ID.read_text().strip()
+    return Place(node, os.environ.get(ENV_FAILURE_DOMAIN, ""))
+
+
+def partners(places: Sequence[Place]) -> list[int | None]:
+    """For each rank the one that holds its snapshot; None for all where there is one node.
+
+    The nodes stand in a ring, those of a domain side by side, and each is held by the one half the ring away. So each
+    holds for one other, and as many pairs as that permits are of two domains: all, where no domain has more than half
+    of the nodes. The ranks of a node are held by those of the other one in their order, in turn where it has fewer.
+
+    Args:
+        places: of the ranks, in their order.
+    """
+    nodes: dict[str, list[int]] = {}
+    for rank, place in enumerate(places):
+        nodes.setdefault(place.node, []).append(rank)
+    domains: dict[tuple[str, str], list[str]] = {}
+    for node, ranks in nodes.items():
+        domain = places[ranks[0]].domain
+        domains.setdefault((domain, "" if domain else node), []).append(node)
+    ring = [node for together in domains.values() for node in together]
+    found: list[int | None] = [None] * len(places)
+    if len(ring) > 1:
+        for at, node in enumerate(ring):
+            holders = nodes[ring[(at + len(ring) // 2) % len(ring)]]
+            for local, rank in enumerate(nodes[node]):
+                found[rank] = holders[local % len(holders)]
+    return found
