@@ -120,8 +120,8 @@ def _meet(rank: int, world_size: int, meeting: Path, work: Callable[..., Any], *
 def write_base(rank: int, world_size: int, folder: Path, seed: int) -> None:
     """What one rank does."""
     with Checkpointer(folder, keep=None) as ckpt:
-        options = ckpt._engine._options
-        ckpt._engine._options = replace(options, shard_bytes=SHARD_BYTES)  # no option of the user's
+        shape = ckpt._engine._shape
+        shape._options = replace(shape._options, shard_bytes=SHARD_BYTES)  # no option of the user's
         for step in STEPS:
             state = on_ranks(state_of(seed, step), world_size)
             path = ckpt.save(step, state, per_rank=per_rank_of(seed, step, rank)).result()

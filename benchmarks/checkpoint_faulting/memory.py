@@ -91,8 +91,7 @@ def flip_in_arena(folder: Path, seed: int, count: int) -> list[Verdict]:
             handle = ckpt.save(step, {"weights": live})
             ckpt.before_update()
             arena = next(each.arena for each in seats._seats if each.arena.step == step)
-            plan = ckpt._engine._plan
-            assert plan is not None, "it has saved"
+            plan = ckpt._engine._shape.agreed
             begin, length = chance.choice(plan.layout.pieces)
             arena.image[begin + chance.randrange(length)] ^= 1 << chance.randrange(8)
             os.kill(writer, signal.SIGCONT)

@@ -36,7 +36,8 @@ def state_of(step, run=0):
 
 def save(folder, run=0):
     with Checkpointer(folder, keep=None) as ckpt:
-        ckpt._engine._options = replace(ckpt._engine._options, shard_bytes=SHARD_BYTES)
+        shape = ckpt._engine._shape
+        shape._options = replace(shape._options, shard_bytes=SHARD_BYTES)
         for step in (1, 2):
             ckpt.save(step, state_of(step, run)).result()
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, NoReturn, Self
 
 from holdfast.checkpoint.arguments import check_above_zero, check_one_of, check_whole, make_writable
 from holdfast.checkpoint.catalog import verify
-from holdfast.checkpoint.engine import Busy, Engine, Options
+from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.interval import Every, make_interval
 from holdfast.checkpoint.lost_time import LostTime
@@ -25,6 +25,7 @@ from holdfast.checkpoint.restore import open_checkpoint, per_rank_states, restor
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.save_handle import SaveHandle
 from holdfast.checkpoint.saved_event import Saved, saved_event
+from holdfast.checkpoint.shape import Busy, Options
 from holdfast.checkpoint.sigterm import EXIT_CODE, Sigterm
 from holdfast.checkpoint.votes import Votes
 from holdfast.core.clock import SystemClock

@@ -18,9 +18,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -29,24 +28,20 @@ from holdfast.checkpoint import kept
 from holdfast.checkpoint.arena import ArenaError, State
 from holdfast.checkpoint.checksums import DIGEST_BYTES
 from holdfast.checkpoint.commit import Order
-from holdfast.checkpoint.contents import Contents, collect
-from holdfast.checkpoint.devices import Devices, current_streams
+from holdfast.checkpoint.contents import collect
+from holdfast.checkpoint.devices import current_streams
 from holdfast.checkpoint.folders import remove_leftovers
 from holdfast.checkpoint.peer_meeting import meet
-from holdfast.checkpoint.plan import Plan, make_plan
+from holdfast.checkpoint.plan import Plan
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.save_job import SaveJob
 from holdfast.checkpoint.saved_event import Saved
 from holdfast.checkpoint.seats import Seat, Seats
+from holdfast.checkpoint.shape import Options, Shape
 from holdfast.checkpoint.stage import (
-    Snapshot,
     copy_into,
-    early_places,
-    live_digests,
     names_of,
-    overlong,
-    sources,
 )
 from holdfast.checkpoint.writer import NotAttestedError, Writer
 from holdfast.core.errors import BadUse, HoldfastError, SaveFailed
@@ -56,22 +51,6 @@ _ADVICE: Final = (
     "Only an optimizer's step may change it before the copy is made; a loop without one calls ckpt.before_update() "
     "first. From now on it is copied in the call."
 )
-Busy = Literal["wait", "skip", "replace"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """See `Checkpointer`."""
-
-    attest: bool = True
-    when_busy: Busy = "wait"
-    timeout_s: float = 600.0
-    shard_bytes: int = 4 << 30
-    max_write_bytes_s: float | None = None
-    max_memory_bytes: float | None = None
-    max_device_bytes: float | None = None
-    keep_s: float = 0.0
-    peer_memory: bool = False
 
 
 class Engine:
@@ -86,11 +65,7 @@ class Engine:
         )
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-stage")
         self._seats = Seats(self._writer, max_bytes=options.max_memory_bytes, spares_newest=options.keep_s > 0)
-        self._plan: Plan | None = None
-        self._devices: Devices | None = None
-        self._layout = 0
-        self._early: set[int] = set()
-        self._unsteady: set[str] = set()
+        self._shape = Shape(options, self._writer, self._seats)
         self._ranks: Ranks | None = None
         self._session = ""
         self._saves = 0
@@ -134,20 +109,19 @@ class Engine:
             damaged=tuple(damaged),
         )
         job = SaveJob(order, began_s, must, current_streams())
-        blocking = self._plan is None
+        blocking = True
         try:
             with _no_collection():
                 job.contents = collect(ranks.rank, state, per_rank)
-                job.snapshot = Snapshot(job.contents.tensors, self._early)
-                if self._plan is not None:
-                    blocking = not self._take(job, overlaps=True)
+                job.snapshot = self._shape.snapshot(job.contents)
+                blocking = not self._shape.take(job, overlaps=True)
         except Exception as error:  # the other ranks are to know
             job.error, blocking = error, True
         self._staging = job
         self._in_flight.add(job)
         staging = self._thread.submit(self._stage, job, ranks)
         if blocking:
-            self._thread.submit(self._prepare)
+            self._thread.submit(self._shape.prepare)
             staging.result()
             if (job.failure is not None or job.outcome.done()) and (failed := job.outcome.exception()) is not None:
                 raise failed
@@ -183,12 +157,7 @@ class Engine:
         self._unhook()
         self.wait()
         self._thread.shutdown(cancel_futures=True)
-        if in_good_order:
-            self._let_go_of_seats()
-        else:
-            self._let_go_of_devices()
-            self._seats.forget()
-            self._plan = None
+        self._shape.close(in_good_order=in_good_order)
         self._writer.close(in_good_order=in_good_order)
         if self._ranks is not None and self._ranks.group is not None and dist.is_initialized():
             with contextlib.suppress(ValueError):  # it went with the default group
@@ -214,42 +183,6 @@ class Engine:
         self._ranks = ranks
         return ranks
 
-    def _sources(self, plan: Plan, job: SaveJob) -> list[Any]:
-        return sources(plan, job.contents.leaves(plan.structure), job.snapshot)
-
-    def _take(self, job: SaveJob, *, overlaps: bool) -> bool:
-        """Take, in the call, what cannot be taken later; whether the state is as planned, as far as is seen.
-
-        Args:
-            job: what to take it of.
-            overlaps: whether the training goes on while the rest is copied.
-        """
-        devices = job.devices = self._devices
-        copied = job.snapshot.copied
-        if devices:
-            job.taken = devices.take(job.contents.tensors, copied, job.streams, overlaps=overlaps)
-            if not job.taken:
-                return False
-        if self._options.attest and not (devices and devices.leaves_none(job.contents.tensors, copied)):
-            if not self._fits(job):
-                return False
-            self._digest(job)
-        return True
-
-    def _fits(self, job: SaveJob) -> bool:
-        """Whether the state is as the plan has it; if so, the job has its sources."""
-        plan = self._plan
-        if plan is None or not plan.fits(job.contents):
-            return False
-        job.sources = job.sources or self._sources(plan, job)
-        return not overlong(plan, job.sources) and (not job.devices or job.devices.has_taken(job.taken, job.sources))
-
-    def _digest(self, job: SaveJob) -> None:
-        """Digest what GPUs do not."""
-        assert self._plan is not None, "the state is as planned"
-        first = job.devices.first_digested_on_host if job.devices else 0
-        job.digests = live_digests(self._plan, job.sources, first=first)
-
     def _stage(self, job: SaveJob, ranks: Ranks) -> None:
         """Order one save to be written, and copy its state, which the writing follows. Collective, in the thread."""
         seat: Seat | None = None
@@ -257,11 +190,11 @@ class Engine:
 
         def begin() -> None:
             nonlocal seat, generation
-            assert self._plan is not None, "all have agreed on one"
-            seat = self._seats.take(self._plan)
-            generation = seat.arena.begin(job.order.step, self._plan.digest)
+            plan = self._shape.agreed
+            seat = self._seats.take(plan)
+            generation = seat.arena.begin(job.order.step, plan.digest)
             if job.digests is not None:  # those before them come from GPUs
-                end = len(self._plan.pieces) * DIGEST_BYTES
+                end = len(plan.pieces) * DIGEST_BYTES
                 seat.arena.notes[end - len(job.digests) : end] = job.digests
 
         ended: Future[float] | None = None
@@ -270,10 +203,9 @@ class Engine:
                 job.outcome.set_result(None)
                 return
             ranks.together(begin)
-            assert self._plan is not None, "all have agreed on one"
             assert seat is not None, "it was taken"
-            ended = self._order(job, self._plan, seat, generation)
-            self._copy(job, self._plan, seat, generation)
+            ended = self._order(job, self._shape.agreed, seat, generation)
+            self._copy(job, self._shape.agreed, seat, generation)
         except Exception as error:
             failure = (
                 error
@@ -293,14 +225,10 @@ class Engine:
             job.let_go()
             if ended is None:
                 self._land(job)
-        if ended is not None and seat is not None and (plan := self._plan) is not None:
+        if ended is not None and seat is not None:
+            plan = self._shape.agreed
             # Only now: a save that has failed already ends in this very call.
             ended.add_done_callback(lambda done: self._ended(job, seat, plan, done))
-
-    def _prepare(self) -> None:
-        """Take the memory that the next save needs, while the training goes on."""
-        if self._plan is not None:
-            self._seats.prepare(self._plan)
 
     def _agree(self, job: SaveJob, ranks: Ranks) -> bool:
         """Have a plan that fits on every rank, and the sources by it; False: all ranks skip this save."""
@@ -311,7 +239,7 @@ class Engine:
                 raise job.error
             return (
                 job.order.step,
-                self._fits(job),
+                self._shape.fits(job),
                 self._seats.has_free(),
                 job.must,
                 waiting.order.save if waiting else "",
@@ -326,11 +254,10 @@ class Engine:
         if self._options.when_busy == "replace" and not all(seats) and waiting is not None and len(set(saves)) == 1:
             self._give_up(waiting, job)
         if not all(fits):
-            self._plan_anew(job, ranks)
-            # Later than for a save whose plan fits; until here the versions tell of a change.
-            self._take(job, overlaps=False)
-        if self._options.attest and job.digests is None:  # of what was copied in the call
-            self._digest(job)
+            with self._landed:
+                self._landed.wait_for(lambda: self._in_flight <= {job})
+            self._shape.plan_anew(job, ranks)
+        self._shape.digest_rest(job)
         return True
 
     def _waiting(self) -> SaveJob | None:
@@ -351,37 +278,6 @@ class Engine:
             self._seats.free(waiting.seat)
             waiting.outcome.set_result(None)
             self._land(waiting)
-
-    def _plan_anew(self, job: SaveJob, ranks: Ranks) -> None:
-        with self._landed:
-            self._landed.wait_for(lambda: self._in_flight <= {job})
-        plan = make_plan(ranks, job.contents, shard_bytes=self._options.shard_bytes)
-        self._let_go_of_seats()
-        self._layout = self._writer.share_layout(plan.layout)
-        self._plan = plan
-        job.sources, job.digests = self._sources(plan, job), None
-        if plan.on_devices:
-            options = self._options
-            self._devices = Devices(plan, job.contents, attest=options.attest, max_bytes=options.max_device_bytes)
-        self._choose_early(job.contents)
-
-    def _choose_early(self, contents: Contents) -> None:
-        leaves = contents.leaves(None)
-        unsteady = {id(leaves[name]) for name in self._unsteady if name in leaves}
-        self._early = set(early_places(contents.tensors, but_on=[*self._devices] if self._devices else ()))
-        self._early |= {place for place, tensor in enumerate(contents.tensors) if id(tensor) in unsteady}
-
-    def _let_go_of_devices(self) -> None:
-        if self._devices is not None:
-            self._devices.close()
-        self._devices = None
-
-    def _let_go_of_seats(self) -> None:
-        self._let_go_of_devices()
-        numbers = self._seats.forget()
-        if self._plan is not None:
-            self._writer.forget(numbers, [self._layout])
-        self._plan = None
 
     def _copy(self, job: SaveJob, plan: Plan, seat: Seat, generation: int) -> None:
         """Copy and seal; where that fails, whoever writes it hears of it by the arena's state.
@@ -421,7 +317,7 @@ class Engine:
             job.order,
             arena=seat.number,
             generation=generation,
-            layout=self._layout,
+            layout=self._shape.layout,
             attested_bytes=0 if job.digests is None else len(plan.pieces) * DIGEST_BYTES,
         )
 
@@ -430,7 +326,7 @@ class Engine:
         error = job.failure or done.exception()
         if isinstance(error, NotAttestedError):
             names = names_of(plan, error.pieces)
-            self._copy_early(job, names)
+            self._shape.copy_early(job.contents, names)
             error = SaveFailed(
                 f"Step {job.order.step} was not saved: what was staged of {_some(names)} is not what it was when save "
                 f"was called. {_ADVICE}"
@@ -462,14 +358,10 @@ class Engine:
 
     def _check_unchanged(self, job: SaveJob, changed: list[str]) -> None:
         if changed:
-            self._copy_early(job, changed)
+            self._shape.copy_early(job.contents, changed)
             raise SaveFailed(
                 f"Step {job.order.step} was not saved: {_some(changed)} changed while it was copied. {_ADVICE}"
             )
-
-    def _copy_early(self, job: SaveJob, names: list[str]) -> None:
-        self._unsteady.update(names)
-        self._choose_early(job.contents)
 
 
 def _some(names: list[str]) -> str:

@@ -1,0 +1,146 @@
+"""What all saves of a state of one shape share: its plan, its memory, and what of it is taken in the call."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from holdfast.checkpoint.contents import Contents
+from holdfast.checkpoint.devices import Devices
+from holdfast.checkpoint.plan import Plan, make_plan
+from holdfast.checkpoint.ranks import Ranks
+from holdfast.checkpoint.save_job import SaveJob
+from holdfast.checkpoint.seats import Seats
+from holdfast.checkpoint.stage import Snapshot, early_places, live_digests, overlong, sources
+from holdfast.checkpoint.writer import Writer
+
+Busy = Literal["wait", "skip", "replace"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """See `Checkpointer`."""
+
+    attest: bool = True
+    when_busy: Busy = "wait"
+    timeout_s: float = 600.0
+    shard_bytes: int = 4 << 30
+    max_write_bytes_s: float | None = None
+    max_memory_bytes: float | None = None
+    max_device_bytes: float | None = None
+    keep_s: float = 0.0
+    peer_memory: bool = False
+
+
+class Shape:
+    """The plan that holds until the state changes its shape on some rank, and what was made for it."""
+
+    def __init__(self, options: Options, writer: Writer, seats: Seats) -> None:
+        """There is no plan yet."""
+        self._options = options
+        self._writer = writer
+        self._seats = seats
+        self._plan: Plan | None = None
+        self._devices: Devices | None = None
+        self._early: set[int] = set()
+        self._unsteady: set[str] = set()
+        self.layout = 0
+        """The number that the writing process knows the plan's layout by."""
+
+    @property
+    def agreed(self) -> Plan:
+        """The plan, which all ranks have agreed on by now."""
+        assert self._plan is not None, "all have agreed on one"
+        return self._plan
+
+    def snapshot(self, contents: Contents) -> Snapshot:
+        """What tells of changes from now on; small tensors on the host, and those that changed before, are copied."""
+        return Snapshot(contents.tensors, self._early)
+
+    def take(self, job: SaveJob, *, overlaps: bool) -> bool:
+        """Take what cannot be taken later; whether the state has the shape, as far as that is seen.
+
+        Args:
+            job: what to take it of.
+            overlaps: whether the training goes on while the rest is copied.
+        """
+        if self._plan is None:
+            return False
+        devices = job.devices = self._devices
+        tensors, copied = job.contents.tensors, job.snapshot.copied
+        if devices:
+            job.taken = devices.take(tensors, copied, job.streams, overlaps=overlaps)
+            if not job.taken:
+                return False
+        if self._options.attest and not (devices and devices.leaves_none(tensors, copied)):
+            if not self.fits(job):
+                return False
+            self.digest_rest(job)
+        return True
+
+    def fits(self, job: SaveJob) -> bool:
+        """Whether the state has the shape, and what was taken is what it names; if so, the job has its sources."""
+        plan = self._plan
+        if plan is None or not plan.fits(job.contents):
+            return False
+        job.sources = job.sources or self._sources(plan, job)
+        return not overlong(plan, job.sources) and (not job.devices or job.devices.has_taken(job.taken, job.sources))
+
+    def digest_rest(self, job: SaveJob) -> None:
+        """Digest what GPUs do not, if that is wanted and not done yet."""
+        if self._options.attest and job.digests is None:
+            first = job.devices.first_digested_on_host if job.devices else 0
+            job.digests = live_digests(self.agreed, job.sources, first=first)
+
+    def plan_anew(self, job: SaveJob, ranks: Ranks) -> None:
+        """Plan by the state that `job` has, while no other save is under way, and take it. Collective."""
+        plan = make_plan(ranks, job.contents, shard_bytes=self._options.shard_bytes)
+        self._let_go()
+        self.layout = self._writer.share_layout(plan.layout)
+        self._plan = plan
+        job.sources, job.digests = self._sources(plan, job), None
+        if plan.on_devices:
+            options = self._options
+            self._devices = Devices(plan, job.contents, attest=options.attest, max_bytes=options.max_device_bytes)
+        self._choose_early(job.contents)
+        # Later than for a save whose plan fits; until here the versions tell of a change.
+        self.take(job, overlaps=False)
+
+    def prepare(self) -> None:
+        """Take the memory that the next save needs, while the training goes on."""
+        if self._plan is not None:
+            self._seats.prepare(self._plan)
+
+    def copy_early(self, contents: Contents, names: Iterable[str]) -> None:
+        """From now on the tensors that `names` names are copied in the call."""
+        self._unsteady.update(names)
+        self._choose_early(contents)
+
+    def close(self, *, in_good_order: bool) -> None:
+        """Let go of it; where the training does not end `in_good_order`, the writing process is to keep its part."""
+        if in_good_order:
+            self._let_go()
+            return
+        self._let_go_of_devices()
+        self._seats.forget()
+        self._plan = None
+
+    def _sources(self, plan: Plan, job: SaveJob) -> list[Any]:
+        return sources(plan, job.contents.leaves(plan.structure), job.snapshot)
+
+    def _choose_early(self, contents: Contents) -> None:
+        leaves = contents.leaves(None)
+        unsteady = {id(leaves[name]) for name in self._unsteady if name in leaves}
+        self._early = set(early_places(contents.tensors, but_on=[*self._devices] if self._devices else ()))
+        self._early |= {place for place, tensor in enumerate(contents.tensors) if id(tensor) in unsteady}
+
+    def _let_go(self) -> None:
+        self._let_go_of_devices()
+        numbers = self._seats.forget()
+        if self._plan is not None:
+            self._writer.forget(numbers, [self.layout])
+        self._plan = None
+
+    def _let_go_of_devices(self) -> None:
+        if self._devices is not None:
+            self._devices.close()
+        self._devices = None
