@@ -15,7 +15,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # Files in the order of their folders: by their number of tests, the long end-to-end runs would all come last.
 PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
-.PHONY: demo test coverage test-slow lint format examples bench bench-quick picture ci clean
+.PHONY: demo test coverage test-slow test-gpu lint format examples bench bench-quick picture ci clean
 
 demo: $(VENV)/.train
 	$(BIN)/holdfast demo $(DEMO_FLAGS)
@@ -28,6 +28,10 @@ coverage: $(VENV)/.dev $(VENV)/.debian
 
 test-slow: $(VENV)/.dev $(VENV)/.debian
 	$(BIN)/python -m pytest -m slow $(PARALLEL) $(PYTEST_FLAGS)
+
+# On a machine with one, or more; elsewhere they are skipped.
+test-gpu:
+	$(or $(GPU_PYTHON),$(BIN)/python) -m pytest tests/checkpoint/test_device_copy.py tests/checkpoint/test_device_digests.py $(PYTEST_FLAGS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.arena import PAGE_BYTES
-from holdfast.checkpoint.image import ALIGNMENT, Need, lay_out, slot_bytes, template
+from holdfast.checkpoint.image import ALIGNMENT, LARGE_BYTES, LEAST_PIECE_BYTES, Need, lay_out, slot_bytes, template
+from holdfast.checkpoint.layout import CHUNK_BYTES, pieces_of
 from holdfast.checkpoint.plan import serialized
 
 DTYPES = [
@@ -163,3 +164,32 @@ def test_a_template_takes_no_memory_of_the_tensors_size():
     made = template(torch.float32, (1 << 38,))
     assert made.data_bytes == 1 << 40
     assert len(made.head) + len(made.tail) < 5000
+
+
+_NEAR_A_CHUNK = st.integers(-3000, 300).map(lambda more: CHUNK_BYTES + more)
+_NEEDS = st.lists(
+    st.one_of(
+        st.integers(0, 3000),
+        st.integers(LARGE_BYTES - 10, LARGE_BYTES + 10),
+        _NEAR_A_CHUNK,
+        _NEAR_A_CHUNK.map(lambda count: 2 * count),
+    ).map(lambda count: Need(dtype=torch.uint8, shape=(count,)))
+    | st.integers(1, 40_000).map(lambda count: Need(dtype=None, slot_bytes=count)),
+    max_size=8,
+)
+
+
+@settings(max_examples=50)
+@given(needs=_NEEDS, shard_bytes=st.sampled_from([1 << 20, 40 << 20, 1 << 40]))
+def test_chunks_end_in_no_small_blob_and_cut_no_short_piece_off_the_data_of_a_large_one(needs, shard_bytes):
+    image = lay_out(needs, prefix="__0_", shard_bytes=shard_bytes)
+    parts = [(blob, part) for blob in image.blobs for part in blob.parts]
+    for piece, part in pieces_of([each for _, each in parts], image.shards):
+        blob, (offset, _) = parts[part]
+        if not blob.is_large:
+            assert piece == (blob.offset, blob.length)
+        elif offset == blob.data_offset:
+            assert piece.length >= LEAST_PIECE_BYTES
+            assert (piece.offset - blob.data_offset) % ALIGNMENT == 0, "a GPU reads it in words"
+    ends = [(blob.offset, blob.offset + blob.length) for blob in image.blobs]
+    assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(ends))

@@ -37,7 +37,7 @@ def first_staged(sizes_bytes: Sequence[int], *, in_time_bytes: float, room_bytes
             break
         first += 1
     left_bytes = sum(sizes_bytes[first:])
-    while left_bytes > room_bytes:
+    while first < len(sizes_bytes) and left_bytes > room_bytes:
         left_bytes -= sizes_bytes[first]
         first += 1
     return first
