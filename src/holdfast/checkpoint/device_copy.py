@@ -68,7 +68,8 @@ class Taken:
     reached: torch.cuda.Event = field(default_factory=_timed)
     passed: torch.cuda.Event = field(default_factory=_timed)
     drained: torch.cuda.Event = field(default_factory=_event)
-    is_past_fence: bool = False
+    fenced: list[torch.cuda.Stream] = field(default_factory=list)
+    """Those that wait for it."""
     ordered: threading.Event = field(default_factory=threading.Event)
     """All its copies are on their way, or will never be."""
 
@@ -79,8 +80,10 @@ class Taken:
 
     @property
     def fence_s(self) -> float:
-        """How long the training's stream waited at the fence; 0 where it is not past it."""
-        return _between_s(self.reached, self.passed) if self._is_past else 0.0
+        """How long the training's stream waited at the fence; 0 where it is not past it, or the GPU has failed."""
+        with contextlib.suppress(RuntimeError):
+            return _between_s(self.reached, self.passed) if self._is_past else 0.0
+        return 0.0
 
     @property
     def window_s(self) -> float | None:
@@ -89,7 +92,12 @@ class Taken:
 
     @property
     def _is_past(self) -> bool:
-        return self.is_past_fence and bool(self.passed.query())  # type: ignore[no-untyped-call]
+        return bool(self.fenced) and bool(self.passed.query())  # type: ignore[no-untyped-call]
+
+    @property
+    def is_unstaged(self) -> bool:
+        """Whether there is nothing left that an update would have to wait for."""
+        return self.ordered.is_set() and bool(self.unstaged.query())  # type: ignore[no-untyped-call]
 
 
 class _Marks:
@@ -228,14 +236,20 @@ class DeviceCopy:
     def pass_fence(self, taken: Taken) -> None:
         """What the current stream does from now on waits until all that is not staged is copied."""
         stream = torch.cuda.current_stream(self.device)
-        taken.reached.record(stream)
+        if stream in taken.fenced:
+            return
+        if not taken.fenced:
+            taken.reached.record(stream)
         stream.wait_event(taken.unstaged)
-        taken.passed.record(stream)
-        taken.is_past_fence = True
+        if not taken.fenced:
+            taken.passed.record(stream)
+        taken.fenced.append(stream)
 
     def close(self) -> None:
         """Nothing of it goes on into memory that is not there any more."""
         with contextlib.suppress(RuntimeError):  # the GPU has failed: nothing goes on
+            if self._last is not None:
+                self._last.boundary.synchronize()  # what packs and digests
             self._stream.synchronize()
 
     @contextlib.contextmanager

@@ -11,6 +11,28 @@ from holdfast.checkpoint.plan import OnDevice
 _ALIGNMENT: Final = 256
 """Bytes, of what is staged; kernels that copy read 16 at once."""
 _Copies = tuple[list[torch.Tensor], list[int]]
+_WORDS: Final = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+_EXACT: Final = {
+    torch.float32,
+    torch.float64,
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+}
+"""What a kernel that copies many tensors copies as it is: it turns shorter floats into float32 and back, which changes
+NaNs, and knows no other integers."""
+
+
+def _as_words(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as what is copied bit for bit; in a row."""
+    if tensor.dtype in _EXACT:
+        return tensor
+    if tensor.dtype.itemsize in _WORDS:
+        return tensor.view(_WORDS[tensor.dtype.itemsize])
+    return torch.view_as_real(tensor)  # complex128
 
 
 class Packed:
@@ -42,15 +64,16 @@ class Packed:
             assert view is not None, "what is on a GPU is a tensor"
             if source.is_contiguous() and not (source.is_conj() or source.is_neg()):
                 views, places = self._groups.setdefault(source.dtype, ([], []))
-                views.append(view)
+                views.append(_as_words(view))
                 places.append(place)
             else:
                 self._each.append((view, place))
 
     def fill(self, sources: Sequence[torch.Tensor]) -> None:
         """Copy the tensors of a snapshot into it, in the current stream."""
-        for views, places in self._groups.values():
-            torch._foreach_copy_(views, [sources[place] for place in places])
+        for dtype, (views, places) in self._groups.items():
+            live = [sources[place] for place in places]
+            torch._foreach_copy_(views, live if dtype in _EXACT else list(map(_as_words, live)))
         for view, place in self._each:
             view.copy_(sources[place], non_blocking=True)
 
@@ -92,7 +115,7 @@ class Staging:
         groups: dict[torch.dtype, tuple[list[torch.Tensor], list[torch.Tensor]]] = {}
         for view, source in zip(self._views[first - self.first :], sources, strict=True):
             views, found = groups.setdefault(source.dtype, ([], []))
-            views.append(view)
-            found.append(source)
+            views.append(_as_words(view))
+            found.append(_as_words(source))
         for views, found in groups.values():
             torch._foreach_copy_(views, found)

@@ -42,22 +42,33 @@ class Devices:
         self._places = [places[id(leaves[index.fqn])] for index in plan.items[:end]]
         live = self._live(contents.tensors, {})
         self._kinds = list(map(_KIND, live))
-        self._copies: list[DeviceCopy] = []
         self._plan = plan
+
+        def copies(*, attest: bool) -> list[DeviceCopy]:
+            try:
+                return [
+                    DeviceCopy(plan, part, live[part.first : part.end], attest=attest, max_bytes=max_bytes)
+                    for part in plan.on_devices
+                ]
+            except torch.cuda.OutOfMemoryError:
+                _logger.warning("The GPU has no memory left to pack small tensors: snapshots of it are slow.")
+                return []
+
         digests = attest and device_digests.available()
         try:
-            for part in plan.on_devices:
-                own = live[part.first : part.end]
-                self._copies.append(DeviceCopy(plan, part, own, attest=digests, max_bytes=max_bytes))
-        except torch.cuda.OutOfMemoryError:
-            self._copies.clear()
-            _logger.warning("The GPU has no memory left to pack small tensors: snapshots of it are slow.")
+            self._copies = copies(attest=digests)
+        except Exception as error:
+            if not digests:
+                raise
+            _logger.warning("The GPU cannot digest its memory (%s): see that Triton works there.", error)
+            digests = False
+            self._copies = copies(attest=False)
         self.first_on_host = plan.on_devices[-1].end if self._copies else 0
         self._digests = digests
         self.first_digested_on_host = self.first_on_host if digests else 0
         if attest and self._copies and not digests:
             _logger.warning(
-                "Triton is not installed: each save reads the GPU's memory through the CPU to digest it, in the call. "
+                "Without Triton each save reads the GPU's memory through the CPU to digest it, in the call. "
                 "Install triton, or give Checkpointer attest=False."
             )
 
@@ -92,10 +103,15 @@ class Devices:
         parts = [live[copy.part.first : copy.part.end] for copy in self._copies]
         if self._digests and not all(map(DeviceCopy.suits, self._copies, parts)):
             return []
-        return [
-            copy.take(part, streams.get(copy.device) or torch.cuda.default_stream(copy.device), overlaps=overlaps)
-            for copy, part in zip(self._copies, parts, strict=True)
-        ]
+        taken: list[Taken] = []
+        try:
+            for copy, part in zip(self._copies, parts, strict=True):
+                taken.append(copy.take(part, streams[copy.device], overlaps=overlaps))
+        except BaseException:
+            for one in taken:
+                one.let_go()
+            raise
+        return taken
 
     def has_taken(self, taken: Sequence[Taken], sources: Sequence[Any]) -> bool:
         """Whether what was taken is what the plan names, as it was: a state may have them in another order by now."""
@@ -170,12 +186,12 @@ class Devices:
         return last.offset + last.length
 
 
-def current_streams() -> Streams:
-    """Of this thread, on the GPUs that are in use; those that are not listed are on their first stream."""
+def current_streams(tensors: Sequence[torch.Tensor]) -> Streams:
+    """What this thread's work runs on, on each GPU that has some of `tensors`."""
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         return {}
-    stream = torch.cuda.current_stream()
-    return {stream.device: stream}
+    devices = {tensor.device for tensor in tensors}
+    return {device: torch.cuda.current_stream(device) for device in devices if device.type == "cuda"}
 
 
 def _nothing(_: int) -> None:

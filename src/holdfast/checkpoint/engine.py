@@ -108,19 +108,20 @@ class Engine:
             keep=keep,
             damaged=tuple(damaged),
         )
-        job = SaveJob(order, began_s, must, current_streams())
-        blocking = True
+        job = SaveJob(order, began_s, must)
         try:
             with _no_collection():
                 job.contents = collect(ranks.rank, state, per_rank)
+                job.began_on(current_streams(job.contents.tensors))
                 job.snapshot = self._shape.snapshot(job.contents)
-                blocking = not self._shape.take(job, overlaps=True)
+                must_wait = must and self._shape.is_on_gpus  # it is not skipped for want of a plan
+                job.blocking = not self._shape.take(job, overlaps=not must_wait) or must_wait
         except Exception as error:  # the other ranks are to know
-            job.error, blocking = error, True
+            job.error, job.blocking = error, True
         self._staging = job
         self._in_flight.add(job)
         staging = self._thread.submit(self._stage, job, ranks)
-        if blocking:
+        if job.blocking:
             self._thread.submit(self._shape.prepare)
             staging.result()
             if (job.failure is not None or job.outcome.done()) and (failed := job.outcome.exception()) is not None:
@@ -136,11 +137,12 @@ class Engine:
         if job is None:
             return
         began_s = time.monotonic()
-        job.pass_fence()
+        all_wait = job.pass_fence()
         waited_s = time.monotonic() - began_s
         job.fence_s += waited_s
         self.fence_s += waited_s
-        self._staging = None
+        if all_wait:  # else an update on another stream comes here again
+            self._staging = None
 
     @property
     def in_flight(self) -> int:
@@ -191,6 +193,7 @@ class Engine:
         def begin() -> None:
             nonlocal seat, generation
             plan = self._shape.agreed
+            self._shape.digest_rest(job)
             seat = self._seats.take(plan)
             generation = seat.arena.begin(job.order.step, plan.digest)
             if job.digests is not None:  # those before them come from GPUs
@@ -234,18 +237,20 @@ class Engine:
         """Have a plan that fits on every rank, and the sources by it; False: all ranks skip this save."""
         waiting = self._waiting()
 
-        def look() -> tuple[int, bool, bool, bool, str]:
+        def look() -> tuple[int, bool, bool, bool, bool, str]:
             if job.error is not None:
                 raise job.error
+            job.await_boundary()
             return (
                 job.order.step,
                 self._shape.fits(job),
+                job.blocking or not self._shape.is_on_gpus,
                 self._seats.has_free(),
                 job.must,
                 waiting.order.save if waiting else "",
             )
 
-        steps, fits, seats, musts, saves = zip(*ranks.together(look), strict=True)
+        steps, fits, may_plan, seats, musts, saves = zip(*ranks.together(look), strict=True)
         if len(set(steps)) > 1:
             raise BadUse(f"Ranks disagree about the step to save: {list(steps)}. Call save at the same step on all.")
         if self._options.when_busy == "skip" and not all(seats) and not any(musts):
@@ -253,11 +258,15 @@ class Engine:
             return False
         if self._options.when_busy == "replace" and not all(seats) and waiting is not None and len(set(saves)) == 1:
             self._give_up(waiting, job)
+        if not all(fits) and not all(may_plan):
+            # The training goes on there, and what GPUs have to do may wait for a rank that waits for the plan.
+            _logger.warning("Step %d is not saved: the state has another shape on some rank.", job.order.step)
+            self._shape.is_outdated = True
+            return False
         if not all(fits):
             with self._landed:
                 self._landed.wait_for(lambda: self._in_flight <= {job})
             self._shape.plan_anew(job, ranks)
-        self._shape.digest_rest(job)
         return True
 
     def _waiting(self) -> SaveJob | None:
@@ -322,6 +331,17 @@ class Engine:
         )
 
     def _ended(self, job: SaveJob, seat: Seat, plan: Plan, done: "Future[float]") -> None:
+        try:
+            self._settle(job, seat, plan, done)
+        except Exception as error:  # whoever waits is to hear of it
+            if not job.outcome.done():
+                job.outcome.set_exception(
+                    SaveFailed(f"Step {job.order.step}: nobody can tell whether it is saved: {error}")
+                )
+        finally:
+            self._land(job)
+
+    def _settle(self, job: SaveJob, seat: Seat, plan: Plan, done: "Future[float]") -> None:
         self._seats.free(seat)
         error = job.failure or done.exception()
         if isinstance(error, NotAttestedError):
@@ -348,7 +368,6 @@ class Engine:
                     attested=job.digests is not None,
                 )
             )
-        self._land(job)
 
     def _land(self, job: SaveJob) -> None:
         """Count it as ended: its outcome is known, and whoever asked to be told has been told."""

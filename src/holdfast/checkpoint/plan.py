@@ -7,7 +7,6 @@ import io
 import itertools
 import operator
 import pickle
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -185,30 +184,36 @@ def part_of(leaf: Any, index: MetadataIndex) -> torch.Tensor:
 
 def is_in_a_row(tensor: torch.Tensor) -> bool:
     """Whether its bytes are as they lie in memory, at an address at which 64-bit words are read."""
-    return tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg()) and tensor.data_ptr() % 8 == 0
+    address = tensor.data_ptr()  # none of a tensor that wraps others
+    return address != 0 and address % 8 == 0 and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
-_ON_HOST: Final = (sys.maxsize, False)
+_GPU: Final = "cuda"
+"""As PyTorch calls the kind of device, AMD's too."""
+_ON_HOST: Final = ("~", False)
+"""Behind the names of all devices."""
 
 
-def _place(item: WriteItem, leaf: Any) -> tuple[int, bool]:
+def _place(item: WriteItem, leaf: Any) -> tuple[str, bool]:
     """Where in an image an item is: on which GPU, and whether it is copied by itself; what is on none comes last."""
     if not is_regular(leaf) or type(leaf) not in (*PLAIN_TENSORS, DTensor):
         return _ON_HOST
     part = leaf.to_local() if isinstance(leaf, DTensor) else leaf
-    if part.device.type != "cuda" or item.tensor_data is None or item.tensor_data.chunk.sizes != part.shape:
+    if part.device.type != _GPU or type(part) not in PLAIN_TENSORS:
         return _ON_HOST
-    return part.get_device(), part.nbytes >= LARGE_BYTES and is_in_a_row(part)
+    if item.tensor_data is None or item.tensor_data.chunk.sizes != part.shape:
+        return _ON_HOST
+    return str(part.device), part.nbytes >= LARGE_BYTES and is_in_a_row(part)
 
 
 def _on_devices(items: list[WriteItem], leaves: Mapping[str, Any]) -> tuple[OnDevice, ...]:
     places = [_place(item, leaves[item.index.fqn]) for item in items]
     found, first = [], 0
-    for number, group in itertools.groupby(device for device, _ in places):
+    for name, group in itertools.groupby(device for device, _ in places):
         end = first + len(list(group))
-        if number != _ON_HOST[0]:
-            direct = first + places[first:end].count((number, False))
-            found.append(OnDevice(device=torch.device("cuda", number), first=first, direct=direct, end=end))
+        if name != _ON_HOST[0]:
+            direct = first + places[first:end].count((name, False))
+            found.append(OnDevice(device=torch.device(name), first=first, direct=direct, end=end))
         first = end
     return tuple(found)
 

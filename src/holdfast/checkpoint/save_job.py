@@ -5,6 +5,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
+
 from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.contents import Contents
 from holdfast.checkpoint.device_copy import Taken
@@ -22,7 +24,9 @@ class SaveJob:
         order: what the writing process is to write.
         began_s: when it was called, by the monotonic clock.
         must: it is not skipped.
+        blocking: the call waits until it is copied.
         streams: that the call was made on.
+        boundaries: of those streams.
         contents: the state.
         snapshot: what tells whether it has changed.
         sources: what each blob of the image is copied from.
@@ -43,7 +47,9 @@ class SaveJob:
     order: Order
     began_s: float
     must: bool
-    streams: Streams
+    blocking: bool = True
+    streams: Streams = field(default_factory=dict)
+    boundaries: list[torch.cuda.Event] = field(default_factory=list)
     contents: Contents = field(init=False)
     snapshot: Snapshot = field(init=False)
     sources: list[Any] = field(default_factory=list)
@@ -79,12 +85,29 @@ class SaveJob:
                 self._changed = self.changed()
         return self._changed
 
-    def pass_fence(self) -> None:
-        """Return once the state may change: at once, where a GPU does the waiting."""
+    def began_on(self, streams: Streams) -> None:
+        """Remember where the streams of the training are: at the end of a step."""
+        self.streams = streams
+        self.boundaries = [stream.record_event() for stream in streams.values()]
+
+    def await_boundary(self) -> None:
+        """In a thread: work on its GPU, after all that the training has ordered until the call."""
+        for device, boundary in zip(self.streams, self.boundaries, strict=True):
+            torch.cuda.set_device(device)  # a thread begins on the first one
+            torch.cuda.current_stream(device).wait_event(boundary)
+
+    def pass_fence(self) -> bool:
+        """Return once the state may change: at once, where a GPU does the waiting.
+
+        Returns:
+            Whether there is nothing left that an update on another stream would have to wait for.
+        """
         self.staged.wait()
-        if self.devices and self.taken:
-            self.changed_until_now()
-            self.devices.pass_fence(self.taken)
+        if not self.devices or not self.taken:
+            return True
+        self.changed_until_now()
+        self.devices.pass_fence(self.taken)
+        return all(one.is_unstaged for one in self.taken)
 
     def let_go(self) -> None:
         """Nothing of it is copied any more."""

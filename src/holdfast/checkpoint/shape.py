@@ -43,8 +43,15 @@ class Shape:
         self._devices: Devices | None = None
         self._early: set[int] = set()
         self._unsteady: set[str] = set()
+        self.is_outdated = False
+        """Some rank's state has another shape: the next save plans anew."""
         self.layout = 0
         """The number that the writing process knows the plan's layout by."""
+
+    @property
+    def is_on_gpus(self) -> bool:
+        """Whether some of it is taken on GPUs."""
+        return bool(self._devices)
 
     @property
     def agreed(self) -> Plan:
@@ -63,7 +70,7 @@ class Shape:
             job: what to take it of.
             overlaps: whether the training goes on while the rest is copied.
         """
-        if self._plan is None:
+        if self._plan is None or self.is_outdated:
             return False
         devices = job.devices = self._devices
         tensors, copied = job.contents.tensors, job.snapshot.copied
@@ -80,7 +87,7 @@ class Shape:
     def fits(self, job: SaveJob) -> bool:
         """Whether the state has the shape, and what was taken is what it names; if so, the job has its sources."""
         plan = self._plan
-        if plan is None or not plan.fits(job.contents):
+        if plan is None or self.is_outdated or not plan.fits(job.contents):
             return False
         job.sources = job.sources or self._sources(plan, job)
         return not overlong(plan, job.sources) and (not job.devices or job.devices.has_taken(job.taken, job.sources))
@@ -94,16 +101,20 @@ class Shape:
     def plan_anew(self, job: SaveJob, ranks: Ranks) -> None:
         """Plan by the state that `job` has, while no other save is under way, and take it. Collective."""
         plan = make_plan(ranks, job.contents, shard_bytes=self._options.shard_bytes)
-        self._let_go()
-        self.layout = self._writer.share_layout(plan.layout)
-        self._plan = plan
-        job.sources, job.digests = self._sources(plan, job), None
-        if plan.on_devices:
-            options = self._options
-            self._devices = Devices(plan, job.contents, attest=options.attest, max_bytes=options.max_device_bytes)
-        self._choose_early(job.contents)
-        # Later than for a save whose plan fits; until here the versions tell of a change.
-        self.take(job, overlaps=False)
+
+        def prepare() -> None:
+            self._let_go()
+            self.layout = self._writer.share_layout(plan.layout)
+            self._plan, self.is_outdated = plan, False
+            job.sources, job.digests = self._sources(plan, job), None
+            if plan.on_devices:
+                options = self._options
+                self._devices = Devices(plan, job.contents, attest=options.attest, max_bytes=options.max_device_bytes)
+            self._choose_early(job.contents)
+            # Later than for a save whose plan fits; until here the versions tell of a change.
+            self.take(job, overlaps=False)
+
+        ranks.together(prepare)
 
     def prepare(self) -> None:
         """Take the memory that the next save needs, while the training goes on."""

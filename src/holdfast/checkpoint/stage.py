@@ -22,6 +22,7 @@ from holdfast.checkpoint.image import Blob, template
 from holdfast.checkpoint.layout import CHUNK_BYTES
 from holdfast.checkpoint.plan import Plan, is_in_a_row, part_of, serialized
 from holdfast.checkpoint.tree import PLAIN_TENSORS
+from holdfast.core.errors import BadUse
 
 EARLY_BYTES: Final = 16 << 10
 """A tensor up to this size is copied in the call: 4,096 channels of a batch norm."""
@@ -166,6 +167,11 @@ def _expected(blob: Blob, source: Any) -> tuple[list[memoryview], Any]:
     if blob.need.dtype is None:
         return [memoryview(source), memoryview(bytes(blob.length - len(source)))], None
     held = source.resolve_conj().resolve_neg().cpu().contiguous()
+    if blob.data_bytes and not held.data_ptr():
+        raise BadUse(
+            f"A tensor of shape {tuple(source.shape)} is a {type(source).__name__}, which has no memory of its own and "
+            "cannot be attested. Save the tensors that it is made of, or give Checkpointer attest=False."
+        )
     around = template(blob.need.dtype, blob.need.shape)
     data = memoryview((ctypes.c_ubyte * blob.data_bytes).from_address(held.data_ptr() or 1)).cast("B")
     return [memoryview(around.head), data, memoryview(around.tail)], held
