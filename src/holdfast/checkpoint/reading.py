@@ -28,7 +28,8 @@ from holdfast.checkpoint.checksums import (
 )
 from holdfast.checkpoint.manifest import FileEntry, ManifestError
 
-_TASK_BYTES: Final = 4 << 20
+_TASK_BYTES: Final = 16 << 20
+"""What is read at once: a quarter of it takes a fifth longer in all."""
 _THREADS: Final = 4
 """Two keep the disks busy that were measured, while two others compare and copy."""
 _GAP_BLOCKS: Final = 1
