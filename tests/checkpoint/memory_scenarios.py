@@ -457,12 +457,13 @@ def another_number_of_ranks_takes_the_disk_and_frees_the_memory_of_all(folder):
         await_end(writer)
 
 
-def main(folder):
+def play(scenarios, folder):
+    """Print what each did: nothing, or how it failed."""
     torch.set_num_threads(1)
     set_job_link(HEARD)
     logging.getLogger("holdfast").addHandler(HEARD)
     found = {}
-    for name, work in SCENARIOS.items():
+    for name, work in scenarios.items():
         try:
             work(Path(folder) / name)
             found[name] = None
@@ -472,4 +473,4 @@ def main(folder):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    play(SCENARIOS, sys.argv[1])

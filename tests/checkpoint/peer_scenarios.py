@@ -4,24 +4,20 @@ The nodes are on this machine and have names of their own. Prints one JSON objec
 """
 
 import functools
-import json
-import logging
 import os
 import random
 import select
 import signal
 import sys
-import traceback
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from memory_scenarios import HEARD, a_rank, await_end, die, run_trainer
+from memory_scenarios import HEARD, a_rank, await_end, die, play, run_trainer
 from waiting import until
 
 from holdfast.checkpoint import Checkpointer, engine, kept, peer_restoring, scan
 from holdfast.checkpoint.arena import PAGE_BYTES
-from holdfast.core.link import set_job_link
 
 COUNT = 1_200_000
 ENDS_S = 20.0
@@ -302,21 +298,7 @@ def on_one_node_it_is_said_that_there_is_no_peer(folder):
     assert on_nodes(folder, work, nodes=("a", "a")) == [0, 0]
 
 
-def main(folder, which, *names):
-    torch.set_num_threads(1)
-    set_job_link(HEARD)
-    logging.getLogger("holdfast").addHandler(HEARD)
-    found = {}
-    for name, work in (SLOW if which == "slow" else SCENARIOS).items():
-        if names and name not in names:
-            continue
-        try:
-            work(Path(folder) / name)
-            found[name] = None
-        except BaseException:
-            found[name] = traceback.format_exc()
-    sys.stdout.write(json.dumps(found))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    _folder, _which, *_names = sys.argv[1:]
+    _all = SLOW if _which == "slow" else SCENARIOS
+    play({name: work for name, work in _all.items() if not _names or name in _names}, _folder)

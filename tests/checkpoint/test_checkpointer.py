@@ -398,6 +398,7 @@ def test_a_state_that_could_not_be_read_back_is_refused_at_save(tmp_path, state,
         ({"timeout_s": 0}, "timeout_s is 0; allowed is a number above 0"),
         ({"max_write_mib_s": -1}, "max_write_mib_s is -1; allowed is a number above 0"),
         ({"max_memory_gib": 0}, "max_memory_gib is 0; allowed is a number above 0"),
+        ({"max_device_memory_gib": -1}, "max_device_memory_gib is -1; allowed is a number from 0 on"),
         ({"sigterm_grace_s": 0}, "sigterm_grace_s is 0; allowed is a number above 0"),
     ],
 )

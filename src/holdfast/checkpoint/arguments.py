@@ -27,6 +27,16 @@ def check_above_zero(name: str, value: Any) -> None:
         raise BadUse(f"{name} is {value!r}; allowed is a number above 0.")
 
 
+def check_from_zero(name: str, value: Any) -> None:
+    """Check for a number from 0 on.
+
+    Raises:
+        BadUse: it is none.
+    """
+    if not isinstance(value, int | float) or not value >= 0:
+        raise BadUse(f"{name} is {value!r}; allowed is a number from 0 on.")
+
+
 def check_whole(name: str, value: Any, *, least: int) -> None:
     """Check for a whole number from `least` on.
 

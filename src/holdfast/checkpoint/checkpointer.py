@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
-from holdfast.checkpoint.arguments import check_above_zero, check_one_of, check_whole, make_writable
+from holdfast.checkpoint.arguments import check_above_zero, check_from_zero, check_one_of, check_whole, make_writable
 from holdfast.checkpoint.catalog import verify
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.folders import step_path
@@ -113,8 +113,8 @@ class Checkpointer:
             check_above_zero("max_write_mib_s", max_write_mib_s)
         if max_memory_gib is not None:
             check_above_zero("max_memory_gib", max_memory_gib)
-        if max_device_memory_gib:
-            check_above_zero("max_device_memory_gib", max_device_memory_gib)
+        if max_device_memory_gib is not None:
+            check_from_zero("max_device_memory_gib", max_device_memory_gib)
         if sigterm_grace_s is not None:
             check_above_zero("sigterm_grace_s", sigterm_grace_s)
         if keep_in_memory_s is not None:

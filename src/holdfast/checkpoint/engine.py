@@ -307,17 +307,14 @@ class Engine:
             """What is on the host lies behind the rest in the image, and is copied while GPUs copy that."""
             copy_into(plan, arena.image, seat.views, job.sources, told, first=began_on)
             self._check_unchanged(job, job.changed())
-
-        def copy_rest_and_go_on() -> None:
-            copy_rest()
-            job.staged.set()
+            if devices:  # else the state changes once it is sealed: a trainer that dies then leaves it to the writing
+                job.staged.set()
 
         if devices:
-            devices.order(job.taken, seat, copied, copy_rest_and_go_on)
+            devices.order(job.taken, seat, copied, copy_rest)
             self._check_unchanged(job, job.changed_until_now())
         else:
             copy_rest()
-        # Where no GPU keeps the order, the state changes only now: a trainer that dies then leaves it to the writing.
         arena.move(State.SEALED, generation)
 
     def _order(self, job: SaveJob, plan: Plan, seat: Seat, generation: int) -> "Future[float]":
