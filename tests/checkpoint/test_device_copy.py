@@ -262,6 +262,32 @@ def test_a_change_that_pytorch_knows_of_is_found_without_attestation(tmp_path, g
             handle.result()
 
 
+def test_an_update_after_the_fence_is_no_change_while_the_copy_is_still_under_way(tmp_path, monkeypatch):
+    opened, order = threading.Event(), DeviceCopy.order
+    opened.set()
+
+    def end_later(self, *arguments):
+        copies = order(self, *arguments)
+        yield next(copies)
+        opened.wait()
+        yield from copies
+
+    monkeypatch.setattr(DeviceCopy, "order", end_later)
+    weights = {name: torch.randn(LARGE, device=DEVICE) for name in "abc"}
+    expected = {name: value.cpu().clone() for name, value in weights.items()}
+    with holdfast.Checkpointer(tmp_path, every=1, max_device_memory_gib=0) as ckpt:
+        ckpt.save(1, {"weights": weights}).result()
+        opened.clear()
+        handle = ckpt.save(2, {"weights": weights})
+        ckpt.before_update()
+        for value in weights.values():
+            value.add_(1)
+        opened.set()
+        assert handle.result() == step_path(tmp_path, 2)
+        ckpt.restore(into := {"weights": {name: torch.empty_like(value) for name, value in weights.items()}})
+    assert_equal(into, {"weights": expected})
+
+
 def test_what_is_staged_may_change_at_once(tmp_path, gate):
     weights = {name: torch.randn(LARGE, device=DEVICE) for name in "abc"}
     expected = {name: value.cpu().clone() for name, value in weights.items()}
