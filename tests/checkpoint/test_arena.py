@@ -262,6 +262,27 @@ def test_a_move_that_waited_while_its_use_ended_changes_nothing(make, monkeypatc
     assert failed
 
 
+def test_whoever_maps_it_while_it_is_begun_sees_its_capacity(make):
+    """The writing process hears of an arena a moment before the first copy into it begins."""
+    arena = make()
+
+    child = os.fork()
+    if child == 0:
+        try:
+            while True:
+                arena.move(State.FREE, arena.begin(7, LAYOUT))
+        finally:
+            os._exit(1)
+    try:
+        for _ in range(5000):
+            seen = Arena(os.dup(arena.fd))
+            assert seen.capacity_bytes == arena.capacity_bytes
+            seen.close()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
 def test_what_is_no_arena_is_refused(tmp_path):
     with (tmp_path / "file").open("w+b") as file:
         file.truncate(2 * PAGE_BYTES)

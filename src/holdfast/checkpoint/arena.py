@@ -28,13 +28,13 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.memory import available_memory_bytes
 
 PAGE_BYTES: Final = 4096
-_MAGIC: Final = b"HFARENA1"
-_HEADER: Final = struct.Struct("<8sI4xQqQ16sQ")
-"""Magic, state, generation, step, capacity in bytes, digest of the layout, how many bytes are copied."""
-_STATE: Final = slice(8, 12)
-_USE: Final = struct.Struct("<Qq8x16s")
-_USE_AT: Final = 16
-_COPIED: Final = slice(_HEADER.size - 8, _HEADER.size)
+_MAGIC: Final = b"HFARENA2"
+_MADE: Final = struct.Struct("<8sQ")
+"""Magic, and capacity in bytes: written once, before another process knows it, and read without the lock."""
+_USE: Final = struct.Struct("<I4xQq16sQ")
+"""Behind it, anew for each use: state, generation, step, digest of the layout, how many bytes are copied."""
+_STATE: Final = slice(_MADE.size, _MADE.size + 4)
+_COPIED: Final = slice(_MADE.size + _USE.size - 8, _MADE.size + _USE.size)
 _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_WRITE: Final = 23
 """Linux 5.14: the pages are there before the first copy, which takes five times as long into fresh ones."""
@@ -92,7 +92,7 @@ class Arena:
         self.fd = fd
         self._threads = threading.Lock()
         self._map = mmap.mmap(fd, os.fstat(fd).st_size)
-        magic, _state, _generation, _step, self.capacity_bytes, *_ = _HEADER.unpack_from(self._map)
+        magic, self.capacity_bytes = _MADE.unpack_from(self._map)
         if magic != _MAGIC:
             raise ArenaError("This is no arena. Start the job anew.")
 
@@ -115,7 +115,7 @@ class Arena:
         fd = os.memfd_create("holdfast-arena", os.MFD_CLOEXEC)
         try:
             os.posix_fallocate(fd, 0, PAGE_BYTES + capacity + notes)
-            os.pwrite(fd, _HEADER.pack(_MAGIC, State.FREE, 0, -1, capacity, bytes(16), 0), 0)
+            os.pwrite(fd, _MADE.pack(_MAGIC, capacity) + _USE.pack(State.FREE, 0, -1, bytes(16), 0), 0)
             made = cls(fd)
         except BaseException:
             os.close(fd)
@@ -150,17 +150,17 @@ class Arena:
     @property
     def generation(self) -> int:
         """Which use this is; the first copy is of generation 1."""
-        return int(_USE.unpack_from(self._map, _USE_AT)[0])
+        return int(_USE.unpack_from(self._map, _MADE.size)[1])
 
     @property
     def step(self) -> int:
         """Of which step the image is; meaningful from SEALED on."""
-        return int(_USE.unpack_from(self._map, _USE_AT)[1])
+        return int(_USE.unpack_from(self._map, _MADE.size)[2])
 
     @property
     def layout(self) -> bytes:
         """16 bytes that tell one layout of the image from another."""
-        return bytes(_USE.unpack_from(self._map, _USE_AT)[2])
+        return bytes(_USE.unpack_from(self._map, _MADE.size)[3])
 
     def begin(self, step: int, layout: bytes) -> int:
         """FREE or COMMITTED to COPYING; the new generation.
@@ -171,7 +171,7 @@ class Arena:
         with self._alone():
             self._check(State.COPYING)
             generation = self.generation + 1
-            _HEADER.pack_into(self._map, 0, _MAGIC, State.COPYING, generation, step, self.capacity_bytes, layout, 0)
+            _USE.pack_into(self._map, _MADE.size, State.COPYING, generation, step, layout, 0)
         return generation
 
     def advance(self, copied_bytes: int, generation: int) -> None:
