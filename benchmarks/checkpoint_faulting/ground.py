@@ -138,7 +138,7 @@ def stage(seed: int, rank: int, world_size: int) -> StagedImage:
     plan = make_plan(Ranks(), contents, shard_bytes=SHARD_BYTES)
     memory = memoryview(bytearray(-(-plan.image.size_bytes // 4096) * 4096))
     plan.image.write_frames(memory)
-    live = sources(plan, contents.leaves(plan.structure), Snapshot(contents.tensors, ()))
+    live = sources(plan, contents.leaves(plan.structure), Snapshot(contents.tensors, {}))
     copy_into(plan, memory, plan.image.views(torch.frombuffer(memory, dtype=torch.uint8)), live)
     slots, frames = list[tuple[int, int]](), list[tuple[int, int]]()
     for blob, source in zip(plan.image.blobs, live, strict=True):

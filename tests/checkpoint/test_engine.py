@@ -553,7 +553,7 @@ def test_what_it_cost_is_told(tmp_path, link):
     for event in link.of("checkpoint"):
         assert event["durable_s"] >= 0.3 > 0
         assert event["stall_s"] < event["durable_s"]
-        assert event["write_gb_per_s"] < 0.1
+        assert event["write_gb_per_s"] <= event["size_bytes"] / 0.3 / 1e9
 
 
 def test_nothing_is_left_open_by_a_checkpointer_that_was_closed(tmp_path):

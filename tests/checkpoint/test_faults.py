@@ -125,7 +125,7 @@ def test_a_bit_that_flips_beside_the_tensors_of_a_snapshot_fails_the_save(tmp_pa
     plan = make_plan(Ranks(), contents, shard_bytes=1 << 30)
     memory = memoryview(mmap.mmap(-1, -(-plan.image.size_bytes // 4096) * 4096))
     plan.image.write_frames(memory)
-    live = sources(plan, contents.leaves(plan.structure), Snapshot(contents.tensors, ()))
+    live = sources(plan, contents.leaves(plan.structure), Snapshot(contents.tensors, {}))
     copy_into(plan, memory, plan.image.views(torch.frombuffer(memory, dtype=torch.uint8)), live)
     digests = live_digests(plan, live)
     blob = next(each for each in plan.image.blobs if (each.need.dtype is None) == (where == "plain value"))

@@ -40,7 +40,7 @@ def of_state(value):
     arena = Arena.make(plan.image.size_bytes)
     plan.image.write_frames(arena.image)
     leaves = contents.leaves(plan.structure)
-    found = sources(plan, leaves, Snapshot(contents.tensors, ()))
+    found = sources(plan, leaves, Snapshot(contents.tensors, {}))
     copy_into(plan, arena.image, plan.image.views(torch.frombuffer(arena.image, dtype=torch.uint8)), found)
     return Part(plan.layout, arena.image, live_digests(plan, found))
 

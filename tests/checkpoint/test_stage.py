@@ -12,6 +12,7 @@ from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.stage import (
     EARLY_ALL_BYTES,
     EARLY_BYTES,
+    EarlyCopies,
     Snapshot,
     copy_into,
     early_places,
@@ -31,7 +32,8 @@ class Staged:
     def __init__(self, state, early=(), shard_bytes=1 << 40):
         self.contents = collect(0, state, None)
         self.plan = make_plan(Ranks(), self.contents, shard_bytes=shard_bytes)
-        self.snapshot = Snapshot(self.contents.tensors, early)
+        tensors = self.contents.tensors
+        self.snapshot = Snapshot(tensors, EarlyCopies().take(tensors, early))
         self.arena = Arena.make(self.plan.image.size_bytes)
         self.plan.image.write_frames(self.arena.image)
         self.views = self.plan.image.views(torch.frombuffer(self.arena.image, dtype=torch.uint8))
@@ -245,3 +247,26 @@ def test_a_plain_value_that_outgrew_its_slot_is_seen(stage):
     assert not overlong(staged.plan, staged.sources())
     staged.contents = collect(0, {"v": "x" * 3000}, None)
     assert overlong(staged.plan, staged.sources())
+
+
+def test_early_copies_are_made_in_the_memory_of_those_before():
+    """They are small and many: to take memory for each takes as long as to copy it."""
+    tensors, copies = [torch.full((5,), 1.0), torch.ones(3, dtype=torch.int64)], EarlyCopies()
+    first = copies.take(tensors, [1, 0])
+    addresses = {copy.data_ptr() for copy in first.values()}
+    for tensor in tensors:
+        tensor.add_(1)
+    second = copies.take(tensors, [0, 1])
+    assert {copy.data_ptr() for copy in second.values()} == addresses
+    assert all(torch.equal(second[id(tensor)], tensor) for tensor in tensors)
+    tensors[0].add_(1)
+    assert second[id(tensors[0])].eq(2).all(), "it is a copy"
+
+
+@pytest.mark.parametrize("other", [torch.ones(4), torch.ones(5, dtype=torch.float64), Parameter(torch.ones(5))])
+def test_early_copies_are_of_what_is_there_now(other):
+    copies = EarlyCopies()
+    copies.take([torch.zeros(5)], [0])
+    assert torch.equal(copies.take([other], [0])[id(other)], other)
+    assert copies.take([other], [0])[id(other)].dtype is other.dtype
+    assert copies.take([], [0]) == {}

@@ -17,12 +17,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from holdfast.checkpoint import rng
-from holdfast.checkpoint.tree import FlatState, Skeleton, capture, flatten
+from holdfast.checkpoint.tree import FlatState, LiveTensors, Skeleton, capture, flatten
 from holdfast.core.errors import BadUse
 
+Outline = tuple[list[str], list[str], Skeleton, Skeleton]
 OWN_NAME = "holdfast"
 STRUCTURE = f"{OWN_NAME}.structure"
 
@@ -58,7 +57,7 @@ class Contents:
     rank: int
     shared: dict[str, Any]
     own: dict[str, Any]
-    tensors: list[torch.Tensor]
+    tensors: LiveTensors
 
     @functools.cached_property
     def _flat(self) -> tuple[FlatState, FlatState]:
@@ -73,10 +72,11 @@ class Contents:
         """
         return self._flat[0].skeleton
 
-    @functools.cached_property
-    def containers(self) -> str:
-        """The shapes of both parts as text: unlike the shapes themselves it tells 1 from True."""
-        return repr([part.skeleton for part in self._flat])
+    @property
+    def outline(self) -> Outline:
+        """What is equal where the containers of both parts are the same, as `FlatState` has it."""
+        shared, own = self._flat
+        return shared.order, own.order, shared.skeleton, own.skeleton
 
     def leaves(self, structure: Skeleton | None) -> dict[str, Any]:
         """Flat name to tensor or plain value, of all that this rank has; `structure` on the one that writes it.
@@ -107,7 +107,7 @@ def collect(
     Raises:
         BadUse: `state` or `per_rank` is no dict of named entries.
     """
-    tensors: list[torch.Tensor] = []
+    tensors = LiveTensors()
     shared = capture(state_dicts(state() if callable(state) else state), tensors)
     user = capture(state_dicts(per_rank or {}), tensors)
     # The generators last: a user's state_dict() may draw from them.

@@ -39,10 +39,8 @@ from holdfast.checkpoint.save_job import SaveJob
 from holdfast.checkpoint.saved_event import Saved
 from holdfast.checkpoint.seats import Seat, Seats
 from holdfast.checkpoint.shape import Options, Shape
-from holdfast.checkpoint.stage import (
-    copy_into,
-    names_of,
-)
+from holdfast.checkpoint.stage import copy_into, names_of
+from holdfast.checkpoint.turns import short_turns
 from holdfast.checkpoint.writer import NotAttestedError, Writer
 from holdfast.core.errors import BadUse, HoldfastError, SaveFailed
 
@@ -202,13 +200,14 @@ class Engine:
 
         ended: Future[float] | None = None
         try:
-            if not self._agree(job, ranks):
-                job.outcome.set_result(None)
-                return
-            ranks.together(begin)
-            assert seat is not None, "it was taken"
-            ended = self._order(job, self._shape.agreed, seat, generation)
-            self._copy(job, self._shape.agreed, seat, generation)
+            with short_turns:
+                if not self._agree(job, ranks):
+                    job.outcome.set_result(None)
+                    return
+                ranks.together(begin)
+                assert seat is not None, "it was taken"
+                ended = self._order(job, self._shape.agreed, seat, generation)
+                self._copy(job, self._shape.agreed, seat, generation)
         except Exception as error:
             failure = (
                 error

@@ -3,11 +3,12 @@
 It holds until the state changes its shape on some rank. Planning is collective; a save that finds the plan fit is not.
 """
 
+import functools
 import io
 import itertools
 import operator
 import pickle
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.checksums import DIGEST_BYTES
-from holdfast.checkpoint.contents import STRUCTURE, Contents, rank_structure
+from holdfast.checkpoint.contents import STRUCTURE, Contents, Outline, rank_structure
 from holdfast.checkpoint.image import LARGE_BYTES, Image, Need, lay_out, slot_bytes, template
 from holdfast.checkpoint.layout import Layout, pieces_of
 from holdfast.checkpoint.metadata import check_against_files
@@ -52,7 +53,8 @@ class Plan:
 
     `items` are in the order of the image's blobs, those `on_devices` first; `pieces` has the index of the blob that
     each attested piece belongs to; `constant` the digests, by piece, of what is the same in each save; `structure` is
-    the skeleton of all ranks' state, on rank 0; `fixed` are the skeletons that are saved, as bytes.
+    the skeleton of all ranks' state, on rank 0; `outline`: of the containers of this rank; `shapes`: of its leaves,
+    as they come; `fixed` are the skeletons that are saved, as bytes.
     """
 
     image: Image
@@ -62,25 +64,32 @@ class Plan:
     constant: dict[int, bytes]
     on_devices: tuple[OnDevice, ...]
     structure: Skeleton | None
-    containers: str
-    leaves: dict[str, Any]
+    outline: Outline
+    shapes: list[Any]
     fixed: dict[str, bytes]
     digest: bytes
 
     def fits(self, contents: Contents) -> bool:
         """Whether the state of this rank has the shape that it had."""
-        if self.containers != contents.containers:
-            return False
-        leaves = contents.leaves(self.structure)
         # Nothing is kept of thousands of them: Python would look for garbage meanwhile.
-        return self.leaves.keys() == leaves.keys() and all(
-            map(operator.eq, map(_shape, leaves.values()), map(self.leaves.__getitem__, leaves))
+        return self.outline == contents.outline and all(
+            map(operator.eq, _shapes(contents.leaves(self.structure)), self.shapes)
         )
 
+    @functools.cached_property
+    def names(self) -> list[str]:
+        """The flat names of the blobs' leaves."""
+        return [index.fqn for index in self.items]
 
-def shapes(leaves: Mapping[str, Any]) -> dict[str, Any]:
-    """What of each leaf a plan depends on."""
-    return {name: _shape(leaf) for name, leaf in leaves.items()}
+    @functools.cached_property
+    def slots(self) -> list[int]:
+        """The numbers of the blobs that are slots."""
+        return [number for number, blob in enumerate(self.image.blobs) if blob.need.dtype is None]
+
+    @functools.cached_property
+    def singles(self) -> list[int]:
+        """The numbers of the blobs that are copied each by itself: slots and large tensors."""
+        return [number for number, blob in enumerate(self.image.blobs) if blob.need.dtype is None or blob.is_large]
 
 
 def make_plan(ranks: Ranks, contents: Contents, *, shard_bytes: int) -> Plan:
@@ -152,8 +161,8 @@ def make_plan(ranks: Ranks, contents: Contents, *, shard_bytes: int) -> Plan:
         constant=_constant(image, layout, pieces),
         on_devices=_on_devices(items, leaves),
         structure=structure,
-        containers=contents.containers,
-        leaves=shapes(leaves),
+        outline=contents.outline,
+        shapes=list(_shapes(leaves)),
         fixed={name: serialized(leaves[name]) for name in (STRUCTURE, rank_structure(ranks.rank)) if name in leaves},
         digest=xxhash.xxh3_128_digest(repr([stored, image.shards]).encode()),
     )
@@ -234,14 +243,17 @@ def _constant(image: Image, layout: Layout, pieces: tuple[int, ...]) -> dict[int
     return found
 
 
-def _shape(leaf: Any) -> Any:
-    if type(leaf) in PLAIN_TENSORS:
-        return leaf.dtype, leaf.shape
-    if isinstance(leaf, DTensor):
-        return leaf.dtype, leaf.shape, leaf.placements, leaf.device_mesh
-    if isinstance(leaf, torch.Tensor):
-        return leaf.dtype, leaf.shape
-    return None
+def _shapes(leaves: Mapping[str, Any]) -> Iterator[Any]:
+    """What of each leaf a plan depends on."""
+    for leaf in leaves.values():
+        if type(leaf) in PLAIN_TENSORS:
+            yield leaf.dtype, leaf.shape
+        elif isinstance(leaf, DTensor):
+            yield leaf.dtype, leaf.shape, leaf.placements, leaf.device_mesh
+        elif isinstance(leaf, torch.Tensor):
+            yield leaf.dtype, leaf.shape
+        else:
+            yield None
 
 
 def _need(item: WriteItem, leaf: Any) -> Need:

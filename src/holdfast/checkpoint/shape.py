@@ -10,7 +10,7 @@ from holdfast.checkpoint.plan import Plan, make_plan
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.save_job import SaveJob
 from holdfast.checkpoint.seats import Seats
-from holdfast.checkpoint.stage import Snapshot, early_places, live_digests, overlong, sources
+from holdfast.checkpoint.stage import EarlyCopies, Snapshot, early_places, live_digests, overlong, sources
 from holdfast.checkpoint.writer import Writer
 
 Busy = Literal["wait", "skip", "replace"]
@@ -42,6 +42,7 @@ class Shape:
         self._plan: Plan | None = None
         self._devices: Devices | None = None
         self._early: set[int] = set()
+        self._early_copies = EarlyCopies()
         self._unsteady: set[str] = set()
         self.is_outdated = False
         """Some rank's state has another shape: the next save plans anew."""
@@ -61,7 +62,7 @@ class Shape:
 
     def snapshot(self, contents: Contents) -> Snapshot:
         """What tells of changes from now on; small tensors on the host, and those that changed before, are copied."""
-        return Snapshot(contents.tensors, self._early)
+        return Snapshot(contents.tensors, self._early_copies.take(contents.tensors, self._early))
 
     def take(self, job: SaveJob, *, overlaps: bool) -> bool:
         """Take what cannot be taken later; whether the state has the shape, as far as that is seen.

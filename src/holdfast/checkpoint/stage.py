@@ -21,37 +21,67 @@ from holdfast.checkpoint.checksums import DIGEST_BYTES
 from holdfast.checkpoint.image import Blob, template
 from holdfast.checkpoint.layout import CHUNK_BYTES
 from holdfast.checkpoint.plan import Plan, is_in_a_row, part_of, serialized
-from holdfast.checkpoint.tree import PLAIN_TENSORS
+from holdfast.checkpoint.tree import PLAIN_TENSORS, LiveTensors
 from holdfast.core.errors import BadUse
 
 EARLY_BYTES: Final = 16 << 10
 """A tensor up to this size is copied in the call: 4,096 channels of a batch norm."""
 EARLY_ALL_BYTES: Final = 1 << 20
 """All of them together, at most, the smallest first: well below a millisecond."""
+_KIND: Final = operator.attrgetter("dtype", "shape", "device")
 _GROUP: Final = 256
 """Tensors copied in one call, which holds Python's lock while it looks at its arguments, and not while it copies."""
+
+
+class EarlyCopies:
+    """Memory for what is copied in the call: used again by the next one, when all of it is in an arena."""
+
+    def __init__(self) -> None:
+        """There is none before it is needed."""
+        self._kept: dict[int, tuple[torch.Tensor, Any]] = {}
+
+    @torch.no_grad()
+    def take(self, tensors: Sequence[torch.Tensor], places: Iterable[int]) -> dict[int, torch.Tensor]:
+        """Copy those of `tensors` that are in `places`; the copies by the `id` of what is live."""
+        kept, copied = self._kept, {}
+        again: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+        self._kept = {}
+        for place in places:
+            if place >= len(tensors):
+                continue
+            live = tensors[place]
+            copy, kind = kept.get(place, (None, None))
+            if copy is not None and _KIND(live) == kind:
+                again[0].append(copy)
+                again[1].append(live)
+            else:
+                copy = live.clone()
+            copied[id(live)] = copy
+            if type(live) in PLAIN_TENSORS and live.is_cpu:
+                self._kept[place] = copy, _KIND(live)
+        if again[0]:
+            torch._foreach_copy_(*again)
+        return copied
 
 
 class Snapshot:
     """The tensors of one save, from the call on."""
 
-    def __init__(self, tensors: Sequence[torch.Tensor], early: Iterable[int]) -> None:
-        """Copy those of `tensors` whose places `early` names."""
+    def __init__(self, tensors: LiveTensors, copied: dict[int, torch.Tensor]) -> None:
+        """Of `copied`, by their `id`, there are copies already."""
         self._tensors = tensors
         self._versions = _versions(tensors)
-        with torch.no_grad():
-            self.copied = {id(tensors[place]): tensors[place].clone() for place in early if place < len(tensors)}
+        self.copied = copied
         """What those are copied as, by the `id` of what is live."""
-
-    def source(self, leaf: Any) -> Any:
-        """What to copy for `leaf`."""
-        return self.copied.get(id(leaf), leaf)
 
     def changed(self) -> list[int]:
         """The places of the tensors that were written to since the call, but for those that it copied."""
+        versions = _versions(self._tensors)
+        if versions == self._versions:
+            return []
         return [
             place
-            for place, (before, now) in enumerate(zip(self._versions, _versions(self._tensors), strict=True))
+            for place, (before, now) in enumerate(zip(self._versions, versions, strict=True))
             if before != now and id(self._tensors[place]) not in self.copied
         ]
 
@@ -70,29 +100,28 @@ def early_places(tensors: Sequence[torch.Tensor], *, but_on: Collection[torch.de
 
 def sources(plan: Plan, leaves: dict[str, Any], snapshot: Snapshot) -> list[Any]:
     """What each blob of the image is copied from: a tensor, or a plain value as bytes."""
-    found: list[Any] = []
-    for index, blob in zip(plan.items, plan.image.blobs, strict=True):
-        leaf = snapshot.source(leaves[index.fqn])
-        if blob.need.dtype is None:
-            found.append(plan.fixed.get(index.fqn) or serialized(leaf))
-        else:
-            found.append(leaf if type(leaf) in PLAIN_TENSORS else part_of(leaf, index))
-    return found
+    live = list(map(leaves.__getitem__, plan.names))
+    found: list[Any] = list(map(snapshot.copied.get, map(id, live), live))
+    for number in plan.slots:
+        found[number] = plan.fixed.get(plan.names[number]) or serialized(found[number])
+    if set(map(type, found)) <= {*PLAIN_TENSORS, bytes}:
+        return found
+    return [
+        source if type(source) in PLAIN_TENSORS or blob.need.dtype is None else part_of(source, index)
+        for source, index, blob in zip(found, plan.items, plan.image.blobs, strict=True)
+    ]
 
 
 def overlong(plan: Plan, sources: Sequence[Any]) -> bool:
     """Whether a plain value has outgrown its slot."""
-    return any(
-        isinstance(source, bytes) and len(source) > blob.data_bytes
-        for source, blob in zip(sources, plan.image.blobs, strict=True)
-    )
+    return any(len(sources[number]) > plan.image.blobs[number].data_bytes for number in plan.slots)
 
 
 def copy_into(
     plan: Plan,
     memory: memoryview,
-    views: Sequence[torch.Tensor | None],
-    sources: Sequence[Any],
+    views: list[Any],
+    sources: list[Any],
     copied: Callable[[int], None] = lambda _: None,
     *,
     first: int = 0,
@@ -107,34 +136,32 @@ def copy_into(
         copied: told from time to time how many bytes of the image are there, counted from its begin.
         first: blobs before this one are somebody else's to copy.
     """
-    group: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
+    blobs = plan.image.blobs
 
-    def copy_group() -> None:
-        if group[0]:
-            torch._foreach_copy_(*group)
-            group[0].clear()
-            group[1].clear()
+    def copy_one(number: int) -> None:
+        blob, view, source = blobs[number], views[number], sources[number]
+        if view is None:
+            end = blob.data_offset + len(source)
+            memory[blob.data_offset : end] = source
+            memory[end : blob.data_offset + blob.data_bytes] = bytes(blob.data_bytes - len(source))
+        elif source.is_cpu and is_in_a_row(source):
+            for at in range(0, blob.data_bytes, CHUNK_BYTES):
+                size_bytes = min(CHUNK_BYTES, blob.data_bytes - at)
+                ctypes.memmove(view.data_ptr() + at, source.data_ptr() + at, size_bytes)
+                copied(blob.data_offset + at + size_bytes)
+        else:
+            view.copy_(source)
 
+    begin = first
     with torch.no_grad():
-        for number, source in enumerate(sources[first:], first):
-            blob, view = plan.image.blobs[number], views[number]
-            if view is None:
-                end = blob.data_offset + len(source)
-                memory[blob.data_offset : end] = source
-                memory[end : blob.data_offset + blob.data_bytes] = bytes(blob.data_bytes - len(source))
-            elif blob.is_large and source.device.type == "cpu" and is_in_a_row(source):
-                copy_group()
-                for at in range(0, blob.data_bytes, CHUNK_BYTES):
-                    size_bytes = min(CHUNK_BYTES, blob.data_bytes - at)
-                    ctypes.memmove(view.data_ptr() + at, source.data_ptr() + at, size_bytes)
-                    copied(blob.data_offset + at + size_bytes)
-            else:
-                group[0].append(view)
-                group[1].append(source)
-                if len(group[0]) == _GROUP:
-                    copy_group()
-                    copied(blob.offset + blob.length)
-        copy_group()
+        for single in (*plan.singles[bisect.bisect_left(plan.singles, first) :], len(sources)):
+            for at in range(begin, single, _GROUP):
+                end = min(at + _GROUP, single)
+                torch._foreach_copy_(views[at:end], sources[at:end])
+                copied(blobs[end - 1].offset + blobs[end - 1].length)
+            if single < len(sources):
+                copy_one(single)
+            begin = single + 1
 
 
 def live_digests(plan: Plan, sources: Sequence[Any], *, first: int = 0) -> bytes:
@@ -187,10 +214,10 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
-def _versions(tensors: Sequence[torch.Tensor]) -> list[int]:
+def _versions(tensors: LiveTensors) -> list[int]:
     """How often each was written to in place; 0 where PyTorch does not count."""
     try:
-        if set(map(type, tensors)) <= PLAIN_TENSORS:
+        if tensors.are_plain:
             return list(map(operator.attrgetter("_version"), tensors))
     except RuntimeError:  # one was made in inference mode
         pass

@@ -21,10 +21,16 @@ _UNCHANGING = {type(None), bool, int, float, complex, str, bytes}
 _INT_BITS = 2000  # `weights_only` reads integers of up to 255 bytes
 PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter}
 """What is all here, and copied as it is."""
-_KEYS = (str, int, bool, float, type(None))
+_KEYS = {str, int, bool, float, type(None)}
 
 
-def capture(state: Any, tensors: list[torch.Tensor]) -> Any:
+class LiveTensors(list[torch.Tensor]):
+    """Tensors as they come; `are_plain`: all that they are is seen by PyTorch itself, see `PLAIN_TENSORS`."""
+
+    are_plain = True
+
+
+def capture(state: Any, tensors: LiveTensors) -> Any:
     """A copy of `state` that nobody changes any more but for the bytes of its tensors, which are added to `tensors`.
 
     It is taken while the training waits, so it looks at what has thousands of tensors once, and lets C do it.
@@ -37,6 +43,7 @@ def capture(state: Any, tensors: list[torch.Tensor]) -> Any:
         return {key: capture(value, tensors) for key, value in state.items()}
     if isinstance(state, torch.Tensor):
         tensors.append(state)
+        tensors.are_plain &= type(state) in PLAIN_TENSORS
         return state
     if type(state) in (list, tuple) and set(map(type, state)) <= _UNCHANGING:
         return state[:]
@@ -52,10 +59,15 @@ def capture(state: Any, tensors: list[torch.Tensor]) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class FlatState:
-    """`leaves`: flat name to tensor or plain value. `skeleton`: the shape, see `Skeleton`."""
+    """`leaves`: flat name to tensor or plain value. `skeleton`: the shape, see `Skeleton`.
+
+    `order`: the flat names of leaves and empty dicts as they come. Shapes are the same where skeletons and orders are
+    equal: to Python, dicts are equal whatever their order, and 1 is True.
+    """
 
     leaves: dict[str, Any]
     skeleton: dict[Any, Any]
+    order: list[str]
 
 
 def flatten(state: Mapping[Any, Any], *, prefix: str = "") -> FlatState:
@@ -65,16 +77,20 @@ def flatten(state: Mapping[Any, Any], *, prefix: str = "") -> FlatState:
         BadUse: a value or key could not be read back without trusting the file, or two leaves share a name.
     """
     leaves: dict[str, Any] = {}
+    order: list[str] = []
 
     def visit(name: str, value: Any) -> Skeleton:
         if isinstance(value, Mapping):
-            for key in value:
-                if type(key) not in _KEYS:
-                    raise _not_plain(f"a key of {name!r}", key)
+            kinds = set(map(type, value))
+            if not kinds <= _KEYS:
+                raise _not_plain(f"a key of {name!r}", next(key for key in value if type(key) not in _KEYS))
+            if not value:
+                order.append(name)
             if set(map(type, value.values())) <= PLAIN_TENSORS:  # there may be thousands of them
                 names = [f"{name}.{key}" for key in value]
-                if len(set(names)) == len(names) and leaves.keys().isdisjoint(names):
+                if (kinds <= {str} or len(set(names)) == len(names)) and leaves.keys().isdisjoint(names):
                     leaves.update(zip(names, value.values(), strict=True))
+                    order.extend(names)
                     return dict(zip(value, names, strict=True))
             return {key: visit(f"{name}.{key}", item) for key, item in value.items()}
         if is_nested_list(value):
@@ -84,10 +100,11 @@ def flatten(state: Mapping[Any, Any], *, prefix: str = "") -> FlatState:
         if name in leaves:
             raise BadUse(f"Two entries of the state have the name {name!r}. Rename one of them.")
         leaves[name] = value
+        order.append(name)
         return name
 
     skeleton = {key: visit(f"{prefix}{key}", value) for key, value in state.items()}
-    return FlatState(leaves=leaves, skeleton=skeleton)
+    return FlatState(leaves=leaves, skeleton=skeleton, order=order)
 
 
 def is_nested_list(value: Any) -> bool:

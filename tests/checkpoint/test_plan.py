@@ -1,0 +1,57 @@
+import pytest
+import torch
+from torch.nn import Parameter
+
+from holdfast.checkpoint.contents import collect
+from holdfast.checkpoint.plan import make_plan
+from holdfast.checkpoint.ranks import Ranks
+
+T = torch.arange(3.0)
+
+
+def fits(planned, state):
+    return make_plan(Ranks(), collect(0, planned, None), shard_bytes=1 << 40).fits(collect(0, state, None))
+
+
+@pytest.mark.parametrize(
+    ("planned", "state"),
+    [
+        ({}, {}),
+        ({"a": T, "b": {"c": [T, {}], "d": 1}}, {"a": T + 1, "b": {"c": [T * 2, {}], "d": 2}}),
+        ({"a": {"x": T, "y": T}}, {"a": {"x": Parameter(T), "y": T}}),  # they are saved alike
+        ({"a": 1}, {"a": True}),  # a value has a slot, whatever it is
+        ({"a": None}, {"a": "text"}),
+        ({"a": {}, "b": [1, 2]}, {"a": {}, "b": [3]}),
+    ],
+)
+def test_a_state_of_the_same_shape_needs_no_plan_of_its_own(planned, state):
+    assert fits(planned, state)
+
+
+@pytest.mark.parametrize(
+    ("planned", "state"),
+    [
+        ({"a": T}, {}),
+        ({"a": T}, {"b": T}),
+        ({"a": T}, {"a": T, "b": T}),
+        ({"a": T}, {"a": T[:2]}),
+        ({"a": T}, {"a": T.double()}),
+        ({"a": T}, {"a": 1.0}),
+        ({"a": 1.0}, {"a": T}),
+        ({"a": {"x": T, "y": T}}, {"a": {"y": T, "x": T}}),
+        ({"a": {"x": 1, "y": 2}}, {"a": {"y": 2, "x": 1}}),
+        ({"a": 1, "b": {"c": {}}}, {"b": {"c": {}}, "a": 1}),
+        ({"a": {"b": {}, "c": {}}}, {"a": {"c": {}, "b": {}}}),
+        ({"a": {1: T}}, {"a": {True: T}}),
+        ({"a": {1: T}}, {"a": {1.0: T}}),
+        ({"a": {1: T}}, {"a": {"1": T}}),
+        ({"a": {1: 5}}, {"a": {True: 5}}),
+        ({"a": {1: {}}}, {"a": {True: {}}}),
+        ({"a": {None: {}}}, {"a": {"None": {}}}),
+        ({"a": {0: T}}, {"a": [T]}),
+        ({"a": {}}, {"a": []}),
+        ({"a": {"b": {}}}, {"a": {}}),
+    ],
+)
+def test_a_state_of_another_shape_does_not_fit(planned, state):
+    assert not fits(planned, state)
