@@ -1,10 +1,12 @@
 """One case, in its process: training without saves and with them in turn, and what each save took."""
 
+import itertools
 import resource
 import statistics
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,22 @@ from checkpointing.savers import SAVERS, Saver
 from checkpointing.workloads import WORKLOADS, Workload
 
 WARM_UP_STEPS = 2
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    """Steps in a row: the seconds of a save's call, of each step, and from the last one until the save is durable.
+
+    `stood_s`: the longest time that the thread of the training stood still, while the save was in flight.
+    """
+
+    parts_s: list[float]
+    stood_s: float
+
+    @property
+    def wall_s(self) -> float:
+        """Of all of it."""
+        return sum(self.parts_s)
 
 
 class Case:
@@ -28,17 +46,13 @@ class Case:
         self.durable_s: list[float] = []
         self.forward_backward_s: list[float] = []
 
-    def train(self, steps: int, *, save: bool) -> tuple[float, float]:
-        """So many steps, with a save before the first one or without, and to the end of that save.
-
-        Returns:
-            Their wall time, and the longest time that this thread stood still (while the save was in flight), both
-            in s.
-        """
+    def train(self, steps: int, *, save: bool) -> Block:
+        """So many steps, with a save before the first one or without, and to the end of that save."""
         self._workload.settle()
-        began_s = time.perf_counter()
+        marks_s = [time.perf_counter()]
         saving = self._begin() if save else None
         stood_s = self.call_s[-1] if save else 0.0
+        marks_s.append(time.perf_counter())
         for number in range(steps):
             counts = saving is None or not saving.done()
             before_s = time.perf_counter()
@@ -48,12 +62,13 @@ class Case:
                 gap_s = max(gap_s, self._fence())
             self._workload.update()
             stood_s = max(stood_s, gap_s) if counts else stood_s
+            marks_s.append(time.perf_counter())
         self._workload.settle()
         if saving is not None:
             saving.result()
-        wall_s = time.perf_counter() - began_s
+        marks_s.append(time.perf_counter())
         self._saver.clear()
-        return wall_s, stood_s
+        return Block(parts_s=[end_s - begin_s for begin_s, end_s in itertools.pairwise(marks_s)], stood_s=stood_s)
 
     def save_alone(self) -> None:
         """A save with nothing beside it."""
@@ -124,25 +139,27 @@ def _measure(
     training = {"call_s": [*case.call_s], "fence_s": [*case.fence_s], "durable_s": [*case.durable_s]}
     for _ in range(calls):
         case.save_alone()
-    plain_s = [wall_s for wall_s, _ in blocks[::2]]
+    without, saved = blocks[::2], blocks[1::2]
     return {
         **training,
         "first_s": first_s,
         "every_call_s": case.call_s,
         "lost_s": [
-            with_s - (before_s + after_s) / 2
-            for before_s, (with_s, _), after_s in zip(plain_s, blocks[1::2], plain_s[1:], strict=False)
+            block.wall_s - (before.wall_s + after.wall_s) / 2
+            for before, block, after in zip(without, saved, without[1:], strict=False)
         ],
-        "plain_s": statistics.median(plain_s),
-        "gap_s": [gap_s for _, gap_s in blocks[1::2]],
-        "plain_gap_s": statistics.median(gap_s for _, gap_s in blocks[::2]),
+        "saved_parts_s": [block.parts_s for block in saved],
+        "plain_parts_s": [block.parts_s for block in without],
+        "plain_s": statistics.median(block.wall_s for block in without),
+        "gap_s": [block.stood_s for block in saved],
+        "plain_gap_s": statistics.median(block.stood_s for block in without),
         "forward_backward_s": statistics.median(case.forward_backward_s),
         "files": _open_files() - files,
         "state_bytes": _size_bytes(trained),
     }
 
 
-def _blocks(case: Case, steps: int, pairs: int) -> Iterator[tuple[float, float]]:
+def _blocks(case: Case, steps: int, pairs: int) -> Iterator[Block]:
     for number in range(2 * pairs + 1):
         yield case.train(steps, save=number % 2 == 1)
 

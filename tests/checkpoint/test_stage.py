@@ -270,3 +270,11 @@ def test_early_copies_are_of_what_is_there_now(other):
     assert torch.equal(copies.take([other], [0])[id(other)], other)
     assert copies.take([other], [0])[id(other)].dtype is other.dtype
     assert copies.take([], [0]) == {}
+
+
+def test_early_copies_made_in_inference_mode_are_written_to_outside_of_it():
+    tensors, copies = [torch.zeros(5)], EarlyCopies()
+    with torch.inference_mode():
+        copies.take(tensors, [0])
+    tensors[0].add_(1)
+    assert copies.take(tensors, [0])[id(tensors[0])].eq(1).all()

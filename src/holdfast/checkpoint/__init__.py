@@ -13,9 +13,13 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `ranks` | every rank does its part, and all go on or all raise the same error |
 | `contents` | what one rank puts into a checkpoint (`rng`: its random generators) |
 | `tree` | a nested state as flat leaves and a skeleton of its shape |
-| `engine` | one rank's saves, from the call until they are durable |
+| `engine` | one rank's saves (`save_job`: each), from the call until they are durable |
+| `shape` | what the saves of a state of one shape share |
 | `plan` | who writes what, and where (`image`: as bytes; `layout`: what of it the writing process knows) |
 | `stage` | live tensors into an `arena`, shared memory that holds one snapshot (`seats`: saves take turns in them) |
+| `turns` | the thread that does it leaves Python's lock to the training |
+| `devices` | what lies on GPUs: `device_copy` one GPU's part (`device_memory`, `pinning`), `device_staging` what is copied |
+| | there first, `device_live` its digests (`device_digests`: the kernel) |
 | `writer` | the trainer's side of the writing process (`messages`: what they say to each other) |
 | `writing_process` | which outlives the trainer, and for each save does `persist`: write, attest, commit |
 | `keeping` | what it committed last stays in memory when the trainer dies (`kept`: for the rank that takes its place) |

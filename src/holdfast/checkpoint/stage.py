@@ -40,6 +40,7 @@ class EarlyCopies:
         """There is none before it is needed."""
         self._kept: dict[int, tuple[torch.Tensor, Any]] = {}
 
+    @torch.inference_mode(mode=False)  # what is made in it cannot be written to outside
     @torch.no_grad()
     def take(self, tensors: Sequence[torch.Tensor], places: Iterable[int]) -> dict[int, torch.Tensor]:
         """Copy those of `tensors` that are in `places`; the copies by the `id` of what is live."""
