@@ -114,11 +114,11 @@ def await_end(pid):
         os.close(fd)
 
 
-def assert_restored(folder, step, tier):
+def assert_restored(folder, step, tier, **options):
     """Restore here; hold that it is whole and from where it ought to be, and that this process holds nothing of it."""
     HEARD.warnings.clear()
     state = state_of(-1)
-    with Checkpointer(folder) as ckpt:
+    with Checkpointer(folder, **options) as ckpt:
         found = ckpt.restore(state)
     assert found == state["value"] == step, (found, state["value"], HEARD.warnings)
     assert state["big"].eq(step).all()
@@ -174,6 +174,14 @@ def a_training_that_ends_in_good_order_leaves_nothing(folder):
         await_end(dead_trainer(folder / name, then=then))
         assert not is_kept(folder / name)
         assert_restored(folder / name, 2, "disk")
+
+
+@scenario
+def who_only_reads_leaves_it_to_the_successor(folder):
+    writer = dead_trainer(folder)
+    assert_restored(folder, 2, "disk", read_only=True)
+    assert_restored(folder, 2, "memory")
+    await_end(writer)
 
 
 @scenario

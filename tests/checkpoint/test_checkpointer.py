@@ -433,3 +433,21 @@ def test_closing_twice_does_no_harm_and_saving_after_is_refused(tmp_path):
 def test_the_catalog_imports_no_torch():
     program = "import sys, holdfast.checkpoint, holdfast.checkpoint.catalog; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_who_is_read_only_restores_and_changes_nothing(tmp_path):
+    with Checkpointer(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"a": 5})
+    before = sorted((tmp_path / "run").rglob("*"))
+    with Checkpointer(tmp_path / "run", read_only=True) as ckpt:
+        state = {"a": 0}
+        assert ckpt.restore(state) == 1
+        assert state == {"a": 5}
+        with pytest.raises(BadUse, match="read_only"):
+            ckpt.save(2, state)
+    assert sorted((tmp_path / "run").rglob("*")) == before
+    with pytest.raises(NotFound, match=r"There is no checkpoint folder .*/other\. Give"):
+        Checkpointer(tmp_path / "other", read_only=True)
+    assert not (tmp_path / "other").exists(), "a wrong name makes no folder"
+    with pytest.raises(BadUse, match="read_only"):
+        Checkpointer(tmp_path / "run", read_only=True, push_to=str(tmp_path))

@@ -116,6 +116,10 @@ def test_a_read_only_disk_fails_in_one_clear_sentence(mounted):
         ckpt.save(2, big(2)).result()
     with pytest.raises(BadUse, match=r"cannot be written \(Read-only file system\)"):
         Checkpointer(folder)
+    with Checkpointer(folder, read_only=True) as reading:
+        state = big(0)
+        assert reading.restore(state) == 1
+        assert state["big"].eq(1).all()
     assert remount("rw")
     assert_step_1_is_intact(folder)
 

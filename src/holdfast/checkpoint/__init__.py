@@ -18,8 +18,8 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `plan` | who writes what, and where (`image`: as bytes; `layout`: what of it the writing process knows) |
 | `stage` | live tensors into an `arena`, shared memory that holds one snapshot (`seats`: saves take turns in them) |
 | `turns` | the thread that does it leaves Python's lock to the training |
-| `devices` | what lies on GPUs: `device_copy` one GPU's part (`device_memory`, `pinning`), `device_staging` what is copied |
-| | there first, `device_live` its digests (`device_digests`: the kernel) |
+| `devices` | what lies on GPUs, a `device_copy` each (`device_memory`, `device_staging`, `pinning`) |
+| `device_live` | its digests, by the GPU (`device_digests`: the kernel) |
 | `writer` | the trainer's side of the writing process (`messages`: what they say to each other) |
 | `writing_process` | which outlives the trainer, and for each save does `persist`: write, attest, commit |
 | `keeping` | what it committed last stays in memory when the trainer dies (`kept`: for the rank that takes its place) |

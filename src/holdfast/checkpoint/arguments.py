@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from holdfast.core.errors import BadUse
+from holdfast.core.errors import BadUse, NotFound
 
 
 def check_one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
@@ -60,5 +60,15 @@ def make_writable(folder: Path) -> None:
     except OSError as error:
         raise BadUse(
             f"The checkpoint folder {folder} cannot be written ({error.strerror or error}). "
-            "Make it writable, or give Checkpointer another one."
+            "Make it writable, or give Checkpointer another one, or read_only=True where it only restores."
         ) from error
+
+
+def check_there(folder: Path) -> None:
+    """See that a folder is there.
+
+    Raises:
+        NotFound: it is not.
+    """
+    if not folder.is_dir():
+        raise NotFound(f"There is no checkpoint folder {folder}. Give Checkpointer the one that a run has saved into.")

@@ -12,7 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, NoReturn, Self
 
-from holdfast.checkpoint.arguments import check_above_zero, check_from_zero, check_one_of, check_whole, make_writable
+from holdfast.checkpoint.arguments import (
+    check_above_zero,
+    check_from_zero,
+    check_one_of,
+    check_there,
+    check_whole,
+    make_writable,
+)
 from holdfast.checkpoint.catalog import verify
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.folders import step_path
@@ -63,6 +70,7 @@ class Checkpointer:
         peer_memory: bool = False,
         push_to: str | None = None,
         keep_pushed: int | None = None,
+        read_only: bool = False,
     ) -> None:
         """Check the folder, which is made if need be.
 
@@ -96,10 +104,12 @@ class Checkpointer:
             push_to: object storage that the newest checkpoint is pushed to, by a process of its own, such as
                 `s3://BUCKET/RUN`; `restore` fetches from there what is newer, or whole where it is damaged in `dir`.
             keep_pushed: how many stay there; None: all.
+            read_only: nothing is saved, only restored, from a run that may go on: `dir` need not be writable, and what
+                that run left in memory stays there for it.
 
         Raises:
             BadUse: an argument is not allowed, or `dir` cannot be written.
-            NotFound: `push_to` is a folder, and not there.
+            NotFound: `push_to` is a folder, and not there, or `dir` is not, which is `read_only`.
         """
         self._clock = SystemClock()
         self._interval = make_interval(every, self._clock, devices=lambda: Ranks().world_size)
@@ -109,20 +119,22 @@ class Checkpointer:
         check_one_of("on_failure", on_failure, ("raise", "warn", "retry"))
         check_one_of("when_busy", when_busy, ("wait", "skip", "replace"))
         check_above_zero("timeout_s", timeout_s)
-        if max_write_mib_s is not None:
-            check_above_zero("max_write_mib_s", max_write_mib_s)
-        if max_memory_gib is not None:
-            check_above_zero("max_memory_gib", max_memory_gib)
+        for name, limit in {
+            "max_write_mib_s": max_write_mib_s,
+            "max_memory_gib": max_memory_gib,
+            "sigterm_grace_s": sigterm_grace_s,
+            "keep_in_memory_s": keep_in_memory_s,
+        }.items():
+            if limit is not None:
+                check_above_zero(name, limit)
         if max_device_memory_gib is not None:
             check_from_zero("max_device_memory_gib", max_device_memory_gib)
-        if sigterm_grace_s is not None:
-            check_above_zero("sigterm_grace_s", sigterm_grace_s)
-        if keep_in_memory_s is not None:
-            check_above_zero("keep_in_memory_s", keep_in_memory_s)
-        elif peer_memory:
+        if peer_memory and keep_in_memory_s is None:
             raise BadUse("peer_memory holds snapshots for keep_in_memory_s, which is None. Give it seconds.")
         if keep_pushed is not None:
             check_whole("keep_pushed", keep_pushed, least=1)
+        if read_only and push_to is not None:
+            raise BadUse("read_only writes nothing, and push_to is where checkpoints are pushed. Give one of them.")
         self._folder = Path(dir).absolute()
         self._keep = keep or Retention()
         self._on_failure = on_failure
@@ -135,7 +147,8 @@ class Checkpointer:
         self._lost = LostTime()
         self._newest: Path | None = None
         self._pid = os.getpid()
-        make_writable(self._folder)
+        self._read_only = read_only
+        (check_there if read_only else make_writable)(self._folder)
         self._pusher = None if push_to is None else Pusher(self._folder, push_to, keep=keep_pushed, told=_tell_of_push)
         atexit.register(self._at_exit)
         self._engine = Engine(
@@ -175,12 +188,14 @@ class Checkpointer:
             What tells when the checkpoint is durable.
 
         Raises:
-            BadUse: closed, or something in the state cannot be saved; the message names it.
+            BadUse: closed, or read-only, or something in the state cannot be saved; the message names it.
             SaveFailed: an earlier save is not durable and `on_failure` is `raise`, or this one is not and the job is
                 to stop.
         """
         if self._closed:
             raise BadUse("This Checkpointer is closed. Save before close(), or make another.")
+        if self._read_only:
+            raise BadUse("This Checkpointer is read_only. Save with another one, into a folder of this run.")
         check_whole("step", step, least=0)
         self._lost.step(self._clock.monotonic_s(), fence_s=self._engine.fence_s)
         try:
@@ -225,7 +240,9 @@ class Checkpointer:
             if self._pusher is not None:
                 ranks.first(functools.partial(fetch_newer, self._pusher.remote, self._folder))
                 fetch_again = functools.partial(fetch_from, self._pusher.remote, self._folder)
-            checkpoint, passed_over = restore_newest(ranks, self._folder, state, per_rank, fetch_again)
+            checkpoint, passed_over = restore_newest(
+                ranks, self._folder, state, per_rank, fetch_again, from_memory=not self._read_only
+            )
             self._damaged.update(item.path for item in passed_over)
             if checkpoint is None:
                 return 0

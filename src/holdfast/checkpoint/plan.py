@@ -82,6 +82,12 @@ class Plan:
         return [index.fqn for index in self.items]
 
     @functools.cached_property
+    def places(self) -> list[range]:
+        """Of each blob, the indices of its pieces in `pieces`."""
+        ends = itertools.accumulate(len(list(group)) for _, group in itertools.groupby(self.pieces))
+        return [range(*pair) for pair in itertools.pairwise((0, *ends))]
+
+    @functools.cached_property
     def slots(self) -> list[int]:
         """The numbers of the blobs that are slots."""
         return [number for number, blob in enumerate(self.image.blobs) if blob.need.dtype is None]

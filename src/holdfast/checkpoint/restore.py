@@ -110,6 +110,8 @@ def restore_newest(
     state: MutableMapping[str, Any],
     per_rank: MutableMapping[str, Any] | None,
     fetch_again: Callable[[int], bool] | None = None,
+    *,
+    from_memory: bool = True,
 ) -> tuple[OpenCheckpoint | None, list[PassedOver]]:
     """Restore the newest checkpoint of which all that the ranks need is whole. Collective.
 
@@ -122,6 +124,7 @@ def restore_newest(
         state: see `Checkpointer.restore`.
         per_rank: likewise.
         fetch_again: puts a whole copy of a step in the place of a damaged one, where there is any; for rank 0.
+        from_memory: these ranks take the place of those that saved. Else what is in memory is left to those that do.
 
     Returns:
         It, or None where there is none at all, and those that were passed over, newest first.
@@ -130,6 +133,8 @@ def restore_newest(
         NoVerifiedCheckpoint: there are checkpoints, and none verifies.
         BadUse, StateMismatch, CheckpointError: see `restore_into`.
     """
+    if not from_memory:
+        return _restore_newest(ranks, folder, state, per_rank, None, fetch_again)
     with Predecessors(folder, ranks.rank, ranks.world_size) as memory:
         told = ranks.together(lambda: memory.told)
         in_memory = newest_whole(told, ranks.world_size)
@@ -161,7 +166,7 @@ def _restore_newest(
     folder: Path,
     state: MutableMapping[str, Any],
     per_rank: MutableMapping[str, Any] | None,
-    memory: _Memory,
+    memory: _Memory | None,
     fetch_again: Callable[[int], bool] | None,
 ) -> tuple[OpenCheckpoint | None, list[PassedOver]]:
     def attempt(info: CheckpointInfo, tier: Predecessors | None) -> tuple[OpenCheckpoint | None, str]:
@@ -172,7 +177,7 @@ def _restore_newest(
 
     passed_over: list[PassedOver] = []
     for info in ranks.first(lambda: scan(folder)):
-        if info.step == memory.step:
+        if memory is not None and info.step == memory.step:
             reason = bring(ranks, memory.predecessors, memory.moves)
             opened, reason = (None, reason) if reason else attempt(info, memory.predecessors)
             if opened is not None:

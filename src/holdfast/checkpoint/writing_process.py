@@ -36,7 +36,8 @@ _PIECES: Final = 1000
 _TAKE_TURNS_S: Final = 0.0002
 """How long a thread that is through with a write waits for one that hashes: Python's 5 ms are as long as a write."""
 _NICENESS: Final = 5
-"""Its threads wait for the disk most of the time; where the cores are short, the trainer goes first."""
+"""Its threads wait for the disk most of the time; where the cores are short, the trainer goes first. Its reads and
+writes come after the trainer's as well: (5 + 20) / 5 is their priority, and that one's is 4 (ioprio_set(2))."""
 _LEFT_TO_TRAINER: Final = (signal.SIGINT, signal.SIGTERM)
 """A terminal's interrupt is the trainer's to act on, and so is SIGTERM, which a scheduler sends to all processes of a
 job: what the trainer saves then is still to be written."""
