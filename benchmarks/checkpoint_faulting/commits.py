@@ -109,6 +109,8 @@ class Commit:
         forks[victim].release()
         traced.run()
         if not traced.struck:
+            for fork in forks:  # the other one may still be deleting
+                fork.answer()
             return RIGHT, False
         is_taken_up = False
         if self.is_kill:
