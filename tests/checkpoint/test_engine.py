@@ -4,6 +4,7 @@ import copy
 import logging
 import os
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -567,3 +568,17 @@ def test_nothing_is_left_open_by_a_checkpointer_that_was_closed(tmp_path):
         ckpt.save(2, {"t": torch.zeros(200)})
         ckpt.save(3, {"t": torch.zeros(200)})
     until(lambda: (open_files(), threading.active_count()) == (before, threads))
+
+
+def test_python_s_lock_goes_around_quickly_while_the_state_is_copied(tmp_path, monkeypatch):
+    before_s, seen_s, copy_into = sys.getswitchinterval(), [], engine.copy_into
+
+    def look(*arguments, **named):
+        seen_s.append(sys.getswitchinterval())
+        copy_into(*arguments, **named)
+
+    monkeypatch.setattr(engine, "copy_into", look)
+    with Checkpointer(tmp_path) as ckpt:
+        ckpt.save(1, {"a": 1}).result(ENDS_S)
+    assert seen_s[0] < before_s
+    assert sys.getswitchinterval() == before_s
