@@ -38,7 +38,7 @@ COLUMNS = (
     "ours: Holdfast, without attestation where nothing else is said; peer: the best of them, or who stands in "
     "[brackets]; limit: what the machine permits, or what the row describes"
 )
-LOST = "lost: the steps with a save, until it is durable, less the same steps without; each case in its own process"
+LOST = "lost: the steps with a save, until it is durable and one more, less as many without; a process for each case"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -68,6 +68,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     own.add_argument("--dir", type=Path)
     own.add_argument("--gpu-gb", type=float, default=FULL.gpu_bytes / 1e9)
     options, rest = own.parse_known_args(given)
+    if options.dir is not None and not options.dir.is_dir():
+        own.error(f"--dir {options.dir} is no folder: make it, on the disk to measure")
     about = (
         f"{(__doc__ or '').partition(chr(10))[0]} Besides: --dir DIR, on the disk to measure, for the checkpoints; "
         "--gpu-gb N, a limit to the GPU's state."

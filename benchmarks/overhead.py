@@ -1,21 +1,16 @@
-"""What supervision costs a job that nothing happens to: its steps, its calls, its checkpoints, its memory.
+"""What supervision costs a job that nothing happens to: its steps, its calls, its memory.
 
-The peers are plain torchrun with the same script, and `torch.distributed.checkpoint.save` with the same state. All
-are interleaved: A/B/A/B. Limits: a call that does nothing, the same steps without supervision, one file of the same
-size written and fsynced.
+The peer is plain torchrun with the same script, interleaved: A/B/A/B. Limits: a call that does nothing, the same steps
+without supervision. (What a checkpoint costs is `checkpoint.py`'s.)
 """
 
 import itertools
 import json
-import os
-import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
-import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,12 +37,10 @@ class Size:
     calls: int
     step_rounds: int
     steps: int
-    save_rounds: int
-    state_mib: int
 
 
-FULL = Size(calls=2000, step_rounds=6, steps=150, save_rounds=9, state_mib=128)
-QUICK = Size(calls=300, step_rounds=1, steps=30, save_rounds=3, state_mib=16)
+FULL = Size(calls=2000, step_rounds=6, steps=150)
+QUICK = Size(calls=300, step_rounds=1, steps=30)
 
 
 # run.step
@@ -236,103 +229,14 @@ def _kind(words: str) -> str | None:
     return None
 
 
-# Checkpoints
-
-
-def save_rows(size: Size, folder: Path, quiet: Quiet) -> list[Row]:
-    """How long one process's training stands still for a durable checkpoint of the same state."""
-    import torch
-
-    import holdfast
-
-    count = 8
-    torch.manual_seed(0)
-    state = {"model": {f"weight{i}": torch.randn(size.state_mib * MIB // 4 // count) for i in range(count)}}
-    flat = {f"model.{name}": tensor for name, tensor in state["model"].items()}
-    raw = b"".join(tensor.numpy().tobytes() for tensor in flat.values())
-    ckpt = holdfast.Checkpointer(folder / "ours", keep=1)
-    ways: dict[str, Callable[[int], None]] = {
-        "ours": lambda number: ckpt.save(number, state).result() and None,
-        "peer": lambda number: _save_with_dcp(flat, folder / f"peer-{number}"),
-        "limit": lambda number: _write(raw, folder / f"limit-{number}"),
-    }
-    times_s: dict[str, list[float]] = {name: [] for name in ways}
-    names = list(ways)
-    quiet.wait()
-    for number in range(1, size.save_rounds + 2):
-        for name in (names[number % 3 :] + names[: number % 3])[:3]:
-            began_s = time.perf_counter()
-            ways[name](number)
-            took_s = time.perf_counter() - began_s
-            if number > 1:  # the first round imports and fills caches
-                times_s[name].append(took_s)
-        for name in ("peer", "limit"):
-            shutil.rmtree(folder / f"{name}-{number}")
-    ckpt.close()
-    if ckpt.restore(dict(state)) != size.save_rounds + 1:
-        raise DoesNotWork("the last checkpoint is not the one restored")
-    medians_s = {name: statistics.median(times_s[name]) for name in ("ours", "peer")}
-    fastest_s = min(times_s["limit"])
-    ratios = sorted(mine / theirs for mine, theirs in zip(times_s["ours"], times_s["peer"], strict=True))
-    text = f"checkpoint of {size.state_mib} MiB"
-    return [
-        Row(
-            measure=f"{text}: training stands still, median",
-            ours=medians_s["ours"] * 1000,
-            peer=medians_s["peer"] * 1000,
-            limit=fastest_s * 1000,
-            unit="ms",
-        ),
-        Row(
-            measure=f"{text}: ÷ torch.distributed.checkpoint.save + fsync",
-            ours=medians_s["ours"] / medians_s["peer"],
-            peer=1,
-            limit=fastest_s / medians_s["peer"],
-            unit="ratio",
-        ),
-        Row(measure="  the same, lowest of the rounds", ours=ratios[0], peer=1, unit="ratio"),
-        Row(measure="  the same, highest of the rounds", ours=ratios[-1], peer=1, unit="ratio"),
-    ]
-
-
-def _save_with_dcp(state: dict[str, Any], folder: Path) -> None:
-    import torch.distributed.checkpoint as dcp
-
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder, sync_files=True), no_dist=True)
-    _sync_folder(folder)
-
-
-def _write(raw: bytes, folder: Path) -> None:
-    folder.mkdir()
-    with (folder / "data").open("wb") as file:
-        file.write(raw)
-        file.flush()
-        os.fsync(file.fileno())
-    _sync_folder(folder)
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
 def main() -> int:
     args = parse_arguments(__doc__ or "")
     adopt_orphans()
     size = QUICK if args.quick else FULL
     quiet = Quiet(patience_s=0.0 if args.quick else 20.0)
     try:
-        with OthersLoad() as others, tempfile.TemporaryDirectory(prefix="holdfast-overhead-") as folder:
-            rows = [
-                *call_rows(size, quiet),
-                *step_rows(size, args.seed, quiet),
-                *save_rows(size, Path(folder), quiet),
-            ]
+        with OthersLoad() as others:
+            rows = [*call_rows(size, quiet), *step_rows(size, args.seed, quiet)]
     except DoesNotWork as error:
         say(f"overhead.py: {error}")
         return 1
@@ -345,16 +249,11 @@ def main() -> int:
         f"{size.step_rounds} pairs of runs in turn; no ratio is told where plain torchrun's own runs differ by "
         f"more than {MOST_NOISE:g} times, and one closer to 1 than that difference says nothing"
     )
-    per_save = (
-        f"checkpoint: one process, {size.save_rounds} rounds in turn, until durable, all of them fsync; ours also "
-        "digests what is live and what is written, which the peer does not; the limit is the fastest write of one file "
-        "of that size"
-    )
     memory = "memory: PSS, shared pages divided among their users; torchrun itself runs in both"
     report(
         "The cost of supervision",
         rows,
-        notes=(per_call, per_step, per_save, memory, quiet.sentence(), others.sentence()),
+        notes=(per_call, per_step, memory, quiet.sentence(), others.sentence()),
         json_file=args.json,
     )
     return 0

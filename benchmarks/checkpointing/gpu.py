@@ -22,7 +22,7 @@ BYTES_A_NUMBER = 12
 LEAST_BYTES = 6e9
 LAYER_BYTES = BYTES_A_NUMBER * (4 * WIDTH**2 + 3 * WIDTH * INNER)
 EMBEDDING_BYTES = BYTES_A_NUMBER * 2 * WIDTH * VOCABULARY
-PAIRS, CALLS = 2, 4
+PAIRS, SHORT_PAIRS, CALLS = 2, 4, 4
 PEERS = (TORCH_SAVE, DCP_PINNED, NVRX)
 SAMPLE_BYTES = 1024**3
 
@@ -41,19 +41,24 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
         size = _large(size, room_bytes, folder)
     found = lost.find(folder, quiet, size, rounds)
     yield Row(measure="state", ours=found.median(OURS, "state_bytes") / 1e9, unit="GB")
-    yield Row(measure="a step without a save", ours=found.median(OURS, "plain_s") / size.steps, unit="s")
+    yield Row(measure="a step without a save", ours=found.median(OURS, "plain_step_s"), unit="s")
     fence_ms = lost.percentile_99(found.times[OURS]["fence_s"]) * 1000
     yield Row(measure="fence, 99th percentile", ours=fence_ms, limit=0, unit="ms", must=Must("<=", 10))
     yield lost.call_row(found)
     for saver, limit in ((OURS, Must("<=", 0.5)), (ATTESTED, None)):
         name = "throughput lost" if saver == OURS else "throughput lost, attested"
-        theirs = found.median(TORCH_SAVE, "lost_s") / found.median(TORCH_SAVE, "plain_s")
-        share = found.median(saver, "lost_s") / found.median(saver, "plain_s")
+        theirs = _share(found, TORCH_SAVE, size.steps)
+        share = _share(found, saver, size.steps)
         yield Row(measure=name, ours=100 * share, peer=100 * theirs, limit=0, unit="%", must=limit)
     stall_s = {name: _stall_s(found, name) for name in (OURS, TORCH_SAVE)}
     ratio = stall_s[TORCH_SAVE] / stall_s[OURS]
     yield Row(measure="stall: torch.save ÷ ours", ours=ratio, peer=1, unit="ratio", must=Must(">=", 1000))
     yield from lost.each(found, lost.TIMES)
+
+
+def _share(found: lost.Found, saver: str, steps: int) -> float:
+    """Of the time that `steps` steps take, what one save among them costs."""
+    return found.median(saver, "lost_s") / (steps * found.median(saver, "plain_step_s"))
 
 
 def _room_bytes(folder: Path) -> float:
@@ -78,6 +83,7 @@ def _large(size: Training, room_bytes: float, folder: Path) -> Training:
         amount=1024,
         forward_backward_s=step_s,
         pairs=PAIRS,
+        short_pairs=SHORT_PAIRS,
         calls=CALLS,
     )
 

@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -117,3 +118,16 @@ def _seconds(work: Callable[[], object]) -> float:
     began_s = time.perf_counter()
     work()
     return time.perf_counter() - began_s
+
+
+def main() -> None:
+    """Write as many bytes to a folder as the command line says for each line of input, and answer with the seconds."""
+    folder, size_bytes = sys.argv[1:]
+    source = noise(int(size_bytes))
+    print("ready", flush=True)
+    for _ in sys.stdin:
+        print(write_direct(Path(folder) / "raw", source), flush=True)
+
+
+if __name__ == "__main__":
+    main()

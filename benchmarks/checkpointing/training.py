@@ -1,10 +1,9 @@
 """One case, in its process: training without saves and with them in turn, and what each save took."""
 
-import itertools
 import resource
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,25 +12,26 @@ from typing import Any
 import psutil
 
 from checkpointing.savers import SAVERS, Saver
-from checkpointing.workloads import WORKLOADS, Workload
+from checkpointing.workloads import WORKLOADS, Workload, size_bytes
 
 WARM_UP_STEPS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
 class Block:
-    """Steps in a row: the seconds of a save's call, of each step, and from the last one until the save is durable.
+    """Steps in a row, with a save before the first one or without, and `wall_s` until that is durable.
 
     `stood_s`: the longest time that the thread of the training stood still, while the save was in flight.
     """
 
-    parts_s: list[float]
+    steps: int
+    wall_s: float
     stood_s: float
 
     @property
-    def wall_s(self) -> float:
-        """Of all of it."""
-        return sum(self.parts_s)
+    def step_s(self) -> float:
+        """Of one step."""
+        return self.wall_s / self.steps
 
 
 class Case:
@@ -47,28 +47,30 @@ class Case:
         self.forward_backward_s: list[float] = []
 
     def train(self, steps: int, *, save: bool) -> Block:
-        """So many steps, with a save before the first one or without, and to the end of that save."""
+        """So many steps; with a save to its end, and no more steps than one after it: later ones feel nothing of it."""
         self._workload.settle()
-        marks_s = [time.perf_counter()]
+        began_s = time.perf_counter()
         saving = self._begin() if save else None
         stood_s = self.call_s[-1] if save else 0.0
-        marks_s.append(time.perf_counter())
-        for number in range(steps):
-            counts = saving is None or not saving.done()
+        done = was_done = False
+        number = 0
+        while number < steps and not was_done:
+            was_done = done
             before_s = time.perf_counter()
             gap_s = self._workload.forward_backward(self._amount)
             self.forward_backward_s.append(time.perf_counter() - before_s)
             if saving is not None and number == 0:
                 gap_s = max(gap_s, self._fence())
             self._workload.update()
-            stood_s = max(stood_s, gap_s) if counts else stood_s
-            marks_s.append(time.perf_counter())
+            stood_s = stood_s if done else max(stood_s, gap_s)
+            done = saving is not None and saving.done()
+            number += 1
         self._workload.settle()
         if saving is not None:
             saving.result()
-        marks_s.append(time.perf_counter())
+        wall_s = time.perf_counter() - began_s
         self._saver.clear()
-        return Block(parts_s=[end_s - begin_s for begin_s, end_s in itertools.pairwise(marks_s)], stood_s=stood_s)
+        return Block(steps=number, wall_s=wall_s, stood_s=stood_s)
 
     def save_alone(self) -> None:
         """A save with nothing beside it."""
@@ -121,9 +123,10 @@ def _measure(
     pairs: int,
     calls: int,
 ) -> dict[str, Any]:
-    """Blocks of `steps` steps: without a save, with one, without, …; then `calls` saves with nothing beside them.
+    """Blocks of `steps` steps at most: without a save, with one, without, …; then `calls` saves, nothing beside them.
 
-    The first save, which fills caches and starts processes, is not among the times but in `first_s`.
+    Those without a save are as long as the one before them. The first save, which fills caches and starts processes, is
+    not among the times but in `first_s`.
     """
     trained: Workload = WORKLOADS[workload](**shape)
     place = Path(folder) / "checkpoints"
@@ -144,24 +147,30 @@ def _measure(
         **training,
         "first_s": first_s,
         "every_call_s": case.call_s,
-        "lost_s": [
-            block.wall_s - (before.wall_s + after.wall_s) / 2
-            for before, block, after in zip(without, saved, without[1:], strict=False)
-        ],
-        "saved_parts_s": [block.parts_s for block in saved],
-        "plain_parts_s": [block.parts_s for block in without],
-        "plain_s": statistics.median(block.wall_s for block in without),
+        "lost_s": lost_s(without, saved),
+        "plain_step_s": statistics.median(block.step_s for block in without),
         "gap_s": [block.stood_s for block in saved],
         "plain_gap_s": statistics.median(block.stood_s for block in without),
         "forward_backward_s": statistics.median(case.forward_backward_s),
         "files": _open_files() - files,
-        "state_bytes": _size_bytes(trained),
+        "state_bytes": size_bytes(trained),
     }
 
 
+def lost_s(without: Sequence[Block], saved: Sequence[Block]) -> list[float]:
+    """What each block with a save took longer than as many steps of those before and after it."""
+    return [
+        block.wall_s - block.steps * (before.step_s + after.step_s) / 2
+        for before, block, after in zip(without, saved, without[1:], strict=False)
+    ]
+
+
 def _blocks(case: Case, steps: int, pairs: int) -> Iterator[Block]:
-    for number in range(2 * pairs + 1):
-        yield case.train(steps, save=number % 2 == 1)
+    yield case.train(WARM_UP_STEPS, save=False)
+    for _ in range(pairs):
+        block = case.train(steps, save=True)
+        yield block
+        yield case.train(block.steps, save=False)
 
 
 def calibrate(*, workload: str, shape: dict[str, Any], amount: int, seconds: float) -> int:
@@ -182,14 +191,6 @@ def _forward_backward_s(workload: Workload, amount: int) -> float:
         workload.settle()
         times_s.append(time.perf_counter() - began_s)
     return statistics.median(times_s)
-
-
-def _size_bytes(workload: Workload) -> int:
-    import torch
-    from torch.utils import _pytree
-
-    leaves = _pytree.tree_leaves(workload.state_dict())
-    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, torch.Tensor))
 
 
 def _open_files() -> int:

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - its name in every PyTorch program
+from torch.utils import _pytree
 
 HEAD_WIDTH = 64
 CONTEXT = 1024
@@ -138,6 +139,12 @@ class ManyTensors:
 
 
 WORKLOADS: dict[str, type[Llama | ManyTensors]] = {"llama": Llama, "many": ManyTensors}
+
+
+def size_bytes(workload: Workload) -> int:
+    """Of its state: all tensors together."""
+    leaves = _pytree.tree_leaves(workload.state_dict())
+    return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
 
 
 def _one_thread() -> None:

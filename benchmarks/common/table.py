@@ -90,7 +90,10 @@ def parse_arguments(
         parser.add_argument("--rounds", type=int, default=rounds, help="of each measurement (default: %(default)s)")
     if parts:
         parser.add_argument("--only", action="append", choices=parts, help="run this part; may be given several times")
-    return parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
+    if rounds is not None and options.rounds < 1:
+        parser.error(f"--rounds must be 1 or more, not {options.rounds}")
+    return options
 
 
 def report(title: str, rows: Sequence[Row], *, notes: Sequence[str] = (), json_file: Path | None = None) -> None:

@@ -78,6 +78,12 @@ def test_arguments_that_every_benchmark_has(table, tmp_path):
     assert (args.quick, args.json, args.seed) == (False, None, 0)
 
 
+def test_no_rounds_are_refused_in_a_sentence(table, capsys):
+    with pytest.raises(SystemExit, match="2"):
+        table.parse_arguments("What it does.", ["--rounds", "0"], rounds=5)
+    assert "--rounds must be 1 or more, not 0" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("script", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
 def test_every_benchmark_takes_the_options_and_says_what_it_measures(script):
     done = subprocess.run(

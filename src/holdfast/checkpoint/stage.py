@@ -55,15 +55,15 @@ class EarlyCopies:
             if place >= len(tensors):
                 continue
             live = tensors[place]
-            copy, kind = kept.get(place, (None, None))
-            if copy is not None and _KIND(live) == kind:
-                again[0].append(copy)
+            held, kind = kept.get(place), _KIND(live)
+            if held is not None and held[1] == kind:
+                again[0].append(held[0])
                 again[1].append(live)
             else:
-                copy = live.clone()
-            copied[id(live)] = copy
+                held = live.clone(), kind
+            copied[id(live)] = held[0]
             if type(live) in PLAIN_TENSORS and live.is_cpu:
-                self._kept[place] = copy, _KIND(live)
+                self._kept[place] = held
         if again[0]:
             torch._foreach_copy_(*again)
         return copied
