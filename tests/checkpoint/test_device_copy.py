@@ -240,6 +240,7 @@ def test_weights_that_change_before_they_are_copied_are_found_and_named(tmp_path
     weights = {name: torch.randn(LARGE, device=DEVICE) for name in "abc"}
     with holdfast.Checkpointer(tmp_path, every=1, max_device_memory_gib=0, on_failure="warn") as ckpt:
         ckpt.save(1, {"weights": weights}).result()
+        ckpt.before_update()
         gate.clear()
         handle = ckpt.save(2, {"weights": weights})
         weights["b"].data.view(torch.int32)[5] ^= 1  # no version tells of it
@@ -254,6 +255,7 @@ def test_a_change_that_pytorch_knows_of_is_found_without_attestation(tmp_path, g
     weights = {name: torch.randn(LARGE, device=DEVICE) for name in "abc"}
     with holdfast.Checkpointer(tmp_path, every=1, max_device_memory_gib=0, on_failure="warn", attest=False) as ckpt:
         ckpt.save(1, {"weights": weights}).result()
+        ckpt.before_update()
         gate.clear()
         handle = ckpt.save(2, {"weights": weights})
         weights["c"].add_(1)
@@ -277,6 +279,7 @@ def test_an_update_after_the_fence_is_no_change_while_the_copy_is_still_under_wa
     expected = {name: value.cpu().clone() for name, value in weights.items()}
     with holdfast.Checkpointer(tmp_path, every=1, max_device_memory_gib=0) as ckpt:
         ckpt.save(1, {"weights": weights}).result()
+        ckpt.before_update()
         opened.clear()
         handle = ckpt.save(2, {"weights": weights})
         ckpt.before_update()
@@ -374,6 +377,7 @@ def test_a_shape_that_differs_while_the_training_goes_on_is_left_out_and_planned
     state = {"weights": weights, "log": "x"}
     with holdfast.Checkpointer(tmp_path, every=1, attest=False) as ckpt:
         ckpt.save(1, state).result()
+        ckpt.before_update()
         if change == "the order":
             state = {"weights": dict(reversed(weights.items())), "log": "x"}
         elif change == "a text that grows":

@@ -57,6 +57,13 @@ def slow(folder, seconds, **options):
     return Checkpointer(folder, max_write_mib_s=16 / seconds, **options)
 
 
+def overlapping(folder, **options):
+    """Copies while the training goes on, which has shown that it says when the state changes."""
+    ckpt = Checkpointer(folder, **options)
+    ckpt.before_update()
+    return ckpt
+
+
 class Wide(Training):
     """The same with a layer whose tensors are copied after the call."""
 
@@ -92,7 +99,7 @@ def test_every_step_of_a_training_comes_back_as_it_was_when_save_was_called(tmp_
 
 def test_the_call_returns_before_the_bytes_are_copied_and_the_optimizer_waits_for_them(tmp_path, held):
     training = Wide().run(1)
-    ckpt = Checkpointer(tmp_path)
+    ckpt = overlapping(tmp_path)
     ckpt.save(1, training.objects).result(ENDS_S)
     held.clear()
     expected = copy.deepcopy(training.model.state_dict())
@@ -131,7 +138,7 @@ def test_a_save_whose_writing_has_failed_before_its_copy_is_made_ends(tmp_path, 
         return ended
 
     training = Wide()
-    ckpt = Checkpointer(tmp_path, on_failure="warn")
+    ckpt = overlapping(tmp_path, on_failure="warn")
     ckpt.save(1, training.objects).result()
     with monkeypatch.context() as patch:
         patch.setattr(Writer, "save", fails)
@@ -146,7 +153,7 @@ def test_a_save_whose_writing_has_failed_before_its_copy_is_made_ends(tmp_path, 
 
 def test_before_update_is_the_fence_of_a_loop_without_an_optimizer(tmp_path, held):
     state = {"t": torch.zeros(10_000)}
-    ckpt = Checkpointer(tmp_path)
+    ckpt = overlapping(tmp_path)
     ckpt.save(1, state).result(ENDS_S)
     held.clear()
     handle = ckpt.save(2, state)
@@ -158,9 +165,25 @@ def test_before_update_is_the_fence_of_a_loop_without_an_optimizer(tmp_path, hel
     assert restored(tmp_path, {"t": torch.ones(10_000)})["t"].eq(0).all()
 
 
+def test_a_loop_that_never_says_when_it_changes_the_state_waits_for_each_copy_and_is_told_once(tmp_path, held, caplog):
+    state, ckpt = {"t": torch.zeros(10_000)}, Checkpointer(tmp_path, keep=None)
+    for step in range(1, 5):
+        held.clear()
+        opening = threading.Timer(0.05, held.set)
+        opening.start()
+        ckpt.save(step, state)
+        assert held.is_set()
+        state["t"].fill_(step)
+        opening.join()
+    ckpt.close()
+    assert caplog.text.count("call ckpt.before_update() before the state changes") == 1
+    assert steps_in(tmp_path) == [4, 3, 2, 1]
+    assert restored(tmp_path, {"t": torch.ones(10_000)})["t"].eq(3).all()
+
+
 def test_plain_values_are_those_of_the_call(tmp_path, held):
     state = {"losses": [1.0], "nested": {"deep": [{"n": 1}]}, "t": torch.zeros(3)}
-    ckpt = Checkpointer(tmp_path)
+    ckpt = overlapping(tmp_path)
     ckpt.save(1, state).result(ENDS_S)
     held.clear()
     handle = ckpt.save(2, state)
@@ -177,7 +200,7 @@ def test_a_tensor_that_changed_while_it_was_copied_fails_the_save_by_name_and_is
     tmp_path, held
 ):
     state = {"weights": torch.zeros(10_000), "average": torch.zeros(10_000)}
-    ckpt = Checkpointer(tmp_path)
+    ckpt = overlapping(tmp_path)
     ckpt.save(1, state).result(ENDS_S)
     for step in (2, 3):
         held.clear()
@@ -207,7 +230,7 @@ def test_a_model_that_changes_a_large_buffer_in_its_forward_pass_is_found_and_th
         module.seen.add_(1)
 
     model.register_forward_pre_hook(see)
-    ckpt = Checkpointer(tmp_path, on_failure="warn")
+    ckpt = overlapping(tmp_path, on_failure="warn")
     ckpt.save(1, {"model": model}).result(ENDS_S)
     outcomes = []
     for step in (2, 3):
@@ -237,7 +260,7 @@ UNSEEN = {
 @pytest.mark.parametrize("how", UNSEEN)
 def test_a_change_that_pytorch_does_not_count_is_found_by_the_attestation(tmp_path, held, how):
     state = {"a": torch.zeros(10_000), "b": torch.zeros(10_000)}
-    ckpt = Checkpointer(tmp_path, on_failure="warn")
+    ckpt = overlapping(tmp_path, on_failure="warn")
     ckpt.save(1, state).result(ENDS_S)
     held.clear()
     handle = ckpt.save(2, state)
@@ -260,7 +283,7 @@ def test_a_change_that_pytorch_does_not_count_is_found_by_the_attestation(tmp_pa
 
 def test_without_attestation_that_change_is_in_the_checkpoint_and_it_does_not_say_attested(tmp_path, held, link):
     state = {"b": torch.zeros(10_000)}
-    ckpt = Checkpointer(tmp_path, attest=False)
+    ckpt = overlapping(tmp_path, attest=False)
     ckpt.save(1, state).result(ENDS_S)
     held.clear()
     handle = ckpt.save(2, state)

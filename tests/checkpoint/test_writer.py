@@ -4,6 +4,7 @@ import fcntl
 import os
 import select
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -16,7 +17,9 @@ from waiting import ENDS_S, until
 
 from holdfast.checkpoint import writer as writer_module
 from holdfast.checkpoint.arena import State
+from holdfast.checkpoint.messages import receive, send
 from holdfast.checkpoint.writer import NotAttestedError, Writer
+from holdfast.checkpoint.writing_process import Service
 from holdfast.core.errors import SaveFailed
 
 SLOW_BYTES_S = 4096 * 20
@@ -189,6 +192,18 @@ def test_one_that_hangs_is_found_and_replaced(bench, monkeypatch, caplog):
     assert has_ended(pid)
     assert made.is_whole(1)
     assert "started again: it was silent for 2 s." in caplog.text
+
+
+def test_it_says_that_it_lives_before_it_takes_an_order(monkeypatch):
+    """Else one that hangs in its first save would be taken for one that has not started yet."""
+    monkeypatch.setattr(Service, "_keep_saying", lambda _: None)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        send(ours, {"closed": True})
+        ours.shutdown(socket.SHUT_WR)
+        Service(theirs, os.getpid(), 0.0).serve()
+        ours.settimeout(ENDS_S)
+        assert receive(ours) == ({"alive": 0}, None)
 
 
 def test_other_ranks_that_never_come_fail_the_save_once_it_took_too_long(bench):

@@ -174,8 +174,9 @@ class Checkpointer:
 
         Call it after each step: that is when a stop and the time are noticed. Collective where torch.distributed is
         initialised. It returns while the state is still being copied: an optimizer's step waits for that by itself, and
-        whoever changes the state otherwise calls `before_update` first. The first call returns once the state is
-        copied. Python, NumPy and torch random generators of each rank are saved by themselves.
+        whoever changes the state otherwise calls `before_update` first. The first call, and each before an update that
+        has waited so, returns once the state is copied. Python, NumPy and torch random generators of each rank are
+        saved by themselves.
 
         Args:
             step: steps completed.

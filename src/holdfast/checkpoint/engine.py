@@ -49,6 +49,10 @@ _ADVICE: Final = (
     "Only an optimizer's step may change it before the copy is made; a loop without one calls ckpt.before_update() "
     "first. From now on it is copied in the call."
 )
+_UNFENCED: Final = (
+    "No optimizer of torch has made a step since the first save: save() returns when the state is copied. To train on "
+    "meanwhile, call ckpt.before_update() before the state changes."
+)
 
 
 class Engine:
@@ -72,6 +76,8 @@ class Engine:
         self._landed = threading.Condition()
         self.fence_s = 0.0
         """How long updates have waited for copies so far, in all."""
+        self._is_fenced = False
+        """Whether what updates the state has ever come by here: else nothing would wait for a copy."""
         self._unhook: Callable[[], None] = lambda: None
 
     def save(
@@ -95,9 +101,11 @@ class Engine:
             SaveFailed: likewise, where it could not be staged.
         """
         began_s = time.monotonic()
-        self.before_update()
+        self._await_copy()
         ranks = self._begin() if self._ranks is None else self._ranks
         self._saves += 1
+        if self._saves == 2 and not self._is_fenced and ranks.rank == 0:
+            _logger.warning(_UNFENCED)
         order = Order(
             folder=self._folder,
             step=step,
@@ -112,7 +120,8 @@ class Engine:
                 job.contents = collect(ranks.rank, state, per_rank)
                 job.began_on(current_streams(job.contents.tensors))
                 job.snapshot = self._shape.snapshot(job.contents)
-                must_wait = must and self._shape.is_on_gpus  # it is not skipped for want of a plan
+                # What must be saved is not skipped for want of a plan.
+                must_wait = (must and self._shape.is_on_gpus) or not self._is_fenced
                 job.blocking = not self._shape.take(job, overlaps=not must_wait) or must_wait
         except Exception as error:  # the other ranks are to know
             job.error, job.blocking = error, True
@@ -131,6 +140,10 @@ class Engine:
 
     def before_update(self) -> None:
         """Wait until the bytes of the save that was begun last are copied: from then on they may change."""
+        self._is_fenced = True
+        self._await_copy()
+
+    def _await_copy(self) -> None:
         job = self._staging
         if job is None:
             return

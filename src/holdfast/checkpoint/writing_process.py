@@ -72,7 +72,8 @@ class Service:
 
     def serve(self) -> None:
         """Take orders until the trainer is gone."""
-        threading.Thread(target=self._say_alive, daemon=True).start()
+        self._say_alive()  # before an order: one that hangs while it writes has been heard
+        threading.Thread(target=self._keep_saying, daemon=True).start()
         while True:
             # Not the socket's end alone: a process that the trainer forked may hold the other side open.
             ready, _, _ = select.select([self._trainer.fileno(), *self._trainer_pidfds], [], [])
@@ -200,9 +201,12 @@ class Service:
         self._written_bytes += count
 
     def _say_alive(self) -> None:
+        self._say({"alive": self._written_bytes}, may_drop=True)
+
+    def _keep_saying(self) -> None:
         while True:
-            self._say({"alive": self._written_bytes}, may_drop=True)
             time.sleep(ALIVE_EVERY_S)
+            self._say_alive()
 
     def _say(self, message: dict[str, Any], *, may_drop: bool = False) -> None:
         with self._saying:
