@@ -1,6 +1,7 @@
 """Several ranks' parts through the folder alone, each rank with its own idea of when."""
 
 import contextlib
+import errno
 import os
 import threading
 import time
@@ -8,9 +9,11 @@ from pathlib import Path
 
 import pytest
 from images import Enough, again, hand_made, is_whole, order_of, part_of, sealed
+from waiting import until
 
 from holdfast.checkpoint import verify
 from holdfast.checkpoint.commit import Order, RankFailed, is_committed, leave_note
+from holdfast.checkpoint.folders import failure_path
 from holdfast.checkpoint.manifest import FileEntry, ManifestError
 from holdfast.checkpoint.persist import NotAttested
 
@@ -160,6 +163,32 @@ def test_the_systems_own_reason_reaches_the_other_ranks(tmp_path, parts, monkeyp
     raised = at_once(parts, order)
     assert isinstance(raised[1], IsADirectoryError)
     assert all(error.errno == raised[1].errno for error in raised)
+
+
+@pytest.mark.parametrize("bad", range(WORLD))
+def test_a_rank_that_finds_the_disk_full_to_the_last_byte_says_so_too(small_disk, parts, fill, bad):
+    """There is no room to say why, and the others must not wait until it took too long."""
+    raised = [None] * WORLD
+    order = order_of(small_disk, 1)
+
+    def one(rank):
+        try:
+            parts[rank].persist(order, wait=patience())
+        except Exception as error:
+            raised[rank] = error
+
+    others = [threading.Thread(target=one, args=(rank,)) for rank in range(WORLD) if rank != bad]
+    for thread in others:
+        thread.start()
+    written = [order.staging / f"rank-{rank}.note" for rank in range(1, WORLD) if rank != bad]
+    until(lambda: all(note.exists() for note in written))
+    fill(small_disk / "ballast")
+    one(bad)
+    for thread in others:
+        thread.join()
+    assert [error.errno for error in raised] == [errno.ENOSPC] * WORLD
+    assert isinstance(raised[bad], OSError)
+    assert names_in(small_disk) == [failure_path(small_disk, 1, order.save).name, "ballast"]
 
 
 @pytest.mark.parametrize("lie_bytes", [-1, 1])

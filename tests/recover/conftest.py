@@ -109,30 +109,3 @@ def place(tmp_path):
     for process in left:
         process.send_signal(signal.SIGKILL)
     assert not left, f"left behind: {left}"
-
-
-@pytest.fixture
-def small_disk(tmp_path):
-    """A real file system of 3 MiB."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a tmpfs needs root")
-    folder = tmp_path / "small-disk"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
-
-
-@pytest.fixture
-def fill():
-    """A function that writes a file until its disk is full."""
-
-    def pour(file):
-        while True:
-            file.write(b"x" * 4096)
-
-    def write(path):
-        with path.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):
-            pour(file)
-
-    return write

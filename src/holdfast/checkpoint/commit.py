@@ -5,6 +5,7 @@ rank 0 waits for all notes, checks them against the files, writes metadata and m
 The others wait for that, or for the reason why not. Nothing here needs torch.
 """
 
+import errno
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -28,6 +29,10 @@ from holdfast.core.atomic import write_atomic
 METADATA_NAME: Final = ".metadata"
 _DAMAGED: Final = 1000
 """Only the newest are told of: older ones go by no rule that a message could be too long for."""
+
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+_NO_ROOM_TO_SAY: Final = {"failed": "no room is left to say why", "errno": errno.ENOSPC}
+"""What an empty file tells, for which a full disk has room."""
 
 
 class RankFailed(Exception):
@@ -87,9 +92,14 @@ def leave_failure(order: Order, rank: int, world_size: int, error: Exception) ->
     """Say why the save cannot be, if that can be said at all: to rank 0, and by rank 0 to the others."""
     told = {"failed": str(error), "errno": getattr(error, "errno", None)}
     path = failure_path(order.folder, order.step, order.save) if rank == 0 else _note(order, rank)
-    if world_size > 1:
-        with suppress(OSError):
-            write_atomic(path, json.dumps(told).encode())
+    if world_size == 1:
+        return
+    try:
+        write_atomic(path, json.dumps(told).encode())
+    except OSError as failed:
+        if failed.errno in _FULL:
+            with suppress(OSError):
+                path.touch()
 
 
 def is_committed(order: Order) -> bool:
@@ -207,7 +217,8 @@ def _note(order: Order, rank: int) -> Path:
 
 def _read(path: Path) -> dict[str, Any] | None:
     try:
-        told: dict[str, Any] = json.loads(path.read_bytes())
+        data = path.read_bytes()
     except FileNotFoundError:
         return None
+    told: dict[str, Any] = json.loads(data) if data else _NO_ROOM_TO_SAY
     return told
