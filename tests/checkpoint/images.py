@@ -9,6 +9,9 @@ from holdfast.checkpoint.disk import Pace, piece_digests
 from holdfast.checkpoint.layout import Layout, Piece, Shard
 from holdfast.checkpoint.retention import Retention
 
+TEN_FILES = [4096] * 9 + [4096 * 5]
+"""Their sizes: the last takes long enough, where writing is slow, to be killed in."""
+
 
 class Enough(Exception):
     """What a test waits for does not come."""

@@ -10,14 +10,14 @@ import signal
 import sys
 from pathlib import Path
 
-from images import half_copied, hand_made, order_of, sealed
+from images import TEN_FILES, half_copied, hand_made, order_of, sealed
 
 from holdfast.checkpoint.arena import State
 from holdfast.checkpoint.writer import Writer
 
 
 def main(folder, max_write_bytes_s, forks, files):
-    layout = hand_made(sizes=[4096] * 10)
+    layout = hand_made(sizes=TEN_FILES)
     arena = sealed(layout, 2)
     if files < len(layout.shards):
         arena.move(State.FREE, arena.generation)

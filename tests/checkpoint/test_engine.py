@@ -407,6 +407,7 @@ def broken(ckpt, folder, step, state):
     """A save that is begun, and cannot become durable: a file lies where its folder is to be."""
     session, number = ckpt._engine._session, ckpt._engine._saves + 1
     (folder / f".step-{step:010d}.{session}-{number}.tmp").write_text("")
+    ckpt.before_update()  # else it may fail in the call
     return ckpt.save(step, state)
 
 

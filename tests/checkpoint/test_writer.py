@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
-from images import again, half_copied, hand_made, is_whole, order_of, seal, sealed
+from images import TEN_FILES, again, half_copied, hand_made, is_whole, order_of, seal, sealed
 from waiting import ENDS_S, until
 
 from holdfast.checkpoint import writer as writer_module
@@ -23,8 +23,8 @@ from holdfast.checkpoint.writing_process import Service
 from holdfast.core.errors import SaveFailed
 
 SLOW_BYTES_S = 4096 * 20
-"""A file of the layout below every 50 ms, ten of them."""
-LAYOUT = hand_made(sizes=[4096] * 10)
+"""A file of the layout below every 50 ms."""
+LAYOUT = hand_made(sizes=TEN_FILES)
 
 
 class Bench:
