@@ -20,8 +20,9 @@ from holdfast.checkpoint.checksums import DIGEST_BYTES, digests_of
 from holdfast.checkpoint.layout import CHUNK_BYTES, Piece
 
 _SECTOR_BYTES: Final = 4096
-_THREADS: Final = 4
-"""Two writes at a time are what the disks that were measured need, while others hash; more threads gain nothing."""
+_THREADS: Final = 8
+"""A disk that takes 3 GB/s wants more than two writes at a time, while others hash or wait for the copy: with four
+threads it idles for a tenth of a save. Training loses no more by it."""
 
 
 @dataclass(frozen=True, kw_only=True)
