@@ -18,11 +18,12 @@ os.environ |= {"HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1", "TRANSFORMERS_
 @pytest.fixture
 def small_disk(tmp_path, request):
     """A real file system of 3 MiB, or of the size that is the parameter."""
+    if os.geteuid() != 0:
+        pytest.skip("mounting a tmpfs needs root")
     folder = tmp_path / "small-disk"
     folder.mkdir()
     size = getattr(request, "param", "3m")
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=False).returncode:
-        pytest.skip("mounting a tmpfs needs root")
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 

@@ -91,7 +91,7 @@ class Engine:
         damaged: Collection[Path],
         must: bool,
     ) -> "Future[Saved | None]":
-        """Begin a save. The first one returns once it is staged, later ones at once.
+        """Begin a save. It returns once it is staged where it plans or nothing fences updates, and at once elsewhere.
 
         Returns:
             What was saved, once it is durable; None: it was skipped; SaveFailed or BadUse otherwise.
