@@ -20,7 +20,7 @@ from holdfast.checkpoint.arguments import (
     check_whole,
     make_writable,
 )
-from holdfast.checkpoint.catalog import verify
+from holdfast.checkpoint.catalog import scan, verify
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.interval import Every, make_interval
@@ -262,6 +262,16 @@ class Checkpointer:
                 },
             )
         return checkpoint.manifest.step
+
+    def has_any(self) -> bool:
+        """Whether there is a checkpoint to restore, in `dir` or where `push_to` pushes. Not collective.
+
+        Raises:
+            NotFound, StorageFailed: `dir` has none, and storage cannot be looked at.
+        """
+        if scan(self._folder):
+            return True
+        return self._pusher is not None and any(there.state == "written" for there in self._pusher.remote.scan())
 
     def per_rank_states(self, step: int) -> list[dict[str, Any]]:
         """What each rank had saved under `per_rank` at `step`, in the order of ranks. Not collective.

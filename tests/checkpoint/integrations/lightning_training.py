@@ -56,10 +56,10 @@ class Net(pl.LightningModule):
         return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2), "interval": "step"}]
 
 
-def train(folder, *, seed=0, kill_at=None, net=Net, resume=True):
+def train(folder, *, seed=0, kill_at=None, net=Net, resume=True, **options):
     torch.set_num_threads(1)
     pl.seed_everything(seed, verbose=False)
-    saves = HoldfastCheckpoint(folder, every=1, keep=None)
+    saves = HoldfastCheckpoint(folder, every=1, keep=None, **options)
     with warnings.catch_warnings(action="ignore"):  # Lightning gives advice, and uses what PyTorch has deprecated
         trainer = pl.Trainer(
             max_epochs=EPOCHS,

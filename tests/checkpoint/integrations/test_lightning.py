@@ -11,6 +11,7 @@ from checkpoint_training import assert_same
 from lightning_training import BATCHES, EPOCHS, train
 
 from holdfast.checkpoint import rng, scan, verify
+from holdfast.checkpoint.remote import Remote
 from holdfast.core.errors import BadUse
 
 STEPS = EPOCHS * BATCHES
@@ -73,6 +74,16 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, straight):
     data.write_bytes(content)
     resumed = train(tmp_path)
     assert min(resumed[1].losses) == 5
+    assert_goes_on_as(resumed, straight)
+
+
+def test_on_a_new_node_it_goes_on_from_what_was_pushed(tmp_path, straight):
+    there, folder = tmp_path / "there", tmp_path / "new"
+    there.mkdir()
+    (pushed,) = (info.path for info in scan(straight[2]) if info.step == 6)
+    Remote(there.as_uri()).push(pushed)
+    resumed = train(folder, push_to=there.as_uri())
+    assert min(resumed[1].losses) == 6
     assert_goes_on_as(resumed, straight)
 
 

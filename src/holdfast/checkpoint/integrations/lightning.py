@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint import Checkpointer, rng, scan
+from holdfast.checkpoint import Checkpointer, rng
 from holdfast.checkpoint.integrations import missing
 from holdfast.core.errors import BadUse
 
@@ -39,7 +39,7 @@ class HoldfastCheckpoint(Checkpoint):
         Raises:
             BadUse: an argument is not allowed, or `dir` cannot be written.
         """
-        self._folder = Path(dir).absolute()
+        self.folder = Path(dir).absolute()
         self._ckpt = Checkpointer(dir, **options)
         self._generators: dict[str, Any] | None = None
         self._saved_step = 0
@@ -47,8 +47,12 @@ class HoldfastCheckpoint(Checkpoint):
         self.plugin = HoldfastCheckpointIO(self)
 
     def ckpt_path(self) -> str | None:
-        """What to pass as `ckpt_path`: None where there is no checkpoint, else the newest that verifies is read."""
-        return str(self._folder) if scan(self._folder) else None
+        """What to pass as `ckpt_path`: None where there is no checkpoint, else the newest that verifies is read.
+
+        Raises:
+            NotFound, StorageFailed: there is none here, and the storage of `push_to` cannot be looked at.
+        """
+        return str(self.folder) if self._ckpt.has_any() else None
 
     def read(self) -> dict[str, Any]:
         """The newest checkpoint that verifies, as Lightning takes it. Collective.
@@ -59,7 +63,7 @@ class HoldfastCheckpoint(Checkpoint):
         before = rng.capture()
         read: dict[str, Any] = {"model": None, "lightning": None}
         if not self._ckpt.restore(read):
-            raise BadUse(f"There is no checkpoint in {self._folder}. Pass ckpt_path=saves.ckpt_path() to fit().")
+            raise BadUse(f"There is no checkpoint in {self.folder}. Pass ckpt_path=saves.ckpt_path() to fit().")
         self._generators = rng.capture()
         rng.put_back(before)
         self._was_read = True
@@ -72,7 +76,7 @@ class HoldfastCheckpoint(Checkpoint):
             BadUse: training begins anew over checkpoints.
         """
         if not self._was_read and self._ckpt.restore({}):  # also one that object storage has, and the folder had not
-            raise BadUse(f"There are checkpoints in {self._folder}. Pass ckpt_path=saves.ckpt_path() to fit().")
+            raise BadUse(f"There are checkpoints in {self.folder}. Pass ckpt_path=saves.ckpt_path() to fit().")
         self._saved_step = trainer.global_step
         if trainer.fit_loop.restarted_mid_epoch:
             self._put_back()
@@ -119,7 +123,7 @@ class HoldfastCheckpointIO(TorchCheckpointIO):
 
     def load_checkpoint(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Read what Lightning asks for."""
-        if str(path) == self._saves.ckpt_path():
+        if str(path) == str(self._saves.folder):
             return self._saves.read()
         read: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
         return read
