@@ -3,11 +3,14 @@ from datetime import timedelta
 
 import numpy as np
 import pytest
+import seaweedfs_server
 import torch
+from moto.s3 import models
 
 from holdfast.checkpoint.engine import Engine
 from holdfast.core import link as link_module
 from holdfast.core.link import Unsupervised, set_job_link
+from holdfast.diagnose.lab import s3 as lab_s3
 from holdfast.testing import FakeClock
 
 
@@ -78,23 +81,31 @@ def _same_random_numbers_in_every_test():
 
 
 @pytest.fixture(scope="module")
-def s3():
-    """The URL of an S3 server, moto's, which here takes parts of any size; credentials are in the environment."""
-    from holdfast.diagnose.lab import s3 as server
-
+def s3_credentials():
+    """In the environment; those that every server here knows."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("moto.s3.models.S3_UPLOAD_PART_MIN_SIZE", 1)
         for name, value in {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "REGION": "us-east-1"}.items():
             patch.setenv(f"AWS_{name}", value)
-        with server.serve() as url:
-            yield url
+        yield
+
+
+@pytest.fixture(scope="module")
+def s3(s3_credentials, tmp_path_factory):
+    """The URL of a server that is used in production."""
+    with seaweedfs_server.serve(tmp_path_factory.mktemp("seaweedfs")) as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def moto(s3_credentials):
+    """The URL of a server whose clock can be set, and in which some buckets refuse (see `lab.s3`)."""
+    with lab_s3.serve() as url:
+        yield url
 
 
 @pytest.fixture
 def storage_clock(monkeypatch):
-    """The clock of that server, which dates its objects by the second; it goes only when it is told to."""
-    from moto.s3 import models
-
+    """The clock of moto, which dates its objects by the second; it goes only when it is told to."""
     clock, began = FakeClock(), models.utcnow()
     monkeypatch.setattr(models, "utcnow", lambda: began + timedelta(seconds=clock.monotonic_s()))
     return clock

@@ -1,4 +1,4 @@
-"""Object storage for tests: buckets of moto's S3 server, a proxy that fails, and checkpoints of random bytes."""
+"""Object storage for tests: buckets, a proxy that fails, and checkpoints of random bytes."""
 
 import contextlib
 import http.client
@@ -9,10 +9,11 @@ import signal
 import socket
 import struct
 import threading
-import urllib.request
 from concurrent.futures import Future
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import boto3
 
 from holdfast.checkpoint.checksums import BLOCK_BYTES, SIDECAR_SUFFIX, file_digests
 from holdfast.checkpoint.folders import step_path
@@ -21,9 +22,16 @@ from holdfast.checkpoint.objects import Patience
 
 BRIEF = Patience(request_timeout_s=10, tries=2, attempts=3, first_pause_s=0.001, longest_pause_s=0.002)
 QUICK = Patience(request_timeout_s=10, tries=10, attempts=5, first_pause_s=0.001, longest_pause_s=0.005)
-PART_BYTES = 64 << 10
-SIZES = {".metadata": 700, "__0_0.distcp": 200_000, "__1_0.distcp": 150_001, "empty": 0, "more/part": 65_536}
-SMALL = {".metadata": 700, "__0_0.distcp": 90_000}
+PART_BYTES = 5 << 20
+"""S3 takes no less."""
+SIZES = {
+    ".metadata": 700,
+    "__0_0.distcp": 2 * PART_BYTES + 3_392,
+    "__1_0.distcp": PART_BYTES + 18_929,
+    "empty": 0,
+    "more/part": 65_536,
+}
+SMALL = {".metadata": 700, "__0_0.distcp": PART_BYTES + 24_464}
 KINDS = ("503", "reset", "lost", "cut")
 _numbers = itertools.count()
 
@@ -53,7 +61,7 @@ def contents(path):
 
 def new_bucket(endpoint):
     bucket = f"bucket-{next(_numbers)}"
-    urllib.request.urlopen(urllib.request.Request(f"{endpoint}/{bucket}", method="PUT"), timeout=30).close()
+    boto3.client("s3", endpoint_url=endpoint).create_bucket(Bucket=bucket)
     return bucket
 
 
