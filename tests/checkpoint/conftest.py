@@ -5,12 +5,10 @@ import numpy as np
 import pytest
 import seaweedfs_server
 import torch
-from moto.s3 import models
 
 from holdfast.checkpoint.engine import Engine
 from holdfast.core import link as link_module
 from holdfast.core.link import Unsupervised, set_job_link
-from holdfast.diagnose.lab import s3 as lab_s3
 from holdfast.testing import FakeClock
 
 
@@ -99,13 +97,17 @@ def s3(s3_credentials, tmp_path_factory):
 @pytest.fixture(scope="module")
 def moto(s3_credentials):
     """The URL of a server whose clock can be set, and in which some buckets refuse (see `lab.s3`)."""
-    with lab_s3.serve() as url:
+    from holdfast.diagnose.lab import s3 as server  # where GPUs are tested, it is not installed
+
+    with server.serve() as url:
         yield url
 
 
 @pytest.fixture
 def storage_clock(monkeypatch):
     """The clock of moto, which dates its objects by the second; it goes only when it is told to."""
+    from moto.s3 import models
+
     clock, began = FakeClock(), models.utcnow()
     monkeypatch.setattr(models, "utcnow", lambda: began + timedelta(seconds=clock.monotonic_s()))
     return clock
