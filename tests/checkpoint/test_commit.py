@@ -180,7 +180,7 @@ def test_a_rank_that_finds_the_disk_full_to_the_last_byte_says_so_too(small_disk
     others = [threading.Thread(target=one, args=(rank,)) for rank in range(WORLD) if rank != bad]
     for thread in others:
         thread.start()
-    written = [order.staging / f"rank-{rank}.note" for rank in range(1, WORLD) if rank != bad]
+    written = [order.staging / f"rank-{rank}.note" for rank in range(WORLD) if rank != bad]
     until(lambda: all(note.exists() for note in written))
     fill(small_disk / "ballast")
     one(bad)

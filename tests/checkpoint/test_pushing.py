@@ -117,7 +117,7 @@ def test_storage_that_cannot_be_reached_stops_nothing_but_a_restore_from_nothing
         ckpt.save(1, state_of(1))
     state = state_of(0)
     assert Checkpointer(tmp_path / "here", push_to="s3://bucket/run").restore(state) == 1
-    assert "What storage has was not looked at" in caplog.text
+    assert "What storage has was not fetched" in caplog.text
     with pytest.raises(StorageFailed):
         Checkpointer(tmp_path / "empty", push_to="s3://bucket/run").restore(state)
 

@@ -26,7 +26,7 @@ from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.interval import Every, make_interval
 from holdfast.checkpoint.lost_time import LostTime
 from holdfast.checkpoint.manifest import read_manifest
-from holdfast.checkpoint.pushing import Pusher, fetch_from, fetch_newer
+from holdfast.checkpoint.pushing import Pusher, fetch_again, fetch_newer
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.restore import open_checkpoint, per_rank_states, restore_newest
 from holdfast.checkpoint.retention import Retention
@@ -103,7 +103,7 @@ class Checkpointer:
                 one rank's snapshot, twice while one arrives; `max_memory_gib` counts it.
             push_to: object storage that the newest checkpoint is pushed to, by a process of its own, such as
                 `s3://BUCKET/RUN`; `restore` fetches from there what is newer, or whole where it is damaged in `dir`.
-            keep_pushed: how many stay there; None: all.
+            keep_pushed: how many stay there, of those up to the step that was pushed last; None: all.
             read_only: nothing is saved, only restored, from a run that may go on: `dir` need not be writable, and what
                 that run left in memory stays there for it.
 
@@ -228,7 +228,7 @@ class Checkpointer:
             The step, 0 where there is no checkpoint.
 
         Raises:
-            NoVerifiedCheckpoint: there are checkpoints, and none verifies.
+            NoVerifiedCheckpoint: there are checkpoints, here or in storage, and none verifies.
             StateMismatch: the state does not fit; nothing was changed.
             CheckpointError: something in it could not be read.
         """
@@ -237,12 +237,12 @@ class Checkpointer:
         link = job_link()
         with link.section("restore"):
             began_s = self._clock.monotonic_s()
-            fetch_again = None
+            from_storage = None
             if self._pusher is not None:
-                ranks.first(functools.partial(fetch_newer, self._pusher.remote, self._folder))
-                fetch_again = functools.partial(fetch_from, self._pusher.remote, self._folder)
+                ranks.first_at_length(functools.partial(fetch_newer, self._pusher.remote, self._folder))
+                from_storage = functools.partial(fetch_again, self._pusher.remote, self._folder)
             checkpoint, passed_over = restore_newest(
-                ranks, self._folder, state, per_rank, fetch_again, from_memory=not self._read_only
+                ranks, self._folder, state, per_rank, from_storage, from_memory=not self._read_only
             )
             self._damaged.update(item.path for item in passed_over)
             if checkpoint is None:
@@ -264,14 +264,12 @@ class Checkpointer:
         return checkpoint.manifest.step
 
     def has_any(self) -> bool:
-        """Whether there is a checkpoint to restore, in `dir` or where `push_to` pushes. Not collective.
+        """Whether there is a checkpoint, whole or not, in `dir` or where `push_to` pushes. Not collective.
 
         Raises:
             NotFound, StorageFailed: `dir` has none, and storage cannot be looked at.
         """
-        if scan(self._folder):
-            return True
-        return self._pusher is not None and any(there.state == "written" for there in self._pusher.remote.scan())
+        return bool(scan(self._folder) or (self._pusher is not None and self._pusher.remote.scan()))
 
     def per_rank_states(self, step: int) -> list[dict[str, Any]]:
         """What each rank had saved under `per_rank` at `step`, in the order of ranks. Not collective.
@@ -445,9 +443,9 @@ class Checkpointer:
 
     def _tell(self, saved: Saved, slowdown_s: float | None) -> None:
         told = saved_event(saved, slowdown_s=slowdown_s)
-        self._interval.measured(lost_s=told["lost_s"], durable_s=saved.durable_s)
         if Ranks().rank == 0:
             job_link().emit("checkpoint", told)
+        self._interval.measured(lost_s=told["lost_s"], durable_s=saved.durable_s)
 
     def _raise_unseen(self) -> None:
         if self._unseen:

@@ -4,6 +4,7 @@ What is hashed is the memory that is handed to the disk: each block for whoever 
 what was saved for the attestation. Nothing here needs torch.
 """
 
+import ctypes
 import errno
 import os
 import threading
@@ -19,6 +20,7 @@ import xxhash
 from holdfast.checkpoint.checksums import DIGEST_BYTES, digests_of
 from holdfast.checkpoint.layout import CHUNK_BYTES, Piece
 
+_libc: Final = ctypes.CDLL(None, use_errno=True)
 _SECTOR_BYTES: Final = 4096
 _THREADS: Final = 8
 """A disk that takes 3 GB/s wants more than two writes at a time, while others hash or wait for the copy: with four
@@ -127,13 +129,16 @@ def _open(path: Path) -> int:
 
 
 def _reserve(fd: int, size_bytes: int) -> None:
-    """Take the space now: a full disk is known before anything is written."""
-    try:
-        if size_bytes:
-            os.posix_fallocate(fd, 0, size_bytes)
-    except OSError as error:
-        if error.errno not in (errno.EOPNOTSUPP, errno.EINVAL):
-            raise
+    """Take the space now: a full disk is known before anything is written.
+
+    Where the file system cannot, it is left: posix_fallocate would write a byte into each block, on NFS each at once.
+    """
+    while size_bytes and _libc.fallocate(fd, 0, ctypes.c_int64(0), ctypes.c_int64(size_bytes)):
+        number = ctypes.get_errno()
+        if number in (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL):
+            return
+        if number != errno.EINTR:
+            raise OSError(number, os.strerror(number))
 
 
 def _write_all(fd: int, data: memoryview, at: int) -> None:

@@ -222,11 +222,7 @@ class Engine:
                 ended = self._order(job, self._shape.agreed, seat, generation)
                 self._copy(job, self._shape.agreed, seat, generation)
         except Exception as error:
-            failure = (
-                error
-                if isinstance(error, HoldfastError)
-                else SaveFailed(f"Step {job.order.step} was not saved: {error}. Look at the log of this rank.")
-            )
+            failure = error if isinstance(error, BadUse | SaveFailed) else _failed(job.order.step, error)
             if ended is not None and not isinstance(error, ArenaError):  # else the writing has failed, and says why
                 job.failure = failure
             if seat is not None:
@@ -390,6 +386,11 @@ class Engine:
             raise SaveFailed(
                 f"Step {job.order.step} was not saved: {_some(changed)} changed while it was copied. {_ADVICE}"
             )
+
+
+def _failed(step: int, error: Exception) -> SaveFailed:
+    advice = "" if isinstance(error, HoldfastError) else ". Look at the log of this rank."
+    return SaveFailed(f"Step {step} was not saved: {error}{advice}")
 
 
 def _some(names: list[str]) -> str:

@@ -128,8 +128,10 @@ def has_unfinished(folder: Path) -> bool:
             continue
         try:
             fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             return True
+        except OSError as error:  # this file system locks no folders: nobody could ever tell
+            _logger.debug("cannot tell whether %s is being written: %s", path, error)
         finally:
             os.close(fd)
     return False

@@ -151,7 +151,7 @@ class Auto(EverySeconds):
             self._is_first = False
             self.interval_s = max(FIRST_S, slowest_s)
             return
-        self._lost_s.append(lost_s)
+        self._lost_s.append(max(lost_s, 0.0))  # steps beside a save may have been faster than the usual one
         best_s = best_interval_s(statistics.median(self._lost_s), self.mtbf_s)
         self.interval_s = max(min(best_s, LONGEST_S), slowest_s)
 

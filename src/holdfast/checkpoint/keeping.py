@@ -28,7 +28,7 @@ from typing import Final, NamedTuple, Protocol
 from holdfast.checkpoint.arena import Arena, State
 from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.layout import Layout
-from holdfast.checkpoint.messages import receive, send
+from holdfast.checkpoint.messages import readable, receive, send
 from holdfast.checkpoint.peers import ENV_NODE
 from holdfast.core.memory import available_memory_bytes
 
@@ -235,7 +235,7 @@ class Keeper:
         if self._is_through.wait(LAST_SAVE_S):
             return
         while not (self._is_unwanted or self._is_through.is_set() or self._is_over()):
-            if not select.select([listener], [], [], _LOOK_EVERY_S)[0]:
+            if not readable([listener.fileno()], _LOOK_EVERY_S):
                 continue
             with self._serving:
                 if self._is_through.is_set():
@@ -276,7 +276,7 @@ class Keeper:
 
     def _serve(self, listener: socket.socket, own: Sequence[Image]) -> socket.socket | None:
         """Answer one request, if one comes soon; its line, open, where it is for the end."""
-        ready, _, _ = select.select([listener.fileno(), *self._ends_with], [], [], _LOOK_EVERY_S)
+        ready = readable([listener.fileno(), *self._ends_with], _LOOK_EVERY_S)
         if listener.fileno() not in ready:
             return None
         try:
@@ -286,7 +286,7 @@ class Keeper:
         return _answer(line, [*own, *([] if self._others is None else self._others.images())])
 
     def _is_over(self) -> bool:
-        return bool(self._ends_with and select.select(self._ends_with, [], [], 0)[0])
+        return bool(readable(self._ends_with, 0))
 
     def _let_go(self, snapshot: Snapshot | None) -> None:
         self._newest = None

@@ -19,7 +19,9 @@
 
 import array
 import json
+import select
 import socket
+from collections.abc import Iterable
 from typing import Any, Final
 
 MODULE: Final = "holdfast.checkpoint.writing_process"
@@ -41,6 +43,17 @@ def send(to: socket.socket, message: dict[str, Any], fd: int | None = None, *, m
     except BlockingIOError:
         if not may_drop:
             raise
+
+
+def readable(fds: Iterable[int], timeout_s: float | None) -> list[int]:
+    """Those that have something to read, or whose other side is gone; waits for one, None: for as long as it takes.
+
+    select(2) would refuse those of a trainer that has a thousand files open.
+    """
+    polled = select.poll()
+    for fd in fds:
+        polled.register(fd, select.POLLIN)
+    return [fd for fd, _events in polled.poll(None if timeout_s is None else timeout_s * 1000)]
 
 
 def receive(by: socket.socket) -> tuple[dict[str, Any], int | None] | None:

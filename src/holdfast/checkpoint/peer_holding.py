@@ -10,7 +10,6 @@ import hmac
 import logging
 import mmap
 import os
-import select
 import socket
 import threading
 from collections.abc import Callable, Collection, Iterator
@@ -21,6 +20,7 @@ from holdfast.checkpoint.arena import PAGE_BYTES
 from holdfast.checkpoint.checksums import BLOCK_BYTES, DIGEST_BYTES, digests_of
 from holdfast.checkpoint.keeping import LEAST_FREE_BYTES, Image, Told, image_bytes, notes_file, unpack_notes
 from holdfast.checkpoint.layout import Layout
+from holdfast.checkpoint.messages import readable
 from holdfast.checkpoint.peer_messages import (
     CHUNK_BYTES,
     HEAD_BYTES,
@@ -105,7 +105,7 @@ class Holder:
 
     def _listen(self) -> None:
         while True:
-            ready, _, _ = select.select([self._listener], [], [], _LOOK_EVERY_S)
+            ready = readable([self._listener.fileno()], _LOOK_EVERY_S)
             if self._held and self._free_bytes() < LEAST_FREE_BYTES:
                 _logger.warning("What is held for ranks of peer nodes is given back: this node is short of memory.")
                 self.give_back()

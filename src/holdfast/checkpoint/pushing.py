@@ -1,7 +1,9 @@
 """The trainer's side of the process that pushes checkpoints to object storage, and what is fetched from there."""
 
+import contextlib
 import json
 import logging
+import os
 import subprocess
 import sys
 import threading
@@ -12,7 +14,7 @@ from typing import Any, Final
 from holdfast.checkpoint.catalog import scan
 from holdfast.checkpoint.folders import remove_leftovers, step_path
 from holdfast.checkpoint.remote import Remote
-from holdfast.core.errors import DamagedCheckpoint, NotFound, StorageFailed
+from holdfast.core.errors import CheckpointError, DamagedCheckpoint, NotFound, NoVerifiedCheckpoint
 
 PUSHING_MODULE: Final = "holdfast.checkpoint.pushing_process"
 _logger = logging.getLogger("holdfast")
@@ -36,7 +38,7 @@ class Pusher:
         self._url = url
         self.remote = Remote(url)
         keeping = [] if keep is None else ["--keep", str(keep)]
-        self._command = [sys.executable, "-m", PUSHING_MODULE, str(folder), url, *keeping]
+        self._command = [sys.executable, "-m", PUSHING_MODULE, str(os.getpid()), str(folder), url, *keeping]
         self._told = told
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: threading.Thread | None = None
@@ -77,7 +79,9 @@ class Pusher:
     @staticmethod
     def _let_go(process: "subprocess.Popen[bytes]") -> None:
         assert process.stdin is not None, "it is a pipe"
-        process.stdin.close()
+        with contextlib.suppress(OSError):  # it has died
+            process.stdin.write(b"\n")  # its end alone is not seen where a child that was forked holds it open
+            process.stdin.close()
 
     def _listen(self, process: "subprocess.Popen[bytes]") -> None:
         assert process.stdout is not None, "it is a pipe"
@@ -92,31 +96,53 @@ class Pusher:
 def fetch_newer(remote: Remote, folder: Path) -> None:
     """Fetch the newest whole checkpoint of storage, where `folder` has none as new.
 
-    Where storage cannot be reached and the folder has a checkpoint, that one is good enough, and it is said.
+    Where that is not possible and the folder has a checkpoint, that one is good enough, and it is said.
 
     Raises:
         NotFound, StorageFailed: storage cannot be reached, and there is nothing else.
-        CheckpointError: there is no room for it.
+        CheckpointError: there is no room for it, and nothing else.
+        NoVerifiedCheckpoint: storage has checkpoints, none of which is whole, and there is nothing else.
     """
-    newest = next((info.step for info in scan(folder) if info.state == "written"), -1)
+    here = scan(folder)
+    newest = next((info.step for info in here if info.state == "written"), -1)
+    passed_over: list[str] = []
     try:
-        there = [each.step for each in remote.scan() if each.state == "written" and each.step > newest]
-        for step in there:
-            if fetch_from(remote, folder, step):
+        for there in remote.scan():
+            if there.step <= newest:
+                break
+            reason = there.reason or _fetch(remote, folder, there.step)
+            if not reason:
                 return
-    except (NotFound, StorageFailed) as error:
+            _logger.warning("Passed over the checkpoint of step %d in storage: %s", there.step, reason)
+            passed_over.append(f"step {there.step}: {reason}")
+    except (NotFound, CheckpointError) as error:
         if newest < 0:
             raise
-        _logger.warning("What storage has was not looked at, step %d of %s is taken: %s", newest, folder, error)
+        _logger.warning("What storage has was not fetched, step %d of %s is taken: %s", newest, folder, error)
+    if passed_over and not here:
+        raise NoVerifiedCheckpoint(
+            f"No checkpoint in storage verifies ({'; '.join(passed_over)}), and {folder} has none. Put a good copy "
+            "there, or give another push_to to start over."
+        )
 
 
-def fetch_from(remote: Remote, folder: Path, step: int) -> bool:
-    """Fetch one step into `folder`, in the place of what it has of it; whether storage has it whole."""
+def fetch_again(remote: Remote, folder: Path, step: int) -> bool:
+    """Put storage's copy of a step in the place of a damaged one; whether it has one, and it could be had."""
+    try:
+        reason = _fetch(remote, folder, step)
+    except (NotFound, CheckpointError) as error:  # an older one is better than none
+        reason = str(error)
+    if reason:
+        _logger.warning("Step %d was not to be had from storage either: %s", step, reason)
+    return not reason
+
+
+def _fetch(remote: Remote, folder: Path, step: int) -> str:
+    """What is wrong with it there, or nothing: it is here."""
     remove_leftovers(folder)
     try:
         remote.fetch(step, folder)
     except DamagedCheckpoint as error:
-        _logger.warning("Passed over the checkpoint of step %d in storage: %s", step, error)
-        return False
+        return str(error)
     _logger.info("Fetched %s.", step_path(folder, step))
-    return True
+    return ""

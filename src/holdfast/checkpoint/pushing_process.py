@@ -1,9 +1,9 @@
 """The process that keeps object storage in step with a checkpoint folder. It needs no torch, and outlives the trainer.
 
-Started by `Pusher` for rank 0. It looks at the folder, pushes the newest checkpoint that storage does not have, and
-looks again: where saves come faster than storage takes them, those in between are left out. What fails is tried again
-for as long as the trainer lives. Once its standard input ends, because the trainer has closed it or is dead, it pushes
-the newest one, also one that becomes durable just then, and ends.
+Started by `Pusher` for rank 0, with its process id. It looks at the folder, pushes the newest checkpoint that storage
+does not have, and looks again: where saves come faster than storage takes them, those in between are left out. What
+fails is tried again for as long as the trainer lives. Once that has said on its standard input that it ends, or is
+dead, it pushes the newest one, also one that becomes durable just then, and ends.
 
 It prints a line of JSON for each push: `{"step", "url", "size_bytes", "seconds"}`, or `{"step", "failed"}`.
 """
@@ -12,7 +12,6 @@ import argparse
 import json
 import logging
 import os
-import select
 import signal
 import sys
 import time
@@ -23,6 +22,7 @@ from holdfast.checkpoint.catalog import CheckpointInfo, scan
 from holdfast.checkpoint.folders import has_unfinished
 from holdfast.checkpoint.manifest import MANIFEST_NAME
 from holdfast.checkpoint.marks import release, want
+from holdfast.checkpoint.messages import readable
 from holdfast.checkpoint.remote import Remote
 from holdfast.core.errors import HoldfastError
 
@@ -38,7 +38,8 @@ _logger = logging.getLogger("holdfast")
 class Pushing:
     """What is pushed, and whether the trainer is still there."""
 
-    def __init__(self, folder: Path, remote: Remote, *, keep: int | None, give_up_s: float) -> None:
+    def __init__(self, folder: Path, remote: Remote, *, trainer_pid: int, keep: int | None, give_up_s: float) -> None:
+        self._trainer_pid = trainer_pid
         self._folder = folder
         self._remote = remote
         self._keep = keep
@@ -49,13 +50,14 @@ class Pushing:
         """Push until the trainer is gone and nothing is left to push; 1 where the newest could not be pushed."""
         pause_s, gone_at_s = _LOOK_EVERY_S, float("inf")
         while True:
-            if gone_at_s == float("inf") and _has_ended(sys.stdin.fileno(), pause_s):
+            if gone_at_s == float("inf") and self._has_ended(pause_s):
                 gone_at_s, pause_s = time.monotonic(), _LOOK_EVERY_S
             elif gone_at_s < float("inf"):
                 time.sleep(pause_s)
+            unfinished = has_unfinished(self._folder)  # before the look: what becomes durable meanwhile is seen
             newest = self._newest_unpushed()
             if newest is None:
-                if gone_at_s < float("inf") and not has_unfinished(self._folder):
+                if gone_at_s < float("inf") and not unfinished:
                     return 0
                 pause_s = _LOOK_EVERY_S
             elif self._push(newest):
@@ -79,7 +81,7 @@ class Pushing:
                 pushed = self._remote.push(info.path)
             finally:
                 release(info.path, _HOLDER, now_s=time.time())
-            self._delete_old()
+            self._delete_old(info.step)
         except (HoldfastError, OSError) as error:
             if not info.path.exists():  # a newer one took its place
                 return True
@@ -90,11 +92,16 @@ class Pushing:
         _say({"step": info.step, "url": pushed.url, "size_bytes": pushed.size_bytes, "seconds": seconds})
         return True
 
-    def _delete_old(self) -> None:
+    def _delete_old(self, pushed: int) -> None:
+        """Later steps are of a run that went on from elsewhere: what was pushed now does not go for them."""
         if self._keep is not None:
-            steps = sorted({each.step for each in self._remote.scan() if each.state == "written"}, reverse=True)
-            for step in steps[self._keep :]:
+            there = {each.step for each in self._remote.scan() if each.state == "written" and each.step <= pushed}
+            for step in sorted(there, reverse=True)[self._keep :]:
                 self._remote.delete(step)
+
+    def _has_ended(self, timeout_s: float) -> bool:
+        """Whether the trainer has closed it or is dead, which a child that it forked may keep from being its end."""
+        return bool(readable([sys.stdin.fileno()], timeout_s)) or os.getppid() != self._trainer_pid
 
 
 def _save_of(path: Path) -> tuple[int, int]:
@@ -104,11 +111,6 @@ def _save_of(path: Path) -> tuple[int, int]:
     except FileNotFoundError:
         return 0, 0
     return found.st_ino, found.st_mtime_ns
-
-
-def _has_ended(fd: int, timeout_s: float) -> bool:
-    ready, _, _ = select.select([fd], [], [], timeout_s)
-    return bool(ready) and not os.read(fd, 1)
 
 
 def _say(line: dict[str, Any]) -> None:
@@ -125,6 +127,7 @@ def _say(line: dict[str, Any]) -> None:
 def main() -> None:
     """Push what appears in the folder that the arguments name."""
     parser = argparse.ArgumentParser(prog=Path(__file__).stem)
+    parser.add_argument("trainer_pid", type=int)
     parser.add_argument("folder", type=Path)
     parser.add_argument("url")
     parser.add_argument("--keep", type=int)
@@ -134,7 +137,14 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's interrupt is the trainer's to act on
     os.nice(_NICENESS)
     remote = Remote(arguments.url, max_write_mib_s=arguments.max_write_mib_s)
-    sys.exit(Pushing(arguments.folder, remote, keep=arguments.keep, give_up_s=arguments.give_up_s).run())
+    pushing = Pushing(
+        arguments.folder,
+        remote,
+        trainer_pid=arguments.trainer_pid,
+        keep=arguments.keep,
+        give_up_s=arguments.give_up_s,
+    )
+    sys.exit(pushing.run())
 
 
 if __name__ == "__main__":

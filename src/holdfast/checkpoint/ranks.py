@@ -1,12 +1,14 @@
 """Acting as one: every rank does its part, and all go on or all raise the same error."""
 
 from collections.abc import Callable
-from typing import TypeVar
+from concurrent.futures import ThreadPoolExecutor, wait
+from typing import Final, TypeVar
 
 import torch.distributed as dist
 
 from holdfast.core.errors import CheckpointError, HoldfastError
 
+_LOOK_EVERY_S: Final = 5.0
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -54,6 +56,20 @@ class Ranks:
             Exception: the error of rank 0, on every rank.
         """
         return self.together(lambda: work() if self.rank == 0 else None)[0]  # type: ignore[return-value]
+
+    def first_at_length(self, work: Callable[[], T]) -> T:
+        """As `first`, for what takes longer than a collective may: no rank is in one for more than some seconds."""
+        if not self.distributed:
+            return work()
+        with ThreadPoolExecutor(1) as thread:
+            working = thread.submit(work) if self.rank == 0 else None
+
+            def is_done() -> bool:
+                return working is None or bool(wait([working], timeout=_LOOK_EVERY_S).done)
+
+            while not self.first(is_done):
+                pass
+            return self.first(lambda: working.result() if working else None)  # type: ignore[return-value]
 
     def exchange(self, own: Callable[[], T], share_out: Callable[[list[T]], list[U]]) -> U:
         """Run `own` on every rank and `share_out` on rank 0, with what all had; return this rank's share. Collective.

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.distributed.checkpoint.metadata import Metadata
@@ -26,6 +26,8 @@ from holdfast.checkpoint.tree import Skeleton, skeleton_from_paths
 from holdfast.core.errors import CheckpointError, NoVerifiedCheckpoint, StateMismatch
 
 _logger = logging.getLogger("holdfast")
+_OPENINGS: Final = 3
+"""A process that outlives its trainer may put another save of a step in the place of one, while ranks open it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +187,11 @@ def _restore_newest(
             if ranks.rank == 0:
                 _logger.warning("Step %d is not taken from memory, but from disk: %s.", info.step, reason)
         opened, reason = attempt(info, None)
-        if opened is None and fetch_again is not None and ranks.first(functools.partial(fetch_again, info.step)):
+        if (
+            opened is None
+            and fetch_again is not None
+            and ranks.first_at_length(functools.partial(fetch_again, info.step))
+        ):
             opened, reason = attempt(ranks.first(functools.partial(inspect, step_path(folder, info.step))), None)
         if opened is not None:
             return opened, passed_over
@@ -205,7 +211,7 @@ def _try_open(ranks: Ranks, info: CheckpointInfo, memory: Predecessors | None) -
         return None, info.reason or info.state
     opened: OpenCheckpoint | None = None
 
-    def open_it() -> str:
+    def open_it() -> tuple[str, str]:
         nonlocal opened
         try:
             manifest = read_manifest(info.path, step=info.step)
@@ -213,11 +219,15 @@ def _try_open(ranks: Ranks, info: CheckpointInfo, memory: Predecessors | None) -
             if manifest.world_size == ranks.world_size:
                 opened.own(ranks.rank)
         except (ManifestError, OSError) as error:
-            return str(error)
-        return ""
+            return str(error), ""
+        return "", manifest.digest
 
-    reason = next(filter(None, ranks.together(open_it)), "")
-    return (None, reason) if reason else (opened, "")
+    for _ in range(_OPENINGS):
+        told = ranks.together(open_it)
+        reason = next((reason for reason, _ in told if reason), "")
+        if reason or len({digest for _, digest in told}) == 1:
+            return (None, reason) if reason else (opened, "")
+    return None, "it is being saved again"
 
 
 def restore_into(

@@ -55,8 +55,9 @@ class Votes:
         if self._calls_to_go > 0:
             return [False] * len(wishes)
         answer = self._answer() if self._work is not None else [0.0] * len(wishes)
-        self._ask(wishes)
-        return [each > 0 for each in answer]
+        heard = [each > 0 for each in answer]
+        self._ask([wish and not done for wish, done in zip(wishes, heard, strict=True)])
+        return heard
 
     def close(self) -> None:
         """Let go of the group, unless a rank has not voted yet: then it goes with the process."""

@@ -6,7 +6,6 @@ An order is in one arena until it is durable, so that whatever happens to the pr
 import contextlib
 import logging
 import os
-import select
 import signal
 import socket
 import subprocess
@@ -20,7 +19,7 @@ from typing import Any, Final
 from holdfast.checkpoint.arena import Arena, ArenaError, State
 from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.layout import Layout
-from holdfast.checkpoint.messages import MODULE, receive, send
+from holdfast.checkpoint.messages import MODULE, readable, receive, send
 from holdfast.checkpoint.peer_memory import Pairing
 from holdfast.core.errors import SaveFailed
 
@@ -248,23 +247,37 @@ class Writer:
 
     def _hear(self, line: socket.socket, process: "subprocess.Popen[bytes]") -> None:
         """Take what one process says, until it ends or is ended."""
+        try:
+            why = self._listen(line)
+        except Exception as error:  # without this thread nobody would ever hear how a save ends
+            _logger.exception("What the writing process said was not understood.")
+            why = f"it was not understood ({error})"
+        if not self._closed:  # else it may still be deleting what is not to be kept, or keeps what is
+            process.send_signal(signal.SIGKILL)
+        threading.Thread(target=process.wait, daemon=True).start()  # storage that hangs holds it for a while yet
+        with self._lock:
+            line.close()
+            self._socket = None
+        self._replace(why)
+
+    def _listen(self, line: socket.socket) -> str:
+        """Why what one process says has come to its end."""
         # It reads its modules first, which may take a while where they lie on a network.
         heard_s = time.monotonic() + _STARTING_S
         moved_s = time.monotonic()
         written_bytes = -1
-        why = "it died"
         while True:
-            ready, _, _ = select.select([line], [], [], _LOOK_EVERY_S)
+            has_said = bool(readable([line.fileno()], _LOOK_EVERY_S))
             now_s = time.monotonic()
             if not self._outstanding:
                 moved_s = now_s
-            if ready:
+            if has_said:
                 try:
                     received = receive(line)
                 except OSError:
                     received = None
                 if received is None:
-                    break
+                    return "it died"
                 heard_s = now_s
                 message, _fd = received
                 if "ended" in message:
@@ -275,18 +288,9 @@ class Writer:
                 elif message["alive"] != written_bytes:
                     written_bytes, moved_s = message["alive"], now_s
             if now_s - heard_s > _SILENT_S:
-                why = f"it was silent for {_SILENT_S:g} s"
-                break
+                return f"it was silent for {_SILENT_S:g} s"
             if now_s - moved_s > 2 * self._timeout_s:
-                why = f"nothing was written for {2 * self._timeout_s:g} s"
-                break
-        if not self._closed:  # else it may still be deleting what is not to be kept, or keeps what is
-            process.send_signal(signal.SIGKILL)
-        threading.Thread(target=process.wait, daemon=True).start()  # storage that hangs holds it for a while yet
-        with self._lock:
-            line.close()
-            self._socket = None
-        self._replace(why)
+                return f"nothing was written for {2 * self._timeout_s:g} s"
 
     def _replace(self, why: str) -> None:
         with self._lock:

@@ -8,7 +8,6 @@ keeps what it is to keep, and then ends itself.
 import argparse
 import contextlib
 import os
-import select
 import signal
 import socket
 import sys
@@ -23,7 +22,7 @@ from holdfast.checkpoint.disk import Pace
 from holdfast.checkpoint.failures import explain
 from holdfast.checkpoint.keeping import ENV_SUPERVISOR, PROCESS_NAME, Keeper, Snapshot
 from holdfast.checkpoint.layout import Layout
-from holdfast.checkpoint.messages import receive, send
+from holdfast.checkpoint.messages import readable, receive, send
 from holdfast.checkpoint.peer_memory import PeerMemory
 from holdfast.checkpoint.persist import NotAttested, Part, delete_superfluous, persist
 
@@ -76,8 +75,7 @@ class Service:
         threading.Thread(target=self._keep_saying, daemon=True).start()
         while True:
             # Not the socket's end alone: a process that the trainer forked may hold the other side open.
-            ready, _, _ = select.select([self._trainer.fileno(), *self._trainer_pidfds], [], [])
-            if self._trainer.fileno() not in ready:
+            if self._trainer.fileno() not in readable([self._trainer.fileno(), *self._trainer_pidfds], None):
                 return
             try:
                 received = receive(self._trainer)
@@ -134,10 +132,13 @@ class Service:
             self._say({"ended": {**ended, "seconds": 0.0}})
             return
         until_s = began_s + message["timeout_s"]
+        waited_since_s: float | None = None
         self._pace.max_bytes_s = message["max_write_bytes_s"]
 
-        def wait() -> None:
-            if time.monotonic() > until_s:
+        def wait() -> None:  # for other ranks: what this one's writing takes does not count
+            nonlocal waited_since_s
+            waited_since_s = waited_since_s or time.monotonic()
+            if time.monotonic() - waited_since_s > message["timeout_s"]:
                 raise TimeoutError(f"the other ranks were not through after {message['timeout_s']:g} s")
             time.sleep(_LOOK_EVERY_S)
 
@@ -195,7 +196,7 @@ class Service:
         return sum(arena.capacity_bytes for arena in list(self._arenas.values()))
 
     def _is_trainer_gone(self) -> bool:
-        return bool(self._trainer_pidfds and select.select(self._trainer_pidfds, [], [], 0)[0])
+        return bool(readable(self._trainer_pidfds, 0))
 
     def _wrote(self, count: int) -> None:
         self._written_bytes += count
