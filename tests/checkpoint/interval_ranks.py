@@ -8,7 +8,7 @@ import sys
 import torch
 import torch.distributed as dist
 
-from holdfast.checkpoint import Checkpointer, checkpointer, scan, verify
+from holdfast.checkpoint import Checkpointer, checkpointer, scan, verify, votes
 from holdfast.core.errors import SaveFailed
 from holdfast.testing import FakeClock
 
@@ -36,6 +36,12 @@ def by_time(folder, rank):
     assert all(later - former >= 10 for former, later in itertools.pairwise(saved)), saved
     assert [info.step for info in reversed(scan(folder))] == saved
     assert all(ckpt.per_rank_states(step) == [{"rank": 0}, {"rank": 1}] for step in saved)
+
+
+def by_time_in_slow_steps(folder, rank):
+    """Where all are asked at each step, what was wished before a save is not wished again after it."""
+    votes.ANSWER_EVERY_S = 0.0
+    by_time(folder, rank)
 
 
 def again_after_a_failure(folder, rank):
@@ -81,7 +87,7 @@ def main(folder, rank):
     torch.set_num_threads(1)
     logging.getLogger("holdfast").setLevel(logging.CRITICAL)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    for scenario in (again_after_a_failure, by_time, replaced):
+    for scenario in (again_after_a_failure, by_time, replaced, by_time_in_slow_steps):
         scenario(f"{folder}/{scenario.__name__}", rank)
         dist.barrier()
     dist.destroy_process_group()

@@ -200,7 +200,13 @@ def what_is_gone_when_it_is_to_be_sent_or_has_no_room_is_read_from_disk(folder):
         if rank == 0:
             peer_restoring.available_memory_bytes = lambda: 0
 
-    for before in (be_gone, be_short_of_memory):
+    def be_cut_off(_rank):
+        def fail(*_, **__):
+            raise RuntimeError("Connection closed by peer")
+
+        dist.send = dist.recv = fail
+
+    for before in (be_gone, be_short_of_memory, be_cut_off):
         place = folder / before.__name__
         lose(place)
         assert_restored(place, "disk", warnings=1, before=before)

@@ -9,6 +9,9 @@ import logging
 import random
 import resource
 import sys
+import time
+from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -17,8 +20,9 @@ import torch
 import torch.distributed as dist
 from checkpoint_training import Training, assert_same
 
-from holdfast.checkpoint import Checkpointer, scan
-from holdfast.core.errors import BadUse, SaveFailed, StateMismatch
+from holdfast.checkpoint import Checkpointer, restore, scan
+from holdfast.checkpoint import ranks as ranks_module
+from holdfast.core.errors import BadUse, CheckpointError, SaveFailed, StateMismatch
 
 
 def draws():
@@ -112,11 +116,77 @@ def different_parts(folder, rank, world_size):
     assert {key: value.tolist() for key, value in target["layers"].items()} == {0: [0, 0], 1: [1, 1]}
 
 
+def what_one_rank_does_at_length_is_waited_for(folder, rank, world_size):
+    """Longer than a collective of theirs may take, such as fetching from storage."""
+    limit_s = 1.0
+    group = dist.new_group(backend="gloo", timeout=timedelta(seconds=limit_s))
+    ranks_module._LOOK_EVERY_S = limit_s / 10
+    ranks = ranks_module.Ranks(group)
+    assert ranks.first_at_length(lambda: time.sleep(2.5 * limit_s) or rank) == 0
+
+    def fail():
+        raise CheckpointError("no room")
+
+    expect(CheckpointError, "no room", lambda: ranks.first_at_length(fail))
+
+
+def writing_may_take_longer_than_waiting(folder, rank, world_size):
+    """`timeout_s` is for a standstill."""
+    state = {f"of-{rank}": torch.ones(33 << 18)}  # 33 MiB in chunks of 16: the last one after 4 s
+    with Checkpointer(folder, timeout_s=3, max_write_mib_s=8) as ckpt:
+        ckpt.save(1, state).result()
+    assert [info.state for info in scan(folder)] == ["written"]
+
+
+def a_failure_that_only_warns_ends_no_rank(folder, rank, world_size):
+    """Whatever class it is of."""
+    with Checkpointer(folder, on_failure="warn") as ckpt:
+
+        def state():
+            if rank == 1:
+                raise RuntimeError("a kernel failed")
+            return {"t": torch.ones(2)}
+
+        expect(SaveFailed, "a kernel failed", ckpt.save(1, state).result)
+        ckpt.save(2, {"t": torch.ones(2)}).result()
+    assert [info.step for info in scan(folder)] == [2]
+
+
+def ranks_open_the_same_save(folder, rank, world_size):
+    """A step that is saved again while they open it is opened again, and passed over if it does not end."""
+    for step in (1, 2):
+        Checkpointer(folder).save(step, {"a": step}).result()
+    for times, taken in ((1, 2), (100, 1)):
+        read, left = restore.read_manifest, iter(range(times))
+
+        def another(path, *, step, read=read, left=left):
+            found = read(path, step=step)
+            is_other = rank == 1 and step == 2 and next(left, None) is not None
+            return replace(found, created_at_s=0.0) if is_other else found
+
+        restore.read_manifest = another
+        try:
+            state = {"a": 0}
+            assert Checkpointer(folder).restore(state) == state["a"] == taken
+        finally:
+            restore.read_manifest = read
+        dist.barrier()
+
+
 def main(folder, rank, world_size):
     torch.set_num_threads(1)
     logging.getLogger("holdfast").setLevel(logging.ERROR)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
-    for scenario in (round_trip, fallback, errors_are_shared, different_parts):
+    for scenario in (
+        round_trip,
+        fallback,
+        errors_are_shared,
+        different_parts,
+        what_one_rank_does_at_length_is_waited_for,
+        writing_may_take_longer_than_waiting,
+        a_failure_that_only_warns_ends_no_rank,
+        ranks_open_the_same_save,
+    ):
         scenario(f"{folder}/{scenario.__name__}", rank, world_size)
         dist.barrier()
     dist.destroy_process_group()

@@ -1,8 +1,11 @@
 import copy
 import json
 import logging
+import os
 import random
+import resource
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -14,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
 from waiting import until
 
-from holdfast.checkpoint import Checkpointer, scan, verify
+from holdfast.checkpoint import Checkpointer, arena, scan, verify
 from holdfast.checkpoint.folders import replaced_path
 from holdfast.checkpoint.marks import MARKS_NAME, note_metrics, note_verified, pin, read_marks, want
 from holdfast.checkpoint.marks_lock import locked
@@ -451,3 +454,33 @@ def test_who_is_read_only_restores_and_changes_nothing(tmp_path):
     assert not (tmp_path / "other").exists(), "a wrong name makes no folder"
     with pytest.raises(BadUse, match="read_only"):
         Checkpointer(tmp_path / "run", read_only=True, push_to=str(tmp_path))
+
+
+def test_a_trainer_with_very_many_open_files_saves(tmp_path):
+    """Such as one that maps thousands of shards of its data."""
+    before, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    many = 1200  # select(2) knows 1,024
+    if most < 2 * many:
+        pytest.skip(f"this process may have {most} files open at most")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(before, 2 * many), most))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(many)]
+    try:
+        with Checkpointer(tmp_path) as ckpt:
+            ckpt.save(1, {"t": torch.ones(3)}).result(30)
+            os.kill(ckpt._engine._writer.pid, signal.SIGKILL)
+            ckpt.save(2, {"t": torch.ones(3)}).result(30)
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))
+    assert [info.step for info in scan(tmp_path)] == [2, 1]
+
+
+def test_a_node_short_of_memory_fails_the_save_and_no_training_that_is_only_to_be_warned(tmp_path, monkeypatch, link):
+    monkeypatch.setattr(arena, "available_memory_bytes", lambda: 0)
+    with Checkpointer(tmp_path, on_failure="warn") as ckpt:
+        with pytest.raises(SaveFailed, match=r"Step 1 was not saved: A snapshot needs .* of memory, and 0 are free"):
+            ckpt.save(1, {"t": torch.ones(3)}).result()
+        monkeypatch.undo()
+        ckpt.save(2, {"t": torch.ones(3)}).result()
+    assert [info.step for info in scan(tmp_path)] == [2]

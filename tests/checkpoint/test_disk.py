@@ -1,8 +1,11 @@
+import ctypes
+import errno
 import mmap
 import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 import xxhash
@@ -139,6 +142,29 @@ def test_a_full_disk_is_an_error_where_space_cannot_be_taken_beforehand(mounted,
     folder = mounted("tmpfs", "size=1m")
     with pytest.raises(OSError, match=r"No space left|takes nothing"):
         write_file(folder / "file", memory(2 << 20), 2 << 20)
+
+
+@pytest.mark.parametrize(
+    ("number", "is_told"), [(errno.EOPNOTSUPP, False), (errno.ENOSYS, False), (errno.ENOSPC, True)]
+)
+def test_where_no_space_can_be_taken_no_byte_is_written_for_it(tmp_path, memory, monkeypatch, number, is_told):
+    """As the system's library would, into each block."""
+    data, written = memory(3 * CHUNK_BYTES), []
+    write = os.pwrite
+
+    def refuse(*_):
+        ctypes.set_errno(number)
+        return -1
+
+    monkeypatch.setattr(disk, "_libc", SimpleNamespace(fallocate=refuse))
+    monkeypatch.setattr(disk.os, "pwrite", lambda fd, part, at: written.append(len(part)) or write(fd, part, at))
+    if is_told:
+        with pytest.raises(OSError, match=os.strerror(number)):
+            write_file(tmp_path / "file", data, len(data))
+    else:
+        write_file(tmp_path / "file", data, len(data))
+        assert (tmp_path / "file").read_bytes() == bytes(data)
+    assert written == ([] if is_told else [CHUNK_BYTES] * 3)
 
 
 @pytest.mark.parametrize(("kind", "options"), [("tmpfs", "size=40m"), ("ramfs", "mode=0700")])

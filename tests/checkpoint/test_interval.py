@@ -159,6 +159,14 @@ def test_auto_learns_from_two_saves_and_then_saves_as_often_as_is_worth_it():
     assert interval.interval_s == pytest.approx(best_interval_s(0.4, 24 * HOUR_S))
 
 
+def test_auto_takes_a_save_that_cost_less_than_nothing_for_one_that_cost_nothing():
+    """As measured: the steps beside it were faster than the usual one."""
+    auto = make_interval("auto", FakeClock(), devices=lambda: 1)
+    for lost_s in (1.0, -0.01, -0.02):
+        auto.measured(lost_s=lost_s, durable_s=3.0)
+    assert auto.interval_s == 3.0
+
+
 def test_auto_saves_more_often_where_the_job_fails_more_often():
     intervals = []
     for failures in (0, 3, 30):

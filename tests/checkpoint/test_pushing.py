@@ -1,25 +1,31 @@
 """The process that pushes to object storage, and restoring from there."""
 
 import contextlib
+import errno
 import functools
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
+from pathlib import Path
 
 import psutil
 import pytest
 import torch
-from storage_world import BRIEF
+from storage_world import BRIEF, make_checkpoint
 from waiting import ENDS_S, until
 
-from holdfast.checkpoint import Checkpointer, scan
+from holdfast.checkpoint import Checkpointer, pushing_process, scan
+from holdfast.checkpoint import folders as folders_module
 from holdfast.checkpoint import pushing as pushing_module
-from holdfast.checkpoint.folders import step_path
+from holdfast.checkpoint.folders import Staging, has_unfinished, step_path
 from holdfast.checkpoint.marks import read_marks
 from holdfast.checkpoint.pushing import PUSHING_MODULE
 from holdfast.checkpoint.remote import Remote
-from holdfast.core.errors import BadUse, StorageFailed
+from holdfast.core.errors import BadUse, NoVerifiedCheckpoint, StorageFailed
 
 
 @pytest.fixture
@@ -108,6 +114,84 @@ def test_one_that_is_damaged_there_too_is_passed_over(tmp_path, there):
     assert state["t"].eq(1).all()
 
 
+def test_a_damaged_one_that_storage_has_not_is_passed_over(tmp_path, there):
+    """The newest is often not pushed yet."""
+    folder = tmp_path / "here"
+    with Checkpointer(folder, push_to=there.as_uri()) as ckpt:
+        ckpt.save(1, state_of(1))
+    with Checkpointer(folder) as ckpt:
+        ckpt.save(2, state_of(2))
+    flip(step_path(folder, 2) / "__0_0.distcp")
+    state = state_of(0)
+    assert Checkpointer(folder, push_to=there.as_uri()).restore(state) == 1
+    assert state["t"].eq(1).all()
+
+
+@pytest.mark.parametrize("damage", [flip, Path.unlink])
+def test_storage_that_has_nothing_whole_is_no_reason_to_begin_anew(tmp_path, there, damage):
+    with Checkpointer(tmp_path / "lost", push_to=there.as_uri()) as ckpt:
+        ckpt.save(1, state_of(1))
+    damage(next(there.glob("step-*/__0_0.distcp")))
+    ckpt = Checkpointer(tmp_path / "new", push_to=there.as_uri())
+    assert ckpt.has_any()
+    with pytest.raises(NoVerifiedCheckpoint, match=r"No checkpoint in storage verifies \(step 1: .*__0_0.distcp"):
+        ckpt.restore(state_of(0))
+
+
+def test_what_was_pushed_last_does_not_go_for_a_later_step_of_another_run(tmp_path, there):
+    url = there.as_uri()
+    with Checkpointer(tmp_path / "former", push_to=url) as ckpt:
+        ckpt.save(10, state_of(10))
+    with Checkpointer(tmp_path / "here", push_to=url, keep_pushed=1) as ckpt:
+        for step in (4, 5):
+            ckpt.save(step, state_of(step)).result()
+            until(lambda step=step: steps_of(url) == [10, step])
+
+
+def test_a_child_that_was_forked_does_not_keep_it_from_ending(tmp_path, there):
+    ckpt = Checkpointer(tmp_path / "here", push_to=there.as_uri())
+    ckpt.save(1, state_of(1)).result()
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(10 * ENDS_S,))
+    child.start()
+    closing = threading.Thread(target=ckpt.close, daemon=True)
+    closing.start()
+    closing.join(ENDS_S)
+    child.kill()
+    child.join()
+    assert not closing.is_alive()
+    assert steps_of(there.as_uri()) == [1]
+
+
+def test_what_becomes_durable_while_it_looks_is_pushed(tmp_path, there, monkeypatch):
+    """The last save of a trainer that is dead, which its writing process ends."""
+    looks = []
+
+    def scan_late(folder):
+        found = scan(folder)
+        if not looks:
+            make_checkpoint(folder, 1)
+        looks.append(folder)
+        return found
+
+    monkeypatch.setattr(pushing_process, "scan", scan_late)
+    monkeypatch.setattr(pushing_process, "has_unfinished", lambda _: not looks)
+    monkeypatch.setattr(pushing_process.Pushing, "_has_ended", lambda *_: True)
+    pushing = pushing_process.Pushing(tmp_path, Remote(there.as_uri()), trainer_pid=1, keep=None, give_up_s=60)
+    assert pushing.run() == 0
+    assert steps_of(there.as_uri()) == [1]
+
+
+def test_where_folders_cannot_be_locked_nothing_is_waited_for(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    staging = Staging(tmp_path, 1, "save")
+    assert has_unfinished(tmp_path)
+    monkeypatch.setattr(folders_module.fcntl, "flock", refuse)
+    assert not has_unfinished(tmp_path)
+    staging.abandon()
+
+
 def test_storage_that_cannot_be_reached_stops_nothing_but_a_restore_from_nothing(tmp_path, monkeypatch, caplog):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
@@ -118,6 +202,11 @@ def test_storage_that_cannot_be_reached_stops_nothing_but_a_restore_from_nothing
     state = state_of(0)
     assert Checkpointer(tmp_path / "here", push_to="s3://bucket/run").restore(state) == 1
     assert "What storage has was not fetched" in caplog.text
+    with Checkpointer(tmp_path / "here") as ckpt:
+        ckpt.save(2, state_of(2))
+    flip(step_path(tmp_path / "here", 2) / "__0_0.distcp")
+    assert Checkpointer(tmp_path / "here", push_to="s3://bucket/run").restore(state) == 1
+    assert "Step 2 was not to be had from storage either" in caplog.text
     with pytest.raises(StorageFailed):
         Checkpointer(tmp_path / "empty", push_to="s3://bucket/run").restore(state)
 
@@ -143,12 +232,19 @@ def test_one_that_is_killed_is_started_again_and_sends_what_is_missing(tmp_path,
 def test_a_trainer_that_is_killed_has_its_last_save_pushed(tmp_path, there):
     folder, url = tmp_path / "here", there.as_uri()
     script = (
-        "import os, signal, sys, torch, holdfast\n"
+        "import os, signal, sys, time, torch, holdfast\n"
         "ckpt = holdfast.Checkpointer(sys.argv[1], push_to=sys.argv[2], max_write_mib_s=0.01)\n"  # two seconds a save
         "ckpt.save(1, {'t': torch.ones(5000)}).result()\n"
         "ckpt.save(2, {'t': torch.ones(5000)}); ckpt.before_update()\n"
+        "if not (child := os.fork()): time.sleep(1000); os._exit(0)\n"  # which holds its files open
+        "print(child, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    subprocess.run([sys.executable, "-c", script, str(folder), url], check=False, timeout=ENDS_S)
-    until(lambda: pushing(folder) == [])
+    with subprocess.Popen([sys.executable, "-c", script, str(folder), url], stdout=subprocess.PIPE) as trainer:
+        child = int(trainer.stdout.readline())
+        trainer.wait(ENDS_S)
+        try:
+            until(lambda: pushing(folder) == [])
+        finally:
+            os.kill(child, signal.SIGKILL)
     assert steps_of(url)[0] == 2

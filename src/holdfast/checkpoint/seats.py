@@ -106,7 +106,8 @@ class Seats:
         try:
             seat = self._make(plan)
         except (ArenaError, OSError):
-            self._most = len(self._seats)  # one does, where the memory is too short for two
+            # One does, where the memory is too short for two; where it is for one, the next save tries again.
+            self._most = max(1, len(self._seats))
             return
         with self._freed:
             self._seats.append(seat)
