@@ -17,7 +17,7 @@ import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
 from waiting import until
 
-from holdfast.checkpoint import Checkpointer, arena, scan, verify
+from holdfast.checkpoint import Checkpointer, node_memory, scan, verify
 from holdfast.checkpoint.folders import replaced_path
 from holdfast.checkpoint.marks import MARKS_NAME, note_metrics, note_verified, pin, read_marks, want
 from holdfast.checkpoint.marks_lock import locked
@@ -477,7 +477,7 @@ def test_a_trainer_with_very_many_open_files_saves(tmp_path):
 
 
 def test_a_node_short_of_memory_fails_the_save_and_no_training_that_is_only_to_be_warned(tmp_path, monkeypatch, link):
-    monkeypatch.setattr(arena, "available_memory_bytes", lambda: 0)
+    monkeypatch.setattr(node_memory, "available_memory_bytes", lambda: 0)
     with Checkpointer(tmp_path, on_failure="warn") as ckpt:
         with pytest.raises(SaveFailed, match=r"Step 1 was not saved: A snapshot needs .* of memory, and 0 are free"):
             ckpt.save(1, {"t": torch.ones(3)}).result()

@@ -64,7 +64,7 @@ def test_where_the_memory_is_too_short_for_two_arenas_there_is_one(monkeypatch):
     plan = SimpleNamespace(image=image, pieces=(0,), on_devices=())
     for free_bytes, count in (([1 << 30, 1 << 30], 2), ([1 << 30, 0], 1)):
         left = iter(free_bytes)
-        monkeypatch.setattr("holdfast.checkpoint.arena.available_memory_bytes", lambda left=left: next(left))
+        monkeypatch.setattr("holdfast.checkpoint.node_memory.available_memory_bytes", lambda left=left: next(left))
         writer = Writer(timeout_s=60, max_write_bytes_s=None)
         seats = Seats(writer, spares_newest=True)
         first = seats.take(plan)

@@ -206,6 +206,31 @@ def test_it_says_that_it_lives_before_it_takes_an_order(monkeypatch):
         assert receive(ours) == ({"alive": 0}, None)
 
 
+def test_a_trainer_does_not_wait_until_its_order_is_heard(monkeypatch):
+    """Orders that are taken back pile up while one save is written, and the optimizer's step waits for who sends."""
+    orders, written = [], threading.Event()
+
+    def write_slowly(_service, message):
+        written.wait(ENDS_S)
+        orders.append(message["order"])
+
+    monkeypatch.setattr(Service, "_save", write_slowly)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    serving = threading.Thread(target=Service(theirs, os.getpid(), 0.0).serve)
+    serving.start()
+    count = 2000  # a socket holds a tenth of that
+    sending = threading.Thread(target=lambda: [send(ours, {"order": number}) for number in range(count)], daemon=True)
+    sending.start()
+    sending.join(ENDS_S / 2)
+    was_sent = not sending.is_alive()
+    written.set()
+    sending.join()
+    ours.close()
+    serving.join()
+    assert was_sent
+    assert orders == list(range(count))
+
+
 def test_other_ranks_that_never_come_fail_the_save_once_it_took_too_long(bench):
     made = bench(layout=hand_made(world_size=2), timeout_s=0.2)
     with pytest.raises(SaveFailed, match=r"Step 1 was not saved: the other ranks were not through after 0.2 s"):

@@ -24,8 +24,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Final, NamedTuple, Self
 
+from holdfast.checkpoint.node_memory import reserved
 from holdfast.core.errors import HoldfastError
-from holdfast.core.memory import available_memory_bytes
 
 PAGE_BYTES: Final = 4096
 _MAGIC: Final = b"HFARENA2"
@@ -105,21 +105,22 @@ class Arena:
             OSError: the system gives it no shared memory.
         """
         capacity, notes = _pages_bytes(image_bytes), _pages_bytes(notes_bytes)
+        size_bytes = capacity + notes
         # Asked for beforehand: where there is too little, the kernel says so by killing some process.
-        free_bytes = available_memory_bytes()
-        if capacity + notes > free_bytes:
-            raise ArenaError(
-                f"A snapshot needs {capacity + notes:,} bytes of memory, and {free_bytes:,} are free on this node. "
-                "Give the job more memory, or save less of its state on this rank."
-            )
-        fd = os.memfd_create("holdfast-arena", os.MFD_CLOEXEC)
-        try:
-            os.posix_fallocate(fd, 0, PAGE_BYTES + capacity + notes)
-            os.pwrite(fd, _MADE.pack(_MAGIC, capacity) + _USE.pack(State.FREE, 0, -1, bytes(16), 0), 0)
-            made = cls(fd)
-        except BaseException:
-            os.close(fd)
-            raise
+        with reserved(size_bytes) as free_bytes:
+            if size_bytes > free_bytes:
+                raise ArenaError(
+                    f"A snapshot needs {size_bytes:,} bytes of memory, and {max(free_bytes, 0):,} are free on this "
+                    "node. Give the job more memory, or save less of its state on this rank."
+                )
+            fd = os.memfd_create("holdfast-arena", os.MFD_CLOEXEC)
+            try:
+                os.posix_fallocate(fd, 0, PAGE_BYTES + size_bytes)
+                os.pwrite(fd, _MADE.pack(_MAGIC, capacity) + _USE.pack(State.FREE, 0, -1, bytes(16), 0), 0)
+                made = cls(fd)
+            except BaseException:
+                os.close(fd)
+                raise
         for advice in (_MADV_HUGEPAGE, _MADV_POPULATE_WRITE):
             try:
                 made._map.madvise(advice)

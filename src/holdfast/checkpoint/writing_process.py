@@ -8,6 +8,7 @@ keeps what it is to keep, and then ends itself.
 import argparse
 import contextlib
 import os
+import queue
 import signal
 import socket
 import sys
@@ -67,23 +68,33 @@ class Service:
         self._layouts: dict[int, Layout] = {}
         self._pace = Pace(None)
         self._written_bytes = 0
+        self._heard = queue.SimpleQueue[tuple[dict[str, Any], int | None] | None]()
         self._saying = threading.Lock()
 
     def serve(self) -> None:
         """Take orders until the trainer is gone."""
         self._say_alive()  # before an order: one that hangs while it writes has been heard
         threading.Thread(target=self._keep_saying, daemon=True).start()
-        while True:
-            # Not the socket's end alone: a process that the trainer forked may hold the other side open.
-            if self._trainer.fileno() not in readable([self._trainer.fileno(), *self._trainer_pidfds], None):
-                return
-            try:
-                received = receive(self._trainer)
-            except OSError:
-                return
-            if received is None:
-                return
+        threading.Thread(target=self._hear, daemon=True).start()
+        while (received := self._heard.get()) is not None:
             self._take(*received)
+
+    def _hear(self) -> None:
+        """Take what the trainer says, also while a save is written: it does not wait to be heard."""
+        try:
+            # Not the socket's end alone: a process that the trainer forked may hold the other side open.
+            while self._trainer.fileno() in readable([self._trainer.fileno(), *self._trainer_pidfds], None):
+                try:
+                    received = receive(self._trainer)
+                except ConnectionResetError:  # it died with something unread, and what it ordered before is here yet
+                    continue
+                if received is None:
+                    break
+                self._heard.put(received)
+        except OSError:  # it is gone
+            pass
+        finally:
+            self._heard.put(None)
 
     def _take(self, message: dict[str, Any], fd: int | None) -> None:
         if fd is not None and "arena" in message:

@@ -1,0 +1,77 @@
+"""Memory that the ranks of a node take at once."""
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from waiting import until
+
+from holdfast.checkpoint import node_memory
+from holdfast.checkpoint.node_memory import reserved
+
+TAKES = """
+import sys, time
+from pathlib import Path
+from holdfast.checkpoint import node_memory
+node_memory._SHARED = Path(sys.argv[1])
+with node_memory.reserved(1 << 60):
+    print("takes", flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture(autouse=True)
+def shared(tmp_path, monkeypatch):
+    monkeypatch.setattr(node_memory, "_SHARED", tmp_path)
+    return tmp_path
+
+
+class Node:
+    """With 250 bytes, of which everybody wants 60."""
+
+    def __init__(self, monkeypatch):
+        self.taken_bytes = 0
+        self._changing = threading.Lock()
+        monkeypatch.setattr(node_memory, "available_memory_bytes", lambda: 250 - self.taken_bytes)
+
+    def take(self, _rank):
+        with reserved(60) as free_bytes:
+            if free_bytes < 60:
+                return False
+            for _ in range(60):  # it lasts a while
+                time.sleep(0.0005)
+                with self._changing:
+                    self.taken_bytes += 1
+            return True
+
+
+def test_ranks_that_take_memory_at_once_do_not_take_more_than_there_is(monkeypatch, shared):
+    node = Node(monkeypatch)
+    with ThreadPoolExecutor(8) as ranks:
+        took = list(ranks.map(node.take, range(8)))
+    assert sum(took) == 4
+    assert node.taken_bytes == 240
+    assert [path.name for path in shared.iterdir()] == [f"holdfast-taking.{os.getuid()}"]
+
+
+def test_what_a_process_that_was_killed_was_taking_is_free(monkeypatch, shared):
+    node = Node(monkeypatch)
+    command = [sys.executable, "-c", TAKES, str(shared)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as other, ThreadPoolExecutor(1) as rank:
+        other.stdout.readline()
+        taking = rank.submit(node.take, 0)
+        looks = iter(range(50))
+        until(lambda: next(looks, None) is None)
+        assert not taking.done()
+        os.kill(other.pid, signal.SIGKILL)
+        assert taking.result(60)
+
+
+def test_where_nothing_can_be_said_what_is_free_counts(monkeypatch, shared):
+    monkeypatch.setattr(node_memory, "_SHARED", shared / "nowhere")
+    assert Node(monkeypatch).take(0)
