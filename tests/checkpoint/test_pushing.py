@@ -22,7 +22,7 @@ from holdfast.checkpoint import Checkpointer, pushing_process, scan
 from holdfast.checkpoint import folders as folders_module
 from holdfast.checkpoint import pushing as pushing_module
 from holdfast.checkpoint.folders import Staging, has_unfinished, step_path
-from holdfast.checkpoint.marks import read_marks
+from holdfast.checkpoint.marks import note_damaged, read_marks
 from holdfast.checkpoint.pushing import PUSHING_MODULE
 from holdfast.checkpoint.remote import Remote
 from holdfast.core.errors import BadUse, NoVerifiedCheckpoint, StorageFailed
@@ -176,6 +176,17 @@ def test_what_becomes_durable_while_it_looks_is_pushed(tmp_path, there, monkeypa
 
     monkeypatch.setattr(pushing_process, "scan", scan_late)
     monkeypatch.setattr(pushing_process, "has_unfinished", lambda _: not looks)
+    monkeypatch.setattr(pushing_process.Pushing, "_has_ended", lambda *_: True)
+    pushing = pushing_process.Pushing(tmp_path, Remote(there.as_uri()), trainer_pid=1, keep=None, give_up_s=60)
+    assert pushing.run() == 0
+    assert steps_of(there.as_uri()) == [1]
+
+
+def test_a_damaged_one_does_not_keep_the_others_from_storage(tmp_path, there, monkeypatch):
+    for step in (1, 2, 3):
+        make_checkpoint(tmp_path, step)
+    flip(step_path(tmp_path, 3) / "__0_0.distcp")
+    note_damaged(step_path(tmp_path, 2), "a bit", by="me", now_s=1.0)
     monkeypatch.setattr(pushing_process.Pushing, "_has_ended", lambda *_: True)
     pushing = pushing_process.Pushing(tmp_path, Remote(there.as_uri()), trainer_pid=1, keep=None, give_up_s=60)
     assert pushing.run() == 0

@@ -1,5 +1,6 @@
 """`holdfast checkpoint …`, over checkpoints that a Checkpointer and DCP alone wrote."""
 
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -167,6 +168,11 @@ def test_diff_leaves_as_diff_does(folder):
     (one / ".metadata").write_bytes(b"")
     text, code = ran("diff", one, two)
     assert (text, code) == ("", 2)
+
+
+def test_diff_that_cannot_compare_does_not_say_that_they_differ(folder, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
+    assert ran("diff", path_of(folder, 1), path_of(folder, 2)) == ("", 2)
 
 
 def test_diff_says_what_only_one_has(tmp_path):

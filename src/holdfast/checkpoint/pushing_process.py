@@ -24,7 +24,7 @@ from holdfast.checkpoint.manifest import MANIFEST_NAME
 from holdfast.checkpoint.marks import release, want
 from holdfast.checkpoint.messages import readable
 from holdfast.checkpoint.remote import Remote
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import DamagedCheckpoint, HoldfastError
 
 _LOOK_EVERY_S: Final = 0.5
 _LONGEST_PAUSE_S: Final = 60.0
@@ -45,6 +45,7 @@ class Pushing:
         self._keep = keep
         self._give_up_s = give_up_s
         self._done: tuple[Path, tuple[int, int]] | None = None
+        self._damaged: set[tuple[Path, tuple[int, int]]] = set()
 
     def run(self) -> int:
         """Push until the trainer is gone and nothing is left to push; 1 where the newest could not be pushed."""
@@ -68,7 +69,8 @@ class Pushing:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _newest_unpushed(self) -> CheckpointInfo | None:
-        newest = next((info for info in scan(self._folder) if info.state in ("written", "verified")), None)
+        fit = (info for info in scan(self._folder) if info.state in ("written", "verified") and not info.marks.damaged)
+        newest = next((info for info in fit if (info.path, _save_of(info.path)) not in self._damaged), None)
         return None if newest is None or (newest.path, _save_of(newest.path)) == self._done else newest
 
     def _push(self, info: CheckpointInfo) -> bool:
@@ -82,6 +84,10 @@ class Pushing:
             finally:
                 release(info.path, _HOLDER, now_s=time.time())
             self._delete_old(info.step)
+        except DamagedCheckpoint as error:  # here, and it will not heal: the one before is what can be pushed
+            self._damaged.add((info.path, save))
+            _say({"step": info.step, "failed": str(error)})
+            return True
         except (HoldfastError, OSError) as error:
             if not info.path.exists():  # a newer one took its place
                 return True

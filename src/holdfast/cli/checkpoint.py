@@ -13,7 +13,7 @@ from holdfast.cli.checkpoint_rules import RULES, policy_of
 from holdfast.cli.output import print_json
 from holdfast.cli.progress import Progress, shown
 from holdfast.core.clock import SystemClock
-from holdfast.core.errors import CheckpointError, HoldfastError, NotFound
+from holdfast.core.errors import BadUse, HoldfastError, NotFound
 from holdfast.core.processes import whoami
 
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
@@ -76,18 +76,20 @@ def diff(a: Path, b: Path, *, as_json: bool) -> int:
 
     Leaves as diff(1) does: with 0 where they are the same, 1 where they differ, 2 where they cannot be read.
     """
-    _check_torch()
-    from holdfast.checkpoint.comparing import compare
-    from holdfast.checkpoint.inventory import open_for_reading
-
     try:
+        _check_torch()
+        from holdfast.checkpoint.comparing import compare
+        from holdfast.checkpoint.inventory import open_for_reading
+
         with shown() as progress:
             compared = compare(
                 open_for_reading(a.absolute()),
                 open_for_reading(b.absolute()),
                 progress=lambda done, total: progress("comparing", done, total),
             )
-    except CheckpointError as error:  # whose own exit code, 1, says here that they differ
+    except BadUse:  # which leaves with 2 by itself
+        raise
+    except HoldfastError as error:  # whose own exit code, 1, says here that they differ
         click.echo(f"holdfast: {error}", err=True)
         return 2
     view.print_comparison(a, b, compared, as_json=as_json)

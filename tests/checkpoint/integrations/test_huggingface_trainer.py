@@ -77,6 +77,9 @@ def test_what_is_not_saved_to_the_bit_is_refused(tmp_path):
     trainer, saves = make(tmp_path, save_strategy="steps")
     with pytest.raises(BadUse, match="Set it to 'no'"):
         saves.resume(trainer)
+    trainer, saves = make(tmp_path, auto_find_batch_size=True)
+    with pytest.raises(BadUse, match="Set the batch size instead"):
+        saves.resume(trainer)
     trainer, _ = make(tmp_path)
     with pytest.raises(BadUse, match=r"saves\.resume\(trainer\)"):
         trainer.train()

@@ -122,6 +122,19 @@ def test_it_goes_on_to_the_bit(tmp_path, step):
     assert verify(scan(tmp_path / "stopped/checkpoint")[0]).state == "verified"
 
 
+def test_of_a_seed_the_model_alone_is_taken(tmp_path):
+    """On another rank, say, whose place in the data it does not have."""
+    seed = Training(tmp_path, last_save_model_only=False)
+    seed.loader.drawn = 7
+    seed.checkpointer.save(0, last_step=True)
+    seed.checkpointer.close()
+    assert [info.step for info in scan(tmp_path / "checkpoint")] == [0]
+    started = Training(tmp_path, seed=5).run(0)
+    assert started.loaded
+    assert_same(started.model.state_dict(), seed.model.state_dict())
+    assert started.loader.drawn == 0
+
+
 def test_settings_of_torchtitan_are_kept(tmp_path):
     folder = tmp_path / "checkpoint"
     training = Training(tmp_path, interval=3, keep_latest_k=2, enable_first_step_checkpoint=True).run(2)

@@ -59,7 +59,8 @@ class HoldfastCallback(TrainerCallback):
         memory until training begins.
 
         Raises:
-            BadUse: this trainer shards its state by FSDP or DeepSpeed, has adapters of PEFT, or saves by itself.
+            BadUse: this trainer shards its state by FSDP or DeepSpeed, has adapters of PEFT, saves by itself, or looks
+                for a batch size.
             NoVerifiedCheckpoint: there are checkpoints, and none verifies.
             StateMismatch: the model does not fit.
         """
@@ -169,6 +170,8 @@ def _check(trainer: Trainer) -> None:
         raise BadUse("HoldfastCallback saves what is alike on all ranks. For FSDP2, see examples/fsdp2.py.")
     if hasattr(trainer.model, "peft_config"):
         raise BadUse("HoldfastCallback does not resume adapters of PEFT. Save them with a loop of your own.")
+    if trainer.args.auto_find_batch_size:  # then nothing is restored a second time
+        raise BadUse("auto_find_batch_size begins the training anew where memory ran out. Set the batch size instead.")
     if trainer.args.save_strategy != SaveStrategy.NO:
         strategy = SaveStrategy(trainer.args.save_strategy).value
         raise BadUse(f"save_strategy is {strategy!r}, which blocks at every save. Set it to 'no': Holdfast saves.")

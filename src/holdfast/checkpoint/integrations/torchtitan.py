@@ -71,11 +71,13 @@ class HoldfastCheckpointManager(CheckpointManager):
         if step not in steps and (step != -1 or not steps):
             loaded: bool = super()._load(step)
             return loaded
-        states = self._states_to_load(model_only=step == 0)
-        if step == -1:
+        # As torchtitan does: step 0 is where a training begins, of which others take the model alone.
+        is_seed = (steps[0] if step == -1 else step) == 0
+        states = self._states_to_load(model_only=is_seed)
+        if step == -1 and not is_seed:
             self._ckpt.restore(states)
         else:
-            self._restore(ranks, step, states)
+            self._restore(ranks, max(step, 0), states)
         self.states[MODEL].load_state_dict(states)
         return True
 
