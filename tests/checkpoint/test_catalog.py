@@ -10,6 +10,7 @@ from waiting import until
 
 from holdfast.checkpoint import Checkpointer, catalog, scan, verify
 from holdfast.checkpoint.catalog import checkpoints_at, verify_and_note
+from holdfast.checkpoint.folders import discard
 from holdfast.checkpoint.manifest import ManifestError, read_manifest
 from holdfast.checkpoint.marks import MARKS_NAME, Marks, Noted, pin
 from holdfast.core.errors import NotFound
@@ -228,3 +229,41 @@ def test_a_copy_of_another_name_is_known_by_its_manifest(two):
     (copy / "holdfast.json").write_text("{")
     assert verify(copy).state == "damaged"
     assert [info.step for info in scan(two)] == [2, 1]
+
+
+def while_it_is_read(monkeypatch, work):
+    """Has `work` done once in the middle of a verification."""
+    check, left = catalog.check_contents, iter([work])
+
+    def check_late(path, files, read):
+        for each in left:
+            each()
+        check(path, files, read)
+
+    monkeypatch.setattr(catalog, "check_contents", check_late)
+
+
+def test_one_that_is_deleted_while_it_is_verified_is_not_damaged(two, monkeypatch):
+    path = two / "step-0000000002"
+    while_it_is_read(monkeypatch, lambda: discard(path))
+    with pytest.raises(NotFound, match="was deleted while it was verified"):
+        verify_and_note(catalog.inspect(path), by="me", now_s=1.0)
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_what_is_noted_is_of_the_save_that_was_read_last(two, saved, monkeypatch, is_damaged):
+    """A step is saved again while its former bytes are read."""
+    path = two / "step-0000000002"
+    with Checkpointer(two / "again") as ckpt:
+        again = ckpt.save(2, {"value": 3, "t": torch.full((50,), 3.0)}).result()
+    if is_damaged:
+        (again / "__0_0.distcp").write_bytes(bytes((again / "__0_0.distcp").stat().st_size))
+
+    def save_again():
+        discard(path)
+        again.rename(path)
+
+    while_it_is_read(monkeypatch, save_again)
+    info = verify_and_note(catalog.inspect(path), by="me", now_s=1.0)
+    assert info.state == ("damaged" if is_damaged else "verified")
+    assert bool(info.marks.damaged) == is_damaged

@@ -12,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from click.testing import CliRunner
 
-from holdfast.checkpoint import Checkpointer, scan
+from holdfast.checkpoint import Checkpointer, catalog, scan
 from holdfast.checkpoint.marks import note_metrics, read_marks, want
 from holdfast.cli.checkpoint_rules import policy_of
 from holdfast.cli.main import cli
@@ -152,6 +152,21 @@ def test_show_of_what_dcp_alone_wrote(tmp_path):
     assert "without a manifest" in ran("show", tmp_path / "plain")[0]
     said, _ = ran_json("show", tmp_path / "plain")
     assert (said["step"], said["torch"], said["marks"]) == (None, None, {})
+
+
+def test_verify_leaves_out_what_is_deleted_meanwhile(folder, monkeypatch):
+    inspect = catalog.inspect
+
+    def inspect_late(path):
+        if path == path_of(folder, 1) and path.is_dir():
+            shutil.rmtree(path)
+        return inspect(path)
+
+    monkeypatch.setattr(catalog, "inspect", inspect_late)
+    monkeypatch.setattr(catalog, "checkpoints_at", lambda _: [path_of(folder, 2), path_of(folder, 1)])
+    said, code = ran_json("verify", folder)
+    assert code == 0
+    assert [each["step"] for each in said["checkpoints"]] == [2]
 
 
 def test_diff_leaves_as_diff_does(folder):

@@ -124,10 +124,29 @@ def verify(
 ) -> CheckpointInfo:
     """Read a whole checkpoint and say whether it is `verified` or `damaged`, and which file is wrong.
 
+    Where its step is saved again meanwhile, that is read in its stead.
+
     Raises:
-        NotFound: it is not there.
+        NotFound: it is not there, or is deleted meanwhile.
     """
     path = checkpoint.path if isinstance(checkpoint, CheckpointInfo) else Path(checkpoint)
+    while True:
+        read = _manifest(path)
+        info = _verify(path, progress)
+        if not path.is_dir():
+            raise NotFound(f"{path} was deleted while it was verified. Take one that is listed.")
+        if _manifest(path) == read:
+            return info
+
+
+def _manifest(path: Path) -> bytes | None:
+    try:
+        return (path / MANIFEST_NAME).read_bytes()
+    except OSError:
+        return None
+
+
+def _verify(path: Path, progress: Progress) -> CheckpointInfo:
     info = inspect(path)
     if info.state != "written":
         return replace(info, state="damaged")

@@ -121,19 +121,23 @@ def discard(path: Path) -> None:
 
 def has_unfinished(folder: Path) -> bool:
     """Whether a living process prepares a save in `folder`."""
-    for path in folder.glob(_LEFTOVERS[0]):
-        try:
-            fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-        except OSError:  # it has its name now
-            continue
-        try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError as error:  # this file system locks no folders: nobody could ever tell
-            _logger.debug("cannot tell whether %s is being written: %s", path, error)
-        finally:
-            os.close(fd)
+    return any(map(is_being_written, folder.glob(_LEFTOVERS[0])))
+
+
+def is_being_written(path: Path) -> bool:
+    """Whether a living process prepares the save in the hidden folder `path`."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:  # it has its name now
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError as error:  # this file system locks no folders: nobody could ever tell
+        _logger.debug("cannot tell whether %s is being written: %s", path, error)
+    finally:
+        os.close(fd)
     return False
 
 

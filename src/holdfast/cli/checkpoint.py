@@ -44,8 +44,14 @@ def verify(path: Path, *, as_json: bool) -> int:
     Leaves with 1 if any is damaged, with 4 if one that PyTorch wrote by itself cannot be checked in full.
     """
     _check_folder(path)
+    checked = []
     with shown() as progress:
-        checked = [_verify(one, progress) for one in catalog.checkpoints_at(path.absolute())]
+        for one in catalog.checkpoints_at(path.absolute()):
+            try:
+                checked.append(_verify(one, progress))
+            except NotFound:  # the job whose folder this is has deleted it, as it is to
+                if one == path.absolute():
+                    raise
     view.print_checkpoints(path, checked, as_json=as_json)
     states = {one.state for one in checked}
     if states <= {"verified", "checked"}:

@@ -1,5 +1,6 @@
 """`dcp.save`, `dcp.load` and `dcp.async_save` with Holdfast's writer, reader and stager in the place of PyTorch's."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
 
-from holdfast.checkpoint import Checkpointer, scan, verify
+from holdfast.checkpoint import Checkpointer, folders, scan, verify
 from holdfast.checkpoint.integrations import dcp_storage
 from holdfast.checkpoint.integrations.dcp_staging import SharedStager
 from holdfast.checkpoint.integrations.dcp_storage import HoldfastReader, HoldfastWriter, step_path
@@ -127,6 +128,16 @@ def test_a_save_that_fails_leaves_the_former_and_the_next_succeeds(tmp_path, mon
     dcp.save(a_state(2.0), checkpoint_id=path, storage_writer=writer)
     assert_same(load(a_state(9.0), path), a_state(2.0))
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
+
+
+def test_what_a_dead_save_left_where_folders_cannot_be_locked_is_in_nobodys_way(tmp_path, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EBADF, "Bad file descriptor")
+
+    (tmp_path / ".step-0000000001.dcp.tmp").mkdir()
+    monkeypatch.setattr(folders.fcntl, "flock", refuse)
+    save(a_state(), step_path(tmp_path, 1))
+    assert [info.step for info in scan(tmp_path)] == [1]
 
 
 def test_two_saves_of_one_step_at_a_time_are_refused(tmp_path):

@@ -100,8 +100,10 @@ class HoldfastWriter(StorageWriter):
         self._give_up()
         order.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(order.folder)
-        if order.staging.exists():
+        if folders.is_being_written(order.staging):
             raise BadUse(f"Step {order.step} is being saved into {order.folder} already. Wait for that save first.")
+        if order.staging.exists():  # of a dead process, where folders cannot be locked
+            folders.discard(order.staging)
         self._staging = Staging(order.folder, order.step, _SAVE)
         # Where a rank fails, PyTorch tells the writer nothing; the folder goes with the writer, or with its next save.
         self._abandon = weakref.finalize(self, self._staging.abandon)
