@@ -1,10 +1,14 @@
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn import Parameter
 
 from holdfast.checkpoint.contents import collect
 from holdfast.checkpoint.plan import make_plan
 from holdfast.checkpoint.ranks import Ranks
+from holdfast.core.errors import BadUse
 
 T = torch.arange(3.0)
 
@@ -55,3 +59,16 @@ def test_a_state_of_the_same_shape_needs_no_plan_of_its_own(planned, state):
 )
 def test_a_state_of_another_shape_does_not_fit(planned, state):
     assert not fits(planned, state)
+
+
+def test_a_shard_that_is_not_what_its_placement_says_is_refused():
+    """Its bytes would be read beyond its end, or left out."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        for rows in (6, 10):
+            part = DTensor.from_local(torch.zeros(rows), mesh, [Shard(0)], run_check=False, shape=(8,), stride=(1,))
+            with pytest.raises(BadUse, match=rf"'t' is sharded unlike .* has \({rows},\) of \(8,\), not \(8,\)"):
+                make_plan(Ranks(), collect(0, {"t": part}, None), shard_bytes=1 << 40)
+    finally:
+        dist.destroy_process_group()

@@ -169,6 +169,7 @@ class DeviceCopy:
         """Whether the tensors that are copied each by itself lie in a row, as they did when it was planned."""
         return all(map(is_in_a_row, sources[self.part.direct - self.part.first :]))
 
+    @torch.inference_mode(mode=False)  # what is made in it, and kept, could not be written to outside
     def take(self, sources: list[torch.Tensor], stream: torch.cuda.Stream, *, overlaps: bool) -> Taken:
         """Take what is there now, by the order of `stream`, which the training runs on.
 

@@ -118,8 +118,9 @@ class Engine:
         try:
             with _no_collection():
                 job.contents = collect(ranks.rank, state, per_rank)
-                job.began_on(current_streams(job.contents.tensors))
                 job.snapshot = self._shape.snapshot(job.contents)
+                # After what the snapshot has copied early on these streams: it is copied on from there.
+                job.began_on(current_streams(job.contents.tensors))
                 # What must be saved is not skipped for want of a plan.
                 must_wait = (must and self._shape.is_on_gpus) or not self._is_fenced
                 job.blocking = not self._shape.take(job, overlaps=not must_wait) or must_wait

@@ -29,6 +29,7 @@ from holdfast.checkpoint.layout import Layout, pieces_of
 from holdfast.checkpoint.metadata import check_against_files
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.tree import PLAIN_TENSORS, Skeleton, merge_skeletons
+from holdfast.core.errors import BadUse
 
 _Stored = tuple[MetadataIndex, str, int, int]
 """What DCP's metadata says of one item: file, offset, length in bytes."""
@@ -255,7 +256,7 @@ def _shapes(leaves: Mapping[str, Any]) -> Iterator[Any]:
         if type(leaf) in PLAIN_TENSORS:
             yield leaf.dtype, leaf.shape
         elif isinstance(leaf, DTensor):
-            yield leaf.dtype, leaf.shape, leaf.placements, leaf.device_mesh
+            yield leaf.dtype, leaf.shape, leaf._local_tensor.shape, leaf.placements, leaf.device_mesh
         elif isinstance(leaf, torch.Tensor):
             yield leaf.dtype, leaf.shape
         else:
@@ -265,7 +266,14 @@ def _shapes(leaves: Mapping[str, Any]) -> Iterator[Any]:
 def _need(item: WriteItem, leaf: Any) -> Need:
     if is_regular(leaf):
         assert item.tensor_data is not None, "DCP plans a tensor as a tensor"
-        return Need(dtype=item.tensor_data.properties.dtype, shape=tuple(item.tensor_data.chunk.sizes))
+        shape = tuple(item.tensor_data.chunk.sizes)
+        # DCP takes a shard's shape from its placement; what this rank has beyond that, or has not, it never looks at.
+        if isinstance(leaf, DTensor) and tuple(leaf._local_tensor.shape) != shape:
+            raise BadUse(
+                f"{item.index.fqn!r} is sharded unlike its placement {leaf.placements} says: this rank has "
+                f"{tuple(leaf._local_tensor.shape)} of {tuple(leaf.shape)}, not {shape}. Use distribute_tensor for it."
+            )
+        return Need(dtype=item.tensor_data.properties.dtype, shape=shape)
     written = serialized(leaf)
     if not isinstance(leaf, torch.Tensor):
         # Whether `weights_only` takes a value depends on the version of PyTorch: better known now than later.
