@@ -1,7 +1,6 @@
 """Memory that the ranks of a node take at once."""
 
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -63,12 +62,14 @@ def test_what_a_process_that_was_killed_was_taking_is_free(monkeypatch, shared):
     node = Node(monkeypatch)
     command = [sys.executable, "-c", TAKES, str(shared)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as other, ThreadPoolExecutor(1) as rank:
-        other.stdout.readline()
-        taking = rank.submit(node.take, 0)
-        looks = iter(range(50))
-        until(lambda: next(looks, None) is None)
-        assert not taking.done()
-        os.kill(other.pid, signal.SIGKILL)
+        try:
+            other.stdout.readline()
+            taking = rank.submit(node.take, 0)
+            looks = iter(range(50))
+            until(lambda: next(looks, None) is None)
+            assert not taking.done()
+        finally:
+            other.kill()
         assert taking.result(60)
 
 

@@ -163,6 +163,21 @@ def test_a_child_that_was_forked_does_not_keep_it_from_ending(tmp_path, there):
     assert steps_of(there.as_uri()) == [1]
 
 
+def test_a_trainer_that_was_forked_after_it_was_made_has_one_too(tmp_path, there):
+    script = (
+        "import os, sys, time, torch, holdfast\n"
+        "ckpt = holdfast.Checkpointer(sys.argv[1], push_to=sys.argv[2])\n"
+        "if os.fork(): sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))\n"
+        "ckpt.save(1, {'t': torch.ones(5000)}).result(); time.sleep(1.5)\n"  # one that thinks it has gone ends by then
+        "ckpt.save(2, {'t': torch.ones(5000)}); ckpt.close(); os._exit(0)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "here"), there.as_uri()]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=ENDS_S, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "started again" not in ended.stderr
+    assert steps_of(there.as_uri()) == [2, 1]
+
+
 def test_what_becomes_durable_while_it_looks_is_pushed(tmp_path, there, monkeypatch):
     """The last save of a trainer that is dead, which its writing process ends."""
     looks = []

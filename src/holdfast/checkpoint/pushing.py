@@ -38,7 +38,7 @@ class Pusher:
         self._url = url
         self.remote = Remote(url)
         keeping = [] if keep is None else ["--keep", str(keep)]
-        self._command = [sys.executable, "-m", PUSHING_MODULE, str(os.getpid()), str(folder), url, *keeping]
+        self._arguments = [str(folder), url, *keeping]
         self._told = told
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: threading.Thread | None = None
@@ -51,7 +51,7 @@ class Pusher:
             _logger.warning("The process that pushes checkpoints is started again: it died.")
             self._let_go(self._process)
         self._process = subprocess.Popen(
-            self._command,
+            [sys.executable, "-m", PUSHING_MODULE, str(os.getpid()), *self._arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             start_new_session=True,  # what ends the trainer's group must not end it
