@@ -16,7 +16,7 @@ import torch.distributed as dist
 from memory_scenarios import HEARD, a_rank, await_end, die, play, run_trainer
 from waiting import until
 
-from holdfast.checkpoint import Checkpointer, engine, kept, peer_restoring, scan
+from holdfast.checkpoint import Checkpointer, engine, kept, node_memory, scan
 from holdfast.checkpoint.arena import PAGE_BYTES
 
 COUNT = 1_200_000
@@ -198,7 +198,7 @@ def what_is_gone_when_it_is_to_be_sent_or_has_no_room_is_read_from_disk(folder):
 
     def be_short_of_memory(rank):
         if rank == 0:
-            peer_restoring.available_memory_bytes = lambda: 0
+            node_memory.available_memory_bytes = lambda: 0
 
     def be_cut_off(_rank):
         def fail(*_, **__):

@@ -124,6 +124,9 @@ def what_one_rank_does_at_length_is_waited_for(folder, rank, world_size):
     ranks = ranks_module.Ranks(group)
     assert ranks.first_at_length(lambda: time.sleep(2.5 * limit_s) or rank) == 0
 
+    told = ranks.together_at_length(lambda: time.sleep(2.5 * limit_s if rank else 0) or rank)
+    assert told == list(range(world_size))
+
     def fail():
         raise CheckpointError("no room")
 

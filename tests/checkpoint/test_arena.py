@@ -8,6 +8,7 @@ from itertools import product
 
 import pytest
 
+from holdfast.checkpoint import node_memory
 from holdfast.checkpoint.arena import PAGE_BYTES, Arena, ArenaError, State
 
 LAYOUT = bytes(range(16))
@@ -296,6 +297,13 @@ def test_more_than_there_is_leaves_no_descriptor_behind():
     with pytest.raises(ArenaError, match=r"needs 36,028,797,018,968,064 bytes of memory, and [0-9,]+ are free"):
         Arena.make(1 << 55)
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+def test_what_is_to_be_left_is_not_taken(monkeypatch):
+    monkeypatch.setattr(node_memory, "available_memory_bytes", lambda: 1 << 20)
+    Arena.make(1 << 19, leave_bytes=1 << 18).close()
+    with pytest.raises(ArenaError, match="are free on this"):
+        Arena.make(1 << 19, leave_bytes=1 << 20)
 
 
 def test_closing_with_a_view_left_unmaps_once_the_view_is_gone():

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import threading
+import warnings
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
 from waiting import until
 
-from holdfast.checkpoint import Checkpointer, node_memory, scan, verify
+from holdfast.checkpoint import Checkpointer, node_memory, restore, scan, verify
 from holdfast.checkpoint.folders import replaced_path
 from holdfast.checkpoint.marks import MARKS_NAME, note_metrics, note_verified, pin, read_marks, want
 from holdfast.checkpoint.marks_lock import locked
@@ -367,6 +368,16 @@ def test_per_rank_states_come_back_and_can_be_listed(tmp_path):
         ckpt.restore({"a": 0}, per_rank={"other": 1})
 
 
+def nested():
+    with warnings.catch_warnings(action="ignore"):  # it is new
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+def quantized():
+    with warnings.catch_warnings(action="ignore"):  # it is going away
+        return torch.quantize_per_tensor(torch.zeros(3, 3), 0.5, 0, torch.qint8)
+
+
 @pytest.mark.parametrize(
     ("state", "named"),
     [
@@ -378,6 +389,10 @@ def test_per_rank_states_come_back_and_can_be_listed(tmp_path):
         ({"d": {(1, 2): 3}}, r"a key of 'd': a builtins.tuple"),
         ({"d": {1: 1, "1": 2}}, r"Two entries of the state have the name 'd.1'"),
         ({"a.b": 1, "a": {"b": 2}}, r"the name 'a.b'"),
+        ({"m": {"t": torch.eye(3).to_sparse()}}, r"'m.t': it is a sparse tensor. Save the dense tensors"),
+        ({"t": quantized()}, r"'t': it is a quantized tensor"),
+        ({"t": nested()}, r"'t': it is a nested tensor"),
+        ({"t": torch.empty(3, device="meta")}, r"'t': it is a meta tensor. Give it memory first"),
         ({"holdfast": 1}, r"entry 'holdfast'"),
         ({3: 1}, r"entry 3"),
         ([1], r"must be a dict"),
@@ -484,3 +499,66 @@ def test_a_node_short_of_memory_fails_the_save_and_no_training_that_is_only_to_b
         monkeypatch.undo()
         ckpt.save(2, {"t": torch.ones(3)}).result()
     assert [info.step for info in scan(tmp_path)] == [2]
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        torch.eye(3).to_sparse(),
+        quantized(),
+        torch.empty(3, 3, device="meta"),
+    ],
+    ids=["sparse", "quantized", "meta"],
+)
+def test_what_cannot_be_read_into_is_named_and_nothing_is_changed(tmp_path, target):
+    with Checkpointer(tmp_path) as ckpt:
+        ckpt.save(1, {"a": 1, "t": torch.eye(3)})
+    state = {"a": 0, "t": target}
+    with pytest.raises(StateMismatch, match=r"'t' is a (sparse|quantized|meta) tensor"):
+        Checkpointer(tmp_path).restore(state)
+    assert state["a"] == 0
+
+
+def test_another_generator_of_numpy_continues_where_it_was(tmp_path):
+    for kind in (np.random.PCG64, np.random.SFC64):
+        script = (
+            "import sys, numpy as np, holdfast\n"
+            f"np.random.set_bit_generator(np.random.{kind.__name__}(int(sys.argv[2])))\n"
+            "ckpt = holdfast.Checkpointer(sys.argv[1])\n"
+            "np.random.randn(3)\n"
+            "ckpt.save(1, {}).result() if sys.argv[2] == '1' else ckpt.restore({})\n"
+            "print(np.random.randn(3).tolist())\n"
+        )
+        folder = tmp_path / kind.__name__
+        told = [
+            subprocess.run(
+                [sys.executable, "-c", script, str(folder), seed], capture_output=True, text=True, check=True
+            ).stdout
+            for seed in ("1", "2")
+        ]
+        assert told[0] == told[1]
+        with pytest.raises(BadUse, match=f"was a {kind.__name__} when this was saved, and is a MT19937"):
+            Checkpointer(folder).restore({})
+
+
+def test_a_step_that_is_saved_again_while_it_is_restored_is_restored_as_it_is_then(tmp_path, monkeypatch):
+    first, again = tmp_path / "first", tmp_path / "again"
+    for folder, value in ((first, 1.0), (again, 2.0)):
+        with Checkpointer(folder) as ckpt:
+            ckpt.save(1, {"t": torch.full((5000,), value)})
+    with Checkpointer(first) as ckpt:
+        ckpt.save(0, {"t": torch.zeros(5000)})
+    real = restore.open_checkpoint
+
+    def open_and_replace(path, manifest, memory=None):
+        opened = real(path, manifest, memory)
+        if again.exists():
+            shutil.rmtree(path)
+            (again / path.name).rename(path)
+            shutil.rmtree(again)
+        return opened
+
+    monkeypatch.setattr(restore, "open_checkpoint", open_and_replace)
+    state = {"t": torch.zeros(5000)}
+    assert Checkpointer(first).restore(state) == 1
+    assert state["t"].eq(2).all()

@@ -4,6 +4,7 @@ import copy
 import logging
 import os
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -15,7 +16,7 @@ import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
 from waiting import ENDS_S, until
 
-from holdfast.checkpoint import Checkpointer, engine, scan, verify
+from holdfast.checkpoint import Checkpointer, engine, scan, stage, verify
 from holdfast.checkpoint.arena import State
 from holdfast.checkpoint.writer import Writer
 from holdfast.core.errors import BadUse, SaveFailed
@@ -606,3 +607,54 @@ def test_python_s_lock_goes_around_quickly_while_the_state_is_copied(tmp_path, m
         ckpt.save(1, {"a": 1}).result(ENDS_S)
     assert seen_s[0] < before_s
     assert sys.getswitchinterval() == before_s
+
+
+def test_a_gpu_without_memory_for_early_copies_makes_the_call_wait(tmp_path, monkeypatch, caplog):
+    training = Wide()
+    ckpt = overlapping(tmp_path)
+    ckpt.save(1, training.objects).result(ENDS_S)
+    training.run(1)
+
+    def refuse(*_):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(stage.EarlyCopies, "take", refuse)
+    expected = copy.deepcopy(training.model.state_dict())
+    handle = ckpt.save(2, training.objects)
+    training.model[0][0].weight.data.zero_()  # it is copied already
+    handle.result(ENDS_S)
+    assert "this save waits instead" in caplog.text
+    monkeypatch.undo()
+    fresh = Wide(seed=1)
+    restored(tmp_path, {"model": fresh.model})
+    assert_same(fresh.model.state_dict(), expected)
+
+
+def test_a_step_that_is_captured_for_a_graph_is_none_yet(tmp_path, held, monkeypatch):
+    training = Wide()
+    ckpt = Checkpointer(tmp_path)
+    ckpt.save(1, training.objects).result(ENDS_S)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    training.run(1)
+    monkeypatch.undo()
+    assert not ckpt._engine._is_fenced
+    training.run(1)
+    assert ckpt._engine._is_fenced
+
+
+def test_a_save_while_the_interpreter_ends_is_refused_and_nothing_hangs(tmp_path):
+    script = (
+        "import atexit, sys, torch, holdfast\n"
+        "def last():\n"
+        "    try: ckpt.save(2, {'t': torch.ones(3)})\n"
+        "    except holdfast.core.errors.SaveFailed as error: print(error)\n"
+        "ckpt = holdfast.Checkpointer(sys.argv[1])\n"
+        "ckpt.save(1, {'t': torch.ones(3)}).result()\n"
+        "atexit.register(last)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=ENDS_S, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert "Save before the script ends" in ended.stdout
+    assert steps_in(tmp_path) == [1]

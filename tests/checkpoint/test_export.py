@@ -258,6 +258,27 @@ def test_a_tensor_of_which_a_shard_was_never_written(small, tmp_path):
         export_safetensors(checkpoint, tmp_path / "out", hf_config=hf_config)
 
 
+def test_a_part_that_was_never_written_is_a_sentence(small, tmp_path):
+    checkpoint, hf_config = small
+    metadata = open_metadata(checkpoint)
+    metadata.storage_data = {
+        index: stored for index, stored in metadata.storage_data.items() if index.fqn != "model.model.norm.weight"
+    }
+    (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
+    (checkpoint / "holdfast.json").unlink()
+    with pytest.raises(CheckpointError, match=r"'model.model.norm.weight' was never written. Take another"):
+        export_safetensors(checkpoint, tmp_path / "out", hf_config=hf_config)
+
+
+def test_what_others_left_beside_it_is_no_matter(small, tmp_path):
+    checkpoint, hf_config = small
+    (tmp_path / ".out[1].0123456789abcdef.tmp").touch()
+    (tmp_path / ".out[1].01234567.tmp").mkdir()
+    export_safetensors(checkpoint, tmp_path / "out[1]", hf_config=hf_config)
+    assert (tmp_path / ".out[1].0123456789abcdef.tmp").exists()
+    assert not (tmp_path / ".out[1].01234567.tmp").exists()
+
+
 def test_metadata_that_would_run_code_is_refused(small, tmp_path):
     class Evil:
         def __reduce__(self):

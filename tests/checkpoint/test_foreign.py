@@ -7,10 +7,12 @@ import pickle
 import random
 import warnings
 import zipfile
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from holdfast.checkpoint import Checkpointer
 from holdfast.checkpoint.blobs import BlobError, check_blob
@@ -117,6 +119,10 @@ def larger(metadata):
     tensor.size = tensor.chunks[0].sizes = torch.Size([3, 40])
 
 
+def surplus(metadata):
+    metadata.storage_data[MetadataIndex("more")] = replace(place_in(metadata, "n"), relative_path="/dev/tty")
+
+
 def nonsense(metadata):
     metadata.state_dict_metadata["b"].chunks = 3
 
@@ -131,8 +137,9 @@ def nonsense(metadata):
         (nonsense, "its metadata is not what it should be"),
         (lambda metadata: setattr(place_in(metadata, "n"), "relative_path", "../x"), "which is no file of it"),
         (lambda metadata: metadata.storage_data.clear(), "was never written"),
+        (surplus, "'more' lies in /dev/tty, which is no file of it"),
     ],
-    ids=["overlap", "outside", "hole", "larger", "nonsense", "path", "empty"],
+    ids=["overlap", "outside", "hole", "larger", "nonsense", "path", "empty", "surplus"],
 )
 def test_metadata_that_contradicts_itself_or_the_files_is_damage(plain, change, reason):
     rewrite(plain, change)

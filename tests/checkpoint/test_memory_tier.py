@@ -62,7 +62,8 @@ def test_where_the_memory_is_too_short_for_two_arenas_there_is_one(monkeypatch):
 
     image = lay_out([Need(dtype=torch.float32, shape=(1000,))], prefix="__0_", shard_bytes=1 << 20)
     plan = SimpleNamespace(image=image, pieces=(0,), on_devices=())
-    for free_bytes, count in (([1 << 30, 1 << 30], 2), ([1 << 30, 0], 1)):
+    gib = 1 << 30  # is left free by all but the first
+    for free_bytes, count in (([2 * gib, 2 * gib], 2), ([2 * gib, gib], 1), ([gib, 0], 1)):
         left = iter(free_bytes)
         monkeypatch.setattr("holdfast.checkpoint.node_memory.available_memory_bytes", lambda left=left: next(left))
         writer = Writer(timeout_s=60, max_write_bytes_s=None)

@@ -209,3 +209,32 @@ def test_a_map_in_a_file(tmp_path):
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe")
     with pytest.raises(BadUse, match="cannot be read"):
         read_name_map(tmp_path / "bytes.toml")
+
+
+def test_a_model_without_one_of_its_tied_names_is_as_good_as_one_with_both():
+    model, ties = {**MODEL, "head.weight": (10, 4)}, [["model.embed.weight", "head.weight"]]
+    saved = {**{"model." + name: MODEL[name] for name in MODEL}, **{"teacher." + name: model[name] for name in model}}
+    plan = settle(saved, model, ties)
+    assert all(each.saved.startswith("model.") for each in plan)
+
+
+def test_a_digit_after_a_placeholder_is_a_digit():
+    model = {"model.h10.weight": (2,), "modèle.weight": (3,)}
+    saved = {"blocks.1.w": (2,), "other.w": (3,)}
+    text = """
+    [names]
+    "blocks.{n}.w" = "model.h{n}0.weight"
+    [patterns]
+    '(o)(t)(h)(e)(r)\\.w' = 'modèle.weight'
+    """
+    assert plan_of(saved, text, model=model) == {"blocks.1.w": "model.h10.weight", "other.w": "modèle.weight"}
+
+
+def test_names_in_a_map_may_have_what_wrappers_put_between():
+    saved = {"net._orig_mod.embed.weight": (10, 4), **{f"net._orig_mod.{n}": MODEL[n] for n in list(MODEL)[1:]}}
+    text = """
+    prefix = "net._orig_mod."
+    [names]
+    "_orig_mod.embed.weight" = "model.embed.weight"
+    """
+    assert len(plan_of(saved, text)) == len(MODEL)

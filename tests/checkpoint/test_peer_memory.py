@@ -10,6 +10,8 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +20,7 @@ from images import hand_made, order_of, sealed
 from memory_scenarios import open_files
 from waiting import until
 
-from holdfast.checkpoint import Checkpointer, peer_messages
+from holdfast.checkpoint import Checkpointer, node_memory, peer_holding, peer_messages
 from holdfast.checkpoint.arena import PAGE_BYTES, State
 from holdfast.checkpoint.checksums import digests_of
 from holdfast.checkpoint.keeping import LEAST_FREE_BYTES, Snapshot
@@ -70,6 +72,13 @@ class Holding:
 
     def send(self, snapshot):
         send_snapshot(self.peer, snapshot, snapshot.arena.image)
+
+    def send_or_none(self, snapshot):
+        try:
+            self.send(snapshot)
+        except Refused:
+            return False
+        return True
 
     def steps(self):
         return [image.told.step for image in self.holder.images()]
@@ -300,3 +309,26 @@ def test_what_was_replaced_is_given_back_to_the_node(tmp_path):
     for step in range(1, 5):
         holding.send(durable(tmp_path, step))
     until(lambda: in_memory() == before + 1)
+
+
+def test_holders_that_are_asked_at_once_do_not_take_more_than_there_is(tmp_path, monkeypatch):
+    """A node has one for each rank, in processes of their own."""
+    image_bytes, taken = 2 * PAGE_BYTES + SIZES[1], []
+    real = os.posix_fallocate
+    snapshots = [durable(tmp_path, 1) for _ in range(4)]
+
+    def fallocate(fd, offset, size_bytes):
+        time.sleep(0.2)
+        real(fd, offset, size_bytes)
+        taken.append(size_bytes)
+
+    monkeypatch.setattr(node_memory, "_SHARED", tmp_path)
+    monkeypatch.setattr(
+        node_memory, "available_memory_bytes", lambda: LEAST_FREE_BYTES + 2 * image_bytes + 100 - sum(taken)
+    )
+    monkeypatch.setattr(peer_holding.os, "posix_fallocate", fallocate)
+    holdings = [Holding(free_bytes=lambda: 1 << 40) for _ in snapshots]
+    with ThreadPoolExecutor(4) as senders:
+        sent = list(senders.map(lambda each: each[0].send_or_none(each[1]), zip(holdings, snapshots, strict=True)))
+    assert sum(sent) == 2
+    assert len(taken) == 2

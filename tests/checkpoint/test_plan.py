@@ -2,9 +2,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import DTensor, Shard
+from torch.distributed.tensor import DTensor, Partial, Shard
 from torch.nn import Parameter
 
+from holdfast.checkpoint import plan
 from holdfast.checkpoint.contents import collect
 from holdfast.checkpoint.plan import make_plan
 from holdfast.checkpoint.ranks import Ranks
@@ -40,6 +41,7 @@ def test_a_state_of_the_same_shape_needs_no_plan_of_its_own(planned, state):
         ({"a": T}, {"a": T, "b": T}),
         ({"a": T}, {"a": T[:2]}),
         ({"a": T}, {"a": T.double()}),
+        ({"a": T}, {"a": T.to("meta")}),  # as one that has been moved to a GPU
         ({"a": T}, {"a": 1.0}),
         ({"a": 1.0}, {"a": T}),
         ({"a": {"x": T, "y": T}}, {"a": {"y": T, "x": T}}),
@@ -72,3 +74,32 @@ def test_a_shard_that_is_not_what_its_placement_says_is_refused():
                 make_plan(Ranks(), collect(0, {"t": part}, None), shard_bytes=1 << 40)
     finally:
         dist.destroy_process_group()
+
+
+def test_parts_that_are_still_to_be_added_up_are_refused():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        part = DTensor.from_local(T, init_device_mesh("cpu", (1,)), [Partial()], run_check=False)
+        with pytest.raises(BadUse, match=r"Cannot save 't': its parts are still to be added up. Save its full_tensor"):
+            make_plan(Ranks(), collect(0, {"t": part}, None), shard_bytes=1 << 40)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_large_tensors_not_in_a_row_are_packed_as_far_as_there_is_room(monkeypatch, caplog):
+    """On a GPU; here the CPU is taken for one."""
+    monkeypatch.setattr(plan, "_GPU", "cpu")
+    large = {f"turned-{mib}": torch.zeros(mib << 9, 512).t() for mib in (3, 1, 2)}
+    state = {**large, "row": torch.zeros(1 << 18), "small": torch.zeros(3, 2).t()}
+    for room_mib, packed in ((6, 3), (5.9, 2), (3, 2), (2.9, 1), (0, 0), (-1, 0)):
+        caplog.clear()
+        made = make_plan(
+            Ranks(), collect(0, state, None), shard_bytes=1 << 40, room_bytes=lambda _, room=room_mib: room * (1 << 20)
+        )
+        [part] = made.on_devices
+        names = made.names
+        smallest = [f"turned-{mib}" for mib in (1, 2, 3)][:packed]
+        assert {*smallest, "small"} <= set(names[part.first : part.direct])
+        assert names[part.direct : part.end] == ["row"]
+        assert set(large) - set(smallest) <= set(names[part.end :])
+        assert ("hold" in caplog.text) == (packed < 3)

@@ -1,9 +1,12 @@
+import errno
 import logging
 import shutil
+from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import Checkpointer, pruning, scan
+from holdfast.checkpoint import Checkpointer, folders, pruning, scan
+from holdfast.checkpoint.folders import Staging
 from holdfast.checkpoint.marks import MARKS_NAME, note_damaged, note_metrics, note_verified, pin, read_marks, want
 from holdfast.checkpoint.pruning import delete_unclaimed, prune
 from holdfast.checkpoint.retention import Best, Retention
@@ -131,7 +134,46 @@ def test_a_checkpoint_whose_marks_cannot_be_read_stays(four):
 def test_one_that_another_deletes_first_is_gone(four):
     shutil.rmtree(path_of(four, 1))
     assert delete_unclaimed(path_of(four, 1), now_s=NOW_S) is None
-    assert delete_unclaimed(path_of(four, 2), now_s=NOW_S, remove=lambda _path: None) == "it could not be deleted"
+
+
+def test_one_that_the_file_system_does_not_let_go_of_stays(four, monkeypatch):
+    def refuse(*_):
+        raise OSError(errno.EBUSY, "Device or resource busy")
+
+    monkeypatch.setattr(folders.Path, "rename", refuse)
+    assert delete_unclaimed(path_of(four, 2), now_s=NOW_S) == "it could not be deleted"
+    assert path_of(four, 2).is_dir()
+
+
+def test_nothing_in_a_folder_is_open_while_it_is_deleted(four, monkeypatch):
+    """A network file system would keep such a file, and the folder with it."""
+    real, seen = shutil.rmtree, []
+
+    def rmtree(path):
+        opened = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        seen.append([each for each in opened if each.startswith(str(path))])
+        real(path)
+
+    monkeypatch.setattr(folders.shutil, "rmtree", rmtree)
+    pruned(four, last=2)
+    with Checkpointer(four, keep=None) as ckpt:
+        ckpt.save(4, {"value": 5})
+    Staging(four, 3).commit(final_is_damaged=False)
+    assert seen
+    assert not any(seen)
+
+
+def test_one_that_is_deleted_while_it_is_read_is_no_matter(four, monkeypatch):
+    real = pruning.verify_and_note
+
+    def verify_late(info, **named):
+        if info.step == 4:
+            shutil.rmtree(info.path)
+        return real(info, **named)
+
+    monkeypatch.setattr(pruning, "verify_and_note", verify_late)
+    pruned(four, last=1)
+    assert steps(four) == [3]
 
 
 def test_the_best_by_a_metric_stay(four):

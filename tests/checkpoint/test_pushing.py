@@ -18,7 +18,7 @@ import torch
 from storage_world import BRIEF, make_checkpoint
 from waiting import ENDS_S, until
 
-from holdfast.checkpoint import Checkpointer, pushing_process, scan
+from holdfast.checkpoint import Checkpointer, pushing_process, remote_push, scan
 from holdfast.checkpoint import folders as folders_module
 from holdfast.checkpoint import pushing as pushing_module
 from holdfast.checkpoint.folders import Staging, has_unfinished, step_path
@@ -127,6 +127,21 @@ def test_a_damaged_one_that_storage_has_not_is_passed_over(tmp_path, there):
     assert state["t"].eq(1).all()
 
 
+@pytest.mark.parametrize("local", [(3,), (1, 3)])
+def test_an_older_one_is_fetched_where_what_is_here_is_damaged(tmp_path, there, local):
+    """Not of the damaged one's step, and newer than what else there is."""
+    folder = tmp_path / "here"
+    with Checkpointer(tmp_path / "lost", push_to=there.as_uri()) as ckpt:
+        ckpt.save(2, state_of(2))
+    with Checkpointer(folder) as ckpt:
+        for step in local:
+            ckpt.save(step, state_of(step)).result()
+    flip(step_path(folder, 3) / "__0_0.distcp")
+    state = state_of(0)
+    assert Checkpointer(folder, push_to=there.as_uri()).restore(state) == 2
+    assert state["t"].eq(2).all()
+
+
 @pytest.mark.parametrize("damage", [flip, Path.unlink])
 def test_storage_that_has_nothing_whole_is_no_reason_to_begin_anew(tmp_path, there, damage):
     with Checkpointer(tmp_path / "lost", push_to=there.as_uri()) as ckpt:
@@ -204,18 +219,66 @@ def test_a_damaged_one_does_not_keep_the_others_from_storage(tmp_path, there, mo
     note_damaged(step_path(tmp_path, 2), "a bit", by="me", now_s=1.0)
     monkeypatch.setattr(pushing_process.Pushing, "_has_ended", lambda *_: True)
     pushing = pushing_process.Pushing(tmp_path, Remote(there.as_uri()), trainer_pid=1, keep=None, give_up_s=60)
-    assert pushing.run() == 0
+    assert pushing.run() == 1  # the newest is not there
     assert steps_of(there.as_uri()) == [1]
 
 
-def test_where_folders_cannot_be_locked_nothing_is_waited_for(tmp_path, monkeypatch):
+def test_one_that_cannot_be_read_for_a_while_is_tried_again(tmp_path, there, monkeypatch):
+    make_checkpoint(tmp_path, 1)
+    real, opened = Path.open, []
+
+    def open_badly(path, *arguments, **named):
+        if path.name.endswith(".distcp") and not opened:
+            opened.append(path)
+            raise OSError(errno.EIO, "Input/output error", str(path))
+        return real(path, *arguments, **named)
+
+    monkeypatch.setattr(remote_push.Path, "open", open_badly)
+    monkeypatch.setattr(pushing_process.Pushing, "_has_ended", lambda *_: True)
+    pushing = pushing_process.Pushing(tmp_path, Remote(there.as_uri()), trainer_pid=1, keep=None, give_up_s=60)
+    assert pushing.run() == 0
+    assert opened
+    assert steps_of(there.as_uri()) == [1]
+
+
+def test_what_a_dead_trainer_had_ordered_may_begin_a_little_later(tmp_path, there):
+    """Its writing process may have something else to do first."""
+    script = (
+        "import subprocess, sys\n"
+        "pusher = subprocess.Popen([sys.executable, '-m', sys.argv[1], str(__import__('os').getpid()), *sys.argv[2:]],"
+        " stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)\n"
+        "sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", script, PUSHING_MODULE, str(tmp_path / "here"), there.as_uri()]
+    (tmp_path / "here").mkdir()
+    with subprocess.Popen(command, stdin=subprocess.PIPE) as trainer:
+        until(lambda: len(pushing(tmp_path / "here")) == 2)  # the trainer's words name it, too
+        trainer.kill()
+    time.sleep(2)
+    make_checkpoint(tmp_path / "here", 1)
+    until(lambda: pushing(tmp_path / "here") == [])
+    assert steps_of(there.as_uri()) == [1]
+
+
+def test_the_limit_to_writing_is_one_to_pushing(tmp_path, there):
+    with Checkpointer(tmp_path / "here", push_to=there.as_uri(), max_write_mib_s=123.5) as ckpt:
+        ckpt.save(1, state_of(1)).result()
+        [pid] = pushing(tmp_path / "here")
+        assert "--max-write-mib-s=123.5" in psutil.Process(pid).cmdline()
+
+
+def test_where_folders_cannot_be_locked_age_tells_what_is_unfinished(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
     staging = Staging(tmp_path, 1, "save")
     assert has_unfinished(tmp_path)
     monkeypatch.setattr(folders_module.fcntl, "flock", refuse)
+    assert has_unfinished(tmp_path)  # something has changed just now
+    os.utime(staging.path, (1e9, 1e9))
     assert not has_unfinished(tmp_path)
+    (staging.path / "file").touch()
+    assert has_unfinished(tmp_path)
     staging.abandon()
 
 

@@ -79,3 +79,12 @@ def test_any_box_is_read_into_any_target(opened, box, kind):
     read_items([item_of(f"saved.{name}", offsets, lengths)], planner, opened.metadata, opened.files)
     assert planner.committed == [f"saved.{name}"]
     assert torch.equal(target, wanted.to(target.dtype))
+
+
+def test_a_target_that_is_negated_gets_what_was_saved(opened):
+    wanted = SAVED["t2"]
+    target = torch._neg_view(torch.zeros_like(wanted))
+    assert target.is_neg()
+    item = item_of("saved.t2", [0] * wanted.dim(), wanted.shape)
+    read_items([item], Planner({"saved.t2": target}), opened.metadata, opened.files)
+    assert torch.equal(target, wanted)

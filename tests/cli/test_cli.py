@@ -376,6 +376,7 @@ def test_the_command_line_is_what_was_agreed():
         "checkpoint pin": ["--json", "--why"],
         "checkpoint unpin": ["--json"],
         "checkpoint prune": ["--best", "--dry-run", "--every", "--json", "--last", "--within"],
+        "checkpoint import": ["--json", "--step", "--to"],
         "checkpoint export": ["--hf-config", "--json", "--name-map", "--safetensors"],
         "checkpoint restore": ["--entry", "--json", "--to"],
     }

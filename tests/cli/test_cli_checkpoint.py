@@ -329,3 +329,15 @@ def test_what_needs_no_torch_imports_none(folder):
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
     assert [info.step for info in scan(folder)] == [3, 1]
+
+
+def test_import_says_what_it_made(tmp_path):
+    with warnings.catch_warnings(action="ignore"):
+        dcp.save({"t": torch.arange(300_000.0)}, storage_writer=dcp.FileSystemWriter(tmp_path / "plain"))
+    out, code = ran("import", tmp_path / "plain", "--to", tmp_path / "here", "--step", "12")
+    assert (code, out) == (0, f"Step 12: 1.1 MiB, in {tmp_path}/here/step-0000000012; every value matches its CRC-32\n")
+    out, code = ran("import", tmp_path / "plain", "--to", tmp_path / "there", "--step", "3", "--json")
+    told = json.loads(out)
+    assert (told["step"], told["unchecked"]) == (3, None)
+    with pytest.raises(BadUse, match="step 12 already"):
+        ran("import", tmp_path / "plain", "--to", tmp_path / "here", "--step", "12")

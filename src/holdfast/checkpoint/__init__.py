@@ -36,6 +36,7 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `pruning` | deleting by a policy, by hand |
 | `foreign` | what can be checked of one that PyTorch alone wrote (`blobs`: its values) |
 | `inventory` | what one holds (`comparing`: how two differ; `one_file`: the state as one file) |
+| `importing` | what PyTorch alone wrote, made one of these |
 | `restore` | the newest checkpoint that verifies, into a state that fits (`fit`) |
 | `ranges` | the bytes of the files that a rank needs (`reading`: each checked before it is handed out) |
 | `remote` | checkpoints in object storage (`objects` and four `remote_…`: catalog, push, fetch, ranges) |

@@ -97,8 +97,10 @@ class Arena:
             raise ArenaError("This is no arena. Start the job anew.")
 
     @classmethod
-    def make(cls, image_bytes: int, notes_bytes: int = 0) -> Self:
+    def make(cls, image_bytes: int, notes_bytes: int = 0, *, leave_bytes: int = 0) -> Self:
         """An empty arena for images of up to `image_bytes` and notes beside them, its memory taken at once.
+
+        `leave_bytes`: of the node's memory, what must be left then.
 
         Raises:
             ArenaError: this node has not so much memory left.
@@ -107,8 +109,8 @@ class Arena:
         capacity, notes = _pages_bytes(image_bytes), _pages_bytes(notes_bytes)
         size_bytes = capacity + notes
         # Asked for beforehand: where there is too little, the kernel says so by killing some process.
-        with reserved(size_bytes) as free_bytes:
-            if size_bytes > free_bytes:
+        with reserved(size_bytes + leave_bytes) as free_bytes:
+            if size_bytes + leave_bytes > free_bytes:
                 raise ArenaError(
                     f"A snapshot needs {size_bytes:,} bytes of memory, and {max(free_bytes, 0):,} are free on this "
                     "node. Give the job more memory, or save less of its state on this rank."

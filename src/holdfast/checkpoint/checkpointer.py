@@ -26,7 +26,7 @@ from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.interval import Every, make_interval
 from holdfast.checkpoint.lost_time import LostTime
 from holdfast.checkpoint.manifest import read_manifest
-from holdfast.checkpoint.pushing import Pusher, fetch_again, fetch_newer
+from holdfast.checkpoint.pushing import Pusher, fetch_instead, fetch_newer
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.restore import open_checkpoint, per_rank_states, restore_newest
 from holdfast.checkpoint.retention import Retention
@@ -87,7 +87,7 @@ class Checkpointer:
                 first. `skip`: the save is left out, on all ranks. `replace`: of the two, the one whose writing has not
                 begun is given up for this one.
             timeout_s: after so long without a byte written, or of waiting for other ranks, a save has failed.
-            max_write_mib_s: a limit to the rate at which each rank writes; None: none.
+            max_write_mib_s: a limit to the rate at which each rank writes, and at which is pushed; None: none.
             max_memory_gib: a limit to the memory that this rank's snapshots take. Two are kept, or one where it is too
                 little for two; a save for which it is too little for one fails. None: none but the node's memory.
             max_device_memory_gib: a limit to the memory of a GPU that is taken for what the copy to the host has no
@@ -149,7 +149,11 @@ class Checkpointer:
         self._pid = os.getpid()
         self._read_only = read_only
         (check_there if read_only else make_writable)(self._folder)
-        self._pusher = None if push_to is None else Pusher(self._folder, push_to, keep=keep_pushed, told=_tell_of_push)
+        self._pusher: Pusher | None = None
+        if push_to is not None:
+            self._pusher = Pusher(
+                self._folder, push_to, keep=keep_pushed, max_write_mib_s=max_write_mib_s, told=_tell_of_push
+            )
         atexit.register(self._at_exit)
         self._engine = Engine(
             self._folder,
@@ -240,7 +244,7 @@ class Checkpointer:
             from_storage = None
             if self._pusher is not None:
                 ranks.first_at_length(functools.partial(fetch_newer, self._pusher.remote, self._folder))
-                from_storage = functools.partial(fetch_again, self._pusher.remote, self._folder)
+                from_storage = functools.partial(fetch_instead, self._pusher.remote, self._folder)
             checkpoint, passed_over = restore_newest(
                 ranks, self._folder, state, per_rank, from_storage, from_memory=not self._read_only
             )
@@ -445,7 +449,8 @@ class Checkpointer:
         told = saved_event(saved, slowdown_s=slowdown_s)
         if Ranks().rank == 0:
             job_link().emit("checkpoint", told)
-        self._interval.measured(lost_s=told["lost_s"], durable_s=saved.durable_s)
+        # Steps beside a save may have been faster than the usual one; what it is seen to cost it costs.
+        self._interval.measured(lost_s=max(told["lost_s"], told["stall_s"]), durable_s=saved.durable_s)
 
     def _raise_unseen(self) -> None:
         if self._unseen:

@@ -104,6 +104,18 @@ def check_file(path: Path, size_bytes: int, checksum: str, progress: Callable[[i
     return whole_checksum(found.hexdigest()) == checksum
 
 
+def write_sidecar(path: Path, digests: bytes) -> None:
+    """Write the digests of a file's blocks beside it, durably but for the name.
+
+    Raises:
+        OSError: they were not written.
+    """
+    with path.with_name(path.name + SIDECAR_SUFFIX).open("wb") as sidecar:
+        sidecar.write(digests)
+        sidecar.flush()
+        os.fsync(sidecar.fileno())
+
+
 def read_sidecar(path: Path, checksum: str) -> bytes | None:
     """The digests of a file's blocks, if its sidecar is the one that `checksum` was taken of; else None."""
     try:

@@ -22,7 +22,7 @@ import torch
 
 from holdfast.checkpoint.checksums import DIGEST_BYTES
 from holdfast.checkpoint.device_live import LiveDigests
-from holdfast.checkpoint.device_memory import Packed, Staging
+from holdfast.checkpoint.device_memory import Packed, Staging, room_bytes
 from holdfast.checkpoint.device_staging import first_staged, in_time_bytes
 from holdfast.checkpoint.plan import OnDevice, Plan, is_in_a_row
 from holdfast.checkpoint.seats import Seat
@@ -34,9 +34,6 @@ _AHEAD: Final = 8
 """Marks that the copy has not reached, at most: a stream holds about a thousand commands, and who gives it one more
 holds up all others that give commands to that GPU."""
 _LATELY: Final = 5
-_SPARE_SHARE: Final = 0.05
-_SPARE_BYTES: Final = 1 << 30
-"""Of a GPU's memory, what staging leaves free."""
 
 
 def _event(*, timing: bool = False, blocking: bool = False) -> torch.cuda.Event:
@@ -64,7 +61,7 @@ class Taken:
     boundary: torch.cuda.Event = field(default_factory=_event)
     went_on: torch.cuda.Event = field(default_factory=_timed)
     began: torch.cuda.Event = field(default_factory=_timed)
-    unstaged: torch.cuda.Event = field(default_factory=_event)
+    unstaged: torch.cuda.Event = field(default_factory=_timed)
     reached: torch.cuda.Event = field(default_factory=_timed)
     passed: torch.cuda.Event = field(default_factory=_timed)
     drained: torch.cuda.Event = field(default_factory=_event)
@@ -205,7 +202,7 @@ class DeviceCopy:
             seat: where to.
             copied: told how many bytes of the image are there, counted from its begin.
         """
-        part, blobs = self.part, self._blobs
+        part = self.part
         marks = _Marks(copied)
         with self._own_stream():
             self._stream.wait_event(taken.boundary)
@@ -222,17 +219,22 @@ class DeviceCopy:
                 self._order_one(number, taken.sources[number - part.first], seat, marks)
             taken.unstaged.record()
         yield
+        again, ended = _timed(), _timed()
         with self._own_stream():
+            again.record()
             if self._staging is not None:
                 for number in range(taken.staged, part.end):
                     self._order_one(number, self._staging.view(number), seat, marks)
-            ended = _timed()
             ended.record()
             taken.drained.record()
             taken.ordered.set()
             marks.finish()
-        copied_bytes = blobs[part.end - 1].offset + blobs[part.end - 1].length - blobs[part.first].offset
-        self._bytes_per_s = copied_bytes / max(_between_s(taken.began, ended), 1e-9)
+        # Between the two the thread has other things to do: the larger one tells.
+        first_bytes, rest_bytes = self._bytes(part.first, taken.staged), self._bytes(taken.staged, part.end)
+        if first_bytes >= rest_bytes:
+            self._bytes_per_s = first_bytes / max(_between_s(taken.began, taken.unstaged), 1e-9)
+        else:
+            self._bytes_per_s = rest_bytes / max(_between_s(again, ended), 1e-9)
 
     def pass_fence(self, taken: Taken) -> None:
         """What the current stream does from now on waits until all that is not staged is copied."""
@@ -257,6 +259,13 @@ class DeviceCopy:
     def _own_stream(self) -> Iterator[None]:
         with torch.cuda.stream(self._stream), torch.no_grad():
             yield
+
+    def _bytes(self, first: int, end: int) -> int:
+        """Of these blobs."""
+        if first == end:
+            return 0
+        last = self._blobs[end - 1]
+        return last.offset + last.length - self._blobs[first].offset
 
     def _order_one(self, number: int, source: torch.Tensor, seat: Seat, marks: _Marks) -> None:
         blob, view = self._blobs[number], seat.views[number]
@@ -284,7 +293,8 @@ class DeviceCopy:
         room = self._room_bytes() if sum(sizes_bytes) > in_time else 0.0
         first = part.direct + first_staged(sizes_bytes, in_time_bytes=in_time, room_bytes=room)
         if first == part.end:
-            self._staging = None
+            if self._staging is not None and room_bytes(self.device, None) < 0:  # it was given to others meanwhile
+                self._staging = None
             return first
         if self._staging is None or first < self._staging.first:
             self._staging = None
@@ -296,7 +306,8 @@ class DeviceCopy:
         return first
 
     def _room_bytes(self) -> float:
-        free_bytes, total_bytes = torch.cuda.mem_get_info(self.device)
         held_bytes = 0 if self._staging is None else self._staging.memory.nbytes
-        room_bytes = free_bytes - max(_SPARE_BYTES, _SPARE_SHARE * total_bytes) + held_bytes
-        return room_bytes if self._max_bytes is None else min(room_bytes, self._max_bytes)
+        room = room_bytes(self.device, None) + held_bytes
+        # What is packed for want of a row in memory was counted when it was planned.
+        packed_bytes = 0 if self._packed is None else self._packed.memory.nbytes
+        return room if self._max_bytes is None else min(room, max(self._max_bytes - packed_bytes, 0))

@@ -8,6 +8,9 @@ import torch
 from holdfast.checkpoint.image import Blob, Image
 from holdfast.checkpoint.plan import OnDevice
 
+_SPARE_SHARE: Final = 0.05
+_SPARE_BYTES: Final = 1 << 30
+"""Of a GPU's memory, what is left free."""
 _ALIGNMENT: Final = 256
 """Bytes, of what is staged; kernels that copy read 16 at once."""
 _Copies = tuple[list[torch.Tensor], list[int]]
@@ -33,6 +36,13 @@ def _as_words(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.dtype.itemsize in _WORDS:
         return tensor.view(_WORDS[tensor.dtype.itemsize])
     return torch.view_as_real(tensor)  # complex128
+
+
+def room_bytes(device: torch.device, max_bytes: float | None) -> float:
+    """How much of a GPU's memory may be taken now: `max_bytes`, and what is free but for a reserve."""
+    free_bytes, total_bytes = torch.cuda.mem_get_info(device)
+    room = free_bytes - max(_SPARE_BYTES, _SPARE_SHARE * total_bytes)
+    return room if max_bytes is None else min(room, max_bytes)
 
 
 class Packed:

@@ -10,9 +10,8 @@ import torch
 from holdfast.checkpoint import device_digests
 from holdfast.checkpoint.contents import Contents
 from holdfast.checkpoint.device_copy import DeviceCopy, Taken
-from holdfast.checkpoint.plan import Plan
+from holdfast.checkpoint.plan import Plan, local
 from holdfast.checkpoint.seats import Seat
-from holdfast.checkpoint.stage import local
 from holdfast.checkpoint.tree import PLAIN_TENSORS
 
 _logger = logging.getLogger("holdfast")
@@ -51,6 +50,8 @@ class Devices:
                     for part in plan.on_devices
                 ]
             except torch.cuda.OutOfMemoryError:
+                if attest:  # the digests need some, too
+                    raise
                 _logger.warning("The GPU has no memory left to pack small tensors: snapshots of it are slow.")
                 return []
 
@@ -60,7 +61,7 @@ class Devices:
         except Exception as error:
             if not digests:
                 raise
-            _logger.warning("The GPU cannot digest its memory (%s): see that Triton works there.", error)
+            _logger.warning("The GPU cannot digest its memory (%s): see that it has some left and Triton works.", error)
             digests = False
             self._copies = copies(attest=False)
         self.first_on_host = plan.on_devices[-1].end if self._copies else 0

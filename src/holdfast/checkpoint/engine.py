@@ -17,10 +17,11 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final
 
+import torch
 import torch.distributed as dist
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
@@ -73,6 +74,7 @@ class Engine:
         self._saves = 0
         self._staging: SaveJob | None = None
         self._in_flight: set[SaveJob] = set()
+        self._preparing: Future[None] | None = None
         self._landed = threading.Condition()
         self.fence_s = 0.0
         """How long updates have waited for copies so far, in all."""
@@ -122,15 +124,20 @@ class Engine:
                 # After what the snapshot has copied early on these streams: it is copied on from there.
                 job.began_on(current_streams(job.contents.tensors))
                 # What must be saved is not skipped for want of a plan.
-                must_wait = (must and self._shape.is_on_gpus) or not self._is_fenced
+                must_wait = (must and self._shape.is_on_gpus) or not self._is_fenced or job.snapshot.must_block
                 job.blocking = not self._shape.take(job, overlaps=not must_wait) or must_wait
         except Exception as error:  # the other ranks are to know
             job.error, job.blocking = error, True
         self._staging = job
         self._in_flight.add(job)
-        staging = self._thread.submit(self._stage, job, ranks)
+        try:
+            staging = self._thread.submit(self._stage, job, ranks)
+        except RuntimeError as error:  # the interpreter ends, or no thread is left
+            job.let_go()
+            self._land(job)
+            raise SaveFailed(f"Step {step} was not saved: {error}. Save before the script ends.") from error
         if job.blocking:
-            self._thread.submit(self._shape.prepare)
+            self._preparing = self._thread.submit(self._shape.prepare)
             staging.result()
             if (job.failure is not None or job.outcome.done()) and (failed := job.outcome.exception()) is not None:
                 raise failed
@@ -143,6 +150,11 @@ class Engine:
         """Wait until the bytes of the save that was begun last are copied: from then on they may change."""
         self._is_fenced = True
         self._await_copy()
+
+    def _before_step(self) -> None:
+        # A step that is captured is none yet: whoever replays it calls `before_update`.
+        if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):  # type: ignore[no-untyped-call]
+            self.before_update()
 
     def _await_copy(self) -> None:
         job = self._staging
@@ -165,6 +177,8 @@ class Engine:
         """Wait until every save has ended, well or not."""
         with self._landed:
             self._landed.wait_for(lambda: not self._in_flight)
+        if self._preparing is not None:
+            wait([self._preparing])
 
     def close(self, *, in_good_order: bool = True) -> None:
         """Wait for every save, and let go of memory, process and group; see `Writer.close`."""
@@ -192,8 +206,7 @@ class Engine:
         self._session = ranks.first(clear)
         if self._options.peer_memory and (pairing := meet(ranks)) is not None:
             self._writer.pair(pairing, max_bytes=self._options.max_memory_bytes)
-        hook = register_optimizer_step_pre_hook(lambda *_: self.before_update())
-        self._unhook = hook.remove
+        self._unhook = register_optimizer_step_pre_hook(lambda *_: self._before_step()).remove
         self._ranks = ranks
         return ranks
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from holdfast.checkpoint.tree import Skeleton, is_nested_list
+from holdfast.checkpoint.tree import Skeleton, irregular, is_nested_list
 
 
 class _Absent:
@@ -55,8 +55,11 @@ class Fit:
     def _fit_leaf(self, name: str, target: Any, flat: str) -> None:
         saved = self._saved[flat]
         is_tensor = isinstance(saved, TensorStorageMetadata)
+        kind = _irregular(saved) if is_tensor else None
         if isinstance(target, Mapping) or is_nested_list(target):
             self.problems.append(f"{name!r} is a {_kind(target)} in the state and one value in the checkpoint")
+        elif kind is not None or (isinstance(target, torch.Tensor) and (kind := irregular(target)) is not None):
+            self.problems.append(f"{name!r} is a {kind} tensor, which torch.distributed.checkpoint.load may restore")
         elif not isinstance(target, torch.Tensor):
             self.wanted[flat] = torch.empty(saved.size, dtype=saved.properties.dtype) if is_tensor else None
         elif not is_tensor:
@@ -112,6 +115,13 @@ def fill(target: Any, skeleton: Skeleton, loaded: Mapping[str, Any]) -> Any:
         target[:] = value
         return target
     return value
+
+
+def _irregular(saved: TensorStorageMetadata) -> str | None:
+    """The same of a tensor that PyTorch alone has saved."""
+    if saved.properties.layout is not torch.strided:
+        return "sparse"
+    return irregular(torch.empty(0, dtype=saved.properties.dtype))
 
 
 def _kind(value: Any) -> str:

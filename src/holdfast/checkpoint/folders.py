@@ -16,6 +16,7 @@ import os
 import re
 import secrets
 import shutil
+import time
 from pathlib import Path
 
 from holdfast.checkpoint.marks import inherit_claims
@@ -27,6 +28,7 @@ _logger = logging.getLogger("holdfast")
 _NAME = re.compile(r"step-(\d{10,})(\.replaced)?")
 _LEFTOVERS = (".step-*.tmp", ".deleting-*")
 _FAILURES = ".step-*.failed"
+_ABANDONED_AFTER_S = 300.0
 
 
 def step_path(folder: Path, step: int) -> Path:
@@ -80,6 +82,7 @@ class Staging:
             OSError: it has not got its name; an older one of the step still has its own or `.replaced`.
         """
         replaced = replaced_path(self._final)
+        hidden: Path | None = None
         fsync_folder(self.path)
         with contextlib.ExitStack() as held:
             with contextlib.suppress(NotFound):  # the step is new
@@ -88,11 +91,13 @@ class Staging:
             inherit_claims(former, self.path, now_s=self.path.stat().st_mtime)
             if self._final.exists():
                 if replaced.exists():  # left by a crash: of the two, keep the one that may still be good
-                    discard(self._final if final_is_damaged else replaced)
+                    hidden = hide(self._final if final_is_damaged else replaced)
                 if self._final.exists():
                     self._final.rename(replaced)
             self.path.rename(self._final)
             fsync_folder(self._final.parent)
+        if hidden is not None:
+            erase(hidden)
         if replaced.exists():
             discard(replaced)
         os.close(self._fd)
@@ -110,13 +115,32 @@ def discard(path: Path) -> None:
 
     What cannot be deleted is logged and left: a later first save tries again.
     """
+    if (hidden := hide(path)) is not None:
+        erase(hidden)
+
+
+def hide(path: Path) -> Path | None:
+    """Take a folder out of sight in one step; where it is then, to be erased. None: it could not be, and is told."""
     hidden = path.with_name(f".deleting-{path.name.lstrip('.')}.{secrets.token_hex(4)}")
     try:
         path.rename(hidden)
         fsync_folder(path.parent)
+    except OSError as error:
+        _tell_of_undeleted(path, error)
+        return None
+    return hidden
+
+
+def erase(hidden: Path) -> None:
+    """Delete what was hidden, while nothing in it is open: network file systems would keep that."""
+    try:
         shutil.rmtree(hidden)
     except OSError as error:
-        _logger.warning("Could not delete %s (%s). Delete it by hand if it stays.", path, error)
+        _tell_of_undeleted(hidden, error)
+
+
+def _tell_of_undeleted(path: Path, error: OSError) -> None:
+    _logger.warning("Could not delete %s (%s). Delete it by hand if it stays.", path, error)
 
 
 def has_unfinished(folder: Path) -> bool:
@@ -125,7 +149,10 @@ def has_unfinished(folder: Path) -> bool:
 
 
 def is_being_written(path: Path) -> bool:
-    """Whether a living process prepares the save in the hidden folder `path`."""
+    """Whether a living process prepares the save in the hidden folder `path`.
+
+    Where folders cannot be locked, whether something in it has changed lately.
+    """
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:  # it has its name now
@@ -134,11 +161,21 @@ def is_being_written(path: Path) -> bool:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError as error:  # this file system locks no folders: nobody could ever tell
-        _logger.debug("cannot tell whether %s is being written: %s", path, error)
+    except OSError as error:
+        _logger.debug("whether %s is being written is told by its age: %s", path, error)
+        return _age_s(path) < _ABANDONED_AFTER_S
     finally:
         os.close(fd)
     return False
+
+
+def _age_s(path: Path) -> float:
+    """Since something in a folder was changed last."""
+    changed_at_s = 0.0
+    for each in (path, *path.rglob("*")):
+        with contextlib.suppress(OSError):  # it is gone by now
+            changed_at_s = max(changed_at_s, each.stat().st_mtime)
+    return time.time() - changed_at_s
 
 
 def remove_leftovers(folder: Path) -> None:

@@ -89,6 +89,8 @@ def check_whole(metadata: Metadata, sizes_bytes: dict[str, int]) -> None:
                 _check_tensor(name, saved)
         ends: dict[str, tuple[int, str]] = {}
         for file, offset, length, index in sorted(_places(metadata), key=lambda place: place[:3]):
+            if file not in sizes_bytes:
+                raise ManifestError(f"{index.fqn!r} lies in {file}, which is no file of it")
             end, before = ends.get(file, (0, ""))
             if offset < end:
                 raise ManifestError(f"{index.fqn!r} and {before!r} overlap in {file}")

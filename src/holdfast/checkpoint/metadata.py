@@ -4,16 +4,21 @@ It is a pickle, and a pickle may call anything. Here it may name only what DCP's
 what it says of the files must agree with the files there are.
 """
 
+import contextlib
+import dataclasses
+import functools
+import importlib
 import io
 import pathlib
 import pickle
-from collections.abc import Mapping
+import types
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 from torch.distributed.checkpoint import metadata as dcp_metadata
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorProperties, TensorStorageMetadata
 
 from holdfast.checkpoint.manifest import ManifestError
 
@@ -59,7 +64,8 @@ def unpack_metadata(content: bytes) -> Metadata:
         ManifestError: see `read_metadata`.
     """
     try:
-        metadata = _Unpickler(io.BytesIO(content)).load()
+        with _unchanged():
+            metadata = _Unpickler(io.BytesIO(content)).load()
     except ManifestError:
         raise
     except Exception as error:  # a damaged pickle may raise anything
@@ -93,17 +99,56 @@ def check_against_files(metadata: Metadata, sizes_bytes: Mapping[str, int]) -> N
                 raise ManifestError(f"{name!r} lies beyond the end of {stored.relative_path}")
 
 
+@contextlib.contextmanager
+def _unchanged() -> Iterator[None]:
+    """A pickle may set attributes of what it names, also of classes: whatever it has set is undone, and refused."""
+    named = [getattr(importlib.import_module(module), name) for module in _CLASSES for name in _CLASSES[module]]
+    named.append(_Properties)
+    classes = {each for each in (*named, *(getattr(pathlib, name) for name in _PATH_CLASSES)) if isinstance(each, type)}
+    before = {each: dict(vars(each)) for each in classes}
+    try:
+        yield
+    finally:
+        changed = [each for each in classes if _put_back(each, before[each])]
+    if changed:
+        _refuse(f"attributes of {changed[0].__name__}")
+
+
+def _put_back(owner: type, before: Mapping[str, Any]) -> bool:
+    """Give a class the attributes that it had; whether it had others."""
+    now = dict(vars(owner))
+    added = now.keys() - before.keys() - {"__slotnames__"}  # Python's own, made by whoever pickles one
+    replaced = {name for name, value in before.items() if now.get(name) is not value}
+    for name in added:
+        delattr(owner, name)
+    for name in replaced:
+        setattr(owner, name, before[name])
+    return bool(added or replaced)
+
+
+class _Properties(TensorProperties):
+    """As a newer PyTorch may have written them, with more fields than this one knows: 2.15 has added `strides`."""
+
+    def __setstate__(self, state: tuple[Any, ...]) -> None:
+        super().__setstate__(state[: len(dataclasses.fields(TensorProperties))])  # type: ignore[no-untyped-call]
+        self.__class__ = TensorProperties  # type: ignore[assignment]
+
+
 class _Unpickler(pickle.Unpickler):
     def find_class(self, module_name: str, name: str) -> Any:
+        if (module_name, name) == (TensorProperties.__module__, TensorProperties.__name__):
+            return _Properties
         if name in _CLASSES.get(module_name, ()):
-            return super().find_class(module_name, name)
+            found = super().find_class(module_name, name)
+            # A function's attributes can be set, too: let it be those of one that nobody else has.
+            return functools.partial(found) if isinstance(found, types.FunctionType) else found
         if module_name == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         # Python 3.13 names its classes by their private module.
         if module_name in ("pathlib", "pathlib._local") and name in _PATH_CLASSES:
             return getattr(pathlib, name)
         if (module_name, name) == ("builtins", "getattr"):
-            return _enum_member
+            return functools.partial(_enum_member)
         return _refuse(f"{module_name}.{name}")
 
     def persistent_load(self, pid: Any) -> NoReturn:

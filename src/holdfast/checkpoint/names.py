@@ -22,7 +22,7 @@ Tensors that the model ties (an output layer that is the embedding) are written 
 import difflib
 import re
 import tomllib
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,12 +81,15 @@ class NameMap:
                 raise BadUse(f"{key} of {where} is {value!r}. It must be {said}.")
         self.where = where
         self.prefix: str | None = content.get("prefix")
-        names: dict[str, str] = content.get("names", {})
+        if self.prefix is not None:
+            self.prefix = _without_wrappers(self.prefix)
+        names: dict[str, str] = {_without_wrappers(old): new for old, new in content.get("names", {}).items()}
         self._exact = {old: new for old, new in names.items() if not _PLACEHOLDER.search(old)}
         self._rules = [(old, *self._placeholders(old, new)) for old, new in names.items() if _PLACEHOLDER.search(old)]
         self._patterns = [(old, *self._pattern(old, new)) for old, new in content.get("patterns", {}).items()]
-        self._drop = [(old, self._placeholders(old, "")[0]) for old in content.get("drop", [])]
-        self._transposed = [(old, self._placeholders(old, "")[0]) for old in content.get("transposed", [])]
+        dropped, turned = (map(_without_wrappers, content.get(key, [])) for key in ("drop", "transposed"))
+        self._drop = [(old, self._placeholders(old, "")[0]) for old in dropped]
+        self._transposed = [(old, self._placeholders(old, "")[0]) for old in turned]
         self.used: Counter[str] = Counter()
 
     def new_name(self, old: str) -> str | None:
@@ -103,7 +106,7 @@ class NameMap:
             self.used[old] += 1
             return self._exact[old]
         for rules in (self._rules, self._patterns):
-            found = [(rule, match.expand(new)) for rule, pattern, new in rules if (match := pattern.fullmatch(old))]
+            found = [(rule, _filled(new, match)) for rule, pattern, new in rules if (match := pattern.fullmatch(old))]
             if len({new for _, new in found}) > 1:
                 said = " and ".join(f"{rule!r} ({new})" for rule, new in found[:2])
                 raise BadUse(f"Two entries of {self.where} fit {old!r}: {said}. Make one of them more exact.")
@@ -120,11 +123,12 @@ class NameMap:
 
     def unused(self) -> list[str]:
         """Entries that fitted no name."""
-        rules = [*self._exact, *(rule for rule, *_ in (*self._rules, *self._patterns, *self._drop, *self._transposed))]
+        found = [rule for rule, _, _ in (*self._rules, *self._patterns)]
+        rules = [*self._exact, *found, *(rule for rule, _ in (*self._drop, *self._transposed))]
         return [rule for rule in rules if not self.used[rule]]
 
-    def _placeholders(self, old: str, new: str) -> tuple[Any, str]:
-        """A name with placeholders as a pattern, and what it becomes, with the groups' numbers."""
+    def _placeholders(self, old: str, new: str) -> tuple[Any, list[str | int]]:
+        """A name with placeholders as a pattern, and what it becomes: texts, and the numbers of groups."""
         numbers: dict[str, int] = {}
         pattern = ""
         for index, piece in enumerate(_PLACEHOLDER.split(old)):
@@ -138,16 +142,18 @@ class NameMap:
         for name in _PLACEHOLDER.findall(new):
             if name not in numbers:
                 raise BadUse(f"{new!r} of {self.where} has {{{name}}}, which {old!r} has not. Correct it.")
-        return self._compiled(pattern), _PLACEHOLDER.sub(lambda m: f"\\{numbers[m[1]]}", new.replace("\\", r"\\"))
+        pieces = enumerate(_PLACEHOLDER.split(new))
+        return self._compiled(pattern), [numbers[piece] if index % 2 else piece for index, piece in pieces]
 
-    def _pattern(self, old: str, new: str) -> tuple[Any, str]:
+    def _pattern(self, old: str, new: str) -> tuple[Any, list[str | int]]:
         pattern = self._compiled(old)
-        for group in _GROUP.findall(new):
+        pieces: list[str | int] = [int(each) if index % 2 else each for index, each in enumerate(_GROUP.split(new))]
+        for group in pieces[1::2]:
             if int(group) > pattern.groups:
                 raise BadUse(
                     f"{new!r} of {self.where} refers to a group {group}, and {old!r} has {pattern.groups}. Correct it."
                 )
-        return pattern, new
+        return pattern, pieces
 
     def _compiled(self, pattern: str) -> Any:
         try:
@@ -178,7 +184,10 @@ def settle(
         BadUse: something is missing, left over, of another shape, or not clear; the message names it.
     """
     name_map = name_map or NameMap()
-    prefix = name_map.prefix if name_map.prefix is not None else _find_prefix(saved, expected, name_map, checkpoint)
+    kept = {name: group[0] for group in ties for name in group}
+    prefix = name_map.prefix
+    if prefix is None:
+        prefix = _find_prefix(saved, expected, kept, name_map, checkpoint)
     found: dict[str, str] = {}
     transposed: set[str] = set()
     for full in saved:
@@ -194,7 +203,6 @@ def settle(
         found[new] = full
         if name_map.is_transposed(old):
             transposed.add(full)
-    kept = {name: group[0] for group in ties for name in group}
     _check_complete(found, expected, kept, prefix, checkpoint)
     _check_shapes(found, saved, expected, transposed)
     if unused := name_map.unused():
@@ -211,23 +219,26 @@ def settle(
     return plan
 
 
-def _find_prefix(saved: Collection[str], expected: Collection[str], name_map: NameMap, checkpoint: str) -> str:
-    """The prefix after which most of the model's names are found."""
-    scores: Counter[str] = Counter()
+def _find_prefix(
+    saved: Collection[str], expected: Collection[str], kept: Mapping[str, str], name_map: NameMap, checkpoint: str
+) -> str:
+    """The prefix after which most of the model's tensors are found, by whichever of their names."""
+    found: defaultdict[str, set[str]] = defaultdict(set)
     for name in {_without_wrappers(name) for name in saved}:
         parts = name.split(".")
         for depth in range(min(_DEEPEST_PREFIX, len(parts) - 1) + 1):
-            if name_map.new_name(".".join(parts[depth:])) in expected:
-                scores["".join(f"{part}." for part in parts[:depth])] += 1
+            new = name_map.new_name(".".join(parts[depth:]))
+            if new is not None and new in expected:
+                found["".join(f"{part}." for part in parts[:depth])].add(kept.get(new, new))
     name_map.used.clear()
-    if not scores:
+    if not found:
         names = [name for name in saved if not name.startswith(_OTHER_STATE)]
         raise BadUse(
             f"None of the {len(saved)} tensors of {checkpoint} has a name of the model's "
             f"({_few(names)} against {_few(expected)}). Give a name map, or the configuration that fits."
         )
-    best = max(scores.values())
-    candidates = [prefix for prefix, score in scores.items() if score == best]
+    best = max(map(len, found.values()))
+    candidates = [prefix for prefix, tensors in found.items() if len(tensors) == best]
     usual = [prefix for prefix in candidates if set(prefix.split(".")[:-1]) <= _USUAL_PREFIX_PARTS]
     if len(candidates) > 1 and len(usual) != 1:
         raise BadUse(
@@ -274,6 +285,11 @@ def _check_shapes(
             raise BadUse(
                 f"{full!r} has the shape {_shape(saved[full])}, the model's {name!r} {_shape(wanted)}. {hint}."
             )
+
+
+def _filled(pieces: Iterable[str | int], match: Any) -> str:
+    """Texts, and what the groups of these numbers have matched."""
+    return "".join(piece if isinstance(piece, str) else match.group(piece) or "" for piece in pieces)
 
 
 def _without_wrappers(name: str) -> str:

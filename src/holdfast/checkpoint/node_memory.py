@@ -24,23 +24,24 @@ _LOOK_EVERY_S: Final = 0.02
 
 
 @contextlib.contextmanager
-def reserved(size_bytes: int) -> Iterator[int]:
+def reserved(size_bytes: int, *, patience_s: float = _PATIENCE_S) -> Iterator[int]:
     """While this is open, so much counts as taken for whoever else of this user asks here.
 
-    Gives how many bytes are free, without what others are taking; where that is too little, once they have taken it.
+    Gives how many bytes are free, without what others are taking; where that is too little, once they have taken it, or
+    after `patience_s`.
     """
     with contextlib.ExitStack() as held:
         try:
-            free_bytes = _reserve(size_bytes, held)
+            free_bytes = _reserve(size_bytes, held, patience_s)
         except OSError as error:  # nobody may write there
             _logger.debug("what others are taking of the memory is not known: %s", error)
             free_bytes = available_memory_bytes()
         yield free_bytes
 
 
-def _reserve(size_bytes: int, held: contextlib.ExitStack) -> int:
+def _reserve(size_bytes: int, held: contextlib.ExitStack, patience_s: float) -> int:
     prefix = f"holdfast-taking.{os.getuid()}"
-    until_s = time.monotonic() + _PATIENCE_S
+    until_s = time.monotonic() + patience_s
     while True:
         is_over = time.monotonic() > until_s
         try:

@@ -12,6 +12,7 @@ import mmap
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
@@ -21,6 +22,7 @@ from holdfast.checkpoint.checksums import BLOCK_BYTES, DIGEST_BYTES, digests_of
 from holdfast.checkpoint.keeping import LEAST_FREE_BYTES, Image, Told, image_bytes, notes_file, unpack_notes
 from holdfast.checkpoint.layout import Layout
 from holdfast.checkpoint.messages import readable
+from holdfast.checkpoint.node_memory import reserved
 from holdfast.checkpoint.peer_messages import (
     CHUNK_BYTES,
     HEAD_BYTES,
@@ -42,6 +44,9 @@ _GREETING_S: Final = 5.0
 _SPARE_LINES: Final = 4
 """So many more than there are ranks to hold for may be connected at once: strangers, and what has not ended yet."""
 _LOOK_EVERY_S: Final = 0.5
+_PAUSE_S: Final = 0.05
+_PATIENCE_S: Final = 30.0
+"""With others that take memory: a sender waits for an answer twice as long."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,11 +118,17 @@ class Holder:
                 continue
             try:
                 line, _address = self._listener.accept()
-            except OSError:  # it has gone away
+            except OSError:  # it has gone away; or no descriptor is left, which a moment may change
+                time.sleep(_PAUSE_S)
                 continue
-            if self._lines.acquire(blocking=False):
+            if not self._lines.acquire(blocking=False):
+                line.close()
+                continue
+            try:
                 threading.Thread(target=self._serve, args=(line,), daemon=True).start()
-            else:
+            except RuntimeError as error:  # no thread is left
+                _logger.warning("A rank of a peer node is turned away: %s", error)
+                self._lines.release()
                 line.close()
 
     def _serve(self, line: socket.socket) -> None:
@@ -222,10 +233,15 @@ def _memory(told: Told) -> Iterator[int]:
     Raises:
         Refused: there is none.
     """
+    needed = PAGE_BYTES + told.image_bytes
     fd = os.memfd_create("holdfast-peer", os.MFD_CLOEXEC)
     try:
         try:
-            os.posix_fallocate(fd, 0, PAGE_BYTES + told.image_bytes)
+            # The holders of this node's ranks are all asked at once.
+            with reserved(needed + LEAST_FREE_BYTES, patience_s=_PATIENCE_S) as free_bytes:
+                if needed + LEAST_FREE_BYTES > free_bytes:
+                    raise Refused(f"it needs {needed:,} bytes of memory, and others there take what is left")
+                os.posix_fallocate(fd, 0, needed)
         except OSError as error:
             raise Refused(f"there is no memory for it there ({error.strerror})") from error
         yield fd

@@ -16,9 +16,9 @@ import torch.distributed as dist
 from holdfast.checkpoint.arena import PAGE_BYTES
 from holdfast.checkpoint.keeping import Told
 from holdfast.checkpoint.kept import Kept, Predecessors
+from holdfast.checkpoint.node_memory import reserved
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.core.errors import CheckpointError
-from holdfast.core.memory import available_memory_bytes
 
 _TIMEOUT: Final = timedelta(minutes=10)
 """A rank may wait for those that are served before it; that the other side died is known at once."""
@@ -75,22 +75,24 @@ def bring(ranks: Ranks, memory: Predecessors, planned: Sequence[Move]) -> str:
         return ""
     own = [move for move in planned if ranks.rank in (move.source, move.target)]
     parts: list[_Part] = []
+    group: dist.ProcessGroup | None = None
 
     def prepare() -> None:  # all that can fail on one rank alone: later another one would wait for it
         for move in own:
             parts.append(_lying(memory, move) if move.source == ranks.rank else _room(move))
 
-    def send_and_receive() -> None:
+    def make_group() -> None:
+        nonlocal group
         involved = sorted({rank for move in planned for rank in (move.source, move.target)})
         group = dist.new_group(involved, timeout=_TIMEOUT, backend="gloo")
+
+    def send_and_receive() -> None:
         for part in parts:
             for chunk in _chunks(part):
                 if part.move.source == ranks.rank:
                     dist.send(chunk, dst=part.move.target, group=group)
                 else:
                     dist.recv(chunk, src=part.move.source, group=group)
-        if own:
-            dist.destroy_process_group(group)
         for part in parts:
             if part.move.target == ranks.rank:
                 told = part.move.told
@@ -98,10 +100,13 @@ def bring(ranks: Ranks, memory: Predecessors, planned: Sequence[Move]) -> str:
 
     try:
         ranks.together(prepare)
-        ranks.together(send_and_receive)
+        ranks.together(make_group)
+        ranks.together_at_length(send_and_receive)
     except Exception as error:  # gloo's are RuntimeErrors, on one rank alone; the disk has it as well
         return f"it could not be had from the peers ({error})"
     finally:
+        if own and group is not None:
+            dist.destroy_process_group(group)
         for part in parts:
             if part.move.target == ranks.rank:
                 os.close(part.fd)
@@ -127,15 +132,18 @@ def _lying(memory: Predecessors, move: Move) -> _Part:
 
 def _room(move: Move) -> _Part:
     needed = PAGE_BYTES + move.told.image_bytes
-    if (free := available_memory_bytes()) < needed:
-        raise CheckpointError(f"Rank {move.target} needs {needed:,} bytes of memory, and {free:,} are free there.")
-    fd = os.memfd_create("holdfast-brought", os.MFD_CLOEXEC)
-    try:
-        os.posix_fallocate(fd, 0, needed)
-        return _Part(move, fd, _image(move, fd), bytearray(move.told.notes_bytes))
-    except BaseException:
-        os.close(fd)
-        raise
+    with reserved(needed) as free:
+        if free < needed:
+            raise CheckpointError(
+                f"Rank {move.target} needs {needed:,} bytes of memory, and {max(free, 0):,} are free there."
+            )
+        fd = os.memfd_create("holdfast-brought", os.MFD_CLOEXEC)
+        try:
+            os.posix_fallocate(fd, 0, needed)
+            return _Part(move, fd, _image(move, fd), bytearray(move.told.notes_bytes))
+        except BaseException:
+            os.close(fd)
+            raise
 
 
 def _image(move: Move, fd: int) -> memoryview:

@@ -4,12 +4,11 @@ Nothing here needs torch.
 """
 
 import logging
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdfast.checkpoint.catalog import scan
-from holdfast.checkpoint.checksums import DIGEST_BYTES, SIDECAR_SUFFIX, checksum_of_digests
+from holdfast.checkpoint.checksums import DIGEST_BYTES, SIDECAR_SUFFIX, checksum_of_digests, write_sidecar
 from holdfast.checkpoint.commit import (
     Order,
     RankFailed,
@@ -168,10 +167,7 @@ def write_shard(part: Part, shard: Shard) -> tuple[FileEntry, bytes]:
         await_bytes=lambda count: part.await_copy(begin + count),
         progress=part.progress,
     )
-    with path.with_name(path.name + SIDECAR_SUFFIX).open("wb") as sidecar:
-        sidecar.write(written.blocks)
-        sidecar.flush()
-        os.fsync(sidecar.fileno())
+    write_sidecar(path, written.blocks)
     part.blocks[shard.name] = written.blocks
     checksum = checksum_of_digests(written.blocks)
     return FileEntry(path=shard.name, size_bytes=shard.size_bytes, checksum=checksum), written.pieces

@@ -22,6 +22,7 @@ def pin(memory: torch.Tensor) -> bool:
         code = _runtime().cudaHostRegister(memory.data_ptr(), memory.nbytes, _PORTABLE)
         torch.cuda.check_error(int(code))
     except RuntimeError as error:
+        _forget_error()
         _logger.warning(
             "%s bytes of a snapshot's memory cannot be pinned (%s): copies from the GPU will be slow. Give the job "
             "more memory, or save less of its state on this rank.",
@@ -37,6 +38,14 @@ def unpin(memory: torch.Tensor) -> None:
     """Undo `pin`, before the memory is unmapped."""
     with contextlib.suppress(RuntimeError):  # the GPU has failed: nothing can be undone
         torch.cuda.check_error(int(_runtime().cudaHostUnregister(memory.data_ptr())))
+        return
+    _forget_error()
+
+
+def _forget_error() -> None:
+    """CUDA keeps a thread's last error until it is asked for, which PyTorch does at the next kernel: let it be this."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device="cuda")
 
 
 def _runtime() -> Any:

@@ -6,9 +6,11 @@ It holds until the state changes its shape on some rank. Planning is collective;
 import functools
 import io
 import itertools
+import logging
+import math
 import operator
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -24,13 +26,14 @@ from torch.distributed.tensor import DTensor
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.checksums import DIGEST_BYTES
 from holdfast.checkpoint.contents import STRUCTURE, Contents, Outline, rank_structure
-from holdfast.checkpoint.image import LARGE_BYTES, Image, Need, lay_out, slot_bytes, template
+from holdfast.checkpoint.image import LARGE_BYTES, Image, Need, Template, lay_out, slot_bytes, template
 from holdfast.checkpoint.layout import Layout, pieces_of
 from holdfast.checkpoint.metadata import check_against_files
 from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.tree import PLAIN_TENSORS, Skeleton, merge_skeletons
+from holdfast.checkpoint.tree import PLAIN_TENSORS, Skeleton, irregular, merge_skeletons
 from holdfast.core.errors import BadUse
 
+_logger = logging.getLogger("holdfast")
 _Stored = tuple[MetadataIndex, str, int, int]
 """What DCP's metadata says of one item: file, offset, length in bytes."""
 
@@ -89,6 +92,14 @@ class Plan:
         return [range(*pair) for pair in itertools.pairwise((0, *ends))]
 
     @functools.cached_property
+    def around(self) -> list[Template | None]:
+        """Of each blob that is one piece what is around its data; None for slots and for those of several pieces."""
+        return [
+            template(blob.need.dtype, blob.need.shape) if blob.need.dtype is not None and len(places) == 1 else None
+            for blob, places in zip(self.image.blobs, self.places, strict=True)
+        ]
+
+    @functools.cached_property
     def slots(self) -> list[int]:
         """The numbers of the blobs that are slots."""
         return [number for number, blob in enumerate(self.image.blobs) if blob.need.dtype is None]
@@ -99,13 +110,20 @@ class Plan:
         return [number for number, blob in enumerate(self.image.blobs) if blob.need.dtype is None or blob.is_large]
 
 
-def make_plan(ranks: Ranks, contents: Contents, *, shard_bytes: int) -> Plan:
+def make_plan(
+    ranks: Ranks,
+    contents: Contents,
+    *,
+    shard_bytes: int,
+    room_bytes: Callable[[torch.device], float] = lambda _: math.inf,
+) -> Plan:
     """Plan a save. Collective.
 
     Args:
         ranks: those that take part.
         contents: what this one has.
         shard_bytes: of a file, at most, where no tensor is larger.
+        room_bytes: how much of a GPU's memory large tensors may take that are not in a row; others go the host's way.
 
     Raises:
         BadUse: the ranks' states contradict each other.
@@ -122,6 +140,7 @@ def make_plan(ranks: Ranks, contents: Contents, *, shard_bytes: int) -> Plan:
         return planned
 
     def own_plan() -> SavePlan:
+        _check_regular(contents.leaves(None))
         planner.set_up_planner(contents.for_dcp(structure), is_coordinator=ranks.rank == 0)
         return planner.create_local_plan()
 
@@ -130,11 +149,14 @@ def make_plan(ranks: Ranks, contents: Contents, *, shard_bytes: int) -> Plan:
     items: list[WriteItem] = []
     stored: list[_Stored] = []
     leaves: dict[str, Any] = {}
+    places: dict[MetadataIndex, tuple[str, bool]] = {}
 
     def lay_out_own() -> tuple[list[_Stored], dict[str, int]]:
-        nonlocal image, items, stored, leaves
+        nonlocal image, items, stored, leaves, places
         leaves = contents.leaves(structure)
-        items = sorted(planner.finish_plan(received).items, key=lambda item: _place(item, leaves[item.index.fqn]))
+        planned = planner.finish_plan(received).items
+        places = _places(planned, leaves, room_bytes)
+        items = sorted(planned, key=lambda item: places[item.index])
         needs = [_need(item, leaves[item.index.fqn]) for item in items]
         image = lay_out(needs, prefix=f"__{ranks.rank}_", shard_bytes=shard_bytes)
         stored = [
@@ -166,7 +188,7 @@ def make_plan(ranks: Ranks, contents: Contents, *, shard_bytes: int) -> Plan:
         items=tuple(item.index for item in items),
         pieces=pieces,
         constant=_constant(image, layout, pieces),
-        on_devices=_on_devices(items, leaves),
+        on_devices=_on_devices([places[item.index] for item in items]),
         structure=structure,
         outline=contents.outline,
         shapes=list(_shapes(leaves)),
@@ -183,9 +205,9 @@ def serialized(value: Any) -> bytes:
     return written.getvalue()
 
 
-def is_regular(leaf: Any) -> bool:
-    """Whether a leaf is a tensor whose bytes, in a row, and whose type and shape are all of it."""
-    return isinstance(leaf, torch.Tensor) and leaf.layout is torch.strided and not leaf.is_quantized
+def local(tensor: torch.Tensor) -> torch.Tensor:
+    """What of it is in this process's memory."""
+    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 @torch.no_grad()
@@ -212,9 +234,9 @@ _ON_HOST: Final = ("~", False)
 
 def _place(item: WriteItem, leaf: Any) -> tuple[str, bool]:
     """Where in an image an item is: on which GPU, and whether it is copied by itself; what is on none comes last."""
-    if not is_regular(leaf) or type(leaf) not in (*PLAIN_TENSORS, DTensor):
+    if type(leaf) not in (*PLAIN_TENSORS, DTensor):
         return _ON_HOST
-    part = leaf.to_local() if isinstance(leaf, DTensor) else leaf
+    part = local(leaf)
     if part.device.type != _GPU or type(part) not in PLAIN_TENSORS:
         return _ON_HOST
     if item.tensor_data is None or item.tensor_data.chunk.sizes != part.shape:
@@ -222,8 +244,32 @@ def _place(item: WriteItem, leaf: Any) -> tuple[str, bool]:
     return str(part.device), part.nbytes >= LARGE_BYTES and is_in_a_row(part)
 
 
-def _on_devices(items: list[WriteItem], leaves: Mapping[str, Any]) -> tuple[OnDevice, ...]:
-    places = [_place(item, leaves[item.index.fqn]) for item in items]
+def _places(
+    items: Sequence[WriteItem], leaves: Mapping[str, Any], room_bytes: Callable[[torch.device], float]
+) -> dict[MetadataIndex, tuple[str, bool]]:
+    """The place of each; of large ones that are not in a row only so many are packed as there is room for."""
+    places = {item.index: _place(item, leaves[item.index.fqn]) for item in items}
+    to_pack: dict[str, list[tuple[int, MetadataIndex]]] = {}
+    for index, (device, is_direct) in places.items():
+        size_bytes = 0 if device == _ON_HOST[0] else local(leaves[index.fqn]).nbytes
+        if not is_direct and size_bytes >= LARGE_BYTES:
+            to_pack.setdefault(device, []).append((size_bytes, index))
+    for device, found in to_pack.items():
+        left_bytes = room_bytes(torch.device(device))
+        for size_bytes, index in sorted(found, key=operator.itemgetter(0)):
+            left_bytes -= size_bytes
+            if left_bytes < 0:
+                places[index] = _ON_HOST
+        if left_bytes < 0:
+            _logger.warning(
+                "%s has no room for large tensors that are not in a row in memory: saving them holds up training. "
+                "Make them contiguous.",
+                device,
+            )
+    return places
+
+
+def _on_devices(places: list[tuple[str, bool]]) -> tuple[OnDevice, ...]:
     found, first = [], 0
     for name, group in itertools.groupby(device for device, _ in places):
         end = first + len(list(group))
@@ -254,17 +300,32 @@ def _shapes(leaves: Mapping[str, Any]) -> Iterator[Any]:
     """What of each leaf a plan depends on."""
     for leaf in leaves.values():
         if type(leaf) in PLAIN_TENSORS:
-            yield leaf.dtype, leaf.shape
+            yield leaf.dtype, leaf.shape, leaf.device
         elif isinstance(leaf, DTensor):
-            yield leaf.dtype, leaf.shape, leaf._local_tensor.shape, leaf.placements, leaf.device_mesh
+            own = leaf._local_tensor
+            yield leaf.dtype, leaf.shape, own.shape, own.device, leaf.placements, leaf.device_mesh
         elif isinstance(leaf, torch.Tensor):
-            yield leaf.dtype, leaf.shape
+            yield leaf.dtype, leaf.shape, leaf.device
         else:
             yield None
 
 
+def _check_regular(leaves: Mapping[str, Any]) -> None:
+    for name, leaf in leaves.items():
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        if isinstance(leaf, DTensor) and any(placement.is_partial() for placement in leaf.placements):
+            raise BadUse(f"Cannot save {name!r}: its parts are still to be added up. Save its full_tensor().")
+        if hasattr(local(leaf), "__create_write_items__"):
+            raise BadUse(f"Cannot save {name!r}: its {type(local(leaf)).__name__} has parts of its own.")
+        kind = irregular(leaf) or irregular(local(leaf))
+        if kind is not None:
+            then = "Give it memory first." if kind == "meta" else "Save the dense tensors that it is made of."
+            raise BadUse(f"Cannot save {name!r}: it is a {kind} tensor. {then}")
+
+
 def _need(item: WriteItem, leaf: Any) -> Need:
-    if is_regular(leaf):
+    if isinstance(leaf, torch.Tensor):
         assert item.tensor_data is not None, "DCP plans a tensor as a tensor"
         shape = tuple(item.tensor_data.chunk.sizes)
         # DCP takes a shard's shape from its placement; what this rank has beyond that, or has not, it never looks at.
@@ -275,9 +336,8 @@ def _need(item: WriteItem, leaf: Any) -> Need:
             )
         return Need(dtype=item.tensor_data.properties.dtype, shape=shape)
     written = serialized(leaf)
-    if not isinstance(leaf, torch.Tensor):
-        # Whether `weights_only` takes a value depends on the version of PyTorch: better known now than later.
-        dcp.load_plain(item.index.fqn, io.BytesIO(written))
+    # Whether `weights_only` takes a value depends on the version of PyTorch: better known now than later.
+    dcp.load_plain(item.index.fqn, io.BytesIO(written))
     return Need(dtype=None, slot_bytes=slot_bytes(len(written)))
 
 

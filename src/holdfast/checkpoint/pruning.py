@@ -1,11 +1,11 @@
 """Deleting by a policy, by hand: what goes, and why each of the others stays."""
 
-from collections.abc import Callable
+import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.checkpoint.catalog import Progress, scan, verify_and_note
-from holdfast.checkpoint.folders import discard
+from holdfast.checkpoint.folders import erase, hide
 from holdfast.checkpoint.marks import read_marks
 from holdfast.checkpoint.marks_lock import locked
 from holdfast.checkpoint.retention import Retention, Verdict, judge
@@ -61,7 +61,7 @@ def prune(
     return Pruned(verdicts=verdicts, deleted=deleted)
 
 
-def delete_unclaimed(path: Path, *, now_s: float | None, remove: Callable[[Path], None] = discard) -> str | None:
+def delete_unclaimed(path: Path, *, now_s: float | None) -> str | None:
     """Delete a checkpoint, unless somebody has pinned or wanted it meanwhile; returns why it stays, None if it is gone.
 
     Whoever pins it takes the same lock: the pin comes first and it stays, or fails and says that it is gone.
@@ -79,10 +79,13 @@ def delete_unclaimed(path: Path, *, now_s: float | None, remove: Callable[[Path]
                 return f"its marks cannot be read: {marks.unreadable}"
             if holders := marks.wanted_by(now_s):
                 return f"wanted by {', '.join(holders)}"
-            remove(path)
+            hidden = hide(path)
     except NotFound:  # somebody else has deleted it
         return None
-    return "it could not be deleted" if path.exists() else None
+    if hidden is None:
+        return "it could not be deleted"
+    erase(hidden)
+    return None
 
 
 def _judge_beside_a_verified_one(
@@ -96,14 +99,19 @@ def _judge_beside_a_verified_one(
             return verdicts
         # Where anything goes, the newest that is whole stays, so there is one to read.
         newest = staying[0]
-        if verify_and_note(newest, by=by, now_s=now_s, progress=progress).state == "verified":
-            return verdicts
-        damaged.add(newest.path)
+        with contextlib.suppress(NotFound):  # the job has deleted it meanwhile, as it is to
+            if verify_and_note(newest, by=by, now_s=now_s, progress=progress).state == "verified":
+                return verdicts
+            damaged.add(newest.path)
 
 
 def _check_metrics(folder: Path, policy: Retention) -> None:
     known = {name for info in scan(folder) for name in info.marks.metrics}
     for best in policy.best:
         if best.metric not in known:
-            there = f"Those there are: {', '.join(sorted(known))}." if known else "None has any; evaluate them first."
+            there = (
+                f"Those there are: {', '.join(sorted(known))}."
+                if known
+                else "None has any; `holdfast.checkpoint.marks.note_metrics` gives it one."
+            )
             raise BadUse(f"No checkpoint in {folder} has a metric {best.metric!r}. {there}")

@@ -23,13 +23,22 @@ _logger = logging.getLogger("holdfast")
 class Pusher:
     """Keeps storage in step with a folder from `start` to `close`; one a job."""
 
-    def __init__(self, folder: Path, url: str, *, keep: int | None, told: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        url: str,
+        *,
+        keep: int | None,
+        max_write_mib_s: float | None,
+        told: Callable[[dict[str, Any]], None],
+    ) -> None:
         """Nothing is started before `start`, and nothing looked at.
 
         Args:
             folder: of the checkpoints.
             url: see `Remote`.
             keep: how many stay there; None: all.
+            max_write_mib_s: a limit to the rate at which it is pushed; None: none.
             told: hears of every push, see `pushing_process`.
 
         Raises:
@@ -37,8 +46,9 @@ class Pusher:
         """
         self._url = url
         self.remote = Remote(url)
-        keeping = [] if keep is None else ["--keep", str(keep)]
-        self._arguments = [str(folder), url, *keeping]
+        limits = {"--keep": keep, "--max-write-mib-s": max_write_mib_s}
+        given = [f"{name}={limit}" for name, limit in limits.items() if limit is not None]
+        self._arguments = [str(folder), url, *given]
         self._told = told
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: threading.Thread | None = None
@@ -126,15 +136,22 @@ def fetch_newer(remote: Remote, folder: Path) -> None:
         )
 
 
-def fetch_again(remote: Remote, folder: Path, step: int) -> bool:
-    """Put storage's copy of a step in the place of a damaged one; whether it has one, and it could be had."""
+def fetch_instead(remote: Remote, folder: Path, step: int, above: int) -> int | None:
+    """Fetch the newest whole checkpoint that storage has of `step`, which is damaged in `folder`, or of an older one.
+
+    One of a step up to `above`, which `folder` has, too, is not fetched. Returns the step; None where there is none, or
+    it cannot be had.
+    """
     try:
-        reason = _fetch(remote, folder, step)
+        for there in remote.scan():
+            if above < there.step <= step:
+                reason = there.reason or _fetch(remote, folder, there.step)
+                if not reason:
+                    return there.step
+                _logger.warning("Step %d was not to be had from storage either: %s", there.step, reason)
     except (NotFound, CheckpointError) as error:  # an older one is better than none
-        reason = str(error)
-    if reason:
-        _logger.warning("Step %d was not to be had from storage either: %s", step, reason)
-    return not reason
+        _logger.warning("Step %d was not to be had from storage either: %s", step, error)
+    return None
 
 
 def _fetch(remote: Remote, folder: Path, step: int) -> str:

@@ -3,7 +3,7 @@
 Started by `Pusher` for rank 0, with its process id. It looks at the folder, pushes the newest checkpoint that storage
 does not have, and looks again: where saves come faster than storage takes them, those in between are left out. What
 fails is tried again for as long as the trainer lives. Once that has said on its standard input that it ends, or is
-dead, it pushes the newest one, also one that becomes durable just then, and ends.
+dead, it pushes the newest one, also one that becomes durable just then, and ends: with 1 where the newest is not there.
 
 It prints a line of JSON for each push: `{"step", "url", "size_bytes", "seconds"}`, or `{"step", "failed"}`.
 """
@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
 
@@ -31,6 +32,8 @@ _LONGEST_PAUSE_S: Final = 60.0
 _HOLDER: Final = "push"
 _WANTED_FOR_S: Final = 24 * 3600.0
 """A push that was killed does not keep its checkpoint for ever."""
+_SETTLED_S: Final = 5.0
+"""What a trainer that was killed had ordered begins to be written within this time."""
 _NICENESS: Final = 5
 _logger = logging.getLogger("holdfast")
 
@@ -39,17 +42,18 @@ class Pushing:
     """What is pushed, and whether the trainer is still there."""
 
     def __init__(self, folder: Path, remote: Remote, *, trainer_pid: int, keep: int | None, give_up_s: float) -> None:
-        self._trainer_pid = trainer_pid
+        self._trainer = _pidfd(trainer_pid)
         self._folder = folder
         self._remote = remote
         self._keep = keep
         self._give_up_s = give_up_s
         self._done: tuple[Path, tuple[int, int]] | None = None
         self._damaged: set[tuple[Path, tuple[int, int]]] = set()
+        self._settled_s = 0.0
 
     def run(self) -> int:
         """Push until the trainer is gone and nothing is left to push; 1 where the newest could not be pushed."""
-        pause_s, gone_at_s = _LOOK_EVERY_S, float("inf")
+        pause_s, gone_at_s, quiet_since_s = _LOOK_EVERY_S, float("inf"), float("inf")
         while True:
             if gone_at_s == float("inf") and self._has_ended(pause_s):
                 gone_at_s, pause_s = time.monotonic(), _LOOK_EVERY_S
@@ -57,9 +61,10 @@ class Pushing:
                 time.sleep(pause_s)
             unfinished = has_unfinished(self._folder)  # before the look: what becomes durable meanwhile is seen
             newest = self._newest_unpushed()
+            quiet_since_s = min(quiet_since_s, time.monotonic()) if newest is None and not unfinished else float("inf")
             if newest is None:
-                if gone_at_s < float("inf") and not unfinished:
-                    return 0
+                if gone_at_s < float("inf") and time.monotonic() - max(quiet_since_s, gone_at_s) >= self._settled_s:
+                    return int(self._has_given_up())
                 pause_s = _LOOK_EVERY_S
             elif self._push(newest):
                 pause_s = _LOOK_EVERY_S
@@ -69,9 +74,16 @@ class Pushing:
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _newest_unpushed(self) -> CheckpointInfo | None:
-        fit = (info for info in scan(self._folder) if info.state in ("written", "verified") and not info.marks.damaged)
-        newest = next((info for info in fit if (info.path, _save_of(info.path)) not in self._damaged), None)
+        newest = next((info for info in self._fit() if (info.path, _save_of(info.path)) not in self._damaged), None)
         return None if newest is None or (newest.path, _save_of(newest.path)) == self._done else newest
+
+    def _has_given_up(self) -> bool:
+        """Whether the newest is one that could not be pushed."""
+        newest = next(self._fit(), None)
+        return newest is not None and (newest.path, _save_of(newest.path)) in self._damaged
+
+    def _fit(self) -> Iterator[CheckpointInfo]:
+        return (info for info in scan(self._folder) if info.state in ("written", "verified") and not info.marks.damaged)
 
     def _push(self, info: CheckpointInfo) -> bool:
         """Whether there is nothing more to do for this one."""
@@ -84,9 +96,11 @@ class Pushing:
             finally:
                 release(info.path, _HOLDER, now_s=time.time())
             self._delete_old(info.step)
-        except DamagedCheckpoint as error:  # here, and it will not heal: the one before is what can be pushed
-            self._damaged.add((info.path, save))
+        except DamagedCheckpoint as error:
             _say({"step": info.step, "failed": str(error)})
+            if _may_pass(error):
+                return False
+            self._damaged.add((info.path, save))  # it will not heal: the one before is what can be pushed
             return True
         except (HoldfastError, OSError) as error:
             if not info.path.exists():  # a newer one took its place
@@ -107,7 +121,26 @@ class Pushing:
 
     def _has_ended(self, timeout_s: float) -> bool:
         """Whether the trainer has closed it or is dead, which a child that it forked may keep from being its end."""
-        return bool(readable([sys.stdin.fileno()], timeout_s)) or os.getppid() != self._trainer_pid
+        closed = readable([sys.stdin.fileno(), *self._trainer], timeout_s)
+        if closed and not (sys.stdin.fileno() in closed and os.read(sys.stdin.fileno(), 1)):  # not in good order
+            self._settled_s = _SETTLED_S
+        return bool(closed)
+
+
+def _pidfd(pid: int) -> list[int]:
+    """What can be read once the process is dead."""
+    try:
+        return [os.pidfd_open(pid)]
+    except OSError:  # an old kernel, or it is dead, which the end of the standard input tells
+        return []
+
+
+def _may_pass(error: DamagedCheckpoint) -> bool:
+    """Whether it was not to be read, and not read otherwise than it was written."""
+    cause = error.__cause__
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__
+    return cause is not None and not isinstance(cause, FileNotFoundError)
 
 
 def _save_of(path: Path) -> tuple[int, int]:

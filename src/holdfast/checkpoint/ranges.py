@@ -96,7 +96,8 @@ def _box(
     head = template(dtype, sizes).head
     begin, found_head = stored.offset + len(head), bytearray(len(head))
     target = planner.resolve_tensor(item).detach()
-    direct = target.device.type == "cpu" and target.dtype == dtype and target.is_contiguous() and not target.is_conj()
+    is_plain = target.is_contiguous() and not (target.is_conj() or target.is_neg())
+    direct = target.device.type == "cpu" and target.dtype == dtype and is_plain
     wanted = target if direct else torch.empty(tuple(item.lengths), dtype=dtype)
     runs, run = _runs(sizes, item.storage_offsets, item.lengths)
     size_bytes = dtype.itemsize

@@ -1,7 +1,8 @@
 """Acting as one: every rank does its part, and all go on or all raise the same error."""
 
+import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import Future, wait
 from typing import Final, TypeVar
 
 import torch.distributed as dist
@@ -57,19 +58,29 @@ class Ranks:
         """
         return self.together(lambda: work() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
-    def first_at_length(self, work: Callable[[], T]) -> T:
-        """As `first`, for what takes longer than a collective may: no rank is in one for more than some seconds."""
+    def together_at_length(self, work: Callable[[], T]) -> list[T]:
+        """As `together`, for what takes longer than a collective may: no rank is in one for more than some seconds.
+
+        `work` runs in a thread of its own, which goes on where this is interrupted, and ends with the process.
+        """
         if not self.distributed:
-            return work()
-        with ThreadPoolExecutor(1) as thread:
-            working = thread.submit(work) if self.rank == 0 else None
+            return [work()]
+        working: Future[T] = Future()
 
-            def is_done() -> bool:
-                return working is None or bool(wait([working], timeout=_LOOK_EVERY_S).done)
+        def run() -> None:
+            try:
+                working.set_result(work())
+            except BaseException as error:
+                working.set_exception(error)
 
-            while not self.first(is_done):
-                pass
-            return self.first(lambda: working.result() if working else None)  # type: ignore[return-value]
+        threading.Thread(target=run, name="holdfast-at-length", daemon=True).start()
+        while not all(self.together(lambda: bool(wait([working], timeout=_LOOK_EVERY_S).done))):
+            pass
+        return self.together(working.result)
+
+    def first_at_length(self, work: Callable[[], T]) -> T:
+        """As `first`, for what takes longer than a collective may."""
+        return self.together_at_length(lambda: work() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
     def exchange(self, own: Callable[[], T], share_out: Callable[[list[T]], list[U]]) -> U:
         """Run `own` on every rank and `share_out` on rank 0, with what all had; return this rank's share. Collective.

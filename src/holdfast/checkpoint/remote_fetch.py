@@ -13,7 +13,7 @@ from holdfast.checkpoint.objects import PART_BYTES, Objects, in_parallel
 from holdfast.checkpoint.remote_catalog import RemoteCheckpoint, read_remote_manifest
 from holdfast.checkpoint.remote_ranges import sidecar_of
 from holdfast.core.atomic import fsync_folder, write_atomic
-from holdfast.core.errors import CheckpointError, DamagedCheckpoint
+from holdfast.core.errors import CheckpointError, DamagedCheckpoint, NotFound
 
 _PARTS_AT_ONCE: Final = 8
 _FILES_AT_ONCE: Final = 4
@@ -36,7 +36,7 @@ def fetch(objects: Objects, checkpoint: RemoteCheckpoint, into: Path) -> Path:
             _download(objects, checkpoint, staging.path)
             final = step_path(into, checkpoint.step)
             both = final.exists() and replaced_path(final).exists()
-            return staging.commit(final_is_damaged=both and verify(final).state != "verified")
+            return staging.commit(final_is_damaged=both and not _is_whole(final))
         except BaseException:
             staging.abandon()
             raise
@@ -50,6 +50,13 @@ def fetch(objects: Objects, checkpoint: RemoteCheckpoint, into: Path) -> Path:
             f"Step {checkpoint.step} could not be written to {into} ({error.strerror}). Free space there or make it "
             "writable, or give another folder."
         ) from error
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return verify(path).state == "verified"
+    except NotFound:  # deleted meanwhile
+        return False
 
 
 def _download(objects: Objects, checkpoint: RemoteCheckpoint, folder: Path) -> None:

@@ -1,6 +1,7 @@
 """Restoring: the newest checkpoint that verifies on all ranks, read into a state that fits it."""
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
@@ -111,7 +112,7 @@ def restore_newest(
     folder: Path,
     state: MutableMapping[str, Any],
     per_rank: MutableMapping[str, Any] | None,
-    fetch_again: Callable[[int], bool] | None = None,
+    fetch_instead: Callable[[int, int], int | None] | None = None,
     *,
     from_memory: bool = True,
 ) -> tuple[OpenCheckpoint | None, list[PassedOver]]:
@@ -125,7 +126,8 @@ def restore_newest(
         folder: the checkpoints.
         state: see `Checkpointer.restore`.
         per_rank: likewise.
-        fetch_again: puts a whole copy of a step in the place of a damaged one, where there is any; for rank 0.
+        fetch_instead: takes a step that is damaged and the next older one there is, or -1; puts the newest whole one
+            between them into the folder, and tells its step, or None. For rank 0.
         from_memory: these ranks take the place of those that saved. Else what is in memory is left to those that do.
 
     Returns:
@@ -136,7 +138,7 @@ def restore_newest(
         BadUse, StateMismatch, CheckpointError: see `restore_into`.
     """
     if not from_memory:
-        return _restore_newest(ranks, folder, state, per_rank, None, fetch_again)
+        return _restore_newest(ranks, folder, state, per_rank, None, fetch_instead)
     with Predecessors(folder, ranks.rank, ranks.world_size) as memory:
         told = ranks.together(lambda: memory.told)
         in_memory = newest_whole(told, ranks.world_size)
@@ -144,7 +146,7 @@ def restore_newest(
             _logger.warning("Not all ranks' parts of one step are in memory (%s).", _missing(told, ranks.world_size))
         planned = [] if in_memory is None else moves(told, in_memory)
         source = _Memory(memory, -1 if in_memory is None else in_memory[0], planned)
-        restored = _restore_newest(ranks, folder, state, per_rank, source, fetch_again)
+        restored = _restore_newest(ranks, folder, state, per_rank, source, fetch_instead)
         memory.end()
         return restored
 
@@ -169,16 +171,25 @@ def _restore_newest(
     state: MutableMapping[str, Any],
     per_rank: MutableMapping[str, Any] | None,
     memory: _Memory | None,
-    fetch_again: Callable[[int], bool] | None,
+    fetch_instead: Callable[[int, int], int | None] | None,
 ) -> tuple[OpenCheckpoint | None, list[PassedOver]]:
     def attempt(info: CheckpointInfo, tier: Predecessors | None) -> tuple[OpenCheckpoint | None, str]:
-        opened, reason = _try_open(ranks, info, tier)
-        if opened is not None:
-            reason = restore_into(ranks, opened, state, per_rank)
-        return (None, reason) if reason else (opened, "")
+        if tier is None and info.state != "written":
+            return None, info.reason or info.state
+        for _ in range(_OPENINGS):
+            before = _digest(info) if ranks.rank == 0 else ""
+            opened, reason = open_together(ranks, info.path, info.step, tier)
+            if opened is not None:
+                reason = restore_into(ranks, opened, state, per_rank)
+            if not reason:
+                return opened, ""
+            if not ranks.first(functools.partial(_is_another, info, before)):
+                break
+        return None, reason
 
     passed_over: list[PassedOver] = []
-    for info in ranks.first(lambda: scan(folder)):
+    infos = ranks.first(lambda: scan(folder))
+    for info, older in itertools.zip_longest(infos, infos[1:]):
         if memory is not None and info.step == memory.step:
             reason = bring(ranks, memory.predecessors, memory.moves)
             opened, reason = (None, reason) if reason else attempt(info, memory.predecessors)
@@ -187,17 +198,22 @@ def _restore_newest(
             if ranks.rank == 0:
                 _logger.warning("Step %d is not taken from memory, but from disk: %s.", info.step, reason)
         opened, reason = attempt(info, None)
-        if (
-            opened is None
-            and fetch_again is not None
-            and ranks.first_at_length(functools.partial(fetch_again, info.step))
-        ):
-            opened, reason = attempt(ranks.first(functools.partial(inspect, step_path(folder, info.step))), None)
         if opened is not None:
             return opened, passed_over
         passed_over.append(PassedOver(step=info.step, path=info.path, reason=reason))
         if ranks.rank == 0:
             _logger.warning("Passed over the checkpoint of step %d (%s): %s.", info.step, info.path, reason)
+        if fetch_instead is None:
+            continue
+        fetched = ranks.first_at_length(
+            functools.partial(fetch_instead, info.step, -1 if older is None else older.step)
+        )
+        if fetched is not None:
+            instead = ranks.first(functools.partial(inspect, step_path(folder, fetched)))
+            opened, reason = attempt(instead, None)
+            if opened is not None:
+                return opened, [item for item in passed_over if item.path != instead.path]  # it took its place
+            passed_over.append(PassedOver(step=fetched, path=instead.path, reason=reason))
     if not passed_over:
         return None, []
     reasons = "; ".join(f"step {item.step}: {item.reason}" for item in passed_over)
@@ -206,16 +222,29 @@ def _restore_newest(
     )
 
 
-def _try_open(ranks: Ranks, info: CheckpointInfo, memory: Predecessors | None) -> tuple[OpenCheckpoint | None, str]:
-    if memory is None and info.state != "written":
-        return None, info.reason or info.state
+def _digest(info: CheckpointInfo) -> str:
+    """Which save of its step lies there now, in this rank's eyes."""
+    try:
+        return read_manifest(info.path, step=info.step).digest
+    except (ManifestError, OSError):
+        return ""
+
+
+def _is_another(info: CheckpointInfo, before: str) -> bool:
+    return _digest(info) != before
+
+
+def open_together(
+    ranks: Ranks, path: Path, step: int, memory: Predecessors | None = None
+) -> tuple[OpenCheckpoint | None, str]:
+    """The same save of a step, opened by all ranks, or why some cannot. Collective."""
     opened: OpenCheckpoint | None = None
 
     def open_it() -> tuple[str, str]:
         nonlocal opened
         try:
-            manifest = read_manifest(info.path, step=info.step)
-            opened = open_checkpoint(info.path, manifest, memory)
+            manifest = read_manifest(path, step=step)
+            opened = open_checkpoint(path, manifest, memory)
             if manifest.world_size == ranks.world_size:
                 opened.own(ranks.rank)
         except (ManifestError, OSError) as error:

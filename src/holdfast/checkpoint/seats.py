@@ -9,6 +9,7 @@ import torch
 
 from holdfast.checkpoint.arena import Arena, ArenaError, State, arena_bytes
 from holdfast.checkpoint.checksums import DIGEST_BYTES
+from holdfast.checkpoint.keeping import LEAST_FREE_BYTES
 from holdfast.checkpoint.pinning import pin, unpin
 from holdfast.checkpoint.plan import Plan
 from holdfast.checkpoint.writer import Writer
@@ -130,7 +131,9 @@ class Seats:
         notes_bytes = DIGEST_BYTES * len(plan.pieces)
         if self._max_bytes is not None:
             self._most = self._allowed(arena_bytes(plan.image.size_bytes, notes_bytes), self._max_bytes)
-        arena = Arena.make(plan.image.size_bytes, notes_bytes)
+        # One it must have; another is worth less than what the job may need next.
+        leave_bytes = LEAST_FREE_BYTES if self._seats else 0
+        arena = Arena.make(plan.image.size_bytes, notes_bytes, leave_bytes=leave_bytes)
         plan.image.write_frames(arena.image)
         seat = Seat(arena, self._writer.share_arena(arena), [])
         seat.views = plan.image.views(seat.memory)

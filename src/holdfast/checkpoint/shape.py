@@ -1,10 +1,14 @@
 """What all saves of a state of one shape share: its plan, its memory, and what of it is taken in the call."""
 
+import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from holdfast.checkpoint.contents import Contents
+from holdfast.checkpoint.device_memory import room_bytes
 from holdfast.checkpoint.devices import Devices
 from holdfast.checkpoint.plan import Plan, make_plan
 from holdfast.checkpoint.ranks import Ranks
@@ -13,6 +17,7 @@ from holdfast.checkpoint.seats import Seats
 from holdfast.checkpoint.stage import EarlyCopies, Snapshot, early_places, live_digests, overlong, sources
 from holdfast.checkpoint.writer import Writer
 
+_logger = logging.getLogger("holdfast")
 Busy = Literal["wait", "skip", "replace"]
 
 
@@ -62,7 +67,12 @@ class Shape:
 
     def snapshot(self, contents: Contents) -> Snapshot:
         """What tells of changes from now on; small tensors on the host, and those that changed before, are copied."""
-        return Snapshot(contents.tensors, self._early_copies.take(contents.tensors, self._early))
+        tensors = contents.tensors
+        try:
+            return Snapshot(tensors, self._early_copies.take(tensors, self._early))
+        except torch.cuda.OutOfMemoryError:
+            _logger.warning("A GPU has no memory for copies of what changes before an update: this save waits instead.")
+            return Snapshot(tensors, {}, must_block=True)
 
     def take(self, job: SaveJob, *, overlaps: bool) -> bool:
         """Take what cannot be taken later; whether the state has the shape, as far as that is seen.
@@ -101,7 +111,12 @@ class Shape:
 
     def plan_anew(self, job: SaveJob, ranks: Ranks) -> None:
         """Plan by the state that `job` has, while no other save is under way, and take it. Collective."""
-        plan = make_plan(ranks, job.contents, shard_bytes=self._options.shard_bytes)
+        plan = make_plan(
+            ranks,
+            job.contents,
+            shard_bytes=self._options.shard_bytes,
+            room_bytes=lambda device: room_bytes(device, self._options.max_device_bytes),
+        )
 
         def prepare() -> None:
             self._let_go()

@@ -17,12 +17,11 @@ from typing import Any, Final
 
 import torch
 import xxhash
-from torch.distributed.tensor import DTensor
 
 from holdfast.checkpoint.checksums import DIGEST_BYTES
 from holdfast.checkpoint.image import Blob, template
 from holdfast.checkpoint.layout import CHUNK_BYTES
-from holdfast.checkpoint.plan import Plan, is_in_a_row, part_of, serialized
+from holdfast.checkpoint.plan import Plan, is_in_a_row, local, part_of, serialized
 from holdfast.checkpoint.tree import PLAIN_TENSORS, LiveTensors
 from holdfast.core.errors import BadUse
 
@@ -72,12 +71,14 @@ class EarlyCopies:
 class Snapshot:
     """The tensors of one save, from the call on."""
 
-    def __init__(self, tensors: LiveTensors, copied: dict[int, torch.Tensor]) -> None:
-        """Of `copied`, by their `id`, there are copies already."""
+    def __init__(self, tensors: LiveTensors, copied: dict[int, torch.Tensor], *, must_block: bool = False) -> None:
+        """Of `copied`, by their `id`, there are copies already; `must_block`: not of all that may change."""
         self._tensors = tensors
         self._versions = _versions(tensors)
         self.copied = copied
         """What those are copied as, by the `id` of what is live."""
+        self.must_block = must_block
+        """Whether the call waits until the rest is copied, too."""
 
     def changed(self) -> list[int]:
         """The places of the tensors that were written to since the call, but for those that it copied."""
@@ -177,6 +178,12 @@ def live_digests(plan: Plan, sources: Sequence[Any], *, first: int = 0) -> bytes
     blobs = plan.image.blobs
 
     def digests(number: int) -> bytes:
+        around, source = plan.around[number], sources[number]
+        if around is not None and source.is_cpu and is_in_a_row(source):  # there may be thousands of them
+            hashed = xxhash.xxh3_64(around.head)
+            hashed.update((ctypes.c_ubyte * around.data_bytes).from_address(source.data_ptr()))
+            hashed.update(around.tail)
+            return hashed.intdigest().to_bytes(DIGEST_BYTES, "little")
         expected, _held = _expected(blobs[number], sources[number])
         return b"".join(plan.constant.get(place) or digest(place, expected) for place in plan.places[number])
 
@@ -212,11 +219,6 @@ def _expected(blob: Blob, source: Any) -> tuple[list[memoryview], Any]:
 def names_of(plan: Plan, pieces: Iterable[int]) -> list[str]:
     """The flat names of the tensors that `pieces` are of, each once."""
     return list(dict.fromkeys(plan.items[plan.pieces[piece]].fqn for piece in pieces))
-
-
-def local(tensor: torch.Tensor) -> torch.Tensor:
-    """What of it is in this process's memory."""
-    return tensor._local_tensor if isinstance(tensor, DTensor) else tensor
 
 
 def _versions(tensors: LiveTensors) -> list[int]:

@@ -24,6 +24,19 @@ PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter}
 _KEYS = {str, int, bool, float, type(None)}
 
 
+def irregular(tensor: torch.Tensor) -> str | None:
+    """What a tensor is whose bytes, in a row, and whose type and shape are not all of it; None for all others."""
+    if tensor.is_quantized:
+        return "quantized"
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_meta:
+        return "meta"
+    if tensor.layout is not torch.strided:
+        return "sparse" if str(tensor.layout).startswith("torch.sparse") else str(tensor.layout)
+    return None
+
+
 class LiveTensors(list[torch.Tensor]):
     """Tensors as they come; `are_plain`: all that they are is seen by PyTorch itself, see `PLAIN_TENSORS`."""
 

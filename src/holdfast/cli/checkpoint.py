@@ -1,4 +1,4 @@
-"""`holdfast checkpoint ls | verify | show | diff | pin | unpin | prune | export | restore`."""
+"""`holdfast checkpoint ls | verify | show | diff | pin | unpin | prune | export | restore | import`."""
 
 import importlib.util
 from pathlib import Path
@@ -214,6 +214,32 @@ def restore(checkpoint: Path, output: Path, entries: tuple[str, ...], *, as_json
         print_json("restore", {**fields, "entries": written.entries})
         return
     click.echo(f"{', '.join(map(str, written.entries))}: {view.mib(written.size_bytes)} MiB, in {written.path}")
+
+
+@command.command("import")
+@click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path))
+@click.option("--to", "folder", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Of checkpoints.")
+@click.option("--step", metavar="N", required=True, type=click.IntRange(min=0), help="That SOURCE is of.")
+@JSON
+def import_(source: Path, folder: Path, step: int, *, as_json: bool) -> None:
+    """Copy a checkpoint that PyTorch wrote by itself into DIR, where Checkpointer.restore finds it."""
+    _check_torch()
+    with shown() as progress:
+        progress("looking", 0, None)
+        from holdfast.checkpoint.importing import import_dcp
+
+        imported = import_dcp(
+            source.absolute(),
+            folder.absolute(),
+            step,
+            progress=lambda done, total: progress("copying and checking", done, total),
+        )
+    if as_json:
+        fields = {"path": imported.path, "size_bytes": imported.size_bytes, "step": step}
+        print_json("import", {**fields, "unchecked": imported.unchecked or None})
+        return
+    told = imported.unchecked or "every value matches its CRC-32"
+    click.echo(f"Step {step}: {view.mib(imported.size_bytes)} MiB, in {imported.path}; {told}")
 
 
 def _check_torch() -> None:

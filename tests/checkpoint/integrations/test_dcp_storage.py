@@ -11,12 +11,13 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
+from torch.distributed.checkpoint.planner import LoadPlan
 
 from holdfast.checkpoint import Checkpointer, folders, scan, verify
 from holdfast.checkpoint.integrations import dcp_storage
 from holdfast.checkpoint.integrations.dcp_staging import SharedStager
 from holdfast.checkpoint.integrations.dcp_storage import HoldfastReader, HoldfastWriter, step_path
-from holdfast.core.errors import BadUse, SaveFailed
+from holdfast.core.errors import BadUse, DamagedCheckpoint, SaveFailed
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
@@ -134,8 +135,12 @@ def test_what_a_dead_save_left_where_folders_cannot_be_locked_is_in_nobodys_way(
     def refuse(*_):
         raise OSError(errno.EBADF, "Bad file descriptor")
 
-    (tmp_path / ".step-0000000001.dcp.tmp").mkdir()
+    left = tmp_path / ".step-0000000001.dcp.tmp"
+    left.mkdir()
     monkeypatch.setattr(folders.fcntl, "flock", refuse)
+    with pytest.raises(dcp.api.CheckpointException, match="is being saved"):  # nobody can tell that it is dead
+        save(a_state(), step_path(tmp_path, 1))
+    os.utime(left, (1e9, 1e9))
     save(a_state(), step_path(tmp_path, 1))
     assert [info.step for info in scan(tmp_path)] == [1]
 
@@ -149,6 +154,17 @@ def test_two_saves_of_one_step_at_a_time_are_refused(tmp_path):
     del first
     save(a_state(), path)
     assert verify(scan(tmp_path)[0]).state == "verified"
+
+
+def test_ranks_that_opened_different_saves_of_a_step_load_nothing(tmp_path):
+    plans = []
+    for value in (1.0, 2.0):
+        save(a_state(value), step_path(tmp_path, 1))
+        reader = HoldfastReader(step_path(tmp_path, 1))
+        plans.append(reader.prepare_local_plan(LoadPlan([])))
+    assert reader.prepare_global_plan(plans[1:]) == plans[1:]
+    with pytest.raises(DamagedCheckpoint, match="saved again meanwhile; load it again"):
+        reader.prepare_global_plan(plans)
 
 
 @pytest.mark.parametrize("name", ["step-20", "checkpoint-20", "step-0000000020.replaced"])

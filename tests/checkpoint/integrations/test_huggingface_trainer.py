@@ -1,5 +1,6 @@
 """`transformers.Trainer`, killed and resumed, is the Trainer that nobody killed, to the bit."""
 
+import copy
 import shutil
 import signal
 import subprocess
@@ -80,6 +81,13 @@ def test_what_is_not_saved_to_the_bit_is_refused(tmp_path):
     trainer, saves = make(tmp_path, auto_find_batch_size=True)
     with pytest.raises(BadUse, match="Set the batch size instead"):
         saves.resume(trainer)
+    trainer, saves = make(tmp_path, train_sampling_strategy="group_by_length")
+    with pytest.raises(BadUse, match="Set one of random, sequential"):
+        saves.resume(trainer)
+    trainer, saves = make(tmp_path)
+    trainer.model_init = lambda: None
+    with pytest.raises(BadUse, match="Pass the Trainer the model itself"):
+        saves.resume(trainer)
     trainer, _ = make(tmp_path)
     with pytest.raises(BadUse, match=r"saves\.resume\(trainer\)"):
         trainer.train()
@@ -92,3 +100,13 @@ def test_a_run_that_would_begin_anew_over_checkpoints_is_refused(tmp_path, strai
     saves.resume(trainer)
     with pytest.raises(BadUse, match="begins anew"):
         trainer.train()
+
+
+def test_another_model_than_the_one_that_was_restored_is_refused(tmp_path, straight):
+    _, folder, _ = straight
+    trainer, saves = make(tmp_path)
+    shutil.copytree(scan(folder)[0].path, tmp_path / scan(folder)[0].path.name)
+    resumed = saves.resume(trainer)
+    trainer.model = trainer.model_wrapped = copy.deepcopy(trainer.model)
+    with pytest.raises(BadUse, match="has another model"):
+        trainer.train(resume_from_checkpoint=resumed)

@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.staging import AsyncStager
 from torch.distributed.tensor import DTensor
 
 from holdfast.checkpoint.image import ALIGNMENT
-from holdfast.checkpoint.plan import is_regular
+from holdfast.checkpoint.tree import irregular
 from holdfast.core.errors import BadUse, SaveFailed
 
 
@@ -113,8 +113,8 @@ def _each_tensor(value: Any, found: dict[int, torch.Tensor]) -> None:
             _each_tensor(item, found)
     elif isinstance(value, torch.Tensor):
         local = value.to_local() if isinstance(value, DTensor) else value
-        if not is_regular(local):
-            raise BadUse(f"A tensor of layout {local.layout} cannot be staged in shared memory. Use DefaultStager.")
+        if (kind := irregular(local)) is not None:
+            raise BadUse(f"A {kind} tensor cannot be staged in shared memory. Use DefaultStager.")
         found[id(value)] = local.detach()
 
 

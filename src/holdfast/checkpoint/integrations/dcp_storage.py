@@ -248,11 +248,17 @@ class HoldfastReader(StorageReader):
         """Nothing is needed."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        """The plan as it is."""
-        return plan
+        """The plan with which save of its step this rank has opened."""
+        return replace(plan, storage_data=self._opened().manifest.digest)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """The plans as they are."""
+        """The plans as they are.
+
+        Raises:
+            DamagedCheckpoint: ranks have opened different saves of the step.
+        """
+        if len({plan.storage_data for plan in plans}) > 1:
+            raise _damaged(_required(self._path), ManifestError("its step was saved again meanwhile; load it again"))
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:

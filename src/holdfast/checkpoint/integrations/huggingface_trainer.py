@@ -35,6 +35,8 @@ except ImportError as error:
     raise missing(error, "huggingface") from error
 
 _WEIGHTS_NAME: Final = "held-by-holdfast.safetensors"
+_SAMPLING: Final = ("random", "sequential")
+"""Orders that depend on the seed and the epoch alone."""
 
 
 class HoldfastCallback(TrainerCallback):
@@ -59,8 +61,8 @@ class HoldfastCallback(TrainerCallback):
         memory until training begins.
 
         Raises:
-            BadUse: this trainer shards its state by FSDP or DeepSpeed, has adapters of PEFT, saves by itself, or looks
-                for a batch size.
+            BadUse: this trainer shards its state by FSDP or DeepSpeed, has adapters of PEFT, saves by itself, makes its
+                model anew, looks for a batch size, or draws the order of its data from nobody's generator.
             NoVerifiedCheckpoint: there are checkpoints, and none verifies.
             StateMismatch: the model does not fit.
         """
@@ -89,6 +91,10 @@ class HoldfastCallback(TrainerCallback):
         resumed.folder.cleanup()
         if not state.global_step:
             raise BadUse("There is a checkpoint, and training begins anew. Pass what resume() returned to train().")
+        if self._trainer.model is not resumed.state["model"]:
+            raise BadUse(
+                "The trainer has another model than when resume() was called. Call it once the model is there."
+            )
         for name, part in _parts(self._trainer).items():
             part.load_state_dict(resumed.state[name])
         self._generators = resumed.generators
@@ -170,6 +176,15 @@ def _check(trainer: Trainer) -> None:
         raise BadUse("HoldfastCallback saves what is alike on all ranks. For FSDP2, see examples/fsdp2.py.")
     if hasattr(trainer.model, "peft_config"):
         raise BadUse("HoldfastCallback does not resume adapters of PEFT. Save them with a loop of your own.")
+    if getattr(trainer, "model_init", None):  # called by train(), after the weights were restored
+        raise BadUse(
+            "HoldfastCallback does not resume a model that model_init makes. Pass the Trainer the model itself."
+        )
+    if trainer.args.train_sampling_strategy not in _SAMPLING:
+        raise BadUse(
+            f"train_sampling_strategy is {trainer.args.train_sampling_strategy!r}, whose order cannot be found again "
+            f"within an epoch. Set one of {', '.join(_SAMPLING)}."
+        )
     if trainer.args.auto_find_batch_size:  # then nothing is restored a second time
         raise BadUse("auto_find_batch_size begins the training anew where memory ran out. Set the batch size instead.")
     if trainer.args.save_strategy != SaveStrategy.NO:

@@ -16,9 +16,8 @@ import torch
 from holdfast.checkpoint import Checkpointer, SaveHandle, scan
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.integrations import missing
-from holdfast.checkpoint.manifest import ManifestError, read_manifest
 from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.restore import OpenCheckpoint, open_checkpoint, restore_into
+from holdfast.checkpoint.restore import open_together, restore_into
 from holdfast.core.errors import DamagedCheckpoint
 
 try:
@@ -83,16 +82,9 @@ class HoldfastCheckpointManager(CheckpointManager):
 
     def _restore(self, ranks: Ranks, step: int, states: dict[str, Any]) -> None:
         path = step_path(Path(self.folder).absolute(), step)
-        opened: list[OpenCheckpoint] = []
-
-        def open_it() -> str:
-            try:
-                opened.append(open_checkpoint(path, read_manifest(path, step=step)))
-            except (ManifestError, OSError) as error:
-                return str(error)
-            return ""
-
-        reason = next(filter(None, ranks.together(open_it)), "") or restore_into(ranks, opened[0], states, None)
+        opened, reason = open_together(ranks, path, step)
+        if opened is not None:
+            reason = restore_into(ranks, opened, states, None)
         if reason:
             raise DamagedCheckpoint(
                 f"{path} is damaged: {reason}. Leave load_step out to take the newest that is whole."

@@ -1,0 +1,31 @@
+"""Checkpoints that stock DCP of other versions of PyTorch wrote (`make_dcp_fixture.py`), restored by this one."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from checkpoint_training import assert_same
+from make_dcp_fixture import expected
+
+from holdfast.checkpoint import Checkpointer
+from holdfast.checkpoint.foreign import check_foreign
+from holdfast.checkpoint.importing import import_dcp
+
+FIXTURES = sorted((Path(__file__).parent / "dcp_fixtures").iterdir())
+
+
+def emptied(value):
+    """The same with other values."""
+    if isinstance(value, dict):
+        return {key: emptied(item) for key, item in value.items()}
+    return torch.zeros_like(value) if isinstance(value, torch.Tensor) else None
+
+
+@pytest.mark.parametrize("fixture", FIXTURES, ids=lambda path: path.name)
+def test_what_another_version_wrote_is_checked_and_restored(tmp_path, fixture):
+    assert check_foreign(fixture).state == "checked"
+    import_dcp(fixture, tmp_path, 5)
+    state = emptied(expected())
+    assert Checkpointer(tmp_path).restore(state) == 5
+    assert_same(state, expected())
+    assert len(FIXTURES) > 1
