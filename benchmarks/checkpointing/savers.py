@@ -232,6 +232,8 @@ WRITTEN = "the disk's writes alone"
 SHORT = (OURS, ATTESTED, WRITTEN)
 """Those that cost training the least; the others are the peers."""
 TORCH_SAVE = "torch.save + fsync"
+DCP_SHARED = "dcp.async_save, process, shared stager kept"
+TORCH_CHECKPOINTING = "torch_checkpointing, no fsync"
 DCP_PINNED = "dcp.async_save, pinned stager kept"
 NVRX = "nvidia-resiliency-ext, no fsync"
 SAVERS: dict[str, Callable[[Path, Workload], Saver]] = {
@@ -243,9 +245,9 @@ SAVERS: dict[str, Callable[[Path, Workload], Saver]] = {
     "dcp.async_save": DcpAsync,
     "dcp.async_save, stager kept": partial(DcpAsync, stage="own"),
     "dcp.async_save, process": partial(DcpAsync, in_process=True),
-    "dcp.async_save, process, shared stager kept": partial(DcpAsync, in_process=True, stage="shared"),
+    DCP_SHARED: partial(DcpAsync, in_process=True, stage="shared"),
     DCP_PINNED: partial(DcpAsync, stage="pinned"),
-    "torch_checkpointing, no fsync": TorchCheckpointing,
+    TORCH_CHECKPOINTING: TorchCheckpointing,
     NVRX: Nvrx,
 }
 

@@ -4,7 +4,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpointing.savers import ATTESTED, OURS, SAVERS, SHORT, WRITTEN
+from checkpointing.savers import ATTESTED, DCP_SHARED, OURS, SAVERS, SHORT, TORCH_CHECKPOINTING, WRITTEN
+
+_LITTLE = (*SHORT, DCP_SHARED, TORCH_CHECKPOINTING)
+"""Those that lose so little that it takes many pairs to tell."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,7 +25,7 @@ class Training:
     pairs: int
     """Of blocks with a save and without, in each process."""
     short_pairs: int
-    """The same where so little is lost that it takes more of them to tell."""
+    """The same of `_LITTLE`."""
     calls: int
     """Further saves of ours in each process, for the percentiles."""
     savers: tuple[str, ...]
@@ -46,7 +49,7 @@ class Training:
             "shape": self.shape,
             "amount": amount,
             "steps": self.steps,
-            "pairs": self.short_pairs if saver in SHORT else self.pairs,
+            "pairs": self.short_pairs if saver in _LITTLE else self.pairs,
             "calls": self.calls if saver in (OURS, ATTESTED) else 0,
             "open_files": self.open_files,
         }

@@ -226,6 +226,7 @@ def is_in_a_row(tensor: torch.Tensor) -> bool:
     return address != 0 and address % 8 == 0 and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
+_KIND: Final = operator.attrgetter("dtype", "shape", "device")
 _GPU: Final = "cuda"
 """As PyTorch calls the kind of device, AMD's too."""
 _ON_HOST: Final = ("~", False)
@@ -300,12 +301,11 @@ def _shapes(leaves: Mapping[str, Any]) -> Iterator[Any]:
     """What of each leaf a plan depends on."""
     for leaf in leaves.values():
         if type(leaf) in PLAIN_TENSORS:
-            yield leaf.dtype, leaf.shape, leaf.device
+            yield _KIND(leaf)
         elif isinstance(leaf, DTensor):
-            own = leaf._local_tensor
-            yield leaf.dtype, leaf.shape, own.shape, own.device, leaf.placements, leaf.device_mesh
+            yield leaf.shape, _KIND(leaf._local_tensor), leaf.placements, leaf.device_mesh
         elif isinstance(leaf, torch.Tensor):
-            yield leaf.dtype, leaf.shape, leaf.device
+            yield _KIND(leaf)
         else:
             yield None
 
