@@ -298,7 +298,7 @@ class Checkpointer:
         Raises:
             SaveFailed: one is not durable, and `on_failure` is `raise`.
         """
-        if self._engine.in_flight:
+        if self._engine.is_busy:
             with job_link().section("save"):
                 self._engine.wait()
         self._raise_unseen()

@@ -169,12 +169,17 @@ class Engine:
             self._staging = None
 
     @property
+    def is_busy(self) -> bool:
+        """Whether `wait` would wait."""
+        return bool(self._in_flight) or (self._preparing is not None and not self._preparing.done())
+
+    @property
     def in_flight(self) -> int:
         """How many saves have not ended yet."""
         return len(self._in_flight)
 
     def wait(self) -> None:
-        """Wait until every save has ended, well or not."""
+        """Wait until every save has ended, well or not, and nothing is done for the next one either."""
         with self._landed:
             self._landed.wait_for(lambda: not self._in_flight)
         if self._preparing is not None:

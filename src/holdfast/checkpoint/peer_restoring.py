@@ -93,6 +93,8 @@ def bring(ranks: Ranks, memory: Predecessors, planned: Sequence[Move]) -> str:
                     dist.send(chunk, dst=part.move.target, group=group)
                 else:
                     dist.recv(chunk, src=part.move.source, group=group)
+
+    def keep() -> None:
         for part in parts:
             if part.move.target == ranks.rank:
                 told = part.move.told
@@ -102,6 +104,7 @@ def bring(ranks: Ranks, memory: Predecessors, planned: Sequence[Move]) -> str:
         ranks.together(prepare)
         ranks.together(make_group)
         ranks.together_at_length(send_and_receive)
+        ranks.together(keep)
     except Exception as error:  # gloo's are RuntimeErrors, on one rank alone; the disk has it as well
         return f"it could not be had from the peers ({error})"
     finally:

@@ -42,6 +42,7 @@ class Pushing:
     """What is pushed, and whether the trainer is still there."""
 
     def __init__(self, folder: Path, remote: Remote, *, trainer_pid: int, keep: int | None, give_up_s: float) -> None:
+        self._trainer_pid = trainer_pid
         self._trainer = _pidfd(trainer_pid)
         self._folder = folder
         self._remote = remote
@@ -121,17 +122,20 @@ class Pushing:
 
     def _has_ended(self, timeout_s: float) -> bool:
         """Whether the trainer has closed it or is dead, which a child that it forked may keep from being its end."""
-        closed = readable([sys.stdin.fileno(), *self._trainer], timeout_s)
-        if closed and not (sys.stdin.fileno() in closed and os.read(sys.stdin.fileno(), 1)):  # not in good order
+        said = sys.stdin.fileno()
+        ended = readable([said, *self._trainer], timeout_s)
+        if not ended and (self._trainer or os.getppid() == self._trainer_pid):
+            return False
+        if not (said in ended and os.read(said, 1)):  # not in good order
             self._settled_s = _SETTLED_S
-        return bool(closed)
+        return True
 
 
 def _pidfd(pid: int) -> list[int]:
     """What can be read once the process is dead."""
     try:
         return [os.pidfd_open(pid)]
-    except OSError:  # an old kernel, or it is dead, which the end of the standard input tells
+    except OSError:  # an old kernel, or it is dead: then this process has another parent
         return []
 
 

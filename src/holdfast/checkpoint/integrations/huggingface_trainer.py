@@ -180,10 +180,11 @@ def _check(trainer: Trainer) -> None:
         raise BadUse(
             "HoldfastCallback does not resume a model that model_init makes. Pass the Trainer the model itself."
         )
-    if trainer.args.train_sampling_strategy not in _SAMPLING:
+    sampling = getattr(trainer.args, "train_sampling_strategy", "random")  # older ones have `group_by_length` instead
+    if sampling not in _SAMPLING or getattr(trainer.args, "group_by_length", False):
         raise BadUse(
-            f"train_sampling_strategy is {trainer.args.train_sampling_strategy!r}, whose order cannot be found again "
-            f"within an epoch. Set one of {', '.join(_SAMPLING)}."
+            f"train_sampling_strategy is {sampling!r}, whose order cannot be found again within an epoch. "
+            f"Set one of {', '.join(_SAMPLING)}."
         )
     if trainer.args.auto_find_batch_size:  # then nothing is restored a second time
         raise BadUse("auto_find_batch_size begins the training anew where memory ran out. Set the batch size instead.")
