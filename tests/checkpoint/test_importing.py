@@ -84,7 +84,7 @@ def test_what_has_no_checksum_is_taken_and_said(tmp_path):
 def test_what_it_refuses(plain, tmp_path):
     folder = tmp_path / "checkpoints"
     path = import_dcp(plain, folder, 1).path
-    with pytest.raises(BadUse, match="has a checkpoint of step 1 already"):
+    with pytest.raises(BadUse, match="step-0000000001 already"):
         import_dcp(plain, folder, 1)
     with pytest.raises(BadUse, match="is a checkpoint of Holdfast's already"):
         import_dcp(path, folder, 2)
@@ -98,6 +98,22 @@ def test_what_it_refuses(plain, tmp_path):
     (plain / "__0_0.distcp").unlink()
     with pytest.raises(CheckpointError, match="is damaged"):
         import_dcp(plain, folder, 2)
+
+
+@pytest.mark.parametrize("name", ["step-0000000004", "step-0000000004.replaced"])
+def test_one_that_comes_while_it_copies_stays(plain, tmp_path, name):
+    folder = tmp_path / "checkpoints"
+    with Checkpointer(tmp_path / "another") as ckpt:
+        theirs = ckpt.save(4, {"a": 4}).result()
+
+    def progress(_done, _total):
+        if theirs.exists():
+            theirs.rename(folder / name)
+
+    with pytest.raises(BadUse, match=f"{name} already"):
+        import_dcp(plain, folder, 4, progress=progress)
+    state = {"a": 0}
+    assert Checkpointer(folder).restore(state) == state["a"] == 4
 
 
 def test_killed_at_any_time_it_leaves_whole_checkpoints_alone(plain, tmp_path):

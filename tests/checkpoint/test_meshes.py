@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -19,12 +20,14 @@ def run(folder, world_size):
     processes = [
         subprocess.Popen(each, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for each in commands
     ]
-    try:
-        outputs = [process.communicate(timeout=180)[0] for process in processes]
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
+    until_s = time.monotonic() + 180
+    while time.monotonic() < until_s and any(process.poll() is None for process in processes):
+        if any(process.poll() for process in processes):  # the others would wait for it
+            break
+        time.sleep(0.05)
+    for process in processes:
+        process.kill()
+    outputs = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * world_size, "\n".join(outputs)
 
 

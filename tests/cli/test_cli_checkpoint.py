@@ -339,5 +339,5 @@ def test_import_says_what_it_made(tmp_path):
     out, code = ran("import", tmp_path / "plain", "--to", tmp_path / "there", "--step", "3", "--json")
     told = json.loads(out)
     assert (told["step"], told["unchecked"]) == (3, None)
-    with pytest.raises(BadUse, match="step 12 already"):
+    with pytest.raises(BadUse, match="step-0000000012 already"):
         ran("import", tmp_path / "plain", "--to", tmp_path / "here", "--step", "12")

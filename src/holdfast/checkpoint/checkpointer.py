@@ -87,7 +87,7 @@ class Checkpointer:
                 first. `skip`: the save is left out, on all ranks. `replace`: of the two, the one whose writing has not
                 begun is given up for this one.
             timeout_s: after so long without a byte written, or of waiting for other ranks, a save has failed.
-            max_write_mib_s: a limit to the rate at which each rank writes, and at which is pushed; None: none.
+            max_write_mib_s: a limit to the rate at which each rank writes; None: none.
             max_memory_gib: a limit to the memory that this rank's snapshots take. Two are kept, or one where it is too
                 little for two; a save for which it is too little for one fails. None: none but the node's memory.
             max_device_memory_gib: a limit to the memory of a GPU that is taken for what the copy to the host has no
@@ -149,11 +149,7 @@ class Checkpointer:
         self._pid = os.getpid()
         self._read_only = read_only
         (check_there if read_only else make_writable)(self._folder)
-        self._pusher: Pusher | None = None
-        if push_to is not None:
-            self._pusher = Pusher(
-                self._folder, push_to, keep=keep_pushed, max_write_mib_s=max_write_mib_s, told=_tell_of_push
-            )
+        self._pusher = None if push_to is None else Pusher(self._folder, push_to, keep=keep_pushed, told=_tell_of_push)
         atexit.register(self._at_exit)
         self._engine = Engine(
             self._folder,

@@ -162,6 +162,11 @@ class DeviceCopy:
         self._window_s: deque[float] = deque(maxlen=_LATELY)
         self._bytes_per_s: float | None = None
 
+    @property
+    def packed_bytes(self) -> int:
+        """Of the GPU's memory, for what is packed."""
+        return 0 if self._packed is None else self._packed.memory.nbytes
+
     def suits(self, sources: Sequence[torch.Tensor]) -> bool:
         """Whether the tensors that are copied each by itself lie in a row, as they did when it was planned."""
         return all(map(is_in_a_row, sources[self.part.direct - self.part.first :]))
@@ -288,12 +293,11 @@ class DeviceCopy:
         part = self.part
         sizes_bytes = [blob.data_bytes for blob in self._blobs[part.direct : part.end]]
         window_s = min(self._window_s) if self._window_s else None
-        packed_bytes = 0 if self._packed is None else self._packed.memory.nbytes
-        in_time = in_time_bytes(window_s, self._bytes_per_s) - packed_bytes
+        in_time = in_time_bytes(window_s, self._bytes_per_s) - self.packed_bytes
         room = self._room_bytes() if sum(sizes_bytes) > in_time else 0.0
         first = part.direct + first_staged(sizes_bytes, in_time_bytes=in_time, room_bytes=room)
         if first == part.end:
-            if self._staging is not None and room_bytes(self.device, None) < 0:  # it was given to others meanwhile
+            if self._staging is not None and room_bytes(self.device) < 0:  # it was given to others meanwhile
                 self._staging = None
             return first
         if self._staging is None or first < self._staging.first:
@@ -307,7 +311,6 @@ class DeviceCopy:
 
     def _room_bytes(self) -> float:
         held_bytes = 0 if self._staging is None else self._staging.memory.nbytes
-        room = room_bytes(self.device, None) + held_bytes
+        room = room_bytes(self.device) + held_bytes
         # What is packed for want of a row in memory was counted when it was planned.
-        packed_bytes = 0 if self._packed is None else self._packed.memory.nbytes
-        return room if self._max_bytes is None else min(room, max(self._max_bytes - packed_bytes, 0))
+        return room if self._max_bytes is None else min(room, max(self._max_bytes - self.packed_bytes, 0))

@@ -38,11 +38,10 @@ def _as_words(tensor: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(tensor)  # complex128
 
 
-def room_bytes(device: torch.device, max_bytes: float | None) -> float:
-    """How much of a GPU's memory may be taken now: `max_bytes`, and what is free but for a reserve."""
+def room_bytes(device: torch.device) -> float:
+    """How much of a GPU's memory is free now, but for a reserve."""
     free_bytes, total_bytes = torch.cuda.mem_get_info(device)
-    room = free_bytes - max(_SPARE_BYTES, _SPARE_SHARE * total_bytes)
-    return room if max_bytes is None else min(room, max_bytes)
+    return free_bytes - max(_SPARE_BYTES, _SPARE_SHARE * total_bytes)
 
 
 class Packed:

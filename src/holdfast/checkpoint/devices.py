@@ -1,9 +1,8 @@
 """The GPUs that a plan's tensors lie on, each with its part of a snapshot."""
 
 import logging
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -12,11 +11,10 @@ from holdfast.checkpoint.contents import Contents
 from holdfast.checkpoint.device_copy import DeviceCopy, Taken
 from holdfast.checkpoint.plan import Plan, local
 from holdfast.checkpoint.seats import Seat
-from holdfast.checkpoint.tree import PLAIN_TENSORS
+from holdfast.checkpoint.tree import KIND, PLAIN_TENSORS
 
 _logger = logging.getLogger("holdfast")
 Streams = Mapping[torch.device, torch.cuda.Stream]
-_KIND: Final = operator.attrgetter("dtype", "shape", "device")
 
 
 class Devices:
@@ -40,7 +38,7 @@ class Devices:
         # In the call they are found by their place: to name thousands of tensors takes milliseconds.
         self._places = [places[id(leaves[index.fqn])] for index in plan.items[:end]]
         live = self._live(contents.tensors, {})
-        self._kinds = list(map(_KIND, live))
+        self._kinds = list(map(KIND, live))
         self._plan = plan
 
         def copies(*, attest: bool) -> list[DeviceCopy]:
@@ -61,7 +59,7 @@ class Devices:
         except Exception as error:
             if not digests:
                 raise
-            _logger.warning("The GPU cannot digest its memory (%s): see that it has some left and Triton works.", error)
+            _logger.warning("The GPU cannot digest its memory: %s", error)
             digests = False
             self._copies = copies(attest=False)
         self.first_on_host = plan.on_devices[-1].end if self._copies else 0
@@ -69,9 +67,13 @@ class Devices:
         self.first_digested_on_host = self.first_on_host if digests else 0
         if attest and self._copies and not digests:
             _logger.warning(
-                "Without Triton each save reads the GPU's memory through the CPU to digest it, in the call. "
-                "Install triton, or give Checkpointer attest=False."
+                "Each save reads the GPU's memory through the CPU to digest it, in the call. See that Triton is "
+                "installed and works, or give Checkpointer attest=False."
             )
+
+    def packed_bytes(self, device: torch.device) -> int:
+        """Of a GPU's memory, for what is packed there."""
+        return sum(copy.packed_bytes for copy in self._copies if copy.device == device)
 
     def leaves_none(self, tensors: Sequence[torch.Tensor], copied: Mapping[int, torch.Tensor]) -> bool:
         """Whether the CPU has none to digest in the call: it has copied all that are not digested here."""
@@ -99,7 +101,7 @@ class Devices:
             One for each GPU; none, where the tensors are not where or what they were when it was planned.
         """
         live = self._live(tensors, copied)
-        if list(map(_KIND, live)) != self._kinds:
+        if list(map(KIND, live)) != self._kinds:
             return []
         parts = [live[copy.part.first : copy.part.end] for copy in self._copies]
         if self._digests and not all(map(DeviceCopy.suits, self._copies, parts)):

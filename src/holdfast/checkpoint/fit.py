@@ -121,7 +121,7 @@ def _irregular(saved: TensorStorageMetadata) -> str | None:
     """The same of a tensor that PyTorch alone has saved."""
     if saved.properties.layout is not torch.strided:
         return "sparse"
-    return irregular(torch.empty(0, dtype=saved.properties.dtype))
+    return irregular(torch.empty(0, dtype=saved.properties.dtype, device="cpu"))
 
 
 def _kind(value: Any) -> str:

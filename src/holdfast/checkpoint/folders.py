@@ -22,7 +22,7 @@ from pathlib import Path
 from holdfast.checkpoint.marks import inherit_claims
 from holdfast.checkpoint.marks_lock import locked
 from holdfast.core.atomic import fsync_folder
-from holdfast.core.errors import NotFound
+from holdfast.core.errors import BadUse, NotFound
 
 _logger = logging.getLogger("holdfast")
 _NAME = re.compile(r"step-(\d{10,})(\.replaced)?")
@@ -72,12 +72,13 @@ class Staging:
             # Some network file systems lock no folders; `remove_leftovers` cannot there, and leaves it.
             _logger.debug("no lock on %s: %s", self.path, error)
 
-    def commit(self, *, final_is_damaged: bool) -> Path:
+    def commit(self, *, final_is_damaged: bool = False, replaces: bool = True) -> Path:
         """Give the folder its proper name, durably. At every instant one of old and new has a good name.
 
         Where the step was saved before, whoever has pinned or wanted that checkpoint has this one instead.
 
         Raises:
+            BadUse: the step was saved before, and `replaces` is False.
             CheckpointError: another process does not let go of the marks of the older one.
             OSError: it has not got its name; an older one of the step still has its own or `.replaced`.
         """
@@ -88,6 +89,8 @@ class Staging:
             with contextlib.suppress(NotFound):  # the step is new
                 held.enter_context(locked(self._final))  # a pin comes before this, or goes to the new one
             former = [path for path in (self._final, replaced) if path.exists()]
+            if former and not replaces:
+                raise BadUse(f"There is a checkpoint {former[0]} already. Give another step or another folder.")
             inherit_claims(former, self.path, now_s=self.path.stat().st_mtime)
             if self._final.exists():
                 if replaced.exists():  # left by a crash: of the two, keep the one that may still be good
@@ -124,10 +127,11 @@ def hide(path: Path) -> Path | None:
     hidden = path.with_name(f".deleting-{path.name.lstrip('.')}.{secrets.token_hex(4)}")
     try:
         path.rename(hidden)
-        fsync_folder(path.parent)
     except OSError as error:
         _tell_of_undeleted(path, error)
         return None
+    with contextlib.suppress(OSError):  # what comes back after a power cut lacks files, which is seen
+        fsync_folder(path.parent)
     return hidden
 
 
@@ -144,15 +148,12 @@ def _tell_of_undeleted(path: Path, error: OSError) -> None:
 
 
 def has_unfinished(folder: Path) -> bool:
-    """Whether a living process prepares a save in `folder`."""
-    return any(map(is_being_written, folder.glob(_LEFTOVERS[0])))
+    """Whether a living process prepares a save in `folder`, or may do so."""
+    return any(is_being_written(path) or _has_changed_lately(path) for path in folder.glob(_LEFTOVERS[0]))
 
 
 def is_being_written(path: Path) -> bool:
-    """Whether a living process prepares the save in the hidden folder `path`.
-
-    Where folders cannot be locked, whether something in it has changed lately.
-    """
+    """Whether a living process prepares the save in the hidden folder `path`, as far as its lock tells."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:  # it has its name now
@@ -161,21 +162,19 @@ def is_being_written(path: Path) -> bool:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError as error:
-        _logger.debug("whether %s is being written is told by its age: %s", path, error)
-        return _age_s(path) < _ABANDONED_AFTER_S
+    except OSError as error:  # this file system locks no folders: nobody could ever tell
+        _logger.debug("cannot tell whether %s is being written: %s", path, error)
     finally:
         os.close(fd)
     return False
 
 
-def _age_s(path: Path) -> float:
-    """Since something in a folder was changed last."""
-    changed_at_s = 0.0
-    for each in (path, *path.rglob("*")):
-        with contextlib.suppress(OSError):  # it is gone by now
-            changed_at_s = max(changed_at_s, each.stat().st_mtime)
-    return time.time() - changed_at_s
+def _has_changed_lately(path: Path) -> bool:
+    """Whether something in a folder has, which tells where a lock cannot."""
+    since_s = time.time() - _ABANDONED_AFTER_S
+    with contextlib.suppress(OSError):  # it has its name now
+        return any(each.stat().st_mtime > since_s for each in (path, *path.rglob("*")))
+    return True
 
 
 def remove_leftovers(folder: Path) -> None:

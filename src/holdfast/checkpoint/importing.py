@@ -56,14 +56,14 @@ def import_dcp(source: Path, folder: Path, step: int, *, progress: Progress = la
     opened = open_for_reading(source)
     if opened.manifest is not None or STRUCTURE in opened.metadata.state_dict_metadata:
         raise BadUse(f"{source} is a checkpoint of Holdfast's already. Copy its folder, under its own name.")
-    if step_path(folder, step).exists():
-        raise BadUse(f"{folder} has a checkpoint of step {step} already. Give another step or another folder.")
+    if step_path(folder, step).exists():  # known before the copy
+        raise BadUse(f"There is a checkpoint {step_path(folder, step)} already. Give another step or another folder.")
     folder.mkdir(parents=True, exist_ok=True)
     staging = Staging(folder, step)
     try:
         manifest, unchecked = _fill(staging.path, opened, step, progress)
         write_manifest(staging.path, manifest)
-        path = staging.commit(final_is_damaged=False)
+        path = staging.commit(replaces=False)  # one may have come meanwhile
     except BaseException:
         staging.abandon()
         raise

@@ -5,6 +5,7 @@ what it says of the files must agree with the files there are.
 """
 
 import contextlib
+import copyreg
 import dataclasses
 import functools
 import importlib
@@ -104,20 +105,24 @@ def _unchanged() -> Iterator[None]:
     """A pickle may set attributes of what it names, also of classes: whatever it has set is undone, and refused."""
     named = [getattr(importlib.import_module(module), name) for module in _CLASSES for name in _CLASSES[module]]
     named.append(_Properties)
-    classes = {each for each in (*named, *(getattr(pathlib, name) for name in _PATH_CLASSES)) if isinstance(each, type)}
-    before = {each: dict(vars(each)) for each in classes}
+    named += [getattr(pathlib, name) for name in _PATH_CLASSES]
+    classes = {each for each in named if isinstance(each, type)}
+    for each in classes:
+        copyreg._slotnames(each)  # type: ignore[attr-defined] # which pickling would add to it
+    owners = [*classes, *dcp_metadata._MEM_FORMAT_ENCODING]
+    before = [dict(vars(each)) for each in owners]
     try:
         yield
     finally:
-        changed = [each for each in classes if _put_back(each, before[each])]
+        changed = [each for each, had in zip(owners, before, strict=True) if _put_back(each, had)]
     if changed:
-        _refuse(f"attributes of {changed[0].__name__}")
+        _refuse(f"attributes of {changed[0]}")
 
 
-def _put_back(owner: type, before: Mapping[str, Any]) -> bool:
-    """Give a class the attributes that it had; whether it had others."""
+def _put_back(owner: object, before: Mapping[str, Any]) -> bool:
+    """Give a class or an enum's member the attributes that it had; whether it had others."""
     now = dict(vars(owner))
-    added = now.keys() - before.keys() - {"__slotnames__"}  # Python's own, made by whoever pickles one
+    added = now.keys() - before.keys()
     replaced = {name for name, value in before.items() if now.get(name) is not value}
     for name in added:
         delattr(owner, name)

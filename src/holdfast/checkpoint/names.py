@@ -83,7 +83,12 @@ class NameMap:
         self.prefix: str | None = content.get("prefix")
         if self.prefix is not None:
             self.prefix = _without_wrappers(self.prefix)
-        names: dict[str, str] = {_without_wrappers(old): new for old, new in content.get("names", {}).items()}
+        names: dict[str, str] = {}
+        for old, new in content.get("names", {}).items():
+            if names.setdefault(_without_wrappers(old), new) != new:
+                raise BadUse(
+                    f"Two entries of {where} are one without what wrappers add: {old!r}. Leave one of them out."
+                )
         self._exact = {old: new for old, new in names.items() if not _PLACEHOLDER.search(old)}
         self._rules = [(old, *self._placeholders(old, new)) for old, new in names.items() if _PLACEHOLDER.search(old)]
         self._patterns = [(old, *self._pattern(old, new)) for old, new in content.get("patterns", {}).items()]
@@ -149,7 +154,7 @@ class NameMap:
         pattern = self._compiled(old)
         pieces: list[str | int] = [int(each) if index % 2 else each for index, each in enumerate(_GROUP.split(new))]
         for group in pieces[1::2]:
-            if int(group) > pattern.groups:
+            if isinstance(group, int) and group > pattern.groups:
                 raise BadUse(
                     f"{new!r} of {self.where} refers to a group {group}, and {old!r} has {pattern.groups}. Correct it."
                 )

@@ -108,7 +108,7 @@ def bring(ranks: Ranks, memory: Predecessors, planned: Sequence[Move]) -> str:
     except Exception as error:  # gloo's are RuntimeErrors, on one rank alone; the disk has it as well
         return f"it could not be had from the peers ({error})"
     finally:
-        if own and group is not None:
+        if group is not None:
             dist.destroy_process_group(group)
         for part in parts:
             if part.move.target == ranks.rank:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 import xxhash
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
@@ -30,7 +31,7 @@ from holdfast.checkpoint.image import LARGE_BYTES, Image, Need, Template, lay_ou
 from holdfast.checkpoint.layout import Layout, pieces_of
 from holdfast.checkpoint.metadata import check_against_files
 from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.tree import PLAIN_TENSORS, Skeleton, irregular, merge_skeletons
+from holdfast.checkpoint.tree import KIND, PLAIN_TENSORS, Skeleton, irregular, merge_skeletons
 from holdfast.core.errors import BadUse
 
 _logger = logging.getLogger("holdfast")
@@ -226,7 +227,6 @@ def is_in_a_row(tensor: torch.Tensor) -> bool:
     return address != 0 and address % 8 == 0 and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
 
 
-_KIND: Final = operator.attrgetter("dtype", "shape", "device")
 _GPU: Final = "cuda"
 """As PyTorch calls the kind of device, AMD's too."""
 _ON_HOST: Final = ("~", False)
@@ -252,9 +252,8 @@ def _places(
     places = {item.index: _place(item, leaves[item.index.fqn]) for item in items}
     to_pack: dict[str, list[tuple[int, MetadataIndex]]] = {}
     for index, (device, is_direct) in places.items():
-        size_bytes = 0 if device == _ON_HOST[0] else local(leaves[index.fqn]).nbytes
-        if not is_direct and size_bytes >= LARGE_BYTES:
-            to_pack.setdefault(device, []).append((size_bytes, index))
+        if device != _ON_HOST[0] and not is_direct and (size := local(leaves[index.fqn]).nbytes) >= LARGE_BYTES:
+            to_pack.setdefault(device, []).append((size, index))
     for device, found in to_pack.items():
         left_bytes = room_bytes(torch.device(device))
         for size_bytes, index in sorted(found, key=operator.itemgetter(0)):
@@ -300,28 +299,27 @@ def _constant(image: Image, layout: Layout, pieces: tuple[int, ...]) -> dict[int
 def _shapes(leaves: Mapping[str, Any]) -> Iterator[Any]:
     """What of each leaf a plan depends on."""
     for leaf in leaves.values():
-        if type(leaf) in PLAIN_TENSORS:
-            yield _KIND(leaf)
-        elif isinstance(leaf, DTensor):
-            yield leaf.shape, _KIND(leaf._local_tensor), leaf.placements, leaf.device_mesh
+        if isinstance(leaf, DTensor):
+            yield leaf.shape, KIND(leaf._local_tensor), leaf.placements, leaf.device_mesh
         elif isinstance(leaf, torch.Tensor):
-            yield _KIND(leaf)
+            yield KIND(leaf)
         else:
             yield None
+
+
+_DENSE: Final = "Save the dense tensors that it is made of"
 
 
 def _check_regular(leaves: Mapping[str, Any]) -> None:
     for name, leaf in leaves.items():
         if not isinstance(leaf, torch.Tensor):
             continue
-        if isinstance(leaf, DTensor) and any(placement.is_partial() for placement in leaf.placements):
-            raise BadUse(f"Cannot save {name!r}: its parts are still to be added up. Save its full_tensor().")
-        if hasattr(local(leaf), "__create_write_items__"):
-            raise BadUse(f"Cannot save {name!r}: its {type(local(leaf)).__name__} has parts of its own.")
+        if isinstance(leaf, ShardedTensor) or hasattr(local(leaf), "__create_write_items__"):
+            raise BadUse(f"Cannot save {name!r}: a {type(local(leaf)).__name__} has parts of its own. Use DTensors.")
         kind = irregular(leaf) or irregular(local(leaf))
         if kind is not None:
-            then = "Give it memory first." if kind == "meta" else "Save the dense tensors that it is made of."
-            raise BadUse(f"Cannot save {name!r}: it is a {kind} tensor. {then}")
+            then = {"meta": "Give it memory first", "partial": "Save its full_tensor()"}
+            raise BadUse(f"Cannot save {name!r}: it is a {kind} tensor. {then.get(kind, _DENSE)}.")
 
 
 def _need(item: WriteItem, leaf: Any) -> Need:

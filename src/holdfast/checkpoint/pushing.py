@@ -23,22 +23,13 @@ _logger = logging.getLogger("holdfast")
 class Pusher:
     """Keeps storage in step with a folder from `start` to `close`; one a job."""
 
-    def __init__(
-        self,
-        folder: Path,
-        url: str,
-        *,
-        keep: int | None,
-        max_write_mib_s: float | None,
-        told: Callable[[dict[str, Any]], None],
-    ) -> None:
+    def __init__(self, folder: Path, url: str, *, keep: int | None, told: Callable[[dict[str, Any]], None]) -> None:
         """Nothing is started before `start`, and nothing looked at.
 
         Args:
             folder: of the checkpoints.
             url: see `Remote`.
             keep: how many stay there; None: all.
-            max_write_mib_s: a limit to the rate at which it is pushed; None: none.
             told: hears of every push, see `pushing_process`.
 
         Raises:
@@ -46,9 +37,8 @@ class Pusher:
         """
         self._url = url
         self.remote = Remote(url)
-        limits = {"--keep": keep, "--max-write-mib-s": max_write_mib_s}
-        given = [f"{name}={limit}" for name, limit in limits.items() if limit is not None]
-        self._arguments = [str(folder), url, *given]
+        keeping = [] if keep is None else ["--keep", str(keep)]
+        self._arguments = [str(folder), url, *keeping]
         self._told = told
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: threading.Thread | None = None

@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -34,6 +35,8 @@ _WANTED_FOR_S: Final = 24 * 3600.0
 """A push that was killed does not keep its checkpoint for ever."""
 _SETTLED_S: Final = 5.0
 """What a trainer that was killed had ordered begins to be written within this time."""
+_READ_TRIES: Final = 5
+"""Of one that cannot be read, before it counts as damaged."""
 _NICENESS: Final = 5
 _logger = logging.getLogger("holdfast")
 
@@ -50,21 +53,24 @@ class Pushing:
         self._give_up_s = give_up_s
         self._done: tuple[Path, tuple[int, int]] | None = None
         self._damaged: set[tuple[Path, tuple[int, int]]] = set()
+        self._unread: Counter[tuple[Path, tuple[int, int]]] = Counter()
         self._settled_s = 0.0
 
     def run(self) -> int:
         """Push until the trainer is gone and nothing is left to push; 1 where the newest could not be pushed."""
-        pause_s, gone_at_s, quiet_since_s = _LOOK_EVERY_S, float("inf"), float("inf")
+        never = float("inf")
+        pause_s, gone_at_s, quiet_since_s = _LOOK_EVERY_S, never, never
         while True:
-            if gone_at_s == float("inf") and self._has_ended(pause_s):
+            if gone_at_s == never and self._has_ended(pause_s):
                 gone_at_s, pause_s = time.monotonic(), _LOOK_EVERY_S
-            elif gone_at_s < float("inf"):
+            elif gone_at_s < never:
                 time.sleep(pause_s)
-            unfinished = has_unfinished(self._folder)  # before the look: what becomes durable meanwhile is seen
+            # Before the look: what becomes durable meanwhile is seen.
+            is_quiet = gone_at_s < never and not has_unfinished(self._folder)
             newest = self._newest_unpushed()
-            quiet_since_s = min(quiet_since_s, time.monotonic()) if newest is None and not unfinished else float("inf")
+            quiet_since_s = min(quiet_since_s, time.monotonic()) if is_quiet and newest is None else never
             if newest is None:
-                if gone_at_s < float("inf") and time.monotonic() - max(quiet_since_s, gone_at_s) >= self._settled_s:
+                if time.monotonic() - quiet_since_s >= self._settled_s:
                     return int(self._has_given_up())
                 pause_s = _LOOK_EVERY_S
             elif self._push(newest):
@@ -99,7 +105,8 @@ class Pushing:
             self._delete_old(info.step)
         except DamagedCheckpoint as error:
             _say({"step": info.step, "failed": str(error)})
-            if _may_pass(error):
+            self._unread[info.path, save] += _may_pass(error)
+            if 0 < self._unread[info.path, save] < _READ_TRIES:
                 return False
             self._damaged.add((info.path, save))  # it will not heal: the one before is what can be pushed
             return True
@@ -175,11 +182,10 @@ def main() -> None:
     parser.add_argument("url")
     parser.add_argument("--keep", type=int)
     parser.add_argument("--give-up-s", type=float, default=600.0)
-    parser.add_argument("--max-write-mib-s", type=float)
     arguments = parser.parse_args()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's interrupt is the trainer's to act on
     os.nice(_NICENESS)
-    remote = Remote(arguments.url, max_write_mib_s=arguments.max_write_mib_s)
+    remote = Remote(arguments.url)
     pushing = Pushing(
         arguments.folder,
         remote,

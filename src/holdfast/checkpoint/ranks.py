@@ -61,7 +61,7 @@ class Ranks:
     def together_at_length(self, work: Callable[[], T]) -> list[T]:
         """As `together`, for what takes longer than a collective may: no rank is in one for more than some seconds.
 
-        `work` runs in a thread of its own, which goes on where this is interrupted, and ends with the process.
+        `work` runs in a thread of its own, which goes on where this is interrupted.
         """
         if not self.distributed:
             return [work()]
@@ -73,7 +73,7 @@ class Ranks:
             except BaseException as error:
                 working.set_exception(error)
 
-        threading.Thread(target=run, name="holdfast-at-length", daemon=True).start()
+        self.together(threading.Thread(target=run, name="holdfast-at-length", daemon=True).start)
         while not all(self.together(lambda: bool(wait([working], timeout=_LOOK_EVERY_S).done))):
             pass
         return self.together(working.result)

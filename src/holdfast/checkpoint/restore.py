@@ -177,13 +177,13 @@ def _restore_newest(
         if tier is None and info.state != "written":
             return None, info.reason or info.state
         for _ in range(_OPENINGS):
-            before = _digest(info) if ranks.rank == 0 else ""
+            before = ranks.first(functools.partial(_digest, info))
             opened, reason = open_together(ranks, info.path, info.step, tier)
             if opened is not None:
                 reason = restore_into(ranks, opened, state, per_rank)
             if not reason:
                 return opened, ""
-            if not ranks.first(functools.partial(_is_another, info, before)):
+            if ranks.first(functools.partial(_digest, info)) == before:
                 break
         return None, reason
 
@@ -212,7 +212,7 @@ def _restore_newest(
             instead = ranks.first(functools.partial(inspect, step_path(folder, fetched)))
             opened, reason = attempt(instead, None)
             if opened is not None:
-                return opened, [item for item in passed_over if item.path != instead.path]  # it took its place
+                return opened, [item for item in passed_over if item.step != fetched]  # it took its place
             passed_over.append(PassedOver(step=fetched, path=instead.path, reason=reason))
     if not passed_over:
         return None, []
@@ -223,15 +223,11 @@ def _restore_newest(
 
 
 def _digest(info: CheckpointInfo) -> str:
-    """Which save of its step lies there now, in this rank's eyes."""
+    """Which save of its step lies there now."""
     try:
         return read_manifest(info.path, step=info.step).digest
     except (ManifestError, OSError):
         return ""
-
-
-def _is_another(info: CheckpointInfo, before: str) -> bool:
-    return _digest(info) != before
 
 
 def open_together(
@@ -278,7 +274,7 @@ def restore_into(
     same_world = checkpoint.manifest.world_size == ranks.world_size
     parts: list[_Part] = []
     fit = Fit(checkpoint.metadata.state_dict_metadata)
-    rng_skeleton: Skeleton = {}
+    rng_skeleton: dict[str, Any] = {}
 
     def look() -> None:
         nonlocal rng_skeleton
@@ -316,6 +312,8 @@ def restore_into(
         reasons = ranks.together(functools.partial(read, plain=plain))
         if any(reasons):
             return next(filter(None, reasons))
+        if plain and rng_skeleton:
+            ranks.together(functools.partial(rng.check, rng_skeleton, loaded))
     for part in parts:
         part.put(loaded)
     if rng_skeleton:

@@ -1,7 +1,9 @@
 """The states of the random generators of one process: Python, NumPy, torch on the CPU and on CUDA."""
 
+import json
 import random
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -21,7 +23,7 @@ def capture() -> dict[str, Any]:
 
         state = np.random.get_state(legacy=False)
         if state["bit_generator"] != "MT19937":
-            states["numpy"] = _as_lists(state)
+            states["numpy"] = json.dumps(state, default=lambda array: array.tolist())
         else:  # as it was before there were others
             inner = state["state"]
             keys, gauss = inner["key"].tolist(), float(state["gauss"])
@@ -38,8 +40,8 @@ def put_back(states: dict[str, Any]) -> None:
     if "numpy" in states and "numpy" in sys.modules:
         import numpy as np
 
-        if isinstance(states["numpy"], dict):
-            _put_back_numpy(states["numpy"])
+        if isinstance(states["numpy"], str):
+            np.random.set_state(json.loads(states["numpy"], object_hook=_with_arrays))
         else:
             name, keys, position, has_gauss, cached = states["numpy"]
             np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
@@ -47,29 +49,32 @@ def put_back(states: dict[str, Any]) -> None:
         torch.cuda.set_rng_state(states["cuda"])
 
 
-def _as_lists(value: Any) -> Any:
-    """Plain values; NumPy's arrays as lists."""
-    if isinstance(value, dict):
-        return {key: _as_lists(item) for key, item in value.items()}
-    return value.tolist() if hasattr(value, "tolist") else value
+def check(skeleton: Mapping[str, Any], loaded: Mapping[str, Any]) -> None:
+    """Whether the generators of this process can be set, before any is.
 
-
-def _put_back_numpy(state: dict[str, Any]) -> None:
-    """Of a global generator that `numpy.random.set_bit_generator` has set.
+    Args:
+        skeleton: what of `capture` lies under which name in `loaded`.
+        loaded: the plain values.
 
     Raises:
-        BadUse: it is another one now.
+        BadUse: NumPy's is another one now, by `numpy.random.set_bit_generator`.
     """
+    if "numpy" not in skeleton or "numpy" not in sys.modules:
+        return
     import numpy as np
 
-    now = np.random.get_state(legacy=False)
-    if now["bit_generator"] != state["bit_generator"]:
+    saved = loaded[skeleton["numpy"]]
+    was = json.loads(saved)["bit_generator"] if isinstance(saved, str) else saved[0]
+    now = np.random.get_state(legacy=False)["bit_generator"]
+    if was != now:
         raise BadUse(
-            f"NumPy's global generator was a {state['bit_generator']} when this was saved, and is a "
-            f"{now['bit_generator']}. Call numpy.random.set_bit_generator before restore()."
+            f"NumPy's global generator was a {was} when this was saved, and is a {now}. Call "
+            "numpy.random.set_bit_generator before restore()."
         )
-    inner = {
-        key: np.array(item, dtype=now["state"][key].dtype) if isinstance(item, list) else item
-        for key, item in state["state"].items()
-    }
-    np.random.set_state({**state, "state": inner})
+
+
+def _with_arrays(item: dict[str, Any]) -> dict[str, Any]:
+    """NumPy's arrays, which JSON has as lists: all of them but MT19937's are of 64 bits."""
+    import numpy as np
+
+    return {key: np.array(each, dtype=np.uint64) if isinstance(each, list) else each for key, each in item.items()}

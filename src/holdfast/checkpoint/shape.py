@@ -111,12 +111,7 @@ class Shape:
 
     def plan_anew(self, job: SaveJob, ranks: Ranks) -> None:
         """Plan by the state that `job` has, while no other save is under way, and take it. Collective."""
-        plan = make_plan(
-            ranks,
-            job.contents,
-            shard_bytes=self._options.shard_bytes,
-            room_bytes=lambda device: room_bytes(device, self._options.max_device_bytes),
-        )
+        plan = make_plan(ranks, job.contents, shard_bytes=self._options.shard_bytes, room_bytes=self._room_bytes)
 
         def prepare() -> None:
             self._let_go()
@@ -150,6 +145,11 @@ class Shape:
         self._let_go_of_devices()
         self._seats.forget()
         self._plan = None
+
+    def _room_bytes(self, device: torch.device) -> float:
+        """For packing on a GPU, once what is packed there for the plan before is let go."""
+        room = room_bytes(device) + (self._devices.packed_bytes(device) if self._devices else 0)
+        return room if self._options.max_device_bytes is None else min(room, self._options.max_device_bytes)
 
     def _sources(self, plan: Plan, job: SaveJob) -> list[Any]:
         return sources(plan, job.contents.leaves(plan.structure), job.snapshot)

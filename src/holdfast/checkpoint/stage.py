@@ -22,14 +22,13 @@ from holdfast.checkpoint.checksums import DIGEST_BYTES
 from holdfast.checkpoint.image import Blob, template
 from holdfast.checkpoint.layout import CHUNK_BYTES
 from holdfast.checkpoint.plan import Plan, is_in_a_row, local, part_of, serialized
-from holdfast.checkpoint.tree import PLAIN_TENSORS, LiveTensors
+from holdfast.checkpoint.tree import KIND, PLAIN_TENSORS, LiveTensors
 from holdfast.core.errors import BadUse
 
 EARLY_BYTES: Final = 16 << 10
 """A tensor up to this size is copied in the call: 4,096 channels of a batch norm."""
 EARLY_ALL_BYTES: Final = 1 << 20
 """All of them together, at most, the smallest first: well below a millisecond."""
-_KIND: Final = operator.attrgetter("dtype", "shape", "device")
 _THREADS: Final = min(4, len(os.sched_getaffinity(0)))
 """A rank's that digest: one reads half as fast as the memory is, and a node has several ranks."""
 _GROUP: Final = 256
@@ -54,7 +53,7 @@ class EarlyCopies:
             if place >= len(tensors):
                 continue
             live = tensors[place]
-            held, kind = kept.get(place), _KIND(live)
+            held, kind = kept.get(place), KIND(live)
             if held is not None and held[1] == kind:
                 again[0].append(held[0])
                 again[1].append(live)

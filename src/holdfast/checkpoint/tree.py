@@ -6,12 +6,15 @@ nested dicts and lists themselves, with each leaf replaced by its flat name.
 """
 
 import copy
+import operator
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.distributed._shard.sharded_tensor.api import ShardedTensor
+from torch.distributed.tensor import DTensor
 
 from holdfast.core.errors import BadUse
 
@@ -19,6 +22,7 @@ Skeleton = dict[Any, Any] | list[Any] | str
 _SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
 _UNCHANGING = {type(None), bool, int, float, complex, str, bytes}
 _INT_BITS = 2000  # `weights_only` reads integers of up to 255 bytes
+KIND = operator.attrgetter("dtype", "shape", "device")
 PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter}
 """What is all here, and copied as it is."""
 _KEYS = {str, int, bool, float, type(None)}
@@ -26,6 +30,10 @@ _KEYS = {str, int, bool, float, type(None)}
 
 def irregular(tensor: torch.Tensor) -> str | None:
     """What a tensor is whose bytes, in a row, and whose type and shape are not all of it; None for all others."""
+    if isinstance(tensor, ShardedTensor):  # it answers nothing of this; PyTorch reads into its parts
+        return None
+    if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
+        return "partial"  # still to be added up
     if tensor.is_quantized:
         return "quantized"
     if tensor.is_nested:

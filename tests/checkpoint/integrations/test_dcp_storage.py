@@ -135,12 +135,8 @@ def test_what_a_dead_save_left_where_folders_cannot_be_locked_is_in_nobodys_way(
     def refuse(*_):
         raise OSError(errno.EBADF, "Bad file descriptor")
 
-    left = tmp_path / ".step-0000000001.dcp.tmp"
-    left.mkdir()
+    (tmp_path / ".step-0000000001.dcp.tmp").mkdir()
     monkeypatch.setattr(folders.fcntl, "flock", refuse)
-    with pytest.raises(dcp.api.CheckpointException, match="is being saved"):  # nobody can tell that it is dead
-        save(a_state(), step_path(tmp_path, 1))
-    os.utime(left, (1e9, 1e9))
     save(a_state(), step_path(tmp_path, 1))
     assert [info.step for info in scan(tmp_path)] == [1]
 

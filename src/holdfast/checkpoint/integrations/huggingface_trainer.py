@@ -180,8 +180,10 @@ def _check(trainer: Trainer) -> None:
         raise BadUse(
             "HoldfastCallback does not resume a model that model_init makes. Pass the Trainer the model itself."
         )
-    sampling = getattr(trainer.args, "train_sampling_strategy", "random")  # older ones have `group_by_length` instead
-    if sampling not in _SAMPLING or getattr(trainer.args, "group_by_length", False):
+    if getattr(trainer.args, "group_by_length", False):  # as older ones have it
+        raise BadUse("group_by_length has an order that cannot be found again within an epoch. Leave it out.")
+    sampling = getattr(trainer.args, "train_sampling_strategy", "random")
+    if sampling not in _SAMPLING:
         raise BadUse(
             f"train_sampling_strategy is {sampling!r}, whose order cannot be found again within an epoch. "
             f"Set one of {', '.join(_SAMPLING)}."
