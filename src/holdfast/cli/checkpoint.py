@@ -218,8 +218,8 @@ def restore(checkpoint: Path, output: Path, entries: tuple[str, ...], *, as_json
 
 @command.command("import")
 @click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path))
-@click.option("--to", "folder", metavar="DIR", required=True, type=click.Path(path_type=Path), help="Of checkpoints.")
-@click.option("--step", metavar="N", required=True, type=click.IntRange(min=0), help="That SOURCE is of.")
+@click.option("--to", "folder", metavar="DIR", required=True, type=click.Path(path_type=Path), help="To put it into.")
+@click.option("--step", metavar="N", required=True, type=click.IntRange(min=0), help="Which step SOURCE is of.")
 @JSON
 def import_(source: Path, folder: Path, step: int, *, as_json: bool) -> None:
     """Copy a checkpoint that PyTorch wrote by itself into DIR, where Checkpointer.restore finds it."""
