@@ -254,11 +254,12 @@ def test_what_a_dead_trainer_had_ordered_may_begin_a_little_later(tmp_path, ther
     )
     command = [sys.executable, "-c", script, PUSHING_MODULE, str(tmp_path / "here"), there.as_uri()]
     (tmp_path / "here").mkdir()
+    made = make_checkpoint(tmp_path / "made", 1)
     with subprocess.Popen(command, stdin=subprocess.PIPE) as trainer:
         until(lambda: len(pushing(tmp_path / "here")) == 2)  # the trainer's words name it, too
         trainer.kill()
     time.sleep(2)
-    make_checkpoint(tmp_path / "here", 1)
+    made.rename(tmp_path / "here" / made.name)
     until(lambda: pushing(tmp_path / "here") == [])
     assert steps_of(there.as_uri()) == [1]
 
@@ -267,6 +268,10 @@ def test_where_folders_cannot_be_locked_age_tells_what_is_unfinished(tmp_path, m
     def refuse(*_):
         raise OSError(errno.ENOLCK, "No locks available")
 
+    left = Staging(tmp_path, 2, "dead")
+    os.close(left._fd)
+    assert not has_unfinished(tmp_path)  # a lock tells, whatever its age
+    left.path.rmdir()
     staging = Staging(tmp_path, 1, "save")
     assert has_unfinished(tmp_path)
     monkeypatch.setattr(folders_module.fcntl, "flock", refuse)

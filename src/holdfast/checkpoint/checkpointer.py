@@ -228,6 +228,7 @@ class Checkpointer:
             The step, 0 where there is no checkpoint.
 
         Raises:
+            BadUse: `state` has no named entries, or NumPy's global generator is of another kind than when it was saved.
             NoVerifiedCheckpoint: there are checkpoints, here or in storage, and none verifies.
             StateMismatch: the state does not fit; nothing was changed.
             CheckpointError: something in it could not be read.

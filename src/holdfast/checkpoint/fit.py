@@ -59,7 +59,7 @@ class Fit:
         if isinstance(target, Mapping) or is_nested_list(target):
             self.problems.append(f"{name!r} is a {_kind(target)} in the state and one value in the checkpoint")
         elif kind is not None or (isinstance(target, torch.Tensor) and (kind := irregular(target)) is not None):
-            self.problems.append(f"{name!r} is a {kind} tensor, which torch.distributed.checkpoint.load may restore")
+            self.problems.append(f"{name!r} is a {kind} tensor, which nothing is restored into here")
         elif not isinstance(target, torch.Tensor):
             self.wanted[flat] = torch.empty(saved.size, dtype=saved.properties.dtype) if is_tensor else None
         elif not is_tensor:
@@ -118,7 +118,7 @@ def fill(target: Any, skeleton: Skeleton, loaded: Mapping[str, Any]) -> Any:
 
 
 def _irregular(saved: TensorStorageMetadata) -> str | None:
-    """The same of a tensor that PyTorch alone has saved."""
+    """What `irregular` says of a tensor, by what PyTorch's metadata says of it."""
     if saved.properties.layout is not torch.strided:
         return "sparse"
     return irregular(torch.empty(0, dtype=saved.properties.dtype, device="cpu"))

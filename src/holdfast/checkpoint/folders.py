@@ -149,11 +149,17 @@ def _tell_of_undeleted(path: Path, error: OSError) -> None:
 
 def has_unfinished(folder: Path) -> bool:
     """Whether a living process prepares a save in `folder`, or may do so."""
-    return any(is_being_written(path) or _has_changed_lately(path) for path in folder.glob(_LEFTOVERS[0]))
+    told = ((path, _is_locked(path)) for path in folder.glob(_LEFTOVERS[0]))
+    return any(_has_changed_lately(path) if is_locked is None else is_locked for path, is_locked in told)
 
 
 def is_being_written(path: Path) -> bool:
     """Whether a living process prepares the save in the hidden folder `path`, as far as its lock tells."""
+    return bool(_is_locked(path))
+
+
+def _is_locked(path: Path) -> bool | None:
+    """None where the file system locks no folders, and nobody could ever tell."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError:  # it has its name now
@@ -162,8 +168,9 @@ def is_being_written(path: Path) -> bool:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return True
-    except OSError as error:  # this file system locks no folders: nobody could ever tell
+    except OSError as error:
         _logger.debug("cannot tell whether %s is being written: %s", path, error)
+        return None
     finally:
         os.close(fd)
     return False

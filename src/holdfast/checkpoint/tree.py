@@ -23,6 +23,7 @@ _SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch
 _UNCHANGING = {type(None), bool, int, float, complex, str, bytes}
 _INT_BITS = 2000  # `weights_only` reads integers of up to 255 bytes
 KIND = operator.attrgetter("dtype", "shape", "device")
+"""What of a tensor a snapshot of it depends on."""
 PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter}
 """What is all here, and copied as it is."""
 _KEYS = {str, int, bool, float, type(None)}
