@@ -3,27 +3,19 @@
 import contextlib
 import fcntl
 import glob
-import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from torch.distributed.checkpoint.metadata import Metadata
 
 from holdfast.checkpoint.conversion import SHARD_BYTES, Progress, settle_conversion, write_safetensors
-from holdfast.checkpoint.foreign import check_whole, file_sizes
 from holdfast.checkpoint.huggingface import small_files, write_small_files
-from holdfast.checkpoint.manifest import (
-    MANIFEST_NAME,
-    FileEntry,
-    ManifestError,
-    check_contents,
-    check_sizes,
-    read_manifest,
-)
+from holdfast.checkpoint.inventory import open_for_reading
+from holdfast.checkpoint.manifest import Manifest, ManifestError, check_contents
 from holdfast.checkpoint.metadata import METADATA_NAME, read_metadata
 from holdfast.checkpoint.names import read_name_map
 from holdfast.core.atomic import fsync_folder
@@ -75,13 +67,10 @@ def export_safetensors(
         raise NotFound(f"There is no folder {output.absolute().parent}. Make it first.")
     names = read_name_map(name_map)
     metadata = open_metadata(checkpoint)
-    with _saying_damaged(checkpoint):
-        entries = _entries(checkpoint)
-        check_whole(metadata, file_sizes(checkpoint))
+    manifest = open_for_reading(checkpoint).manifest
     conversion = settle_conversion(metadata, hf_config, names, checkpoint=str(checkpoint))
-    with _saying_damaged(checkpoint):
-        wanted = {*conversion.ranges(metadata), METADATA_NAME}
-        check_contents(checkpoint, [entry for entry in entries if entry.path in wanted])
+    if manifest is not None:
+        _check_bytes(checkpoint, manifest, set(conversion.ranges(metadata)))
     with _appearing(output.absolute()) as folder:
         write_small_files(folder, small_files(hf_config))
         files = write_safetensors(checkpoint, metadata, conversion, folder, shard_bytes=shard_bytes, progress=progress)
@@ -111,21 +100,10 @@ def open_metadata(checkpoint: Path) -> Metadata:
         raise CheckpointError(f"{checkpoint} is damaged: {error}. Take another checkpoint.") from error
 
 
-def _entries(checkpoint: Path) -> Sequence[FileEntry]:
-    """The files of one of Holdfast's own checkpoints, of their sizes; none where PyTorch alone wrote it."""
-    if not (checkpoint / MANIFEST_NAME).is_file():
-        return ()
-    step = json.loads((checkpoint / MANIFEST_NAME).read_bytes())["step"]
-    entries = read_manifest(checkpoint, step=step).files
-    check_sizes(checkpoint, entries)
-    return entries
-
-
-@contextlib.contextmanager
-def _saying_damaged(checkpoint: Path) -> Iterator[None]:
+def _check_bytes(checkpoint: Path, manifest: Manifest, wanted: set[str]) -> None:
     try:
-        yield
-    except (ManifestError, ValueError, LookupError, TypeError) as error:
+        check_contents(checkpoint, [entry for entry in manifest.files if entry.path in wanted])
+    except ManifestError as error:
         raise CheckpointError(f"{checkpoint} is damaged: {error}. Take another checkpoint.") from error
 
 
@@ -133,10 +111,8 @@ def _saying_damaged(checkpoint: Path) -> Iterator[None]:
 def _appearing(output: Path) -> Iterator[Path]:
     """A folder to fill, which becomes `output`, durably, if the block ends well; locked while its process lives."""
     for left in output.parent.glob(f".{glob.escape(output.name)}.*.tmp"):
-        with (
-            contextlib.suppress(OSError),
-            _try_lock(left) as is_free,
-        ):  # it is gone by now, or a file of somebody else's
+        # It may be gone by now, or be a file of somebody else's.
+        with contextlib.suppress(OSError), _try_lock(left) as is_free:
             if is_free:
                 shutil.rmtree(left)
     making = output.with_name(f".{output.name}.{secrets.token_hex(4)}.tmp")

@@ -10,7 +10,14 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from holdfast.checkpoint.catalog import step_of
 from holdfast.checkpoint.checksums import SIDECAR_SUFFIX
 from holdfast.checkpoint.foreign import check_whole, file_sizes
-from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest, ManifestError, check_contents, read_manifest
+from holdfast.checkpoint.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    ManifestError,
+    check_contents,
+    check_sizes,
+    read_manifest,
+)
 from holdfast.checkpoint.marks import MARKS_NAME
 from holdfast.checkpoint.marks_lock import LOCK_NAME
 from holdfast.checkpoint.metadata import METADATA_NAME, read_metadata
@@ -95,6 +102,7 @@ def open_for_reading(path: Path, *, verified: bool = False) -> Opened:
         files = {name: size_bytes for name, size_bytes in file_sizes(path).items() if not _is_beside(name)}
         manifest = _manifest(path)
         if manifest is not None:
+            check_sizes(path, manifest.files)
             entries = [entry for entry in manifest.files if verified or entry.path == METADATA_NAME]
             check_contents(path, entries)
         metadata = read_metadata(path)
