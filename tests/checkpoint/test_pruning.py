@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.checkpoint import Checkpointer, folders, pruning, scan
+from holdfast.checkpoint.catalog import inspect
 from holdfast.checkpoint.folders import Staging
 from holdfast.checkpoint.marks import MARKS_NAME, note_damaged, note_metrics, note_verified, pin, read_marks, want
 from holdfast.checkpoint.pruning import delete_unclaimed, prune
@@ -128,12 +129,13 @@ def test_a_checkpoint_whose_marks_cannot_be_read_stays(four):
     (path_of(four, 1) / MARKS_NAME).write_text("{")
     pruned(four, last=1)
     assert steps(four) == [4, 1]
-    assert "cannot be read" in delete_unclaimed(path_of(four, 1), now_s=NOW_S)
+    assert "cannot be read" in delete_unclaimed(inspect(path_of(four, 1)), now_s=NOW_S)
 
 
 def test_one_that_another_deletes_first_is_gone(four):
-    shutil.rmtree(path_of(four, 1))
-    assert delete_unclaimed(path_of(four, 1), now_s=NOW_S) is None
+    judged = inspect(path_of(four, 1))
+    shutil.rmtree(judged.path)
+    assert delete_unclaimed(judged, now_s=NOW_S) is None
 
 
 def test_one_that_the_file_system_does_not_let_go_of_stays(four, monkeypatch):
@@ -141,7 +143,7 @@ def test_one_that_the_file_system_does_not_let_go_of_stays(four, monkeypatch):
         raise OSError(errno.EBUSY, "Device or resource busy")
 
     monkeypatch.setattr(folders.Path, "rename", refuse)
-    assert delete_unclaimed(path_of(four, 2), now_s=NOW_S) == "it could not be deleted"
+    assert delete_unclaimed(inspect(path_of(four, 2)), now_s=NOW_S) == "it could not be deleted"
     assert path_of(four, 2).is_dir()
 
 

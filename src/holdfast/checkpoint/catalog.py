@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Literal
 
 from holdfast.checkpoint.folders import parse_name
-from holdfast.checkpoint.manifest import MANIFEST_NAME, ManifestError, check_contents, check_sizes, read_manifest
+from holdfast.checkpoint.manifest import (
+    DAMAGED_JSON,
+    MANIFEST_NAME,
+    ManifestError,
+    UnreadError,
+    check_contents,
+    check_sizes,
+    read_manifest,
+)
 from holdfast.checkpoint.marks import Marks, note_damaged, note_verified, read_marks
 from holdfast.core.errors import HoldfastError, NotFound
 
@@ -26,8 +34,9 @@ class CheckpointInfo:
     """One checkpoint of a folder.
 
     `state`: `written` (manifest and sizes are right), `verified` (every byte too), `incomplete` (no
-    manifest), `damaged`; of the last two `reason` says why. `created_at_s` is in seconds since the Unix
-    epoch, None where the manifest cannot tell. `marks`: what became known of it later; `state` does not depend on it.
+    manifest), `damaged`; of the last two `reason` says why, and `unread` that it could not be read, which may pass.
+    `created_at_s` is in seconds since the Unix epoch, None where the manifest cannot tell. `marks`: what became known
+    of it later; `state` does not depend on it.
     """
 
     step: int
@@ -36,6 +45,7 @@ class CheckpointInfo:
     size_bytes: int = 0
     created_at_s: float | None = None
     reason: str | None = None
+    unread: bool = False
     marks: Marks = field(default_factory=Marks, hash=False)
 
 
@@ -81,7 +91,8 @@ def inspect(path: Path) -> CheckpointInfo:
         reason = "there is no manifest: the save did not finish, or the file was removed"
         return CheckpointInfo(step=step, path=path, state="incomplete", reason=reason, marks=marks)
     except ManifestError as error:
-        return CheckpointInfo(step=step, path=path, state="damaged", reason=str(error), marks=marks)
+        unread = isinstance(error, UnreadError)
+        return CheckpointInfo(step=step, path=path, state="damaged", reason=str(error), unread=unread, marks=marks)
     return CheckpointInfo(
         step=step,
         path=path,
@@ -115,7 +126,7 @@ def step_of(path: Path) -> int | None:
         return int(json.loads((path / MANIFEST_NAME).read_bytes())["step"])
     except OSError:
         return None
-    except (ValueError, LookupError, TypeError):
+    except DAMAGED_JSON:
         return 0  # it is damaged, which `read_manifest` finds whatever step it is compared with
 
 
@@ -129,14 +140,20 @@ def verify(
     Raises:
         NotFound: it is not there, or is deleted meanwhile.
     """
-    path = checkpoint.path if isinstance(checkpoint, CheckpointInfo) else Path(checkpoint)
+    return _verify_one_save(checkpoint.path if isinstance(checkpoint, CheckpointInfo) else Path(checkpoint), progress)[
+        0
+    ]
+
+
+def _verify_one_save(path: Path, progress: Progress) -> tuple[CheckpointInfo, bytes | None]:
+    """What was found, and the manifest of the save of which it is true."""
     while True:
         read = _manifest(path)
         info = _verify(path, progress)
         if not path.is_dir():
             raise NotFound(f"{path} was deleted while it was verified. Take one that is listed.")
         if _manifest(path) == read:
-            return info
+            return info, read
 
 
 def _manifest(path: Path) -> bytes | None:
@@ -161,8 +178,10 @@ def _verify(path: Path, progress: Progress) -> CheckpointInfo:
 
     try:
         check_contents(path, read_manifest(path, step=info.step).files, read)
-    except (ManifestError, OSError) as error:
-        return replace(info, state="damaged", reason=str(error))
+    except ManifestError as error:
+        return replace(info, state="damaged", reason=str(error), unread=isinstance(error, UnreadError))
+    except OSError as error:
+        return replace(info, state="damaged", reason=str(error), unread=True)
     return replace(info, state="verified")
 
 
@@ -171,19 +190,23 @@ def verify_and_note(
 ) -> CheckpointInfo:
     """As `verify`, and keep what was found in the checkpoint's marks; where that cannot be, it is logged.
 
-    One without a manifest gets no mark: it may be a copy that is still arriving.
+    One without a manifest gets no mark: it may be a copy that is still arriving. Nor does one that could not be read.
 
     Raises:
         NotFound: it is not there.
     """
-    info = verify(checkpoint, progress=progress)
-    if checkpoint.state == "incomplete":
+    info, read = _verify_one_save(checkpoint.path, progress)
+    if checkpoint.state == "incomplete" or info.unread:
         return info
+
+    def is_still_that() -> bool:
+        return _manifest(info.path) == read
+
     try:
         if info.state == "verified":
-            marks = note_verified(info.path, by=by, now_s=now_s)
+            marks = note_verified(info.path, by=by, now_s=now_s, still=is_still_that)
         else:
-            marks = note_damaged(info.path, info.reason or info.state, by=by, now_s=now_s)
+            marks = note_damaged(info.path, info.reason or info.state, by=by, now_s=now_s, still=is_still_that)
     except (OSError, HoldfastError) as error:  # it was verified all the same
         _logger.warning("That %s is %s could not be noted there: %s", info.path, info.state, error)
         return info

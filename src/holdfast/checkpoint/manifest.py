@@ -7,6 +7,7 @@ else in it, so the manifest itself cannot change unseen. Nothing here needs torc
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -20,10 +21,23 @@ SCHEMA = "holdfast.checkpoint"
 VERSION = 2
 _READABLE = (1, 2)
 """Version 1 knew a file by the XXH3-128 of its bytes, under `xxh3_128`; it is read, and no longer written."""
+DAMAGED_JSON = (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError)
+"""What taking damaged or forged JSON apart may raise."""
+_LAST_S = datetime(9999, 1, 1, tzinfo=UTC).timestamp()
 
 
 class ManifestError(Exception):
     """A checkpoint's manifest or one of its files is not what it should be; the message names which."""
+
+
+class UnreadError(ManifestError):
+    """A file that is there could not be read, which says nothing of what it holds, and may pass."""
+
+
+def unread(name: str, error: OSError) -> ManifestError:
+    """What to raise where a file cannot be read: one that is missing is damage, whatever else may pass."""
+    kind = ManifestError if isinstance(error, FileNotFoundError | NotADirectoryError) else UnreadError
+    return kind(f"{name} is missing or unreadable ({error.strerror})")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,7 +111,7 @@ def read_manifest(folder: Path, *, step: int) -> Manifest:
         if digest != _digest(content):
             raise ManifestError(f"{MANIFEST_NAME} does not match its own digest")
         if content["schema"] != SCHEMA or content["version"] not in _READABLE:
-            raise ManifestError(
+            raise UnreadError(  # a newer Holdfast's may be right
                 f"{MANIFEST_NAME} is {content['schema']} version {content['version']}, "
                 f"this Holdfast reads {SCHEMA} up to version {VERSION}"
             )
@@ -106,14 +120,16 @@ def read_manifest(folder: Path, *, step: int) -> Manifest:
         return Manifest(
             step=int(content["step"]),
             world_size=int(content["world_size"]),
-            created_at_s=float(content["created_at_s"]),
+            created_at_s=_time_s(content["created_at_s"]),
             torch=str(content["torch"]),
             save=str(content.get("save", "")),
             files=tuple(_file_entry(entry) for entry in content["files"]),
         )
     except FileNotFoundError:
         raise
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+    except OSError as error:
+        raise unread(MANIFEST_NAME, error) from error
+    except DAMAGED_JSON as error:
         raise ManifestError(f"{MANIFEST_NAME} is unreadable ({error!r})") from error
 
 
@@ -129,9 +145,10 @@ def check_sizes(folder: Path, files: Iterable[FileEntry]) -> None:
         try:
             found = file.resolve(strict=True)
             size_bytes = found.stat().st_size
-        except (OSError, RuntimeError) as error:  # of links in a circle, before Python 3.13
-            why = getattr(error, "strerror", None) or "links in a circle"
-            raise ManifestError(f"{entry.path} is missing or unreadable ({why})") from error
+        except RuntimeError as error:  # before Python 3.13
+            raise ManifestError(f"{entry.path} is a link in a circle") from error
+        except OSError as error:
+            raise unread(entry.path, error) from error
         if not found.is_relative_to(inside) or not found.is_file():
             raise ManifestError(f"{entry.path} leads out of the checkpoint or is no regular file")
         if size_bytes != entry.size_bytes:
@@ -149,7 +166,7 @@ def check_contents(folder: Path, files: Iterable[FileEntry], progress: Callable[
         try:
             right = check_file(folder / entry.path, entry.size_bytes, entry.checksum, progress)
         except OSError as error:
-            raise ManifestError(f"{entry.path} is unreadable ({error.strerror})") from error
+            raise unread(entry.path, error) from error
         except ValueError as error:
             raise ManifestError(f"{entry.path} has {error}") from error
         if not right:
@@ -161,9 +178,17 @@ def _digest(content: dict[str, Any]) -> str:
     return xxhash.xxh3_128(canonical).hexdigest()
 
 
+def _time_s(raw: Any) -> float:
+    """A time that has a date."""
+    at_s = float(raw)
+    if not 0 <= at_s < _LAST_S:
+        raise ValueError(f"{raw!r} is no time")
+    return at_s
+
+
 def _file_entry(raw: dict[str, Any]) -> FileEntry:
     path = PurePosixPath(raw["path"])
-    if path.is_absolute() or ".." in path.parts or not path.parts:
+    if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in raw["path"]:
         raise ManifestError(f"{MANIFEST_NAME} names {raw['path']!r}, which is outside of the checkpoint")
     checksum = str(raw["checksum"]) if "checksum" in raw else whole_checksum(str(raw["xxh3_128"]))
     return FileEntry(path=str(path), size_bytes=int(raw["size_bytes"]), checksum=checksum)

@@ -8,6 +8,7 @@ depend on them. Marks that cannot be read count as none, and keep the checkpoint
 import json
 import logging
 import math
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -17,7 +18,7 @@ import xxhash
 
 from holdfast.checkpoint.marks_lock import locked
 from holdfast.core.atomic import write_atomic
-from holdfast.core.errors import BadUse, CheckpointError
+from holdfast.core.errors import BadUse, CheckpointError, NotFound
 
 MARKS_NAME = "holdfast-marks.json"
 SCHEMA = "holdfast.checkpoint-marks"
@@ -97,19 +98,23 @@ def read_marks(checkpoint: Path) -> Marks:
     return Marks(unreadable=why)
 
 
-def change_marks(checkpoint: Path, change: Callable[[Marks], Marks], *, now_s: float) -> Marks:
+def change_marks(
+    checkpoint: Path, change: Callable[[Marks], Marks], *, now_s: float, still: Callable[[], bool] = lambda: True
+) -> Marks:
     """Replace the marks by what `change` makes of them, durably; of two writers none loses what it wrote.
 
     Damaged marks are put aside as `holdfast-marks.json.damaged`. What they said is not known, so the checkpoint is
-    pinned in their stead.
+    pinned in their stead. `still` is asked once nobody can save its step again: whether it is the one that is meant.
 
     Raises:
-        NotFound: the checkpoint is gone.
+        NotFound: the checkpoint is gone, or is another one.
         CheckpointError: another process does not let go of the marks, or a newer Holdfast wrote them.
         OSError: they could not be written; they are as they were.
     """
     path = checkpoint / MARKS_NAME
     with locked(checkpoint):
+        if not still():
+            raise NotFound(f"{checkpoint} was saved again meanwhile. Look at the one that is there now.")
         marks = change(_load_or_put_aside(path, now_s))
         content = {"schema": SCHEMA, "version": VERSION, **marks.as_dict()}
         content["digest"] = _digest(content)
@@ -117,17 +122,21 @@ def change_marks(checkpoint: Path, change: Callable[[Marks], Marks], *, now_s: f
     return marks
 
 
-def note_verified(checkpoint: Path, *, by: str, now_s: float) -> Marks:
+def note_verified(checkpoint: Path, *, by: str, now_s: float, still: Callable[[], bool] = lambda: True) -> Marks:
     """Every byte was read and was right; an earlier finding of damage is taken back."""
     noted = Noted(at_s=now_s, by=by)
-    return change_marks(checkpoint, lambda marks: replace(marks, verified=noted, damaged=None), now_s=now_s)
+    return change_marks(
+        checkpoint, lambda marks: replace(marks, verified=noted, damaged=None), now_s=now_s, still=still
+    )
 
 
-def note_damaged(checkpoint: Path, why: str, *, by: str, now_s: float) -> Marks:
+def note_damaged(
+    checkpoint: Path, why: str, *, by: str, now_s: float, still: Callable[[], bool] = lambda: True
+) -> Marks:
     """A verification found damage; it is neither verified nor healthy any more."""
     noted = Noted(at_s=now_s, by=by, why=why)
     return change_marks(
-        checkpoint, lambda marks: replace(marks, verified=None, healthy=None, damaged=noted), now_s=now_s
+        checkpoint, lambda marks: replace(marks, verified=None, healthy=None, damaged=noted), now_s=now_s, still=still
     )
 
 
@@ -158,6 +167,8 @@ def want(checkpoint: Path, holder: str, *, now_s: float, until_s: float | None =
     """Keep it for `holder`, until `until_s` or until `release`; wanting it again replaces the time."""
     if not holder:
         raise BadUse("A want needs the name of its holder. Give one, such as the id of the evaluation.")
+    if until_s is not None and not math.isfinite(until_s):
+        raise BadUse(f"until_s is {until_s!r}; allowed are seconds since the epoch, or None for without end.")
     wanted = Want(at_s=now_s, until_s=until_s)
     return change_marks(checkpoint, lambda marks: replace(marks, wanted={**marks.wanted, holder: wanted}), now_s=now_s)
 
@@ -208,7 +219,7 @@ def _load_or_put_aside(path: Path, now_s: float) -> Marks:
     except _NewerError as error:
         raise CheckpointError(f"The marks of {path.parent} cannot be changed: {error}. Use that Holdfast.") from error
     except _DAMAGE as error:
-        path.replace(path.with_name(f"{MARKS_NAME}.damaged"))
+        shutil.copyfile(path, path.with_name(f"{MARKS_NAME}.damaged"))  # until there are others, these keep it
         return Marks(pinned=Noted(at_s=now_s, by="holdfast", why=f"its marks were damaged and are not known ({error})"))
 
 

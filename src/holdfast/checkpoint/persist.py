@@ -90,11 +90,11 @@ def delete_superfluous(order: Order) -> None:
         return
     damaged = set(order.damaged) - {order.final}
     now_s = order.created_at_s
-    for path in superfluous(found, committed=order.final, damaged=damaged, keep=order.keep, now_s=now_s):
+    for info in superfluous(found, committed=order.final, damaged=damaged, keep=order.keep, now_s=now_s):
         try:
-            delete_unclaimed(path, now_s=now_s)
+            delete_unclaimed(info, now_s=now_s)
         except (OSError, HoldfastError) as error:
-            _logger.warning("%s was not deleted: %s", path, error)
+            _logger.warning("%s was not deleted: %s", info.path, error)
 
 
 def _see_through(part: Part) -> None:

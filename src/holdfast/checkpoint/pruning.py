@@ -4,12 +4,11 @@ import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from holdfast.checkpoint.catalog import Progress, scan, verify_and_note
+from holdfast.checkpoint.catalog import CheckpointInfo, Progress, inspect, scan, verify_and_note
 from holdfast.checkpoint.folders import erase, hide
-from holdfast.checkpoint.marks import read_marks
 from holdfast.checkpoint.marks_lock import locked
 from holdfast.checkpoint.retention import Retention, Verdict, judge
-from holdfast.core.errors import BadUse, NotFound
+from holdfast.core.errors import BadUse, HoldfastError, NotFound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +35,13 @@ def prune(
 ) -> Pruned:
     """Apply a policy to a folder of checkpoints.
 
-    Before anything goes, one of those that stay is read whole, unless one of them is marked verified: what cannot be
-    restored must not be all that is left. What that finds is noted by `by`.
+    Before anything goes, the newest of those that stay is read whole, and if it is damaged the next, unless one that
+    is newer than all that goes is marked verified: nobody must be thrown back further than what went. What that finds
+    is noted by `by`. One that cannot be deleted stays, and says why.
 
     Raises:
         NotFound: `folder` is not a folder.
         BadUse: the policy has no rule, or names a metric that no checkpoint has.
-        CheckpointError: another process does not let go of a checkpoint's marks.
-        OSError: the folder cannot be written.
     """
     if not policy.has_rules:
         raise BadUse("Nothing says what stays. Give at least one rule: --last, --every, --best or --within.")
@@ -54,32 +52,40 @@ def prune(
     deleted = []
     for index, verdict in enumerate(verdicts):
         if not verdict.stays:
-            if claim := delete_unclaimed(verdict.info.path, now_s=now_s):
+            try:
+                claim = delete_unclaimed(verdict.info, now_s=now_s)
+            except (OSError, HoldfastError) as error:
+                claim = str(error)
+            if claim:
                 verdicts[index] = replace(verdict, stays=(claim,), goes=None)
             else:
                 deleted.append(verdict.info.path)
     return Pruned(verdicts=verdicts, deleted=deleted)
 
 
-def delete_unclaimed(path: Path, *, now_s: float | None) -> str | None:
-    """Delete a checkpoint, unless somebody has pinned or wanted it meanwhile; returns why it stays, None if it is gone.
+def delete_unclaimed(judged: CheckpointInfo, *, now_s: float | None) -> str | None:
+    """Delete a checkpoint, unless it has changed since it was judged; returns why it stays, None if it is gone.
 
-    Whoever pins it takes the same lock: the pin comes first and it stays, or fails and says that it is gone.
+    Whoever marks it takes the same lock: the mark comes first and it stays, or fails and says that it is gone.
 
     Raises:
         CheckpointError: another process does not let go of the marks.
         OSError: the folder cannot be written.
     """
     try:
-        with locked(path):
-            marks = read_marks(path)
-            if marks.pinned is not None:
+        with locked(judged.path):
+            now = inspect(judged.path)
+            if now.marks.pinned is not None:
                 return "pinned"
-            if marks.unreadable is not None:
-                return f"its marks cannot be read: {marks.unreadable}"
-            if holders := marks.wanted_by(now_s):
+            if now.marks.unreadable is not None:
+                return f"its marks cannot be read: {now.marks.unreadable}"
+            if holders := now.marks.wanted_by(now_s):
                 return f"wanted by {', '.join(holders)}"
-            hidden = hide(path)
+            if now.marks.as_dict() != judged.marks.as_dict():
+                return "it was marked meanwhile"
+            if (now.created_at_s, now.size_bytes) != (judged.created_at_s, judged.size_bytes):
+                return "its step was saved again meanwhile"
+            hidden = hide(judged.path)
     except NotFound:  # somebody else has deleted it
         return None
     if hidden is None:
@@ -95,7 +101,8 @@ def _judge_beside_a_verified_one(
     while True:
         verdicts = judge(scan(folder), policy, now_s=now_s, damaged=damaged)
         staying = [verdict.info for verdict in verdicts if verdict.stays and verdict.is_whole]
-        if all(verdict.stays for verdict in verdicts) or any(info.marks.verified for info in staying):
+        going = [verdict.info.step for verdict in verdicts if not verdict.stays]
+        if not going or any(info.marks.verified and info.step >= going[0] for info in staying):
             return verdicts
         # Where anything goes, the newest that is whole stays, so there is one to read.
         newest = staying[0]

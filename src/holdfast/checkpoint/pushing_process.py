@@ -22,7 +22,7 @@ from typing import Any, Final
 
 from holdfast.checkpoint.catalog import CheckpointInfo, scan
 from holdfast.checkpoint.folders import has_unfinished
-from holdfast.checkpoint.manifest import MANIFEST_NAME
+from holdfast.checkpoint.manifest import MANIFEST_NAME, UnreadError
 from holdfast.checkpoint.marks import release, want
 from holdfast.checkpoint.messages import readable
 from holdfast.checkpoint.remote import Remote
@@ -105,7 +105,7 @@ class Pushing:
             self._delete_old(info.step)
         except DamagedCheckpoint as error:
             _say({"step": info.step, "failed": str(error)})
-            self._unread[info.path, save] += _may_pass(error)
+            self._unread[info.path, save] += isinstance(error.__cause__, UnreadError)
             if 0 < self._unread[info.path, save] < _READ_TRIES:
                 return False
             self._damaged.add((info.path, save))  # it will not heal: the one before is what can be pushed
@@ -144,14 +144,6 @@ def _pidfd(pid: int) -> list[int]:
         return [os.pidfd_open(pid)]
     except OSError:  # an old kernel, or it is dead: then this process has another parent
         return []
-
-
-def _may_pass(error: DamagedCheckpoint) -> bool:
-    """Whether it was not to be read, and not read otherwise than it was written."""
-    cause = error.__cause__
-    while cause is not None and not isinstance(cause, OSError):
-        cause = cause.__cause__
-    return cause is not None and not isinstance(cause, FileNotFoundError)
 
 
 def _save_of(path: Path) -> tuple[int, int]:

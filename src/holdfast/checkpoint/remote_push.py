@@ -10,7 +10,7 @@ import xxhash
 
 from holdfast.checkpoint.checksums import BLOCK_BYTES, checksum_of_digests, digests_of, whole_checksum
 from holdfast.checkpoint.folders import parse_name
-from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, ManifestError, check_sizes
+from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, ManifestError, check_sizes, unread
 from holdfast.checkpoint.objects import Objects, in_parallel
 from holdfast.checkpoint.remote_catalog import (
     RemoteCheckpoint,
@@ -136,7 +136,7 @@ def _verified(folder: Path, entry: FileEntry, pace: Pace, digests: bytearray) ->
                 pace.wait(len(chunk))
                 yield chunk
     except OSError as error:
-        raise ManifestError(f"{entry.path} is unreadable ({error.strerror})") from error
+        raise unread(entry.path, error) from error
     if entry.checksum != (checksum_of_digests(bytes(digests)) if blocks else whole_checksum(whole.hexdigest())):
         raise ManifestError(f"{entry.path} does not match its checksum")
 

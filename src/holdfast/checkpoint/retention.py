@@ -121,7 +121,7 @@ def superfluous(
     damaged: Collection[Path],
     keep: int | Retention | None,
     now_s: float | None = None,
-) -> list[Path]:
+) -> list[CheckpointInfo]:
     """Choose what to delete once `committed`, the one just verified, is durable; see `judge`.
 
     `keep` as a number is `Retention(last=keep)`. Doubles of a step come first.
@@ -129,7 +129,7 @@ def superfluous(
     policy = keep if isinstance(keep, Retention) else Retention(last=keep)
     verdicts = judge(checkpoints, policy, now_s=now_s, damaged=damaged, committed=committed)
     going = sorted((verdict for verdict in verdicts if not verdict.stays), key=lambda verdict: verdict.goes != _DOUBLE)
-    return [verdict.info.path for verdict in going]
+    return [verdict.info for verdict in going]
 
 
 def _by_rules(
@@ -156,7 +156,7 @@ def _always(
 ) -> Iterator[tuple[CheckpointInfo, str]]:
     for info in counted[:1]:
         yield info, "the newest"
-    for info in [info for info in whole if info.marks.verified or info.marks.healthy][:1]:
+    for info in [info for info in whole if info.marks.verified][:1]:
         yield info, "the newest that is verified"
     for info in [info for info in whole if info.marks.healthy][:1]:
         yield info, "the newest that is healthy"
