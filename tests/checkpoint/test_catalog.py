@@ -1,3 +1,4 @@
+import errno
 import json
 import os
 import random
@@ -8,11 +9,11 @@ import pytest
 import torch
 from waiting import until
 
-from holdfast.checkpoint import Checkpointer, catalog, scan, verify
+from holdfast.checkpoint import Checkpointer, catalog, manifest, scan, verify
 from holdfast.checkpoint.catalog import checkpoints_at, verify_and_note
 from holdfast.checkpoint.folders import discard
 from holdfast.checkpoint.manifest import ManifestError, read_manifest
-from holdfast.checkpoint.marks import MARKS_NAME, Marks, Noted, pin
+from holdfast.checkpoint.marks import MARKS_NAME, Marks, Noted, note_healthy, pin, read_marks
 from holdfast.core.errors import NotFound
 
 FILES = [".metadata", "__0_0.distcp", "holdfast.json"]
@@ -103,8 +104,6 @@ def test_a_lost_page_is_caught(tmp_path):
 
 def rewrite_manifest(path, change):
     """Change a manifest as somebody would who knows the format: the digest is made to fit."""
-    from holdfast.checkpoint import manifest
-
     file = path / "holdfast.json"
     content = json.loads(file.read_text())
     del content["digest"]
@@ -138,6 +137,25 @@ def test_a_manifest_of_another_version_says_so(two):
 def test_a_manifest_that_is_no_manifest_is_damaged(two, content):
     (two / "step-0000000002" / "holdfast.json").write_text(content)
     assert_falls_back(two, "holdfast.json")
+
+
+@pytest.mark.parametrize(
+    ("old", "forged"),
+    [
+        ('"size_bytes": ', '"size_bytes": 1e999, "was": '),
+        ('"created_at_s": ', '"created_at_s": NaN, "was": '),
+        ('"created_at_s": ', '"created_at_s": 1e20, "was": '),
+        ('".metadata"', r'"\u0000"'),
+        ('"files": ', '"files": ' + "[" * 20_000 + "]" * 20_000 + ', "was": '),
+    ],
+)
+def test_whatever_a_forged_manifest_says_the_others_are_listed_and_restored(two, old, forged):
+    file = two / "step-0000000002" / "holdfast.json"
+    file.write_text(file.read_text().replace(old, forged, 1))
+    if "[[" not in forged:  # which nobody can parse to make the digest fit
+        rewrite_manifest(file.parent, lambda _content: None)
+    assert [(info.step, info.state) for info in scan(two)] == [(2, "damaged"), (1, "written")]
+    assert Checkpointer(two).restore({"value": 0}) == 1
 
 
 def test_a_replaced_checkpoint_is_a_candidate_after_the_proper_one(two):
@@ -267,3 +285,46 @@ def test_what_is_noted_is_of_the_save_that_was_read_last(two, saved, monkeypatch
     info = verify_and_note(catalog.inspect(path), by="me", now_s=1.0)
     assert info.state == ("damaged" if is_damaged else "verified")
     assert bool(info.marks.damaged) == is_damaged
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
+def test_what_could_not_be_read_is_told_and_not_noted_as_damage(two, monkeypatch, number):
+    """It may pass, and a finding of damage would end what is known of its health."""
+    path = two / "step-0000000002"
+    note_healthy(path, by="me", now_s=1.0)
+
+    def fail(*_):
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(manifest, "check_file", fail)
+    found = verify_and_note(scan(two)[0], by="me", now_s=5.0)
+    assert (found.state, found.unread) == ("damaged", True)
+    assert os.strerror(number) in found.reason
+    assert read_marks(path) == Marks(healthy=Noted(at_s=1.0, by="me"))
+
+
+def test_a_missing_file_and_one_of_another_version_are_told_apart_from_one_that_cannot_be_read(two):
+    (two / "step-0000000002" / "__0_0.distcp").unlink()
+    assert not verify(two / "step-0000000002").unread
+    rewrite_manifest(two / "step-0000000001", lambda content: content.update(version=9))
+    assert verify(two / "step-0000000001").unread, "a newer Holdfast's may be right"
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_a_finding_does_not_land_on_a_later_save_of_the_step(two, monkeypatch, caplog, damaged):
+    path = two / "step-0000000002"
+    if damaged:
+        (path / "__0_0.distcp").write_bytes(b"")
+    name = "note_damaged" if damaged else "note_verified"
+    note = getattr(catalog, name)
+
+    def saved_again_before(*arguments, **named):
+        monkeypatch.undo()
+        with Checkpointer(two, keep=None) as ckpt:
+            ckpt.save(2, {"value": 22}).result()
+        return note(*arguments, **named)
+
+    monkeypatch.setattr(catalog, name, saved_again_before)
+    verify_and_note(scan(two)[0], by="me", now_s=5.0)
+    assert read_marks(path) == Marks()
+    assert "was saved again meanwhile" in caplog.text

@@ -8,7 +8,8 @@ import torch.distributed.checkpoint as dcp
 
 from holdfast.checkpoint import Checkpointer, comparing
 from holdfast.checkpoint.comparing import Difference, compare
-from holdfast.checkpoint.inventory import open_for_reading, take_inventory
+from holdfast.checkpoint.dcp import read
+from holdfast.checkpoint.inventory import open_for_reading, reading_verified, take_inventory
 from holdfast.core.errors import CheckpointError, NotFound
 
 
@@ -157,7 +158,7 @@ def test_a_copy_of_another_name_opens(tmp_path):
     with Checkpointer(tmp_path) as ckpt:
         path = ckpt.save(7, {"n": 5}).result()
     path.rename(tmp_path / "best")
-    assert open_for_reading(tmp_path / "best", verified=True).manifest.step == 7
+    assert open_for_reading(tmp_path / "best").manifest.step == 7
 
 
 def test_what_cannot_be_opened_is_said(tmp_path):
@@ -171,9 +172,12 @@ def test_what_cannot_be_opened_is_said(tmp_path):
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
-    open_for_reading(path)
-    with pytest.raises(CheckpointError, match=r"is damaged: .* does not match its checksum\. Take another"):
-        open_for_reading(path, verified=True)
+    opened = open_for_reading(path)
+    with (
+        pytest.raises(CheckpointError, match=r"is damaged: .* does not match its checksum, .*\. Take another"),
+        reading_verified(opened) as files,
+    ):
+        read(path, opened.metadata, {"t": torch.empty(100)}, files)
     (path / ".metadata").write_bytes(b"")
     with pytest.raises(CheckpointError, match=r"is damaged: \.metadata"):
         open_for_reading(path)

@@ -16,7 +16,8 @@ from safetensors import safe_open
 
 from holdfast import Checkpointer
 from holdfast.checkpoint.conversion import Conversion
-from holdfast.checkpoint.export import export_safetensors, open_metadata
+from holdfast.checkpoint.export import export_safetensors
+from holdfast.checkpoint.inventory import open_for_reading
 from holdfast.core.errors import BadUse, CheckpointError, NotFound
 
 transformers = pytest.importorskip("transformers")
@@ -217,7 +218,7 @@ def small(tmp_path):
 
 def test_only_what_the_model_needs_is_read(small):
     checkpoint, hf_config = small
-    metadata = open_metadata(checkpoint)
+    metadata = open_for_reading(checkpoint).metadata
     from holdfast.checkpoint.conversion import settle_conversion
     from holdfast.checkpoint.names import NameMap
 
@@ -234,7 +235,9 @@ def test_a_damaged_checkpoint_is_not_exported(small, tmp_path):
     checkpoint, hf_config = small
     (data,) = checkpoint.glob("*.distcp")
     content = bytearray(data.read_bytes())
-    content[len(content) // 2] ^= 1
+    stored = open_for_reading(checkpoint).metadata.storage_data
+    norm = next(each for index, each in stored.items() if index.fqn == "model.model.norm.weight")
+    content[norm.offset + norm.length // 2] ^= 1
     data.write_bytes(content)
     with pytest.raises(CheckpointError, match="does not match its checksum"):
         export_safetensors(checkpoint, tmp_path / "out", hf_config=hf_config)
@@ -249,7 +252,7 @@ def test_a_damaged_checkpoint_is_not_exported(small, tmp_path):
 
 def test_a_tensor_of_which_a_shard_was_never_written(small, tmp_path):
     checkpoint, hf_config = small
-    metadata = open_metadata(checkpoint)
+    metadata = open_for_reading(checkpoint).metadata
     tensor = metadata.state_dict_metadata["model.model.norm.weight"]
     tensor.chunks[0].sizes = torch.Size([math.prod(tensor.size) // 2])
     (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
@@ -260,7 +263,7 @@ def test_a_tensor_of_which_a_shard_was_never_written(small, tmp_path):
 
 def test_a_part_that_was_never_written_is_a_sentence(small, tmp_path):
     checkpoint, hf_config = small
-    metadata = open_metadata(checkpoint)
+    metadata = open_for_reading(checkpoint).metadata
     metadata.storage_data = {
         index: stored for index, stored in metadata.storage_data.items() if index.fqn != "model.model.norm.weight"
     }
@@ -286,6 +289,9 @@ def test_metadata_that_would_run_code_is_refused(small, tmp_path):
 
     checkpoint, hf_config = small
     (checkpoint / ".metadata").write_bytes(pickle.dumps(Evil()))
+    with pytest.raises(CheckpointError, match=r"\.metadata has \d+ bytes instead of"):
+        export_safetensors(checkpoint, tmp_path / "out", hf_config=hf_config)
+    (checkpoint / "holdfast.json").unlink()
     with pytest.raises(CheckpointError, match="made to run code"):
         export_safetensors(checkpoint, tmp_path / "out", hf_config=hf_config)
     assert not (tmp_path / "evil").exists()
@@ -323,6 +329,7 @@ KILLED = """
 import os, signal, sys
 from pathlib import Path
 from holdfast.checkpoint.export import export_safetensors
+from holdfast.checkpoint.inventory import open_for_reading
 def progress(done, total):
     if done > total / 2:
         os.kill(os.getpid(), signal.SIGKILL)

@@ -91,7 +91,7 @@ def test_what_it_refuses(plain, tmp_path):
     with Checkpointer(folder) as ckpt:
         own = ckpt.save(5, {"a": 1}).result()
     (own / "holdfast.json").unlink()
-    with pytest.raises(BadUse, match="is a checkpoint of Holdfast's already"):
+    with pytest.raises(BadUse, match="its manifest is missing: a save or a copy did not finish"):
         import_dcp(own, folder, 2)
     with pytest.raises(NotFound, match="is no checkpoint"):
         import_dcp(tmp_path, folder, 2)

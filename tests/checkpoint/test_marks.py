@@ -1,3 +1,4 @@
+import errno
 import fcntl
 import json
 import math
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import marks_lock
+from holdfast.checkpoint import marks, marks_lock
 from holdfast.checkpoint.marks import (
     MARKS_NAME,
     Marks,
@@ -150,6 +151,30 @@ def test_a_failed_write_leaves_the_marks_as_they_were(checkpoint, monkeypatch):
         with pytest.raises(OSError, match="No space left"):
             unpin(checkpoint, now_s=2.0)
     assert read_marks(checkpoint) == before
+
+
+def test_damaged_marks_stay_until_there_are_others(checkpoint, monkeypatch):
+    """Else it would have none, and could be deleted, pinned or not."""
+    (checkpoint / MARKS_NAME).write_text("{")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(marks, "write_atomic", full)
+        with pytest.raises(OSError, match="No space"):
+            note_verified(checkpoint, by="me", now_s=1.0)
+    assert read_marks(checkpoint).unreadable
+    note_verified(checkpoint, by="me", now_s=1.0)
+    assert read_marks(checkpoint).pinned.by == "holdfast"
+    assert (checkpoint / f"{MARKS_NAME}.damaged").read_text() == "{"
+
+
+@pytest.mark.parametrize("until_s", [math.inf, math.nan])
+def test_a_want_without_end_is_none_that_ends_at_infinity(checkpoint, until_s):
+    with pytest.raises(BadUse, match="or None for without end"):
+        want(checkpoint, "eval-1", now_s=1.0, until_s=until_s)
+    assert read_marks(checkpoint) == Marks()
 
 
 def test_who_waits_too_long_for_the_lock_says_so(checkpoint):

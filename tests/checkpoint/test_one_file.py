@@ -1,4 +1,5 @@
 import os
+import pickle
 import shutil
 import warnings
 from datetime import timedelta
@@ -9,6 +10,7 @@ import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
 
 from holdfast.checkpoint import Checkpointer, one_file
+from holdfast.checkpoint.metadata import read_metadata
 from holdfast.checkpoint.one_file import write_one_file
 from holdfast.core.errors import BadUse, CheckpointError, NotFound
 
@@ -99,10 +101,67 @@ def test_damage_is_found_before_anything_is_written(trained, tmp_path):
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
     with pytest.raises(
-        CheckpointError, match=r"is damaged: .* does not match its checksum\. Take another checkpoint\."
+        CheckpointError, match=r"is damaged: .* does not match its checksum, .*\. Take another checkpoint\."
     ):
         write_one_file(path, tmp_path / "one.pt")
     assert [each.name for each in tmp_path.iterdir()] == ["checkpoints"]
+
+
+def test_two_saves_of_a_step_are_never_mixed(tmp_path, monkeypatch):
+    """The job saves it again while it is read."""
+    monkeypatch.setattr(one_file, "_AT_ONCE_BYTES", 1)
+
+    def saved(value):
+        with Checkpointer(tmp_path / "checkpoints") as ckpt:
+            return ckpt.save(3, {name: torch.full((300_000,), float(value)) for name in "ab"}).result()
+
+    path = saved(1)
+    again = []
+    with pytest.raises(CheckpointError, match="does not match its checksum"):
+        write_one_file(path, tmp_path / "one.pt", progress=lambda *_: again or again.append(saved(2)))
+    assert again
+    assert not (tmp_path / "one.pt").exists()
+
+
+def test_damage_of_one_that_dcp_alone_wrote_is_found(tmp_path):
+    stock_save(tmp_path / "plain", {"t": torch.ones(1000)})
+    data = tmp_path / "plain" / "__0_0.distcp"
+    content = bytearray(data.read_bytes())
+    content[content.index(torch.ones(4).numpy().tobytes()) + 400] ^= 1
+    data.write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"is damaged: 't' in __0_0.distcp is damaged: Bad CRC-32"):
+        write_one_file(tmp_path / "plain", tmp_path / "one.pt")
+    assert not (tmp_path / "one.pt").exists()
+
+
+def test_metadata_that_promises_more_than_the_file_has_allocates_nothing(tmp_path):
+    stock_save(tmp_path / "plain", {"t": torch.ones(2)})
+    metadata = read_metadata(tmp_path / "plain")
+    saved = metadata.state_dict_metadata["t"]
+    saved.size = saved.chunks[0].sizes = torch.Size([1 << 50])
+    (tmp_path / "plain" / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=r"is damaged: 't' has \d+ of its \d+ bytes"):
+        write_one_file(tmp_path / "plain", tmp_path / "one.pt")
+
+
+@pytest.mark.parametrize("paths", [{"t": ("t",), "nowhere": ("nowhere",)}, {}])
+def test_what_dcp_says_of_where_a_value_belongs_may_lack_some_or_name_others(tmp_path, paths):
+    stock_save(tmp_path / "plain", {"t": torch.ones(2), "n": 3})
+    metadata = read_metadata(tmp_path / "plain")
+    metadata.planner_data = paths
+    (tmp_path / "plain" / ".metadata").write_bytes(pickle.dumps(metadata))
+    write_one_file(tmp_path / "plain", tmp_path / "one.pt")
+    assert load(tmp_path / "one.pt")["n"] == 3
+
+
+@pytest.mark.parametrize("paths", [{"t": 5}, {7: ("t",)}])
+def test_places_that_are_none_are_damage(tmp_path, paths):
+    stock_save(tmp_path / "plain", {"t": torch.ones(2)})
+    metadata = read_metadata(tmp_path / "plain")
+    metadata.planner_data = paths
+    (tmp_path / "plain" / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError, match=r"is damaged: its metadata (says|has)"):
+        write_one_file(tmp_path / "plain", tmp_path / "one.pt")
 
 
 def test_the_file_is_whole_or_absent(trained, tmp_path, monkeypatch):
@@ -135,7 +194,7 @@ def test_what_could_not_be_loaded_again_is_not_written(trained, tmp_path, monkey
     monkeypatch.setattr(one_file, "_read", lambda *_: {})
     monkeypatch.setattr(one_file, "fill", lambda *_: {"n": 3})
     monkeypatch.setattr(torch, "load", refuse)
-    monkeypatch.setattr(one_file, "_skeleton", lambda _opened: {"n": "n"})
+    monkeypatch.setattr(one_file, "_skeleton", lambda *_: {"n": "n"})
     with pytest.raises(CheckpointError, match=r"was not written: .*weights_only=True \(Unsupported operand\)"):
         write_one_file(path, tmp_path / "one.pt")
     assert not (tmp_path / "one.pt").exists()

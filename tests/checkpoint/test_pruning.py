@@ -1,5 +1,6 @@
 import errno
 import logging
+import os
 import shutil
 from pathlib import Path
 
@@ -8,7 +9,17 @@ import pytest
 from holdfast.checkpoint import Checkpointer, folders, pruning, scan
 from holdfast.checkpoint.catalog import inspect
 from holdfast.checkpoint.folders import Staging
-from holdfast.checkpoint.marks import MARKS_NAME, note_damaged, note_metrics, note_verified, pin, read_marks, want
+from holdfast.checkpoint.marks import (
+    MARKS_NAME,
+    note_damaged,
+    note_healthy,
+    note_metrics,
+    note_verified,
+    pin,
+    read_marks,
+    want,
+)
+from holdfast.checkpoint.marks_lock import LOCK_NAME
 from holdfast.checkpoint.pruning import delete_unclaimed, prune
 from holdfast.checkpoint.retention import Best, Retention
 from holdfast.core.errors import BadUse, NotFound
@@ -96,6 +107,15 @@ def test_one_that_is_marked_verified_is_not_read_again(four, monkeypatch):
     assert steps(four) == [4, 3]
 
 
+def test_one_that_was_verified_long_ago_does_not_stand_for_the_newest(four):
+    """If the newest is damaged, 3 is what the job would go on from, not 1."""
+    note_verified(path_of(four, 1), by="me", now_s=1.0)
+    damage(four, 4)
+    pruned(four, last=1)
+    assert steps(four) == [4, 3, 1]
+    assert read_marks(path_of(four, 3)).verified
+
+
 def test_what_cannot_be_noted_is_told_and_not_forgotten(four, monkeypatch, caplog):
     from holdfast.checkpoint import catalog
 
@@ -123,6 +143,44 @@ def test_a_pin_that_comes_while_it_prunes_is_heeded(four, monkeypatch):
     done = pruned(four, last=1)
     assert steps(four) == [4, 2, 1]
     assert [verdict.stays for verdict in done.verdicts[2:]] == [("wanted by eval-1",), ("pinned",)]
+
+
+def test_what_was_marked_or_saved_again_since_it_was_judged_stays(four, monkeypatch):
+    real = pruning.judge
+
+    def judge_and_then(*arguments, **named):
+        verdicts = real(*arguments, **named)
+        monkeypatch.undo()
+        note_healthy(path_of(four, 1), by="another", now_s=1.0)
+        with Checkpointer(four, keep=None) as ckpt:
+            ckpt.save(2, {"value": 22}).result()
+        return verdicts
+
+    note_verified(path_of(four, 4), by="me", now_s=1.0)
+    monkeypatch.setattr(pruning, "judge", judge_and_then)
+    done = pruned(four, last=1)
+    assert steps(four) == [4, 2, 1]
+    assert [verdict.stays for verdict in done.verdicts[2:]] == [
+        ("its step was saved again meanwhile",),
+        ("it was marked meanwhile",),
+    ]
+
+
+def test_one_that_cannot_be_touched_keeps_no_other_from_going(four):
+    (path_of(four, 2) / LOCK_NAME).mkdir()
+    done = pruned(four, last=1)
+    assert steps(four) == [4, 2]
+    assert "Is a directory" in done.verdicts[2].stays[0]
+
+
+def test_what_a_killed_prune_left_is_deleted_by_the_next(four):
+    left = path_of(four, 1).rename(four / ".deleting-step-0000000001.abcd")
+    others = path_of(four, 2).rename(four / ".deleting-step-0000000002.abcd")
+    for each in (left, *left.iterdir()):
+        os.utime(each, (1.0, 1.0))
+    pruned(four, last=2)
+    assert not left.exists()
+    assert others.exists(), "somebody may be at it"
 
 
 def test_a_checkpoint_whose_marks_cannot_be_read_stays(four):

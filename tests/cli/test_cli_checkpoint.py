@@ -154,6 +154,11 @@ def test_show_of_what_dcp_alone_wrote(tmp_path):
     assert (said["step"], said["torch"], said["marks"]) == (None, None, {})
 
 
+def test_verify_of_a_folder_without_any_is_no_success(tmp_path):
+    with pytest.raises(NotFound, match=r"There is no checkpoint in .*\. Give one, or the folder"):
+        ran("verify", tmp_path)
+
+
 def test_verify_leaves_out_what_is_deleted_meanwhile(folder, monkeypatch):
     inspect = catalog.inspect
 

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.huggingface import INDEX, SINGLE, expected_tensors
 from holdfast.checkpoint.names import NameMap, PlannedTensor, settle
+from holdfast.checkpoint.reading import VerifiedFiles
 from holdfast.core.errors import BadUse, CheckpointError
 
 SHARD_BYTES = 5_000_000_000
@@ -115,14 +116,17 @@ def write_safetensors(
     conversion: Conversion,
     folder: Path,
     *,
+    files: VerifiedFiles | None = None,
     shard_bytes: int = SHARD_BYTES,
     progress: Progress = lambda _done, _total: None,
 ) -> list[str]:
     """Write a model's weights into `folder`, durably; returns the files' names.
 
-    At most the largest tensor twice, or 512 MiB, is in memory at once. Not atomic: the caller renames the folder.
+    `files` checks what is read; None: it is read as it is. At most the largest tensor twice, or 512 MiB, is in memory
+    at once. Not atomic: the caller renames the folder.
 
     Raises:
+        ManifestError: `files` found something damaged.
         OSError: a file cannot be read or written.
         CheckpointError: a tensor cannot be read, or two that the model ties are not equal.
     """
@@ -135,7 +139,7 @@ def write_safetensors(
         with (folder / name).open("xb") as file:
             file.write(_header(shard))
             for group in _groups(shard):
-                tensors = dcp.read(checkpoint, metadata, {each.planned.saved: each.empty() for each in group})
+                tensors = dcp.read(checkpoint, metadata, {each.planned.saved: each.empty() for each in group}, files)
                 for each in group:
                     _write(tensors.pop(each.planned.saved), file, transposed=each.planned.transposed)
                     done_bytes += each.size_bytes
@@ -147,7 +151,7 @@ def write_safetensors(
         index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(where.items()))}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
         names = [*names, INDEX]
-    _check_ties(checkpoint, metadata, conversion)
+    _check_ties(checkpoint, metadata, conversion, files)
     return names
 
 
@@ -233,12 +237,12 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _check_ties(checkpoint: Path, metadata: Metadata, conversion: Conversion) -> None:
+def _check_ties(checkpoint: Path, metadata: Metadata, conversion: Conversion, files: VerifiedFiles | None) -> None:
     written = {each.name: each for each in conversion.plan if not each.tied}
     for each in conversion.plan:
         if each.tied:
             pair = [each, written[each.name]]
-            tensors = dcp.read(checkpoint, metadata, {one.saved: _Entry(one, metadata).empty() for one in pair})
+            tensors = dcp.read(checkpoint, metadata, {one.saved: _Entry(one, metadata).empty() for one in pair}, files)
             first, second = (tensors[one.saved].t() if one.transposed else tensors[one.saved] for one in pair)
             if first.dtype != second.dtype or not torch.equal(_bytes_of(first), _bytes_of(second)):
                 raise CheckpointError(

@@ -10,16 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from torch.distributed.checkpoint.metadata import Metadata
-
 from holdfast.checkpoint.conversion import SHARD_BYTES, Progress, settle_conversion, write_safetensors
 from holdfast.checkpoint.huggingface import small_files, write_small_files
-from holdfast.checkpoint.inventory import open_for_reading
-from holdfast.checkpoint.manifest import Manifest, ManifestError, check_contents
-from holdfast.checkpoint.metadata import METADATA_NAME, read_metadata
+from holdfast.checkpoint.inventory import open_for_reading, reading_verified
 from holdfast.checkpoint.names import read_name_map
 from holdfast.core.atomic import fsync_folder
-from holdfast.core.errors import BadUse, CheckpointError, NotFound
+from holdfast.core.errors import BadUse, NotFound
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +40,7 @@ def export_safetensors(
     """Write the model of a Holdfast or DCP checkpoint as a Hugging Face folder: configuration, tokenizer, safetensors.
 
     The weights keep their type. Tensors that were sharded over ranks come out whole. A checkpoint of Holdfast's is
-    checked against its checksums first, as far as the model's files go. `output` appears whole or not at all; a
+    checked against its checksums as it is read. `output` appears whole or not at all; a
     crash can leave `.NAME.RANDOM.tmp` beside it, which the next export to `output` removes.
 
     Args:
@@ -66,45 +62,16 @@ def export_safetensors(
     if not output.absolute().parent.is_dir():
         raise NotFound(f"There is no folder {output.absolute().parent}. Make it first.")
     names = read_name_map(name_map)
-    metadata = open_metadata(checkpoint)
-    manifest = open_for_reading(checkpoint).manifest
-    conversion = settle_conversion(metadata, hf_config, names, checkpoint=str(checkpoint))
-    if manifest is not None:
-        _check_bytes(checkpoint, manifest, set(conversion.ranges(metadata)))
-    with _appearing(output.absolute()) as folder:
+    opened = open_for_reading(checkpoint)
+    conversion = settle_conversion(opened.metadata, hf_config, names, checkpoint=str(checkpoint))
+    with reading_verified(opened) as verified, _appearing(output.absolute()) as folder:
         write_small_files(folder, small_files(hf_config))
-        files = write_safetensors(checkpoint, metadata, conversion, folder, shard_bytes=shard_bytes, progress=progress)
+        files = write_safetensors(
+            checkpoint, opened.metadata, conversion, folder, files=verified, shard_bytes=shard_bytes, progress=progress
+        )
         size_bytes = sum((folder / name).stat().st_size for name in files)
     tensors = sum(not each.tied for each in conversion.plan)
     return Exported(path=output, files=files, tensors=tensors, size_bytes=size_bytes)
-
-
-def open_metadata(checkpoint: Path) -> Metadata:
-    """The metadata of a checkpoint, of which nothing is run.
-
-    Raises:
-        NotFound: there is no checkpoint there; the message says what is.
-        CheckpointError: it is damaged.
-    """
-    if not checkpoint.is_dir():
-        raise NotFound(f"There is no checkpoint {checkpoint}. Give the folder of one step.")
-    if not (checkpoint / METADATA_NAME).is_file():
-        steps = sorted(path.parent for path in checkpoint.glob(f"step-*/{METADATA_NAME}"))
-        hint = (
-            f"It holds checkpoints: give one of them, such as {steps[-1]}." if steps else "Give the folder of one step."
-        )
-        raise NotFound(f"{checkpoint} is no checkpoint: it has no {METADATA_NAME}. {hint}")
-    try:
-        return read_metadata(checkpoint)
-    except ManifestError as error:
-        raise CheckpointError(f"{checkpoint} is damaged: {error}. Take another checkpoint.") from error
-
-
-def _check_bytes(checkpoint: Path, manifest: Manifest, wanted: set[str]) -> None:
-    try:
-        check_contents(checkpoint, [entry for entry in manifest.files if entry.path in wanted])
-    except ManifestError as error:
-        raise CheckpointError(f"{checkpoint} is damaged: {error}. Take another checkpoint.") from error
 
 
 @contextlib.contextmanager

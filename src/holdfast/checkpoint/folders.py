@@ -143,6 +143,13 @@ def erase(hidden: Path) -> None:
         _tell_of_undeleted(hidden, error)
 
 
+def erase_abandoned(folder: Path) -> None:
+    """Delete what somebody had hidden, who was killed before it was erased."""
+    for hidden in folder.glob(_LEFTOVERS[1]):
+        if not _has_changed_lately(hidden):
+            erase(hidden)
+
+
 def _tell_of_undeleted(path: Path, error: OSError) -> None:
     _logger.warning("Could not delete %s (%s). Delete it by hand if it stays.", path, error)
 

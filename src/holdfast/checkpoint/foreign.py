@@ -84,9 +84,14 @@ def check_whole(metadata: Metadata, sizes_bytes: dict[str, int]) -> None:
     """
     try:
         check_against_files(metadata, sizes_bytes)
+        _check_names(metadata)
         for name, saved in metadata.state_dict_metadata.items():
             if isinstance(saved, TensorStorageMetadata):
                 _check_tensor(name, saved)
+        for index, needed_bytes in _needed_bytes(metadata).items():
+            stored = metadata.storage_data[index]
+            if stored.length < needed_bytes and not _is_transformed(stored):
+                raise ManifestError(f"{index.fqn!r} has {stored.length} of its {needed_bytes} bytes in a file")
         ends: dict[str, tuple[int, str]] = {}
         for file, offset, length, index in sorted(_places(metadata), key=lambda place: place[:3]):
             if file not in sizes_bytes:
@@ -97,6 +102,20 @@ def check_whole(metadata: Metadata, sizes_bytes: dict[str, int]) -> None:
             ends[file] = offset + length, index.fqn
     except (AttributeError, TypeError, ValueError) as error:  # whoever made it up may have made up anything
         raise ManifestError(f"its metadata is not what it should be ({error})") from error
+
+
+def _check_names(metadata: Metadata) -> None:
+    paths: Any = metadata.planner_data
+    names = [*metadata.state_dict_metadata, *(paths or ())]
+    if not all(isinstance(name, str) for name in names):
+        raise ManifestError("its metadata has a name that is no text")
+    if paths and not all(isinstance(path, tuple | list) and path for path in paths.values()):
+        raise ManifestError("its metadata says of a name where it belongs, and that is no place")
+
+
+def _is_transformed(stored: Any) -> bool:
+    """Whether an extension of DCP's has changed its bytes, such as to compress them."""
+    return bool(getattr(stored, "transform_descriptors", None))
 
 
 def _check_tensor(name: str, saved: TensorStorageMetadata) -> None:
@@ -131,8 +150,8 @@ def _check_blobs(path: Path, metadata: Metadata, progress: Progress) -> tuple[in
     with contextlib.ExitStack() as opened:
         files: dict[str, int] = {}
         for file, offset, length, index in sorted(_places(metadata), key=lambda place: place[:3]):
-            if getattr(metadata.storage_data[index], "transform_descriptors", None):
-                unchecked += 1  # an extension of DCP's has changed its bytes
+            if _is_transformed(metadata.storage_data[index]):
+                unchecked += 1
                 continue
             if file not in files:
                 files[file] = os.open(path / file, os.O_RDONLY | os.O_CLOEXEC)

@@ -54,8 +54,12 @@ def import_dcp(source: Path, folder: Path, step: int, *, progress: Progress = la
         OSError: it cannot be read, or the copy not be written.
     """
     opened = open_for_reading(source)
-    if opened.manifest is not None or STRUCTURE in opened.metadata.state_dict_metadata:
+    if opened.manifest is not None:
         raise BadUse(f"{source} is a checkpoint of Holdfast's already. Copy its folder, under its own name.")
+    if STRUCTURE in opened.metadata.state_dict_metadata:
+        raise BadUse(
+            f"Holdfast wrote {source}, and its manifest is missing: a save or a copy did not finish. Take another."
+        )
     if step_path(folder, step).exists():  # known before the copy
         raise BadUse(f"There is a checkpoint {step_path(folder, step)} already. Give another step or another folder.")
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,6 +1,8 @@
 """What one checkpoint holds, of Holdfast or of DCP alone: its files, its tensors, and how much each entry takes."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,12 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 
 from holdfast.checkpoint.catalog import step_of
 from holdfast.checkpoint.checksums import SIDECAR_SUFFIX
-from holdfast.checkpoint.foreign import check_whole, file_sizes
+from holdfast.checkpoint.foreign import check_foreign, check_whole, file_sizes
 from holdfast.checkpoint.manifest import (
     MANIFEST_NAME,
     Manifest,
     ManifestError,
+    UnreadError,
     check_contents,
     check_sizes,
     read_manifest,
@@ -21,6 +24,7 @@ from holdfast.checkpoint.manifest import (
 from holdfast.checkpoint.marks import MARKS_NAME
 from holdfast.checkpoint.marks_lock import LOCK_NAME
 from holdfast.checkpoint.metadata import METADATA_NAME, read_metadata
+from holdfast.checkpoint.reading import VerifiedFiles
 from holdfast.core.errors import CheckpointError, NotFound
 
 _BESIDE = (MANIFEST_NAME, MARKS_NAME, f"{MARKS_NAME}.damaged", LOCK_NAME)
@@ -85,31 +89,49 @@ class Inventory:
     entries: list[EntryTotal]
 
 
-def open_for_reading(path: Path, *, verified: bool = False) -> Opened:
+def open_for_reading(path: Path) -> Opened:
     """Read the metadata of a checkpoint, of which nothing is run, and check it against the files.
 
-    `verified`: also check every byte against its checksum, where there is a manifest.
-
     Raises:
-        NotFound: there is no checkpoint there.
-        CheckpointError: it is damaged; the message says how.
+        NotFound: there is no checkpoint there; the message says what is.
+        CheckpointError: it is damaged, or cannot be read; the message says how.
     """
     if not path.is_dir():
         raise NotFound(f"There is no checkpoint {path}. Give the folder of one step.")
     if not (path / METADATA_NAME).is_file() and not (path / MANIFEST_NAME).is_file():
-        raise NotFound(f"{path} is no checkpoint: it has no {METADATA_NAME}. Give the folder of one step.")
+        steps = sorted(each.parent for each in path.glob(f"step-*/{METADATA_NAME}"))
+        hint = f"It holds some: give one of them, such as {steps[-1]}." if steps else "Give the folder of one step."
+        raise NotFound(f"{path} is no checkpoint: it has no {METADATA_NAME}. {hint}")
     try:
         files = {name: size_bytes for name, size_bytes in file_sizes(path).items() if not _is_beside(name)}
         manifest = _manifest(path)
         if manifest is not None:
             check_sizes(path, manifest.files)
-            entries = [entry for entry in manifest.files if verified or entry.path == METADATA_NAME]
-            check_contents(path, entries)
+            check_contents(path, [entry for entry in manifest.files if entry.path == METADATA_NAME])
         metadata = read_metadata(path)
         check_whole(metadata, files)
     except (ManifestError, OSError) as error:
-        raise CheckpointError(f"{path} is damaged: {error}. Take another checkpoint.") from error
+        raise _refusal(path, error) from error
     return Opened(path=path, manifest=manifest, metadata=metadata, files=files)
+
+
+@contextmanager
+def reading_verified(opened: Opened) -> Iterator[VerifiedFiles | None]:
+    """What checks each byte of a checkpoint as it is read; None where DCP alone wrote it, and it has been checked.
+
+    Raises:
+        CheckpointError: it is damaged, or cannot be read; the message says how.
+    """
+    if opened.manifest is None:
+        found = check_foreign(opened.path)
+        if found.state == "damaged":
+            raise CheckpointError(f"{opened.path} is damaged: {found.reason}. Take another checkpoint.")
+        yield None
+        return
+    try:
+        yield VerifiedFiles(opened.path, opened.manifest.files)
+    except ManifestError as error:
+        raise _refusal(opened.path, error) from error
 
 
 def take_inventory(opened: Opened) -> Inventory:
@@ -142,6 +164,12 @@ def take_inventory(opened: Opened) -> Inventory:
         for entry, (count, plain, size_bytes) in sorted(totals.items())
     ]
     return Inventory(tensors=tensors, plain_values=plain_values, entries=entries)
+
+
+def _refusal(path: Path, error: ManifestError | OSError) -> CheckpointError:
+    if isinstance(error, UnreadError | OSError):
+        return CheckpointError(f"{path} cannot be read: {error}. Try again, or take another checkpoint.")
+    return CheckpointError(f"{path} is damaged: {error}. Take another checkpoint.")
 
 
 def _is_beside(name: str) -> bool:

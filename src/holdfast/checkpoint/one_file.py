@@ -17,7 +17,8 @@ from holdfast.checkpoint import dcp
 from holdfast.checkpoint.catalog import Progress
 from holdfast.checkpoint.contents import OWN_NAME, STRUCTURE, rank_structure
 from holdfast.checkpoint.fit import ABSENT, fill
-from holdfast.checkpoint.inventory import Opened, open_for_reading
+from holdfast.checkpoint.inventory import Opened, open_for_reading, reading_verified
+from holdfast.checkpoint.reading import VerifiedFiles
 from holdfast.checkpoint.tree import Skeleton, skeleton_from_paths
 from holdfast.core.atomic import replacing
 from holdfast.core.errors import BadUse, CheckpointError, NotFound
@@ -42,7 +43,7 @@ def write_one_file(
     entries: Collection[str] = (),
     progress: Progress = lambda _done, _total: None,
 ) -> OneFile:
-    """Write the state of a checkpoint as one file, checked before it is read and once it is written.
+    """Write the state of a checkpoint as one file, checked as it is read and once it is written.
 
     All of the state that is written is in memory at once. `output` appears whole or not at all.
 
@@ -62,10 +63,11 @@ def write_one_file(
         raise BadUse(f"{output} exists already. Name a file that does not.")
     if not output.absolute().parent.is_dir():
         raise NotFound(f"There is no folder {output.absolute().parent}. Make it first.")
-    opened = open_for_reading(checkpoint, verified=True)
-    skeleton = _chosen(_skeleton(opened), entries, checkpoint)
-    names = _leaves(skeleton)
-    loaded = _read(opened, names, progress)
+    opened = open_for_reading(checkpoint)
+    with reading_verified(opened) as files:
+        skeleton = _chosen(_skeleton(opened, files), entries, checkpoint)
+        names = _leaves(skeleton)
+        loaded = _read(opened, files, names, progress)
     state = fill(ABSENT, skeleton, loaded)
     if OWN_NAME in state and opened.manifest is not None:
         state[OWN_NAME]["step"] = opened.manifest.step
@@ -77,21 +79,22 @@ def write_one_file(
     return OneFile(path=output, entries=list(state), tensors=tensors, size_bytes=size_bytes)
 
 
-def _skeleton(opened: Opened) -> dict[Any, Any]:
+def _skeleton(opened: Opened, files: VerifiedFiles | None) -> dict[Any, Any]:
     metadata = opened.metadata
-    shared = _stored_skeleton(opened, STRUCTURE)
+    shared = _stored_skeleton(opened, files, STRUCTURE)
     if shared is None:
-        return skeleton_from_paths(metadata.planner_data or {name: (name,) for name in metadata.state_dict_metadata})
+        paths = metadata.planner_data or {}
+        return skeleton_from_paths({name: paths.get(name, (name,)) for name in metadata.state_dict_metadata})
     ranks: list[Any] = []
-    while (own := _stored_skeleton(opened, rank_structure(len(ranks)))) is not None:
+    while (own := _stored_skeleton(opened, files, rank_structure(len(ranks)))) is not None:
         ranks.append(own)
     return {**shared, OWN_NAME: {"ranks": ranks}}
 
 
-def _stored_skeleton(opened: Opened, name: str) -> dict[Any, Any] | None:
+def _stored_skeleton(opened: Opened, files: VerifiedFiles | None, name: str) -> dict[Any, Any] | None:
     if name not in opened.metadata.state_dict_metadata:
         return None
-    (skeleton,) = dcp.read(opened.path, opened.metadata, {name: None})[name]
+    (skeleton,) = dcp.read(opened.path, opened.metadata, {name: None}, files)[name]
     if not isinstance(skeleton, dict) or not set(_leaves(skeleton)) <= opened.metadata.state_dict_metadata.keys():
         raise CheckpointError(f"{name} of {opened.path} names what it does not hold. Take another checkpoint.")
     return skeleton
@@ -111,9 +114,10 @@ def _leaves(skeleton: Skeleton) -> list[str]:
     return [leaf for part in parts for leaf in _leaves(part)]
 
 
-def _read(opened: Opened, names: Collection[str], progress: Progress) -> dict[str, Any]:
+def _read(opened: Opened, files: VerifiedFiles | None, names: Collection[str], progress: Progress) -> dict[str, Any]:
     # Plain values first: they are what may be refused.
-    loaded = dcp.read(opened.path, opened.metadata, {name: None for name in names if opened.tensor(name) is None})
+    plain = {name: None for name in names if opened.tensor(name) is None}
+    loaded = dcp.read(opened.path, opened.metadata, plain, files)
     tensors = {name: saved for name in names if (saved := opened.tensor(name)) is not None}
     total_bytes = sum(_size_bytes(saved) for saved in tensors.values())
     group: dict[str, torch.Tensor | None] = {}
@@ -122,11 +126,11 @@ def _read(opened: Opened, names: Collection[str], progress: Progress) -> dict[st
         group[name] = torch.empty(saved.size, dtype=saved.properties.dtype)
         group_bytes += _size_bytes(saved)
         if group_bytes >= _AT_ONCE_BYTES:
-            loaded.update(dcp.read(opened.path, opened.metadata, group))
+            loaded.update(dcp.read(opened.path, opened.metadata, group, files))
             done_bytes += group_bytes
             progress(done_bytes, total_bytes)
             group, group_bytes = {}, 0
-    loaded.update(dcp.read(opened.path, opened.metadata, group))
+    loaded.update(dcp.read(opened.path, opened.metadata, group, files))
     progress(total_bytes, total_bytes)
     return loaded
 

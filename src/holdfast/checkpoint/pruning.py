@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from holdfast.checkpoint.catalog import CheckpointInfo, Progress, inspect, scan, verify_and_note
-from holdfast.checkpoint.folders import erase, hide
+from holdfast.checkpoint.folders import erase, erase_abandoned, hide
 from holdfast.checkpoint.marks_lock import locked
 from holdfast.checkpoint.retention import Retention, Verdict, judge
 from holdfast.core.errors import BadUse, HoldfastError, NotFound
@@ -48,6 +48,7 @@ def prune(
     _check_metrics(folder, policy)
     if dry_run:
         return Pruned(verdicts=judge(scan(folder), policy, now_s=now_s), deleted=[])
+    erase_abandoned(folder)
     verdicts = _judge_beside_a_verified_one(folder, policy, by=by, now_s=now_s, progress=progress)
     deleted = []
     for index, verdict in enumerate(verdicts):

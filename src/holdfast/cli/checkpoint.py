@@ -44,9 +44,12 @@ def verify(path: Path, *, as_json: bool) -> int:
     Leaves with 1 if any is damaged, with 4 if one that PyTorch wrote by itself cannot be checked in full.
     """
     _check_folder(path)
+    found = catalog.checkpoints_at(path.absolute())
+    if not found:
+        raise NotFound(f"There is no checkpoint in {path}. Give one, or the folder that was passed to Checkpointer(…).")
     checked = []
     with shown() as progress:
-        for one in catalog.checkpoints_at(path.absolute()):
+        for one in found:
             try:
                 checked.append(_verify(one, progress))
             except NotFound:  # the job whose folder this is has deleted it, as it is to
