@@ -1,10 +1,14 @@
 """Which checkpoints of a folder are under way at a time, and which comes next."""
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
+from holdfast.checkpoint import Checkpointer
+from holdfast.checkpoint.marks import Marks, read_marks
+from holdfast.checkpoint.marks_lock import LOCK_NAME
 from holdfast.core.errors import BadUse, CheckpointError
 from holdfast.core.ledger import Ledger
 from holdfast.core.ledger.records import EvaluationRecord
@@ -17,6 +21,7 @@ from holdfast.evaluate.options import EvaluateOptions
 from holdfast.evaluate.planned import describe_model
 from holdfast.evaluate.policy.priors import TaskHistory, encode_history
 from holdfast.evaluate.records import history_of, record_end
+from holdfast.evaluate.scores import Score
 from holdfast.evaluate.suite import Suite, TaskEntry
 
 
@@ -260,3 +265,33 @@ def test_the_ledger_is_asked_only_of_what_is_new_to_the_stream(fed, monkeypatch)
     assert asked == []
     fed.commit(3)
     assert fed.feed() == [3]
+
+
+def test_a_checkpoint_is_not_deleted_while_it_is_evaluated_and_has_its_scores_then(fed, monkeypatch):
+    fed = fed()
+    with Checkpointer(fed.folder, keep=1) as ckpt:
+        path = ckpt.save(1, {"value": 1}).result()
+        assert fed.feed() == [1]
+        ckpt.save(2, {"value": 2}).result()
+        ckpt.wait()
+    assert list(read_marks(path).wanted) == [fed.stream._plans[0][1].evaluation_id]
+    scores = (
+        Score(task="a", alias="a", filter="none", metric="acc", value=0.5),
+        Score(task="b", alias="b", filter="strict", metric="exact_match", value=1),
+        Score(task="c", alias="c", depth=1, filter="none", metric="acc", value=0.25),
+        Score(task="d", alias="d", filter="none", metric="answer", value="a word"),
+    )
+    summarize = stream.summarize
+    monkeypatch.setattr(stream, "summarize", lambda *given, **named: replace(summarize(*given, **named), scores=scores))
+    assert len(fed.ended(0)) == 1
+    assert read_marks(path) == Marks(metrics={"a/acc": 0.5, "b/exact_match,strict": 1.0})
+
+
+def test_a_checkpoint_whose_marks_cannot_be_written_is_evaluated_all_the_same(fed, caplog):
+    fed = fed()
+    with Checkpointer(fed.folder) as ckpt:
+        path = ckpt.save(1, {"value": 1}).result()
+    (path / LOCK_NAME).mkdir()
+    assert fed.feed() == [1]
+    assert len(fed.ended(0)) == 1
+    assert "may be deleted while it is evaluated" in caplog.text

@@ -9,6 +9,7 @@ from holdfast.core.ledger import Ledger
 from holdfast.core.paths import EvaluationPaths
 from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.evaluation import Evaluation, write_evaluation
+from holdfast.evaluate.marking import note_scores
 from holdfast.evaluate.planned import Planned
 from holdfast.evaluate.records import record_end
 from holdfast.evaluate.report import write_reports
@@ -26,6 +27,7 @@ def keep(
     write_evaluation(evaluation, paths.root)
     write_reports(evaluation, plan.options.output)
     record_end(ledger, plan, session or paths, evaluation)
+    note_scores(evaluation)
 
 
 def with_next_step(why: str, paths: EvaluationPaths) -> str:

@@ -22,6 +22,7 @@ from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.evaluation import Evaluation, read_evaluation, write_evaluation
 from holdfast.evaluate.folder import check_is_ours, check_output, holding
 from holdfast.evaluate.judging import judging
+from holdfast.evaluate.marking import wanted
 from holdfast.evaluate.options import EvaluateOptions
 from holdfast.evaluate.planned import Planned, describe_model, new_id
 from holdfast.evaluate.policy.priors import encode_history
@@ -184,7 +185,7 @@ def _run(plan: Planned, paths: EvaluationPaths, ledger: Ledger, progress: Progre
     try:
         write_atomic(CoordinatorFiles(paths.root).history, encode_history(history_of(ledger, plan)))
         ledger.set_evaluation(paths.evaluation_id, state="running", outcome="")
-        with judging(plan.options, paths) as environment:
+        with wanted(plan.model, paths.evaluation_id), judging(plan.options, paths) as environment:
             session = Session(plan.coordinator_config(paths), plan.nodes_wanted(environment), heard)
             _run_session(session, plan.add_model(0, paths))
     except BaseException as error:

@@ -32,6 +32,7 @@ from holdfast.evaluate.errors import EvaluationError
 from holdfast.evaluate.evaluation import Evaluation
 from holdfast.evaluate.folder import holding
 from holdfast.evaluate.judging import judging
+from holdfast.evaluate.marking import wanted
 from holdfast.evaluate.options import EvaluateOptions
 from holdfast.evaluate.planned import Planned, describe_model, new_id
 from holdfast.evaluate.policy.priors import encode_history
@@ -270,6 +271,7 @@ class _Stream:
         number, self._added = self._added, self._added + 1
         held = self._holding[number] = ExitStack()
         held.enter_context(holding(paths))
+        held.enter_context(wanted(plan.model, paths.evaluation_id))
         self.ledger.add_evaluation(plan.record(paths))
         plan.write(paths)
         self._plans[number] = (plan, paths)
