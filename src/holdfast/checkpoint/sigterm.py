@@ -38,6 +38,7 @@ class Sigterm:
         self._on_over = on_over
         self._previous: Any = signal.SIG_DFL
         self._installed = False
+        self._closed = False
         self._read_fd, self._write_fd = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         os.set_blocking(self._read_fd, True)
 
@@ -58,6 +59,12 @@ class Sigterm:
             signal.set_wakeup_fd(taken, warn_on_full_buffer=False)
         _installed.add(self)
 
+    def take_back(self) -> None:
+        """Listen again, where a trainer has put a handler of its own in the place of this one."""
+        is_main = threading.current_thread() is threading.main_thread()
+        if self._installed and is_main and not self._closed:
+            signal.signal(signal.SIGTERM, self._handle)
+
     def begin(self) -> None:
         """The grace time begins, unless it has: this rank or another one got the signal."""
         with contextlib.suppress(OSError):  # full: it has begun
@@ -65,37 +72,58 @@ class Sigterm:
 
     def leave(self) -> NoReturn:
         """End this process: the state is safe, or cannot be saved."""
-        if self.received and callable(self._previous):
-            self._previous(signal.SIGTERM, inspect.currentframe())
+        previous = self._before()
+        if self.received and callable(previous):
+            previous(signal.SIGTERM, inspect.currentframe())
         raise SystemExit(EXIT_CODE)
 
     def close(self) -> None:
         """Give SIGTERM back. Where it has come already, the time still runs, whatever the script does at its end."""
-        if self.received or self._write_fd == -1:
+        if self.received or self._closed:
             return
-        is_main = threading.current_thread() is threading.main_thread()
-        if self._installed and is_main and signal.getsignal(signal.SIGTERM) == self._handle:
-            self._give_back()
-        self._installed = False
+        self._closed = True
         _installed.discard(self)
-        write_fd, self._write_fd = self._write_fd, -1
-        os.close(write_fd)
+        if self._give_back():  # else the pipe stays: signals would be written into whatever file gets its number
+            write_fd, self._write_fd = self._write_fd, -1
+            os.close(write_fd)
 
     def forked(self) -> None:
         """This process is a child of the one that installed it: a worker of a data loader is ended by SIGTERM."""
-        self._installed = False
-        with contextlib.suppress(ValueError):  # forked by another thread than the main one
-            self._give_back()
+        self._closed = True
+        self._give_back()
 
-    def _give_back(self) -> None:
-        signal.signal(signal.SIGTERM, self._previous or signal.SIG_DFL)  # None: a handler in C, which is lost
-        current = signal.set_wakeup_fd(-1)
-        if current not in (-1, self._write_fd):
-            signal.set_wakeup_fd(current, warn_on_full_buffer=False)
+    def _give_back(self) -> bool:
+        """Whether no signal is written to the pipe any more; who still calls the handler is passed on by that."""
+        if not self._installed:
+            return True
+        try:
+            taken = signal.set_wakeup_fd(-1)
+        except ValueError:  # only the main thread may
+            return False
+        if taken == self._write_fd:
+            taken = next((each._write_fd for each in _installed), -1)
+        if taken != -1:
+            signal.set_wakeup_fd(taken, warn_on_full_buffer=False)
+        if signal.getsignal(signal.SIGTERM) == self._handle:
+            signal.signal(signal.SIGTERM, self._before())
+        return True
 
-    def _handle(self, _number: int, _frame: FrameType | None) -> None:
-        self.received = True
-        self.begin()
+    def _before(self) -> Any:
+        """The handler that was there before this one and those that are closed."""
+        previous = self._previous
+        while isinstance(owner := getattr(previous, "__self__", None), Sigterm) and owner._closed:
+            previous = owner._previous
+        return previous or signal.SIG_DFL  # None: a handler in C, which is lost
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if not self._closed:
+            self.received = True
+            self.begin()
+        elif callable(previous := self._before()):
+            previous(number, frame)
+        elif previous != signal.SIG_IGN:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            signal.raise_signal(signal.SIGTERM)
 
     def _listen(self) -> None:
         heard = b""
@@ -104,6 +132,8 @@ class Sigterm:
             if not heard:
                 os.close(self._read_fd)
                 return
+        if self._closed:  # by another thread than the main one: nobody reads on
+            return
         time.sleep(self._grace_s)
         _logger.error("SIGTERM: %g s of grace are over. %s", self._grace_s, self._on_over())
         os._exit(EXIT_CODE)
@@ -113,9 +143,10 @@ _installed: "weakref.WeakSet[Sigterm]" = weakref.WeakSet()
 
 
 def _after_fork() -> None:
-    for each in list(_installed):
-        each.forked()
+    installed = list(_installed)
     _installed.clear()
+    for each in installed:
+        each.forked()
 
 
 os.register_at_fork(after_in_child=_after_fork)
