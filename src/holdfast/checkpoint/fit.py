@@ -3,8 +3,9 @@
 `fit` only looks, so that a state that does not fit is left as it was; `fill` puts in what was read.
 """
 
-from collections.abc import Mapping, MutableMapping
-from typing import Any
+import re
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import Any, Final
 
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -17,6 +18,8 @@ class _Absent:
 
 
 ABSENT = _Absent()
+_WRAPPER: Final = re.compile(r"\b(_orig_mod|module)\.")
+"""What `torch.compile` and DistributedDataParallel put into the names of a model's tensors."""
 
 
 class Fit:
@@ -77,9 +80,20 @@ class Fit:
             self.problems.append(f"{name!r} is a {_kind(target)} in the state and a dict in the checkpoint")
             return
         present: Mapping[Any, Any] = target if isinstance(target, Mapping) else {}
-        for key in present:
-            if key not in skeleton:
-                self.require(f"{name}.{key}", present[key])
+        unknown = [key for key in present if key not in skeleton]
+        if unknown and _unwrapped(present) == _unwrapped(skeleton):
+            is_wrapped = _unwrapped(unknown) != set(unknown)
+            one, other, advice = (
+                ("state", "checkpoint", "pass the model that is inside the wrapper")
+                if is_wrapped
+                else ("checkpoint", "state", "pass the model in the wrapper that it was saved in")
+            )
+            self.problems.append(
+                f"{name!r} has the names of a wrapped model in the {one} and not in the {other}: {advice}"
+            )
+            return
+        for key in unknown:
+            self.require(f"{name}.{key}", present[key])
         for key, part in skeleton.items():
             self.fit(f"{name}.{key}", present.get(key, ABSENT), part)
 
@@ -122,6 +136,10 @@ def _irregular(saved: TensorStorageMetadata) -> str | None:
     if saved.properties.layout is not torch.strided:
         return "sparse"
     return irregular(torch.empty(0, dtype=saved.properties.dtype, device="cpu"))
+
+
+def _unwrapped(names: Iterable[Any]) -> set[Any]:
+    return {_WRAPPER.sub("", name) if isinstance(name, str) else name for name in names}
 
 
 def _kind(value: Any) -> str:
