@@ -70,30 +70,46 @@ def mean_time_between_failures_s(history: FailureHistory, *, devices: int) -> fl
     return (prior_s + history.trained_s) / (1 + history.failures)
 
 
-class EverySteps:
-    """At steps divisible by a number."""
+class Interval:
+    """When a save is due; what each kind does not care for does nothing here."""
 
     by_clock = False
 
-    def __init__(self, every: int) -> None:
-        self._every = every
-
-    def falls_on(self, step: int) -> bool:
-        """Whether `step` is due by its number."""
-        return step % self._every == 0
+    def falls_on(self, step: int) -> bool:  # noqa: ARG002
+        """Whether `step` is due by its number. Asked of each step that training tells of."""
+        return False
 
     def has_passed(self) -> bool:
-        """Never: no clock counts."""
+        """Whether a save is due now, by this rank's clock. The first call starts it."""
         return False
 
     def began(self) -> None:
-        """A save has begun; which does not matter here."""
+        """A save has begun: the time runs anew."""
 
     def measured(self, *, lost_s: float, durable_s: float) -> None:
-        """What it cost does not matter here either."""
+        """Learn from a save that has become durable.
+
+        Args:
+            lost_s: training time that it cost, seconds.
+            durable_s: from the call until it was durable, seconds.
+        """
 
 
-class EverySeconds:
+class EverySteps(Interval):
+    """At steps divisible by a number, or the next that is told where such a one was passed by."""
+
+    def __init__(self, every: int) -> None:
+        self._every = every
+        self._last_step: int | None = None
+
+    def falls_on(self, step: int) -> bool:
+        """See `Interval`. A step before the last one, as after a roll-back, begins anew."""
+        last_step, self._last_step = self._last_step, step
+        passed_by = last_step is not None and step // self._every > last_step // self._every
+        return passed_by or step % self._every == 0
+
+
+class EverySeconds(Interval):
     """So many seconds after the last save began; `interval_s`."""
 
     by_clock = True
@@ -103,23 +119,16 @@ class EverySeconds:
         self._clock = clock
         self._since_s: float | None = None
 
-    def falls_on(self, step: int) -> bool:  # noqa: ARG002
-        """Never: no step is due by its number."""
-        return False
-
     def has_passed(self) -> bool:
-        """Whether a save is due now, by this rank's clock. The first call starts it."""
+        """See `Interval`."""
         now_s = self._clock.monotonic_s()
         if self._since_s is None:
             self._since_s = now_s
         return now_s - self._since_s >= self.interval_s
 
     def began(self) -> None:
-        """A save has begun: the time runs anew."""
+        """See `Interval`."""
         self._since_s = self._clock.monotonic_s()
-
-    def measured(self, *, lost_s: float, durable_s: float) -> None:
-        """What a save cost; it does not matter here."""
 
 
 class Auto(EverySeconds):
@@ -139,12 +148,7 @@ class Auto(EverySeconds):
         self._is_first = True
 
     def measured(self, *, lost_s: float, durable_s: float) -> None:
-        """Learn from a save that has become durable.
-
-        Args:
-            lost_s: training time that it cost, seconds.
-            durable_s: from the call until it was durable, seconds.
-        """
+        """See `Interval`."""
         self._durable_s.append(durable_s)
         slowest_s = max(self._durable_s)
         if self._is_first:
@@ -161,9 +165,6 @@ class Auto(EverySeconds):
         own_s = self._clock.monotonic_s() - self._made_at_s
         known = FailureHistory(failures=self._history.failures, trained_s=self._history.trained_s + own_s)
         return mean_time_between_failures_s(known, devices=self._devices())
-
-
-Interval = EverySteps | EverySeconds
 
 
 def make_interval(every: Any, clock: Clock, *, devices: Callable[[], int]) -> Interval:
