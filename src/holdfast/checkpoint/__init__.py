@@ -7,7 +7,7 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 |---|---|
 | `checkpointer` | what the user calls, and what a failure does (`arguments`, `save_handle`) |
 | `interval` | when a save is due: steps, seconds, or as often as is worth it (`lost_time`: what one costs) |
-| `sigterm` | the last save, when the process is asked to end |
+| `sigterm` | the last save, when the process is asked to end (`data_workers`: they outlive that) |
 | `votes` | what some rank wants, known to all at the same step |
 | `saved_event` | what is told of a save |
 | `ranks` | every rank does its part, and all go on or all raise the same error |
@@ -51,13 +51,14 @@ The catalog, the marks, the pruning and the writing process need no torch, and i
 from typing import TYPE_CHECKING, Any
 
 from holdfast.checkpoint.catalog import CheckpointInfo, scan, verify
+from holdfast.checkpoint.data_workers import outlive_sigterm
 from holdfast.checkpoint.retention import Best, Retention
 from holdfast.checkpoint.save_handle import SaveHandle
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.checkpointer import Checkpointer
 
-__all__ = ["Best", "CheckpointInfo", "Checkpointer", "Retention", "SaveHandle", "scan", "verify"]
+__all__ = ["Best", "CheckpointInfo", "Checkpointer", "Retention", "SaveHandle", "outlive_sigterm", "scan", "verify"]
 
 
 def __getattr__(name: str) -> Any:

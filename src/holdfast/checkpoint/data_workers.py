@@ -1,0 +1,52 @@
+"""Workers of a data loader that outlive a SIGTERM, so that the trainer that got it too can save.
+
+torchrun and Slurm send SIGTERM to whole process groups. A worker of PyTorch's dies of it, of which the trainer hears by
+an exception in the midst of its step, before it saves.
+"""
+
+import functools
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable
+
+from holdfast.checkpoint.arguments import check_above_zero
+from holdfast.checkpoint.sigterm import EXIT_CODE
+
+
+def outlive_sigterm(grace_s: float, worker_init_fn: Callable[[int], object] | None = None) -> "functools.partial[None]":
+    """A `worker_init_fn` for `torch.utils.data.DataLoader`; it can be pickled if the one it calls can.
+
+    SIGTERM ends a worker at once if its trainer sends it, and `grace_s` seconds later if somebody else does.
+
+    Args:
+        grace_s: as `sigterm_grace_s` of `Checkpointer`.
+        worker_init_fn: is called as well.
+
+    Raises:
+        BadUse: `grace_s` is not above 0.
+    """
+    check_above_zero("grace_s", grace_s)
+    return functools.partial(_outlive_sigterm, grace_s, worker_init_fn)
+
+
+def _outlive_sigterm(grace_s: float, worker_init_fn: Callable[[int], object] | None, worker: int) -> None:
+    trainer = multiprocessing.parent_process()
+    assert trainer is not None, "this is a worker"
+    # Only who waits for a signal that is blocked is told who sent it.
+    listener = threading.Thread(target=_listen, args=(grace_s, trainer.pid), name="holdfast-sigterm", daemon=True)
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    listener.start()
+    # Threads that libraries have started before do not block it, and this is called where one of them gets it.
+    signal.signal(signal.SIGTERM, lambda *_: signal.pthread_kill(listener.ident or 0, signal.SIGTERM))
+    if worker_init_fn is not None:
+        worker_init_fn(worker)
+
+
+def _listen(grace_s: float, trainer_pid: int | None) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != trainer_pid:
+        after_grace = threading.Timer(grace_s, os._exit, (EXIT_CODE,))
+        after_grace.daemon = True
+        after_grace.start()
+    os._exit(EXIT_CODE)
