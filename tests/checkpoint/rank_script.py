@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from checkpoint_training import Training, assert_same
 
-from holdfast.checkpoint import Checkpointer, restore, scan
+from holdfast.checkpoint import Checkpointer, checkpointer, restore, scan
 from holdfast.checkpoint import ranks as ranks_module
 from holdfast.core.errors import BadUse, CheckpointError, SaveFailed, StateMismatch
 
@@ -155,6 +155,18 @@ def a_failure_that_only_warns_ends_no_rank(folder, rank, world_size):
     assert [info.step for info in scan(folder)] == [2]
 
 
+def one_rank_tells_of_a_save(folder, rank, world_size):
+    """And the others do not read the manifest for nothing."""
+    told, before = [], checkpointer.saved_event
+    checkpointer.saved_event = lambda saved, **options: told.append(saved.step) or before(saved, **options)
+    try:
+        with Checkpointer(folder) as ckpt:
+            ckpt.save(1, {"t": torch.ones(2)}).result()
+    finally:
+        checkpointer.saved_event = before
+    assert told == ([1] if rank == 0 else [])
+
+
 def ranks_open_the_same_save(folder, rank, world_size):
     """A step that is saved again while they open it is opened again, and passed over if it does not end."""
     for step in (1, 2):
@@ -189,6 +201,7 @@ def main(folder, rank, world_size):
         writing_may_take_longer_than_waiting,
         a_failure_that_only_warns_ends_no_rank,
         ranks_open_the_same_save,
+        one_rank_tells_of_a_save,
     ):
         scenario(f"{folder}/{scenario.__name__}", rank, world_size)
         dist.barrier()

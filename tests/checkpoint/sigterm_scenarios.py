@@ -7,9 +7,14 @@ on importing torch. Where the name is `train`, this is the program of one rank o
 import atexit
 import ctypes
 import logging
+import multiprocessing
 import os
+import pickle
 import signal
+import stat
+import subprocess
 import sys
+import threading
 import time
 import traceback
 from contextlib import suppress
@@ -17,8 +22,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader
 
-from holdfast.checkpoint import Checkpointer, scan, verify
+from holdfast.checkpoint import Checkpointer, outlive_sigterm, scan, verify
 
 LONG_S = 60.0
 MIB = 1 << 20
@@ -61,6 +67,7 @@ def train(
     waits=False,
     stuck_at=None,
     before=lambda: None,
+    loads=lambda: None,
     **options,
 ):
     torch.set_num_threads(1)
@@ -74,8 +81,10 @@ def train(
         if is_slow:
             state["slow"] = Slow(ckpt, report)
         start = ckpt.restore(state, per_rank={"rank": rank})
+        data = iter(loads() or range(1 << 40))
         os.write(report, FIRST)
         for step in range(start + 1, 1 << 40):
+            next(data)
             ckpt.before_update()
             state["w"].fill_(step)
             state["step"] = step
@@ -251,6 +260,103 @@ def it_is_given_back_when_the_checkpointer_is_closed(folder):
     while len(list(Path("/proc/self/fd").iterdir())) > fds:
         assert time.monotonic() < until_s
         time.sleep(0.01)
+
+
+def in_a_thread(work):
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+
+
+def nothing_is_written_into_the_wrong_file_once_it_is_closed(folder):
+    before = signal.getsignal(signal.SIGTERM)
+
+    def of_the_script(_number, _frame):
+        pass
+
+    ckpt = Checkpointer(folder, sigterm_grace_s=LONG_S)
+    signal.signal(signal.SIGTERM, of_the_script)
+    ckpt.close()
+    assert signal.getsignal(signal.SIGTERM) is of_the_script
+    assert signal.set_wakeup_fd(-1) == -1
+    signal.signal(signal.SIGTERM, before)
+
+    first, second = (Checkpointer(folder, sigterm_grace_s=LONG_S) for _ in range(2))
+    first.close()
+    assert signal.set_wakeup_fd(second._sigterm._write_fd) == second._sigterm._write_fd
+    second.close()
+    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.set_wakeup_fd(-1) == -1
+
+    ckpt = Checkpointer(folder, sigterm_grace_s=LONG_S)
+    in_a_thread(ckpt.close)
+    assert stat.S_ISFIFO(os.fstat(signal.set_wakeup_fd(-1)).st_mode)
+    signal.signal(signal.SIGTERM, before)
+
+
+def ends_with(work):
+    """How a process ends that does this."""
+    child = os.fork()
+    if child == 0:
+        with suppress(BaseException):
+            work()
+        os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def once_it_is_closed_the_handler_before_it_is_called(folder):
+    def work():
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(7))
+        ckpt = Checkpointer(folder, sigterm_grace_s=LONG_S)
+        ours = signal.getsignal(signal.SIGTERM)
+        signal.signal(signal.SIGTERM, lambda number, frame: [ours(number, frame)])
+        ckpt.close()
+        signal.raise_signal(signal.SIGTERM)
+
+    assert ends_with(work) == 7
+
+
+def once_it_is_closed_by_another_thread_it_does_what_was_done_before(folder):
+    def work():
+        ckpt = Checkpointer(folder, sigterm_grace_s=0.01)
+        in_a_thread(ckpt.close)
+        signal.raise_signal(signal.SIGTERM)
+
+    assert ends_with(work) == -signal.SIGTERM
+
+
+def data_workers_outlive_it(folder):
+    """It is sent to all of them, as torchrun does."""
+
+    def loads():
+        return DataLoader(range(1 << 20), num_workers=2, worker_init_fn=outlive_sigterm(LONG_S))
+
+    trainer = Trainer(folder, before=os.setsid, loads=loads)
+    trainer.says(b"5\n")
+    os.killpg(trainer.pid, signal.SIGTERM)
+    trainer.left()
+    assert newest(folder) >= 6
+
+
+def a_data_worker_is_ended_by_its_trainer_at_once_and_by_others_after_the_grace_time(folder):
+    def work(begin, ready):
+        begin(0)
+        os.write(ready, b".")
+        time.sleep(LONG_S)
+
+    for grace_s, is_ended_by_trainer in ((LONG_S, True), (0.2, False)):
+        reading, ready = os.pipe()
+        begin = pickle.loads(pickle.dumps(outlive_sigterm(grace_s)))
+        worker = multiprocessing.get_context("fork").Process(target=work, args=(begin, ready))
+        worker.start()
+        os.read(reading, 1)
+        for _ in range(2):
+            subprocess.run(["kill", str(worker.pid)], check=True)
+        if is_ended_by_trainer:
+            assert worker.is_alive()
+            worker.terminate()
+        worker.join(LONG_S / 2)
+        assert worker.exitcode == 143
 
 
 def two_ranks_agree_on_the_step(folder):

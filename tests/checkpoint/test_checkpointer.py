@@ -38,6 +38,51 @@ def test_objects_come_back_bit_equal_and_go_on_alike(tmp_path):
         assert_same(fresh.objects[name].state_dict(), ours_object.state_dict(), name)
 
 
+def test_a_forced_save_is_made_whatever_every_says_and_once(tmp_path):
+    with Checkpointer(tmp_path, every=100, keep=None) as ckpt:
+
+        def forced(step):
+            return ckpt.save(step, {"a": step}, force=True).step
+
+        assert ckpt.save(7, {"a": 7}).step is None
+        assert (forced(8), forced(8)) == (8, None)
+        assert ckpt.save(100, {"a": 100}).step == 100
+        assert forced(100) is None
+        assert ckpt.restore({"a": 0}) == 100
+        assert ckpt.save(50, {"a": 50}).step is None  # training has gone back
+        assert forced(100) == 100
+    assert [info.step for info in scan(tmp_path)] == [100, 8]
+    with Checkpointer(tmp_path, every=100) as ckpt:
+        ckpt.restore({"a": 0})
+        assert ckpt.save(100, {"a": 100}, force=True).step is None
+        assert ckpt.save(101, {"a": 101}, force=True).step == 101
+
+
+def test_a_forced_save_is_not_left_out_nor_is_one_that_was(tmp_path):
+    tensor = torch.ones(9 << 20)
+    with Checkpointer(tmp_path, when_busy="skip", keep=None, max_write_mib_s=60) as ckpt:
+        for step in range(4):
+            ckpt.before_update()
+            last = ckpt.save(step, {"t": tensor})
+        assert last.result() is None, "the disk is slow"
+        assert ckpt.save(3, {"t": tensor}, force=True).result() == tmp_path / "step-0000000003"
+
+
+def test_a_wrapped_model_that_does_not_fit_is_named_as_that(tmp_path):
+    bare, wrapped = torch.nn.Linear(2, 2), torch.nn.ModuleDict({"module": torch.nn.Linear(2, 2)})
+    with Checkpointer(tmp_path) as ckpt:
+        ckpt.save(1, {"model": bare}).result()
+        with pytest.raises(
+            StateMismatch, match=r"'model' has .* wrapped .*: pass the model that is inside the wrapper"
+        ):
+            ckpt.restore({"model": wrapped})
+        ckpt.save(2, {"model": wrapped}).result()
+        with pytest.raises(
+            StateMismatch, match=r"'model' has .* wrapped .*: pass the model in the wrapper that it was"
+        ):
+            ckpt.restore({"model": bare})
+
+
 def test_a_fresh_optimizers_plain_state_dict_gets_its_missing_keys_in_place(tmp_path):
     ours = Training().run(3)
     saved = copy.deepcopy(ours.optimizer.state_dict())

@@ -159,6 +159,13 @@ def test_auto_learns_from_two_saves_and_then_saves_as_often_as_is_worth_it():
     assert interval.interval_s == pytest.approx(best_interval_s(0.4, 24 * HOUR_S))
 
 
+def test_a_due_step_that_is_passed_by_is_made_up_for_at_the_next():
+    """As where several optimizers count; a step before the last one begins anew."""
+    interval = make_interval(10, FakeClock(), devices=lambda: 1)
+    told = [0, 3, 9, 12, 15, 20, 20, 41, 44, 38, 39, 42, 50]
+    assert [step for step in told if interval.falls_on(step)] == [0, 12, 20, 20, 41, 42, 50]
+
+
 def test_auto_takes_a_save_that_cost_less_than_nothing_for_one_that_cost_nothing():
     """As measured: the steps beside it were faster than the usual one."""
     auto = make_interval("auto", FakeClock(), devices=lambda: 1)

@@ -142,6 +142,7 @@ class Checkpointer:
         self._damaged: set[Path] = set()
         self._unseen: list[HoldfastError] = []
         self._retry_due = False
+        self._last: SaveHandle | None = None
         self._votes = Votes()
         self._must_vote = self._interval.by_clock or on_failure == "retry" or sigterm_grace_s is not None
         self._lost = LostTime()
@@ -169,7 +170,9 @@ class Checkpointer:
             self._sigterm = Sigterm(sigterm_grace_s, self._newest_known)
             self._sigterm.install()
 
-    def save(self, step: int, state: State, *, per_rank: Mapping[str, Any] | None = None) -> SaveHandle:
+    def save(
+        self, step: int, state: State, *, per_rank: Mapping[str, Any] | None = None, force: bool = False
+    ) -> SaveHandle:
         """Save, if `step` is due or the job was asked to stop; in the latter case the process ends here.
 
         Call it after each step: that is when a stop and the time are noticed. Collective where torch.distributed is
@@ -184,6 +187,8 @@ class Checkpointer:
                 values and objects with `state_dict` and `load_state_dict`; or a callable that returns it,
                 which is not called when nothing is due. What is the same on all ranks is written once.
             per_rank: the like for what differs by rank, such as the position in the data.
+            force: save whatever `every` and `when_busy` say, as at the end of training; the same on all ranks. A step
+                that was saved or restored last is only waited for.
 
         Returns:
             What tells when the checkpoint is durable.
@@ -200,7 +205,7 @@ class Checkpointer:
         check_whole("step", step, least=0)
         self._lost.step(self._clock.monotonic_s(), fence_s=self._engine.fence_s)
         try:
-            return self._save(step, state, per_rank)
+            return self._save(step, state, per_rank, force=force)
         finally:
             in_flight = self._engine.in_flight
             self._lost.goes_on(self._clock.monotonic_s(), fence_s=self._engine.fence_s, in_flight=in_flight)
@@ -343,8 +348,12 @@ class Checkpointer:
         except HoldfastError as error:
             _logger.error("%s", error)  # noqa: TRY400 - a sentence, not a traceback
 
-    def _save(self, step: int, state: State, per_rank: Mapping[str, Any] | None) -> SaveHandle:
+    def _save(self, step: int, state: State, per_rank: Mapping[str, Any] | None, *, force: bool) -> SaveHandle:
         is_last, is_due = self._vote(step)
+        if self._last is not None and self._last.step is not None and step < self._last.step:
+            self._last = SaveHandle(None, [])  # training has gone back: its steps are others
+        if force:
+            is_due = not self._is_saved(step)
         link = job_link()
         stopping = link.stop_due(step)
         if not stopping and not is_last:  # else the state is to be safe first
@@ -358,12 +367,24 @@ class Checkpointer:
         with link.section("save"):
             if is_last and not stopping:
                 self._save_and_leave(handle, step, state, per_rank)
-            self._begin(handle, step, state, per_rank, must=stopping)
+            self._begin(handle, step, state, per_rank, must=stopping or force)
             if stopping or (handle.done() and self._on_failure == "raise"):
                 handle.result()
         if stopping:
             link.leave(step)
         return handle
+
+    def _is_saved(self, step: int) -> bool:
+        """Whether the last save, which is waited for, or else the restored checkpoint is of `step`.
+
+        What was left out is not saved. What failed counts as saved: ranks need not agree about that.
+        """
+        if self._last is None:
+            return self._newest == step_path(self._folder, step)
+        if self._last.step != step:
+            return False
+        with job_link().section("save"):
+            return self._last._outcome.exception() is not None or self._last._outcome.result() is not None
 
     def _vote(self, step: int) -> tuple[bool, bool]:
         """Whether all ranks save now and leave, and whether they save now."""
@@ -405,6 +426,7 @@ class Checkpointer:
         self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None, *, must: bool
     ) -> None:
         self._interval.began()
+        self._last = handle
         if self._pusher is not None and Ranks().rank == 0:
             self._pusher.start()
         slowdown_s = self._lost.slowdown_s
@@ -443,9 +465,10 @@ class Checkpointer:
                 handle._outcome.set_exception(error)
 
     def _tell(self, saved: Saved, slowdown_s: float | None) -> None:
+        if Ranks().rank != 0:  # whose clock does not count either
+            return
         told = saved_event(saved, slowdown_s=slowdown_s)
-        if Ranks().rank == 0:
-            job_link().emit("checkpoint", told)
+        job_link().emit("checkpoint", told)
         # Steps beside a save may have been faster than the usual one; what it is seen to cost it costs.
         self._interval.measured(lost_s=max(told["lost_s"], told["stall_s"]), durable_s=saved.durable_s)
 
