@@ -56,21 +56,30 @@ class Net(pl.LightningModule):
         return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2), "interval": "step"}]
 
 
-def train(folder, *, seed=0, kill_at=None, net=Net, resume=True, **options):
+class WithPlateau(Net):
+    def configure_optimizers(self):
+        optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
+        scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, patience=0, threshold=1e9)
+        return [optimizer], [{"scheduler": scheduler, "monitor": "noisy"}]
+
+
+def train(folder, *, seed=0, kill_at=None, net=Net, resume=True, trainer_options=None, **options):
     torch.set_num_threads(1)
     pl.seed_everything(seed, verbose=False)
-    saves = HoldfastCheckpoint(folder, every=1, keep=None, **options)
+    saves = HoldfastCheckpoint(folder, **{"every": 1, "keep": None, **options})
+    own = {"max_epochs": EPOCHS, **(trainer_options or {})}
+    stops = [] if own.get("limit_val_batches") == 0 else [pl.callbacks.EarlyStopping("noisy", patience=50)]
     with warnings.catch_warnings(action="ignore"):  # Lightning gives advice, and uses what PyTorch has deprecated
         trainer = pl.Trainer(
-            max_epochs=EPOCHS,
             accelerator="cpu",
             devices=1,
-            callbacks=[saves, pl.callbacks.EarlyStopping("noisy", patience=50)],
+            callbacks=[saves, *stops],
             plugins=[saves.plugin],
             logger=False,
             enable_progress_bar=False,
             enable_model_summary=False,
             default_root_dir=folder,
+            **own,
         )
         module = net(kill_at)
         trainer.fit(module, ckpt_path=saves.ckpt_path() if resume else None)

@@ -5,12 +5,13 @@ import signal
 import subprocess
 import sys
 
+import lightning_ranks
 import lightning_training
 import pytest
 from checkpoint_training import assert_same
-from lightning_training import BATCHES, EPOCHS, train
+from lightning_training import BATCHES, EPOCHS, WithPlateau, train
 
-from holdfast.checkpoint import rng, scan, verify
+from holdfast.checkpoint import Checkpointer, rng, scan, verify
 from holdfast.checkpoint.remote import Remote
 from holdfast.core.errors import BadUse
 
@@ -25,6 +26,11 @@ def straight(tmp_path_factory):
     return trainer, module, folder, rng.capture()
 
 
+def copy_of(step, folder, to):
+    (kept,) = (info.path for info in scan(folder) if info.step == step)
+    shutil.copytree(kept, to / kept.name)
+
+
 def assert_goes_on_as(resumed, straight):
     (trainer, module), (other_trainer, other_module) = resumed, straight[:2]
     assert module.losses == {step: loss for step, loss in other_module.losses.items() if step in module.losses}
@@ -35,7 +41,8 @@ def assert_goes_on_as(resumed, straight):
         trainer.lr_scheduler_configs[0].scheduler.state_dict(),
         other_trainer.lr_scheduler_configs[0].scheduler.state_dict(),
     )
-    assert_same(trainer.early_stopping_callback.state_dict(), other_trainer.early_stopping_callback.state_dict())
+    if trainer.early_stopping_callback is not None:
+        assert_same(trainer.early_stopping_callback.state_dict(), other_trainer.early_stopping_callback.state_dict())
 
 
 def test_every_step_is_saved_and_verifies(straight):
@@ -47,12 +54,46 @@ def test_every_step_is_saved_and_verifies(straight):
 @pytest.mark.parametrize("step", [1, 3, 4, 6, 8, 11])
 def test_resumed_from_any_step_it_goes_on_to_the_bit(tmp_path, straight, step):
     """Within an epoch and at its end; also from other weights and other random numbers."""
-    (kept,) = (info.path for info in scan(straight[2]) if info.step == step)
-    shutil.copytree(kept, tmp_path / kept.name)
+    copy_of(step, straight[2], tmp_path)
     resumed = train(tmp_path, seed=99)
     assert min(resumed[1].losses) == step
     assert_goes_on_as(resumed, straight)
     assert_same(rng.capture(), straight[3])
+
+
+@pytest.mark.parametrize("length", [{"max_steps": STEPS, "max_epochs": -1}, {"max_epochs": EPOCHS}])
+@pytest.mark.parametrize("evaluation", [{}, {"limit_val_batches": 0}])
+def test_however_its_length_is_given_and_whether_it_evaluates_it_goes_on_to_the_bit(tmp_path, length, evaluation):
+    options = {"trainer_options": length | evaluation}
+    straight = *train(tmp_path / "straight", **options), tmp_path / "straight", rng.capture()
+    for step in (2, BATCHES, 2 * BATCHES):
+        copy_of(step, tmp_path / "straight", tmp_path / str(step))
+        resumed = train(tmp_path / str(step), seed=99, **options)
+        assert min(resumed[1].losses) == step
+        assert_goes_on_as(resumed, straight)
+        assert resumed[0].current_epoch == straight[0].current_epoch
+        assert_same(rng.capture(), straight[3])
+
+
+@pytest.mark.parametrize("length", [{"max_steps": 6, "max_epochs": -1}, {"max_epochs": 2}, {"max_steps": 8}])
+def test_the_final_state_is_saved_though_its_step_is_not_due_and_longer_training_goes_on_from_there(
+    tmp_path, straight, length
+):
+    train(tmp_path, every=1000, trainer_options=length)
+    (info,) = scan(tmp_path)
+    assert info.step == length.get("max_steps", 2 * BATCHES)
+    longer = {name: {"max_steps": STEPS, "max_epochs": EPOCHS}[name] for name in length if length[name] != -1}
+    resumed = train(tmp_path, seed=99, every=1000, trainer_options=length | longer)
+    assert min(resumed[1].losses) == info.step
+    assert_goes_on_as(resumed, straight)
+
+
+def test_a_scheduler_that_steps_after_the_epochs_end_is_saved_after_it(tmp_path):
+    straight = train(tmp_path / "straight", net=WithPlateau, every=BATCHES)
+    assert [info.step for info in scan(tmp_path / "straight")] == [STEPS, 2 * BATCHES + 1, BATCHES + 1]
+    assert straight[0].optimizers[0].param_groups[0]["lr"] < 1e-2
+    copy_of(BATCHES + 1, tmp_path / "straight", tmp_path / "stopped")
+    assert_goes_on_as(train(tmp_path / "stopped", seed=99, net=WithPlateau, every=BATCHES), straight)
 
 
 @pytest.mark.slow
@@ -85,6 +126,31 @@ def test_on_a_new_node_it_goes_on_from_what_was_pushed(tmp_path, straight):
     resumed = train(folder, push_to=there.as_uri())
     assert min(resumed[1].losses) == 6
     assert_goes_on_as(resumed, straight)
+
+
+@pytest.mark.slow
+def test_ranks_that_are_told_to_stop_save_the_same_step_and_each_goes_on_with_its_own_data(tmp_path, caplog):
+    def torchrun(stop_at, steps):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command += [lightning_ranks.__file__, tmp_path, str(stop_at), str(steps)]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    stopped = torchrun(5, 1 << 30)
+    (info,) = scan(tmp_path)
+    assert verify(info).state == "verified", stopped.stderr
+    assert info.step >= 6
+    theirs = Checkpointer(tmp_path).per_rank_states(info.step)
+    loaders = [{"rank": rank, "of_rank": [info.step] * (rank + 1)} for rank in range(2)]
+    assert [each["combined_loader"] for each in theirs] == [[each] for each in loaders]
+
+    done = torchrun(0, info.step + 2)
+    for rank in range(2):
+        saw = [1000 * rank + info.step + 1, 1000 * rank + info.step + 2]
+        assert f"rank {rank} saw {saw}" in done.stdout, done.stderr
+
+    _, module = lightning_ranks.train(tmp_path, steps=info.step + 4)
+    assert module.saw == [1, 2]
+    assert "was saved by another number of ranks" in caplog.text
 
 
 def test_a_run_that_would_begin_anew_over_checkpoints_is_refused(straight):

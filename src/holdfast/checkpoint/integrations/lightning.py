@@ -11,23 +11,30 @@ Lightning restores no random generators. They are put back where they were saved
 at the end of an epoch, before the next epoch orders its batches.
 """
 
+import logging
 import os
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint import Checkpointer, rng
+from holdfast.checkpoint import Checkpointer
 from holdfast.checkpoint.integrations import missing
-from holdfast.core.errors import BadUse
+from holdfast.checkpoint.integrations.generators import Generators
+from holdfast.checkpoint.ranks import Ranks
+from holdfast.core.errors import BadUse, StateMismatch
 
 try:
     from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
     from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import Checkpoint
+    from lightning.pytorch.loops import _Loop
 except ImportError as error:
     raise missing(error, "lightning") from error
 
+_logger = logging.getLogger("holdfast")
 _WEIGHTS = "state_dict"
 """Lightning's name of the weights; in a checkpoint they lie under `model`, as everywhere."""
+_LOADERS = "combined_loader"
+"""And of its loaders' places in the data, which differ by rank."""
 
 
 class HoldfastCheckpoint(Checkpoint):
@@ -41,7 +48,8 @@ class HoldfastCheckpoint(Checkpoint):
         """
         self.folder = Path(dir).absolute()
         self._ckpt = Checkpointer(dir, **options)
-        self._generators: dict[str, Any] | None = None
+        self._generators = Generators()
+        self._loader_states: list[dict[str, Any]] = []
         self._saved_step = 0
         self._was_read = False
         self.plugin = HoldfastCheckpointIO(self)
@@ -60,17 +68,29 @@ class HoldfastCheckpoint(Checkpoint):
         Raises:
             NoVerifiedCheckpoint: none does.
         """
-        before = rng.capture()
         read: dict[str, Any] = {"model": None, "lightning": None}
-        if not self._ckpt.restore(read):
+        own: dict[str, Any] = {_LOADERS: None}
+        try:
+            step = self._generators.restore(self._ckpt, read, per_rank=own)
+        except StateMismatch:  # it has no loaders for this rank
+            own.clear()
+            step = self._generators.restore(self._ckpt, read)
+        if not step:
             raise BadUse(f"There is no checkpoint in {self.folder}. Pass ckpt_path=saves.ckpt_path() to fit().")
-        self._generators = rng.capture()
-        rng.put_back(before)
+        loop = read["lightning"]["loops"]["fit_loop"]["state_dict"]
+        loop.update(own)
+        if _LOADERS not in loop and Ranks().rank == 0:
+            _logger.warning(
+                "Step %d was saved by another number of ranks: where each was in its data is not known. The loaders "
+                "begin their epoch anew.",
+                step,
+            )
+        self._loader_states = loop.get(_LOADERS, [])
         self._was_read = True
         return {_WEIGHTS: read["model"], **read["lightning"]}
 
     def on_train_start(self, trainer: Trainer, _module: Any) -> None:
-        """Put the random generators back, where training goes on within an epoch.
+        """Put the random generators back, where training goes on within an epoch; take SIGTERM back.
 
         Raises:
             BadUse: training begins anew over checkpoints.
@@ -78,41 +98,53 @@ class HoldfastCheckpoint(Checkpoint):
         if not self._was_read and self._ckpt.restore({}):  # also one that object storage has, and the folder had not
             raise BadUse(f"There are checkpoints in {self.folder}. Pass ckpt_path=saves.ckpt_path() to fit().")
         self._saved_step = trainer.global_step
-        if trainer.fit_loop.restarted_mid_epoch:
-            self._put_back()
+        if self._ckpt._sigterm is not None:
+            # Lightning's handler has each rank break off at the end of its own batch, before all could save.
+            self._ckpt._sigterm.take_back()
+        loop = trainer.fit_loop
+        if loop.restarted_mid_epoch:
+            self._generators.put_back()
+        elif loop.restarting and loop.epoch_loop._num_ready_batches_reached():
+            # With max_steps, Lightning would go on with the epoch that has ended, by a batch too many.
+            if loop.restarted_on_epoch_end:
+                loop.epoch_progress.increment_completed()
+            loop.reset_restart_stage()
+            _Loop.restarting.fset(loop, False)  # by its own setter it stays
 
     def on_train_epoch_start(self, trainer: Trainer, _module: Any) -> None:
         """Put them back, where it goes on with an epoch, and have that ordered once more, by them."""
-        if self._generators is not None:
+        if self._generators.are_held:
             loop = trainer.fit_loop
-            # Lightning puts loaders back within an epoch alone. These were at its end, and the next begins after it.
-            loop._combined_loader._load_state_dicts(loop._combined_loader_states_to_load)
+            # Lightning does so within an epoch alone, or too early. They were at its end; the next begins after it.
+            loop._combined_loader._load_state_dicts(self._loader_states)
             iter(loop._combined_loader)
             loop._resuming_from_checkpoint = False
-            self._put_back()
+            self._generators.put_back()
 
     def on_train_batch_end(self, trainer: Trainer, *_args: Any, **_kwargs: Any) -> None:
         """Save, within an epoch."""
         if not trainer.is_last_batch:
-            self._save(trainer)
+            self._save(trainer, is_end=0 < trainer.max_steps <= trainer.global_step)
 
     def on_train_epoch_end(self, trainer: Trainer, _module: Any) -> None:
         """Save, at its end: after the evaluation, and what other callbacks make of it."""
-        self._save(trainer)
+        trainer.fit_loop._restarting = False  # else a ReduceLROnPlateau leaves out the epoch that was gone on with
+        # It steps after this: then the next step that is told of is saved.
+        if not any(each.reduce_on_plateau and each.interval == "epoch" for each in trainer.lr_scheduler_configs):
+            self._save(trainer)
 
-    def on_train_end(self, *_args: Any) -> None:
-        """Wait until all is durable."""
+    def on_train_end(self, trainer: Trainer, _module: Any) -> None:
+        """Save, and wait until all is durable."""
+        self._save(trainer, is_end=True)
         self._ckpt.wait()
 
-    def _put_back(self) -> None:
-        if self._generators is not None:
-            rng.put_back(self._generators)
-            self._generators = None
-
-    def _save(self, trainer: Trainer) -> None:
-        if trainer.global_step > self._saved_step:
+    def _save(self, trainer: Trainer, *, is_end: bool = False) -> None:
+        if trainer.fast_dev_run:
+            return
+        if trainer.global_step > self._saved_step or (is_end and trainer.global_step):
             self._saved_step = trainer.global_step
-            self._ckpt.save(trainer.global_step, lambda: _state(trainer))
+            own: dict[str, Any] = {}
+            self._ckpt.save(trainer.global_step, lambda: _state(trainer, own), per_rank=own, force=is_end)
 
 
 class HoldfastCheckpointIO(TorchCheckpointIO):
@@ -129,6 +161,8 @@ class HoldfastCheckpointIO(TorchCheckpointIO):
         return read
 
 
-def _state(trainer: Trainer) -> dict[str, Any]:
+def _state(trainer: Trainer, own: dict[str, Any]) -> dict[str, Any]:
+    """What all ranks have alike; what is this one's is put into `own`, which is looked at afterwards."""
     lightning = trainer._checkpoint_connector.dump_checkpoint(weights_only=False)
+    own[_LOADERS] = lightning["loops"]["fit_loop"]["state_dict"].pop(_LOADERS, [])
     return {"model": lightning.pop(_WEIGHTS), "lightning": lightning}
