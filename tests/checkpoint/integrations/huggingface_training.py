@@ -39,7 +39,7 @@ class DiesAt(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def make(folder, *, seed=0, callbacks=(), **options):
+def make(folder, *, seed=0, callbacks=(), saving=None, **options):
     """A trainer and its saves; weights depend on `seed`, and nothing else does."""
     set_seed(seed)
     torch.set_num_threads(1)
@@ -51,7 +51,7 @@ def make(folder, *, seed=0, callbacks=(), **options):
         num_attention_heads=2,
         attention_dropout=0.2,
     )
-    saves = HoldfastCallback(folder, every=1, keep=None)
+    saves = HoldfastCallback(folder, **{"every": 1, "keep": None, **(saving or {})})
     arguments = TrainingArguments(
         output_dir=str(folder),
         **{

@@ -9,9 +9,10 @@ import sys
 import huggingface_training
 import pytest
 from checkpoint_training import assert_same
-from huggingface_training import STEPS, make, train
+from huggingface_training import STEPS, STEPS_AN_EPOCH, make, train
+from transformers import TrainerCallback
 
-from holdfast.checkpoint import rng, scan, verify
+from holdfast.checkpoint import outlive_sigterm, rng, scan, verify
 from holdfast.core.errors import BadUse
 
 MEASURED = {"loss", "grad_norm", "learning_rate", "eval_loss", "step", "epoch"}
@@ -60,6 +61,34 @@ def test_killed_and_started_again_it_goes_on_to_the_bit(tmp_path, straight):
     assert ended.returncode == -signal.SIGKILL, ended.stderr
     assert 0 < scan(tmp_path)[0].step < 7
     assert_goes_on_as(train(tmp_path), straight[0])
+
+
+def test_the_final_state_is_saved_though_its_step_is_not_due(tmp_path, straight):
+    trainer = train(tmp_path, saving={"every": 1000})
+    assert [info.step for info in scan(tmp_path)] == [STEPS]
+    again = train(tmp_path, saving={"every": 1000})  # nothing is left to do, and nothing is saved again
+    assert_same(again.model.state_dict(), trainer.model.state_dict())
+    assert_same(trainer.model.state_dict(), straight[0].model.state_dict())
+
+
+class StopsOnceItIsEvaluated(TrainerCallback):
+    def on_evaluate(self, args, state, control, **kwargs):
+        control.should_training_stop = True
+
+
+def test_an_evaluation_that_ends_the_training_after_an_epoch_leaves_it_saved(tmp_path):
+    options = {"saving": {"every": 1000}, "eval_strategy": "epoch", "callbacks": [StopsOnceItIsEvaluated()]}
+    train(tmp_path, **options)
+    assert [info.step for info in scan(tmp_path)] == [STEPS_AN_EPOCH]
+
+
+def test_the_workers_of_its_data_loader_outlive_sigterm_for_as_long_as_the_trainer(tmp_path):
+    trainer = train(tmp_path, saving={"sigterm_grace_s": 30.0}, dataloader_num_workers=1, max_steps=1)
+    set_up = trainer.callback_handler.train_dataloader.worker_init_fn
+    grace_s, own = set_up.args
+    assert set_up.func is outlive_sigterm(1.0).func
+    assert grace_s == 30.0
+    assert own is not None, "the Trainer's own, which seeds them"
 
 
 def test_a_damaged_checkpoint_is_passed_over(tmp_path, straight):

@@ -20,8 +20,9 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.checkpoint import Checkpointer, rng
+from holdfast.checkpoint import Checkpointer, outlive_sigterm
 from holdfast.checkpoint.integrations import missing
+from holdfast.checkpoint.integrations.generators import Generators
 from holdfast.core.errors import BadUse
 
 try:
@@ -49,9 +50,10 @@ class HoldfastCallback(TrainerCallback):
             BadUse: an argument is not allowed, or `dir` cannot be written.
         """
         self._ckpt = Checkpointer(dir, **options)
+        self._sigterm_grace_s: float | None = options.get("sigterm_grace_s")
         self._trainer: Trainer | None = None
         self._resumed: _Resumed | None = None
-        self._generators: dict[str, Any] | None = None
+        self._generators = Generators()
         self._saved_step = 0
 
     def resume(self, trainer: Trainer) -> str | None:
@@ -69,11 +71,9 @@ class HoldfastCallback(TrainerCallback):
         _check(trainer)
         self._trainer = trainer
         state: dict[str, Any] = {"model": trainer.model, **dict.fromkeys((*_parts(trainer), "trainer"))}
-        before = rng.capture()
-        if not self._ckpt.restore(state):
+        if not self._generators.restore(self._ckpt, state):
             return None
-        self._resumed = _Resumed(state, rng.capture())
-        rng.put_back(before)
+        self._resumed = _Resumed(state)
         return self._resumed.folder.name
 
     def on_train_begin(
@@ -85,6 +85,8 @@ class HoldfastCallback(TrainerCallback):
                 "Pass resume_from_checkpoint=saves.resume(trainer) to train(), also where nothing is saved yet."
             )
         self._saved_step = state.global_step
+        if self._sigterm_grace_s is not None and (loader := kwargs.get("train_dataloader")) is not None:
+            loader.worker_init_fn = outlive_sigterm(self._sigterm_grace_s, getattr(loader, "worker_init_fn", None))
         resumed, self._resumed = self._resumed, None
         if resumed is None:
             return
@@ -97,21 +99,20 @@ class HoldfastCallback(TrainerCallback):
             )
         for name, part in _parts(self._trainer).items():
             part.load_state_dict(resumed.state[name])
-        self._generators = resumed.generators
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Save what the last step of an epoch has left; or go on from there."""
         if state.epoch is None or state.epoch == int(state.epoch):  # else it was saved within it, before a step
-            self._put_back()
+            self._generators.put_back()
         self._save(state)
 
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Save what the step before has left; or go on from there."""
-        self._put_back()
+        self._generators.put_back()
         self._save(state)
 
     def on_epoch_end(
@@ -119,23 +120,19 @@ class HoldfastCallback(TrainerCallback):
     ) -> None:
         """Save what the last step of all has left: what follows may put the best weights in place of its own."""
         if control.should_training_stop:
-            self._save(state)
+            self._save(state, is_end=True)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Wait until all is durable."""
+        """Save it where an evaluation at the end of an epoch was the last of all, and wait until all is durable."""
+        self._save(state, is_end=True)
         self._ckpt.wait()
 
-    def _put_back(self) -> None:
-        if self._generators is not None:
-            rng.put_back(self._generators)
-            self._generators = None
-
-    def _save(self, state: TrainerState) -> None:
-        if state.global_step > self._saved_step:
+    def _save(self, state: TrainerState, *, is_end: bool = False) -> None:
+        if state.global_step > self._saved_step or (is_end and state.global_step):
             self._saved_step = state.global_step
-            self._ckpt.save(state.global_step, self._state)
+            self._ckpt.save(state.global_step, self._state, force=is_end)
 
     def _state(self) -> dict[str, Any]:
         trainer = self._trainer
@@ -152,9 +149,8 @@ class HoldfastCallback(TrainerCallback):
 class _Resumed:
     """What `resume` has read, and the folder that tells the Trainer of it."""
 
-    def __init__(self, state: dict[str, Any], generators: dict[str, Any]) -> None:
+    def __init__(self, state: dict[str, Any]) -> None:
         self.state = state
-        self.generators = generators
         self.folder = tempfile.TemporaryDirectory(prefix="holdfast-resume-")
         folder = Path(self.folder.name)
         (folder / TRAINER_STATE_NAME).write_text(state["trainer"])
