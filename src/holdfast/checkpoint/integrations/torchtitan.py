@@ -42,8 +42,7 @@ class HoldfastCheckpointManager(CheckpointManager):
         # Without the thread that deletes, which knows nothing of manifests.
         super().__init__(replace(config, async_mode="disabled", keep_latest_k=0), **parts)  # type: ignore[call-arg]
         if self.enable:
-            self._keep: int | None = config.keep_latest_k or None
-            self._ckpt = Checkpointer(self.folder, every=config.interval, keep=self._keep)
+            self._ckpt = Checkpointer(self.folder, every=config.interval, keep=config.keep_latest_k or None)
 
     @torch.no_grad()
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
@@ -53,13 +52,9 @@ class HoldfastCheckpointManager(CheckpointManager):
             self._ckpt.wait()
             self._save_last_step(curr_step)
             return True
-        if curr_step % self.interval and self._should_save(curr_step, last_step):  # the first step, or the last
-            self._ckpt.wait()
-            with Checkpointer(self.folder, keep=self._keep) as once:
-                once.save(curr_step, self._flattened_model_states_sd)
-            return True
         # At every step: it saves where one is due, and notices that the job is to stop.
-        handle = self._ckpt.save(curr_step, self._flattened_model_states_sd)
+        is_first_or_last = bool(curr_step % self.interval) and self._should_save(curr_step, last_step)
+        handle = self._ckpt.save(curr_step, self._flattened_model_states_sd, force=is_first_or_last)
         self.save_future: SaveHandle | None = handle
         return handle.step is not None
 
