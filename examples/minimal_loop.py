@@ -42,7 +42,7 @@ def main() -> None:
         optimizer.step()
 
         run.step(step, loss=loss)  # Holdfast (3)
-        ckpt.save(step, state)
+        ckpt.save(step, state, force=step == args.steps)
         if step % 10 == 0:
             print(f"step {step} loss {loss.item():.4f}", flush=True)
 
