@@ -18,7 +18,8 @@ from holdfast.checkpoint.sigterm import EXIT_CODE
 def outlive_sigterm(grace_s: float, worker_init_fn: Callable[[int], object] | None = None) -> "functools.partial[None]":
     """A `worker_init_fn` for `torch.utils.data.DataLoader`; it can be pickled if the one it calls can.
 
-    SIGTERM ends a worker at once if its trainer sends it, and `grace_s` seconds later if somebody else does.
+    SIGTERM ends a worker at once if its trainer sends it, and `grace_s` seconds later if somebody else does or it cannot
+    be told: a worker that is not forked has threads of libraries that may get it instead.
 
     Args:
         grace_s: as `sigterm_grace_s` of `Checkpointer`.
@@ -38,7 +39,7 @@ def _outlive_sigterm(grace_s: float, worker_init_fn: Callable[[int], object] | N
     listener = threading.Thread(target=_listen, args=(grace_s, trainer.pid), name="holdfast-sigterm", daemon=True)
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     listener.start()
-    # Threads that libraries have started before do not block it, and this is called where one of them gets it.
+    # Threads that libraries have started before do not block it; what they get is passed on, and seems its own.
     signal.signal(signal.SIGTERM, lambda *_: signal.pthread_kill(listener.ident or 0, signal.SIGTERM))
     if worker_init_fn is not None:
         worker_init_fn(worker)
