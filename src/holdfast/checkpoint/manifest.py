@@ -105,7 +105,22 @@ def read_manifest(folder: Path, *, step: int) -> Manifest:
         ManifestError: it is damaged, of another version or step, or names files outside of `folder`.
     """
     try:
-        content = json.loads((folder / MANIFEST_NAME).read_bytes())
+        content = (folder / MANIFEST_NAME).read_bytes()
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise unread(MANIFEST_NAME, error) from error
+    return parse_manifest(content, step=step)
+
+
+def parse_manifest(raw: bytes, *, step: int) -> Manifest:
+    """What the bytes of a manifest say, which should be that of `step`.
+
+    Raises:
+        ManifestError: as `read_manifest`.
+    """
+    try:
+        content = json.loads(raw)
         digest = content.pop("digest")
         # The digest first: only then is what the rest says worth a message of its own.
         if digest != _digest(content):
@@ -125,10 +140,6 @@ def read_manifest(folder: Path, *, step: int) -> Manifest:
             save=str(content.get("save", "")),
             files=tuple(_file_entry(entry) for entry in content["files"]),
         )
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        raise unread(MANIFEST_NAME, error) from error
     except DAMAGED_JSON as error:
         raise ManifestError(f"{MANIFEST_NAME} is unreadable ({error!r})") from error
 
