@@ -188,6 +188,30 @@ def ranks_open_the_same_save(folder, rank, world_size):
         dist.barrier()
 
 
+def what_fails_on_one_rank_in_a_restore_fails_on_all(folder, rank, world_size):
+    class Part:
+        def state_dict(self):
+            return {"t": torch.ones(2)}
+
+        def load_state_dict(self, _):
+            if rank == 1:
+                raise RuntimeError("of another kind")
+
+    Checkpointer(folder).save(1, {"part": Part()}).result()
+    kind = RuntimeError if rank == 1 else CheckpointError
+    expect(kind, "of another kind", lambda: Checkpointer(folder).restore({"part": Part()}))
+
+    def refuse(*_):
+        raise OSError("too many open files")
+
+    before = restore.Predecessors
+    restore.Predecessors = refuse if rank == 1 else before
+    try:
+        expect(OSError, "too many open files", lambda: Checkpointer(folder).restore({"t": torch.ones(2)}))
+    finally:
+        restore.Predecessors = before
+
+
 def main(folder, rank, world_size):
     torch.set_num_threads(1)
     logging.getLogger("holdfast").setLevel(logging.ERROR)
@@ -202,6 +226,7 @@ def main(folder, rank, world_size):
         a_failure_that_only_warns_ends_no_rank,
         ranks_open_the_same_save,
         one_rank_tells_of_a_save,
+        what_fails_on_one_rank_in_a_restore_fails_on_all,
     ):
         scenario(f"{folder}/{scenario.__name__}", rank, world_size)
         dist.barrier()

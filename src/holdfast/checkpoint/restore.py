@@ -139,8 +139,14 @@ def restore_newest(
     """
     if not from_memory:
         return _restore_newest(ranks, folder, state, per_rank, None, fetch_instead)
-    with Predecessors(folder, ranks.rank, ranks.world_size) as memory:
-        told = ranks.together(lambda: memory.told)
+    found: list[Predecessors] = []
+
+    def ask() -> list[Told]:
+        found.append(Predecessors(folder, ranks.rank, ranks.world_size))
+        return found[0].told
+
+    told = ranks.together(ask)
+    with found[0] as memory:
         in_memory = newest_whole(told, ranks.world_size)
         if in_memory is None and any(told) and ranks.rank == 0:
             _logger.warning("Not all ranks' parts of one step are in memory (%s).", _missing(told, ranks.world_size))
@@ -314,11 +320,15 @@ def restore_into(
             return next(filter(None, reasons))
         if plain and rng_skeleton:
             ranks.together(functools.partial(rng.check, rng_skeleton, loaded))
-    for part in parts:
-        part.put(loaded)
-    if rng_skeleton:
-        rng.put_back(fill(ABSENT, rng_skeleton, loaded))
-    elif ranks.rank == 0:
+
+    def put() -> None:
+        for part in parts:
+            part.put(loaded)
+        if rng_skeleton:
+            rng.put_back(fill(ABSENT, rng_skeleton, loaded))
+
+    ranks.together(put)
+    if not rng_skeleton and ranks.rank == 0:
         _logger.warning(
             "The random generators were left alone: %s was saved by %d ranks and is restored by %d, "
             "or was not saved by Holdfast.",
