@@ -83,6 +83,14 @@ def test_what_is_pushed_is_listed_and_comes_back_bit_for_bit(url, tmp_path):
     assert [(info.step, info.state) for info in scan_local(tmp_path / "back")] == [(100, "written"), (20, "written")]
 
 
+def test_of_steps_that_are_not_asked_for_nothing_is_read(bucket, tmp_path):
+    for step in (20, 30):
+        at(bucket.url).push(make_checkpoint(tmp_path, step, sizes=SMALL))
+    before = len(bucket.proxy.requests)
+    assert [each.step for each in at(bucket.url).scan(above=20)] == [30]
+    assert not any("step-0000000020" in path for _, path, _ in bucket.proxy.requests[before:])
+
+
 def test_a_part_of_a_file_is_read(url, tmp_path):
     remote = at(url)
     local = make_checkpoint(tmp_path, 20)

@@ -72,6 +72,15 @@ def test_storage_that_only_stalls_is_given_up(s3, monkeypatch):
     assert len(pauses) == 2
 
 
+def test_no_request_is_repeated_when_its_time_is_over(s3, monkeypatch):
+    patience = Patience(request_timeout_s=0.05, tries=1000, retry_timeout_s=0.2, attempts=1, first_pause_s=0.001)
+    with proxy(s3, lambda *_: "stall") as between:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
+        with pytest.raises(StorageFailed):
+            Remote("s3://bucket/runs", patience=patience).scan()
+        assert 1 < len(between.requests) < 8
+
+
 @pytest.fixture(scope="module")
 def pusher():
     program = [sys.executable, Path(__file__).with_name("killed_pusher.py")]

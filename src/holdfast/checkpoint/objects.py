@@ -43,13 +43,14 @@ _R = TypeVar("_R")
 class Patience:
     """How long storage is waited for.
 
-    `request_timeout_s`: a request without its whole answer by then is given up and made anew. `tries`: of a request.
-    `attempts`: of an operation, each of which may be many requests. The pauses between both grow from the first to
-    the longest.
+    `request_timeout_s`: a request without its whole answer by then is given up and made anew. `tries`: of a request,
+    none of which begins later than `retry_timeout_s` after the first. `attempts`: of an operation, each of which may be
+    many requests. The pauses between both grow from the first to the longest.
     """
 
     request_timeout_s: float = 60.0
     tries: int = 10
+    retry_timeout_s: float = 120.0
     attempts: int = 5
     first_pause_s: float = 0.1
     longest_pause_s: float = 10.0
@@ -95,10 +96,16 @@ class Objects:
         self._sleep = sleep
         self._part_bytes = part_bytes
         self._api = obstore
+        self.signs = 0
+        """Of life: grows with all that comes, goes or is checked."""
         try:
             self._store: Any = from_url(self.url, **({} if self.folder else _options(patience)))
         except (obstore.exceptions.BaseError, ValueError) as error:
             raise BadUse(f"{url} is no address to keep checkpoints at: {_reason(error)}. Correct it.") from error
+
+    def go_on(self, _bytes: int = 0) -> None:
+        """Give a sign of life; that of two threads at once may count as one."""
+        self.signs += 1
 
     def folders(self) -> list[str]:
         """The names of the folders, sorted."""
@@ -158,11 +165,16 @@ class Objects:
         part_bytes = max(self._part_bytes, -(-size_bytes // _MOST_PARTS))
         at_once = iter([_PARTS_AT_ONCE])
 
+        def taken() -> Iterator[bytes]:
+            for block in blocks():
+                self.go_on()
+                yield block
+
         def attempt() -> None:
             self._api.put(
                 self._store,
                 path,
-                blocks(),
+                taken(),
                 use_multipart=size_bytes > part_bytes,
                 chunk_size=part_bytes,
                 max_concurrency=next(at_once, 1),
@@ -199,7 +211,7 @@ class Objects:
         pause_s = self._patience.first_pause_s
         for number in range(1, self._patience.attempts + 1):
             try:
-                return attempt()
+                result = attempt()
             except (self._api.exceptions.BaseError, OSError) as error:
                 if (refusal := _refusal(self.url, error)) is not None:
                     raise refusal from error
@@ -212,6 +224,9 @@ class Objects:
                         f"{what} in {self.url}{through} failed {number} times: {_reason(error)}. Check that the "
                         f"storage can be reached from {socket.gethostname()}; then do it again."
                     ) from error
+            else:
+                self.go_on()
+                return result
             self._sleep(pause_s * random.uniform(0.5, 1.0))
             pause_s = min(self._patience.longest_pause_s, pause_s * 2)
         raise AssertionError("no attempt was made")
@@ -240,6 +255,7 @@ def _options(patience: Patience) -> dict[str, Any]:
         },
         "retry_config": {
             "max_retries": patience.tries - 1,
+            "retry_timeout": timedelta(seconds=patience.retry_timeout_s),
             "backoff": {
                 "init_backoff": timedelta(seconds=patience.first_pause_s),
                 "max_backoff": timedelta(seconds=patience.longest_pause_s),

@@ -8,6 +8,7 @@ from typing import Final, TypeVar
 import torch.distributed as dist
 
 from holdfast.core.errors import CheckpointError, HoldfastError
+from holdfast.core.link import job_link
 
 _LOOK_EVERY_S: Final = 5.0
 T = TypeVar("T")
@@ -58,13 +59,14 @@ class Ranks:
         """
         return self.together(lambda: work() if self.rank == 0 else None)[0]  # type: ignore[return-value]
 
-    def together_at_length(self, work: Callable[[], T]) -> list[T]:
+    def together_at_length(
+        self, work: Callable[[], T], *, signs: Callable[[], int] = lambda: 0, section: str = ""
+    ) -> list[T]:
         """As `together`, for what takes longer than a collective may: no rank is in one for more than some seconds.
 
-        `work` runs in a thread of its own, which goes on where this is interrupted.
+        `work` runs in a thread of its own, which goes on where this is interrupted. It gets on for as long as some
+        rank's `signs` change; the time of the job's `section` that this is in then begins anew on all ranks.
         """
-        if not self.distributed:
-            return [work()]
         working: Future[T] = Future()
 
         def run() -> None:
@@ -74,13 +76,21 @@ class Ranks:
                 working.set_exception(error)
 
         self.together(threading.Thread(target=run, name="holdfast-at-length", daemon=True).start)
-        while not all(self.together(lambda: bool(wait([working], timeout=_LOOK_EVERY_S).done))):
-            pass
-        return self.together(working.result)
+        before: list[int] = []
+        while True:
+            told = self.together(lambda: (bool(wait([working], timeout=_LOOK_EVERY_S).done), signs()))
+            if all(is_done for is_done, _ in told):
+                return self.together(working.result)
+            now = [each for _, each in told]
+            if before and now != before:
+                with job_link().section(section):
+                    pass
+            before = now
 
-    def first_at_length(self, work: Callable[[], T]) -> T:
-        """As `first`, for what takes longer than a collective may."""
-        return self.together_at_length(lambda: work() if self.rank == 0 else None)[0]  # type: ignore[return-value]
+    def first_at_length(self, work: Callable[[], T], *, signs: Callable[[], int] = lambda: 0, section: str = "") -> T:
+        """As `first`, for what takes longer than a collective may; see `together_at_length`."""
+        told = self.together_at_length(lambda: work() if self.rank == 0 else None, signs=signs, section=section)
+        return told[0]  # type: ignore[return-value]
 
     def exchange(self, own: Callable[[], T], share_out: Callable[[list[T]], list[U]]) -> U:
         """Run `own` on every rank and `share_out` on rank 0, with what all had; return this rank's share. Collective.

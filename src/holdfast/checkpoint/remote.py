@@ -76,12 +76,23 @@ class Remote:
         now_s = self._clock.now_s()
         return push(self._objects, Path(folder), pace=self._pace, now_s=now_s, sleep=self._sleep)
 
-    def scan(self) -> list[RemoteCheckpoint]:
+    @property
+    def url(self) -> str:
+        """Where it is."""
+        return self._objects.url
+
+    @property
+    def signs(self) -> int:
+        """Of life: grows for as long as what another thread does here gets on."""
+        return self._objects.signs
+
+    def scan(self, *, above: int = -1) -> list[RemoteCheckpoint]:
         """The checkpoints there, newest first, whole or damaged, by manifest and sizes; reads no data.
 
-        Of two of one step the one pushed last comes first; the other is deleted by a push a day later.
+        Of two of one step the one pushed last comes first; the other is deleted by a push a day later. Those of steps
+        up to `above` are left out, unread.
         """
-        return scan_remote(self._objects)
+        return scan_remote(self._objects, above=above)
 
     def find(self, step: int) -> RemoteCheckpoint:
         """The checkpoint of a step; of several whole ones that which was pushed last.

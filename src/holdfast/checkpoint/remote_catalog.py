@@ -8,7 +8,6 @@ folder is no checkpoint.
 """
 
 import re
-import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -16,7 +15,7 @@ from typing import Literal
 import xxhash
 
 from holdfast.checkpoint.folders import parse_name, step_path
-from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest, ManifestError, read_manifest
+from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest, ManifestError, parse_manifest
 from holdfast.checkpoint.objects import Objects, StoredObject, in_parallel
 
 _NAME = re.compile(r"(step-\d{10,})\.([0-9a-f]{16})")
@@ -63,13 +62,17 @@ def parse_remote_name(name: str) -> int | None:
     return found[0] if found else None
 
 
-def scan_remote(objects: Objects, step: int | None = None) -> list[RemoteCheckpoint]:
-    """The checkpoints there (of `step`), newest first; of one step the one committed last comes first.
+def scan_remote(objects: Objects, step: int | None = None, *, above: int = -1) -> list[RemoteCheckpoint]:
+    """The checkpoints there (of `step`, or later than `above`), newest first; of one step, committed last first.
 
     Raises:
         NotFound, StorageFailed: see `Objects`.
     """
-    names = [name for name in objects.folders() if (of := parse_remote_name(name)) is not None and step in (None, of)]
+    names = [
+        name
+        for name in objects.folders()
+        if (of := parse_remote_name(name)) is not None and of > above and step in (None, of)
+    ]
     found = in_parallel(lambda name: inspect_remote(objects, name, objects.list(name)), names, threads=_THREADS)
     there = [checkpoint for checkpoint in found if checkpoint is not None]
     return sorted(there, key=lambda each: (each.step, each.committed_at_s, each.name), reverse=True)
@@ -108,24 +111,13 @@ def read_remote_manifest(objects: Objects, name: str, step: int) -> tuple[bytes,
 
     Raises:
         FileNotFoundError: there is none.
-        ManifestError: it is not what it was, or as `read_manifest`.
+        ManifestError: it is not what it was, or as `parse_manifest`.
         NotFound, StorageFailed: see `Objects`.
     """
     content = objects.read(f"{name}/{MANIFEST_NAME}")
     if remote_name(step, content) != name:
         raise ManifestError(f"{MANIFEST_NAME} is not the one that it was pushed with")
     return content, parse_manifest(content, step=step)
-
-
-def parse_manifest(content: bytes, *, step: int) -> Manifest:
-    """What a manifest says that is not in a folder.
-
-    Raises:
-        ManifestError: as `read_manifest`.
-    """
-    with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
-        (Path(folder) / MANIFEST_NAME).write_bytes(content)
-        return read_manifest(Path(folder), step=step)
 
 
 def _check_sizes(manifest: Manifest, there: dict[str, StoredObject]) -> None:

@@ -73,7 +73,7 @@ def _download(objects: Objects, checkpoint: RemoteCheckpoint, folder: Path) -> N
     for attempt in range(_ATTEMPTS):
         parts = [(entry, offset) for entry in missing for offset in range(0, entry.size_bytes, PART_BYTES)]
         in_parallel(lambda part: _download_part(objects, checkpoint, folder, *part), parts, threads=_PARTS_AT_ONCE)
-        wrong = in_parallel(lambda entry: _settle(folder, entry), missing, threads=_FILES_AT_ONCE)
+        wrong = in_parallel(lambda entry: _settle(objects, folder, entry), missing, threads=_FILES_AT_ONCE)
         missing = [entry for entry, error in zip(missing, wrong, strict=True) if error is not None]
         if missing and attempt == _ATTEMPTS - 1:
             raise next(error for error in wrong if error is not None)
@@ -110,7 +110,7 @@ def _fetch_sidecar(objects: Objects, checkpoint: RemoteCheckpoint, folder: Path,
         write_atomic(folder / sidecar[0], digests)
 
 
-def _settle(folder: Path, entry: FileEntry) -> ManifestError | None:
+def _settle(objects: Objects, folder: Path, entry: FileEntry) -> ManifestError | None:
     """Make a file durable and say whether it is wrong."""
     fd = os.open(folder / entry.path, os.O_RDONLY)
     try:
@@ -118,7 +118,7 @@ def _settle(folder: Path, entry: FileEntry) -> ManifestError | None:
     finally:
         os.close(fd)
     try:
-        check_contents(folder, [entry])
+        check_contents(folder, [entry], objects.go_on)
     except ManifestError as error:
         return error
     return None

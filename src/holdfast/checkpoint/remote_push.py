@@ -10,12 +10,19 @@ import xxhash
 
 from holdfast.checkpoint.checksums import BLOCK_BYTES, checksum_of_digests, digests_of, whole_checksum
 from holdfast.checkpoint.folders import parse_name
-from holdfast.checkpoint.manifest import MANIFEST_NAME, FileEntry, Manifest, ManifestError, check_sizes, unread
+from holdfast.checkpoint.manifest import (
+    MANIFEST_NAME,
+    FileEntry,
+    Manifest,
+    ManifestError,
+    check_sizes,
+    parse_manifest,
+    unread,
+)
 from holdfast.checkpoint.objects import Objects, in_parallel
 from holdfast.checkpoint.remote_catalog import (
     RemoteCheckpoint,
     inspect_remote,
-    parse_manifest,
     parse_remote_name,
     remote_name,
     scan_remote,
