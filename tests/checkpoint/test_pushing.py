@@ -6,6 +6,7 @@ import functools
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -15,14 +16,18 @@ from pathlib import Path
 import psutil
 import pytest
 import torch
-from storage_world import BRIEF, make_checkpoint
+from storage_world import BRIEF, QUICK, SMALL, make_checkpoint, new_bucket, proxy
 from waiting import ENDS_S, until
 
 from holdfast.checkpoint import Checkpointer, pushing_process, remote_push, scan
 from holdfast.checkpoint import folders as folders_module
 from holdfast.checkpoint import pushing as pushing_module
+from holdfast.checkpoint import ranks as ranks_module
 from holdfast.checkpoint.folders import Staging, has_unfinished, step_path
 from holdfast.checkpoint.marks import note_damaged, read_marks
+from holdfast.checkpoint.messages import readable
+from holdfast.checkpoint.objects import Objects, Patience
+from holdfast.checkpoint.pushed import note_pushed, pushed_up_to
 from holdfast.checkpoint.pushing import PUSHING_MODULE
 from holdfast.checkpoint.remote import Remote
 from holdfast.core.errors import BadUse, NoVerifiedCheckpoint, StorageFailed
@@ -32,6 +37,35 @@ from holdfast.core.errors import BadUse, NoVerifiedCheckpoint, StorageFailed
 def there(tmp_path):
     (tmp_path / "there").mkdir()
     return tmp_path / "there"
+
+
+@pytest.fixture(autouse=True)
+def _no_pusher_is_left(monkeypatch):
+    """A job that has only restored pushes, too, and its end is the end of all tests."""
+    made, start = [], pushing_module.Pusher.start
+
+    def record(self):
+        made.append(self)
+        start(self)
+
+    monkeypatch.setattr(pushing_module.Pusher, "start", record)
+    yield
+    for pusher in made:
+        pusher._is_needed = False
+        if pusher._process is not None:
+            pusher._process.kill()
+            pusher._process.wait()
+
+
+@pytest.fixture
+def ended(monkeypatch):
+    """The trainer is gone from the first look on."""
+    monkeypatch.setattr(pushing_process.Pushing, "_has_ended", lambda *_: True)
+
+
+def run_pushing(folder, url, **settings):
+    settings = {"trainer_pid": 1, "keep": None, "give_up_s": 60, **settings}
+    return pushing_process.Pushing(folder, Remote(url), **settings).run()
 
 
 def state_of(value):
@@ -339,3 +373,259 @@ def test_a_trainer_that_is_killed_has_its_last_save_pushed(tmp_path, there):
         finally:
             os.kill(child, signal.SIGKILL)
     assert steps_of(url)[0] == 2
+
+
+def test_what_was_taken_away_after_it_was_pushed_does_not_come_back(tmp_path, there, caplog):
+    folder, url = tmp_path / "here", there.as_uri()
+    with Checkpointer(folder, push_to=url) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, state_of(step)).result()
+            until(lambda step=step: steps_of(url)[:1] == [step])
+    step_path(folder, 2).rename(tmp_path / "away")
+    assert Checkpointer(folder, push_to=url).restore(state_of(0)) == 1
+    assert f"Step 2 is in storage and was taken away from {folder}, so it is not fetched" in caplog.text
+    assert Checkpointer(tmp_path / "new", push_to=url).restore(state_of(0)) == 2  # where there is nothing else
+    with Checkpointer(tmp_path / "elsewhere", push_to=url) as ckpt:
+        ckpt.save(3, state_of(3))
+    assert Checkpointer(folder, push_to=url).restore(state_of(0)) == 3
+
+
+def test_what_is_damaged_was_not_taken_away(tmp_path, there):
+    folder, url = tmp_path / "here", there.as_uri()
+    with Checkpointer(folder, push_to=url) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, state_of(step)).result()
+    (step_path(folder, 2) / "__0_0.distcp").unlink()
+    state = state_of(0)
+    assert Checkpointer(folder, push_to=url).restore(state) == 2
+    assert state["t"].eq(2).all()
+
+
+def test_what_was_pushed_is_known_by_storage_and_its_highest_step(tmp_path, caplog):
+    assert pushed_up_to(tmp_path, "file:///a") == -1
+    note_pushed(tmp_path, "file:///a", 7)
+    note_pushed(tmp_path, "file:///b", 9)
+    note_pushed(tmp_path, "file:///a", 5)
+    assert [pushed_up_to(tmp_path, f"file:///{name}") for name in "abc"] == [7, 9, -1]
+    assert scan(tmp_path) == []
+    next(tmp_path.iterdir()).write_bytes(b"[]")
+    assert pushed_up_to(tmp_path, "file:///a") == -1
+    assert "is not known" in caplog.text
+
+
+def test_while_a_fetch_gets_on_the_time_of_its_section_begins_anew(tmp_path, there, link, monkeypatch):
+    with Checkpointer(tmp_path / "lost", push_to=there.as_uri()) as ckpt:
+        ckpt.save(7, state_of(7))
+    monkeypatch.setattr(ranks_module, "_LOOK_EVERY_S", 0.01)
+    real = Objects.read_range
+
+    def at_length(self, *which):
+        until(lambda: real(self, *which) and link.sections.count("restore") > 1)
+        return real(self, *which)
+
+    monkeypatch.setattr(Objects, "read_range", at_length)
+    assert Checkpointer(tmp_path / "new", push_to=there.as_uri()).restore(state_of(0)) == 7
+
+
+def test_what_does_not_get_on_has_no_more_time_than_its_section(link, monkeypatch):
+    monkeypatch.setattr(ranks_module, "_LOOK_EVERY_S", 0.01)
+    looks = []
+    ranks_module.Ranks().first_at_length(
+        lambda: until(lambda: len(looks) > 3), signs=lambda: looks.append(0) or 0, section="restore"
+    )
+    assert link.sections == []
+
+
+@pytest.fixture
+def stand_in(tmp_path, monkeypatch):
+    """Have a program of one's own run as the process that pushes."""
+
+    def run_instead(program):
+        (tmp_path / "stand_in.py").write_text(program)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+        monkeypatch.setattr(pushing_module, "PUSHING_MODULE", "stand_in")
+        monkeypatch.setattr(pushing_module, "_LOOK_EVERY_S", 0.01)
+        pusher = pushing_module.Pusher(tmp_path, tmp_path.as_uri(), keep=None, told=lambda _: None)
+        pusher.start()
+        return pusher
+
+    return run_instead
+
+
+def test_closing_waits_for_a_push_that_gets_on_and_says_so(tmp_path, stand_in, link, monkeypatch):
+    pusher = stand_in(
+        "import pathlib, sys, time\n"
+        "while not (pathlib.Path(sys.argv[2]) / 'enough').exists():\n"
+        "    print('{\"signs\": 1}', flush=True); time.sleep(0.01)\n"
+    )
+    monkeypatch.setattr(pushing_module, "_SILENT_S", ENDS_S)
+    closing = threading.Thread(target=functools.partial(pusher.close, wait=True), daemon=True)
+    closing.start()
+    until(lambda: link.sections.count("save") > 2)
+    assert closing.is_alive()
+    (tmp_path / "enough").touch()
+    closing.join(ENDS_S)
+    assert not closing.is_alive()
+
+
+def test_closing_does_not_wait_for_ever_for_a_push_that_does_not_get_on(stand_in, monkeypatch, caplog):
+    pusher = stand_in("import time; time.sleep(1000)")
+    monkeypatch.setattr(pushing_module, "_SILENT_S", 0.05)
+    pusher.close(wait=True)
+    assert pusher._process.poll() is None
+    assert "The newest checkpoint is not in" in caplog.text
+
+
+def test_what_nobody_pushed_is_pushed_by_the_next_one_that_restores_it(tmp_path, there):
+    folder, url = tmp_path / "here", there.as_uri()
+    with Checkpointer(folder) as ckpt:
+        ckpt.save(1, state_of(1))
+    with Checkpointer(folder, push_to=url) as ckpt:
+        assert ckpt.restore(state_of(0)) == 1
+    assert steps_of(url) == [1]
+
+
+def test_that_old_ones_cannot_be_deleted_is_said_once_and_is_no_failed_push(
+    tmp_path, there, ended, monkeypatch, caplog, capsys
+):
+    def refuse(*_):
+        raise StorageFailed("you may not.")
+
+    monkeypatch.setattr(Remote, "delete", refuse)
+    Remote(there.as_uri()).push(make_checkpoint(tmp_path / "former", 1, sizes=SMALL))
+    make_checkpoint(tmp_path / "here", 2, sizes=SMALL)
+    assert run_pushing(tmp_path / "here", there.as_uri(), keep=1, give_up_s=0.5) == 0
+    assert caplog.text.count("you may not.") == 1
+    assert '"failed"' not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("lasts", [False, True])
+def test_where_it_cannot_be_started_training_goes_on_and_the_next_save_tries_again(
+    tmp_path, there, monkeypatch, caplog, lasts
+):
+    real = subprocess.Popen
+
+    def refuse(command, **settings):
+        if PUSHING_MODULE in command:
+            raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
+        return real(command, **settings)
+
+    with Checkpointer(tmp_path / "here", push_to=there.as_uri()) as ckpt:
+        with monkeypatch.context() as patch:
+            patch.setattr(pushing_module.subprocess, "Popen", refuse)
+            ckpt.save(1, state_of(1)).result()
+            assert "could not be started ([Errno 11] Resource temporarily unavailable)" in caplog.text
+            if lasts:
+                ckpt.close()
+        if not lasts:
+            ckpt.save(2, state_of(2)).result()
+    assert ("The newest checkpoint is not in" in caplog.text) == lasts
+    assert steps_of(there.as_uri())[:1] == ([] if lasts else [2])
+
+
+def test_a_pusher_whose_trainer_is_gone_leaves_what_is_saved_after_it_to_another(tmp_path, there, ended):
+    make_checkpoint(tmp_path, 1, sizes=SMALL)
+    make_checkpoint(tmp_path, 2, seed=10**9, sizes=SMALL)  # saved in the year 2033
+    assert run_pushing(tmp_path, there.as_uri()) == 0
+    assert steps_of(there.as_uri()) == [1]
+
+
+def test_a_checkpoint_is_wanted_under_a_name_of_ones_own_for_a_time_that_is_renewed(
+    tmp_path, there, ended, monkeypatch
+):
+    monkeypatch.setattr(pushing_process, "_SIGN_EVERY_S", 0.01)
+    monkeypatch.setattr(pushing_process, "_WANTED_FOR_S", 0.03)
+    path, seen, real = make_checkpoint(tmp_path, 1, sizes=SMALL), [], Remote.push
+
+    def push(self, folder):
+        [[name, first]] = read_marks(path).wanted.items()
+        until(lambda: read_marks(path).wanted[name].at_s > first.at_s)
+        seen.extend([name, first.until_s - first.at_s])
+        return real(self, folder)
+
+    monkeypatch.setattr(Remote, "push", push)
+    assert run_pushing(tmp_path, there.as_uri()) == 0
+    assert seen == [f"push-{socket.gethostname()}-{os.getpid()}", pytest.approx(0.03, abs=1e-5)]
+    assert not read_marks(path).wanted
+
+
+def test_a_folder_that_cannot_be_written_keeps_nothing_from_storage(tmp_path, there, ended, monkeypatch, caplog):
+    def refuse(*_, **__):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("want", "release", "note_pushed"):
+        monkeypatch.setattr(pushing_process, name, refuse)
+    for step in (1, 2):
+        make_checkpoint(tmp_path, step, sizes=SMALL)
+    assert run_pushing(tmp_path, there.as_uri(), give_up_s=0.5) == 0
+    assert steps_of(there.as_uri()) == [2]
+    assert caplog.text.count("cannot be marked as wanted") == 1
+    assert caplog.text.count("is not noted in") == 1
+
+
+def test_a_folder_in_which_nothing_changes_is_not_looked_through_again(tmp_path, there, monkeypatch):
+    looks, turns = [], iter(range(20))
+    monkeypatch.setattr(pushing_process, "scan", lambda folder: looks.append(folder) or scan(folder))
+
+    def has_ended(*_):
+        turn = next(turns)
+        if turn == 9:
+            assert len(looks) < 5
+            make_checkpoint(tmp_path, 2, sizes=SMALL)
+        if turn == 12:
+            assert steps_of(there.as_uri()) == [2, 1]
+        return turn == 19
+
+    monkeypatch.setattr(pushing_process.Pushing, "_has_ended", has_ended)
+    make_checkpoint(tmp_path, 1, sizes=SMALL)
+    assert run_pushing(tmp_path, there.as_uri()) == 0
+    assert len(looks) < 10
+
+
+def test_a_look_that_fails_is_taken_again(tmp_path, there, monkeypatch, caplog):
+    turns, failing = iter(range(4)), [OSError(errno.EIO, "Input/output error"), FileNotFoundError(), None, None]
+
+    def fail_at_times(folder):
+        if failing and (error := failing.pop(0)) is not None:
+            raise error
+        return scan(folder)
+
+    monkeypatch.setattr(pushing_process, "scan", fail_at_times)
+    monkeypatch.setattr(pushing_process, "_LONGEST_PAUSE_S", 0.1)
+    monkeypatch.setattr(pushing_process.Pushing, "_has_ended", lambda *_: next(turns) == 3)
+    make_checkpoint(tmp_path, 1, sizes=SMALL)
+    assert run_pushing(tmp_path, there.as_uri()) == 0
+    assert steps_of(there.as_uri()) == [1]
+    assert "cannot be seen yet: [Errno 5] Input/output error" in caplog.text
+
+
+def test_whoever_reads_what_a_dead_trainer_said_does_not_wait_for_the_last_push(tmp_path, there):
+    script = (
+        "import os, subprocess, sys\n"
+        "subprocess.Popen([sys.executable, '-m', sys.argv[1], str(os.getpid()), *sys.argv[2:]],"
+        " stdin=subprocess.PIPE, stdout=subprocess.PIPE)\n"
+        "sys.stdin.read()\n"
+    )
+    (tmp_path / "here").mkdir()
+    staging = Staging(tmp_path / "here", 1, "save")  # which keeps it waiting
+    command = [sys.executable, "-c", script, PUSHING_MODULE, str(tmp_path / "here"), there.as_uri()]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as trainer:
+        until(lambda: len(pushing(tmp_path / "here")) == 2)  # the trainer's words name it, too
+        trainer.kill()
+        trainer.wait()
+        until(lambda: readable([trainer.stderr.fileno()], 0))
+        assert trainer.stderr.read() == b""
+    [pid] = pushing(tmp_path / "here")
+    os.kill(pid, signal.SIGKILL)
+    staging.abandon()
+
+
+def test_storage_that_only_stalls_does_not_keep_a_job_with_a_checkpoint_waiting(s3, tmp_path, monkeypatch, caplog):
+    hurried = Patience(request_timeout_s=0.05, retry_timeout_s=1, tries=2, attempts=1, first_pause_s=0.001)
+    monkeypatch.setattr(pushing_module, "_HURRIED", hurried)
+    make_checkpoint(tmp_path, 1, sizes=SMALL)
+    with proxy(s3, lambda *_: "stall") as between:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
+        pushing_module.fetch_newer(Remote(f"s3://{new_bucket(s3)}/run", patience=QUICK), tmp_path)
+        assert len(between.requests) == 2
+    assert "What storage has was not fetched, step 1 of" in caplog.text

@@ -40,6 +40,7 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `restore` | the newest checkpoint that verifies, into a state that fits (`fit`) |
 | `ranges` | the bytes of the files that a rank needs (`reading`: each checked before it is handed out) |
 | `remote` | checkpoints in object storage (`objects` and four `remote_…`: catalog, push, fetch, ranges) |
+| `pushing` | what is fetched from there, and the `pushing_process` that brings it there (`pushed`: up to which step) |
 | `export` | its model as a Hugging Face folder |
 | `names` | which of its tensors is which of the model's (`huggingface`: what the model has) |
 | `conversion` | those tensors, streamed as safetensors (`converting`: in a process of its own) |

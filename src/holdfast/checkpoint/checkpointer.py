@@ -102,7 +102,8 @@ class Checkpointer:
                 the newest in its memory, for a rank that comes back on a new node. It takes as much memory again as
                 one rank's snapshot, twice while one arrives; `max_memory_gib` counts it.
             push_to: object storage that the newest checkpoint is pushed to, by a process of its own, such as
-                `s3://BUCKET/RUN`; `restore` fetches from there what is newer, or whole where it is damaged in `dir`.
+                `s3://BUCKET/RUN`; `restore` fetches from there what is newer, unless it was pushed from `dir` and taken
+                away there, or whole where it is damaged in `dir`.
             keep_pushed: how many stay there, of those up to the step that was pushed last; None: all.
             read_only: nothing is saved, only restored, from a run that may go on: `dir` need not be writable, and what
                 that run left in memory stays there for it.
@@ -245,8 +246,13 @@ class Checkpointer:
             began_s = self._clock.monotonic_s()
             from_storage = None
             if self._pusher is not None:
-                ranks.first_at_length(functools.partial(fetch_newer, self._pusher.remote, self._folder))
-                from_storage = functools.partial(fetch_instead, self._pusher.remote, self._folder)
+                remote = self._pusher.remote
+                at_length = functools.partial(ranks.first_at_length, signs=lambda: remote.signs, section="restore")
+                at_length(functools.partial(fetch_newer, remote, self._folder))
+
+                def from_storage(step: int, above: int) -> int | None:
+                    return at_length(functools.partial(fetch_instead, remote, self._folder, step, above))
+
             checkpoint, passed_over = restore_newest(
                 ranks, self._folder, state, per_rank, from_storage, from_memory=not self._read_only
             )
@@ -256,6 +262,8 @@ class Checkpointer:
             self._newest = checkpoint.path
             restore_s = self._clock.monotonic_s() - began_s
         if ranks.rank == 0:
+            if self._pusher is not None:
+                self._pusher.start()  # the newest may not be there yet, and no save may follow
             link.emit(
                 "restored",
                 {

@@ -7,16 +7,24 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
 from holdfast.checkpoint.catalog import scan
 from holdfast.checkpoint.folders import remove_leftovers, step_path
+from holdfast.checkpoint.objects import Patience
+from holdfast.checkpoint.pushed import pushed_up_to
 from holdfast.checkpoint.remote import Remote
 from holdfast.core.errors import CheckpointError, DamagedCheckpoint, NotFound, NoVerifiedCheckpoint
+from holdfast.core.link import job_link
 
 PUSHING_MODULE: Final = "holdfast.checkpoint.pushing_process"
+_LOOK_EVERY_S: Final = 5.0
+_SILENT_S: Final = 600.0
+_HURRIED: Final = Patience(request_timeout_s=20.0, retry_timeout_s=20.0, tries=5, attempts=2)
+"""With storage that may have something newer, where there is something to go on from."""
 _logger = logging.getLogger("holdfast")
 
 
@@ -40,41 +48,70 @@ class Pusher:
         keeping = [] if keep is None else ["--keep", str(keep)]
         self._arguments = [str(folder), url, *keeping]
         self._told = told
+        self._is_needed = False
         self._process: subprocess.Popen[bytes] | None = None
         self._listener: threading.Thread | None = None
+        self._heard = threading.Event()
 
     def start(self) -> None:
-        """Start the process, or another where it has died."""
+        """Start the process, or another where it has died. Where none can be started it is said, and training goes on.
+
+        Call it again, then, at the next save.
+        """
+        self._is_needed = True
         if self._process is not None and self._process.poll() is None:
             return
         if self._process is not None:
             _logger.warning("The process that pushes checkpoints is started again: it died.")
             self._let_go(self._process)
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", PUSHING_MODULE, str(os.getpid()), *self._arguments],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            start_new_session=True,  # what ends the trainer's group must not end it
-        )
+            self._process = None
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", PUSHING_MODULE, str(os.getpid()), *self._arguments],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                start_new_session=True,  # what ends the trainer's group must not end it
+            )
+        except OSError as error:
+            _logger.warning(
+                "The process that pushes checkpoints could not be started (%s). The next save tries again.", error
+            )
+            return
         self._listener = threading.Thread(target=self._listen, args=(self._process,), daemon=True)
         self._listener.start()
 
     def close(self, *, wait: bool) -> None:
         """End the process once the newest checkpoint is there, or could not be pushed for ten minutes.
 
-        Without `wait` that is left to it.
+        Without `wait` that is left to it, and so it is where nothing was heard of it for ten minutes. For as long as it
+        gets on, the time of the job's section begins anew.
         """
-        if self._process is None or self._listener is None:
+        if not self._is_needed:
             return
         self.start()  # what died may have left something
-        self._let_go(self._process)
-        if not wait:
-            return
-        code = self._process.wait()
-        self._listener.join()
-        self._process = None
-        if code:
+        self._is_needed = False
+        if self._process is not None:
+            self._let_go(self._process)
+            if not wait:
+                return
+        if self._process is None or self._wait(self._process) != 0:
             _logger.error("The newest checkpoint is not in %s. Push it by hand, see docs/checkpoints.md.", self._url)
+
+    def _wait(self, process: "subprocess.Popen[bytes]") -> int | None:
+        """The exit status; None where it does not get on."""
+        heard_at_s = time.monotonic()
+        while time.monotonic() - heard_at_s <= _SILENT_S:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(_LOOK_EVERY_S)
+                assert self._listener is not None, "it is started with the process"
+                self._listener.join()
+                return code
+            if self._heard.is_set():
+                self._heard.clear()
+                heard_at_s = time.monotonic()
+                with job_link().section("save"):
+                    pass
+        return None
 
     @staticmethod
     def _let_go(process: "subprocess.Popen[bytes]") -> None:
@@ -87,16 +124,21 @@ class Pusher:
         assert process.stdout is not None, "it is a pipe"
         for line in process.stdout:
             told = json.loads(line)
-            if "failed" in told:
+            self._heard.set()
+            if "warning" in told:
+                _logger.warning("%s", told["warning"])
+            elif "failed" in told:
                 _logger.warning("Step %d is not pushed yet: %s", told["step"], told["failed"])
-            self._told(told)
+            if "step" in told:
+                self._told(told)
         process.stdout.close()
 
 
 def fetch_newer(remote: Remote, folder: Path) -> None:
     """Fetch the newest whole checkpoint of storage, where `folder` has none as new.
 
-    Where that is not possible and the folder has a checkpoint, that one is good enough, and it is said.
+    Where the folder has a checkpoint, what was pushed from there and is not there any more was taken away, and does not
+    come back: it is said. Where fetching is not possible, a checkpoint of the folder is good enough; that is said, too.
 
     Raises:
         NotFound, StorageFailed: storage cannot be reached, and there is nothing else.
@@ -105,11 +147,20 @@ def fetch_newer(remote: Remote, folder: Path) -> None:
     """
     here = scan(folder)
     newest = next((info.step for info in here if info.state == "written"), -1)
+    pushed = pushed_up_to(folder, remote.url) if newest >= 0 else -1
+    is_told = False
     passed_over: list[str] = []
     try:
-        for there in remote.scan():
-            if there.step <= newest:
-                break
+        for there in _looked_at(remote, hurried=newest >= 0).scan(above=newest):
+            if there.step <= pushed and all(info.step != there.step for info in here):
+                if not is_told:
+                    _logger.warning(
+                        "Step %d is in storage and was taken away from %s, so it is not fetched. "
+                        "To go on from it: Remote(%r).fetch(%d, %r).",
+                        *(there.step, folder, remote.url, there.step, str(folder)),
+                    )
+                is_told = True
+                continue
             reason = there.reason or _fetch(remote, folder, there.step)
             if not reason:
                 return
@@ -126,6 +177,10 @@ def fetch_newer(remote: Remote, folder: Path) -> None:
         )
 
 
+def _looked_at(remote: Remote, *, hurried: bool) -> Remote:
+    return Remote(remote.url, patience=_HURRIED) if hurried else remote
+
+
 def fetch_instead(remote: Remote, folder: Path, step: int, above: int) -> int | None:
     """Fetch the newest whole checkpoint that storage has of `step`, which is damaged in `folder`, or of an older one.
 
@@ -133,8 +188,8 @@ def fetch_instead(remote: Remote, folder: Path, step: int, above: int) -> int | 
     it cannot be had.
     """
     try:
-        for there in remote.scan():
-            if above < there.step <= step:
+        for there in _looked_at(remote, hurried=above >= 0).scan(above=above):
+            if there.step <= step:
                 reason = there.reason or _fetch(remote, folder, there.step)
                 if not reason:
                     return there.step

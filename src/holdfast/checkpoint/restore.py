@@ -127,7 +127,7 @@ def restore_newest(
         state: see `Checkpointer.restore`.
         per_rank: likewise.
         fetch_instead: takes a step that is damaged and the next older one there is, or -1; puts the newest whole one
-            between them into the folder, and tells its step, or None. For rank 0.
+            between them into the folder, and tells its step, or None. Collective.
         from_memory: these ranks take the place of those that saved. Else what is in memory is left to those that do.
 
     Returns:
@@ -211,9 +211,7 @@ def _restore_newest(
             _logger.warning("Passed over the checkpoint of step %d (%s): %s.", info.step, info.path, reason)
         if fetch_instead is None:
             continue
-        fetched = ranks.first_at_length(
-            functools.partial(fetch_instead, info.step, -1 if older is None else older.step)
-        )
+        fetched = fetch_instead(info.step, -1 if older is None else older.step)
         if fetched is not None:
             instead = ranks.first(functools.partial(inspect, step_path(folder, fetched)))
             opened, reason = attempt(instead, None)
