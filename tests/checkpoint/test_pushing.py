@@ -572,6 +572,7 @@ def test_a_folder_in_which_nothing_changes_is_not_looked_through_again(tmp_path,
         if turn == 9:
             assert len(looks) < 5
             make_checkpoint(tmp_path, 2, sizes=SMALL)
+            os.utime(tmp_path, (1e9, 1e9))  # another time, however coarse the file system's is
         if turn == 12:
             assert steps_of(there.as_uri()) == [2, 1]
         return turn == 19
@@ -621,7 +622,7 @@ def test_whoever_reads_what_a_dead_trainer_said_does_not_wait_for_the_last_push(
 
 
 def test_storage_that_only_stalls_does_not_keep_a_job_with_a_checkpoint_waiting(s3, tmp_path, monkeypatch, caplog):
-    hurried = Patience(request_timeout_s=0.05, retry_timeout_s=1, tries=2, attempts=1, first_pause_s=0.001)
+    hurried = Patience(request_timeout_s=0.05, tries=2, attempts=1, first_pause_s=0.001)
     monkeypatch.setattr(pushing_module, "_HURRIED", hurried)
     make_checkpoint(tmp_path, 1, sizes=SMALL)
     with proxy(s3, lambda *_: "stall") as between:

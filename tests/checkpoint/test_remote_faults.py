@@ -78,7 +78,7 @@ def test_no_request_is_repeated_when_its_time_is_over(s3, monkeypatch):
         monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
         with pytest.raises(StorageFailed):
             Remote("s3://bucket/runs", patience=patience).scan()
-        assert 1 < len(between.requests) < 8
+        assert len(between.requests) < 8
 
 
 @pytest.fixture(scope="module")
