@@ -10,7 +10,8 @@ import torch
 from holdfast.checkpoint.contents import Contents
 from holdfast.checkpoint.device_memory import room_bytes
 from holdfast.checkpoint.devices import Devices
-from holdfast.checkpoint.plan import Plan, make_plan
+from holdfast.checkpoint.image import slot_bytes
+from holdfast.checkpoint.plan import Plan, make_plan, serialized
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.save_job import SaveJob
 from holdfast.checkpoint.seats import Seats
@@ -49,6 +50,7 @@ class Shape:
         self._early: set[int] = set()
         self._early_copies = EarlyCopies()
         self._unsteady: set[str] = set()
+        self._rooms: list[tuple[int, int]] = []
         self.is_outdated = False
         """Some rank's state has another shape: the next save plans anew."""
         self.layout = 0
@@ -93,7 +95,9 @@ class Shape:
             if not self.fits(job):
                 return False
             self.digest_rest(job)
-        return True
+            return True
+        # On GPUs a save whose state turns out later not to fit is left out: what grows is looked at now.
+        return not devices or self._has_room(job.contents)
 
     def fits(self, job: SaveJob) -> bool:
         """Whether the state has the shape, and what was taken is what it names; if so, the job has its sources."""
@@ -122,6 +126,7 @@ class Shape:
                 options = self._options
                 self._devices = Devices(plan, job.contents, attest=options.attest, max_bytes=options.max_device_bytes)
             self._choose_early(job.contents)
+            self._rooms = [_room(value) for value in job.contents.tensors.values]
             # Later than for a save whose plan fits; until here the versions tell of a change.
             self.take(job, overlaps=False)
 
@@ -160,6 +165,14 @@ class Shape:
         self._early = set(early_places(contents.tensors, but_on=[*self._devices] if self._devices else ()))
         self._early |= {place for place, tensor in enumerate(contents.tensors) if id(tensor) in unsteady}
 
+    def _has_room(self, contents: Contents) -> bool:
+        """Whether there are as many values beside the tensors as were planned, and what has become longer has room."""
+        values = contents.tensors.values
+        return len(values) == len(self._rooms) and all(
+            _length(value) <= length or len(serialized(value)) <= most_bytes
+            for value, (length, most_bytes) in zip(values, self._rooms, strict=True)
+        )
+
     def _let_go(self) -> None:
         self._let_go_of_devices()
         numbers = self._seats.forget()
@@ -171,3 +184,13 @@ class Shape:
         if self._devices is not None:
             self._devices.close()
         self._devices = None
+
+
+def _length(value: Any) -> int:
+    return len(value) if isinstance(value, str | bytes | list | tuple) else -1
+
+
+def _room(value: Any) -> tuple[int, int]:
+    """How long a value is, and how many bytes it may come to; of a number that does not matter."""
+    length = _length(value)
+    return length, slot_bytes(len(serialized(value))) if length >= 0 else 0

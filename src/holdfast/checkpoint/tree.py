@@ -5,6 +5,7 @@ finds them. DCP keeps every dict key as text and forgets empty containers; the s
 nested dicts and lists themselves, with each leaf replaced by its flat name.
 """
 
+import contextlib
 import copy
 import operator
 from collections import OrderedDict
@@ -47,9 +48,16 @@ def irregular(tensor: torch.Tensor) -> str | None:
 
 
 class LiveTensors(list[torch.Tensor]):
-    """Tensors as they come; `are_plain`: all that they are is seen by PyTorch itself, see `PLAIN_TENSORS`."""
+    """Tensors as they come; `are_plain`: all that they are is seen by PyTorch itself, see `PLAIN_TENSORS`.
+
+    `values`: copies of all that is no tensor, as it comes.
+    """
 
     are_plain = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.values: list[Any] = []
 
 
 def capture(state: Any, tensors: LiveTensors) -> Any:
@@ -67,16 +75,16 @@ def capture(state: Any, tensors: LiveTensors) -> Any:
         tensors.append(state)
         tensors.are_plain &= type(state) in PLAIN_TENSORS
         return state
+    value = state
     if type(state) in (list, tuple) and set(map(type, state)) <= _UNCHANGING:
-        return state[:]
-    if is_nested_list(state):
+        value = state[:]
+    elif is_nested_list(state):
         return [capture(item, tensors) for item in state]
-    if type(state) in (list, tuple, set):
-        try:
-            return copy.deepcopy(state)
-        except Exception:  # it holds what cannot be saved either, which is told by its name later
-            return state
-    return state
+    elif type(state) in (list, tuple, set):
+        with contextlib.suppress(Exception):  # it holds what cannot be saved either, which is told by its name later
+            value = copy.deepcopy(state)
+    tensors.values.append(value)
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
