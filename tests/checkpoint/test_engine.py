@@ -17,7 +17,8 @@ from checkpoint_training import Training, assert_same
 from waiting import ENDS_S, until
 
 from holdfast.checkpoint import Checkpointer, engine, scan, stage, verify
-from holdfast.checkpoint.arena import State
+from holdfast.checkpoint.arena import ArenaError, State
+from holdfast.checkpoint.seats import Seats
 from holdfast.checkpoint.writer import Writer
 from holdfast.core.errors import BadUse, SaveFailed
 
@@ -317,6 +318,25 @@ def test_skip_leaves_out_the_third_save_in_flight_and_takes_the_next_that_finds_
     assert all(handle.result(ENDS_S) for handle in handles[:2])
     ckpt.save(4, large(4)).result(ENDS_S)
     assert sorted(steps_in(tmp_path)) == [1, 2, 4]
+
+
+def test_a_second_arena_for_which_there_was_no_memory_is_made_by_a_later_save(tmp_path, monkeypatch):
+    """It has the newest durable snapshot for a rank that takes this one's place."""
+    make, state, ckpt = Seats._make, {"t": torch.zeros(10_000)}, overlapping(tmp_path)
+
+    def make_one(seats, plan):
+        if seats._seats:
+            raise ArenaError("There is no memory.")
+        return make(seats, plan)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Seats, "_make", make_one)
+        ckpt.save(1, state).result(ENDS_S)
+        ckpt.wait()
+    for step in (2, 3):
+        ckpt.save(step, state).result(ENDS_S)
+        ckpt.wait()
+    assert len(ckpt._engine._seats._seats) == 2
 
 
 def test_wait_makes_the_update_wait_and_leaves_nothing_out(tmp_path):

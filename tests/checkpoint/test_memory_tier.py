@@ -77,6 +77,39 @@ def test_where_the_memory_is_too_short_for_two_arenas_there_is_one(monkeypatch):
         writer.close()
 
 
+def test_a_node_that_was_short_of_memory_for_a_moment_has_two_arenas_again_at_a_later_save(monkeypatch, caplog):
+    import torch
+
+    from holdfast.checkpoint import node_memory
+    from holdfast.checkpoint import seats as seats_module
+    from holdfast.checkpoint.image import Need, lay_out
+    from holdfast.checkpoint.writer import Writer
+
+    image = lay_out([Need(dtype=torch.float32, shape=(1000,))], prefix="__0_", shard_bytes=1 << 20)
+    plan = SimpleNamespace(image=image, pieces=(0,), on_devices=())
+    free_bytes = 2 << 30
+    for module in (node_memory, seats_module):
+        monkeypatch.setattr(module, "available_memory_bytes", lambda: free_bytes, raising=False)
+    writer = Writer(timeout_s=60, max_write_bytes_s=None)
+    seats = seats_module.Seats(writer, spares_newest=True)
+    first = seats.take(plan)
+    free_bytes = 1 << 30
+    for _ in range(2):
+        seats.prepare(plan)
+        assert not seats.has_free()
+        seats.free(first)
+        assert seats.take(plan) is first
+    assert caplog.text.count("There is no memory for a second snapshot") == 1
+    free_bytes = 2 << 30
+    seats.free(first)
+    assert seats.take(plan) is first
+    seats.prepare(plan)
+    assert seats.has_free()
+    assert seats.take(plan) is not first
+    seats.forget()
+    writer.close()
+
+
 class Keeping:
     """A keeper of a hand-made snapshot, at work in a thread."""
 

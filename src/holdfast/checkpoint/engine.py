@@ -136,8 +136,8 @@ class Engine:
             job.let_go()
             self._land(job)
             raise SaveFailed(f"Step {step} was not saved: {error}. Save before the script ends.") from error
+        self._preparing = self._thread.submit(self._shape.prepare)
         if job.blocking:
-            self._preparing = self._thread.submit(self._shape.prepare)
             staging.result()
             if (job.failure is not None or job.outcome.done()) and (failed := job.outcome.exception()) is not None:
                 raise failed

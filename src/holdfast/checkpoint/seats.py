@@ -14,6 +14,7 @@ from holdfast.checkpoint.pinning import pin, unpin
 from holdfast.checkpoint.plan import Plan
 from holdfast.checkpoint.writer import Writer
 from holdfast.core.errors import SaveFailed
+from holdfast.core.memory import available_memory_bytes
 
 _logger = logging.getLogger("holdfast")
 _ARENAS: Final = 2
@@ -57,12 +58,15 @@ class Seats:
         self._max_bytes = max_bytes
         self._most = _ARENAS
         self._seats: list[Seat] = []
+        self._lacked_bytes = 0
+        """That another one takes and the node does not have; 0: as far as is known it has."""
+        self._has_told = False
         self._freed = threading.Condition()
 
     def has_free(self) -> bool:
         """Whether `take` would not wait."""
         with self._freed:
-            return len(self._seats) < self._most or any(not seat.used for seat in self._seats)
+            return self._may_make() or any(not seat.used for seat in self._seats)
 
     def take(self, plan: Plan) -> Seat:
         """One that may be copied into, once there is one.
@@ -86,6 +90,8 @@ class Seats:
             seat.used = False
             self._seats.remove(seat)
             self._seats.append(seat)  # so that the oldest is used first
+            if self._lacked_bytes and available_memory_bytes() >= self._lacked_bytes:
+                self._lacked_bytes = 0
             self._freed.notify_all()
 
     def forget(self) -> list[int]:
@@ -98,17 +104,17 @@ class Seats:
             numbers.append(seat.number)
         self._seats.clear()
         self._most = _ARENAS
+        self._lacked_bytes = 0
         return numbers
 
     def prepare(self, plan: Plan) -> None:
         """Make the one that spares the newest snapshot, where that is wanted and the node has the memory."""
-        if not self._spares_newest or len(self._seats) >= self._most:
+        if not self._spares_newest or not self._may_make():
             return
         try:
             seat = self._make(plan)
-        except (ArenaError, OSError):
-            # One does, where the memory is too short for two; where it is for one, the next save tries again.
-            self._most = max(1, len(self._seats))
+        except (ArenaError, OSError) as error:  # one does; where there is none, the next save tries again and says so
+            self._lacks(plan, error)
             return
         with self._freed:
             self._seats.append(seat)
@@ -116,21 +122,35 @@ class Seats:
 
     def _unused(self, plan: Plan) -> Seat | None:
         unused = [seat for seat in self._seats if not seat.used]
-        if not unused and len(self._seats) < self._most:
+        if not unused and self._may_make():
             try:
                 self._seats.append(self._make(plan))
-            except (ArenaError, OSError):
+            except (ArenaError, OSError) as error:
                 if not self._seats:
                     raise
-                self._most = len(self._seats)
+                self._lacks(plan, error)
                 return None
             return self._seats[-1]
         return min(unused, key=lambda seat: seat.arena.state is State.COMMITTED, default=None)
 
+    def _may_make(self) -> bool:
+        """Whether another one is allowed, and the node may have the memory for it."""
+        return len(self._seats) < self._most and not (self._seats and self._lacked_bytes)
+
+    def _lacks(self, plan: Plan, error: Exception) -> None:
+        self._lacked_bytes = _needed_bytes(plan) + LEAST_FREE_BYTES
+        if self._seats and not self._has_told:
+            self._has_told = True
+            _logger.warning(
+                "There is no memory for a second snapshot: each save waits until the last is durable, as long as that "
+                "is so. %s",
+                error,
+            )
+
     def _make(self, plan: Plan) -> Seat:
         notes_bytes = DIGEST_BYTES * len(plan.pieces)
         if self._max_bytes is not None:
-            self._most = self._allowed(arena_bytes(plan.image.size_bytes, notes_bytes), self._max_bytes)
+            self._most = self._allowed(_needed_bytes(plan), self._max_bytes)
         # One it must have; another is worth less than what the job may need next.
         leave_bytes = LEAST_FREE_BYTES if self._seats else 0
         arena = Arena.make(plan.image.size_bytes, notes_bytes, leave_bytes=leave_bytes)
@@ -153,3 +173,7 @@ class Seats:
                 f"{each_bytes:,}",
             )
         return count
+
+
+def _needed_bytes(plan: Plan) -> int:
+    return arena_bytes(plan.image.size_bytes, DIGEST_BYTES * len(plan.pieces))
