@@ -23,7 +23,7 @@ def explain(order: Order, needed_bytes: int, error: Exception) -> str:
     except (OSError, HoldfastError) as gone:
         return f"Step {order.step} was not saved: {error}; {gone} Mount or make the folder again."
     code = getattr(error, "errno", None)
-    if code in (errno.ENOSPC, errno.EDQUOT) or free_bytes < needed_bytes:
+    if code in (errno.ENOSPC, errno.EDQUOT):
         reason = f"{folder} is full: about {needed_bytes:,} bytes are needed and {free_bytes:,} are free"
         advice = "Free space there, keep fewer checkpoints, or give Checkpointer another folder."
     elif code in (errno.EACCES, errno.EPERM, errno.EROFS):
