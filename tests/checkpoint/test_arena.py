@@ -306,6 +306,27 @@ def test_what_is_to_be_left_is_not_taken(monkeypatch):
         Arena.make(1 << 19, leave_bytes=1 << 20)
 
 
+def test_one_that_is_emptied_gives_its_memory_back_though_a_forked_child_has_it_mapped(make):
+    arena = make(1 << 20, 24)
+    generation = brought_to(arena, State.COMMITTED)
+    arena.image[:] = b"i" * len(arena.image)
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    try:
+        assert os.fstat(arena.fd).st_blocks * 512 > 1 << 20
+        arena.empty()
+        assert os.fstat(arena.fd).st_blocks * 512 <= PAGE_BYTES
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+    # Whoever has it knows that nothing is there.
+    assert arena.progress(generation).state is State.FREE
+    assert not any(arena.image)
+    arena.empty()
+
+
 def test_closing_with_a_view_left_unmaps_once_the_view_is_gone():
     arena = Arena.make(100)
     view = arena.image

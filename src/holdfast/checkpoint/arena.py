@@ -14,6 +14,7 @@ far, so that what is there can be written already; whether it becomes a checkpoi
 has a generation: a report on an earlier one changes nothing.
 """
 
+import ctypes
 import enum
 import fcntl
 import mmap
@@ -21,7 +22,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple, Self
 
 from holdfast.checkpoint.node_memory import reserved
@@ -35,6 +36,9 @@ _USE: Final = struct.Struct("<I4xQq16sQ")
 """Behind it, anew for each use: state, generation, step, digest of the layout, how many bytes are copied."""
 _STATE: Final = slice(_MADE.size, _MADE.size + 4)
 _COPIED: Final = slice(_MADE.size + _USE.size - 8, _MADE.size + _USE.size)
+_libc: Final = ctypes.CDLL(None, use_errno=True)
+_PUNCH_HOLE: Final = 3
+"""FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE of fallocate(2)."""
 _MADV_HUGEPAGE: Final = 14
 _MADV_POPULATE_WRITE: Final = 23
 """Linux 5.14: the pages are there before the first copy, which takes five times as long into fresh ones."""
@@ -217,6 +221,16 @@ class Arena:
             if in_time:
                 self._map[_STATE] = int(State.FREE).to_bytes(4, "little")
         return in_time
+
+    def empty(self) -> None:
+        """Give back the memory of what is no longer needed: who else has it mapped finds nothing there.
+
+        A child that the training has forked has it mapped for as long as it lives, and another process for a while.
+        """
+        with suppress(ArenaError):  # it is free
+            self.move(State.FREE, self.generation)
+        length = os.fstat(self.fd).st_size - PAGE_BYTES
+        _libc.fallocate(self.fd, _PUNCH_HOLE, ctypes.c_int64(PAGE_BYTES), ctypes.c_int64(length))
 
     def close(self) -> None:
         """Let go of it. Where views of its memory are left, it stays mapped until the last of them is gone."""
