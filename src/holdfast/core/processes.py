@@ -1,4 +1,4 @@
-"""Whose processes these are, and how they end: their exits said in words, trees killed, children tied to their parents.
+"""Processes: whose they are, how they begin and end. Exits said in words, trees killed, children tied to their parents.
 
 Linux's prctl is used where it is there; elsewhere those calls do nothing and the guard's sweep is what remains.
 """
@@ -8,7 +8,9 @@ import getpass
 import os
 import signal
 import sys
+import sysconfig
 import time
+from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
@@ -20,6 +22,19 @@ def whoami() -> str:
         return getpass.getuser()
     except (OSError, KeyError):  # no such user in this container
         return "unknown"
+
+
+def module_command(module: str) -> tuple[list[str], dict[str, str]]:
+    """What runs a module of this package in a process of its own: the first words of the command, and the environment.
+
+    Files of the working directory are not taken for modules of the standard library, and the package is found where
+    this process found it, also if that was by `sys.path` alone.
+    """
+    found_in = str(Path(__file__).parents[2])
+    environment = dict(os.environ)
+    if found_in not in sysconfig.get_paths().values():  # else it is found, and behind the standard library
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), found_in]))
+    return [sys.executable, "-P", "-m", module], environment
 
 
 def die_with_parent(parent_pid: int | None = None) -> None:
