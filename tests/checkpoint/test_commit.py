@@ -117,6 +117,20 @@ def test_a_rank_that_comes_after_the_commit_is_through_at_once(tmp_path, parts):
     parts[1].persist(order, progress=lambda _: pytest.fail("written"))
 
 
+def test_another_rank_sees_to_it_that_the_name_is_durable_before_it_says_so(tmp_path, parts, monkeypatch):
+    """That of rank 0 is seen before rank 0 has it on the disk."""
+    order, synced, fsync = order_of(tmp_path, 1), [], os.fsync
+    order.staging.mkdir()
+    killed_in(lambda die: parts[2].persist(order, wait=die))
+
+    def commit_meanwhile():
+        parts[0].persist(order, wait=patience())
+        monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(Path(f"/proc/self/fd/{fd}").readlink()), fsync(fd)))
+
+    parts[1].persist(order, wait=commit_meanwhile)
+    assert synced == [tmp_path]
+
+
 @pytest.mark.parametrize("bad", range(WORLD))
 def test_a_rank_that_failed_fails_all_of_them_with_its_reason_and_leaves_nothing(tmp_path, parts, bad):
     live = bytes(len(parts[bad].live))

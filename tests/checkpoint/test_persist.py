@@ -92,6 +92,15 @@ def test_a_save_that_was_committed_already_is_not_written_again(tmp_path, arenas
     assert is_whole(tmp_path, 1, 1, [layout])
 
 
+def test_a_save_that_was_committed_already_is_made_durable_before_it_is_said_to_be(tmp_path, arenas, monkeypatch):
+    """The process that gave it the name may have died before that was on the disk."""
+    layout, synced, fsync = hand_made(), [], os.fsync
+    arenas(layout, 1).persist(order_of(tmp_path, 1))
+    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(Path(f"/proc/self/fd/{fd}").readlink()), fsync(fd)))
+    arenas(layout, 1).persist(order_of(tmp_path, 1))
+    assert synced == [tmp_path]
+
+
 @pytest.mark.parametrize("wrong", [[0], [2], [0, 1, 2]])
 def test_what_is_not_what_was_live_is_not_committed_and_its_pieces_are_named(tmp_path, arenas, wrong):
     part = arenas(hand_made(sizes=(100, 5000, 64)), 1)

@@ -22,11 +22,12 @@ from holdfast.checkpoint.commit import (
     retract,
 )
 from holdfast.checkpoint.disk import Pace, write_file
-from holdfast.checkpoint.folders import Staging
+from holdfast.checkpoint.folders import Staging, discard
 from holdfast.checkpoint.layout import Layout, Piece, Shard
 from holdfast.checkpoint.manifest import FileEntry
 from holdfast.checkpoint.pruning import delete_unclaimed
 from holdfast.checkpoint.retention import superfluous
+from holdfast.core.atomic import fsync_folder
 from holdfast.core.errors import HoldfastError
 
 _logger = logging.getLogger("holdfast")
@@ -77,8 +78,17 @@ def persist(part: Part) -> None:
         ManifestError: what a rank says is not what its files are.
         OSError: it is not durable.
     """
-    if not is_committed(part.order):  # else by a process that died before it could say so
+    if is_committed(part.order):  # by a process that died before it could say so, and maybe before the name was durable
+        fsync_folder(part.order.folder)
+    else:
         _see_through(part)
+
+
+def abandon(order: Order, layout: Layout, why: str) -> None:
+    """Give up a save that no process writes any more: tell the other ranks why, and delete what there is of it."""
+    leave_failure(order, layout.rank, layout.world_size, RankFailed(why))
+    if layout.rank == 0 and order.staging.exists():  # of another rank's part rank 0 takes care, once it has heard
+        discard(order.staging)
 
 
 def delete_superfluous(order: Order) -> None:
@@ -110,6 +120,7 @@ def _see_through(part: Part) -> None:
             leave_note(order, layout.rank, _write(part))
         if staging is None:
             await_commit(order, part.wait)
+            fsync_folder(order.folder)  # rank 0 gives the name before it is durable
         else:
             commit(
                 order,
