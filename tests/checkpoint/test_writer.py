@@ -16,11 +16,14 @@ from images import TEN_FILES, again, half_copied, hand_made, is_whole, order_of,
 from waiting import ENDS_S, until
 
 from holdfast.checkpoint import writer as writer_module
-from holdfast.checkpoint.arena import State
+from holdfast.checkpoint import writing_process
+from holdfast.checkpoint.arena import PAGE_BYTES, State
+from holdfast.checkpoint.folders import failure_path
 from holdfast.checkpoint.messages import receive, send
 from holdfast.checkpoint.writer import NotAttestedError, Writer
-from holdfast.checkpoint.writing_process import Service
+from holdfast.checkpoint.writing_process import Service, pause_s
 from holdfast.core.errors import SaveFailed
+from holdfast.testing import FakeClock
 
 SLOW_BYTES_S = 4096 * 20
 """A file of the layout below every 50 ms."""
@@ -181,6 +184,106 @@ def test_a_save_that_three_processes_die_of_fails_and_costs_no_earlier_one(bench
     assert made.is_whole(3)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_of_a_save_that_three_processes_die_of_the_other_ranks_hear(bench, monkeypatch, rank):
+    """They would wait for it as long as a save may take."""
+    monkeypatch.setattr(writer_module, "_STARTS_A_SAVE", 1)
+    made = bench(layout=hand_made(rank=rank, world_size=2, sizes=TEN_FILES), max_write_bytes_s=SLOW_BYTES_S)
+    order = order_of(made.folder, 1)
+    order.staging.mkdir()
+    save = made.save(1, order)
+    until(lambda: files_of(made.folder, 1))
+    kill(made.writer.pid)
+    with pytest.raises(SaveFailed):
+        save.result(ENDS_S)
+    told = order.staging / "rank-1.note" if rank else failure_path(made.folder, 1, order.save)
+    until(told.exists)
+    assert "the process that writes it was started 1 times" in told.read_text()
+    if rank == 0:
+        until(lambda: [path.name for path in made.folder.iterdir()] == [told.name])
+
+
+def test_storage_that_hangs_fails_the_save_that_waits_for_it_and_no_other_one(bench):
+    """A pipe that nobody reads hangs whoever opens it to write. Another process would wait as long."""
+    made = bench(timeout_s=0.5)
+    order = order_of(made.folder, 1)
+    order.staging.mkdir()
+    os.mkfifo(order.staging / LAYOUT.shards[0].name)
+    second = sealed(LAYOUT, 2)
+    hangs, pid = made.save(1, order), made.writer.pid
+    waits = made.writer.save(
+        order_of(made.folder, 2),
+        arena=made.writer.share_arena(second),
+        generation=1,
+        layout=made.writer.share_layout(LAYOUT),
+        attested_bytes=8 * 10,
+    )
+    with pytest.raises(SaveFailed, match=r"Step 1 was not saved: nothing was written for 0.5 s\. "):
+        hangs.result(ENDS_S)
+    assert made.arena.state is State.FREE
+    waits.result(ENDS_S)
+    assert made.writer.pid != pid
+    assert made.is_whole(2)
+
+
+def test_a_trainer_that_was_stopped_itself_does_not_take_its_process_for_one_that_hangs(bench, monkeypatch):
+    """All of a job may be stopped for hours by its scheduler, and go on."""
+    writer, clock = bench(timeout_s=60.0).writer, FakeClock()
+    monkeypatch.setattr(writer_module.time, "monotonic", clock.monotonic_s)
+    monkeypatch.setattr(writer_module, "receive", lambda line: (clock.advance(10_000), receive(line))[1])
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        for _ in range(5):
+            send(theirs, {"alive": 7})
+        theirs.shutdown(socket.SHUT_WR)
+        writer._outstanding[1, 1] = None
+        assert writer._listen(ours) == "it died"
+    writer._outstanding.clear()
+
+
+def test_whoever_waits_for_other_ranks_does_not_hang():
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        service = Service(theirs, os.getpid(), 0.0)
+        before = service._moves
+        service._waits(60.0)()
+        assert service._moves != before
+
+
+def test_one_that_is_stopped_is_replaced_also_where_a_save_fails_sooner_than_that_is_known(bench, monkeypatch):
+    monkeypatch.setattr(writer_module, "_SILENT_S", 2.0)
+    made = bench(max_write_bytes_s=SLOW_BYTES_S, timeout_s=0.6)
+    save, pid = made.save(1), made.writer.pid
+    until(lambda: files_of(made.folder, 1))
+    kill(pid, signal.SIGSTOP)
+    save.result(ENDS_S)
+    assert made.writer.pid != pid
+    assert made.is_whole(1)
+
+
+def test_it_looks_for_other_ranks_ever_more_seldom():
+    assert [pause_s(waited_s) for waited_s in (0.0, 0.05, 1.0, 3.0, 5.0, 500.0)] == [0.01, 0.01, 0.1, 0.3, 0.5, 0.5]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+def test_what_a_scheduler_sends_to_all_processes_is_the_trainers_to_act_on(bench, number):
+    made = bench(max_write_bytes_s=SLOW_BYTES_S)
+    save, pid = made.save(1), made.writer.pid
+    until(lambda: files_of(made.folder, 1))
+    kill(pid, number)
+    save.result(ENDS_S)
+    assert made.writer.pid == pid
+
+
+def test_files_of_the_working_directory_are_not_taken_for_modules(bench, tmp_path, monkeypatch):
+    made = bench()
+    for name in ("queue", "secrets", "socket"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit(7)")
+    monkeypatch.chdir(tmp_path)
+    made.save(1).result(ENDS_S)
+    assert made.is_whole(1)
+
+
 def test_one_that_hangs_is_found_and_replaced(bench, monkeypatch, caplog):
     monkeypatch.setattr(writer_module, "_SILENT_S", 2.0)
     made = bench(max_write_bytes_s=SLOW_BYTES_S)
@@ -306,6 +409,71 @@ def test_one_that_cannot_be_started_again_fails_the_save(bench, monkeypatch, tmp
     assert made.arena.state is State.FREE
 
 
+def refuse(*_):
+    raise RuntimeError("can't start new thread")
+
+
+def test_where_no_thread_can_be_started_either_the_save_fails(bench, monkeypatch):
+    """Also of Python 3.12 on, as soon as the interpreter ends. Nobody may wait for ever."""
+    made = bench(max_write_bytes_s=SLOW_BYTES_S)
+    save = made.save(1)
+    until(lambda: files_of(made.folder, 1))
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    kill(made.writer.pid)
+    with pytest.raises(SaveFailed, match=r"cannot be started \(can't start new thread\)"):
+        save.result(5)
+    assert made.arena.state is State.FREE
+
+
+def test_a_process_that_no_thread_hears_is_ended_and_the_next_save_starts_another_one(bench, monkeypatch):
+    made = bench()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names alone
+    with monkeypatch.context() as patch:
+        patch.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            made.save(1)
+    assert len(os.listdir("/proc/self/fd")) <= before  # noqa: PTH208
+    made.again(order_of(made.folder, 1)).result(5)
+    assert made.is_whole(1)
+
+
+class Overtaken:
+    """A lock that another thread has taken and let go once whenever it is free, before its owner goes on."""
+
+    def __init__(self, lock, other):
+        self._lock, self._other = lock, other
+
+    def __enter__(self):
+        self._lock.acquire()
+
+    def __exit__(self, *_):
+        self._lock.release()
+        other, self._other = self._other, lambda: None
+        other()
+
+
+def test_who_saves_while_a_dead_process_is_replaced_starts_no_second_one(bench, monkeypatch):
+    made = bench(max_write_bytes_s=SLOW_BYTES_S)
+    first = made.save(1)
+    until(lambda: files_of(made.folder, 1))
+    arena, layout = made.writer.share_arena(sealed(LAYOUT, 2)), made.writer.share_layout(LAYOUT)
+    started, start, saves = [], made.writer._start, []
+    monkeypatch.setattr(made.writer, "_start", lambda: (started.append(1), start()))
+
+    def save_meanwhile():
+        order = order_of(made.folder, 2)
+        saves.append(made.writer.save(order, arena=arena, generation=1, layout=layout, attested_bytes=8 * 10))
+
+    made.writer._lock = Overtaken(made.writer._lock, save_meanwhile)
+    kill(made.writer.pid)
+    first.result(ENDS_S)
+    until(lambda: saves)
+    saves[0].result(ENDS_S)
+    assert len(started) == 1
+    assert made.is_whole(1)
+    assert made.is_whole(2)
+
+
 def test_one_that_cannot_be_started_at_all_leaves_nothing_open(bench, monkeypatch, tmp_path):
     made = bench()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names alone
@@ -349,6 +517,57 @@ def test_closing_ends_the_process_and_twice_does_no_harm(bench):
     made.writer.close()
     assert not is_there(pid)
     made.writer.close()
+
+
+def test_closing_does_not_wait_for_a_process_that_storage_holds_for_ever(bench, monkeypatch):
+    """Not even SIGKILL ends one then."""
+    made = bench()
+    made.save(1).result(ENDS_S)
+    process, is_over = made.writer._process, threading.Event()
+
+    def wait(timeout=None):
+        if timeout is not None:
+            raise subprocess.TimeoutExpired("python", timeout)
+        is_over.wait(ENDS_S)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "wait", wait)
+        closing = threading.Thread(target=made.writer.close)
+        closing.start()
+        closing.join(5)
+        has_closed = not closing.is_alive()
+        is_over.set()
+        closing.join()
+    process.wait()
+    assert has_closed
+
+
+def test_what_is_forgotten_is_given_back_at_once(bench):
+    made = bench()
+    made.save(1).result(ENDS_S)
+    arena, layout = made._numbers
+    mapped_elsewhere = os.dup(made.arena.fd)
+    try:
+        made.writer.forget([arena], [layout])
+        assert os.fstat(mapped_elsewhere).st_blocks * 512 <= PAGE_BYTES
+    finally:
+        os.close(mapped_elsewhere)
+
+
+def test_one_whose_trainer_is_gone_goes_on_where_a_child_holds_the_line_and_nobody_reads(monkeypatch):
+    monkeypatch.setattr(writing_process, "_let_go_of_stderr", lambda: None)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs, subprocess.Popen(["sleep", "60"]) as trainer:
+        service = Service(theirs, trainer.pid, 0.0)
+        for _ in range(2000):  # a socket holds a tenth of that
+            service._say_alive()
+        saying = threading.Thread(target=service._say, args=({"ended": {}},), daemon=True)
+        saying.start()
+        saying.join(0.1)
+        assert saying.is_alive(), "a trainer that lives is to hear it"
+        trainer.kill()
+        saying.join(5)
+        assert not saying.is_alive()
 
 
 def test_closing_where_nothing_was_started_does_no_harm(bench):

@@ -11,7 +11,7 @@
 
 | from it | meaning |
 |---|---|
-| `{"alive": BYTES}` | it lives, and has written so many bytes since it began |
+| `{"alive": MOVES}` | it lives; the number is another one where it has written, or waited for others by itself |
 | `{"ended": {"arena", "generation", "seconds"}}` | durable |
 | `{"held": STEP}` | the peer holds this step |
 | `{"ended": {…, "failed", "errno", "pieces"}}` | not, and why; `pieces`: those that are not what the live bytes were |
@@ -29,20 +29,17 @@ MODULE: Final = "holdfast.checkpoint.writing_process"
 _MAX_BYTES: Final = 1 << 16
 
 
-def send(to: socket.socket, message: dict[str, Any], fd: int | None = None, *, may_drop: bool = False) -> None:
-    """Send one message; `may_drop`: not at all, where nobody has read the ones before it.
+def send(to: socket.socket, message: dict[str, Any], fd: int | None = None, *, may_wait: bool = True) -> None:
+    """Send one message.
 
     Raises:
+        BlockingIOError: nobody has read the ones before it, and it may not wait for that.
         OSError: nobody is there.
     """
     data = json.dumps(message).encode()
     assert len(data) <= _MAX_BYTES, "what is long travels as a descriptor"
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd is not None else []
-    try:
-        to.sendmsg([data], rights, socket.MSG_NOSIGNAL | (socket.MSG_DONTWAIT if may_drop else 0))
-    except BlockingIOError:
-        if not may_drop:
-            raise
+    to.sendmsg([data], rights, socket.MSG_NOSIGNAL | (0 if may_wait else socket.MSG_DONTWAIT))
 
 
 def readable(fds: Iterable[int], timeout_s: float | None) -> list[int]:

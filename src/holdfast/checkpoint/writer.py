@@ -9,7 +9,6 @@ import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -21,7 +20,9 @@ from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.layout import Layout
 from holdfast.checkpoint.messages import MODULE, readable, receive, send
 from holdfast.checkpoint.peer_memory import Pairing
+from holdfast.checkpoint.persist import abandon
 from holdfast.core.errors import SaveFailed
+from holdfast.core.processes import module_command
 
 _logger = logging.getLogger("holdfast")
 _SILENT_S: Final = 15.0
@@ -32,6 +33,10 @@ _STARTS_A_SAVE: Final = 3
 """Processes that may die of one save; it fails with the last."""
 _ENDING_S: Final = 5.0
 """For what it is deleting when all is saved; what is left of that, the next job deletes."""
+
+
+class _Stalled(Exception):
+    """A process says that it lives, and writes nothing; the message says for how long."""
 
 
 class NotAttestedError(SaveFailed):
@@ -47,7 +52,8 @@ class _Outstanding:
     order: Order
     arena: int
     generation: int
-    layout: int
+    layout_number: int
+    layout: Layout
     attested_bytes: int
     ended: Future[float] = field(default_factory=Future)
     starts: int = 1
@@ -57,7 +63,7 @@ class _Outstanding:
             "save": self.order.as_json(),
             "arena": self.arena,
             "generation": self.generation,
-            "layout": self.layout,
+            "layout": self.layout_number,
             "attested_bytes": self.attested_bytes,
             "timeout_s": timeout_s,
             "max_write_bytes_s": max_write_bytes_s,
@@ -87,14 +93,13 @@ class Writer:
         self._timeout_s = timeout_s
         self._max_write_bytes_s = max_write_bytes_s
         self._arenas: dict[int, Arena] = {}
-        self._layouts: dict[int, int] = {}
+        self._layouts: dict[int, tuple[int, Layout]] = {}
         self._outstanding: dict[tuple[int, int], _Outstanding] = {}
         self._lock = threading.RLock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
         self._numbers = 0
         self._closed = False
-        self._lets_go = False
         self._pairing: tuple[Pairing, float | None] | None = None
         self.held_step = -1
         """The last one that the peer holds in memory, as far as is known."""
@@ -120,7 +125,7 @@ class Writer:
             file.write(layout.pack())
         with self._lock:
             self._numbers += 1
-            self._layouts[self._numbers] = fd
+            self._layouts[self._numbers] = fd, layout
             if self._socket is not None:
                 self._tell({"layout": self._numbers}, fd)
             return self._numbers
@@ -145,9 +150,11 @@ class Writer:
         """Let go of what no save needs any more."""
         with self._lock:
             for number in arenas:
-                self._arenas.pop(number).close()
+                arena = self._arenas.pop(number)
+                arena.empty()
+                arena.close()
             for number in layouts:
-                os.close(self._layouts.pop(number))
+                os.close(self._layouts.pop(number)[0])
             self._tell({"forget": {"arenas": arenas, "layouts": layouts}})
 
     def save(self, order: Order, *, arena: int, generation: int, layout: int, attested_bytes: int) -> "Future[float]":
@@ -158,9 +165,10 @@ class Writer:
 
         Raises:
             OSError: no process could be started.
+            RuntimeError: no thread could, or the interpreter ends.
         """
-        outstanding = _Outstanding(order, arena, generation, layout, attested_bytes)
         with self._lock:
+            outstanding = _Outstanding(order, arena, generation, layout, self._layouts[layout][1], attested_bytes)
             if self._socket is None:
                 self._start()
             self._outstanding[arena, generation] = outstanding
@@ -189,7 +197,6 @@ class Writer:
             if self._closed:
                 return
             self._closed = True
-            self._lets_go = not in_good_order
             if self._socket is not None:
                 if in_good_order:
                     self._tell({"closed": True})
@@ -200,13 +207,12 @@ class Writer:
             try:
                 process.wait(_ENDING_S)
             except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+                process.kill()  # storage that hangs may hold it for ever: nobody waits for that
         with self._lock:
             ended = self._give_up("it was closed")
             for arena in self._arenas.values():
                 arena.close()
-            for fd in self._layouts.values():
+            for fd, _layout in self._layouts.values():
                 os.close(fd)
             self._arenas.clear()
             self._layouts.clear()
@@ -216,27 +222,31 @@ class Writer:
             outstanding.settle(failure)
 
     def _start(self) -> None:
-        """Start a process, and tell it all that it has to know."""
+        """Start a process and the thread that hears it, and tell it all that it has to know."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, contextlib.ExitStack() as undo:
             undo.callback(ours.close)
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", MODULE, str(theirs.fileno()), str(os.getpid()), str(self._keep_s)],
+            command, environment = module_command(MODULE)
+            process = subprocess.Popen(
+                [*command, str(theirs.fileno()), str(os.getpid()), str(self._keep_s)],
+                env=environment,
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 start_new_session=True,  # what ends the trainer's group must not end it
             )
+            undo.callback(_end, process)
+            hearing = threading.Thread(target=self._hear, args=(ours, process), name="holdfast-writer", daemon=True)
+            hearing.start()  # before anybody relies on it: a process that nobody hears would be waited for for ever
             undo.pop_all()
-        self._socket = ours
+        self._process, self._socket = process, ours
         self._tell_of_peer()
         for number, arena in self._arenas.items():
             self._tell({"arena": number}, arena.fd)
-        for number, fd in self._layouts.items():
+        for number, (fd, _layout) in self._layouts.items():
             self._tell({"layout": number}, fd)
         for outstanding in self._outstanding.values():
             self._tell(outstanding.message(self._timeout_s, self._max_write_bytes_s))
-        threading.Thread(target=self._hear, args=(ours, self._process), name="holdfast-writer", daemon=True).start()
 
     def _tell(self, message: dict[str, Any], fd: int | None = None) -> None:
         try:
@@ -246,31 +256,47 @@ class Writer:
             _logger.debug("the writing process does not take orders")
 
     def _hear(self, line: socket.socket, process: "subprocess.Popen[bytes]") -> None:
-        """Take what one process says, until it ends or is ended."""
+        """Take what one process says, until it ends or is ended; then start another one, if there is need of it."""
+        has_stalled = False
         try:
             why = self._listen(line)
+        except _Stalled as stalled:
+            why, has_stalled = str(stalled), True
         except Exception as error:  # without this thread nobody would ever hear how a save ends
             _logger.exception("What the writing process said was not understood.")
             why = f"it was not understood ({error})"
         if not self._closed:  # else it may still be deleting what is not to be kept, or keeps what is
             process.send_signal(signal.SIGKILL)
-        threading.Thread(target=process.wait, daemon=True).start()  # storage that hangs holds it for a while yet
-        with self._lock:
+        with self._lock:  # in one go: whoever saves meanwhile would start a process, too
             line.close()
             self._socket = None
-        self._replace(why)
+            ended = self._give_up("it was closed") if self._closed else self._start_again(why, has_stalled=has_stalled)
+        for outstanding, failure in ended:  # without the lock: who is told may need it
+            outstanding.settle(failure)
+        if not has_stalled and not self._closed:  # storage that hangs would hold this thread, and the trainer's end
+            for outstanding, failure in ended:
+                if failure:
+                    abandon(outstanding.order, outstanding.layout, failure)
+        process.wait()  # storage that hangs holds it for a while yet
 
     def _listen(self, line: socket.socket) -> str:
-        """Why what one process says has come to its end."""
+        """Why what one process says has come to its end.
+
+        Raises:
+            _Stalled: it lives and gets nowhere.
+        """
         # It reads its modules first, which may take a while where they lie on a network.
         heard_s = time.monotonic() + _STARTING_S
-        moved_s = time.monotonic()
-        written_bytes = -1
+        looked_s = time.monotonic()
+        still_s, moves = 0.0, -1
         while True:
             has_said = bool(readable([line.fileno()], _LOOK_EVERY_S))
             now_s = time.monotonic()
+            # Where it is much longer, this process was stopped, and maybe that one was, too.
+            still_s += min(now_s - looked_s, 2 * _LOOK_EVERY_S)
+            looked_s = now_s
             if not self._outstanding:
-                moved_s = now_s
+                still_s = 0.0
             if has_said:
                 try:
                     received = receive(line)
@@ -282,30 +308,31 @@ class Writer:
                 message, _fd = received
                 if "ended" in message:
                     self._ended(message["ended"])
-                    moved_s = now_s
+                    still_s = 0.0
                 elif "held" in message:
                     self.held_step = message["held"]
-                elif message["alive"] != written_bytes:
-                    written_bytes, moved_s = message["alive"], now_s
+                elif message["alive"] != moves:
+                    moves, still_s = message["alive"], 0.0
+                # An order may be as much younger than the last look. One that is silent is another matter.
+                elif still_s > self._timeout_s + _LOOK_EVERY_S:
+                    raise _Stalled(f"nothing was written for {self._timeout_s:g} s")
             if now_s - heard_s > _SILENT_S:
                 return f"it was silent for {_SILENT_S:g} s"
-            if now_s - moved_s > 2 * self._timeout_s:
-                return f"nothing was written for {2 * self._timeout_s:g} s"
 
-    def _replace(self, why: str) -> None:
-        with self._lock:
-            ended = self._give_up("it was closed") if self._closed else self._start_again(why)
-        for outstanding, failure in ended:  # without the lock: who is told may need it
-            outstanding.settle(failure)
+    def _start_again(self, why: str, *, has_stalled: bool) -> list[tuple[_Outstanding, str]]:
+        """Start another process for what is outstanding; what is not any more, and why it failed, if it did.
 
-    def _start_again(self, why: str) -> list[tuple[_Outstanding, str]]:
-        """Start another process for what is outstanding; what is not any more, and why it failed, if it did."""
+        Where the last one `has_stalled`, the save that it was at has failed: another one would wait as long.
+        """
         ended = []
-        for key, outstanding in list(self._outstanding.items()):
+        for number, (key, outstanding) in enumerate(list(self._outstanding.items())):
             arena = self._arenas[outstanding.arena]
             outstanding.starts += 1
             if arena.state is State.COMMITTED:
                 ended.append((self._outstanding.pop(key), ""))
+            elif has_stalled and number == 0:
+                ended.append((self._outstanding.pop(key), why))
+                self._free(outstanding)
             elif arena.state is State.FREE or outstanding.starts > _STARTS_A_SAVE:
                 failure = f"the process that writes it was started {_STARTS_A_SAVE} times; at last {why}"
                 ended.append((self._outstanding.pop(key), failure))
@@ -316,7 +343,7 @@ class Writer:
             _logger.warning("The process that writes checkpoints is started again: %s.", why)
             try:
                 self._start()
-            except OSError as error:
+            except (OSError, RuntimeError) as error:  # no process, or no thread to hear it
                 ended += self._give_up(f"the process that writes it cannot be started ({error})")
         return ended
 
@@ -343,3 +370,9 @@ class Writer:
             outstanding.ended.set_exception(SaveFailed(said["failed"]))
         else:
             outstanding.ended.set_result(float(said["seconds"]))
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_ENDING_S)

@@ -14,6 +14,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -29,6 +30,8 @@ from holdfast.checkpoint.persist import NotAttested, Part, delete_superfluous, p
 
 ALIVE_EVERY_S: Final = 0.5
 _LOOK_EVERY_S: Final = 0.01
+_LOOK_SELDOM_S: Final = 0.5
+"""For other ranks that take long: all of a large job look into one folder."""
 _FOLLOW_EVERY_S: Final = 0.001
 """How often it looks how far the copy is: 16 MiB take a few milliseconds."""
 _PIECES: Final = 1000
@@ -38,13 +41,10 @@ _TAKE_TURNS_S: Final = 0.0002
 _NICENESS: Final = 5
 """Its threads wait for the disk most of the time; where the cores are short, the trainer goes first. Its reads and
 writes come after the trainer's as well: (5 + 20) / 5 is their priority, and that one's is 4 (ioprio_set(2))."""
-_LEFT_TO_TRAINER: Final = (signal.SIGINT, signal.SIGTERM)
-"""A terminal's interrupt is the trainer's to act on, and so is SIGTERM, which a scheduler sends to all processes of a
-job: what the trainer saves then is still to be written."""
-
-
-class _Waited(Exception):
-    """Others were waited for long enough."""
+_ENDING: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_LEFT_TO_TRAINER: Final = (*_ENDING, signal.SIGUSR1, signal.SIGUSR2)
+"""A terminal's interrupt is the trainer's to act on, and so is what a scheduler sends to all processes of a job, to end
+them or to warn them that it will: what the trainer saves then is still to be written."""
 
 
 class Service:
@@ -67,7 +67,7 @@ class Service:
         self._arenas: dict[int, Arena] = {}
         self._layouts: dict[int, Layout] = {}
         self._pace = Pace(None)
-        self._written_bytes = 0
+        self._moves = 0
         self._heard = queue.SimpleQueue[tuple[dict[str, Any], int | None] | None]()
         self._saying = threading.Lock()
 
@@ -130,7 +130,7 @@ class Service:
         os.chdir("/")
         with contextlib.suppress(OSError):
             Path("/proc/self/comm").write_text(PROCESS_NAME)
-        for number in _LEFT_TO_TRAINER:
+        for number in _ENDING:
             signal.signal(number, signal.SIG_DFL)
         self._keeper.keep()
 
@@ -143,15 +143,7 @@ class Service:
             self._say({"ended": {**ended, "seconds": 0.0}})
             return
         until_s = began_s + message["timeout_s"]
-        waited_since_s: float | None = None
         self._pace.max_bytes_s = message["max_write_bytes_s"]
-
-        def wait() -> None:  # for other ranks: what this one's writing takes does not count
-            nonlocal waited_since_s
-            waited_since_s = waited_since_s or time.monotonic()
-            if time.monotonic() - waited_since_s > message["timeout_s"]:
-                raise TimeoutError(f"the other ranks were not through after {message['timeout_s']:g} s")
-            time.sleep(_LOOK_EVERY_S)
 
         def claim() -> None:
             if arena.progress(generation).state is State.SEALED:
@@ -163,6 +155,7 @@ class Service:
                     raise RankFailed("its trainer ended while the snapshot was copied")
                 if time.monotonic() > until_s:
                     raise TimeoutError(f"the snapshot was not copied after {message['timeout_s']:g} s")
+                self._moved(1)
                 time.sleep(_FOLLOW_EVERY_S)
             if now.state is State.FREE:
                 raise RankFailed("its snapshot was given up")
@@ -182,9 +175,9 @@ class Service:
                     image=arena.image,
                     live=live,
                     await_copy=await_copy,
-                    wait=wait,
+                    wait=self._waits(message["timeout_s"]),
                     pace=self._pace,
-                    progress=self._wrote,
+                    progress=self._moved,
                     blocks=blocks,
                 )
             )
@@ -203,17 +196,33 @@ class Service:
         if layout.rank == 0 and "failed" not in ended:  # a large one takes a while: nobody waits for it
             delete_superfluous(order)
 
+    def _waits(self, timeout_s: float) -> Callable[[], None]:
+        """What waits a moment for other ranks, and raises once that took too long; its own writing does not count."""
+        since_s: float | None = None
+
+        def wait() -> None:
+            nonlocal since_s
+            since_s = since_s or time.monotonic()
+            waited_s = time.monotonic() - since_s
+            if waited_s > timeout_s:
+                raise TimeoutError(f"the other ranks were not through after {timeout_s:g} s")
+            self._moved(1)
+            time.sleep(pause_s(waited_s))
+
+        return wait
+
     def _arena_bytes(self) -> int:
         return sum(arena.capacity_bytes for arena in list(self._arenas.values()))
 
     def _is_trainer_gone(self) -> bool:
         return bool(readable(self._trainer_pidfds, 0))
 
-    def _wrote(self, count: int) -> None:
-        self._written_bytes += count
+    def _moved(self, count: int) -> None:
+        """It has written so many bytes, or waits for others by itself: storage that hangs does not hold it."""
+        self._moves += count
 
     def _say_alive(self) -> None:
-        self._say({"alive": self._written_bytes}, may_drop=True)
+        self._say({"alive": self._moves}, may_drop=True)
 
     def _keep_saying(self) -> None:
         while True:
@@ -222,10 +231,24 @@ class Service:
 
     def _say(self, message: dict[str, Any], *, may_drop: bool = False) -> None:
         with self._saying:
-            try:
-                send(self._trainer, message, may_drop=may_drop)
-            except OSError:  # the trainer is gone; what it ordered is done all the same
-                _let_go_of_stderr()
+            while True:
+                try:
+                    return send(self._trainer, message, may_wait=False)
+                except BlockingIOError:  # nobody reads
+                    if may_drop:
+                        return None
+                    # A child of a dead trainer may hold the line, and never will.
+                    if not self._is_trainer_gone():
+                        time.sleep(_LOOK_EVERY_S)
+                        continue
+                except OSError:
+                    pass
+                return _let_go_of_stderr()  # the trainer is gone; what it ordered is done all the same
+
+
+def pause_s(waited_s: float) -> float:
+    """Until the next look for other ranks, after `waited_s` of it: a tenth of that, within limits."""
+    return min(max(_LOOK_EVERY_S, waited_s / 10), _LOOK_SELDOM_S)
 
 
 def _let_go_of_stderr() -> None:
