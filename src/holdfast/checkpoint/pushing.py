@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from holdfast.checkpoint.pushed import pushed_up_to
 from holdfast.checkpoint.remote import Remote
 from holdfast.core.errors import CheckpointError, DamagedCheckpoint, NotFound, NoVerifiedCheckpoint
 from holdfast.core.link import job_link
+from holdfast.core.processes import module_command
 
 PUSHING_MODULE: Final = "holdfast.checkpoint.pushing_process"
 _LOOK_EVERY_S: Final = 5.0
@@ -65,9 +65,11 @@ class Pusher:
             _logger.warning("The process that pushes checkpoints is started again: it died.")
             self._let_go(self._process)
             self._process = None
+        command, environment = module_command(PUSHING_MODULE)
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", PUSHING_MODULE, str(os.getpid()), *self._arguments],
+                [*command, str(os.getpid()), *self._arguments],
+                env=environment,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 start_new_session=True,  # what ends the trainer's group must not end it
