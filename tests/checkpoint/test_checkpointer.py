@@ -58,6 +58,39 @@ def test_a_forced_save_is_made_whatever_every_says_and_once(tmp_path):
         assert ckpt.save(101, {"a": 101}, force=True).step == 101
 
 
+@pytest.mark.parametrize("on_failure", ["warn", "retry"])
+def test_a_forced_save_that_failed_is_made_again_by_another_one(tmp_path, on_failure):
+    folder = tmp_path / "checkpoints"
+    with Checkpointer(folder, on_failure=on_failure) as ckpt:
+        with pytest.raises(BadUse, match="Cannot save"):
+            ckpt.save(1, {"a": object()}, force=True)
+        assert ckpt.save(1, {"a": 1}, force=True).result().name == "step-0000000001"
+        folder.rename(tmp_path / "away")
+        failed = ckpt.save(2, {"a": 2}, force=True)
+        with pytest.raises(SaveFailed):
+            failed.result()
+        (tmp_path / "away").rename(folder)
+        assert ckpt.save(2, {"a": 2}, force=True).result().name == "step-0000000002"
+
+
+def test_a_forced_save_of_a_step_that_was_restored_over_is_made(tmp_path):
+    with Checkpointer(tmp_path, keep=None) as ckpt:
+        for step in (5, 10):
+            ckpt.save(step, {"a": step}).result()
+        ckpt.wait()
+        shutil.rmtree(tmp_path / "step-0000000010")
+        assert ckpt.restore({"a": 0}) == 5
+        assert ckpt.save(10, {"a": 11}, force=True).step == 10
+
+
+def test_a_due_step_between_a_restored_one_and_the_next_is_made_up_for(tmp_path):
+    with Checkpointer(tmp_path) as ckpt:
+        ckpt.save(95, {"a": 95}).result()
+    with Checkpointer(tmp_path, every=100) as ckpt:
+        ckpt.restore({"a": 0})
+        assert ckpt.save(103, {"a": 103}).step == 103
+
+
 def test_a_forced_save_is_not_left_out_nor_is_one_that_was(tmp_path):
     tensor = torch.ones(9 << 20)
     with Checkpointer(tmp_path, when_busy="skip", keep=None, max_write_mib_s=60) as ckpt:

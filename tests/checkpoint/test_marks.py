@@ -170,6 +170,13 @@ def test_damaged_marks_stay_until_there_are_others(checkpoint, monkeypatch):
     assert (checkpoint / f"{MARKS_NAME}.damaged").read_text() == "{"
 
 
+def test_wants_that_have_ended_are_forgotten(checkpoint):
+    """Of those that were killed; there may be many in the life of a checkpoint."""
+    for number in range(3):
+        want(checkpoint, f"eval-{number}", now_s=10.0 * number, until_s=10.0 * number + 15.0)
+    assert list(read_marks(checkpoint).wanted) == ["eval-1", "eval-2"]
+
+
 @pytest.mark.parametrize("until_s", [math.inf, math.nan])
 def test_a_want_without_end_is_none_that_ends_at_infinity(checkpoint, until_s):
     with pytest.raises(BadUse, match="or None for without end"):

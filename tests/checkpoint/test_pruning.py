@@ -261,3 +261,19 @@ def test_what_would_delete_by_mistake_is_refused(four, tmp_path):
     with pytest.raises(NotFound):
         pruned(tmp_path / "nowhere", last=1)
     assert steps(four) == [4, 3, 2, 1]
+
+
+def test_what_is_read_before_anything_goes_is_not_deleted_meanwhile(four, monkeypatch):
+    """The job, which keeps one, would else have prune read each of its saves in vain."""
+    wanted = []
+    verify_and_note = pruning.verify_and_note
+
+    def verify(info, **named):
+        wanted.append(list(read_marks(info.path).wanted))
+        return verify_and_note(info, **named)
+
+    monkeypatch.setattr(pruning, "verify_and_note", verify)
+    pruned(four, last=1)
+    assert wanted == [["prune"]]
+    assert steps(four) == [4]
+    assert not read_marks(path_of(four, 4)).wanted

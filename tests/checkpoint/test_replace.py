@@ -6,10 +6,11 @@ import signal
 
 import pytest
 import torch
+from waiting import ENDS_S, until
 
 from holdfast.checkpoint import Checkpointer, scan, verify
+from holdfast.checkpoint.arena import State
 
-ENDS_S = 60.0
 MIB = 1 << 20
 
 
@@ -23,13 +24,23 @@ def ckpt(tmp_path):
     return Checkpointer(tmp_path, when_busy="replace", keep=None, max_write_mib_s=32)
 
 
+def hold_the_writing_process(ckpt):
+    """Stopped once it writes, so that no machine is too slow for what is to happen meanwhile."""
+    (arena, *_) = ckpt._engine._writer._arenas.values()
+    until(lambda: arena.state is State.WRITING)
+    os.kill(ckpt._engine._writer.pid, signal.SIGSTOP)
+
+
 def test_the_save_that_waits_is_given_up_for_the_newer_one_and_the_one_being_written_is_not(tmp_path, ckpt, caplog):
     with caplog.at_level(logging.WARNING, "holdfast"):
         handles = []
         for step in range(1, 6):
             handles.append(ckpt.save(step, large(step)))
             ckpt.before_update()  # is never waited for: there is room
+            if step == 1:
+                hold_the_writing_process(ckpt)
             assert not handles[0].done()
+        os.kill(ckpt._engine._writer.pid, signal.SIGCONT)
         assert [handle.result(0) for handle in handles[1:4]] == [None] * 3
         assert [handle.result(ENDS_S).name[-1] for handle in (handles[0], handles[4])] == ["1", "5"]
     assert "Step 2 is given up for step 3: its writing has not begun." in caplog.text

@@ -1,5 +1,6 @@
 """Which checkpoints of a folder are under way at a time, and which comes next."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,6 +18,7 @@ from holdfast.evaluate import stream
 from holdfast.evaluate.coordinator.config import CoordinatorFiles
 from holdfast.evaluate.coordinator.wire import ModelOutcome, TaskOutcome
 from holdfast.evaluate.evaluation import Evaluation, read_evaluation
+from holdfast.evaluate.marking import note_scores
 from holdfast.evaluate.options import EvaluateOptions
 from holdfast.evaluate.planned import describe_model
 from holdfast.evaluate.policy.priors import TaskHistory, encode_history
@@ -281,10 +283,29 @@ def test_a_checkpoint_is_not_deleted_while_it_is_evaluated_and_has_its_scores_th
         Score(task="c", alias="c", depth=1, filter="none", metric="acc", value=0.25),
         Score(task="d", alias="d", filter="none", metric="answer", value="a word"),
     )
-    summarize = stream.summarize
-    monkeypatch.setattr(stream, "summarize", lambda *given, **named: replace(summarize(*given, **named), scores=scores))
+    summarize, known = stream.summarize, {"scores": scores, "started_at_s": time.time()}
+    monkeypatch.setattr(stream, "summarize", lambda *given, **named: replace(summarize(*given, **named), **known))
     assert len(fed.ended(0)) == 1
     assert read_marks(path) == Marks(metrics={"a/acc": 0.5, "b/exact_match,strict": 1.0})
+
+
+def test_scores_of_some_samples_are_named_as_such_and_those_of_former_bytes_are_not_noted(tmp_path):
+    def noted(*, started_at_s=2e9, **limits):
+        """The names of what is noted of a task of each entry, and of one that is part of an entry."""
+        with Checkpointer(tmp_path) as ckpt:
+            path = ckpt.save(1, {"value": 1}).result()
+        scores = tuple(
+            Score(task=name, alias=name, filter="none", metric="acc", value=0.5) for name in (*limits, "part")
+        )
+        suite = Suite(name="suite", entries=tuple(TaskEntry(name=name, limit=limit) for name, limit in limits.items()))
+        evaluation = Evaluation(id="e", model=str(path), suite="suite", started_at_s=started_at_s, scores=scores)
+        note_scores(evaluation, suite)
+        return sorted(read_marks(path).metrics)
+
+    assert noted(a=None) == ["a/acc", "part/acc"]
+    assert noted(a=100, b=100) == ["a:100/acc", "b:100/acc", "part:100/acc"]
+    assert noted(a=0.1, b=None) == ["a:0.1/acc", "b/acc"]
+    assert noted(a=None, started_at_s=1.0) == []
 
 
 def test_a_checkpoint_whose_marks_cannot_be_written_is_evaluated_all_the_same(fed, caplog):

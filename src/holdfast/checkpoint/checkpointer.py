@@ -143,7 +143,7 @@ class Checkpointer:
         self._damaged: set[Path] = set()
         self._unseen: list[HoldfastError] = []
         self._retry_due = False
-        self._last: SaveHandle | None = None
+        self._last = SaveHandle(None, [])
         self._votes = Votes()
         self._must_vote = self._interval.by_clock or on_failure == "retry" or sigterm_grace_s is not None
         self._lost = LostTime()
@@ -189,7 +189,7 @@ class Checkpointer:
                 which is not called when nothing is due. What is the same on all ranks is written once.
             per_rank: the like for what differs by rank, such as the position in the data.
             force: save whatever `every` and `when_busy` say, as at the end of training; the same on all ranks. A step
-                that was saved or restored last is only waited for.
+                that was saved or restored last is only waited for, and saved again if that failed.
 
         Returns:
             What tells when the checkpoint is durable.
@@ -259,7 +259,9 @@ class Checkpointer:
             self._damaged.update(item.path for item in passed_over)
             if checkpoint is None:
                 return 0
-            self._newest = checkpoint.path
+            self._newest, self._last = checkpoint.path, SaveHandle(checkpoint.manifest.step, [])
+            self._last._outcome.set_result(checkpoint.path)
+            self._interval.resumed(checkpoint.manifest.step)
             restore_s = self._clock.monotonic_s() - began_s
         if ranks.rank == 0:
             if self._pusher is not None:
@@ -358,7 +360,7 @@ class Checkpointer:
 
     def _save(self, step: int, state: State, per_rank: Mapping[str, Any] | None, *, force: bool) -> SaveHandle:
         is_last, is_due = self._vote(step)
-        if self._last is not None and self._last.step is not None and step < self._last.step:
+        if self._last.step is not None and step < self._last.step:
             self._last = SaveHandle(None, [])  # training has gone back: its steps are others
         if force:
             is_due = not self._is_saved(step)
@@ -383,16 +385,16 @@ class Checkpointer:
         return handle
 
     def _is_saved(self, step: int) -> bool:
-        """Whether the last save, which is waited for, or else the restored checkpoint is of `step`.
-
-        What was left out is not saved. What failed counts as saved: ranks need not agree about that.
-        """
-        if self._last is None:
-            return self._newest == step_path(self._folder, step)
+        """Whether what was saved, which is waited for, or restored last is of `step`. Collective."""
         if self._last.step != step:
             return False
+        outcome = self._last._outcome
+
+        def is_durable() -> bool:
+            return outcome.exception() is None and outcome.result() is not None
+
         with job_link().section("save"):
-            return self._last._outcome.exception() is not None or self._last._outcome.result() is not None
+            return all(Ranks().together(is_durable))
 
     def _vote(self, step: int) -> tuple[bool, bool]:
         """Whether all ranks save now and leave, and whether they save now."""
@@ -434,7 +436,6 @@ class Checkpointer:
         self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None, *, must: bool
     ) -> None:
         self._interval.began()
-        self._last = handle
         if self._pusher is not None and Ranks().rank == 0:
             self._pusher.start()
         slowdown_s = self._lost.slowdown_s
@@ -445,6 +446,7 @@ class Checkpointer:
         except SaveFailed as error:
             outcome = Future()
             outcome.set_exception(error)
+        self._last = handle
         outcome.add_done_callback(lambda done: self._ended(handle, done, slowdown_s))
 
     def _ended(self, handle: SaveHandle, done: "Future[Saved | None]", slowdown_before_s: float) -> None:

@@ -19,7 +19,8 @@ def outlive_sigterm(grace_s: float, worker_init_fn: Callable[[int], object] | No
     """A `worker_init_fn` for `torch.utils.data.DataLoader`; it can be pickled if the one it calls can.
 
     SIGTERM ends a worker at once if its trainer sends it, and `grace_s` seconds later if somebody else does, or if that
-    cannot be told: a worker that is not forked has threads of libraries that may get it instead.
+    cannot be told: a worker that is not forked has threads of libraries that may get it instead. Programs that the
+    worker starts do not hear it: end them by SIGKILL.
 
     Args:
         grace_s: as `sigterm_grace_s` of `Checkpointer`.

@@ -132,6 +132,7 @@ def hide(path: Path) -> Path | None:
         _tell_of_undeleted(path, error)
         return None
     with contextlib.suppress(OSError):  # what comes back after a power cut lacks files, which is seen
+        os.utime(hidden)  # somebody is at it, see `erase_abandoned`
         fsync_folder(path.parent)
     return hidden
 

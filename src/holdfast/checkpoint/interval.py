@@ -79,6 +79,9 @@ class Interval:
         """Whether `step` is due by its number. Asked of each step that training tells of."""
         return False
 
+    def resumed(self, step: int) -> None:
+        """Training goes on after `step`."""
+
     def has_passed(self) -> bool:
         """Whether a save is due now, by this rank's clock. The first call starts it."""
         return False
@@ -107,6 +110,10 @@ class EverySteps(Interval):
         last_step, self._last_step = self._last_step, step
         passed_by = last_step is not None and step // self._every > last_step // self._every
         return passed_by or step % self._every == 0
+
+    def resumed(self, step: int) -> None:
+        """See `Interval`. What lies between it and the first step that is told of was passed by."""
+        self._last_step = step
 
 
 class EverySeconds(Interval):

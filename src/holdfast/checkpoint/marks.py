@@ -146,10 +146,14 @@ def note_healthy(checkpoint: Path, *, by: str, now_s: float, why: str | None = N
     return change_marks(checkpoint, lambda marks: replace(marks, healthy=noted), now_s=now_s)
 
 
-def note_metrics(checkpoint: Path, metrics: Mapping[str, float], *, now_s: float) -> Marks:
+def note_metrics(
+    checkpoint: Path, metrics: Mapping[str, float], *, now_s: float, still: Callable[[], bool] = lambda: True
+) -> Marks:
     """What an evaluation measured; a name that was there gets its new value, the others stay."""
     values = {str(name): float(value) for name, value in metrics.items()}
-    return change_marks(checkpoint, lambda marks: replace(marks, metrics={**marks.metrics, **values}), now_s=now_s)
+    return change_marks(
+        checkpoint, lambda marks: replace(marks, metrics={**marks.metrics, **values}), now_s=now_s, still=still
+    )
 
 
 def pin(checkpoint: Path, *, by: str, now_s: float, why: str | None = None) -> Marks:
@@ -164,13 +168,25 @@ def unpin(checkpoint: Path, *, now_s: float) -> Marks:
 
 
 def want(checkpoint: Path, holder: str, *, now_s: float, until_s: float | None = None) -> Marks:
-    """Keep it for `holder`, until `until_s` or until `release`; wanting it again replaces the time."""
+    """Keep it for `holder`, until `until_s` or until `release`; wanting it again replaces the time.
+
+    Wants that have ended are forgotten.
+
+    Raises:
+        BadUse: `holder` is empty, or `until_s` no time.
+        NotFound, CheckpointError, OSError: see `change_marks`.
+    """
     if not holder:
         raise BadUse("A want needs the name of its holder. Give one, such as the id of the evaluation.")
     if until_s is not None and not math.isfinite(until_s):
         raise BadUse(f"until_s is {until_s!r}; allowed are seconds since the epoch, or None for without end.")
     wanted = Want(at_s=now_s, until_s=until_s)
-    return change_marks(checkpoint, lambda marks: replace(marks, wanted={**marks.wanted, holder: wanted}), now_s=now_s)
+
+    def with_it(marks: Marks) -> Marks:
+        held = marks.wanted_by(now_s)
+        return replace(marks, wanted={**{name: marks.wanted[name] for name in held}, holder: wanted})
+
+    return change_marks(checkpoint, with_it, now_s=now_s)
 
 
 def release(checkpoint: Path, holder: str, *, now_s: float) -> Marks:

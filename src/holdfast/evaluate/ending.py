@@ -27,7 +27,7 @@ def keep(
     write_evaluation(evaluation, paths.root)
     write_reports(evaluation, plan.options.output)
     record_end(ledger, plan, session or paths, evaluation)
-    note_scores(evaluation)
+    note_scores(evaluation, plan.suite)
 
 
 def with_next_step(why: str, paths: EvaluationPaths) -> str:

@@ -6,16 +6,18 @@ advise: where they cannot be written, it is evaluated all the same.
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
+from holdfast.checkpoint.catalog import inspect
 from holdfast.checkpoint.manifest import MANIFEST_NAME
 from holdfast.checkpoint.marks import note_metrics, release, want
 from holdfast.core.errors import HoldfastError
 from holdfast.evaluate.evaluation import Evaluation
 from holdfast.evaluate.scores import Score
+from holdfast.evaluate.suite import Suite
 
 _WANTED_FOR_S: Final = 24 * 3600.0
 """Where nobody is left to release it."""
@@ -24,37 +26,55 @@ _log = logging.getLogger(__name__)
 
 @contextmanager
 def wanted(model: str, evaluation_id: str) -> Iterator[None]:
-    """No policy deletes the checkpoint while the block runs, if `model` is one."""
+    """No policy deletes the checkpoint while the block runs, for a day, if `model` is one."""
     checkpoint = Path(model)
     if not (checkpoint / MANIFEST_NAME).is_file():
         yield
         return
     now_s = time.time()
-    with _logged(f"{checkpoint} may be deleted while it is evaluated"):
+    try:
         want(checkpoint, evaluation_id, now_s=now_s, until_s=now_s + _WANTED_FOR_S)
+    except (HoldfastError, OSError) as error:
+        _log.warning("%s may be deleted while it is evaluated: %s", checkpoint, error)
+        yield
+        return
     try:
         yield
     finally:
-        with _logged(f"{checkpoint} stays for up to a day, as it was evaluated"):
+        try:
             release(checkpoint, evaluation_id, now_s=time.time())
+        except (HoldfastError, OSError) as error:
+            _log.info("%s is not released, or gone: %s", checkpoint, error)
 
 
-def note_scores(evaluation: Evaluation) -> None:
-    """Note the scores of tasks and groups as metrics of the checkpoint, if the model is one: `TASK/METRIC[,FILTER]`."""
+def note_scores(evaluation: Evaluation, suite: Suite) -> None:
+    """Note the scores of tasks and groups as metrics of the checkpoint, if the model is one.
+
+    Their names are `TASK/METRIC`, `TASK/METRIC,FILTER` where there is a filter, and `TASK:LIMIT/…` of so many samples:
+    what is of some must not be taken for what is of all, and decide what goes.
+    """
     checkpoint = Path(evaluation.model)
-    metrics = {_name(one): one.number for one in evaluation.scores if one.depth == 0 and one.number is not None}
-    if metrics and (checkpoint / MANIFEST_NAME).is_file():
-        with _logged(f"The scores of {checkpoint} are not in its marks"):
-            note_metrics(checkpoint, metrics, now_s=time.time())
+    metrics = dict(_metrics(evaluation.scores, suite))
+    if not metrics or not (checkpoint / MANIFEST_NAME).is_file():
+        return
 
+    def was_evaluated() -> bool:
+        """Not, where its step was saved again since."""
+        return (inspect(checkpoint).created_at_s or 0.0) <= evaluation.started_at_s
 
-def _name(score: Score) -> str:
-    return f"{score.task}/{score.metric}" + (f",{score.filter}" if score.filter not in ("", "none") else "")
-
-
-@contextmanager
-def _logged(what: str) -> Iterator[None]:
     try:
-        yield
+        note_metrics(checkpoint, metrics, now_s=time.time(), still=was_evaluated)
     except (HoldfastError, OSError) as error:
-        _log.warning("%s: %s", what, error)
+        _log.warning("The scores of %s are not in its marks: %s", checkpoint, error)
+
+
+def _metrics(scores: Iterable[Score], suite: Suite) -> Iterator[tuple[str, float]]:
+    limits = {entry.name: entry.limit for entry in suite.entries}
+    for score in scores:
+        known = {limits[score.task]} if score.task in limits else set(limits.values())
+        if score.depth or score.number is None or len(known) > 1:  # of a task that is part of an entry nobody can tell
+            continue
+        (limit,) = known
+        task = score.task if limit is None else f"{score.task}:{limit:g}"
+        named = score.metric if score.filter in ("", "none") else f"{score.metric},{score.filter}"
+        yield f"{task}/{named}", score.number

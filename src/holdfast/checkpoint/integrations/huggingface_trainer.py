@@ -85,7 +85,9 @@ class HoldfastCallback(TrainerCallback):
                 "Pass resume_from_checkpoint=saves.resume(trainer) to train(), also where nothing is saved yet."
             )
         self._saved_step = state.global_step
-        if self._sigterm_grace_s is not None and (loader := kwargs.get("train_dataloader")) is not None:
+        loader = kwargs.get("train_dataloader")
+        loader = getattr(loader, "base_dataloader", loader)  # accelerate wraps that of which workers are made
+        if self._sigterm_grace_s is not None and loader is not None:
             loader.worker_init_fn = outlive_sigterm(self._sigterm_grace_s, getattr(loader, "worker_init_fn", None))
         resumed, self._resumed = self._resumed, None
         if resumed is None:

@@ -81,8 +81,8 @@ class HoldfastCheckpoint(Checkpoint):
         loop.update(own)
         if _LOADERS not in loop and Ranks().rank == 0:
             _logger.warning(
-                "Step %d was saved by another number of ranks: where each was in its data is not known. The loaders "
-                "begin their epoch anew.",
+                "The checkpoint of step %d does not say where each of these ranks was in its data. The loaders begin "
+                "their epoch anew.",
                 step,
             )
         self._loader_states = loop.get(_LOADERS, [])
