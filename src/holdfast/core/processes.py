@@ -7,6 +7,7 @@ import ctypes
 import getpass
 import os
 import signal
+import site
 import sys
 import sysconfig
 import time
@@ -32,8 +33,14 @@ def module_command(module: str) -> tuple[list[str], dict[str, str]]:
     """
     found_in = str(Path(__file__).parents[2])
     environment = dict(os.environ)
-    if found_in not in sysconfig.get_paths().values():  # else it is found, and behind the standard library
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), found_in]))
+    paths = environment.pop("PYTHONPATH", "").split(os.pathsep)
+    installed_in = [*sysconfig.get_paths().values(), *site.getsitepackages()]
+    if site.ENABLE_USER_SITE:
+        installed_in.append(site.getusersitepackages())
+    if found_in not in installed_in:  # else it is found, and behind the standard library
+        paths.append(found_in)
+    if any(paths):
+        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # an empty one is the working directory
     return [sys.executable, "-P", "-m", module], environment
 
 
