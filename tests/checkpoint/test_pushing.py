@@ -523,6 +523,37 @@ def test_where_it_cannot_be_started_training_goes_on_and_the_next_save_tries_aga
     assert steps_of(there.as_uri())[:1] == ([] if lasts else [2])
 
 
+def test_where_no_thread_can_hear_it_training_goes_on_and_the_next_save_tries_again(
+    tmp_path, there, monkeypatch, caplog
+):
+    real, refused = threading.Thread.start, []
+
+    def refuse(thread):
+        if getattr(thread, "_target", None).__name__ == "_listen" and not refused:
+            refused.append(thread._args[0])
+            raise RuntimeError("can't start new thread")
+        real(thread)
+
+    monkeypatch.setattr(pushing_module.threading.Thread, "start", refuse)
+    with Checkpointer(tmp_path / "here", push_to=there.as_uri()) as ckpt:
+        ckpt.save(1, state_of(1)).result()
+        assert "could not be started (can't start new thread)" in caplog.text
+        assert refused[0].returncode == -signal.SIGKILL
+    assert "started again" not in caplog.text
+    assert steps_of(there.as_uri()) == [1]
+
+
+def test_a_pusher_whose_trainer_is_gone_does_not_wait_for_a_successor_that_is_always_saving(
+    tmp_path, there, ended, monkeypatch
+):
+    monkeypatch.setattr(pushing_process, "_LOOK_EVERY_S", 0.001)
+    looks = iter(range(1000))
+    monkeypatch.setattr(pushing_process, "has_unfinished", lambda _: next(looks) >= 0)
+    make_checkpoint(tmp_path, 1, sizes=SMALL)
+    assert run_pushing(tmp_path, there.as_uri(), give_up_s=0.01) == 0
+    assert steps_of(there.as_uri()) == [1]
+
+
 def test_a_pusher_whose_trainer_is_gone_leaves_what_is_saved_after_it_to_another(tmp_path, there, ended):
     make_checkpoint(tmp_path, 1, sizes=SMALL)
     make_checkpoint(tmp_path, 2, seed=10**9, sizes=SMALL)  # saved in the year 2033
@@ -598,6 +629,7 @@ def test_a_look_that_fails_is_taken_again(tmp_path, there, monkeypatch, caplog):
     assert run_pushing(tmp_path, there.as_uri()) == 0
     assert steps_of(there.as_uri()) == [1]
     assert "cannot be seen yet: [Errno 5] Input/output error" in caplog.text
+    assert caplog.text.count("cannot be seen yet") == 1
 
 
 def test_whoever_reads_what_a_dead_trainer_said_does_not_wait_for_the_last_push(tmp_path, there):

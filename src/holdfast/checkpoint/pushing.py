@@ -67,20 +67,26 @@ class Pusher:
             self._process = None
         command, environment = module_command(PUSHING_MODULE)
         try:
-            self._process = subprocess.Popen(
-                [*command, str(os.getpid()), *self._arguments],
-                env=environment,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                start_new_session=True,  # what ends the trainer's group must not end it
-            )
-        except OSError as error:
+            with contextlib.ExitStack() as undo:
+                process = undo.enter_context(
+                    subprocess.Popen(
+                        [*command, str(os.getpid()), *self._arguments],
+                        env=environment,
+                        stdin=subprocess.PIPE,
+                        stdout=subprocess.PIPE,
+                        start_new_session=True,  # what ends the trainer's group must not end it
+                    )
+                )
+                undo.callback(process.kill)
+                listener = threading.Thread(target=self._listen, args=(process,), daemon=True)
+                listener.start()
+                undo.pop_all()
+        except (OSError, RuntimeError) as error:  # of the process, of the thread
             _logger.warning(
                 "The process that pushes checkpoints could not be started (%s). The next save tries again.", error
             )
             return
-        self._listener = threading.Thread(target=self._listen, args=(self._process,), daemon=True)
-        self._listener.start()
+        self._process, self._listener = process, listener
 
     def close(self, *, wait: bool) -> None:
         """End the process once the newest checkpoint is there, or could not be pushed for ten minutes.

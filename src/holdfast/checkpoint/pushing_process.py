@@ -4,7 +4,8 @@ Started by `Pusher` for rank 0, with its process id. It looks at the folder, pus
 does not have, and looks again: where saves come faster than storage takes them, those in between are left out. What
 fails is tried again for as long as the trainer lives. Once that has said on its standard input that it ends, or is
 dead, it pushes the newest one, also one that becomes durable just then, and ends: with 1 where the newest is not there.
-What the trainer's successor saves is left to the process of that one.
+What the trainer's successor saves is left to the process of that one, and what is being saved is not waited for any
+more once there has been nothing to push for ten minutes.
 
 It prints a line of JSON for each push: `{"step", "url", "size_bytes", "seconds"}`, or `{"step", "failed"}`; while it
 gets on with one, `{"signs"}`; and what else there is to say, `{"warning"}`.
@@ -76,7 +77,7 @@ class Pushing:
     def run(self) -> int:
         """Push until the trainer is gone and nothing is left to push; 1 where the newest could not be pushed."""
         never = float("inf")
-        pause_s, gone_at_s, quiet_since_s = _LOOK_EVERY_S, never, never
+        pause_s, gone_at_s, idle_since_s, quiet_since_s = _LOOK_EVERY_S, never, never, never
         while True:
             if gone_at_s == never and self._has_ended(pause_s):
                 gone_at_s, pause_s = time.monotonic(), _LOOK_EVERY_S
@@ -84,24 +85,26 @@ class Pushing:
             elif gone_at_s < never:
                 time.sleep(pause_s)
             is_gone = gone_at_s < never
-            try:
+            is_idle = is_quiet = is_done = False
+            with self._warned_of(f"What is to be pushed from {self._folder} cannot be seen yet"):
                 # Before the look: what becomes durable meanwhile is seen.
-                is_quiet = is_gone and not has_unfinished(self._folder)
+                is_saving = is_gone and has_unfinished(self._folder)
                 newest = self._newest_unpushed() if is_gone or self._may_have_changed() else None
-                is_quiet = is_quiet and newest is None
+                is_idle = is_gone and newest is None
+                is_quiet = is_idle and not is_saving
                 is_done = newest is None or self._push(newest)
-            except (NotFound, OSError) as error:
-                _logger.warning("What is to be pushed from %s cannot be seen yet: %s", self._folder, error)
-                is_quiet = is_done = False
-                self._nothing_in = None
-            quiet_since_s = min(quiet_since_s, time.monotonic()) if is_quiet else never
-            if is_quiet and time.monotonic() - quiet_since_s >= self._settled_s:
+            now_s = time.monotonic()
+            idle_since_s = min(idle_since_s, now_s) if is_idle else never
+            quiet_since_s = min(quiet_since_s, now_s) if is_quiet else never
+            # A successor may always be saving.
+            if now_s - quiet_since_s >= self._settled_s or now_s - idle_since_s > self._give_up_s:
                 return int(self._has_given_up)
             if is_done:
                 pause_s = _LOOK_EVERY_S
-            elif time.monotonic() - gone_at_s > self._give_up_s:
+            elif now_s - gone_at_s > self._give_up_s:
                 return 1
             else:
+                self._nothing_in = None
                 pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
     def _may_have_changed(self) -> bool:
