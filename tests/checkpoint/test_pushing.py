@@ -21,13 +21,14 @@ from waiting import ENDS_S, until
 
 from holdfast.checkpoint import Checkpointer, pushing_process, remote_push, scan
 from holdfast.checkpoint import folders as folders_module
+from holdfast.checkpoint import pushed as pushed_module
 from holdfast.checkpoint import pushing as pushing_module
 from holdfast.checkpoint import ranks as ranks_module
 from holdfast.checkpoint.folders import Staging, has_unfinished, step_path
 from holdfast.checkpoint.marks import note_damaged, read_marks
 from holdfast.checkpoint.messages import readable
 from holdfast.checkpoint.objects import Objects, Patience
-from holdfast.checkpoint.pushed import note_pushed, pushed_up_to
+from holdfast.checkpoint.pushed import note_pushed, pushed_names
 from holdfast.checkpoint.pushing import PUSHING_MODULE
 from holdfast.checkpoint.remote import Remote
 from holdfast.core.errors import BadUse, NoVerifiedCheckpoint, StorageFailed
@@ -401,15 +402,66 @@ def test_what_is_damaged_was_not_taken_away(tmp_path, there):
     assert state["t"].eq(2).all()
 
 
-def test_what_was_pushed_is_known_by_storage_and_its_highest_step(tmp_path, caplog):
-    assert pushed_up_to(tmp_path, "file:///a") == -1
-    note_pushed(tmp_path, "file:///a", 7)
-    note_pushed(tmp_path, "file:///b", 9)
-    note_pushed(tmp_path, "file:///a", 5)
-    assert [pushed_up_to(tmp_path, f"file:///{name}") for name in "abc"] == [7, 9, -1]
+def test_what_another_node_pushed_was_not_taken_away(tmp_path, there):
+    """After going back, a job went on elsewhere and came back: up to the same steps, and of one the same step."""
+    folder, elsewhere, url = tmp_path / "here", tmp_path / "elsewhere", there.as_uri()
+    with Checkpointer(folder, push_to=url) as ckpt:
+        for step in (1, 20, 30):
+            ckpt.save(step, state_of(step)).result()
+            until(lambda step=step: steps_of(url)[:1] == [step])
+    for step in (20, 30):
+        step_path(folder, step).rename(tmp_path / f"away{step}")
+    for step in (10, 20):
+        with Checkpointer(elsewhere, push_to=url) as ckpt:
+            ckpt.save(step, state_of(-step))
+        state = state_of(0)
+        assert Checkpointer(folder, push_to=url).restore(state) == step
+        assert state["value"] == -step
+
+
+def test_what_was_taken_away_stays_so_after_further_pushes_of_lower_steps(tmp_path, there):
+    folder, url = tmp_path / "here", there.as_uri()
+    with Checkpointer(folder, push_to=url) as ckpt:
+        for step in (1, 20, 30):
+            ckpt.save(step, state_of(step)).result()
+            until(lambda step=step: steps_of(url)[:1] == [step])
+    for step in (20, 30):
+        step_path(folder, step).rename(tmp_path / f"away{step}")
+    with Checkpointer(folder, push_to=url) as ckpt:
+        assert ckpt.restore(state_of(0)) == 1
+        ckpt.save(10, state_of(10))
+    assert steps_of(url) == [30, 20, 10, 1]
+    assert Checkpointer(folder, push_to=url).restore(state_of(0)) == 10
+
+
+def test_what_is_pushed_is_known_before_it_is_there(tmp_path, there, ended, monkeypatch):
+    """A kill after that, and a newer step that is pushed next, would leave it unknown."""
+    real = Remote.push
+
+    def push_and_die(self, folder):
+        real(self, folder)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Remote, "push", push_and_die)
+    make_checkpoint(tmp_path, 1, sizes=SMALL)
+    with pytest.raises(KeyboardInterrupt):
+        run_pushing(tmp_path, there.as_uri())
+    assert pushed_names(tmp_path, there.as_uri()) == [each.name for each in there.iterdir()]
+
+
+def test_what_was_pushed_is_known_by_storage_and_its_name_there(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(pushed_module, "_MOST_NAMES", 2)
+    assert pushed_names(tmp_path, "file:///a") == []
+    note_pushed(tmp_path, "file:///a", "step-0000000007.a")
+    note_pushed(tmp_path, "file:///b", "step-0000000009.b")
+    for name in ("step-0000000005.c", "step-0000000005.c", "step-0000000006.d"):
+        note_pushed(tmp_path, "file:///a", name)
+    assert pushed_names(tmp_path, "file:///a") == ["step-0000000006.d", "step-0000000007.a"]
+    assert pushed_names(tmp_path, "file:///b") == ["step-0000000009.b"]
+    assert pushed_names(tmp_path, "file:///c") == []
     assert scan(tmp_path) == []
     next(tmp_path.iterdir()).write_bytes(b"[]")
-    assert pushed_up_to(tmp_path, "file:///a") == -1
+    assert pushed_names(tmp_path, "file:///a") == []
     assert "is not known" in caplog.text
 
 
@@ -529,7 +581,7 @@ def test_where_no_thread_can_hear_it_training_goes_on_and_the_next_save_tries_ag
     real, refused = threading.Thread.start, []
 
     def refuse(thread):
-        if getattr(thread, "_target", None).__name__ == "_listen" and not refused:
+        if getattr(thread._target, "__name__", "") == "_listen" and not refused:
             refused.append(thread._args[0])
             raise RuntimeError("can't start new thread")
         real(thread)
@@ -662,3 +714,10 @@ def test_storage_that_only_stalls_does_not_keep_a_job_with_a_checkpoint_waiting(
         pushing_module.fetch_newer(Remote(f"s3://{new_bucket(s3)}/run", patience=QUICK), tmp_path)
         assert len(between.requests) == 2
     assert "What storage has was not fetched, step 1 of" in caplog.text
+
+
+def test_a_look_at_storage_that_gets_on_gives_signs_where_there_is_a_checkpoint_here_too(tmp_path, there):
+    make_checkpoint(tmp_path, 1, sizes=SMALL)
+    remote = Remote(there.as_uri())
+    pushing_module.fetch_newer(remote, tmp_path)
+    assert remote.signs > 0

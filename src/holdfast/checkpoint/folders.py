@@ -7,7 +7,7 @@
 | `.step-0000000020.SAVE.tmp` | a save in progress, locked by its process | removed by a later first save |
 | `.step-0000000020.SAVE.failed` | why it failed, for the other ranks | the same |
 | `.deleting-NAME.RANDOM` | a checkpoint on its way out | the same |
-| `.holdfast-pushed` | up to which step storage has them (`pushed`) | stays |
+| `.holdfast-pushed` | which of them were pushed to storage (`pushed`) | stays |
 """
 
 import contextlib

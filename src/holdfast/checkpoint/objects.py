@@ -70,13 +70,21 @@ class Objects:
     Every method raises `NotFound` where there is no such bucket or folder, and `StorageFailed` where it was refused or
     failed in all attempts.
 
+    `gone_on` is called with each sign of life.
+
     Raises:
         BadUse: nothing here reads such a URL, or obstore is not installed.
         NotFound: there is no such folder.
     """
 
     def __init__(
-        self, url: str, *, patience: Patience, sleep: Callable[[float], None], part_bytes: int = PART_BYTES
+        self,
+        url: str,
+        *,
+        patience: Patience,
+        sleep: Callable[[float], None],
+        part_bytes: int = PART_BYTES,
+        gone_on: Callable[[], None] = lambda: None,
     ) -> None:
         scheme = url.partition("://")[0].lower() if "://" in url else ""
         if scheme not in SCHEMES:
@@ -95,6 +103,7 @@ class Objects:
         self._patience = patience
         self._sleep = sleep
         self._part_bytes = part_bytes
+        self._gone_on = gone_on
         self._api = obstore
         self.signs = 0
         """Of life: grows with all that comes, goes or is checked."""
@@ -106,6 +115,7 @@ class Objects:
     def go_on(self, _bytes: int = 0) -> None:
         """Give a sign of life; that of two threads at once may count as one."""
         self.signs += 1
+        self._gone_on()
 
     def folders(self) -> list[str]:
         """The names of the folders, sorted."""

@@ -1,4 +1,4 @@
-"""Up to which step the checkpoints of a folder are in storage: `.holdfast-pushed`, in that folder.
+"""Which checkpoints of a folder were pushed to storage, or begun to be: `.holdfast-pushed`, in that folder.
 
 It tells what was taken away from the folder, and is not to come back, from what was never there. Needs no torch.
 """
@@ -6,33 +6,39 @@ It tells what was taken away from the folder, and is not to come back, from what
 import json
 import logging
 from pathlib import Path
+from typing import Final
 
 from holdfast.checkpoint.manifest import DAMAGED_JSON
 from holdfast.core.atomic import write_atomic
 
 PUSHED_NAME = ".holdfast-pushed"
+_MOST_NAMES: Final = 10_000
+"""Of each storage, those of the highest steps: whoever goes back over more of them meets others again."""
 _logger = logging.getLogger("holdfast")
 
 
-def pushed_up_to(folder: Path, url: str) -> int:
-    """The highest step that was pushed from `folder` to `url`; -1 where none was, or nobody can tell."""
-    return _read(folder).get(url, -1)
+def pushed_names(folder: Path, url: str) -> list[str]:
+    """The names, in storage, of what was pushed from `folder` to `url`; none where nobody can tell."""
+    return _read(folder).get(url, [])
 
 
-def note_pushed(folder: Path, url: str, step: int) -> None:
-    """Note that `step` was pushed from `folder` to `url`.
+def note_pushed(folder: Path, url: str, name: str) -> None:
+    """Note that what is called `name` in storage is from `folder`, and pushed to `url`.
 
     Raises:
         OSError: it could not be written.
     """
-    highest = _read(folder)
-    if highest.get(url, -1) < step:
-        write_atomic(folder / PUSHED_NAME, json.dumps(highest | {url: step}).encode() + b"\n")
+    pushed = _read(folder)
+    names = pushed.get(url, [])
+    if name not in names:
+        pushed[url] = sorted([*names, name])[-_MOST_NAMES:]
+        write_atomic(folder / PUSHED_NAME, json.dumps(pushed).encode() + b"\n")
 
 
-def _read(folder: Path) -> dict[str, int]:
+def _read(folder: Path) -> dict[str, list[str]]:
     try:
-        return {str(url): int(step) for url, step in json.loads((folder / PUSHED_NAME).read_bytes()).items()}
+        content = json.loads((folder / PUSHED_NAME).read_bytes())
+        return {str(url): [str(name) for name in names] for url, names in content.items()}
     except FileNotFoundError:
         return {}
     except (OSError, *DAMAGED_JSON) as error:

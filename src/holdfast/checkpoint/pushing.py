@@ -14,7 +14,7 @@ from typing import Any, Final
 from holdfast.checkpoint.catalog import scan
 from holdfast.checkpoint.folders import remove_leftovers, step_path
 from holdfast.checkpoint.objects import Patience
-from holdfast.checkpoint.pushed import pushed_up_to
+from holdfast.checkpoint.pushed import pushed_names
 from holdfast.checkpoint.remote import Remote
 from holdfast.core.errors import CheckpointError, DamagedCheckpoint, NotFound, NoVerifiedCheckpoint
 from holdfast.core.link import job_link
@@ -155,12 +155,12 @@ def fetch_newer(remote: Remote, folder: Path) -> None:
     """
     here = scan(folder)
     newest = next((info.step for info in here if info.state == "written"), -1)
-    pushed = pushed_up_to(folder, remote.url) if newest >= 0 else -1
+    pushed = pushed_names(folder, remote.url) if newest >= 0 else []
     is_told = False
     passed_over: list[str] = []
     try:
-        for there in _looked_at(remote, hurried=newest >= 0).scan(above=newest):
-            if there.step <= pushed and all(info.step != there.step for info in here):
+        for there in remote.scan(above=newest, patience=_HURRIED if newest >= 0 else None):
+            if there.name in pushed and all(info.step != there.step for info in here):
                 if not is_told:
                     _logger.warning(
                         "Step %d is in storage and was taken away from %s, so it is not fetched. "
@@ -185,10 +185,6 @@ def fetch_newer(remote: Remote, folder: Path) -> None:
         )
 
 
-def _looked_at(remote: Remote, *, hurried: bool) -> Remote:
-    return Remote(remote.url, patience=_HURRIED) if hurried else remote
-
-
 def fetch_instead(remote: Remote, folder: Path, step: int, above: int) -> int | None:
     """Fetch the newest whole checkpoint that storage has of `step`, which is damaged in `folder`, or of an older one.
 
@@ -196,7 +192,7 @@ def fetch_instead(remote: Remote, folder: Path, step: int, above: int) -> int | 
     it cannot be had.
     """
     try:
-        for there in _looked_at(remote, hurried=above >= 0).scan(above=above):
+        for there in remote.scan(above=above, patience=_HURRIED if above >= 0 else None):
             if there.step <= step:
                 reason = there.reason or _fetch(remote, folder, there.step)
                 if not reason:

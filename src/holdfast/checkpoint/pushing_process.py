@@ -33,6 +33,7 @@ from holdfast.checkpoint.marks import release, want
 from holdfast.checkpoint.messages import readable
 from holdfast.checkpoint.pushed import note_pushed
 from holdfast.checkpoint.remote import Remote
+from holdfast.checkpoint.remote_catalog import remote_name
 from holdfast.core.errors import DamagedCheckpoint, HoldfastError, NotFound
 
 _LOOK_EVERY_S: Final = 0.5
@@ -131,6 +132,13 @@ class Pushing:
         """Whether there is nothing more to do for this one."""
         self._nothing_in = None
         began_s, save = time.monotonic(), _save_of(info.path)
+        # Before it is there: a kill, and a later step that goes next, would leave it unnoted.
+        with (
+            self._warned_of(f"That step {info.step} is pushed is not noted in {self._folder}"),
+            contextlib.suppress(FileNotFoundError),  # a newer one took its place
+        ):
+            name = remote_name(info.step, (info.path / MANIFEST_NAME).read_bytes())
+            note_pushed(self._folder, self._remote.url, name)
         try:
             with self._wanted(info.path):
                 pushed = self._remote.push(info.path)
@@ -147,8 +155,6 @@ class Pushing:
             _say({"step": info.step, "failed": str(error)})
             return False
         self._done = info.path, save
-        with self._warned_of(f"That step {info.step} is pushed is not noted in {self._folder}"):
-            note_pushed(self._folder, self._remote.url, info.step)
         seconds = time.monotonic() - began_s
         _say({"step": info.step, "url": pushed.url, "size_bytes": pushed.size_bytes, "seconds": seconds})
         with self._warned_of("Steps that are to be deleted stay in storage"):

@@ -86,13 +86,16 @@ class Remote:
         """Of life: grows for as long as what another thread does here gets on."""
         return self._objects.signs
 
-    def scan(self, *, above: int = -1) -> list[RemoteCheckpoint]:
+    def scan(self, *, above: int = -1, patience: Patience | None = None) -> list[RemoteCheckpoint]:
         """The checkpoints there, newest first, whole or damaged, by manifest and sizes; reads no data.
 
         Of two of one step the one pushed last comes first; the other is deleted by a push a day later. Those of steps
-        up to `above` are left out, unread.
+        up to `above` are left out, unread. `patience`: of this look; None: as of all else.
         """
-        return scan_remote(self._objects, above=above)
+        objects = self._objects
+        if patience is not None:
+            objects = Objects(self.url, patience=patience, sleep=self._sleep, gone_on=self._objects.go_on)
+        return scan_remote(objects, above=above)
 
     def find(self, step: int) -> RemoteCheckpoint:
         """The checkpoint of a step; of several whole ones that which was pushed last.
