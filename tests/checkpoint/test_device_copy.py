@@ -14,6 +14,7 @@ from holdfast.checkpoint import device_digests, engine, plan, seats
 from holdfast.checkpoint.device_copy import DeviceCopy
 from holdfast.checkpoint.device_memory import Staging
 from holdfast.checkpoint.folders import step_path
+from holdfast.checkpoint.shape import Shape
 from holdfast.core.errors import SaveFailed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -411,6 +412,24 @@ def test_a_save_whose_plain_values_have_grown_is_made_though_the_training_goes_o
         into = {"weights": {name: torch.empty_like(value) for name, value in weights.items()}, "plain": {}}
         assert ckpt.restore(into) == 2
     assert_equal(into, {"weights": weights, "plain": plain})
+
+
+@pytest.mark.parametrize("value", ["step 2", [2.0]], ids=["a text", "a list"])
+def test_a_value_that_was_none_at_the_plan_makes_no_later_call_wait_for_good(tmp_path, monkeypatch, value):
+    weights = {name: torch.full((LARGE,), float(number), device=DEVICE) for number, name in enumerate("ab")}
+    fits, take = [], Shape.take
+
+    def record(*arguments, **named):
+        fits.append(take(*arguments, **named))
+        return fits[-1]
+
+    with holdfast.Checkpointer(tmp_path, every=1, attest=False) as ckpt:
+        ckpt.save(1, {"weights": weights, "best": None}).result()
+        ckpt.before_update()
+        monkeypatch.setattr(Shape, "take", record)
+        for step in (2, 3):
+            assert ckpt.save(step, {"weights": weights, "best": value}).result() == step_path(tmp_path, step)
+    assert fits[-1]
 
 
 @needs_gpu

@@ -166,7 +166,10 @@ class Shape:
         self._early |= {place for place, tensor in enumerate(contents.tensors) if id(tensor) in unsteady}
 
     def _has_room(self, contents: Contents) -> bool:
-        """Whether there are as many values beside the tensors as were planned, and what has become longer has room."""
+        """Whether there are as many plain values as were planned, and what by its length has grown has room.
+
+        What has grown otherwise, such as a number or an item of a list, is seen in the thread.
+        """
         values = contents.tensors.values
         return len(values) == len(self._rooms) and all(
             _length(value) <= length or len(serialized(value)) <= most_bytes
@@ -191,6 +194,5 @@ def _length(value: Any) -> int:
 
 
 def _room(value: Any) -> tuple[int, int]:
-    """How long a value is, and how many bytes it may come to; of a number that does not matter."""
-    length = _length(value)
-    return length, slot_bytes(len(serialized(value))) if length >= 0 else 0
+    """How long a value is, and how many bytes it, or what takes its place, may come to."""
+    return _length(value), slot_bytes(len(serialized(value)))
