@@ -103,6 +103,40 @@ def test_a_node_that_was_short_of_memory_for_a_moment_has_two_arenas_again_at_a_
     free_bytes = 2 << 30
     seats.free(first)
     assert seats.take(plan) is first
+    assert not seats.has_free(), "who takes one then would wait, should there be too little after all"
+    seats.prepare(plan)
+    assert seats.has_free()
+    assert seats.take(plan) is not first
+    seats.forget()
+    writer.close()
+
+
+def test_one_that_a_save_lacked_is_made_later_though_no_newest_one_is_spared(monkeypatch):
+    import torch
+
+    from holdfast.checkpoint import node_memory
+    from holdfast.checkpoint import seats as seats_module
+    from holdfast.checkpoint.image import Need, lay_out
+    from holdfast.checkpoint.writer import Writer
+
+    image = lay_out([Need(dtype=torch.float32, shape=(1000,))], prefix="__0_", shard_bytes=1 << 20)
+    plan = SimpleNamespace(image=image, pieces=(0,), on_devices=())
+    free_bytes = 1 << 30
+    for module in (node_memory, seats_module):
+        monkeypatch.setattr(module, "available_memory_bytes", lambda: free_bytes, raising=False)
+    writer = Writer(timeout_s=60, max_write_bytes_s=None)
+    seats, taken = seats_module.Seats(writer), []
+    first = seats.take(plan)
+    seats.prepare(plan)
+    taking = threading.Thread(target=lambda: taken.append(seats.take(plan)))
+    taking.start()
+    until(lambda: not seats.has_free())
+    seats.free(first)
+    taking.join(ENDS_S)
+    assert taken == [first]
+    seats.prepare(plan)
+    assert not seats.has_free()
+    free_bytes = 2 << 30
     seats.prepare(plan)
     assert seats.has_free()
     assert seats.take(plan) is not first

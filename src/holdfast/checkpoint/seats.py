@@ -59,12 +59,12 @@ class Seats:
         self._most = _ARENAS
         self._seats: list[Seat] = []
         self._lacked_bytes = 0
-        """That another one takes and the node does not have; 0: as far as is known it has."""
+        """That another one takes and the node did not have: only `prepare` makes it then; 0: it was not lacking."""
         self._has_told = False
         self._freed = threading.Condition()
 
     def has_free(self) -> bool:
-        """Whether `take` would not wait."""
+        """Whether `take` would not wait, as far as is known before another one was ever tried."""
         with self._freed:
             return self._may_make() or any(not seat.used for seat in self._seats)
 
@@ -90,8 +90,6 @@ class Seats:
             seat.used = False
             self._seats.remove(seat)
             self._seats.append(seat)  # so that the oldest is used first
-            if self._lacked_bytes and available_memory_bytes() >= self._lacked_bytes:
-                self._lacked_bytes = 0
             self._freed.notify_all()
 
     def forget(self) -> list[int]:
@@ -108,8 +106,10 @@ class Seats:
         return numbers
 
     def prepare(self, plan: Plan) -> None:
-        """Make the one that spares the newest snapshot, where that is wanted and the node has the memory."""
-        if not self._spares_newest or not self._may_make():
+        """Make the one that spares the newest snapshot, or was lacking, where the node has the memory."""
+        if len(self._seats) >= self._most or not (self._spares_newest or self._lacked_bytes):
+            return
+        if self._seats and available_memory_bytes() < self._lacked_bytes:
             return
         try:
             seat = self._make(plan)
@@ -118,6 +118,7 @@ class Seats:
             return
         with self._freed:
             self._seats.append(seat)
+            self._lacked_bytes = 0
             self._freed.notify_all()
 
     def _unused(self, plan: Plan) -> Seat | None:
@@ -134,7 +135,7 @@ class Seats:
         return min(unused, key=lambda seat: seat.arena.state is State.COMMITTED, default=None)
 
     def _may_make(self) -> bool:
-        """Whether another one is allowed, and the node may have the memory for it."""
+        """Whether a save may make another one: where the node lacked the memory, nobody is to wait for a try."""
         return len(self._seats) < self._most and not (self._seats and self._lacked_bytes)
 
     def _lacks(self, plan: Plan, error: Exception) -> None:
