@@ -153,6 +153,22 @@ def test_a_save_whose_writing_has_failed_before_its_copy_is_made_ends(tmp_path, 
     assert steps_in(tmp_path) == [3, 1]
 
 
+def test_where_no_process_can_be_started_the_other_ranks_hear_of_it(tmp_path, monkeypatch):
+    """They would wait for this one's part as long as a save may take."""
+    told = []
+    monkeypatch.setattr(engine, "abandon", lambda order, layout, why: told.append((order.step, layout.rank, why)))
+    ckpt = Checkpointer(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "executable", str(tmp_path / "gone"))
+        with pytest.raises(SaveFailed, match="No such file"):
+            ckpt.save(1, {"a": 1})
+    ((step, rank, why),) = told
+    assert (step, rank) == (1, 0)
+    assert why.startswith("the process that writes it cannot be started ([Errno 2] No such file")
+    ckpt.save(2, {"a": 2}).result(ENDS_S)
+    assert steps_in(tmp_path) == [2]
+
+
 def test_before_update_is_the_fence_of_a_loop_without_an_optimizer(tmp_path, held):
     state = {"t": torch.zeros(10_000)}
     ckpt = overlapping(tmp_path)

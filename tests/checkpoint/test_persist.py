@@ -10,10 +10,11 @@ from images import Enough, Part, again, hand_made, is_whole, order_of, part_of, 
 from holdfast.checkpoint import Checkpointer, scan, verify
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.checksums import BLOCK_BYTES, digests_of, read_sidecar
+from holdfast.checkpoint.commit import RankFailed
 from holdfast.checkpoint.contents import collect
-from holdfast.checkpoint.folders import remove_leftovers, staging_path
+from holdfast.checkpoint.folders import failure_path, remove_leftovers, staging_path
 from holdfast.checkpoint.manifest import read_manifest
-from holdfast.checkpoint.persist import NotAttested
+from holdfast.checkpoint.persist import NotAttested, abandon, discard_abandoned
 from holdfast.checkpoint.plan import make_plan
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.stage import Snapshot, copy_into, live_digests, sources
@@ -163,6 +164,31 @@ def test_what_a_process_that_was_killed_has_left_of_the_same_save_is_written_ove
     (staging / ".metadata").write_bytes(b"another")
     arenas(layout, 1).persist(order_of(tmp_path, 1))
     assert is_whole(tmp_path, 1, 1, [layout])
+
+
+def test_rank_0_hears_of_a_rank_that_gives_up_before_there_is_a_folder(tmp_path, arenas):
+    order = order_of(tmp_path, 1)
+    abandon(order, hand_made(rank=1, world_size=2), "no process could be started")
+    with pytest.raises(RankFailed, match="rank 1: no process could be started"):
+        arenas(hand_made(world_size=2), 1).persist(order)
+    abandon(order, hand_made(rank=1, world_size=2), "too late")
+    assert names_in(tmp_path) == [failure_path(tmp_path, 1, order.save).name]
+
+
+def test_a_rank_that_gives_up_what_is_committed_leaves_nothing(tmp_path, arenas):
+    order = order_of(tmp_path, 1)
+    arenas(hand_made(), 1).persist(order)
+    abandon(order, hand_made(rank=1, world_size=2), "it died")
+    assert names_in(tmp_path) == ["step-0000000001"]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_giving_up_where_storage_fails_raises_nothing(tmp_path, rank):
+    order, layout = order_of(tmp_path, 1, save="x" * 300), hand_made(rank=rank, world_size=2)
+    with pytest.raises(OSError, match="too long"):
+        order.staging.stat()
+    abandon(order, layout, "it died")
+    discard_abandoned(order, layout)
 
 
 class Crash(BaseException):

@@ -226,6 +226,20 @@ def test_storage_that_hangs_fails_the_save_that_waits_for_it_and_no_other_one(be
     assert made.is_whole(2)
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_other_ranks_are_told_before_the_trainer_which_may_end_then(bench, monkeypatch, rank):
+    monkeypatch.setattr(writer_module, "_STARTS_A_SAVE", 1)
+    made = bench(layout=hand_made(rank=rank, world_size=2, sizes=TEN_FILES), max_write_bytes_s=SLOW_BYTES_S)
+    order, seen = order_of(made.folder, 1), []
+    told = order.staging / "rank-1.note" if rank else failure_path(made.folder, 1, order.save)
+    save = made.save(1, order)
+    save.add_done_callback(lambda _: seen.append(told.exists()))
+    until(lambda: files_of(made.folder, 1))
+    kill(made.writer.pid)
+    until(lambda: seen)
+    assert seen == [True]
+
+
 def test_a_trainer_that_was_stopped_itself_does_not_take_its_process_for_one_that_hangs(bench, monkeypatch):
     """All of a job may be stopped for hours by its scheduler, and go on."""
     writer, clock = bench(timeout_s=60.0).writer, FakeClock()

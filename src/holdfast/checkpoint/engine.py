@@ -33,6 +33,7 @@ from holdfast.checkpoint.contents import collect
 from holdfast.checkpoint.devices import current_streams
 from holdfast.checkpoint.folders import remove_leftovers
 from holdfast.checkpoint.peer_meeting import meet
+from holdfast.checkpoint.persist import abandon
 from holdfast.checkpoint.plan import Plan
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.retention import Retention
@@ -346,13 +347,17 @@ class Engine:
 
     def _order(self, job: SaveJob, plan: Plan, seat: Seat, generation: int) -> "Future[float]":
         job.seat, job.generation = seat, generation
-        return self._writer.save(
-            job.order,
-            arena=seat.number,
-            generation=generation,
-            layout=self._shape.layout,
-            attested_bytes=0 if job.digests is None else len(plan.pieces) * DIGEST_BYTES,
-        )
+        try:
+            return self._writer.save(
+                job.order,
+                arena=seat.number,
+                generation=generation,
+                layout=self._shape.layout,
+                attested_bytes=0 if job.digests is None else len(plan.pieces) * DIGEST_BYTES,
+            )
+        except (OSError, RuntimeError) as error:  # the other ranks' orders are given: they wait for this one's part
+            abandon(job.order, plan.layout, f"the process that writes it cannot be started ({error})")
+            raise
 
     def _ended(self, job: SaveJob, seat: Seat, plan: Plan, done: "Future[float]") -> None:
         try:

@@ -3,6 +3,7 @@
 Nothing here needs torch.
 """
 
+import contextlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -85,10 +86,18 @@ def persist(part: Part) -> None:
 
 
 def abandon(order: Order, layout: Layout, why: str) -> None:
-    """Give up a save that no process writes any more: tell the other ranks why, and delete what there is of it."""
-    leave_failure(order, layout.rank, layout.world_size, RankFailed(why))
-    if layout.rank == 0 and order.staging.exists():  # of another rank's part rank 0 takes care, once it has heard
-        discard(order.staging)
+    """Tell the other ranks why this one gives up a save that no process of its own writes, where that can be told."""
+    with contextlib.suppress(RankFailed, OSError):  # rank 0 has given it up already; or the storage does not take it
+        if layout.rank and not is_committed(order):
+            _join(order)
+        leave_failure(order, layout.rank, layout.world_size, RankFailed(why))
+
+
+def discard_abandoned(order: Order, layout: Layout) -> None:
+    """Delete what there is of a save that was given up; of another rank's part rank 0 takes care, once it has heard."""
+    with contextlib.suppress(OSError):  # a later first save tries again
+        if layout.rank == 0 and order.staging.exists():
+            discard(order.staging)
 
 
 def delete_superfluous(order: Order) -> None:
@@ -112,8 +121,7 @@ def _see_through(part: Part) -> None:
     staging = None
     try:
         if layout.rank:
-            check_not_failed(order)
-            order.staging.mkdir(exist_ok=True)
+            _join(order)
         else:
             staging = Staging(order.folder, order.step, order.save)
         if not has_left_note(order, layout.rank):
@@ -140,6 +148,12 @@ def _see_through(part: Part) -> None:
             if isinstance(error, OSError):  # the folder may be gone because rank 0 has failed: that is the reason
                 check_not_failed(order)
         raise
+
+
+def _join(order: Order) -> None:
+    """Have the folder that rank 0 may not have made yet."""
+    check_not_failed(order)
+    order.staging.mkdir(exist_ok=True)
 
 
 def _write(part: Part) -> list[FileEntry]:

@@ -20,7 +20,7 @@ from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.layout import Layout
 from holdfast.checkpoint.messages import MODULE, readable, receive, send
 from holdfast.checkpoint.peer_memory import Pairing
-from holdfast.checkpoint.persist import abandon
+from holdfast.checkpoint.persist import abandon, discard_abandoned
 from holdfast.core.errors import SaveFailed
 from holdfast.core.processes import module_command
 
@@ -31,6 +31,7 @@ _STARTING_S: Final = 60.0
 _LOOK_EVERY_S: Final = 0.5
 _STARTS_A_SAVE: Final = 3
 """Processes that may die of one save; it fails with the last."""
+_DIED: Final = "it died"
 _ENDING_S: Final = 5.0
 """For what it is deleting when all is saved; what is left of that, the next job deletes."""
 
@@ -271,12 +272,22 @@ class Writer:
             line.close()
             self._socket = None
             ended = self._give_up("it was closed") if self._closed else self._start_again(why, has_stalled=has_stalled)
+            # Storage that hangs would hold this thread, and the trainer's end.
+            failed = [] if has_stalled or self._closed else [each for each in ended if each[1]]
+
+        def tell_others() -> None:
+            for outstanding, failure in failed:
+                abandon(outstanding.order, outstanding.layout, failure)
+
+        has_died = why == _DIED  # else it may be storage that keeps it silent
+        if has_died:  # at once: the trainer may end as soon as it hears of it, and this thread with it
+            tell_others()
         for outstanding, failure in ended:  # without the lock: who is told may need it
             outstanding.settle(failure)
-        if not has_stalled and not self._closed:  # storage that hangs would hold this thread, and the trainer's end
-            for outstanding, failure in ended:
-                if failure:
-                    abandon(outstanding.order, outstanding.layout, failure)
+        if not has_died:
+            tell_others()
+        for outstanding, _failure in failed:
+            discard_abandoned(outstanding.order, outstanding.layout)
         process.wait()  # storage that hangs holds it for a while yet
 
     def _listen(self, line: socket.socket) -> str:
@@ -303,7 +314,7 @@ class Writer:
                 except OSError:
                     received = None
                 if received is None:
-                    return "it died"
+                    return _DIED
                 heard_s = now_s
                 message, _fd = received
                 if "ended" in message:
