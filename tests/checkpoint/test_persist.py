@@ -14,7 +14,7 @@ from holdfast.checkpoint.commit import RankFailed
 from holdfast.checkpoint.contents import collect
 from holdfast.checkpoint.folders import failure_path, remove_leftovers, staging_path
 from holdfast.checkpoint.manifest import read_manifest
-from holdfast.checkpoint.persist import NotAttested, abandon, discard_abandoned
+from holdfast.checkpoint.persist import NotAttested, abandon, delete_superfluous, discard_abandoned
 from holdfast.checkpoint.plan import make_plan
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.stage import Snapshot, copy_into, live_digests, sources
@@ -189,6 +189,16 @@ def test_giving_up_where_storage_fails_raises_nothing(tmp_path, rank):
         order.staging.stat()
     abandon(order, layout, "it died")
     discard_abandoned(order, layout)
+
+
+def test_of_each_old_one_that_goes_it_is_told(tmp_path, arenas):
+    """Many may take longer than a save that gets nowhere is waited for."""
+    layout, told = hand_made(), []
+    for step in (1, 2, 3):
+        arenas(layout, step).persist(order_of(tmp_path, step))
+    delete_superfluous(order_of(tmp_path, 3, keep=1), told.append)
+    assert names_in(tmp_path) == ["step-0000000003"]
+    assert told == [1, 1]
 
 
 class Crash(BaseException):

@@ -240,6 +240,53 @@ def test_the_other_ranks_are_told_before_the_trainer_which_may_end_then(bench, m
     assert seen == [True]
 
 
+def test_storage_that_hangs_a_deletion_fails_no_save_that_nobody_has_begun(bench, monkeypatch):
+    """A pipe that nobody writes hangs whoever opens it to read, as the one who looks for old ones does."""
+    monkeypatch.setattr(writer_module, "_ENDING_S", 0.0)
+    made = bench(timeout_s=0.5)
+    old = made.folder / "step-0000000000"
+    old.mkdir()
+    os.mkfifo(old / "holdfast.json")
+    made.save(1).result(ENDS_S)
+    pid = made.writer.pid
+    made.save(2).result(ENDS_S)
+    assert made.writer.pid != pid
+    assert made.is_whole(1)
+    assert made.is_whole(2)
+
+
+def test_storage_that_hangs_while_the_state_is_still_copied_fails_that_save_once(bench):
+    made = bench(timeout_s=2.0)
+    order = order_of(made.folder, 1)
+    order.staging.mkdir()
+    os.mkfifo(order.staging / LAYOUT.shards[0].name)
+    made.arena.move(State.FREE, made.arena.generation)
+    generation = half_copied(made.arena, LAYOUT, 1, files=4)
+    save, pid = made.again(order), made.writer.pid
+    until(lambda: made.writer._outstanding[1, generation].has_begun)
+    copy_the_rest(made, generation)
+    with pytest.raises(SaveFailed, match=r"Step 1 was not saved: nothing was written for 2 s\. "):
+        save.result(ENDS_S)
+    assert made.writer.pid == pid
+
+
+def test_a_trainer_that_was_stopped_itself_does_not_take_its_process_for_one_that_is_silent(bench, monkeypatch):
+    writer, clock = bench().writer, FakeClock()
+    monkeypatch.setattr(writer_module.time, "monotonic", clock.monotonic_s)
+    looks = iter([True, *[False] * 5])
+
+    def look(fds, _timeout_s):
+        clock.advance(10_000)
+        return list(fds) if next(looks, True) else []
+
+    monkeypatch.setattr(writer_module, "readable", look)
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with ours, theirs:
+        send(theirs, {"alive": 0})
+        theirs.shutdown(socket.SHUT_WR)
+        assert writer._listen(ours) == "it died"
+
+
 def test_a_trainer_that_was_stopped_itself_does_not_take_its_process_for_one_that_hangs(bench, monkeypatch):
     """All of a job may be stopped for hours by its scheduler, and go on."""
     writer, clock = bench(timeout_s=60.0).writer, FakeClock()

@@ -11,7 +11,8 @@
 
 | from it | meaning |
 |---|---|
-| `{"alive": MOVES}` | it lives; the number is another one where it has written, or waited for others by itself |
+| `{"alive": MOVES}` | it lives; the number changes where it has written, deleted, or waited for others by itself |
+| `{"began": {"arena", "generation"}}` | it is at this save now |
 | `{"ended": {"arena", "generation", "seconds"}}` | durable |
 | `{"held": STEP}` | the peer holds this step |
 | `{"ended": {…, "failed", "errno", "pieces"}}` | not, and why; `pieces`: those that are not what the live bytes were |

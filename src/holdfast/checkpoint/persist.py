@@ -100,8 +100,11 @@ def discard_abandoned(order: Order, layout: Layout) -> None:
             discard(order.staging)
 
 
-def delete_superfluous(order: Order) -> None:
-    """Delete what need not be kept now that this save is durable; what cannot be deleted is logged."""
+def delete_superfluous(order: Order, progress: Callable[[int], None] = lambda _: None) -> None:
+    """Delete what need not be kept now that this save is durable; what cannot be deleted is logged.
+
+    `progress` is told 1 after each.
+    """
     try:
         found = scan(order.folder)
     except (OSError, HoldfastError) as error:
@@ -114,6 +117,7 @@ def delete_superfluous(order: Order) -> None:
             delete_unclaimed(info, now_s=now_s)
         except (OSError, HoldfastError) as error:
             _logger.warning("%s was not deleted: %s", info.path, error)
+        progress(1)
 
 
 def _see_through(part: Part) -> None:

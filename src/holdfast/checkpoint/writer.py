@@ -58,6 +58,7 @@ class _Outstanding:
     attested_bytes: int
     ended: Future[float] = field(default_factory=Future)
     starts: int = 1
+    has_begun: bool = False
 
     def message(self, timeout_s: float, max_write_bytes_s: float | None) -> dict[str, Any]:
         return {
@@ -296,18 +297,18 @@ class Writer:
         Raises:
             _Stalled: it lives and gets nowhere.
         """
-        # It reads its modules first, which may take a while where they lie on a network.
-        heard_s = time.monotonic() + _STARTING_S
         looked_s = time.monotonic()
-        still_s, moves = 0.0, -1
+        ran_s = moved_s = 0.0
+        heard_s = _STARTING_S  # it reads its modules first, which may take a while where they lie on a network
+        moves = -1
         while True:
             has_said = bool(readable([line.fileno()], _LOOK_EVERY_S))
             now_s = time.monotonic()
             # Where it is much longer, this process was stopped, and maybe that one was, too.
-            still_s += min(now_s - looked_s, 2 * _LOOK_EVERY_S)
+            ran_s += min(now_s - looked_s, 2 * _LOOK_EVERY_S)
             looked_s = now_s
             if not self._outstanding:
-                still_s = 0.0
+                moved_s = ran_s
             if has_said:
                 try:
                     received = receive(line)
@@ -315,33 +316,38 @@ class Writer:
                     received = None
                 if received is None:
                     return _DIED
-                heard_s = now_s
+                heard_s = ran_s
                 message, _fd = received
-                if "ended" in message:
+                if "began" in message:
+                    self._began(message["began"])
+                    moved_s = ran_s
+                elif "ended" in message:
                     self._ended(message["ended"])
-                    still_s = 0.0
+                    moved_s = ran_s
                 elif "held" in message:
                     self.held_step = message["held"]
                 elif message["alive"] != moves:
-                    moves, still_s = message["alive"], 0.0
+                    moves, moved_s = message["alive"], ran_s
                 # An order may be as much younger than the last look. One that is silent is another matter.
-                elif still_s > self._timeout_s + _LOOK_EVERY_S:
+                elif ran_s - moved_s > self._timeout_s + _LOOK_EVERY_S:
                     raise _Stalled(f"nothing was written for {self._timeout_s:g} s")
-            if now_s - heard_s > _SILENT_S:
+            if ran_s - heard_s > _SILENT_S:
                 return f"it was silent for {_SILENT_S:g} s"
 
     def _start_again(self, why: str, *, has_stalled: bool) -> list[tuple[_Outstanding, str]]:
         """Start another process for what is outstanding; what is not any more, and why it failed, if it did.
 
-        Where the last one `has_stalled`, the save that it was at has failed: another one would wait as long.
+        Where the last one `has_stalled`, the save that it was at has failed: another one would wait as long. It may
+        have been at none, but deleting.
         """
         ended = []
-        for number, (key, outstanding) in enumerate(list(self._outstanding.items())):
+        for key, outstanding in list(self._outstanding.items()):
             arena = self._arenas[outstanding.arena]
+            had_begun, outstanding.has_begun = outstanding.has_begun, False
             outstanding.starts += 1
             if arena.state is State.COMMITTED:
                 ended.append((self._outstanding.pop(key), ""))
-            elif has_stalled and number == 0:
+            elif has_stalled and had_begun:
                 ended.append((self._outstanding.pop(key), why))
                 self._free(outstanding)
             elif arena.state is State.FREE or outstanding.starts > _STARTS_A_SAVE:
@@ -369,6 +375,11 @@ class Writer:
     def _free(self, outstanding: _Outstanding) -> None:
         with contextlib.suppress(ArenaError):  # it has been given up already
             self._arenas[outstanding.arena].move(State.FREE, outstanding.generation)
+
+    def _began(self, said: dict[str, Any]) -> None:
+        with self._lock:
+            if (outstanding := self._outstanding.get((said["arena"], said["generation"]))) is not None:
+                outstanding.has_begun = True
 
     def _ended(self, said: dict[str, Any]) -> None:
         with self._lock:

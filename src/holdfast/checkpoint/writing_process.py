@@ -138,6 +138,7 @@ class Service:
         arena, generation = self._arenas[message["arena"]], message["generation"]
         layout, order = self._layouts[message["layout"]], Order.of_json(message["save"])
         ended: dict[str, Any] = {"arena": message["arena"], "generation": generation}
+        self._say({"began": ended})
         began_s = time.monotonic()
         if (arena.generation, arena.state) == (generation, State.COMMITTED):  # by a process that died before it said so
             self._say({"ended": {**ended, "seconds": 0.0}})
@@ -194,7 +195,7 @@ class Service:
                 self._peer.offer(snapshot)
         self._say({"ended": {**ended, "seconds": time.monotonic() - began_s}})
         if layout.rank == 0 and "failed" not in ended:  # a large one takes a while: nobody waits for it
-            delete_superfluous(order)
+            delete_superfluous(order, self._moved)
 
     def _waits(self, timeout_s: float) -> Callable[[], None]:
         """What waits a moment for other ranks, and raises once that took too long; its own writing does not count."""
@@ -218,7 +219,7 @@ class Service:
         return bool(readable(self._trainer_pidfds, 0))
 
     def _moved(self, count: int) -> None:
-        """It has written so many bytes, or waits for others by itself: storage that hangs does not hold it."""
+        """It has written or deleted so much, or waits for others by itself: storage that hangs does not hold it."""
         self._moves += count
 
     def _say_alive(self) -> None:
