@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.checkpoint import Checkpointer, folders, pruning, scan
+from holdfast.checkpoint import Checkpointer, folders, marks, pruning, scan
 from holdfast.checkpoint.catalog import inspect
 from holdfast.checkpoint.folders import Staging
 from holdfast.checkpoint.marks import (
@@ -277,3 +277,13 @@ def test_what_is_read_before_anything_goes_is_not_deleted_meanwhile(four, monkey
     assert wanted == [["prune"]]
     assert steps(four) == [4]
     assert not read_marks(path_of(four, 4)).wanted
+
+
+def test_a_disk_that_is_too_full_for_marks_is_pruned_all_the_same(four, monkeypatch, caplog):
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(marks, "write_atomic", full)
+    assert len(pruned(four, last=1).deleted) == 3
+    assert steps(four) == [4]
+    assert "may be deleted while prune reads it" in caplog.text

@@ -465,6 +465,20 @@ def test_what_was_pushed_is_known_by_storage_and_its_name_there(tmp_path, monkey
     assert "is not known" in caplog.text
 
 
+def test_what_cannot_be_read_for_a_moment_is_not_written_over(tmp_path, monkeypatch):
+    note_pushed(tmp_path, "file:///a", "step-0000000007.a")
+
+    def stale(_path):
+        raise OSError(errno.ESTALE, "Stale file handle")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pushed_module.Path, "read_bytes", stale)
+        with pytest.raises(OSError, match="Stale"):
+            note_pushed(tmp_path, "file:///a", "step-0000000008.b")
+        assert pushed_names(tmp_path, "file:///a") == []
+    assert pushed_names(tmp_path, "file:///a") == ["step-0000000007.a"]
+
+
 def test_while_a_fetch_gets_on_the_time_of_its_section_begins_anew(tmp_path, there, link, monkeypatch):
     with Checkpointer(tmp_path / "lost", push_to=there.as_uri()) as ckpt:
         ckpt.save(7, state_of(7))

@@ -240,6 +240,21 @@ def test_the_other_ranks_are_told_before_the_trainer_which_may_end_then(bench, m
     assert seen == [True]
 
 
+def test_where_the_other_ranks_cannot_be_told_for_storage_that_hangs_the_save_fails_all_the_same(bench, monkeypatch):
+    monkeypatch.setattr(writer_module, "_STARTS_A_SAVE", 1)
+    monkeypatch.setattr(writer_module, "_ENDING_S", 0.1)
+    monkeypatch.setattr(writer_module, "discard_abandoned", lambda *_: None)
+    hangs = threading.Event()
+    monkeypatch.setattr(writer_module, "abandon", lambda *_: hangs.wait())
+    made = bench(max_write_bytes_s=SLOW_BYTES_S)
+    save = made.save(1)
+    until(lambda: files_of(made.folder, 1))
+    kill(made.writer.pid)
+    with pytest.raises(SaveFailed, match="it died"):
+        save.result(ENDS_S)
+    hangs.set()
+
+
 def test_storage_that_hangs_a_deletion_fails_no_save_that_nobody_has_begun(bench, monkeypatch):
     """A pipe that nobody writes hangs whoever opens it to read, as the one who looks for old ones does."""
     monkeypatch.setattr(writer_module, "_ENDING_S", 0.0)

@@ -315,4 +315,4 @@ def test_a_checkpoint_whose_marks_cannot_be_written_is_evaluated_all_the_same(fe
     (path / LOCK_NAME).mkdir()
     assert fed.feed() == [1]
     assert len(fed.ended(0)) == 1
-    assert "may be deleted while it is evaluated" in caplog.text
+    assert "may be deleted while a-stream-step-1 reads it" in caplog.text

@@ -386,12 +386,11 @@ class Checkpointer:
 
     def _is_saved(self, step: int) -> bool:
         """Whether what was saved, which is waited for, or restored last is of `step`. Collective."""
-        if self._last.step != step:
-            return False
-        outcome = self._last._outcome
+        last = self._last
 
         def is_durable() -> bool:
-            return outcome.exception() is None and outcome.result() is not None
+            is_it = last.step == step
+            return is_it and last._outcome.exception() is None and last._outcome.result() is not None
 
         with job_link().section("save"):
             return all(Ranks().together(is_durable))

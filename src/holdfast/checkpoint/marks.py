@@ -9,7 +9,9 @@ import json
 import logging
 import math
 import shutil
-from collections.abc import Callable, Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,14 @@ import xxhash
 
 from holdfast.checkpoint.marks_lock import locked
 from holdfast.core.atomic import write_atomic
-from holdfast.core.errors import BadUse, CheckpointError, NotFound
+from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound
 
 MARKS_NAME = "holdfast-marks.json"
 SCHEMA = "holdfast.checkpoint-marks"
 VERSION = 1
 _MOST_BYTES = 1 << 20
+_HELD_FOR_S = 24 * 3600.0
+"""Where nobody is left to release it."""
 _DAMAGE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
 """What reading damaged marks may raise."""
 _logger = logging.getLogger("holdfast")
@@ -187,6 +191,25 @@ def want(checkpoint: Path, holder: str, *, now_s: float, until_s: float | None =
         return replace(marks, wanted={**{name: marks.wanted[name] for name in held}, holder: wanted})
 
     return change_marks(checkpoint, with_it, now_s=now_s)
+
+
+@contextmanager
+def held(checkpoint: Path, holder: str, *, clock_s: Callable[[], float] = time.time) -> Iterator[None]:
+    """Want it while the block runs, for a day at most; where that cannot be noted it is logged, and the block runs."""
+    now_s = clock_s()
+    try:
+        want(checkpoint, holder, now_s=now_s, until_s=now_s + _HELD_FOR_S)
+    except (HoldfastError, OSError) as error:
+        _logger.warning("%s may be deleted while %s reads it: %s", checkpoint, holder, error)
+        yield
+        return
+    try:
+        yield
+    finally:
+        try:
+            release(checkpoint, holder, now_s=clock_s())
+        except (HoldfastError, OSError) as error:
+            _logger.info("%s is not released by %s, or gone: %s", checkpoint, holder, error)
 
 
 def release(checkpoint: Path, holder: str, *, now_s: float) -> Marks:

@@ -3,18 +3,13 @@
 import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
 
 from holdfast.checkpoint.catalog import CheckpointInfo, Progress, inspect, scan, verify_and_note
 from holdfast.checkpoint.folders import erase, erase_abandoned, hide
-from holdfast.checkpoint.marks import release, want
+from holdfast.checkpoint.marks import held
 from holdfast.checkpoint.marks_lock import locked
 from holdfast.checkpoint.retention import Retention, Verdict, judge
 from holdfast.core.errors import BadUse, HoldfastError, NotFound
-
-_HOLDER: Final = "prune"
-_WANTED_FOR_S: Final = 24 * 3600.0
-"""Where it is killed while it reads."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +109,8 @@ def _judge_beside_a_verified_one(
         # Where anything goes, the newest that is whole stays, so there is one to read.
         newest = staying[0]
         with contextlib.suppress(NotFound):  # the job has deleted it already, as it is to
-            want(newest.path, _HOLDER, now_s=now_s, until_s=now_s + _WANTED_FOR_S)
-            try:
+            with held(newest.path, "prune", clock_s=lambda: now_s):
                 found = verify_and_note(newest, by=by, now_s=now_s, progress=progress)
-            finally:
-                release(newest.path, _HOLDER, now_s=now_s)
             if found.state == "verified":
                 return verdicts
             damaged.add(newest.path)

@@ -19,28 +19,33 @@ _logger = logging.getLogger("holdfast")
 
 def pushed_names(folder: Path, url: str) -> list[str]:
     """The names, in storage, of what was pushed from `folder` to `url`; none where nobody can tell."""
-    return _read(folder).get(url, [])
+    try:
+        return _parse(folder).get(url, [])
+    except (OSError, *DAMAGED_JSON) as error:
+        _logger.warning("What was pushed from %s is not known (%s is unreadable: %s).", folder, PUSHED_NAME, error)
+        return []
 
 
 def note_pushed(folder: Path, url: str, name: str) -> None:
     """Note that what is called `name` in storage is from `folder`, and pushed to `url`.
 
     Raises:
-        OSError: it could not be written.
+        OSError: it could not be read or written.
     """
-    pushed = _read(folder)
+    try:
+        pushed = _parse(folder)
+    except DAMAGED_JSON as error:
+        _logger.warning("What was pushed from %s is noted anew: %s is damaged (%s).", folder, PUSHED_NAME, error)
+        pushed = {}
     names = pushed.get(url, [])
     if name not in names:
         pushed[url] = sorted([*names, name])[-_MOST_NAMES:]
         write_atomic(folder / PUSHED_NAME, json.dumps(pushed).encode() + b"\n")
 
 
-def _read(folder: Path) -> dict[str, list[str]]:
+def _parse(folder: Path) -> dict[str, list[str]]:
     try:
         content = json.loads((folder / PUSHED_NAME).read_bytes())
-        return {str(url): [str(name) for name in names] for url, names in content.items()}
     except FileNotFoundError:
         return {}
-    except (OSError, *DAMAGED_JSON) as error:
-        _logger.warning("What was pushed from %s is not known (%s is unreadable: %s).", folder, PUSHED_NAME, error)
-        return {}
+    return {str(url): [str(name) for name in names] for url, names in content.items()}

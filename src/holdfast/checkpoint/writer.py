@@ -11,6 +11,7 @@ import socket
 import subprocess
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -31,7 +32,6 @@ _STARTING_S: Final = 60.0
 _LOOK_EVERY_S: Final = 0.5
 _STARTS_A_SAVE: Final = 3
 """Processes that may die of one save; it fails with the last."""
-_DIED: Final = "it died"
 _ENDING_S: Final = 5.0
 """For what it is deleting when all is saved; what is left of that, the next job deletes."""
 
@@ -280,13 +280,10 @@ class Writer:
             for outstanding, failure in failed:
                 abandon(outstanding.order, outstanding.layout, failure)
 
-        has_died = why == _DIED  # else it may be storage that keeps it silent
-        if has_died:  # at once: the trainer may end as soon as it hears of it, and this thread with it
-            tell_others()
+        if failed:  # first: the trainer may end as soon as it hears of it, and this thread with it
+            _within(_ENDING_S, tell_others)
         for outstanding, failure in ended:  # without the lock: who is told may need it
             outstanding.settle(failure)
-        if not has_died:
-            tell_others()
         for outstanding, _failure in failed:
             discard_abandoned(outstanding.order, outstanding.layout)
         process.wait()  # storage that hangs holds it for a while yet
@@ -315,7 +312,7 @@ class Writer:
                 except OSError:
                     received = None
                 if received is None:
-                    return _DIED
+                    return "it died"
                 heard_s = ran_s
                 message, _fd = received
                 if "began" in message:
@@ -392,6 +389,14 @@ class Writer:
             outstanding.ended.set_exception(SaveFailed(said["failed"]))
         else:
             outstanding.ended.set_result(float(said["seconds"]))
+
+
+def _within(limit_s: float, work: Callable[[], None]) -> None:
+    """Do it, and go on after so many seconds at most: storage that hangs may hold it. Where no thread is left, not."""
+    working = threading.Thread(target=work, name="holdfast-tells", daemon=True)
+    with contextlib.suppress(RuntimeError):
+        working.start()
+        working.join(limit_s)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:

@@ -9,18 +9,15 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
 
 from holdfast.checkpoint.catalog import inspect
 from holdfast.checkpoint.manifest import MANIFEST_NAME
-from holdfast.checkpoint.marks import note_metrics, release, want
+from holdfast.checkpoint.marks import held, note_metrics
 from holdfast.core.errors import HoldfastError
 from holdfast.evaluate.evaluation import Evaluation
 from holdfast.evaluate.scores import Score
 from holdfast.evaluate.suite import Suite
 
-_WANTED_FOR_S: Final = 24 * 3600.0
-"""Where nobody is left to release it."""
 _log = logging.getLogger(__name__)
 
 
@@ -31,20 +28,8 @@ def wanted(model: str, evaluation_id: str) -> Iterator[None]:
     if not (checkpoint / MANIFEST_NAME).is_file():
         yield
         return
-    now_s = time.time()
-    try:
-        want(checkpoint, evaluation_id, now_s=now_s, until_s=now_s + _WANTED_FOR_S)
-    except (HoldfastError, OSError) as error:
-        _log.warning("%s may be deleted while it is evaluated: %s", checkpoint, error)
+    with held(checkpoint, evaluation_id):
         yield
-        return
-    try:
-        yield
-    finally:
-        try:
-            release(checkpoint, evaluation_id, now_s=time.time())
-        except (HoldfastError, OSError) as error:
-            _log.info("%s is not released, or gone: %s", checkpoint, error)
 
 
 def note_scores(evaluation: Evaluation, suite: Suite) -> None:

@@ -55,6 +55,7 @@ class HoldfastCallback(TrainerCallback):
         self._resumed: _Resumed | None = None
         self._generators = Generators()
         self._saved_step = 0
+        self._has_saved_end = False
 
     def resume(self, trainer: Trainer) -> str | None:
         """What to pass as `resume_from_checkpoint`: None where there is no checkpoint.
@@ -85,6 +86,7 @@ class HoldfastCallback(TrainerCallback):
                 "Pass resume_from_checkpoint=saves.resume(trainer) to train(), also where nothing is saved yet."
             )
         self._saved_step = state.global_step
+        self._has_saved_end = False
         loader = kwargs.get("train_dataloader")
         loader = getattr(loader, "base_dataloader", loader)  # accelerate wraps that of which workers are made
         if self._sigterm_grace_s is not None and loader is not None:
@@ -123,12 +125,14 @@ class HoldfastCallback(TrainerCallback):
         """Save what the last step of all has left: what follows may put the best weights in place of its own."""
         if control.should_training_stop:
             self._save(state, is_end=True)
+            self._has_saved_end = True
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Save it where an evaluation at the end of an epoch was the last of all, and wait until all is durable."""
-        self._save(state, is_end=True)
+        if not self._has_saved_end:
+            self._save(state, is_end=True)
         self._ckpt.wait()
 
     def _save(self, state: TrainerState, *, is_end: bool = False) -> None:
