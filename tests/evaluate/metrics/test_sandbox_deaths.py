@@ -30,6 +30,14 @@ def _tree(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
+def _asleep(pid: int) -> int:
+    """How many of them wait: others begin, and some of those only make another one and end."""
+    try:
+        return sum(process.status() == psutil.STATUS_SLEEPING for process in _tree(pid))
+    except psutil.NoSuchProcess:
+        return 0
+
+
 def _in_background(box: Sandbox, program: str, tests: str) -> tuple[threading.Thread, list[Verdict]]:
     verdicts: list[Verdict] = []
     thread = threading.Thread(target=lambda: verdicts.append(box.run(program, tests)))
@@ -69,8 +77,9 @@ def test_killed_jails_give_no_wrong_verdict() -> None:
     with Sandbox(1, Limits(wall_s=1.0), packages=False) as box:
         launcher = box.process_id()
         for victim in range(1, 5):  # after the forkserver: each of the four processes of a trial
+            _until(lambda: len(_tree(launcher)) <= 1)  # those of the last trial are gone
             thread, verdicts = _in_background(box, WAITS, "f()\n")
-            _until(lambda: len(_tree(launcher)) >= 5)
+            _until(lambda: _asleep(launcher) >= 5)
             sorted(_tree(launcher), key=lambda process: process.pid)[victim].kill()
             thread.join()
             assert not verdicts[0].passed
