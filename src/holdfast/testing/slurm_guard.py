@@ -6,7 +6,9 @@ The guard runs beside the test as `python -m holdfast.testing.slurm_guard CONF`,
 input, whose other end only the test holds, and then ends them all, by pid.
 """
 
+import contextlib
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -30,13 +32,12 @@ def end_processes(variables: dict[str, str], *, timeout_s: float = 10.0) -> None
         if time.monotonic() > deadline_s:
             raise TimeoutError(f"processes {sorted(victim.pid for victim in victims)} do not end")
         # All stopped before the first is killed: none of them may see another end and tell of it, as a node's srun
-        # would, which cancels its step.
-        for end in (psutil.Process.suspend, psutil.Process.kill):
-            for victim in victims:
-                try:
-                    end(victim)
-                except psutil.NoSuchProcess:
-                    continue
+        # would, which cancels its step. Descendants are killed before those they descend from: a process that ends
+        # makes the kernel continue what is stopped in a process group that it leaves orphaned (setpgid(2)).
+        for victim in victims:
+            _send(signal.SIGSTOP, victim)
+        for victim in sorted(victims, key=_depth, reverse=True):
+            _send(signal.SIGKILL, victim)
         time.sleep(0.02)
 
 
@@ -52,6 +53,18 @@ def _marked(wanted: set[bytes], spared: set[int]) -> set[psutil.Process]:
         except (OSError, psutil.NoSuchProcess):  # it ended meanwhile, or is another user's
             continue
     return {process for process in found if process.pid not in spared and _lives(process)}
+
+
+def _send(number: signal.Signals, process: psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.send_signal(number)
+
+
+def _depth(process: psutil.Process) -> int:
+    try:
+        return len(process.parents())
+    except psutil.NoSuchProcess:
+        return 0
 
 
 def _lives(process: psutil.Process) -> bool:
