@@ -338,6 +338,12 @@ def data_workers_outlive_it(folder):
     assert newest(folder) >= 6
 
 
+def has_pending(pid, number):
+    """Whether a signal that was sent to a process is still to be heard by it."""
+    (told,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("ShdPnd:"))
+    return bool(int(told.split()[1], 16) >> (number - 1) & 1)
+
+
 def a_data_worker_is_ended_by_its_trainer_at_once_and_by_others_after_the_grace_time(folder):
     def work(begin, ready):
         begin(0)
@@ -352,6 +358,8 @@ def a_data_worker_is_ended_by_its_trainer_at_once_and_by_others_after_the_grace_
         os.read(reading, 1)
         for _ in range(2):
             subprocess.run(["kill", str(worker.pid)], check=True)
+            while has_pending(worker.pid, signal.SIGTERM):  # the next would be one with it
+                time.sleep(0.01)
         if is_ended_by_trainer:
             assert worker.is_alive()
             worker.terminate()

@@ -146,6 +146,7 @@ def test_a_manifest_that_is_no_manifest_is_damaged(two, content):
         ('"created_at_s": ', '"created_at_s": NaN, "was": '),
         ('"created_at_s": ', '"created_at_s": 1e20, "was": '),
         ('".metadata"', r'"\u0000"'),
+        ('".metadata"', r'"\ud800"'),
         ('"files": ', '"files": ' + "[" * 20_000 + "]" * 20_000 + ', "was": '),
     ],
 )

@@ -301,7 +301,8 @@ def test_what_is_told(tmp_path, link):
     assert event == {"step": 2, "path": str(path), "tier": "disk"}
     assert (passed["step"], passed["path"]) == (4, str(tmp_path / "step-0000000004"))
     assert "__0_0.distcp has 1 bytes" in passed["reason"]
-    assert link.sections == ["save", "save", "restore"]
+    assert set(link.sections[:-1]) == {"save"}
+    assert link.sections[-1] == "restore"
 
 
 def test_only_the_newest_are_kept(tmp_path):

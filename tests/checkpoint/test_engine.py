@@ -1,6 +1,8 @@
 """Saves that go on while the training does: what is restored is the state of the call, or the save has failed."""
 
+import contextlib
 import copy
+import errno
 import logging
 import os
 import signal
@@ -127,6 +129,71 @@ def test_the_call_returns_before_the_bytes_are_copied_and_the_optimizer_waits_fo
     fresh = Wide(seed=1)
     restored(tmp_path, {"model": fresh.model})
     assert_same(fresh.model.state_dict(), expected)
+
+
+def test_whoever_waits_for_a_save_is_not_taken_for_one_that_hangs(tmp_path, held, link, monkeypatch):
+    """The optimizer's step waits for the copy, which may wait for storage that is slow to take earlier ones."""
+    opened = []
+
+    @contextlib.contextmanager
+    def section(name, **_):
+        opened.append(name)
+        yield
+        opened.remove(name)
+
+    monkeypatch.setattr(link, "section", section)
+    weight = torch.nn.Parameter(torch.ones(1))
+    weight.grad = torch.zeros(1)
+    optimizer = torch.optim.SGD([weight], lr=1.0)
+    with Checkpointer(tmp_path) as ckpt:
+        ckpt.save(1, {"weight": weight}).result()
+        optimizer.step()
+        for step, wait in ((2, lambda _: optimizer.step()), (3, lambda saved: saved.result())):
+            held.clear()
+            waiting = threading.Thread(target=wait, args=(ckpt.save(step, {"weight": weight}),))
+            assert opened == []
+            waiting.start()
+            until(lambda: opened == ["save"])
+            held.set()
+            waiting.join(ENDS_S)
+            assert opened == []
+
+
+def test_where_no_thread_can_be_started_the_first_save_fails_and_the_next_is_made(tmp_path, monkeypatch, caplog):
+    start, refused = threading.Thread.start, []
+
+    def refuse_once(thread):
+        if thread.name.startswith("holdfast-stage") and not refused:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse_once)
+    with Checkpointer(tmp_path, on_failure="warn") as ckpt:
+        with pytest.raises(SaveFailed, match="Step 1 was not saved: can't start new thread"):
+            ckpt.save(1, large(1)).result()
+        assert ckpt.save(2, large(2)).result(ENDS_S)
+    assert "Step 1 was not saved: can't start new thread" in caplog.text
+
+
+def test_a_folder_that_cannot_be_read_as_the_first_save_begins_fails_that_save_alone(tmp_path, monkeypatch):
+    remove_leftovers = engine.remove_leftovers
+
+    def fail_once(folder):
+        monkeypatch.setattr(engine, "remove_leftovers", remove_leftovers)
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(engine, "remove_leftovers", fail_once)
+    with Checkpointer(tmp_path, on_failure="warn") as ckpt:
+        with pytest.raises(SaveFailed, match=r"Step 1 was not saved: .*Stale file handle"):
+            ckpt.save(1, large(1)).result()
+        assert ckpt.save(2, large(2)).result(ENDS_S)
+
+
+def test_what_ranks_left_to_tell_of_a_failure_and_cannot_be_removed_is_left(tmp_path):
+    (tmp_path / ".step-0000000001.old.failed").mkdir()
+    with Checkpointer(tmp_path) as ckpt:
+        assert ckpt.save(1, large(1)).result(ENDS_S)
 
 
 def test_a_save_whose_writing_has_failed_before_its_copy_is_made_ends(tmp_path, held, monkeypatch):

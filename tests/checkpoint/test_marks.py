@@ -122,6 +122,13 @@ def test_what_is_no_marks_at_all_is_unreadable(checkpoint, content):
     assert unpin(checkpoint, now_s=1.0) == Marks()
 
 
+def test_forged_marks_are_unreadable(checkpoint):
+    content = {"schema": marks.SCHEMA, "version": 1, "verified": {"at_s": 10**400, "by": "me"}}
+    content["digest"] = marks._digest(content)
+    (checkpoint / MARKS_NAME).write_text(json.dumps(content))
+    assert MARKS_NAME in read_marks(checkpoint).unreadable
+
+
 def test_marks_of_a_newer_holdfast_are_left_as_they_are(checkpoint):
     from holdfast.checkpoint import marks
 

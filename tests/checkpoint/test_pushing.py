@@ -77,6 +77,11 @@ def steps_of(url):
     return [each.step for each in Remote(url).scan() if each.state == "written"]
 
 
+def is_pushed(folder, url, step):
+    """Whether a save of `step` that was pushed from `folder` is the one that counts."""
+    return Remote(url).find(step).name in pushed_names(folder, url) if step in steps_of(url) else False
+
+
 def pushing(folder):
     """The process ids of those that push what is in `folder`."""
     found = []
@@ -432,6 +437,44 @@ def test_what_was_taken_away_stays_so_after_further_pushes_of_lower_steps(tmp_pa
         ckpt.save(10, state_of(10))
     assert steps_of(url) == [30, 20, 10, 1]
     assert Checkpointer(folder, push_to=url).restore(state_of(0)) == 10
+
+
+def test_where_the_save_that_replaced_another_was_taken_away_the_other_does_not_come_either(tmp_path, there):
+    elsewhere, folder, url = tmp_path / "elsewhere", tmp_path / "here", there.as_uri()
+    for into, sign in ((elsewhere, -1), (folder, 1)):
+        with Checkpointer(into, push_to=url) as ckpt:
+            for step in (1, 2):
+                ckpt.save(step, state_of(sign * step)).result()
+                until(lambda into=into, step=step: is_pushed(into, url, step))
+    step_path(folder, 2).rename(tmp_path / "away")
+    state = state_of(0)
+    assert Checkpointer(folder, push_to=url).restore(state) == 1
+    assert state["value"] == 1
+
+
+def test_what_was_taken_away_does_not_come_in_the_place_of_a_damaged_one(tmp_path, there):
+    folder, url = tmp_path / "here", there.as_uri()
+    with Checkpointer(folder, push_to=url) as ckpt:
+        for step in (1, 2):
+            ckpt.save(step, state_of(step)).result()
+            until(lambda step=step: is_pushed(folder, url, step))
+    step_path(folder, 2).rename(tmp_path / "away")
+    with Checkpointer(folder) as ckpt:
+        ckpt.save(3, state_of(3))
+    flip(step_path(folder, 3) / "__0_0.distcp")
+    assert Checkpointer(folder, push_to=url).restore(state_of(0)) == 1
+
+
+def test_of_two_saves_of_a_step_the_other_is_fetched_where_the_newer_is_damaged(tmp_path, there):
+    url = there.as_uri()
+    for value in (1, -1):
+        with Checkpointer(tmp_path / str(value), push_to=url) as ckpt:
+            ckpt.save(2, state_of(value))
+    newer, _ = Remote(url).scan()
+    flip(there / newer.name / "__0_0.distcp")
+    state = state_of(0)
+    assert Checkpointer(tmp_path / "new", push_to=url).restore(state) == 2
+    assert state["value"] == 1
 
 
 def test_what_is_pushed_is_known_before_it_is_there(tmp_path, there, ended, monkeypatch):

@@ -52,6 +52,18 @@ def test_the_save_that_waits_is_given_up_for_the_newer_one_and_the_one_being_wri
     assert state["large"].eq(5).all()
 
 
+def test_a_forced_save_is_not_given_up(tmp_path, ckpt):
+    ckpt.save(1, large(1))
+    ckpt.before_update()
+    hold_the_writing_process(ckpt)
+    forced = ckpt.save(2, large(2), force=True)
+    ckpt.before_update()
+    newer = ckpt.save(3, large(3))
+    assert not forced.done()
+    os.kill(ckpt._engine._writer.pid, signal.SIGCONT)
+    assert [handle.result(ENDS_S).name[-1] for handle in (forced, newer)] == ["2", "3"]
+
+
 def test_where_one_snapshot_is_all_there_is_room_for_the_save_waits(tmp_path):
     with Checkpointer(tmp_path, when_busy="replace", keep=None, max_memory_gib=0.05) as ckpt:
         handles = [ckpt.save(step, large(step)) for step in (1, 2, 3)]

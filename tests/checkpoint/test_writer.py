@@ -184,6 +184,31 @@ def test_a_save_that_three_processes_die_of_fails_and_costs_no_earlier_one(bench
     assert made.is_whole(3)
 
 
+def test_a_save_that_waits_behind_one_that_three_processes_die_of_is_made(bench):
+    made = bench(max_write_bytes_s=SLOW_BYTES_S)
+    arena = sealed(LAYOUT, 5)
+    deadly = made.save(2)
+    waiting = made.writer.save(
+        order_of(made.folder, 5),
+        arena=made.writer.share_arena(arena),
+        generation=1,
+        layout=made._numbers[1],
+        attested_bytes=8 * 10,
+    )
+    killed = []
+    while not deadly.done():
+        until(lambda: made.writer.pid not in killed or deadly.done())
+        if not deadly.done():
+            until(lambda: files_of(made.folder, 2))
+            killed.append(made.writer.pid)
+            kill(killed[-1])
+            assert has_ended(killed[-1])
+    with pytest.raises(SaveFailed, match="was started 3 times"):
+        deadly.result()
+    waiting.result(ENDS_S)
+    assert made.is_whole(5)
+
+
 @pytest.mark.parametrize("rank", [0, 1])
 def test_of_a_save_that_three_processes_die_of_the_other_ranks_hear(bench, monkeypatch, rank):
     """They would wait for it as long as a save may take."""

@@ -148,7 +148,8 @@ class Checkpointer:
         self._must_vote = self._interval.by_clock or on_failure == "retry" or sigterm_grace_s is not None
         self._lost = LostTime()
         self._newest: Path | None = None
-        self._pid = os.getpid()
+        self._pid: int | None = None
+        """The process that it is at work in. One that is forked from that must not end what belongs there."""
         self._read_only = read_only
         (check_there if read_only else make_writable)(self._folder)
         self._pusher = None if push_to is None else Pusher(self._folder, push_to, keep=keep_pushed, told=_tell_of_push)
@@ -195,7 +196,8 @@ class Checkpointer:
             What tells when the checkpoint is durable.
 
         Raises:
-            BadUse: closed, or read-only, or something in the state cannot be saved; the message names it.
+            BadUse: closed, or read-only, or that of a process which this one was forked from; or something in the
+                state cannot be saved, and the message names it.
             SaveFailed: an earlier save is not durable and `on_failure` is `raise`, or this one is not and the job is
                 to stop.
         """
@@ -204,6 +206,7 @@ class Checkpointer:
         if self._read_only:
             raise BadUse("This Checkpointer is read_only. Save with another one, into a folder of this run.")
         check_whole("step", step, least=0)
+        self._check_here()
         self._lost.step(self._clock.monotonic_s(), fence_s=self._engine.fence_s)
         try:
             return self._save(step, state, per_rank, force=force)
@@ -213,8 +216,7 @@ class Checkpointer:
 
     def before_update(self) -> None:
         """Wait until what the last save saves is copied. Optimizers of torch call it by themselves."""
-        with job_link().section("save"):
-            self._engine.before_update()
+        self._engine.before_update()
 
     def restore(self, state: MutableMapping[str, Any], *, per_rank: MutableMapping[str, Any] | None = None) -> int:
         """Restore the newest checkpoint that verifies, and the random generators of each rank.
@@ -239,6 +241,7 @@ class Checkpointer:
             StateMismatch: the state does not fit; nothing was changed.
             CheckpointError: something in it could not be read.
         """
+        self._check_here()
         self.wait()
         ranks = Ranks()
         link = job_link()
@@ -265,6 +268,7 @@ class Checkpointer:
             restore_s = self._clock.monotonic_s() - began_s
         if ranks.rank == 0:
             if self._pusher is not None:
+                self._pid = os.getpid()
                 self._pusher.start()  # the newest may not be there yet, and no save may follow
             link.emit(
                 "restored",
@@ -305,18 +309,18 @@ class Checkpointer:
         return per_rank_states(open_checkpoint(path, read_manifest(path, step=step)))
 
     def wait(self) -> None:
-        """Wait for every save in flight.
+        """Wait for every save in flight; in a process that was forked, for none.
 
         Raises:
             SaveFailed: one is not durable, and `on_failure` is `raise`.
         """
-        if self._engine.is_busy:
+        if self._engine.is_busy and not self._is_another_s():
             with job_link().section("save"):
                 self._engine.wait()
         self._raise_unseen()
 
     def close(self) -> None:
-        """Wait for every save in flight; none may follow. Closing twice does no harm.
+        """Wait for every save in flight; none may follow. Closing twice, or in a process that was forked, does no harm.
 
         Raises:
             SaveFailed: one is not durable, and `on_failure` is `raise`.
@@ -324,6 +328,8 @@ class Checkpointer:
         self._close(in_good_order=True)
 
     def _close(self, *, in_good_order: bool) -> None:
+        if self._is_another_s():
+            return
         if not self._closed:
             self._closed = True
             atexit.unregister(self._at_exit)
@@ -349,10 +355,17 @@ class Checkpointer:
                 raise
             _logger.warning("%s", failed)  # what ends the block already matters more
 
+    def _is_another_s(self) -> bool:
+        return self._pid not in (None, os.getpid())
+
+    def _check_here(self) -> None:
+        if self._is_another_s():
+            raise BadUse(
+                "This Checkpointer is at work in the process that this one was forked from. Make another one here."
+            )
+
     def _at_exit(self) -> None:
         """A script that ends without closing it has its last save, or is told."""
-        if os.getpid() != self._pid:  # forked: the saves are another process's
-            return
         try:
             self._close(in_good_order=_is_good_order(getattr(sys, "last_value", None)))
         except HoldfastError as error:
@@ -434,6 +447,7 @@ class Checkpointer:
     def _begin(
         self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None, *, must: bool
     ) -> None:
+        self._pid = os.getpid()
         self._interval.began()
         if self._pusher is not None and Ranks().rank == 0:
             self._pusher.start()

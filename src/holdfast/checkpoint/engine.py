@@ -13,6 +13,7 @@ arena free, and whoever asks for the result.
 import contextlib
 import gc
 import logging
+import os
 import secrets
 import threading
 import time
@@ -45,6 +46,7 @@ from holdfast.checkpoint.stage import copy_into, names_of
 from holdfast.checkpoint.turns import short_turns
 from holdfast.checkpoint.writer import NotAttestedError, Writer
 from holdfast.core.errors import BadUse, HoldfastError, SaveFailed
+from holdfast.core.link import job_link
 
 _logger = logging.getLogger("holdfast")
 _ADVICE: Final = (
@@ -82,6 +84,7 @@ class Engine:
         self._is_fenced = False
         """Whether what updates the state has ever come by here: else nothing would wait for a copy."""
         self._unhook: Callable[[], None] = lambda: None
+        self._pid = 0
 
     def save(
         self,
@@ -101,11 +104,11 @@ class Engine:
 
         Raises:
             BadUse: the first save, or the state has another shape, and it cannot be saved.
-            SaveFailed: likewise, where it could not be staged.
+            SaveFailed: likewise, where it could not be staged, or nothing can be begun.
         """
         began_s = time.monotonic()
         self._await_copy()
-        ranks = self._begin() if self._ranks is None else self._ranks
+        ranks = self._begin(step) if self._ranks is None else self._ranks
         self._saves += 1
         if self._saves == 2 and not self._is_fenced and ranks.rank == 0:
             _logger.warning(_UNFENCED)
@@ -159,10 +162,11 @@ class Engine:
 
     def _await_copy(self) -> None:
         job = self._staging
-        if job is None:
+        if job is None or os.getpid() != self._pid:  # forked: the thread that copies is another process's
             return
         began_s = time.monotonic()
-        all_wait = job.pass_fence()
+        with job_link().section("save"):
+            all_wait = job.pass_fence()
         waited_s = time.monotonic() - began_s
         job.fence_s += waited_s
         self.fence_s += waited_s
@@ -197,12 +201,27 @@ class Engine:
             with contextlib.suppress(ValueError):  # it went with the default group
                 dist.destroy_process_group(self._ranks.group)
 
-    def _begin(self) -> Ranks:
-        """What the first save needs. Collective."""
-        world = Ranks()
+    def _begin(self, step: int) -> Ranks:
+        """What the first save needs. Collective.
+
+        Raises:
+            SaveFailed: `step` cannot be saved; the next save tries again.
+        """
         # A group of its own: its collectives run in a thread, beside those of the training.
-        group = dist.new_group(backend="gloo") if world.distributed else None
-        ranks = Ranks(group)
+        ranks = Ranks(dist.new_group(backend="gloo") if Ranks().distributed else None)
+        try:
+            self._begin_with(ranks)
+        except Exception as error:
+            if ranks.group is not None:
+                dist.destroy_process_group(ranks.group)
+            if isinstance(error, BadUse | SaveFailed):
+                raise
+            raise _failed(step, error) from error
+        self._ranks, self._pid = ranks, os.getpid()
+        return ranks
+
+    def _begin_with(self, ranks: Ranks) -> None:
+        ranks.together(lambda: self._thread.submit(_nothing, 0).result())  # all hear where no thread can be started
         kept.end(self._folder, ranks.rank)  # where nothing was restored: the memory is needed
 
         def clear() -> str:
@@ -213,8 +232,6 @@ class Engine:
         if self._options.peer_memory and (pairing := meet(ranks)) is not None:
             self._writer.pair(pairing, max_bytes=self._options.max_memory_bytes)
         self._unhook = register_optimizer_step_pre_hook(lambda *_: self._before_step()).remove
-        self._ranks = ranks
-        return ranks
 
     def _stage(self, job: SaveJob, ranks: Ranks) -> None:
         """Order one save to be written, and copy its state, which the writing follows. Collective, in the thread."""
@@ -298,9 +315,9 @@ class Engine:
         return True
 
     def _waiting(self) -> SaveJob | None:
-        """The save that is staged and whose writing has not begun, as far as is known here."""
+        """The save that may be given up: staged, and its writing has not begun, as far as is known here."""
         for job in list(self._in_flight):
-            if job.seat is not None and self._writer.is_waiting(job.seat.number, job.generation):
+            if not job.must and job.seat is not None and self._writer.is_waiting(job.seat.number, job.generation):
                 return job
         return None
 

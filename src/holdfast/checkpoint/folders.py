@@ -196,7 +196,8 @@ def _has_changed_lately(path: Path) -> bool:
 def remove_leftovers(folder: Path) -> None:
     """Delete what saves and deletions of dead processes left in `folder`."""
     for told in folder.glob(_FAILURES):
-        told.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # it is of a save whose name nobody takes again
+            told.unlink()
     for pattern in _LEFTOVERS:
         for path in folder.glob(pattern):
             try:

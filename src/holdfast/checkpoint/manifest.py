@@ -5,6 +5,7 @@ else in it, so the manifest itself cannot change unseen. Nothing here needs torc
 """
 
 import json
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -201,5 +202,6 @@ def _file_entry(raw: dict[str, Any]) -> FileEntry:
     path = PurePosixPath(raw["path"])
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in raw["path"]:
         raise ManifestError(f"{MANIFEST_NAME} names {raw['path']!r}, which is outside of the checkpoint")
+    os.fsencode(path)  # raises of what no file can be called
     checksum = str(raw["checksum"]) if "checksum" in raw else whole_checksum(str(raw["xxh3_128"]))
     return FileEntry(path=str(path), size_bytes=int(raw["size_bytes"]), checksum=checksum)

@@ -18,6 +18,7 @@ from typing import Any
 
 import xxhash
 
+from holdfast.checkpoint.manifest import DAMAGED_JSON
 from holdfast.checkpoint.marks_lock import locked
 from holdfast.core.atomic import write_atomic
 from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound
@@ -28,8 +29,6 @@ VERSION = 1
 _MOST_BYTES = 1 << 20
 _HELD_FOR_S = 24 * 3600.0
 """Where nobody is left to release it."""
-_DAMAGE = (ValueError, LookupError, TypeError, AttributeError, RecursionError)
-"""What reading damaged marks may raise."""
 _logger = logging.getLogger("holdfast")
 
 
@@ -96,7 +95,7 @@ def read_marks(checkpoint: Path) -> Marks:
         why = str(error)
     except OSError as error:
         why = error.strerror or str(error)
-    except _DAMAGE as error:
+    except DAMAGED_JSON as error:
         why = f"{MARKS_NAME} is damaged ({error})"
     _logger.warning("The marks of %s cannot be read, so it is not deleted: %s.", checkpoint, why)
     return Marks(unreadable=why)
@@ -257,7 +256,7 @@ def _load_or_put_aside(path: Path, now_s: float) -> Marks:
         return Marks()
     except _NewerError as error:
         raise CheckpointError(f"The marks of {path.parent} cannot be changed: {error}. Use that Holdfast.") from error
-    except _DAMAGE as error:
+    except DAMAGED_JSON as error:
         shutil.copyfile(path, path.with_name(f"{MARKS_NAME}.damaged"))  # until there are others, these keep it
         return Marks(pinned=Noted(at_s=now_s, by="holdfast", why=f"its marks were damaged and are not known ({error})"))
 

@@ -7,15 +7,16 @@ import os
 import subprocess
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from holdfast.checkpoint.catalog import scan
+from holdfast.checkpoint.catalog import CheckpointInfo, scan
 from holdfast.checkpoint.folders import remove_leftovers, step_path
 from holdfast.checkpoint.objects import Patience
 from holdfast.checkpoint.pushed import pushed_names
 from holdfast.checkpoint.remote import Remote
+from holdfast.checkpoint.remote_catalog import RemoteCheckpoint
 from holdfast.core.errors import CheckpointError, DamagedCheckpoint, NotFound, NoVerifiedCheckpoint
 from holdfast.core.link import job_link
 from holdfast.core.processes import module_command
@@ -155,21 +156,10 @@ def fetch_newer(remote: Remote, folder: Path) -> None:
     """
     here = scan(folder)
     newest = next((info.step for info in here if info.state == "written"), -1)
-    pushed = pushed_names(folder, remote.url) if newest >= 0 else []
-    is_told = False
     passed_over: list[str] = []
     try:
-        for there in remote.scan(above=newest, patience=_HURRIED if newest >= 0 else None):
-            if there.name in pushed and all(info.step != there.step for info in here):
-                if not is_told:
-                    _logger.warning(
-                        "Step %d is in storage and was taken away from %s, so it is not fetched. "
-                        "To go on from it: Remote(%r).fetch(%d, %r).",
-                        *(there.step, folder, remote.url, there.step, str(folder)),
-                    )
-                is_told = True
-                continue
-            reason = there.reason or _fetch(remote, folder, there.step)
+        for there in _to_be_had(remote, folder, here, above=newest):
+            reason = there.reason or _fetch(remote, folder, there)
             if not reason:
                 return
             _logger.warning("Passed over the checkpoint of step %d in storage: %s", there.step, reason)
@@ -188,13 +178,13 @@ def fetch_newer(remote: Remote, folder: Path) -> None:
 def fetch_instead(remote: Remote, folder: Path, step: int, above: int) -> int | None:
     """Fetch the newest whole checkpoint that storage has of `step`, which is damaged in `folder`, or of an older one.
 
-    One of a step up to `above`, which `folder` has, too, is not fetched. Returns the step; None where there is none, or
-    it cannot be had.
+    One of a step up to `above`, which `folder` has, too, is not fetched, nor what was taken away. Returns the step;
+    None where there is none, or it cannot be had.
     """
     try:
-        for there in remote.scan(above=above, patience=_HURRIED if above >= 0 else None):
+        for there in _to_be_had(remote, folder, scan(folder), above=above):
             if there.step <= step:
-                reason = there.reason or _fetch(remote, folder, there.step)
+                reason = there.reason or _fetch(remote, folder, there)
                 if not reason:
                     return there.step
                 _logger.warning("Step %d was not to be had from storage either: %s", there.step, reason)
@@ -203,12 +193,35 @@ def fetch_instead(remote: Remote, folder: Path, step: int, above: int) -> int | 
     return None
 
 
-def _fetch(remote: Remote, folder: Path, step: int) -> str:
+def _to_be_had(
+    remote: Remote, folder: Path, here: Sequence[CheckpointInfo], *, above: int
+) -> Iterator[RemoteCheckpoint]:
+    """What storage has of steps beyond `above`, which the folder has (-1: it has none), but for what was taken away.
+
+    Of a step whose newest save was taken away, the saves that it replaced are none to go on from either.
+    """
+    present = {info.step for info in here}
+    pushed = pushed_names(folder, remote.url) if above >= 0 else []
+    taken_away: set[int] = set()
+    for there in remote.scan(above=above, patience=_HURRIED if above >= 0 else None):
+        if there.name in pushed and there.step not in present:
+            if not taken_away:
+                _logger.warning(
+                    "Step %d is in storage and was taken away from %s, so it is not fetched. "
+                    "To go on from it: Remote(%r).fetch(%d, %r).",
+                    *(there.step, folder, remote.url, there.step, str(folder)),
+                )
+            taken_away.add(there.step)
+        if there.step not in taken_away:
+            yield there
+
+
+def _fetch(remote: Remote, folder: Path, there: RemoteCheckpoint) -> str:
     """What is wrong with it there, or nothing: it is here."""
     remove_leftovers(folder)
     try:
-        remote.fetch(step, folder)
+        remote.fetch(there, folder)
     except DamagedCheckpoint as error:
         return str(error)
-    _logger.info("Fetched %s.", step_path(folder, step))
+    _logger.info("Fetched %s.", step_path(folder, there.step))
     return ""

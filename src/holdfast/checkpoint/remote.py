@@ -111,8 +111,8 @@ class Remote:
             raise DamagedCheckpoint(f"{there[0].url} is damaged: {there[0].reason}. Take an earlier step.")
         raise NotFound(f"{self._objects.url} has no checkpoint of step {step}. Take one that is listed there.")
 
-    def fetch(self, step: int, into: str | Path) -> Path:
-        """Download a checkpoint into a local checkpoint folder, where it appears once every byte verified.
+    def fetch(self, checkpoint: int | RemoteCheckpoint, into: str | Path) -> Path:
+        """Download a step, or what `scan` listed, into a local checkpoint folder; there it appears once it is verified.
 
         One of the same step in `into` is replaced. What a kill leaves is hidden and goes with the next process's first
         save there. Memory: about 64 MiB.
@@ -121,7 +121,8 @@ class Remote:
             DamagedCheckpoint: it is not what its manifest says; nothing was changed in `into`.
             CheckpointError: `into` is full or cannot be written.
         """
-        return fetch(self._objects, self.find(step), Path(into))
+        found = self.find(checkpoint) if isinstance(checkpoint, int) else checkpoint
+        return fetch(self._objects, found, Path(into))
 
     def read_range(self, step: int, file: str, offset: int, length: int) -> memoryview:
         """Read a part of one file of a checkpoint, every block of it verified.

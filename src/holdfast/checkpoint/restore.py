@@ -1,11 +1,11 @@
 """Restoring: the newest checkpoint that verifies on all ranks, read into a state that fits it."""
 
 import functools
-import itertools
 import logging
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from time import sleep as _pause
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -18,7 +18,7 @@ from holdfast.checkpoint.fit import ABSENT, Fit, fill
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.keeping import Told
 from holdfast.checkpoint.kept import Predecessors
-from holdfast.checkpoint.manifest import Manifest, ManifestError, check_contents, read_manifest
+from holdfast.checkpoint.manifest import Manifest, ManifestError, UnreadError, check_contents, read_manifest
 from holdfast.checkpoint.metadata import METADATA_NAME, check_against_files, read_metadata, unpack_metadata
 from holdfast.checkpoint.peer_restoring import Move, bring, moves, newest_whole
 from holdfast.checkpoint.ranks import Ranks
@@ -29,6 +29,10 @@ from holdfast.core.errors import CheckpointError, NoVerifiedCheckpoint, StateMis
 _logger = logging.getLogger("holdfast")
 _OPENINGS: Final = 3
 """A process that outlives its trainer may put another save of a step in the place of one, while ranks open it."""
+_LOOKS: Final = 3
+"""Whoever saves meanwhile deletes what is superfluous: then there is a newer one."""
+_PAUSES_S: Final = (0.1, 1.0)
+"""Before something is read again that could not be read: network file systems recover."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +100,9 @@ def open_checkpoint(path: Path, manifest: Manifest, memory: Predecessors | None 
     else:
         check_contents(path, [entry for entry in manifest.files if entry.path == METADATA_NAME])
         metadata, files = read_metadata(path), VerifiedFiles(path, manifest.files)
-    check_against_files(metadata, {entry.path: entry.size_bytes for entry in manifest.files})
     opened = OpenCheckpoint(path=path, manifest=manifest, metadata=metadata, files=files)
     try:
+        check_against_files(metadata, {entry.path: entry.size_bytes for entry in manifest.files})
         opened.shared  # noqa: B018 - read now, while another checkpoint can still be taken
     except (ManifestError, OSError):
         raise
@@ -135,7 +139,8 @@ def restore_newest(
 
     Raises:
         NoVerifiedCheckpoint: there are checkpoints, and none verifies.
-        BadUse, StateMismatch, CheckpointError: see `restore_into`.
+        BadUse, StateMismatch, CheckpointError: see `restore_into`; CheckpointError as well where the state does not fit
+            and may hold parts of a newer step that is damaged.
     """
     if not from_memory:
         return _restore_newest(ranks, folder, state, per_rank, None, fetch_instead)
@@ -179,6 +184,8 @@ def _restore_newest(
     memory: _Memory | None,
     fetch_instead: Callable[[int, int], int | None] | None,
 ) -> tuple[OpenCheckpoint | None, list[PassedOver]]:
+    partly_read: list[int] = []
+
     def attempt(info: CheckpointInfo, tier: Predecessors | None) -> tuple[OpenCheckpoint | None, str]:
         if tier is None and info.state != "written":
             return None, info.reason or info.state
@@ -186,7 +193,16 @@ def _restore_newest(
             before = ranks.first(functools.partial(_digest, info))
             opened, reason = open_together(ranks, info.path, info.step, tier)
             if opened is not None:
-                reason = restore_into(ranks, opened, state, per_rank)
+                try:
+                    reason = restore_into(ranks, opened, state, per_rank)
+                except StateMismatch as error:
+                    if not partly_read:
+                        raise
+                    raise CheckpointError(
+                        f"{error} Its tensors may hold parts of step {partly_read[-1]}, which is damaged: make it anew."
+                    ) from error
+                if reason:
+                    partly_read.append(info.step)
             if not reason:
                 return opened, ""
             if ranks.first(functools.partial(_digest, info)) == before:
@@ -194,8 +210,9 @@ def _restore_newest(
         return None, reason
 
     passed_over: list[PassedOver] = []
-    infos = ranks.first(lambda: scan(folder))
-    for info, older in itertools.zip_longest(infos, infos[1:]):
+    infos, looks = ranks.first(lambda: _look(folder)), 1
+    while infos:
+        info, *infos = infos
         if memory is not None and info.step == memory.step:
             reason = bring(ranks, memory.predecessors, memory.moves)
             opened, reason = (None, reason) if reason else attempt(info, memory.predecessors)
@@ -203,15 +220,21 @@ def _restore_newest(
                 return opened, passed_over
             if ranks.rank == 0:
                 _logger.warning("Step %d is not taken from memory, but from disk: %s.", info.step, reason)
+            memory = None
         opened, reason = attempt(info, None)
         if opened is not None:
             return opened, passed_over
+        if looks < _LOOKS and not ranks.first(info.path.exists):
+            infos, looks = ranks.first(lambda: _look(folder)), looks + 1
+            passed_over.clear()
+            if infos:
+                continue
         passed_over.append(PassedOver(step=info.step, path=info.path, reason=reason))
         if ranks.rank == 0:
             _logger.warning("Passed over the checkpoint of step %d (%s): %s.", info.step, info.path, reason)
         if fetch_instead is None:
             continue
-        fetched = fetch_instead(info.step, -1 if older is None else older.step)
+        fetched = fetch_instead(info.step, infos[0].step if infos else -1)
         if fetched is not None:
             instead = ranks.first(functools.partial(inspect, step_path(folder, fetched)))
             opened, reason = attempt(instead, None)
@@ -224,6 +247,37 @@ def _restore_newest(
     raise NoVerifiedCheckpoint(
         f"No checkpoint in {folder} verifies ({reasons}). Put a good copy there, or move them away to start over."
     )
+
+
+def _look(folder: Path) -> list[CheckpointInfo]:
+    """What there is; what cannot be read is looked at again."""
+    for pause_s in _PAUSES_S:
+        infos = scan(folder)
+        if not any(info.unread for info in infos):
+            return infos
+        _pause(pause_s)
+    return scan(folder)
+
+
+def _failing(work: Callable[[], None]) -> str:
+    """Why something of a checkpoint could not be read, or nothing; what may pass is tried again.
+
+    Raises:
+        CheckpointError: it holds what must not be read.
+    """
+    for pause_s in (*_PAUSES_S, None):
+        try:
+            work()
+        except (UnreadError, OSError) as error:
+            if pause_s is None or isinstance(error, FileNotFoundError):
+                return str(error)
+            _logger.debug("reading again: %s", error)
+            _pause(pause_s)
+        except ManifestError as error:
+            return str(error)
+        else:
+            break
+    return ""
 
 
 def _digest(info: CheckpointInfo) -> str:
@@ -240,19 +294,18 @@ def open_together(
     """The same save of a step, opened by all ranks, or why some cannot. Collective."""
     opened: OpenCheckpoint | None = None
 
-    def open_it() -> tuple[str, str]:
+    def open_it() -> None:
         nonlocal opened
-        try:
-            manifest = read_manifest(path, step=step)
-            opened = open_checkpoint(path, manifest, memory)
-            if manifest.world_size == ranks.world_size:
-                opened.own(ranks.rank)
-        except (ManifestError, OSError) as error:
-            return str(error), ""
-        return "", manifest.digest
+        opened = open_checkpoint(path, read_manifest(path, step=step), memory)
+        if opened.manifest.world_size == ranks.world_size:
+            opened.own(ranks.rank)
+
+    def try_it() -> tuple[str, str]:
+        reason = _failing(open_it)
+        return reason, "" if reason or opened is None else opened.manifest.digest
 
     for _ in range(_OPENINGS):
-        told = ranks.together(open_it)
+        told = ranks.together(try_it)
         reason = next((reason for reason, _ in told if reason), "")
         if reason or len({digest for _, digest in told}) == 1:
             return (None, reason) if reason else (opened, "")
@@ -305,11 +358,7 @@ def restore_into(
 
     def read(*, plain: bool) -> str:
         wanted = {name: tensor for name, tensor in fit.wanted.items() if (tensor is None) == plain}
-        try:
-            loaded.update(checkpoint.read(wanted))
-        except (ManifestError, OSError) as error:
-            return str(error)
-        return ""
+        return _failing(lambda: loaded.update(checkpoint.read(wanted)))
 
     # Plain values first: they are what may be refused, and until then no tensor has changed.
     for plain in (True, False):

@@ -4,6 +4,7 @@ from concurrent.futures import Future
 from pathlib import Path
 
 from holdfast.core.errors import HoldfastError
+from holdfast.core.link import job_link
 
 
 class SaveHandle:
@@ -26,7 +27,10 @@ class SaveHandle:
             TimeoutError: it has not ended within `timeout_s` seconds.
         """
         try:
-            return self._outcome.result(timeout_s)
+            if not self.done():
+                with job_link().section("save"):
+                    return self._outcome.result(timeout_s)
+            return self._outcome.result()
         except HoldfastError as error:
             if error in self._unseen:
                 self._unseen.remove(error)

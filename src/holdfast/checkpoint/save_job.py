@@ -23,7 +23,7 @@ class SaveJob:
     Attributes:
         order: what the writing process is to write.
         began_s: when it was called, by the monotonic clock.
-        must: it is not skipped.
+        must: it is neither skipped nor given up.
         blocking: the call waits until it is copied.
         streams: that the call was made on.
         boundaries: of those streams.

@@ -338,10 +338,10 @@ class Writer:
         have been at none, but deleting.
         """
         ended = []
-        for key, outstanding in list(self._outstanding.items()):
+        for place, (key, outstanding) in enumerate(list(self._outstanding.items())):
             arena = self._arenas[outstanding.arena]
             had_begun, outstanding.has_begun = outstanding.has_begun, False
-            outstanding.starts += 1
+            outstanding.starts += had_begun or place == 0  # what waits behind another one has killed nothing
             if arena.state is State.COMMITTED:
                 ended.append((self._outstanding.pop(key), ""))
             elif has_stalled and had_begun:

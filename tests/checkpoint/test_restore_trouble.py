@@ -1,0 +1,132 @@
+"""Restoring while others save and delete, from storage that hiccups, and after something damaged was read in part."""
+
+import errno
+import itertools
+import os
+
+import pytest
+import torch
+
+from holdfast.checkpoint import Checkpointer, reading, restore
+from holdfast.checkpoint.folders import step_path
+from holdfast.core.errors import CheckpointError, NoVerifiedCheckpoint, StateMismatch
+
+COUNT = 9 << 20
+"""Of 32 bits: more than is read at once."""
+
+
+def state_of(value, *names):
+    return {name: torch.full((5000,), float(value)) for name in names or ("t",)}
+
+
+def save(folder, *steps, **options):
+    with Checkpointer(folder, keep=None, **options) as ckpt:
+        for step in steps:
+            ckpt.save(step, state_of(step)).result()
+
+
+@pytest.fixture
+def pauses(monkeypatch):
+    """How often was paused."""
+    paused = []
+    monkeypatch.setattr(restore, "_pause", paused.append)
+    return paused
+
+
+@pytest.mark.parametrize(("newer", "restored"), [(True, 110), (False, 90)])
+def test_what_is_deleted_as_it_is_restored_gives_way_to_what_is_there_then(tmp_path, monkeypatch, newer, restored):
+    save(tmp_path / "other", 110)
+    save(tmp_path, 90, 100)
+    real = restore.open_checkpoint
+
+    def replace_and_open(path, manifest, memory=None):
+        if path.name == "step-0000000100" and path.exists():
+            path.rename(tmp_path / "gone")
+            if newer:
+                step_path(tmp_path / "other", 110).rename(step_path(tmp_path, 110))
+        return real(path, manifest, memory)
+
+    monkeypatch.setattr(restore, "open_checkpoint", replace_and_open)
+    state = state_of(0)
+    assert Checkpointer(tmp_path, read_only=True).restore(state) == restored
+    assert state["t"].eq(restored).all()
+
+
+@pytest.mark.parametrize("last", [100, 103])
+def test_a_folder_from_which_everything_goes_is_no_reason_to_begin_anew(tmp_path, monkeypatch, last):
+    """Also where there is always another one, which then goes, too."""
+    save(tmp_path / "other", *range(101, last + 1))
+    save(tmp_path, 100)
+    real = restore.open_checkpoint
+
+    def remove_and_open(path, manifest, memory=None):
+        path.rename(tmp_path / f"gone{path.name}")
+        for other in sorted((tmp_path / "other").glob("step-*"))[:1]:
+            other.rename(tmp_path / other.name)
+        return real(path, manifest, memory)
+
+    monkeypatch.setattr(restore, "open_checkpoint", remove_and_open)
+    with pytest.raises(NoVerifiedCheckpoint):
+        Checkpointer(tmp_path, read_only=True).restore(state_of(0))
+
+
+@pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE])
+@pytest.mark.parametrize(("failures", "restored"), [(1, 2), (2, 2), (3, 1)])
+def test_what_cannot_be_read_for_a_moment_is_read_again(tmp_path, monkeypatch, pauses, number, failures, restored):
+    save(tmp_path, 1, 2)
+    real, failed = reading._open, itertools.count()
+
+    def fail_at_first(path):
+        if path.parent.name == "step-0000000002" and next(failed) < failures:
+            raise OSError(number, os.strerror(number))
+        return real(path)
+
+    monkeypatch.setattr(reading, "_open", fail_at_first)
+    state = state_of(0)
+    assert Checkpointer(tmp_path).restore(state) == restored
+    assert state["t"].eq(restored).all()
+    assert len(pauses) == min(failures, 2)
+
+
+def test_a_manifest_that_cannot_be_read_for_a_moment_is_looked_at_again(tmp_path, monkeypatch, pauses):
+    save(tmp_path, 1, 2)
+    real, infos = restore.scan, []
+
+    def scan(folder):
+        infos[:] = real(folder)
+        if not pauses:
+            (step_path(tmp_path, 2) / "holdfast.json").rename(tmp_path / "kept")
+            (step_path(tmp_path, 2) / "holdfast.json").mkdir()
+            infos[:] = real(folder)
+            (step_path(tmp_path, 2) / "holdfast.json").rmdir()
+            (tmp_path / "kept").rename(step_path(tmp_path, 2) / "holdfast.json")
+        return infos
+
+    monkeypatch.setattr(restore, "scan", scan)
+    assert Checkpointer(tmp_path).restore(state_of(0)) == 2
+    assert len(pauses) == 1
+
+
+def test_damage_is_not_read_again(tmp_path, pauses):
+    save(tmp_path, 1, 2)
+    (step_path(tmp_path, 2) / "__0_0.distcp").unlink()
+    assert Checkpointer(tmp_path).restore(state_of(0)) == 1
+    assert pauses == []
+
+
+def test_a_state_that_holds_parts_of_a_damaged_step_is_not_said_to_be_unchanged(tmp_path):
+    with Checkpointer(tmp_path, keep=None) as ckpt:
+        ckpt.save(1, {"t": torch.ones(COUNT)}).result()
+        path = ckpt.save(2, {"t": torch.full((COUNT,), 2.0), "u": torch.zeros(1)}).result()
+    with (path / "__0_0.distcp").open("r+b") as file:
+        file.seek(4 * COUNT - 100)
+        file.write(b"\x55")
+    state = {"t": torch.zeros(COUNT), "u": torch.zeros(1)}
+    with pytest.raises(
+        CheckpointError, match=r"has no 'u'.*may hold parts of step 2, which is damaged: make it anew\."
+    ):
+        Checkpointer(tmp_path).restore(state)
+    assert state["t"].count_nonzero(), "it is what this is about"
+    path.rename(tmp_path / "away")
+    with pytest.raises(StateMismatch):
+        Checkpointer(tmp_path).restore(state)
