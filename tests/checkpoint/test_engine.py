@@ -150,12 +150,15 @@ def test_whoever_waits_for_a_save_is_not_taken_for_one_that_hangs(tmp_path, held
         optimizer.step()
         for step, wait in ((2, lambda _: optimizer.step()), (3, lambda saved: saved.result())):
             held.clear()
-            waiting = threading.Thread(target=wait, args=(ckpt.save(step, {"weight": weight}),))
+            saved = ckpt.save(step, {"weight": weight})
+            beside = threading.Thread(target=saved.result)  # which holds up nothing
+            beside.start()
             assert opened == []
-            waiting.start()
-            until(lambda: opened == ["save"])
-            held.set()
-            waiting.join(ENDS_S)
+            watching = threading.Thread(target=lambda: (until(lambda: opened == ["save"]), held.set()))
+            watching.start()
+            wait(saved)
+            watching.join()
+            beside.join()
             assert opened == []
 
 

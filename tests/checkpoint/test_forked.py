@@ -46,6 +46,24 @@ def state_of(value):
     return {"t": torch.full((5000,), float(value))}
 
 
+def test_a_child_that_was_forked_before_anything_was_due_takes_nothing_either(tmp_path):
+    """Ranks agree whether one is, for which they have something of their own."""
+    with Checkpointer(tmp_path, every=2, on_failure="retry") as ckpt:
+        ckpt.save(1, state_of(1))
+        closed = []
+        ckpt._votes.close, close = lambda: closed.append(True), ckpt._votes.close
+
+        def leave():
+            ckpt.close()
+            assert not closed
+            with pytest.raises(BadUse, match=r"this one was forked from"):
+                ckpt.save(2, state_of(2))
+
+        assert in_a_child(leave) == 0
+        ckpt._votes.close = close
+        assert ckpt.save(2, state_of(2)).result()
+
+
 @pytest.mark.parametrize("attest", [True, False])
 def test_a_child_that_closes_it_takes_nothing_from_the_trainer(tmp_path, attest):
     with Checkpointer(tmp_path, attest=attest) as ckpt:

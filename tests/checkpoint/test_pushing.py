@@ -19,7 +19,7 @@ import torch
 from storage_world import BRIEF, QUICK, SMALL, make_checkpoint, new_bucket, proxy
 from waiting import ENDS_S, until
 
-from holdfast.checkpoint import Checkpointer, pushing_process, remote_push, scan
+from holdfast.checkpoint import Checkpointer, Retention, pushing_process, remote_push, scan
 from holdfast.checkpoint import folders as folders_module
 from holdfast.checkpoint import pushed as pushed_module
 from holdfast.checkpoint import pushing as pushing_module
@@ -452,17 +452,17 @@ def test_where_the_save_that_replaced_another_was_taken_away_the_other_does_not_
     assert state["value"] == 1
 
 
-def test_what_was_taken_away_does_not_come_in_the_place_of_a_damaged_one(tmp_path, there):
+def test_what_a_policy_deleted_comes_in_the_place_of_a_damaged_one(tmp_path, there):
     folder, url = tmp_path / "here", there.as_uri()
-    with Checkpointer(folder, push_to=url) as ckpt:
-        for step in (1, 2):
+    with Checkpointer(folder, push_to=url, keep=Retention(last=1, every_steps=50)) as ckpt:
+        for step in (50, 60, 80):
             ckpt.save(step, state_of(step)).result()
             until(lambda step=step: is_pushed(folder, url, step))
-    step_path(folder, 2).rename(tmp_path / "away")
-    with Checkpointer(folder) as ckpt:
-        ckpt.save(3, state_of(3))
-    flip(step_path(folder, 3) / "__0_0.distcp")
-    assert Checkpointer(folder, push_to=url).restore(state_of(0)) == 1
+    with Checkpointer(folder, keep=Retention(last=1, every_steps=50)) as ckpt:
+        ckpt.save(90, state_of(90))
+    assert [info.step for info in scan(folder)] == [90, 50]
+    flip(step_path(folder, 90) / "__0_0.distcp")
+    assert Checkpointer(folder, push_to=url).restore(state_of(0)) == 80
 
 
 def test_of_two_saves_of_a_step_the_other_is_fetched_where_the_newer_is_damaged(tmp_path, there):

@@ -198,8 +198,8 @@ def test_a_save_that_waits_behind_one_that_three_processes_die_of_is_made(bench)
     killed = []
     while not deadly.done():
         until(lambda: made.writer.pid not in killed or deadly.done())
-        if not deadly.done():
-            until(lambda: files_of(made.folder, 2))
+        until(lambda: files_of(made.folder, 2) or deadly.done() or len(killed) == 3)
+        if not deadly.done() and len(killed) < 3:
             killed.append(made.writer.pid)
             kill(killed[-1])
             assert has_ended(killed[-1])

@@ -207,6 +207,7 @@ class Checkpointer:
             raise BadUse("This Checkpointer is read_only. Save with another one, into a folder of this run.")
         check_whole("step", step, least=0)
         self._check_here()
+        self._pid = os.getpid()
         self._lost.step(self._clock.monotonic_s(), fence_s=self._engine.fence_s)
         try:
             return self._save(step, state, per_rank, force=force)
@@ -238,7 +239,7 @@ class Checkpointer:
         Raises:
             BadUse: `state` has no named entries, or NumPy's global generator is of another kind than when it was saved.
             NoVerifiedCheckpoint: there are checkpoints, here or in storage, and none verifies.
-            StateMismatch: the state does not fit; nothing was changed.
+            StateMismatch: the state does not fit; nothing was changed, but for what it says of a damaged newer step.
             CheckpointError: something in it could not be read.
         """
         self._check_here()
@@ -249,6 +250,7 @@ class Checkpointer:
             began_s = self._clock.monotonic_s()
             from_storage = None
             if self._pusher is not None:
+                self._pid = os.getpid()
                 remote = self._pusher.remote
                 at_length = functools.partial(ranks.first_at_length, signs=lambda: remote.signs, section="restore")
                 at_length(functools.partial(fetch_newer, remote, self._folder))
@@ -268,7 +270,6 @@ class Checkpointer:
             restore_s = self._clock.monotonic_s() - began_s
         if ranks.rank == 0:
             if self._pusher is not None:
-                self._pid = os.getpid()
                 self._pusher.start()  # the newest may not be there yet, and no save may follow
             link.emit(
                 "restored",
@@ -447,7 +448,6 @@ class Checkpointer:
     def _begin(
         self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None, *, must: bool
     ) -> None:
-        self._pid = os.getpid()
         self._interval.began()
         if self._pusher is not None and Ranks().rank == 0:
             self._pusher.start()

@@ -222,7 +222,8 @@ class Engine:
 
     def _begin_with(self, ranks: Ranks) -> None:
         ranks.together(lambda: self._thread.submit(_nothing, 0).result())  # all hear where no thread can be started
-        kept.end(self._folder, ranks.rank)  # where nothing was restored: the memory is needed
+        # Where nothing was restored: the memory is needed.
+        ranks.together(lambda: kept.end(self._folder, ranks.rank))
 
         def clear() -> str:
             remove_leftovers(self._folder)

@@ -158,7 +158,7 @@ def fetch_newer(remote: Remote, folder: Path) -> None:
     newest = next((info.step for info in here if info.state == "written"), -1)
     passed_over: list[str] = []
     try:
-        for there in _to_be_had(remote, folder, here, above=newest):
+        for there in _not_taken_away(remote, folder, here, above=newest):
             reason = there.reason or _fetch(remote, folder, there)
             if not reason:
                 return
@@ -178,11 +178,12 @@ def fetch_newer(remote: Remote, folder: Path) -> None:
 def fetch_instead(remote: Remote, folder: Path, step: int, above: int) -> int | None:
     """Fetch the newest whole checkpoint that storage has of `step`, which is damaged in `folder`, or of an older one.
 
-    One of a step up to `above`, which `folder` has, too, is not fetched, nor what was taken away. Returns the step;
-    None where there is none, or it cannot be had.
+    One of a step up to `above`, which `folder` has, too, is not fetched. Between them a policy may have deleted what
+    storage has, so nobody can tell what a person took away, and it is fetched, too. Returns the step; None where there
+    is none, or it cannot be had.
     """
     try:
-        for there in _to_be_had(remote, folder, scan(folder), above=above):
+        for there in remote.scan(above=above, patience=_HURRIED if above >= 0 else None):
             if there.step <= step:
                 reason = there.reason or _fetch(remote, folder, there)
                 if not reason:
@@ -193,10 +194,10 @@ def fetch_instead(remote: Remote, folder: Path, step: int, above: int) -> int | 
     return None
 
 
-def _to_be_had(
+def _not_taken_away(
     remote: Remote, folder: Path, here: Sequence[CheckpointInfo], *, above: int
 ) -> Iterator[RemoteCheckpoint]:
-    """What storage has of steps beyond `above`, which the folder has (-1: it has none), but for what was taken away.
+    """What storage has of steps beyond `above`, the folder's newest (-1: it has none), but for what was taken away.
 
     Of a step whose newest save was taken away, the saves that it replaced are none to go on from either.
     """

@@ -139,8 +139,8 @@ def restore_newest(
 
     Raises:
         NoVerifiedCheckpoint: there are checkpoints, and none verifies.
-        BadUse, StateMismatch, CheckpointError: see `restore_into`; CheckpointError as well where the state does not fit
-            and may hold parts of a newer step that is damaged.
+        BadUse, StateMismatch, CheckpointError: see `restore_into`; where a newer step was damaged, tensors may hold
+            parts of that, and StateMismatch says so.
     """
     if not from_memory:
         return _restore_newest(ranks, folder, state, per_rank, None, fetch_instead)
@@ -198,8 +198,8 @@ def _restore_newest(
                 except StateMismatch as error:
                     if not partly_read:
                         raise
-                    raise CheckpointError(
-                        f"{error} Its tensors may hold parts of step {partly_read[-1]}, which is damaged: make it anew."
+                    raise StateMismatch(
+                        f"{error} Its tensors may hold parts of step {partly_read[-1]}, which is damaged."
                     ) from error
                 if reason:
                     partly_read.append(info.step)
@@ -224,7 +224,7 @@ def _restore_newest(
         opened, reason = attempt(info, None)
         if opened is not None:
             return opened, passed_over
-        if looks < _LOOKS and not ranks.first(info.path.exists):
+        if looks < _LOOKS and ranks.first(functools.partial(_is_gone, info.path)):
             infos, looks = ranks.first(lambda: _look(folder)), looks + 1
             passed_over.clear()
             if infos:
@@ -257,6 +257,17 @@ def _look(folder: Path) -> list[CheckpointInfo]:
             return infos
         _pause(pause_s)
     return scan(folder)
+
+
+def _is_gone(path: Path) -> bool:
+    """Not, where nobody can tell."""
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:
+        pass
+    return False
 
 
 def _failing(work: Callable[[], None]) -> str:

@@ -1,6 +1,8 @@
 """What a call of `save` gives back: how that save ends."""
 
+import threading
 from concurrent.futures import Future
+from contextlib import nullcontext
 from pathlib import Path
 
 from holdfast.core.errors import HoldfastError
@@ -27,10 +29,10 @@ class SaveHandle:
             TimeoutError: it has not ended within `timeout_s` seconds.
         """
         try:
-            if not self.done():
-                with job_link().section("save"):
-                    return self._outcome.result(timeout_s)
-            return self._outcome.result()
+            # Who looks in from time to time, or beside the training, does not hold it up.
+            holds_up = timeout_s is None and threading.current_thread() is threading.main_thread()
+            with job_link().section("save") if holds_up and not self.done() else nullcontext():
+                return self._outcome.result(timeout_s)
         except HoldfastError as error:
             if error in self._unseen:
                 self._unseen.remove(error)

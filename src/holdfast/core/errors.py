@@ -36,7 +36,7 @@ class NotFound(BadUse):
 
 
 class StateMismatch(BadUse):
-    """The state passed to `restore` does not fit what the checkpoint holds; nothing was changed."""
+    """The state passed to `restore` does not fit what the checkpoint holds; nothing was changed, or it says so."""
 
 
 class LedgerError(HoldfastError):
