@@ -39,7 +39,7 @@ class DiesAt(TrainerCallback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-def make(folder, *, seed=0, callbacks=(), saving=None, **options):
+def make(folder, *, seed=0, callbacks=(), first=(), patience=50, saving=None, **options):
     """A trainer and its saves; weights depend on `seed`, and nothing else does."""
     set_seed(seed)
     torch.set_num_threads(1)
@@ -76,7 +76,7 @@ def make(folder, *, seed=0, callbacks=(), saving=None, **options):
         arguments,
         train_dataset=Text(),
         eval_dataset=Text(),
-        callbacks=[saves, EarlyStoppingCallback(50), *callbacks],
+        callbacks=[*first, saves, EarlyStoppingCallback(patience), *callbacks],
     )
     return trainer, saves
 

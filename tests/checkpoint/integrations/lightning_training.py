@@ -56,6 +56,17 @@ class Net(pl.LightningModule):
         return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2), "interval": "step"}]
 
 
+class Averaged(Net):
+    """Keeps an average of its weights, as many do."""
+
+    def __init__(self, kill_at=None):
+        super().__init__(kill_at)
+        self.register_buffer("average", torch.zeros(8, 1))
+
+    def on_train_batch_end(self, *_):
+        self.average.lerp_(self.net[0].weight.detach(), 0.5)
+
+
 class WithPlateau(Net):
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)

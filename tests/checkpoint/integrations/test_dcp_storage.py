@@ -9,9 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
 from torch.distributed.checkpoint.planner import LoadPlan
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.distributed.tensor._dtensor_spec import DTensorSpec
 
 from holdfast.checkpoint import Checkpointer, folders, scan, verify
 from holdfast.checkpoint.integrations import dcp_storage
@@ -236,3 +240,20 @@ def test_ranks_save_together_and_any_number_of_them_loads(tmp_path, kind):
         assert torch.equal(whole["sharded"], torch.arange(15.0).reshape(5, 3) + step)
         assert torch.equal(whole["alike"], torch.full((2,), float(step)))
     assert [verify(info).state for info in scan(tmp_path)] == ["verified"] * 2
+
+
+def test_a_sharded_tensor_is_staged_on_the_host_wherever_its_mesh_is(tmp_path):
+    """Of a mesh of GPUs the copy must not be taken there again, where nothing would be copied into it."""
+    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    try:
+        mesh = DeviceMesh("meta", [0])  # stands in for GPUs: what is taken there has no bytes
+        on_host = distribute_tensor(torch.arange(8.0), DeviceMesh("cpu", [0]), [Shard(0)])
+        spec = DTensorSpec(mesh, (Shard(0),), on_host._spec.tensor_meta)
+        sharded = DTensor(on_host.to_local(), spec, requires_grad=False)
+        staged = SharedStager().stage({"sharded": sharded})["sharded"]
+        assert staged.to_local().equal(torch.arange(8.0))
+        assert staged.to_local().is_shared()
+        assert staged.placements == sharded.placements
+        assert staged.shape == sharded.shape
+    finally:
+        dist.destroy_process_group()

@@ -68,9 +68,48 @@ def test_killed_and_started_again_it_goes_on_to_the_bit(tmp_path, straight):
 def test_the_final_state_is_saved_though_its_step_is_not_due(tmp_path, straight):
     trainer = train(tmp_path, saving={"every": 1000})
     assert [info.step for info in scan(tmp_path)] == [STEPS]
-    again = train(tmp_path, saving={"every": 1000})  # nothing is left to do, and nothing is saved again
+    again = train(tmp_path, saving={"every": 1000}, lr_scheduler_type="constant")  # nothing is left to do
+    assert again.state.global_step == STEPS
+    assert [info.step for info in scan(tmp_path)] == [STEPS]
     assert_same(again.model.state_dict(), trainer.model.state_dict())
     assert_same(trainer.model.state_dict(), straight[0].model.state_dict())
+
+
+def test_a_run_that_ended_with_an_epoch_is_not_gone_on_with(tmp_path):
+    options = {"max_steps": 2 * STEPS_AN_EPOCH, "num_train_epochs": 9}
+    ended = train(tmp_path, **options)
+    again = train(tmp_path, **options)
+    assert again.state.global_step == 2 * STEPS_AN_EPOCH
+    assert_same(again.model.state_dict(), ended.model.state_dict())
+    longer, saves = make(tmp_path)
+    longer.train(resume_from_checkpoint=saves.resume(longer))
+    assert longer.state.global_step == STEPS
+
+
+class Unimproved(TrainerCallback):
+    """Measures what never gets better."""
+
+    def on_evaluate(self, args, state, control, metrics, **kwargs):
+        metrics["eval_loss"] = 1.0
+
+
+def test_callbacks_with_a_state_go_on_where_the_trainer_restores_them(tmp_path, caplog):
+    options = {
+        "restore_callback_states_from_checkpoint": True,
+        "eval_steps": 1,
+        "patience": 4,
+        "first": [Unimproved()],
+    }
+    stopped = train(tmp_path / "straight", **options)
+    assert stopped.state.global_step == 5
+    (kept,) = (info.path for info in scan(tmp_path / "straight") if info.step == 3)
+    shutil.copytree(kept, tmp_path / "resumed" / kept.name)
+    resumed = train(tmp_path / "resumed", **options)
+    assert resumed.state.global_step == 5
+    assert "will begin anew" not in caplog.text
+    make_and_resume = make(tmp_path / "warned")
+    make_and_resume[1].resume(make_and_resume[0])
+    assert "EarlyStoppingCallback will begin anew where training is resumed" in caplog.text
 
 
 class StopsOnceItIsEvaluated(TrainerCallback):
@@ -124,6 +163,9 @@ def test_what_is_not_saved_to_the_bit_is_refused(tmp_path):
         saves.resume(trainer)
     trainer, saves = make(tmp_path, train_sampling_strategy="group_by_length")
     with pytest.raises(BadUse, match="Set one of random, sequential"):
+        saves.resume(trainer)
+    trainer, saves = make(tmp_path, accelerator_config={"use_seedable_sampler": False})
+    with pytest.raises(BadUse, match="Leave it on in accelerator_config"):
         saves.resume(trainer)
     trainer, saves = make(tmp_path)
     trainer.model_init = lambda: None

@@ -9,7 +9,7 @@ import lightning_ranks
 import lightning_training
 import pytest
 from checkpoint_training import assert_same
-from lightning_training import BATCHES, EPOCHS, WithPlateau, train
+from lightning_training import BATCHES, EPOCHS, Averaged, WithPlateau, train
 
 from holdfast.checkpoint import Checkpointer, rng, scan, verify
 from holdfast.checkpoint.remote import Remote
@@ -59,6 +59,28 @@ def test_resumed_from_any_step_it_goes_on_to_the_bit(tmp_path, straight, step):
     assert min(resumed[1].losses) == step
     assert_goes_on_as(resumed, straight)
     assert_same(rng.capture(), straight[3])
+
+
+@pytest.mark.parametrize("step", [2, 3, BATCHES])
+def test_what_a_module_does_at_the_end_of_a_batch_is_in_the_step_that_is_saved(tmp_path, step):
+    straight = train(tmp_path / "straight", net=Averaged)
+    assert "on_train_batch_end" not in vars(straight[1])
+    copy_of(step, tmp_path / "straight", tmp_path / "resumed")
+    resumed = train(tmp_path / "resumed", seed=99, net=Averaged)
+    assert_goes_on_as(resumed, straight)
+
+
+def test_a_training_that_breaks_off_leaves_the_module_as_it_was(tmp_path):
+    class Breaks(Averaged):
+        def training_step(self, batch, batch_idx):
+            if self.global_step == 2:
+                raise RuntimeError("it broke")
+            return super().training_step(batch, batch_idx)
+
+    module = Breaks()
+    with pytest.raises(RuntimeError, match="it broke"):
+        train(tmp_path, net=lambda _: module)
+    assert "on_train_batch_end" not in vars(module)
 
 
 @pytest.mark.parametrize("length", [{"max_steps": STEPS, "max_epochs": -1}, {"max_epochs": EPOCHS}])

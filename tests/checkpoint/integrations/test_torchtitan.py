@@ -135,6 +135,14 @@ def test_of_a_seed_the_model_alone_is_taken(tmp_path):
     assert started.loader.drawn == 0
 
 
+def test_what_a_killed_first_save_has_left_is_no_checkpoint(tmp_path):
+    left = tmp_path / "checkpoint" / ".step-0000000005.ab-1.tmp"
+    left.mkdir(parents=True)
+    (left / ".metadata").write_bytes(b"of a save that was killed")
+    Training(tmp_path).run(2)
+    assert [info.step for info in scan(tmp_path / "checkpoint")] == [2, 1]
+
+
 def test_settings_of_torchtitan_are_kept(tmp_path):
     folder = tmp_path / "checkpoint"
     training = Training(tmp_path, interval=3, keep_latest_k=2, enable_first_step_checkpoint=True).run(2)

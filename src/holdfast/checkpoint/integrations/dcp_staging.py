@@ -126,14 +126,8 @@ def _rebuilt(value: Any, copies: Mapping[int, torch.Tensor]) -> Any:
         kind: Callable[[list[Any]], Any] = list if isinstance(value, list) else tuple
         return kind([_rebuilt(item, copies) for item in value])
     if isinstance(value, DTensor):
-        return DTensor.from_local(
-            copies[id(value)],
-            value.device_mesh,
-            value.placements,
-            run_check=False,
-            shape=value.shape,
-            stride=value.stride(),
-        )
+        # Not `from_local`, which takes it to the mesh's device: to the GPU again, before anything is copied into it.
+        return DTensor(copies[id(value)], value._spec, requires_grad=False)  # type: ignore[no-untyped-call]
     if isinstance(value, torch.Tensor):
         return copies[id(value)]
     return copy.deepcopy(value)

@@ -14,6 +14,7 @@ batch was drawn; before an epoch, they come before the order of its batches is: 
 """
 
 import json
+import logging
 import os
 import tempfile
 from dataclasses import asdict, replace
@@ -23,6 +24,7 @@ from typing import Any, Final
 from holdfast.checkpoint import Checkpointer, outlive_sigterm
 from holdfast.checkpoint.integrations import missing
 from holdfast.checkpoint.integrations.generators import Generators
+from holdfast.checkpoint.ranks import Ranks
 from holdfast.core.errors import BadUse
 
 try:
@@ -38,6 +40,7 @@ except ImportError as error:
 _WEIGHTS_NAME: Final = "held-by-holdfast.safetensors"
 _SAMPLING: Final = ("random", "sequential")
 """Orders that depend on the seed and the epoch alone."""
+_logger = logging.getLogger("holdfast")
 
 
 class HoldfastCallback(TrainerCallback):
@@ -65,7 +68,7 @@ class HoldfastCallback(TrainerCallback):
 
         Raises:
             BadUse: this trainer shards its state by FSDP or DeepSpeed, has adapters of PEFT, saves by itself, makes its
-                model anew, looks for a batch size, or draws the order of its data from nobody's generator.
+                model anew, looks for a batch size, or has an order of its data that cannot be found again.
             NoVerifiedCheckpoint: there are checkpoints, and none verifies.
             StateMismatch: the model does not fit.
         """
@@ -103,6 +106,10 @@ class HoldfastCallback(TrainerCallback):
             )
         for name, part in _parts(self._trainer).items():
             part.load_state_dict(resumed.state[name])
+        if state.global_step >= state.max_steps:
+            # A Trainer looks whether it is through after a step, and would train one more.
+            control.should_training_stop = True
+            vars(self._trainer)["get_batch_samples"] = lambda *_: ([], None)
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -131,6 +138,8 @@ class HoldfastCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Save it where an evaluation at the end of an epoch was the last of all, and wait until all is durable."""
+        if self._trainer is not None:
+            vars(self._trainer).pop("get_batch_samples", None)
         if not self._has_saved_end:
             self._save(state, is_end=True)
         self._ckpt.wait()
@@ -190,8 +199,20 @@ def _check(trainer: Trainer) -> None:
             f"train_sampling_strategy is {sampling!r}, whose order cannot be found again within an epoch. "
             f"Set one of {', '.join(_SAMPLING)}."
         )
+    if sampling == "random" and not trainer.accelerator.use_seedable_sampler:
+        raise BadUse(
+            "use_seedable_sampler is off, so that nobody finds the order of an epoch again. Leave it on in "
+            "accelerator_config."
+        )
     if trainer.args.auto_find_batch_size:  # then nothing is restored a second time
         raise BadUse("auto_find_batch_size begins the training anew where memory ran out. Set the batch size instead.")
     if trainer.args.save_strategy != SaveStrategy.NO:
         strategy = SaveStrategy(trainer.args.save_strategy).value
         raise BadUse(f"save_strategy is {strategy!r}, which blocks at every save. Set it to 'no': Holdfast saves.")
+    callbacks = trainer.callback_handler.callbacks
+    begun_anew = {type(each).__name__ for each in callbacks if isinstance(each, ExportableState)}
+    if begun_anew and not trainer.args.restore_callback_states_from_checkpoint and Ranks().rank == 0:
+        _logger.warning(
+            "%s will begin anew where training is resumed. Set restore_callback_states_from_checkpoint=True.",
+            ", ".join(sorted(begun_anew)),
+        )

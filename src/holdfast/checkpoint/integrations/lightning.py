@@ -11,6 +11,7 @@ Lightning restores no random generators. They are put back where they were saved
 at the end of an epoch, before the next epoch orders its batches.
 """
 
+import functools
 import logging
 import os
 from pathlib import Path
@@ -52,6 +53,7 @@ class HoldfastCheckpoint(Checkpoint):
         self._loader_states: list[dict[str, Any]] = []
         self._saved_step = 0
         self._was_read = False
+        self._unhook = _nothing
         self.plugin = HoldfastCheckpointIO(self)
 
     def ckpt_path(self) -> str | None:
@@ -89,7 +91,7 @@ class HoldfastCheckpoint(Checkpoint):
         self._was_read = True
         return {_WEIGHTS: read["model"], **read["lightning"]}
 
-    def on_train_start(self, trainer: Trainer, _module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, module: Any) -> None:
         """Put the random generators back, where training goes on within an epoch; take SIGTERM back.
 
         Raises:
@@ -98,6 +100,7 @@ class HoldfastCheckpoint(Checkpoint):
         if not self._was_read and self._ckpt.restore({}):  # also one that object storage has, and the folder had not
             raise BadUse(f"There are checkpoints in {self.folder}. Pass ckpt_path=saves.ckpt_path() to fit().")
         self._saved_step = trainer.global_step
+        self._save_after_batches(trainer, module)
         if self._ckpt._sigterm is not None:
             # Lightning's handler has each rank break off at the end of its own batch, before all could save.
             self._ckpt._sigterm.take_back()
@@ -121,10 +124,26 @@ class HoldfastCheckpoint(Checkpoint):
             loop._resuming_from_checkpoint = False
             self._generators.put_back()
 
-    def on_train_batch_end(self, trainer: Trainer, *_args: Any, **_kwargs: Any) -> None:
-        """Save, within an epoch."""
-        if not trainer.is_last_batch:
-            self._save(trainer, is_end=0 < trainer.max_steps <= trainer.global_step)
+    def _save_after_batches(self, trainer: Trainer, module: Any) -> None:
+        """Save within an epoch: after the module's own end of a batch, of which callbacks hear before it does."""
+        self._unhook()
+        end_batch = module.on_train_batch_end
+
+        @functools.wraps(end_batch)
+        def end_and_save(*args: Any, **kwargs: Any) -> None:
+            end_batch(*args, **kwargs)
+            if not trainer.is_last_batch:
+                self._save(trainer, is_end=0 < trainer.max_steps <= trainer.global_step)
+
+        before = {name: value for name, value in vars(module).items() if name == "on_train_batch_end"}
+        module.on_train_batch_end = end_and_save
+
+        def unhook() -> None:
+            del module.on_train_batch_end
+            vars(module).update(before)
+            self._unhook = _nothing
+
+        self._unhook = unhook
 
     def on_train_epoch_end(self, trainer: Trainer, _module: Any) -> None:
         """Save, at its end: after the evaluation, and what other callbacks make of it."""
@@ -135,8 +154,13 @@ class HoldfastCheckpoint(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, _module: Any) -> None:
         """Save, and wait until all is durable."""
+        self._unhook()
         self._save(trainer, is_end=True)
         self._ckpt.wait()
+
+    def on_exception(self, _trainer: Trainer, _module: Any, _error: BaseException) -> None:
+        """Leave the module as it was."""
+        self._unhook()
 
     def _save(self, trainer: Trainer, *, is_end: bool = False) -> None:
         if trainer.fast_dev_run:
@@ -159,6 +183,10 @@ class HoldfastCheckpointIO(TorchCheckpointIO):
             return self._saves.read()
         read: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
         return read
+
+
+def _nothing() -> None:
+    """No module is hooked into."""
 
 
 def _state(trainer: Trainer, own: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from holdfast.checkpoint import Checkpointer, SaveHandle, scan
-from holdfast.checkpoint.folders import step_path
+from holdfast.checkpoint.folders import remove_leftovers, step_path
 from holdfast.checkpoint.integrations import missing
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.restore import open_together, restore_into
@@ -63,6 +63,8 @@ class HoldfastCheckpointManager(CheckpointManager):
         ranks = Ranks()
         steps = ranks.first(lambda: [info.step for info in scan(self.folder)])
         if step not in steps and (step != -1 or not steps):
+            # torchtitan takes what a killed save has left, which is hidden, for a checkpoint.
+            ranks.first(lambda: remove_leftovers(Path(self.folder)))
             loaded: bool = super()._load(step)
             return loaded
         # As torchtitan does: step 0 is where a training begins, of which others take the model alone.
