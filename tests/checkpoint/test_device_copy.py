@@ -1,13 +1,16 @@
 """Snapshots of what lies on a GPU. Without one the CPU stands in for it, whose work is done when it is ordered."""
 
 import contextlib
+import multiprocessing
 import shutil
 import threading
 import time
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from waiting import ENDS_S
 
 import holdfast
 from holdfast.checkpoint import device_digests, engine, plan, seats
@@ -324,6 +327,56 @@ def test_the_cpu_does_not_wait_at_the_fence_and_the_gpu_does(tmp_path):
         ckpt.wait()
         ckpt.restore(into := {"weights": torch.empty_like(weights)})
     assert torch.equal(into["weights"].cpu(), expected)
+
+
+def train_a_rank(rank, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)).to(DEVICE)
+    with holdfast.Checkpointer(folder / "saves", keep=None) as ckpt:
+        for step in (1, 2, 3):
+            saved = ckpt.save(step, {"model": model})
+            ckpt._engine._is_fenced = True
+            model(torch.randn(16, 4, device=DEVICE))
+            assert saved.result(), "rank"
+    dist.destroy_process_group()
+
+
+@pytest.mark.skipif(DEVICE == "cuda", reason="a process that is forked has no CUDA")
+def test_what_a_forward_pass_changes_and_another_rank_writes_is_that_rank_s_to_look_after(tmp_path):
+    """PyTorch shares out among ranks who writes what all of them have."""
+    ranks = [multiprocessing.get_context("fork").Process(target=train_a_rank, args=(rank, tmp_path)) for rank in (0, 1)]
+    for each in ranks:
+        each.start()
+    for each in ranks:
+        each.join(ENDS_S)
+        each.kill()
+    assert [each.exitcode for each in ranks] == [0, 0]
+    assert [info.step for info in holdfast.checkpoint.scan(tmp_path / "saves")] == [3, 2, 1]
+
+
+@pytest.mark.parametrize("attest", [True, False], ids=["attested", "not attested"])
+def test_who_breaks_off_a_call_by_ctrl_c_may_save_again(tmp_path, monkeypatch, attest):
+    trained = Everything()
+    with holdfast.Checkpointer(tmp_path / "c", keep=None, attest=attest) as ckpt:
+        ckpt.save(1, trained.state).result()
+        ckpt.before_update()
+        take = Shape.take
+
+        def interrupted(*arguments, **named):
+            take(*arguments, **named)
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Shape, "take", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                ckpt.save(2, trained.state)
+        saving = threading.Thread(target=lambda: ckpt.save(3, trained.state).result(), daemon=True)
+        saving.start()
+        saving.join(ENDS_S)
+        assert not saving.is_alive()
+    assert_saved(tmp_path / "c", 3, trained.clone())
 
 
 def test_where_the_gpu_has_no_memory_left_the_update_waits_instead(tmp_path, monkeypatch):

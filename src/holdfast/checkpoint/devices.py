@@ -37,6 +37,10 @@ class Devices:
         end = plan.on_devices[-1].end if plan.on_devices else 0
         # In the call they are found by their place: to name thousands of tensors takes milliseconds.
         self._places = [places[id(leaves[index.fqn])] for index in plan.items[:end]]
+        on_host = [id(leaves[index.fqn]) for index in plan.items[end:]]
+        self._host_places = [places[each] for each in on_host if each in places]
+        self.names = frozenset(plan.names)
+        """Of what this rank writes; other ranks look after the rest of its state."""
         live = self._live(contents.tensors, {})
         self._kinds = list(map(KIND, live))
         self._plan = plan
@@ -77,8 +81,12 @@ class Devices:
 
     def leaves_none(self, tensors: Sequence[torch.Tensor], copied: Mapping[int, torch.Tensor]) -> bool:
         """Whether the CPU has none to digest in the call: it has copied all that are not digested here."""
-        copied_on_host = sum(one.is_cpu for one in copied.values())
-        return self._digests and len(tensors) - len(self._places) <= copied_on_host
+
+        def is_copied(place: int) -> bool:
+            one = copied.get(id(tensors[place])) if place < len(tensors) else None
+            return one is not None and one.is_cpu
+
+        return self._digests and all(map(is_copied, self._host_places))
 
     def __bool__(self) -> bool:
         return bool(self._copies)
@@ -153,12 +161,17 @@ class Devices:
             copy.order(one, seat, copied if number == 0 else _nothing)
             for number, (copy, one) in enumerate(zip(self._copies, taken, strict=True))
         ]
-        for each in running:
-            next(each)
-        ordered()
-        for each, copy in zip(running, self._copies, strict=True):
-            next(each, None)
-            copied(self._end(copy))
+        try:
+            for each in running:
+                next(each)
+            ordered()
+            for each, copy in zip(running, self._copies, strict=True):
+                next(each, None)
+                copied(self._end(copy))
+        except BaseException:  # what is on its way reads what is let go of next
+            for copy in self._copies:
+                copy.close()
+            raise
 
     def settled(self, taken: Sequence[Taken]) -> set[str]:
         """The names of the tensors whose bytes were taken at once: they may have changed since."""

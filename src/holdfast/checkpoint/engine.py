@@ -132,6 +132,9 @@ class Engine:
                 job.blocking = not self._shape.take(job, overlaps=not must_wait) or must_wait
         except Exception as error:  # the other ranks are to know
             job.error, job.blocking = error, True
+        except BaseException:  # Ctrl-C, after which there may be another save
+            job.let_go()
+            raise
         self._staging = job
         self._in_flight.add(job)
         try:

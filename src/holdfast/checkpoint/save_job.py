@@ -32,6 +32,7 @@ class SaveJob:
         sources: what each blob of the image is copied from.
         devices: the GPUs that some are on.
         taken: what is taken there.
+        is_late: it was taken beside the training, not in the call.
         digests: of what is live on the host; None: nothing is attested.
         error: why this rank could not take stock.
         failure: why it could not copy.
@@ -55,6 +56,7 @@ class SaveJob:
     sources: list[Any] = field(default_factory=list)
     devices: Devices | None = None
     taken: list[Taken] = field(default_factory=list)
+    is_late: bool = False
     digests: bytes | None = None
     error: Exception | None = None
     failure: Exception | None = None
@@ -74,9 +76,12 @@ class SaveJob:
         if not places:
             return []
         ids = {id(self.contents.tensors[place]) for place in places}
-        settled = self.devices.settled(self.taken) if self.devices else ()
         leaves = self.contents.leaves(None)
-        return [name for name, leaf in leaves.items() if id(leaf) in ids and name not in settled]
+        names = [name for name, leaf in leaves.items() if id(leaf) in ids]
+        if not self.devices:
+            return names
+        settled = () if self.is_late else self.devices.settled(self.taken)
+        return [name for name in names if name in self.devices.names and name not in settled]
 
     def changed_until_now(self) -> list[str]:
         """The same; from now on they may change, and whoever asks later hears of nothing else."""
@@ -117,5 +122,7 @@ class SaveJob:
         self.staged.set()
 
     def fence_seconds(self) -> float:
-        """How long the update waited, on the CPU or on a GPU."""
+        """How long the update waited, on the CPU or on a GPU. In a thread of ours."""
+        for device in self.streams if self.taken else ():
+            torch.cuda.set_device(device)  # a thread begins on the first one, where its question would take memory
         return self.fence_s + max((one.fence_s for one in self.taken), default=0.0)

@@ -128,6 +128,7 @@ class Shape:
             self._choose_early(job.contents)
             self._rooms = [_room(value) for value in job.contents.tensors.values]
             # Later than for a save whose plan fits; until here the versions tell of a change.
+            job.is_late = not job.blocking
             self.take(job, overlaps=False)
 
         ranks.together(prepare)
