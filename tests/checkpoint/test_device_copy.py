@@ -329,6 +329,20 @@ def test_the_cpu_does_not_wait_at_the_fence_and_the_gpu_does(tmp_path):
     assert torch.equal(into["weights"].cpu(), expected)
 
 
+@pytest.mark.parametrize("attest", [True, False], ids=["attested", "not attested"])
+def test_a_state_that_has_gained_tensors_is_seen_in_the_call_where_all_is_digested(tmp_path, attest):
+    """As an optimizer's has after its first step."""
+    model = nn.Linear(40, 50).to(DEVICE)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with holdfast.Checkpointer(tmp_path / "c", keep=None, attest=attest) as ckpt:
+        ckpt.save(1, {"model": model, "optimizer": optimizer}).result()
+        ckpt._engine._shape._devices._digests = attest  # as where there is Triton
+        model(torch.randn(3, 40, device=DEVICE)).sum().backward()
+        optimizer.step()
+        saved = ckpt.save(2, {"model": model, "optimizer": optimizer})
+        assert bool(saved.result()) is attest
+
+
 def train_a_rank(rank, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)

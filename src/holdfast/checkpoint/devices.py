@@ -39,8 +39,7 @@ class Devices:
         self._places = [places[id(leaves[index.fqn])] for index in plan.items[:end]]
         on_host = [id(leaves[index.fqn]) for index in plan.items[end:]]
         self._host_places = [places[each] for each in on_host if each in places]
-        self.names = frozenset(plan.names)
-        """Of what this rank writes; other ranks look after the rest of its state."""
+        self._count = len(contents.tensors)
         live = self._live(contents.tensors, {})
         self._kinds = list(map(KIND, live))
         self._plan = plan
@@ -80,13 +79,16 @@ class Devices:
         return sum(copy.packed_bytes for copy in self._copies if copy.device == device)
 
     def leaves_none(self, tensors: Sequence[torch.Tensor], copied: Mapping[int, torch.Tensor]) -> bool:
-        """Whether the CPU has none to digest in the call: it has copied all that are not digested here."""
+        """Whether the CPU has none to digest in the call: it has copied all that are not digested here.
+
+        Nor is there another tensor than when it was planned, of which nothing is known.
+        """
 
         def is_copied(place: int) -> bool:
             one = copied.get(id(tensors[place])) if place < len(tensors) else None
             return one is not None and one.is_cpu
 
-        return self._digests and all(map(is_copied, self._host_places))
+        return self._digests and len(tensors) == self._count and all(map(is_copied, self._host_places))
 
     def __bool__(self) -> bool:
         return bool(self._copies)

@@ -355,13 +355,13 @@ class Engine:
         def copy_rest() -> None:
             """What is on the host lies behind the rest in the image, and is copied while GPUs copy that."""
             copy_into(plan, arena.image, seat.views, job.sources, told, first=began_on)
-            self._check_unchanged(job, job.changed())
+            self._check_unchanged(job, plan, job.changed())
             if devices:  # else the state changes once it is sealed: a trainer that dies then leaves it to the writing
                 job.staged.set()
 
         if devices:
             devices.order(job.taken, seat, copied, copy_rest)
-            self._check_unchanged(job, job.changed_until_now())
+            self._check_unchanged(job, plan, job.changed_until_now())
         else:
             copy_rest()
         arena.move(State.SEALED, generation)
@@ -425,7 +425,8 @@ class Engine:
             self._in_flight.discard(job)
             self._landed.notify_all()
 
-    def _check_unchanged(self, job: SaveJob, changed: list[str]) -> None:
+    def _check_unchanged(self, job: SaveJob, plan: Plan, changed: list[str]) -> None:
+        changed = [name for name in changed if name in plan.written]
         if changed:
             self._shape.copy_early(job.contents, changed)
             raise SaveFailed(

@@ -87,6 +87,11 @@ class Plan:
         return [index.fqn for index in self.items]
 
     @functools.cached_property
+    def written(self) -> frozenset[str]:
+        """The flat names of what this rank writes; of its state, other ranks look after the rest."""
+        return frozenset(self.names)
+
+    @functools.cached_property
     def places(self) -> list[range]:
         """Of each blob, the indices of its pieces in `pieces`."""
         ends = itertools.accumulate(len(list(group)) for _, group in itertools.groupby(self.pieces))

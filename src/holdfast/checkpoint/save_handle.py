@@ -4,9 +4,12 @@ import threading
 from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Final
 
 from holdfast.core.errors import HoldfastError
 from holdfast.core.link import job_link
+
+_LOOK_IN_S: Final = 5.0
 
 
 class SaveHandle:
@@ -30,7 +33,8 @@ class SaveHandle:
         """
         try:
             # Who looks in from time to time, or beside the training, does not hold it up.
-            holds_up = timeout_s is None and threading.current_thread() is threading.main_thread()
+            is_long = timeout_s is None or timeout_s > _LOOK_IN_S
+            holds_up = is_long and threading.current_thread() is threading.main_thread()
             with job_link().section("save") if holds_up and not self.done() else nullcontext():
                 return self._outcome.result(timeout_s)
         except HoldfastError as error:

@@ -77,11 +77,8 @@ class SaveJob:
             return []
         ids = {id(self.contents.tensors[place]) for place in places}
         leaves = self.contents.leaves(None)
-        names = [name for name, leaf in leaves.items() if id(leaf) in ids]
-        if not self.devices:
-            return names
-        settled = () if self.is_late else self.devices.settled(self.taken)
-        return [name for name in names if name in self.devices.names and name not in settled]
+        settled = self.devices.settled(self.taken) if self.devices and not self.is_late else ()
+        return [name for name, leaf in leaves.items() if id(leaf) in ids and name not in settled]
 
     def changed_until_now(self) -> list[str]:
         """The same; from now on they may change, and whoever asks later hears of nothing else."""

@@ -1,6 +1,7 @@
 """A Lightning run that draws random numbers all over; as a script `lightning_training.py FOLDER KILL_AT` it dies."""
 
 import os
+import pickle
 import signal
 import sys
 import warnings
@@ -65,6 +66,14 @@ class Averaged(Net):
 
     def on_train_batch_end(self, *_):
         self.average.lerp_(self.net[0].weight.detach(), 0.5)
+
+
+class Pickled(Averaged):
+    """As one is that workers get that are started by spawn."""
+
+    def training_step(self, batch, batch_idx):
+        pickle.dumps(self)
+        return super().training_step(batch, batch_idx)
 
 
 class WithPlateau(Net):

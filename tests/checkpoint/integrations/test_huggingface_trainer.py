@@ -86,6 +86,24 @@ def test_a_run_that_ended_with_an_epoch_is_not_gone_on_with(tmp_path):
     assert longer.state.global_step == STEPS
 
 
+class Breaks(TrainerCallback):
+    def on_epoch_end(self, args, state, control, **kwargs):
+        raise RuntimeError("it broke")
+
+
+def test_one_that_was_through_and_broke_off_can_be_trained_longer(tmp_path):
+    train(tmp_path)
+    trainer, saves = make(tmp_path, callbacks=[Breaks()])
+    own = trainer.get_batch_samples = trainer.get_batch_samples
+    with pytest.raises(RuntimeError, match="it broke"):
+        trainer.train(resume_from_checkpoint=saves.resume(trainer))
+    trainer.remove_callback(Breaks)
+    trainer.args.max_steps = STEPS + 2
+    trainer.train(resume_from_checkpoint=saves.resume(trainer))
+    assert trainer.state.global_step == STEPS + 2
+    assert vars(trainer)["get_batch_samples"] == own
+
+
 class Unimproved(TrainerCallback):
     """Measures what never gets better."""
 

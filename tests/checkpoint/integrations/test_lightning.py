@@ -9,7 +9,7 @@ import lightning_ranks
 import lightning_training
 import pytest
 from checkpoint_training import assert_same
-from lightning_training import BATCHES, EPOCHS, Averaged, WithPlateau, train
+from lightning_training import BATCHES, EPOCHS, Averaged, Pickled, WithPlateau, train
 
 from holdfast.checkpoint import Checkpointer, rng, scan, verify
 from holdfast.checkpoint.remote import Remote
@@ -72,15 +72,18 @@ def test_what_a_module_does_at_the_end_of_a_batch_is_in_the_step_that_is_saved(t
 
 def test_a_training_that_breaks_off_leaves_the_module_as_it_was(tmp_path):
     class Breaks(Averaged):
-        def training_step(self, batch, batch_idx):
-            if self.global_step == 2:
-                raise RuntimeError("it broke")
-            return super().training_step(batch, batch_idx)
+        def on_train_batch_end(self, *_):
+            raise RuntimeError("it broke")
 
     module = Breaks()
     with pytest.raises(RuntimeError, match="it broke"):
         train(tmp_path, net=lambda _: module)
     assert "on_train_batch_end" not in vars(module)
+
+
+def test_between_batches_the_module_can_be_pickled(tmp_path):
+    _, module = train(tmp_path, net=Pickled)
+    assert len(module.losses) == STEPS
 
 
 @pytest.mark.parametrize("length", [{"max_steps": STEPS, "max_epochs": -1}, {"max_epochs": EPOCHS}])

@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import tempfile
+from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, Final
@@ -24,6 +25,7 @@ from typing import Any, Final
 from holdfast.checkpoint import Checkpointer, outlive_sigterm
 from holdfast.checkpoint.integrations import missing
 from holdfast.checkpoint.integrations.generators import Generators
+from holdfast.checkpoint.integrations.replacing import replaced
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.core.errors import BadUse
 
@@ -59,6 +61,7 @@ class HoldfastCallback(TrainerCallback):
         self._generators = Generators()
         self._saved_step = 0
         self._has_saved_end = False
+        self._replaced = ExitStack()
 
     def resume(self, trainer: Trainer) -> str | None:
         """What to pass as `resume_from_checkpoint`: None where there is no checkpoint.
@@ -88,6 +91,7 @@ class HoldfastCallback(TrainerCallback):
             raise BadUse(
                 "Pass resume_from_checkpoint=saves.resume(trainer) to train(), also where nothing is saved yet."
             )
+        self._replaced.close()  # of a training that broke off
         self._saved_step = state.global_step
         self._has_saved_end = False
         loader = kwargs.get("train_dataloader")
@@ -109,7 +113,8 @@ class HoldfastCallback(TrainerCallback):
         if state.global_step >= state.max_steps:
             # A Trainer looks whether it is through after a step, and would train one more.
             control.should_training_stop = True
-            vars(self._trainer)["get_batch_samples"] = lambda *_: ([], None)
+            no_batches = replaced(self._trainer, "get_batch_samples", lambda *_: ([], None))
+            self._replaced.enter_context(no_batches)
 
     def on_epoch_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -138,8 +143,7 @@ class HoldfastCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Save it where an evaluation at the end of an epoch was the last of all, and wait until all is durable."""
-        if self._trainer is not None:
-            vars(self._trainer).pop("get_batch_samples", None)
+        self._replaced.close()
         if not self._has_saved_end:
             self._save(state, is_end=True)
         self._ckpt.wait()

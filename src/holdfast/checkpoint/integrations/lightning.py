@@ -11,15 +11,16 @@ Lightning restores no random generators. They are put back where they were saved
 at the end of an epoch, before the next epoch orders its batches.
 """
 
-import functools
 import logging
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint import Checkpointer
 from holdfast.checkpoint.integrations import missing
 from holdfast.checkpoint.integrations.generators import Generators
+from holdfast.checkpoint.integrations.replacing import replaced
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.core.errors import BadUse, StateMismatch
 
@@ -53,7 +54,7 @@ class HoldfastCheckpoint(Checkpoint):
         self._loader_states: list[dict[str, Any]] = []
         self._saved_step = 0
         self._was_read = False
-        self._unhook = _nothing
+        self._replaced = ExitStack()
         self.plugin = HoldfastCheckpointIO(self)
 
     def ckpt_path(self) -> str | None:
@@ -91,7 +92,7 @@ class HoldfastCheckpoint(Checkpoint):
         self._was_read = True
         return {_WEIGHTS: read["model"], **read["lightning"]}
 
-    def on_train_start(self, trainer: Trainer, module: Any) -> None:
+    def on_train_start(self, trainer: Trainer, _module: Any) -> None:
         """Put the random generators back, where training goes on within an epoch; take SIGTERM back.
 
         Raises:
@@ -100,7 +101,6 @@ class HoldfastCheckpoint(Checkpoint):
         if not self._was_read and self._ckpt.restore({}):  # also one that object storage has, and the folder had not
             raise BadUse(f"There are checkpoints in {self.folder}. Pass ckpt_path=saves.ckpt_path() to fit().")
         self._saved_step = trainer.global_step
-        self._save_after_batches(trainer, module)
         if self._ckpt._sigterm is not None:
             # Lightning's handler has each rank break off at the end of its own batch, before all could save.
             self._ckpt._sigterm.take_back()
@@ -124,26 +124,18 @@ class HoldfastCheckpoint(Checkpoint):
             loop._resuming_from_checkpoint = False
             self._generators.put_back()
 
-    def _save_after_batches(self, trainer: Trainer, module: Any) -> None:
-        """Save within an epoch: after the module's own end of a batch, of which callbacks hear before it does."""
-        self._unhook()
+    def on_train_batch_end(self, trainer: Trainer, module: Any, *_args: Any, **_kwargs: Any) -> None:
+        """Save, within an epoch, once the module has ended the batch, too: of that it hears next."""
+        if trainer.is_last_batch:
+            return
         end_batch = module.on_train_batch_end
 
-        @functools.wraps(end_batch)
         def end_and_save(*args: Any, **kwargs: Any) -> None:
+            self._replaced.close()  # between batches the module is as it was, and may be pickled
             end_batch(*args, **kwargs)
-            if not trainer.is_last_batch:
-                self._save(trainer, is_end=0 < trainer.max_steps <= trainer.global_step)
+            self._save(trainer, is_end=0 < trainer.max_steps <= trainer.global_step)
 
-        before = {name: value for name, value in vars(module).items() if name == "on_train_batch_end"}
-        module.on_train_batch_end = end_and_save
-
-        def unhook() -> None:
-            del module.on_train_batch_end
-            vars(module).update(before)
-            self._unhook = _nothing
-
-        self._unhook = unhook
+        self._replaced.enter_context(replaced(module, "on_train_batch_end", end_and_save))
 
     def on_train_epoch_end(self, trainer: Trainer, _module: Any) -> None:
         """Save, at its end: after the evaluation, and what other callbacks make of it."""
@@ -154,13 +146,12 @@ class HoldfastCheckpoint(Checkpoint):
 
     def on_train_end(self, trainer: Trainer, _module: Any) -> None:
         """Save, and wait until all is durable."""
-        self._unhook()
         self._save(trainer, is_end=True)
         self._ckpt.wait()
 
     def on_exception(self, _trainer: Trainer, _module: Any, _error: BaseException) -> None:
         """Leave the module as it was."""
-        self._unhook()
+        self._replaced.close()
 
     def _save(self, trainer: Trainer, *, is_end: bool = False) -> None:
         if trainer.fast_dev_run:
@@ -183,10 +174,6 @@ class HoldfastCheckpointIO(TorchCheckpointIO):
             return self._saves.read()
         read: dict[str, Any] = super().load_checkpoint(path, *args, **kwargs)
         return read
-
-
-def _nothing() -> None:
-    """No module is hooked into."""
 
 
 def _state(trainer: Trainer, own: dict[str, Any]) -> dict[str, Any]:
