@@ -23,6 +23,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader
+from waiting import until
 
 from holdfast.checkpoint import Checkpointer, outlive_sigterm, scan, verify
 
@@ -256,10 +257,7 @@ def it_is_given_back_when_the_checkpointer_is_closed(folder):
     for _ in range(3):
         Checkpointer(folder, sigterm_grace_s=LONG_S).close()
     assert signal.getsignal(signal.SIGTERM) is before
-    until_s = time.monotonic() + LONG_S
-    while len(list(Path("/proc/self/fd").iterdir())) > fds:
-        assert time.monotonic() < until_s
-        time.sleep(0.01)
+    until(lambda: len(list(Path("/proc/self/fd").iterdir())) <= fds)
 
 
 def in_a_thread(work):
@@ -358,8 +356,8 @@ def a_data_worker_is_ended_by_its_trainer_at_once_and_by_others_after_the_grace_
         os.read(reading, 1)
         for _ in range(2):
             subprocess.run(["kill", str(worker.pid)], check=True)
-            while has_pending(worker.pid, signal.SIGTERM):  # the next would be one with it
-                time.sleep(0.01)
+            # Else the next would be one with it.
+            until(lambda pid=worker.pid: not has_pending(pid, signal.SIGTERM))
         if is_ended_by_trainer:
             assert worker.is_alive()
             worker.terminate()

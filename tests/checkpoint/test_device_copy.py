@@ -2,7 +2,9 @@
 
 import contextlib
 import multiprocessing
+import os
 import shutil
+import signal
 import threading
 import time
 
@@ -14,7 +16,8 @@ from waiting import ENDS_S
 
 import holdfast
 from holdfast.checkpoint import device_digests, engine, plan, seats
-from holdfast.checkpoint.device_copy import DeviceCopy
+from holdfast.checkpoint.arena import Arena, ArenaError
+from holdfast.checkpoint.device_copy import DeviceCopy, Taken
 from holdfast.checkpoint.device_memory import Staging
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.shape import Shape
@@ -341,6 +344,57 @@ def test_a_state_that_has_gained_tensors_is_seen_in_the_call_where_all_is_digest
         optimizer.step()
         saved = ckpt.save(2, {"model": model, "optimizer": optimizer})
         assert bool(saved.result()) is attest
+
+
+def test_a_thread_that_asks_a_gpu_is_on_it(tmp_path, monkeypatch):
+    """It begins on the first one, where a question would make a context: half a GB of another rank's memory."""
+    trained, on, asked = Everything(), {}, []
+    query, set_device = torch.cuda.Event.query, torch.cuda.set_device
+
+    def set_device_and_note(device):
+        set_device(device)
+        on[threading.get_ident()] = device
+
+    def query_and_note(event):
+        asked.append((threading.current_thread(), on.get(threading.get_ident())))
+        return query(event)
+
+    monkeypatch.setattr(torch.cuda, "set_device", set_device_and_note)
+    monkeypatch.setattr(torch.cuda.Event, "query", query_and_note)
+    with holdfast.Checkpointer(tmp_path / "c", keep=None, every=1) as ckpt:
+        ckpt.save(1, trained.state).result()
+        ckpt.before_update()
+        os.kill(ckpt._engine._writer.pid, signal.SIGSTOP)  # so that the fence is passed before it is durable
+        saved = ckpt.save(2, trained.state)
+        ckpt.before_update()
+        os.kill(ckpt._engine._writer.pid, signal.SIGCONT)
+        saved.result()
+    beside = [device for thread, device in asked if thread is not threading.main_thread()]
+    assert beside
+    assert None not in beside
+
+
+def test_a_copy_that_breaks_off_is_over_before_what_it_reads_is_let_go(tmp_path, monkeypatch):
+    trained, told = Everything(), []
+    close, let_go, advance = DeviceCopy.close, Taken.let_go, Arena.advance
+
+    def fail(*_):
+        raise ArenaError("its writing has failed")
+
+    def note(what, work):
+        return lambda one: (told.append(what), work(one))[1]
+
+    with holdfast.Checkpointer(tmp_path / "c", keep=None, on_failure="warn") as ckpt:
+        ckpt.save(1, trained.state).result()
+        with monkeypatch.context() as patch:
+            patch.setattr(DeviceCopy, "close", note("over", close))
+            patch.setattr(Taken, "let_go", note("let go", let_go))
+            patch.setattr(Arena, "advance", fail)
+            with pytest.raises(SaveFailed):
+                ckpt.save(2, trained.state).result()
+        assert told[:2] == ["over", "let go"]
+        assert Arena.advance is advance
+        assert ckpt.save(3, trained.state).result()
 
 
 def train_a_rank(rank, folder):

@@ -83,12 +83,10 @@ class Devices:
 
         Nor is there another tensor than when it was planned, of which nothing is known.
         """
-
-        def is_copied(place: int) -> bool:
-            one = copied.get(id(tensors[place])) if place < len(tensors) else None
-            return one is not None and one.is_cpu
-
-        return self._digests and len(tensors) == self._count and all(map(is_copied, self._host_places))
+        if not self._digests or len(tensors) != self._count:
+            return False
+        copies = [copied.get(id(tensors[place])) for place in self._host_places]
+        return all(one is not None and one.is_cpu for one in copies)
 
     def __bool__(self) -> bool:
         return bool(self._copies)
