@@ -392,7 +392,7 @@ class Engine:
             self._land(job)
 
     def _settle(self, job: SaveJob, seat: Seat, plan: Plan, done: "Future[float]") -> None:
-        self._seats.free(seat)
+        self._seats.free(seat)  # first: whoever hears that it has ended finds room for the next save
         error = job.failure or done.exception()
         if isinstance(error, NotAttestedError):
             names = names_of(plan, error.pieces)
