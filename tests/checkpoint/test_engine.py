@@ -310,14 +310,20 @@ def test_a_tensor_that_changed_while_it_was_copied_fails_the_save_by_name_and_is
     assert found["weights"].eq(3).all()
 
 
-def test_a_model_that_changes_a_large_buffer_in_its_forward_pass_is_found_and_then_saved_right(tmp_path, held):
-    model = torch.nn.Linear(2, 2)
-    model.register_buffer("seen", torch.zeros(10_000))
+def seeing(size):
+    """A model whose forward pass counts in a buffer of so many elements."""
+    model = torch.nn.Linear(200, 200)
+    model.register_buffer("seen", torch.zeros(size))
 
     def see(module, _inputs):
         module.seen.add_(1)
 
     model.register_forward_pre_hook(see)
+    return model
+
+
+def test_a_model_that_changes_a_large_buffer_in_its_forward_pass_is_found_and_then_saved_right(tmp_path, held):
+    model = seeing(10_000)
     ckpt = overlapping(tmp_path, on_failure="warn")
     ckpt.save(1, {"model": model}).result(ENDS_S)
     outcomes = []
@@ -325,7 +331,7 @@ def test_a_model_that_changes_a_large_buffer_in_its_forward_pass_is_found_and_th
         held.clear()
         handle = ckpt.save(step, {"model": model})
         expected = model.seen[0].item()
-        model(torch.ones(2))
+        model(torch.ones(200))
         held.set()
         try:
             outcomes.append(handle.result(ENDS_S))
@@ -333,10 +339,52 @@ def test_a_model_that_changes_a_large_buffer_in_its_forward_pass_is_found_and_th
             outcomes.append(str(error))
     assert "'model.seen' changed" in outcomes[0]
     assert outcomes[1] == tmp_path / "step-0000000003"
-    fresh = torch.nn.Linear(2, 2)
-    fresh.register_buffer("seen", torch.zeros(10_000))
+    fresh = seeing(10_000)
     restored(tmp_path, {"model": fresh})
     assert fresh.seen.eq(expected).all()
+
+
+def test_what_forward_has_changed_after_the_first_save_is_copied_in_the_call_of_the_second(tmp_path, held):
+    model = seeing(5_000)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    ckpt = Checkpointer(tmp_path, keep=None)
+    for step in (1, 2, 3):
+        if step > 1:
+            held.clear()
+        handle = ckpt.save(step, {"model": model})
+        model(torch.ones(200)).sum().backward()
+        held.set()
+        optimizer.step()
+        handle.result(ENDS_S)
+        (tmp_path / f"step-{step:010d}").rename(tmp_path / f"seen-{step}")
+    for step in (1, 2, 3):
+        (tmp_path / f"seen-{step}").rename(tmp_path / f"step-{step:010d}")
+        fresh = seeing(5_000)
+        restored(tmp_path, {"model": fresh})
+        assert fresh.seen.eq(step - 1).all()
+    assert ckpt._engine._shape._unsteady == {"model.seen"}
+
+
+def test_a_state_that_is_loaded_after_the_first_save_is_no_buffer(tmp_path):
+    """All of it would be copied in the call of each save from then on."""
+    model = seeing(5_000)
+    ckpt = Checkpointer(tmp_path)
+    ckpt.save(1, {"model": model})
+    model.load_state_dict(seeing(5_000).state_dict())
+    ckpt.before_update()
+    ckpt.save(2, {"model": model}).result(ENDS_S)
+    assert not ckpt._engine._shape._unsteady
+
+
+def test_what_one_optimizer_has_changed_is_no_buffer_to_the_next_one(tmp_path):
+    first, second = torch.nn.Linear(200, 200), torch.nn.Linear(20, 20)
+    ckpt = Checkpointer(tmp_path)
+    ckpt.save(1, {"first": first, "second": second})
+    for model in (second, first):
+        model.weight.grad = torch.ones_like(model.weight)
+        torch.optim.SGD(model.parameters(), lr=0.1).step()
+    ckpt.save(2, {"first": first, "second": second}).result(ENDS_S)
+    assert not ckpt._engine._shape._unsteady
 
 
 UNSEEN = {

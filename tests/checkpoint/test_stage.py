@@ -12,6 +12,7 @@ from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.stage import (
     EARLY_ALL_BYTES,
     EARLY_BYTES,
+    EARLY_COUNT,
     EarlyCopies,
     Snapshot,
     copy_into,
@@ -216,7 +217,11 @@ def test_small_ones_are_early_large_ones_and_more_than_enough_are_not():
     large = torch.empty(EARLY_BYTES + 1, dtype=torch.uint8)
     assert early_places([large, small, large, torch.tensor(1)]) == [3, 1], "the smallest first"
     enough = EARLY_ALL_BYTES // EARLY_BYTES
-    assert early_places([small] * (enough + 10)) == list(range(enough))
+    assert early_places([small] * enough) == list(range(enough))
+    counts = [torch.tensor(1)] * 7
+    assert early_places([small] * (enough + 1) + counts) == list(range(enough + 1, enough + 8)), "some are as none"
+    steps = [torch.tensor(1.0)] * (EARLY_COUNT + 1)
+    assert early_places(steps + counts) == list(range(EARLY_COUNT + 1, EARLY_COUNT + 8)), "each takes its time"
 
 
 def test_the_buffers_of_a_batch_norm_are_early():

@@ -35,7 +35,7 @@ from holdfast.checkpoint.devices import current_streams
 from holdfast.checkpoint.folders import remove_leftovers
 from holdfast.checkpoint.peer_meeting import meet
 from holdfast.checkpoint.persist import abandon
-from holdfast.checkpoint.plan import Plan
+from holdfast.checkpoint.plan import Plan, local
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.save_job import SaveJob
@@ -49,6 +49,8 @@ from holdfast.core.errors import BadUse, HoldfastError, SaveFailed
 from holdfast.core.link import job_link
 
 _logger = logging.getLogger("holdfast")
+_BUFFERS_SHARE: Final = 8
+"""Buffers that change before an update are less than such a part of a state."""
 _ADVICE: Final = (
     "Only an optimizer's step may change it before the copy is made; a loop without one calls ckpt.before_update() "
     "first. From now on it is copied in the call."
@@ -76,6 +78,8 @@ class Engine:
         self._session = ""
         self._saves = 0
         self._staging: SaveJob | None = None
+        self._blocked: SaveJob | None = None
+        """The save that was begun last, if it has blocked and no update has come since."""
         self._in_flight: set[SaveJob] = set()
         self._preparing: Future[None] | None = None
         self._landed = threading.Condition()
@@ -108,6 +112,7 @@ class Engine:
         """
         began_s = time.monotonic()
         self._await_copy()
+        self._blocked = None
         ranks = self._begin(step) if self._ranks is None else self._ranks
         self._saves += 1
         if self._saves == 2 and not self._is_fenced and ranks.rank == 0:
@@ -121,20 +126,46 @@ class Engine:
             damaged=tuple(damaged),
         )
         job = SaveJob(order, began_s, must)
+        with _no_collection():
+            self._take_stock(job, ranks, state, per_rank)
+            staging = self._hand_over(job, ranks)
+        if job.blocking:
+            staging.result()
+            if (job.failure is not None or job.outcome.done()) and (failed := job.outcome.exception()) is not None:
+                raise failed
+            if job.devices:
+                job.devices.goes_on(job.taken)
+            self._blocked = job if job.seat is not None else None
+        job.call_s = time.monotonic() - began_s
+        return job.outcome
+
+    def _take_stock(
+        self,
+        job: SaveJob,
+        ranks: Ranks,
+        state: Mapping[str, Any] | Callable[[], Mapping[str, Any]],
+        per_rank: Mapping[str, Any] | None,
+    ) -> None:
         try:
-            with _no_collection():
-                job.contents = collect(ranks.rank, state, per_rank)
-                job.snapshot = self._shape.snapshot(job.contents)
-                # After what the snapshot has copied early on these streams: it is copied on from there.
-                job.began_on(current_streams(job.contents.tensors))
-                # What must be saved is not skipped for want of a plan.
-                must_wait = (must and self._shape.is_on_gpus) or not self._is_fenced or job.snapshot.must_block
-                job.blocking = not self._shape.take(job, overlaps=not must_wait) or must_wait
+            job.contents = collect(ranks.rank, state, per_rank)
+            job.snapshot = self._shape.snapshot(job.contents)
+            # After what the snapshot has copied early on these streams: it is copied on from there.
+            job.began_on(current_streams(job.contents.tensors))
+            # What must be saved is not skipped for want of a plan.
+            must_wait = (job.must and self._shape.is_on_gpus) or not self._is_fenced or job.snapshot.must_block
+            job.blocking = not self._shape.take(job, overlaps=not must_wait) or must_wait
         except Exception as error:  # the other ranks are to know
             job.error, job.blocking = error, True
         except BaseException:  # Ctrl-C, after which there may be another save
             job.let_go()
             raise
+
+    def _hand_over(self, job: SaveJob, ranks: Ranks) -> Future[None]:
+        """To the thread, which stages it.
+
+        Raises:
+            SaveFailed: there is none.
+        """
         self._staging = job
         self._in_flight.add(job)
         try:
@@ -142,21 +173,29 @@ class Engine:
         except RuntimeError as error:  # the interpreter ends, or no thread is left
             job.let_go()
             self._land(job)
-            raise SaveFailed(f"Step {step} was not saved: {error}. Save before the script ends.") from error
+            raise SaveFailed(f"Step {job.order.step} was not saved: {error}. Save before the script ends.") from error
         self._preparing = self._thread.submit(self._shape.prepare)
-        if job.blocking:
-            staging.result()
-            if (job.failure is not None or job.outcome.done()) and (failed := job.outcome.exception()) is not None:
-                raise failed
-            if job.devices:
-                job.devices.goes_on(job.taken)
-        job.call_s = time.monotonic() - began_s
-        return job.outcome
+        return staging
 
     def before_update(self) -> None:
         """Wait until the bytes of the save that was begun last are copied: from then on they may change."""
         self._is_fenced = True
         self._await_copy()
+        self._learn()
+
+    def _learn(self) -> None:
+        """What forward and backward have written to since a save that blocked, a save that does not copies early.
+
+        Much of the state is no buffers: somebody has loaded another one.
+        """
+        job, self._blocked = self._blocked, None
+        if job is None or os.getpid() != self._pid:
+            return
+        leaves, written = job.contents.leaves(None), self._shape.agreed.written
+        names = [name for name in job.changed() if name in written]
+        changed_bytes = sum(local(leaves[name]).nbytes for name in names)
+        if 0 < changed_bytes * _BUFFERS_SHARE <= sum(local(one).nbytes for one in job.contents.tensors):
+            self._shape.copy_early(job.contents, names)
 
     def _before_step(self) -> None:
         # A step that is captured is none yet: whoever replays it calls `before_update`.

@@ -8,7 +8,6 @@ before and after; and where a save is attested, the digests taken before must be
 
 import bisect
 import ctypes
-import itertools
 import operator
 import os
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -28,7 +27,8 @@ from holdfast.core.errors import BadUse
 EARLY_BYTES: Final = 16 << 10
 """A tensor up to this size is copied in the call: 4,096 channels of a batch norm."""
 EARLY_ALL_BYTES: Final = 1 << 20
-"""All of them together, at most, the smallest first: well below a millisecond."""
+EARLY_COUNT: Final = 512
+"""All of them together, at most: below a millisecond."""
 _THREADS: Final = min(4, len(os.sched_getaffinity(0)))
 """A rank's that digest: one reads half as fast as the memory is, and a node has several ranks."""
 _GROUP: Final = 256
@@ -92,15 +92,21 @@ class Snapshot:
 
 
 def early_places(tensors: Sequence[torch.Tensor], *, but_on: Collection[torch.device] = ()) -> list[int]:
-    """Which tensors are copied in the call, of those that are not on the GPUs that `but_on` names."""
-    here = ((local(tensor), place) for place, tensor in enumerate(tensors))
-    sizes = sorted((own.nbytes, place) for own, place in here if own.device not in but_on)
-    total_bytes = itertools.accumulate(size_bytes for size_bytes, _ in sizes)
-    return [
-        place
-        for (size_bytes, place), so_far_bytes in zip(sizes, total_bytes, strict=True)
-        if size_bytes <= EARLY_BYTES and so_far_bytes <= EARLY_ALL_BYTES
-    ]
+    """Which tensors are copied in the call, of those that are not on the GPUs that `but_on` names.
+
+    The smallest first, and of one type and shape all or none: some of twenty thousand would be as good as none.
+    """
+    alike: dict[Any, list[int]] = {}
+    for place, own in enumerate(map(local, tensors)):
+        if own.device not in but_on and own.nbytes <= EARLY_BYTES:
+            alike.setdefault((own.nbytes, *KIND(own)), []).append(place)
+    early: list[int] = []
+    left_bytes = EARLY_ALL_BYTES
+    for (size_bytes, *_), places in sorted(alike.items(), key=lambda item: item[0][0]):
+        if size_bytes * len(places) <= left_bytes and len(early) + len(places) <= EARLY_COUNT:
+            left_bytes -= size_bytes * len(places)
+            early += places
+    return early
 
 
 def sources(plan: Plan, leaves: dict[str, Any], snapshot: Snapshot) -> list[Any]:

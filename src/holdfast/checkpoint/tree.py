@@ -65,9 +65,8 @@ def capture(state: Any, tensors: LiveTensors) -> Any:
 
     It is taken while the training waits, so it looks at what has thousands of tensors once, and lets C do it.
     """
-    if isinstance(state, Mapping):
-        kinds = set(map(type, state.values()))
-        if kinds <= PLAIN_TENSORS:
+    if type(state) is dict or isinstance(state, Mapping):  # an optimizer has one for each parameter
+        if PLAIN_TENSORS.issuperset(map(type, state.values())):
             tensors.extend(state.values())
             return dict(state)
         return {key: capture(value, tensors) for key, value in state.items()}
