@@ -1,5 +1,6 @@
 """The disk and the memory without any checkpointing: direct reads and writes, memcpy, the hash."""
 
+import ctypes
 import mmap
 import os
 import sys
@@ -14,6 +15,7 @@ import xxhash
 BLOCK_BYTES = 16 * 1024 * 1024
 THREADS = 2
 PAGE_BYTES = 4096
+HUGE_PAGE_BYTES = 2 * 1024 * 1024
 Item = TypeVar("Item")
 
 
@@ -53,14 +55,17 @@ def write_direct(path: Path, source: mmap.mmap) -> float:
         path.unlink()
 
 
-def read_direct(folder: Path) -> tuple[int, float]:
-    """Bytes of all files below a folder; seconds to read them past the page cache, in 16 MiB blocks by two threads."""
+def read_direct(folder: Path, *, huge_pages: bool = False) -> tuple[int, float]:
+    """Bytes of all files below a folder; seconds to read them past the page cache, in 16 MiB blocks by two threads.
+
+    Into huge pages a disk that is limited in requests a second reads faster: they make larger ones.
+    """
     sizes = {path: path.stat().st_size for path in _files(folder)}
     handles = {path: os.open(path, os.O_RDONLY | os.O_DIRECT) for path in sizes}
     places = [(path, offset) for path, size in sizes.items() for offset in range(0, size, BLOCK_BYTES)]
-    targets = [mmap.mmap(-1, BLOCK_BYTES) for _ in range(THREADS)]
+    targets = [_in_huge_pages() if huge_pages else memoryview(mmap.mmap(-1, BLOCK_BYTES)) for _ in range(THREADS)]
     for target in targets:
-        target.write(bytes(BLOCK_BYTES))  # has its pages
+        target[:] = bytes(BLOCK_BYTES)  # has its pages
 
     def read(place: tuple[Path, int]) -> None:
         target = targets.pop()
@@ -74,6 +79,13 @@ def read_direct(folder: Path) -> tuple[int, float]:
     finally:
         for handle in handles.values():
             os.close(handle)
+
+
+def _in_huge_pages() -> memoryview:
+    memory = mmap.mmap(-1, BLOCK_BYTES + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    begin = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE_PAGE_BYTES
+    return memoryview(memory)[begin : begin + BLOCK_BYTES]
 
 
 def drop_caches(folder: Path) -> None:

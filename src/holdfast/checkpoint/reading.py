@@ -4,6 +4,7 @@ Only the blocks that the wanted parts lie in are read, past the page cache, seve
 digest in memory and copied from there to where it belongs. Nothing here needs torch.
 """
 
+import contextlib
 import ctypes
 import errno
 import mmap
@@ -32,6 +33,7 @@ _TASK_BYTES: Final = 16 << 20
 """What is read at once: a quarter of it takes a fifth longer in all."""
 _THREADS: Final = 4
 """Two keep the disks busy that were measured, while two others compare and copy."""
+_HUGE_PAGE_BYTES: Final = 2 << 20
 _GAP_BLOCKS: Final = 1
 """Blocks that nobody wants are read where leaving them out would cost another read."""
 Tier = Literal["memory", "peer_memory", "disk"]
@@ -131,7 +133,7 @@ class VerifiedFiles:
 
     def _buffer(self) -> memoryview:
         if not hasattr(self._buffers, "memory"):
-            self._buffers.memory = memoryview(mmap.mmap(-1, _TASK_BYTES))  # page-aligned, as direct I/O wants it
+            self._buffers.memory = _huge_pages(_TASK_BYTES)
         memory: memoryview = self._buffers.memory
         return memory
 
@@ -166,6 +168,19 @@ def _tasks(parts: Sequence[Part], size_bytes: int) -> Iterator[tuple[int, int, l
             # Parts that begin before it may reach into it.
             near = parts[bisect_right(offsets, begin - longest) : bisect_right(offsets, end)]
             yield begin, end, [part for part in near if part.offset < end and part.offset + len(part.target) > begin]
+
+
+def _huge_pages(size_bytes: int) -> memoryview:
+    """New memory, in huge pages where the kernel has them.
+
+    A request to the disk names so many pieces of memory at most: half a megabyte of small pages, several of huge ones.
+    A disk with a limit to its requests reads twice as fast into these.
+    """
+    made = mmap.mmap(-1, size_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    with contextlib.suppress(OSError):  # a kernel without them
+        made.madvise(mmap.MADV_HUGEPAGE)
+    begin = -ctypes.addressof(ctypes.c_char.from_buffer(made)) % _HUGE_PAGE_BYTES
+    return memoryview(made)[begin : begin + size_bytes]
 
 
 def _open(path: Path) -> int:
