@@ -424,6 +424,28 @@ def test_what_a_forward_pass_changes_and_another_rank_writes_is_that_rank_s_to_l
     assert [info.step for info in holdfast.checkpoint.scan(tmp_path / "saves")] == [3, 2, 1]
 
 
+def test_what_a_plan_made_beside_the_training_takes_is_not_taken_in_the_call(tmp_path, monkeypatch):
+    gate, plan_anew = threading.Event(), Shape.plan_anew
+
+    def later(*arguments):
+        assert gate.wait(ENDS_S)
+        plan_anew(*arguments)
+
+    monkeypatch.setattr(Shape, "plan_anew", later)
+    gate.set()
+    state = {"first": torch.zeros(5, device=DEVICE), "second": torch.zeros(5, device=DEVICE)}
+    with holdfast.Checkpointer(tmp_path, attest=False, on_failure="warn") as ckpt:
+        ckpt.before_update()
+        ckpt.save(1, {"step": 1}).result(ENDS_S)  # nothing on a GPU: the next plan may be made in the thread
+        gate.clear()
+        handle = ckpt.save(2, state)
+        assert not handle.done()
+        state["second"].add_(1)
+        gate.set()
+        with pytest.raises(SaveFailed, match="'second' changed while it was copied"):
+            handle.result(ENDS_S)
+
+
 @pytest.mark.parametrize("attest", [True, False], ids=["attested", "not attested"])
 def test_who_breaks_off_a_call_by_ctrl_c_may_save_again(tmp_path, monkeypatch, attest):
     trained = Everything()

@@ -17,7 +17,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final
@@ -193,8 +193,7 @@ class Engine:
             return
         leaves, written = job.contents.leaves(None), self._shape.agreed.written
         names = [name for name in job.changed() if name in written]
-        changed_bytes = sum(local(leaves[name]).nbytes for name in names)
-        if 0 < changed_bytes * _BUFFERS_SHARE <= sum(local(one).nbytes for one in job.contents.tensors):
+        if names and _bytes(leaves[name] for name in names) * _BUFFERS_SHARE <= _bytes(job.contents.tensors):
             self._shape.copy_early(job.contents, names)
 
     def _before_step(self) -> None:
@@ -476,6 +475,10 @@ class Engine:
 def _failed(step: int, error: Exception) -> SaveFailed:
     advice = "" if isinstance(error, HoldfastError) else ". Look at the log of this rank."
     return SaveFailed(f"Step {step} was not saved: {error}{advice}")
+
+
+def _bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(local(tensor).nbytes for tensor in tensors)
 
 
 def _some(names: list[str]) -> str:

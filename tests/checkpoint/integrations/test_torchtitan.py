@@ -1,7 +1,9 @@
 """Against the torchtitan that is installed: its trainer builds and calls a manager as these tests do."""
 
 import ast
+import fcntl
 import inspect
+import os
 import shutil
 from importlib.util import find_spec
 from pathlib import Path
@@ -135,11 +137,14 @@ def test_of_a_seed_the_model_alone_is_taken(tmp_path):
     assert started.loader.drawn == 0
 
 
-def test_what_a_killed_first_save_has_left_is_no_checkpoint(tmp_path):
+def test_a_first_save_that_was_killed_or_is_under_way_is_no_checkpoint(tmp_path):
     left = tmp_path / "checkpoint" / ".step-0000000005.ab-1.tmp"
     left.mkdir(parents=True)
-    (left / ".metadata").write_bytes(b"of a save that was killed")
+    (left / ".metadata").write_bytes(b"of a save that has not ended")
+    under_way = os.open(left, os.O_RDONLY)
+    fcntl.flock(under_way, fcntl.LOCK_EX)  # as the process does that writes it
     Training(tmp_path).run(2)
+    os.close(under_way)
     assert [info.step for info in scan(tmp_path / "checkpoint")] == [2, 1]
 
 

@@ -7,14 +7,15 @@ goes on from a folder that its own has written. What is not a save of the runnin
 save of the model alone, Hugging Face's format) is left to it.
 """
 
+import re
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from holdfast.checkpoint import Checkpointer, SaveHandle, scan
-from holdfast.checkpoint.folders import remove_leftovers, step_path
+from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.integrations import missing
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.restore import open_together, restore_into
@@ -24,6 +25,8 @@ try:
     from torchtitan.components.checkpointer import MODEL, CheckpointManager
 except ImportError as error:
     raise missing(error, "torchtitan") from error
+
+_CONTENTS: Final = (".metadata", "model.safetensors.index.json")
 
 
 class HoldfastCheckpointManager(CheckpointManager):
@@ -63,8 +66,6 @@ class HoldfastCheckpointManager(CheckpointManager):
         ranks = Ranks()
         steps = ranks.first(lambda: [info.step for info in scan(self.folder)])
         if step not in steps and (step != -1 or not steps):
-            # torchtitan takes what a killed save has left, which is hidden, for a checkpoint.
-            ranks.first(lambda: remove_leftovers(Path(self.folder)))
             loaded: bool = super()._load(step)
             return loaded
         # As torchtitan does: step 0 is where a training begins, of which others take the model alone.
@@ -86,6 +87,12 @@ class HoldfastCheckpointManager(CheckpointManager):
             raise DamagedCheckpoint(
                 f"{path} is damaged: {reason}. Leave load_step out to take the newest that is whole."
             )
+
+    def _find_load_step(self, folder: str = "") -> int:
+        # torchtitan's takes a save that is under way, or was killed, for a checkpoint: that is hidden.
+        places = (at.parent.name for name in _CONTENTS for at in Path(folder or self.folder).glob(f"step-*/{name}"))
+        steps = (re.fullmatch(r"step-(\d+)", place) for place in places)
+        return max((int(step[1]) for step in steps if step), default=-1)
 
     def _maybe_wait_for_staging(self) -> None:
         self._ckpt.before_update()
