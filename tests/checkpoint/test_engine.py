@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from concurrent.futures import Future
 
 import pytest
@@ -677,6 +678,22 @@ def test_a_checkpoint_that_is_gone_before_it_is_told_of_was_saved_all_the_same(t
     until(lambda: (tmp_path / "step-0000000003").exists() and not (tmp_path / "step-0000000002").exists())
     gate.set()
     assert [handle.result(5).name[-1] for handle in handles] == ["1", "2", "3"]
+
+
+def test_what_was_saved_is_let_go_of_before_whoever_waits_goes_on(tmp_path, held):
+    """A call that follows at once would wait for it, and a state made for one save alone takes memory for longer."""
+    states = [large(step) for step in (1, 2)]
+    with overlapping(tmp_path) as ckpt:
+        ckpt.save(1, states[0]).result(ENDS_S)
+        ckpt.before_update()
+        held.clear()
+        handle = ckpt.save(2, states[1])
+        alive, last = [], weakref.ref(states[1]["large"])
+        handle._outcome.add_done_callback(lambda _: alive.append(last() is not None))
+        states.clear()
+        held.set()
+        assert handle.result(ENDS_S) is not None
+    assert alive == [False]
 
 
 def test_a_listener_that_breaks_does_not_keep_the_handle_waiting(tmp_path, link, monkeypatch):

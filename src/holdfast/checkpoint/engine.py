@@ -444,6 +444,7 @@ class Engine:
         elif error is not None:
             job.outcome.set_exception(error)
         else:
+            job.forget()
             job.outcome.set_result(
                 Saved(
                     step=job.order.step,

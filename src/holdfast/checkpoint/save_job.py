@@ -51,8 +51,8 @@ class SaveJob:
     blocking: bool = True
     streams: Streams = field(default_factory=dict)
     boundaries: list[torch.cuda.Event] = field(default_factory=list)
-    contents: Contents = field(init=False)
-    snapshot: Snapshot = field(init=False)
+    contents: Contents = field(init=False, repr=False)
+    snapshot: Snapshot = field(init=False, repr=False)
     sources: list[Any] = field(default_factory=list)
     devices: Devices | None = None
     taken: list[Taken] = field(default_factory=list)
@@ -117,6 +117,14 @@ class SaveJob:
         for one in self.taken:
             one.let_go()
         self.staged.set()
+
+    def forget(self) -> None:
+        """It is saved: nobody asks any more what has changed since, but after one that blocked the next update.
+
+        Thousands of tensors let go take milliseconds of Python's lock, which the call after it would wait for.
+        """
+        if not self.blocking:
+            del self.contents, self.snapshot
 
     def fence_seconds(self) -> float:
         """How long the update waited, on the CPU or on a GPU. In a thread of ours."""

@@ -105,35 +105,46 @@ def flatten(state: Mapping[Any, Any], *, prefix: str = "") -> FlatState:
     Raises:
         BadUse: a value or key could not be read back without trusting the file, or two leaves share a name.
     """
-    leaves: dict[str, Any] = {}
-    order: list[str] = []
+    flat = _Flattening()
+    skeleton = {key: flat.visit(f"{prefix}{key}", value) for key, value in state.items()}
+    return FlatState(leaves=flat.leaves, skeleton=skeleton, order=flat.order)
 
-    def visit(name: str, value: Any) -> Skeleton:
+
+class _Flattening:
+    """What was found so far.
+
+    A function within `flatten` that calls itself would be a cycle: the tensors would live until Python looks for such
+    garbage, which trainers have it do rarely.
+    """
+
+    def __init__(self) -> None:
+        self.leaves: dict[str, Any] = {}
+        self.order: list[str] = []
+
+    def visit(self, name: str, value: Any) -> Skeleton:
+        """Take what is under `name`; its skeleton."""
         if isinstance(value, Mapping):
             kinds = set(map(type, value))
             if not kinds <= _KEYS:
                 raise _not_plain(f"a key of {name!r}", next(key for key in value if type(key) not in _KEYS))
             if not value:
-                order.append(name)
+                self.order.append(name)
             if set(map(type, value.values())) <= PLAIN_TENSORS:  # there may be thousands of them
                 names = [f"{name}.{key}" for key in value]
-                if (kinds <= {str} or len(set(names)) == len(names)) and leaves.keys().isdisjoint(names):
-                    leaves.update(zip(names, value.values(), strict=True))
-                    order.extend(names)
+                if (kinds <= {str} or len(set(names)) == len(names)) and self.leaves.keys().isdisjoint(names):
+                    self.leaves.update(zip(names, value.values(), strict=True))
+                    self.order.extend(names)
                     return dict(zip(value, names, strict=True))
-            return {key: visit(f"{name}.{key}", item) for key, item in value.items()}
+            return {key: self.visit(f"{name}.{key}", item) for key, item in value.items()}
         if is_nested_list(value):
-            return [visit(f"{name}.{index}", item) for index, item in enumerate(value)]
+            return [self.visit(f"{name}.{index}", item) for index, item in enumerate(value)]
         if not isinstance(value, torch.Tensor):
             _check_plain(name, value)
-        if name in leaves:
+        if name in self.leaves:
             raise BadUse(f"Two entries of the state have the name {name!r}. Rename one of them.")
-        leaves[name] = value
-        order.append(name)
+        self.leaves[name] = value
+        self.order.append(name)
         return name
-
-    skeleton = {key: visit(f"{prefix}{key}", value) for key, value in state.items()}
-    return FlatState(leaves=leaves, skeleton=skeleton, order=order)
 
 
 def is_nested_list(value: Any) -> bool:
