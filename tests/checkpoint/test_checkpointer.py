@@ -18,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
 from waiting import until
 
-from holdfast.checkpoint import Checkpointer, node_memory, restore, scan, verify
+from holdfast.checkpoint import Checkpointer, node_memory, opening, scan, verify
 from holdfast.checkpoint.folders import replaced_path
 from holdfast.checkpoint.marks import MARKS_NAME, note_metrics, note_verified, pin, read_marks, want
 from holdfast.checkpoint.marks_lock import locked
@@ -627,7 +627,7 @@ def test_a_step_that_is_saved_again_while_it_is_restored_is_restored_as_it_is_th
             ckpt.save(1, {"t": torch.full((5000,), value)})
     with Checkpointer(first) as ckpt:
         ckpt.save(0, {"t": torch.zeros(5000)})
-    real = restore.open_checkpoint
+    real = opening.open_checkpoint
 
     def open_and_replace(path, manifest, memory=None):
         opened = real(path, manifest, memory)
@@ -637,7 +637,7 @@ def test_a_step_that_is_saved_again_while_it_is_restored_is_restored_as_it_is_th
             shutil.rmtree(again)
         return opened
 
-    monkeypatch.setattr(restore, "open_checkpoint", open_and_replace)
+    monkeypatch.setattr(opening, "open_checkpoint", open_and_replace)
     state = {"t": torch.zeros(5000)}
     assert Checkpointer(first).restore(state) == 1
     assert state["t"].eq(2).all()

@@ -7,7 +7,7 @@ import os
 import pytest
 import torch
 
-from holdfast.checkpoint import Checkpointer, reading, restore
+from holdfast.checkpoint import Checkpointer, opening, reading
 from holdfast.checkpoint.folders import step_path
 from holdfast.core.errors import NoVerifiedCheckpoint, StateMismatch
 
@@ -29,7 +29,7 @@ def save(folder, *steps, **options):
 def pauses(monkeypatch):
     """How often was paused."""
     paused = []
-    monkeypatch.setattr(restore, "_pause", paused.append)
+    monkeypatch.setattr(opening, "_pause", paused.append)
     return paused
 
 
@@ -37,7 +37,7 @@ def pauses(monkeypatch):
 def test_what_is_deleted_as_it_is_restored_gives_way_to_what_is_there_then(tmp_path, monkeypatch, newer, restored):
     save(tmp_path / "other", 110)
     save(tmp_path, 90, 100)
-    real = restore.open_checkpoint
+    real = opening.open_checkpoint
 
     def replace_and_open(path, manifest, memory=None):
         if path.name == "step-0000000100" and path.exists():
@@ -46,7 +46,7 @@ def test_what_is_deleted_as_it_is_restored_gives_way_to_what_is_there_then(tmp_p
                 step_path(tmp_path / "other", 110).rename(step_path(tmp_path, 110))
         return real(path, manifest, memory)
 
-    monkeypatch.setattr(restore, "open_checkpoint", replace_and_open)
+    monkeypatch.setattr(opening, "open_checkpoint", replace_and_open)
     state = state_of(0)
     assert Checkpointer(tmp_path, read_only=True).restore(state) == restored
     assert state["t"].eq(restored).all()
@@ -57,7 +57,7 @@ def test_a_folder_from_which_everything_goes_is_no_reason_to_begin_anew(tmp_path
     """Also where there is always another one, which then goes, too."""
     save(tmp_path / "other", *range(101, last + 1))
     save(tmp_path, 100)
-    real = restore.open_checkpoint
+    real = opening.open_checkpoint
 
     def remove_and_open(path, manifest, memory=None):
         path.rename(tmp_path / f"gone{path.name}")
@@ -65,7 +65,7 @@ def test_a_folder_from_which_everything_goes_is_no_reason_to_begin_anew(tmp_path
             other.rename(tmp_path / other.name)
         return real(path, manifest, memory)
 
-    monkeypatch.setattr(restore, "open_checkpoint", remove_and_open)
+    monkeypatch.setattr(opening, "open_checkpoint", remove_and_open)
     with pytest.raises(NoVerifiedCheckpoint):
         Checkpointer(tmp_path, read_only=True).restore(state_of(0))
 
@@ -90,7 +90,7 @@ def test_what_cannot_be_read_for_a_moment_is_read_again(tmp_path, monkeypatch, p
 
 def test_a_manifest_that_cannot_be_read_for_a_moment_is_looked_at_again(tmp_path, monkeypatch, pauses):
     save(tmp_path, 1, 2)
-    real, infos = restore.scan, []
+    real, infos = opening.scan, []
 
     def scan(folder):
         infos[:] = real(folder)
@@ -102,7 +102,7 @@ def test_a_manifest_that_cannot_be_read_for_a_moment_is_looked_at_again(tmp_path
             (tmp_path / "kept").rename(step_path(tmp_path, 2) / "holdfast.json")
         return infos
 
-    monkeypatch.setattr(restore, "scan", scan)
+    monkeypatch.setattr(opening, "scan", scan)
     assert Checkpointer(tmp_path).restore(state_of(0)) == 2
     assert len(pauses) == 1
 

@@ -37,7 +37,9 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `foreign` | what can be checked of one that PyTorch alone wrote (`blobs`: its values) |
 | `inventory` | what one holds (`comparing`: how two differ; `one_file`: the state as one file) |
 | `importing` | what PyTorch alone wrote, made one of these |
-| `restore` | the newest checkpoint that verifies, into a state that fits (`fit`) |
+| `restore` | the newest checkpoint that verifies |
+| `opening` | what one says of itself, to one rank or to all together |
+| `filling` | it comes into a state, which it has to `fit` |
 | `ranges` | the bytes of the files that a rank needs (`reading`: each checked before it is handed out) |
 | `remote` | checkpoints in object storage (`objects` and four `remote_…`: catalog, push, fetch, ranges) |
 | `pushing` | what is fetched from there, and the `pushing_process` that brings it there (`pushed`: up to which step) |

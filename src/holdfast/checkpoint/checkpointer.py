@@ -22,13 +22,15 @@ from holdfast.checkpoint.arguments import (
 )
 from holdfast.checkpoint.catalog import scan, verify
 from holdfast.checkpoint.engine import Engine
+from holdfast.checkpoint.filling import per_rank_states
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.interval import Every, make_interval
 from holdfast.checkpoint.lost_time import LostTime
 from holdfast.checkpoint.manifest import read_manifest
+from holdfast.checkpoint.opening import open_checkpoint
 from holdfast.checkpoint.pushing import Pusher, fetch_instead, fetch_newer
 from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.restore import open_checkpoint, per_rank_states, restore_newest
+from holdfast.checkpoint.restore import restore_newest
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.save_handle import SaveHandle
 from holdfast.checkpoint.saved_event import Saved, saved_event

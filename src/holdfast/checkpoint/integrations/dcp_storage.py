@@ -40,9 +40,9 @@ from holdfast.checkpoint.folders import Staging, parse_name, remove_leftovers
 from holdfast.checkpoint.image import ALIGNMENT, Blob, Need, lay_out, template
 from holdfast.checkpoint.layout import Layout, Shard
 from holdfast.checkpoint.manifest import ManifestError, read_manifest
+from holdfast.checkpoint.opening import OpenCheckpoint, open_checkpoint
 from holdfast.checkpoint.persist import Part, write_shard
 from holdfast.checkpoint.ranges import read_items
-from holdfast.checkpoint.restore import OpenCheckpoint, open_checkpoint
 from holdfast.checkpoint.retention import Retention
 from holdfast.core.errors import BadUse, CheckpointError, DamagedCheckpoint, NotFound
 

@@ -15,10 +15,11 @@ from typing import Any, Final
 import torch
 
 from holdfast.checkpoint import Checkpointer, SaveHandle, scan
+from holdfast.checkpoint.filling import restore_into
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.integrations import missing
+from holdfast.checkpoint.opening import open_together
 from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.restore import open_together, restore_into
 from holdfast.core.errors import DamagedCheckpoint
 
 try:
