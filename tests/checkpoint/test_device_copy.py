@@ -323,7 +323,7 @@ def test_the_cpu_does_not_wait_at_the_fence_and_the_gpu_does(tmp_path):
     with holdfast.Checkpointer(tmp_path, every=1, max_device_memory_gib=0, attest=False) as ckpt:
         ckpt.save(1, {"weights": weights}).result()
         ckpt.save(2, {"weights": weights})
-        job = ckpt._engine._staging
+        job = ckpt._engine.fence._staging
         ckpt.before_update()
         assert not job.taken[0].unstaged.query(), "it is being copied"
         weights.zero_()
@@ -405,7 +405,7 @@ def train_a_rank(rank, folder):
     with holdfast.Checkpointer(folder / "saves", keep=None) as ckpt:
         for step in (1, 2, 3):
             saved = ckpt.save(step, {"model": model})
-            ckpt._engine._is_fenced = True
+            ckpt._engine.fence.was_passed = True
             model(torch.randn(16, 4, device=DEVICE))
             assert saved.result(), "rank"
     dist.destroy_process_group()

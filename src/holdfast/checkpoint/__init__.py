@@ -14,6 +14,7 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `contents` | what one rank puts into a checkpoint (`rng`: its random generators) |
 | `tree` | a nested state as flat leaves and a skeleton of its shape |
 | `engine` | one rank's saves (`save_job`: each), from the call until they are durable |
+| `fence` | the optimizer's step waits until what is saved is copied |
 | `shape` | what the saves of a state of one shape share |
 | `plan` | who writes what, and where (`image`: as bytes; `layout`: what of it the writing process knows) |
 | `stage` | live tensors into an `arena`, shared memory that holds one snapshot (`seats`: saves take turns in them) |

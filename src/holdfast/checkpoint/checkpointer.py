@@ -210,16 +210,16 @@ class Checkpointer:
         check_whole("step", step, least=0)
         self._check_here()
         self._pid = os.getpid()
-        self._lost.step(self._clock.monotonic_s(), fence_s=self._engine.fence_s)
+        self._lost.step(self._clock.monotonic_s(), fence_s=self._engine.fence.waited_s)
         try:
             return self._save(step, state, per_rank, force=force)
         finally:
             in_flight = self._engine.in_flight
-            self._lost.goes_on(self._clock.monotonic_s(), fence_s=self._engine.fence_s, in_flight=in_flight)
+            self._lost.goes_on(self._clock.monotonic_s(), fence_s=self._engine.fence.waited_s, in_flight=in_flight)
 
     def before_update(self) -> None:
         """Wait until what the last save saves is copied. Optimizers of torch call it by themselves."""
-        self._engine.before_update()
+        self._engine.fence.before_update()
 
     def restore(self, state: MutableMapping[str, Any], *, per_rank: MutableMapping[str, Any] | None = None) -> int:
         """Restore the newest checkpoint that verifies, and the random generators of each rank.

@@ -13,18 +13,15 @@ arena free, and whoever asks for the result.
 import contextlib
 import gc
 import logging
-import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 import torch.distributed as dist
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from holdfast.checkpoint import kept
 from holdfast.checkpoint.arena import ArenaError, State
@@ -32,10 +29,11 @@ from holdfast.checkpoint.checksums import DIGEST_BYTES
 from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.contents import collect
 from holdfast.checkpoint.devices import current_streams
+from holdfast.checkpoint.fence import Fence
 from holdfast.checkpoint.folders import remove_leftovers
 from holdfast.checkpoint.peer_meeting import meet
 from holdfast.checkpoint.persist import abandon
-from holdfast.checkpoint.plan import Plan, local
+from holdfast.checkpoint.plan import Plan
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.save_job import SaveJob
@@ -44,13 +42,10 @@ from holdfast.checkpoint.seats import Seat, Seats
 from holdfast.checkpoint.shape import Options, Shape
 from holdfast.checkpoint.stage import copy_into, names_of
 from holdfast.checkpoint.turns import short_turns
-from holdfast.checkpoint.writer import NotAttestedError, Writer
+from holdfast.checkpoint.writer import NotAttestedError, Writer, Written
 from holdfast.core.errors import BadUse, HoldfastError, SaveFailed
-from holdfast.core.link import job_link
 
 _logger = logging.getLogger("holdfast")
-_BUFFERS_SHARE: Final = 8
-"""Buffers that change before an update are less than such a part of a state."""
 _ADVICE: Final = (
     "Only an optimizer's step may change it before the copy is made; a loop without one calls ckpt.before_update() "
     "first. From now on it is copied in the call."
@@ -77,18 +72,10 @@ class Engine:
         self._ranks: Ranks | None = None
         self._session = ""
         self._saves = 0
-        self._staging: SaveJob | None = None
-        self._blocked: SaveJob | None = None
-        """The save that was begun last, if it has blocked and no update has come since."""
         self._in_flight: set[SaveJob] = set()
         self._preparing: Future[None] | None = None
         self._landed = threading.Condition()
-        self.fence_s = 0.0
-        """How long updates have waited for copies so far, in all."""
-        self._is_fenced = False
-        """Whether what updates the state has ever come by here: else nothing would wait for a copy."""
-        self._unhook: Callable[[], None] = lambda: None
-        self._pid = 0
+        self.fence = Fence(self._shape)
 
     def save(
         self,
@@ -111,11 +98,11 @@ class Engine:
             SaveFailed: likewise, where it could not be staged, or nothing can be begun.
         """
         began_s = time.monotonic()
-        self._await_copy()
-        self._blocked = None
+        self.fence.await_copy()
+        self.fence.forget()
         ranks = self._begin(step) if self._ranks is None else self._ranks
         self._saves += 1
-        if self._saves == 2 and not self._is_fenced and ranks.rank == 0:
+        if self._saves == 2 and not self.fence.was_passed and ranks.rank == 0:
             _logger.warning(_UNFENCED)
         order = Order(
             folder=self._folder,
@@ -135,7 +122,8 @@ class Engine:
                 raise failed
             if job.devices:
                 job.devices.goes_on(job.taken)
-            self._blocked = job if job.seat is not None else None
+            if job.seat is not None:
+                self.fence.learn_from(job)
         job.call_s = time.monotonic() - began_s
         return job.outcome
 
@@ -152,7 +140,7 @@ class Engine:
             # After what the snapshot has copied early on these streams: it is copied on from there.
             job.began_on(current_streams(job.contents.tensors))
             # What must be saved is not skipped for want of a plan.
-            must_wait = (job.must and self._shape.is_on_gpus) or not self._is_fenced or job.snapshot.must_block
+            must_wait = (job.must and self._shape.is_on_gpus) or not self.fence.was_passed or job.snapshot.must_block
             job.blocking = not self._shape.take(job, overlaps=not must_wait) or must_wait
         except Exception as error:  # the other ranks are to know
             job.error, job.blocking = error, True
@@ -166,7 +154,7 @@ class Engine:
         Raises:
             SaveFailed: there is none.
         """
-        self._staging = job
+        self.fence.stage(job)
         self._in_flight.add(job)
         try:
             staging = self._thread.submit(self._stage, job, ranks)
@@ -176,43 +164,6 @@ class Engine:
             raise SaveFailed(f"Step {job.order.step} was not saved: {error}. Save before the script ends.") from error
         self._preparing = self._thread.submit(self._shape.prepare)
         return staging
-
-    def before_update(self) -> None:
-        """Wait until the bytes of the save that was begun last are copied: from then on they may change."""
-        self._is_fenced = True
-        self._await_copy()
-        self._learn()
-
-    def _learn(self) -> None:
-        """What forward and backward have written to since a save that blocked, a save that does not copies early.
-
-        Much of the state is no buffers: somebody has loaded another one.
-        """
-        job, self._blocked = self._blocked, None
-        if job is None or os.getpid() != self._pid:
-            return
-        leaves, written = job.contents.leaves(None), self._shape.agreed.written
-        names = [name for name in job.changed() if name in written]
-        if names and _bytes(leaves[name] for name in names) * _BUFFERS_SHARE <= _bytes(job.contents.tensors):
-            self._shape.copy_early(job.contents, names)
-
-    def _before_step(self) -> None:
-        # A step that is captured is none yet: whoever replays it calls `before_update`.
-        if not (torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()):  # type: ignore[no-untyped-call]
-            self.before_update()
-
-    def _await_copy(self) -> None:
-        job = self._staging
-        if job is None or os.getpid() != self._pid:  # forked: the thread that copies is another process's
-            return
-        began_s = time.monotonic()
-        with job_link().section("save"):
-            all_wait = job.pass_fence()
-        waited_s = time.monotonic() - began_s
-        job.fence_s += waited_s
-        self.fence_s += waited_s
-        if all_wait:  # else an update on another stream comes here again
-            self._staging = None
 
     @property
     def is_busy(self) -> bool:
@@ -233,7 +184,7 @@ class Engine:
 
     def close(self, *, in_good_order: bool = True) -> None:
         """Wait for every save, and let go of memory, process and group; see `Writer.close`."""
-        self._unhook()
+        self.fence.close()
         self.wait()
         self._thread.shutdown(cancel_futures=True)
         self._shape.close(in_good_order=in_good_order)
@@ -258,7 +209,7 @@ class Engine:
             if isinstance(error, BadUse | SaveFailed):
                 raise
             raise _failed(step, error) from error
-        self._ranks, self._pid = ranks, os.getpid()
+        self._ranks = ranks
         return ranks
 
     def _begin_with(self, ranks: Ranks) -> None:
@@ -273,7 +224,7 @@ class Engine:
         self._session = ranks.first(clear)
         if self._options.peer_memory and (pairing := meet(ranks)) is not None:
             self._writer.pair(pairing, max_bytes=self._options.max_memory_bytes)
-        self._unhook = register_optimizer_step_pre_hook(lambda *_: self._before_step()).remove
+        self.fence.install()
 
     def _stage(self, job: SaveJob, ranks: Ranks) -> None:
         """Order one save to be written, and copy its state, which the writing follows. Collective, in the thread."""
@@ -290,7 +241,7 @@ class Engine:
                 end = len(plan.pieces) * DIGEST_BYTES
                 seat.arena.notes[end - len(job.digests) : end] = job.digests
 
-        ended: Future[float] | None = None
+        ended: Future[Written] | None = None
         try:
             with short_turns:
                 if not self._agree(job, ranks):
@@ -404,7 +355,7 @@ class Engine:
             copy_rest()
         arena.move(State.SEALED, generation)
 
-    def _order(self, job: SaveJob, plan: Plan, seat: Seat, generation: int) -> "Future[float]":
+    def _order(self, job: SaveJob, plan: Plan, seat: Seat, generation: int) -> "Future[Written]":
         job.seat, job.generation = seat, generation
         try:
             return self._writer.save(
@@ -418,7 +369,7 @@ class Engine:
             abandon(job.order, plan.layout, f"the process that writes it cannot be started ({error})")
             raise
 
-    def _ended(self, job: SaveJob, seat: Seat, plan: Plan, done: "Future[float]") -> None:
+    def _ended(self, job: SaveJob, seat: Seat, plan: Plan, done: "Future[Written]") -> None:
         try:
             self._settle(job, seat, plan, done)
         except Exception as error:  # whoever waits is to hear of it
@@ -429,7 +380,7 @@ class Engine:
         finally:
             self._land(job)
 
-    def _settle(self, job: SaveJob, seat: Seat, plan: Plan, done: "Future[float]") -> None:
+    def _settle(self, job: SaveJob, seat: Seat, plan: Plan, done: "Future[Written]") -> None:
         self._seats.free(seat)  # first: whoever hears that it has ended finds room for the next save
         error = job.failure or done.exception()
         if isinstance(error, NotAttestedError):
@@ -449,10 +400,10 @@ class Engine:
                 Saved(
                     step=job.order.step,
                     path=job.order.final,
-                    size_bytes=plan.layout.size_bytes,
+                    own_bytes=plan.layout.size_bytes,
+                    written=done.result(),
                     call_s=job.call_s,
                     fence_s=job.fence_seconds(),
-                    write_s=done.result(),
                     durable_s=time.monotonic() - job.began_s,
                     attested=job.digests is not None,
                 )
@@ -476,10 +427,6 @@ class Engine:
 def _failed(step: int, error: Exception) -> SaveFailed:
     advice = "" if isinstance(error, HoldfastError) else ". Look at the log of this rank."
     return SaveFailed(f"Step {step} was not saved: {error}{advice}")
-
-
-def _bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(local(tensor).nbytes for tensor in tensors)
 
 
 def _some(names: list[str]) -> str:

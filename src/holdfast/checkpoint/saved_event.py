@@ -1,23 +1,33 @@
 """A save that became durable: what it is and what it cost, and the one event that tells of it."""
 
-import contextlib
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.checkpoint.manifest import Manifest, ManifestError, read_manifest
+from holdfast.checkpoint.writer import Written
 
 
 @dataclass(frozen=True, kw_only=True)
 class Saved:
-    """A durable checkpoint, and what it cost. `fence_s`: how long updates waited; `durable_s`: from the call on."""
+    """A durable checkpoint, and what it cost.
+
+    Attributes:
+        step: it is of.
+        path: it lies there.
+        own_bytes: of this rank's files.
+        written: what the writing process said of it.
+        call_s: seconds in the call.
+        fence_s: seconds that updates waited for its copy.
+        durable_s: seconds from the call on.
+        attested: whether all of it was compared with what was live.
+    """
 
     step: int
     path: Path
-    size_bytes: int
+    own_bytes: int
+    written: Written
     call_s: float
     fence_s: float
-    write_s: float
     durable_s: float
     attested: bool
 
@@ -30,21 +40,19 @@ def saved_event(saved: Saved, *, slowdown_s: float | None) -> dict[str, Any]:
         slowdown_s: what steps lost while it was written, seconds (`lost_time`); None where that cannot be told.
 
     Returns:
-        `step`, `path`, `tier`; `size_bytes` of all ranks; `digest`, the manifest's, which covers every byte, None where
-        the checkpoint is gone already; `attested`; `call_s`, `fence_s`, `stall_s` (both together), `slowdown_s`,
-        `lost_s` (all of it), `durable_s` (from the call on); `write_gb_per_s` of rank 0's own files, from when its
-        writing began until all ranks' were durable, None where the process that wrote them died before it said so.
+        `step`, `path`, `tier`; `size_bytes` of all ranks; `digest`, the manifest's, which covers every byte;
+        `attested`; `call_s`, `fence_s`, `stall_s` (both together), `slowdown_s`, `lost_s` (all of it), `durable_s`
+        (from the call on); `write_gb_per_s` of rank 0's own files, until all ranks' were durable.
+        Where the process that wrote it died before it said so, the size is rank 0's, and digest and rate are None.
     """
-    manifest: Manifest | None = None
-    with contextlib.suppress(OSError, ManifestError):  # deleted already: a later one is durable too
-        manifest = read_manifest(saved.path, step=saved.step)
+    written = saved.written
     stall_s = saved.call_s + saved.fence_s
     return {
         "step": saved.step,
         "path": str(saved.path),
         "tier": "disk",
-        "size_bytes": saved.size_bytes if manifest is None else manifest.size_bytes,
-        "digest": None if manifest is None else manifest.digest,
+        "size_bytes": saved.own_bytes if written.size_bytes is None else written.size_bytes,
+        "digest": written.digest,
         "attested": saved.attested,
         "call_s": saved.call_s,
         "fence_s": saved.fence_s,
@@ -52,5 +60,5 @@ def saved_event(saved: Saved, *, slowdown_s: float | None) -> dict[str, Any]:
         "slowdown_s": slowdown_s,
         "lost_s": stall_s + (slowdown_s or 0.0),
         "durable_s": saved.durable_s,
-        "write_gb_per_s": saved.size_bytes / saved.write_s / 1e9 if saved.write_s else None,
+        "write_gb_per_s": saved.own_bytes / written.seconds / 1e9 if written.seconds else None,
     }

@@ -48,6 +48,21 @@ class NotAttestedError(SaveFailed):
         self.pieces = pieces
 
 
+@dataclass(frozen=True, kw_only=True)
+class Written:
+    """A save that is durable.
+
+    Attributes:
+        seconds: from when its writing began until all ranks' parts were there; 0: the process died before it said so.
+        digest: of the manifest; None there too, and on other ranks than 0.
+        size_bytes: of the files of all ranks; None likewise.
+    """
+
+    seconds: float = 0.0
+    digest: str | None = None
+    size_bytes: int | None = None
+
+
 @dataclass
 class _Outstanding:
     order: Order
@@ -56,7 +71,7 @@ class _Outstanding:
     layout_number: int
     layout: Layout
     attested_bytes: int
-    ended: Future[float] = field(default_factory=Future)
+    ended: Future[Written] = field(default_factory=Future)
     starts: int = 1
     has_begun: bool = False
 
@@ -74,7 +89,7 @@ class _Outstanding:
     def settle(self, failure: str) -> None:
         """Tell whoever waits that it is durable, or why it failed."""
         if not failure:
-            self.ended.set_result(0.0)
+            self.ended.set_result(Written())
             return
         advice = "Look at the memory and the storage of this node."
         self.ended.set_exception(SaveFailed(f"Step {self.order.step} was not saved: {failure}. {advice}"))
@@ -159,11 +174,11 @@ class Writer:
                 os.close(self._layouts.pop(number)[0])
             self._tell({"forget": {"arenas": arenas, "layouts": layouts}})
 
-    def save(self, order: Order, *, arena: int, generation: int, layout: int, attested_bytes: int) -> "Future[float]":
+    def save(self, order: Order, *, arena: int, generation: int, layout: int, attested_bytes: int) -> "Future[Written]":
         """Order the image in a sealed arena to be made durable.
 
         Returns:
-            How many seconds it took, once it is durable; else SaveFailed, or NotAttestedError.
+            What there is, once it is durable; else SaveFailed, or NotAttestedError.
 
         Raises:
             OSError: no process could be started.
@@ -388,7 +403,8 @@ class Writer:
         elif "failed" in said:
             outstanding.ended.set_exception(SaveFailed(said["failed"]))
         else:
-            outstanding.ended.set_result(float(said["seconds"]))
+            names = Written.__dataclass_fields__
+            outstanding.ended.set_result(Written(**{name: said[name] for name in names if name in said}))
 
 
 def _within(limit_s: float, work: Callable[[], None]) -> None:

@@ -24,6 +24,7 @@ from holdfast.checkpoint.disk import Pace
 from holdfast.checkpoint.failures import explain
 from holdfast.checkpoint.keeping import ENV_SUPERVISOR, PROCESS_NAME, Keeper, Snapshot
 from holdfast.checkpoint.layout import Layout
+from holdfast.checkpoint.manifest import ManifestError, read_manifest
 from holdfast.checkpoint.messages import readable, receive, send
 from holdfast.checkpoint.peer_memory import PeerMemory
 from holdfast.checkpoint.persist import NotAttested, Part, delete_superfluous, persist
@@ -141,7 +142,7 @@ class Service:
         self._say({"began": ended})
         began_s = time.monotonic()
         if (arena.generation, arena.state) == (generation, State.COMMITTED):  # by a process that died before it said so
-            self._say({"ended": {**ended, "seconds": 0.0}})
+            self._say({"ended": {**ended, "seconds": 0.0, **_committed(order, layout.rank)}})
             return
         until_s = began_s + message["timeout_s"]
         self._pace.max_bytes_s = message["max_write_bytes_s"]
@@ -183,7 +184,7 @@ class Service:
                 )
             )
         except Exception as error:
-            ended |= {"failed": explain(order, layout.size_bytes, error), "errno": getattr(error, "errno", None)}
+            ended["failed"] = explain(order, layout.size_bytes, error)
             if isinstance(error, NotAttested):
                 ended["pieces"] = error.pieces[:_PIECES]
             with contextlib.suppress(ArenaError):  # the trainer has given it up
@@ -193,6 +194,7 @@ class Service:
             snapshot = Snapshot(order=order, layout=layout, arena=arena, generation=generation, blocks=blocks)
             if self._keeper.committed(snapshot):
                 self._peer.offer(snapshot)
+            ended |= _committed(order, layout.rank)
         self._say({"ended": {**ended, "seconds": time.monotonic() - began_s}})
         if layout.rank == 0 and "failed" not in ended:  # a large one takes a while: nobody waits for it
             delete_superfluous(order, self._moved)
@@ -245,6 +247,17 @@ class Service:
                 except OSError:
                     pass
                 return _let_go_of_stderr()  # the trainer is gone; what it ordered is done all the same
+
+
+def _committed(order: Order, rank: int) -> dict[str, Any]:
+    """What rank 0's trainer is told of the checkpoint. It reads nothing of it itself: storage may hang."""
+    if rank:
+        return {}
+    try:
+        manifest = read_manifest(order.final, step=order.step)
+    except (ManifestError, OSError):  # somebody has taken it away
+        return {}
+    return {"digest": manifest.digest, "size_bytes": manifest.size_bytes}
 
 
 def pause_s(waited_s: float) -> float:
