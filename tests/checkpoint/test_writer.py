@@ -20,6 +20,7 @@ from holdfast.checkpoint import writer as writer_module
 from holdfast.checkpoint import writing_process
 from holdfast.checkpoint.arena import PAGE_BYTES, State
 from holdfast.checkpoint.folders import failure_path
+from holdfast.checkpoint.layout import Piece
 from holdfast.checkpoint.messages import receive, send
 from holdfast.checkpoint.writer import NotAttestedError, Writer
 from holdfast.checkpoint.writing_process import Service, pause_s
@@ -458,9 +459,6 @@ def test_what_was_not_attested_is_told_piece_by_piece(bench):
 
 
 def test_more_wrong_pieces_than_a_message_holds_are_a_failure_all_the_same(bench):
-
-    from holdfast.checkpoint.layout import Piece
-
     layout = hand_made(sizes=[40_000])
     made = bench(layout=replace(layout, pieces=tuple(Piece(number, 1) for number in range(30_000))))
     made.arena.notes[:] = bytes(len(made.arena.notes))

@@ -12,7 +12,7 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `saved_event` | what is told of a save |
 | `ranks` | every rank does its part, and all go on or all raise the same error |
 | `contents` | what one rank puts into a checkpoint (`rng`: its random generators) |
-| `tree` | a nested state as flat leaves and a skeleton of its shape |
+| `tree` | a nested state as flat leaves and a skeleton of its shape (`skeletons`: those that are stored) |
 | `engine` | one rank's saves (`save_job`: each), from the call until they are durable |
 | `fence` | the optimizer's step waits until what is saved is copied |
 | `shape` | what the saves of a state of one shape share |

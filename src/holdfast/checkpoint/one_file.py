@@ -5,7 +5,7 @@ dicts, sharded tensors put together. What Holdfast saves for each rank is under 
 by rank of `user` (the `per_rank` of it) and `rng`.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +15,11 @@ from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.catalog import Progress
-from holdfast.checkpoint.contents import OWN_NAME, STRUCTURE, rank_structure
+from holdfast.checkpoint.contents import OWN_NAME, rank_structure
 from holdfast.checkpoint.fit import ABSENT, fill
 from holdfast.checkpoint.inventory import Opened, open_for_reading, reading_verified
 from holdfast.checkpoint.reading import VerifiedFiles
-from holdfast.checkpoint.tree import Skeleton, skeleton_from_paths
+from holdfast.checkpoint.skeletons import leaves, shared_skeleton, stored_skeleton
 from holdfast.core.atomic import replacing
 from holdfast.core.errors import BadUse, CheckpointError, NotFound
 
@@ -66,7 +66,7 @@ def write_one_file(
     opened = open_for_reading(checkpoint)
     with reading_verified(opened) as files:
         skeleton = _chosen(_skeleton(opened, files), entries, checkpoint)
-        names = _leaves(skeleton)
+        names = list(leaves(skeleton))
         loaded = _read(opened, files, names, progress)
     state = fill(ABSENT, skeleton, loaded)
     if OWN_NAME in state and opened.manifest is not None:
@@ -81,23 +81,15 @@ def write_one_file(
 
 def _skeleton(opened: Opened, files: VerifiedFiles | None) -> dict[Any, Any]:
     metadata = opened.metadata
-    shared = _stored_skeleton(opened, files, STRUCTURE)
-    if shared is None:
-        paths = metadata.planner_data or {}
-        return skeleton_from_paths({name: paths.get(name, (name,)) for name in metadata.state_dict_metadata})
+
+    def read(wanted: Mapping[str, None]) -> Mapping[str, Any]:
+        return dcp.read(opened.path, metadata, wanted, files)
+
+    shared = shared_skeleton(metadata, read)
     ranks: list[Any] = []
-    while (own := _stored_skeleton(opened, files, rank_structure(len(ranks)))) is not None:
+    while (own := stored_skeleton(rank_structure(len(ranks)), metadata, read)) is not None:
         ranks.append(own)
-    return {**shared, OWN_NAME: {"ranks": ranks}}
-
-
-def _stored_skeleton(opened: Opened, files: VerifiedFiles | None, name: str) -> dict[Any, Any] | None:
-    if name not in opened.metadata.state_dict_metadata:
-        return None
-    (skeleton,) = dcp.read(opened.path, opened.metadata, {name: None}, files)[name]
-    if not isinstance(skeleton, dict) or not set(_leaves(skeleton)) <= opened.metadata.state_dict_metadata.keys():
-        raise CheckpointError(f"{name} of {opened.path} names what it does not hold. Take another checkpoint.")
-    return skeleton
+    return {**shared, OWN_NAME: {"ranks": ranks}} if ranks else shared
 
 
 def _chosen(skeleton: dict[Any, Any], entries: Collection[str], checkpoint: Path) -> dict[Any, Any]:
@@ -105,13 +97,6 @@ def _chosen(skeleton: dict[Any, Any], entries: Collection[str], checkpoint: Path
         if name not in skeleton:
             raise BadUse(f"{checkpoint} has no entry {name!r}. It has: {', '.join(map(str, skeleton))}.")
     return {name: part for name, part in skeleton.items() if not entries or name in entries}
-
-
-def _leaves(skeleton: Skeleton) -> list[str]:
-    if isinstance(skeleton, str):
-        return [skeleton]
-    parts = skeleton.values() if isinstance(skeleton, dict) else skeleton
-    return [leaf for part in parts for leaf in _leaves(part)]
 
 
 def _read(opened: Opened, files: VerifiedFiles | None, names: Collection[str], progress: Progress) -> dict[str, Any]:

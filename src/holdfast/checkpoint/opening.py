@@ -5,7 +5,7 @@ What cannot be read for a moment is read again.
 
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import sleep as _pause
@@ -16,14 +16,13 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.catalog import CheckpointInfo, scan
-from holdfast.checkpoint.contents import STRUCTURE, rank_structure
+from holdfast.checkpoint.contents import rank_structure
 from holdfast.checkpoint.kept import Predecessors
 from holdfast.checkpoint.manifest import Manifest, ManifestError, UnreadError, check_contents, read_manifest
 from holdfast.checkpoint.metadata import METADATA_NAME, check_against_files, read_metadata, unpack_metadata
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.reading import VerifiedFiles
-from holdfast.checkpoint.tree import Skeleton, skeleton_from_paths
-from holdfast.core.errors import CheckpointError
+from holdfast.checkpoint.skeletons import shared_skeleton, stored_skeleton
 
 _logger = logging.getLogger("holdfast")
 OPENINGS: Final = 3
@@ -44,29 +43,15 @@ class OpenCheckpoint:
     @functools.cached_property
     def shared(self) -> dict[Any, Any]:
         """The skeleton of the state."""
-        shared = self._skeleton(STRUCTURE)
-        if shared is not None:
-            return shared
-        names = self.metadata.state_dict_metadata
-        return skeleton_from_paths(self.metadata.planner_data or {name: (name,) for name in names})
+        return shared_skeleton(self.metadata, self.read)
 
     def own(self, rank: int) -> dict[Any, Any] | None:
         """The skeleton of what belongs to `rank`: `user` and `rng`. None where DCP alone wrote it."""
-        return self._skeleton(rank_structure(rank))
+        return stored_skeleton(rank_structure(rank), self.metadata, self.read)
 
     def read(self, wanted: Mapping[str, torch.Tensor | None]) -> dict[str, Any]:
         """See `dcp.read`."""
         return dcp.read(self.path, self.metadata, wanted, self.files)
-
-    def _skeleton(self, name: str) -> dict[Any, Any] | None:
-        """A skeleton that was stored under `name`, whose every leaf the metadata knows; None if there is none."""
-        if name not in self.metadata.state_dict_metadata:
-            return None
-        (skeleton,) = self.read({name: None})[name]
-        unknown = set(_leaves(skeleton)) - self.metadata.state_dict_metadata.keys()
-        if unknown or not isinstance(skeleton, dict):
-            raise CheckpointError(f"{name} names what the checkpoint does not hold: {sorted(unknown)[:3]}")
-        return skeleton
 
 
 def open_checkpoint(path: Path, manifest: Manifest, memory: Predecessors | None = None) -> OpenCheckpoint:
@@ -152,11 +137,3 @@ def failing(work: Callable[[], None]) -> str:
         else:
             break
     return ""
-
-
-def _leaves(skeleton: Skeleton) -> Iterator[str]:
-    if isinstance(skeleton, str):
-        yield skeleton
-    else:
-        for part in skeleton.values() if isinstance(skeleton, dict) else skeleton:
-            yield from _leaves(part)
