@@ -29,7 +29,6 @@ RAW: Final = "weights changed during the copy, in memory"
 CHANGES: Final = (IN_PLACE, RAW)
 TENSOR_COUNT: Final = 96
 ELEMENTS: Final = 65_536
-CHANGED_STEP: Final = 5
 
 
 @dataclass(frozen=True)

@@ -470,6 +470,8 @@ def quantized():
         ({"a.b": 1, "a": {"b": 2}}, r"the name 'a.b'"),
         ({"m": {"t": torch.eye(3).to_sparse()}}, r"'m.t': it is a sparse tensor. Save the dense tensors"),
         ({"t": quantized()}, r"'t': it is a quantized tensor"),
+        ({"m": torch.nn.LazyLinear(3)}, r"'m.weight': it is an uninitialized tensor. Run the model once first"),
+        ({"t": torch.zeros(64, dtype=torch.uint8).view(torch.int4)}, r"'t': PyTorch stores no tensor of torch.int4"),
         ({"t": nested()}, r"'t': it is a nested tensor"),
         ({"t": torch.empty(3, device="meta")}, r"'t': it is a meta tensor. Give it memory first"),
         ({"holdfast": 1}, r"entry 'holdfast'"),
@@ -514,8 +516,9 @@ def test_a_bad_step_is_named(tmp_path, step):
 
 def test_a_folder_below_a_file_is_refused_in_one_sentence(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadUse, match=r"cannot be written \(Not a directory\). Make it writable"):
-        Checkpointer(tmp_path / "file" / "checkpoints")
+    for place in ("file", "file/checkpoints"):
+        with pytest.raises(BadUse, match=r"is a file\. Give Checkpointer a folder"):
+            Checkpointer(tmp_path / place)
 
 
 def test_closing_twice_does_no_harm_and_saving_after_is_refused(tmp_path):

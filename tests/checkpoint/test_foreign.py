@@ -124,7 +124,23 @@ def surplus(metadata):
 
 
 def nonsense(metadata):
-    metadata.state_dict_metadata["b"].chunks = 3
+    metadata.planner_data = {"b": ({},)}
+
+
+def wrong_types():
+    """Of each place in the metadata."""
+    yield lambda metadata: setattr(metadata.state_dict_metadata["b"], "chunks", 3)
+    yield lambda metadata: setattr(metadata.state_dict_metadata["b"], "size", 3.5)
+    yield lambda metadata: setattr(metadata.state_dict_metadata["b"].chunks[0], "offsets", ["0", 0])
+    yield lambda metadata: setattr(metadata.state_dict_metadata["b"], "properties", None)
+    yield lambda metadata: setattr(metadata, "state_dict_metadata", ["b"])
+    yield lambda metadata: delattr(metadata, "state_dict_metadata")
+    yield lambda metadata: metadata.state_dict_metadata.update({"b": "b"})
+    yield lambda metadata: metadata.state_dict_metadata.update({7: metadata.state_dict_metadata["b"]})
+    yield lambda metadata: setattr(place_in(metadata, "n"), "offset", 0.5)
+    yield lambda metadata: setattr(place_in(metadata, "n"), "length", True)
+    yield lambda metadata: setattr(place_in(metadata, "n"), "relative_path", 7)
+    yield lambda metadata: setattr(metadata, "planner_data", [("b",)])
 
 
 @pytest.mark.parametrize(
@@ -134,7 +150,7 @@ def nonsense(metadata):
         (outside, "a part of 'b' lies outside of its shape"),
         (hole, "'b' is not whole: 12 of its 20 values were written"),
         (larger, "'b' in __0_0.distcp holds 24 bytes instead of 240"),
-        (nonsense, "its metadata is not what it should be"),
+        (nonsense, "its metadata says of a name where it belongs, and that is no place"),
         (lambda metadata: setattr(place_in(metadata, "n"), "relative_path", "../x"), "which is no file of it"),
         (lambda metadata: metadata.storage_data.clear(), "was never written"),
         (surplus, "'more' lies in /dev/tty, which is no file of it"),
@@ -146,6 +162,13 @@ def test_metadata_that_contradicts_itself_or_the_files_is_damage(plain, change, 
     info = check_foreign(plain)
     assert info.state == "damaged"
     assert reason in info.reason
+
+
+@pytest.mark.parametrize("change", list(wrong_types()))
+def test_metadata_of_wrong_types_is_damage_and_not_a_traceback(plain, change):
+    rewrite(plain, change)
+    info = check_foreign(plain)
+    assert (info.state, info.reason) == ("damaged", ".metadata does not hold DCP's metadata")
 
 
 def test_a_truncated_file_and_a_missing_one_are_damage(plain):

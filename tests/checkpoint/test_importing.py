@@ -1,6 +1,7 @@
 """Checkpoints that DCP alone wrote, made Holdfast's."""
 
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from checkpoint_training import Training, assert_same
 from holdfast.checkpoint import Checkpointer, scan, verify
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.importing import import_dcp
+from holdfast.checkpoint.metadata import read_metadata
 from holdfast.core.errors import BadUse, CheckpointError, NotFound, StateMismatch
 
 KILLS = 6
@@ -131,3 +133,13 @@ def test_killed_at_any_time_it_leaves_whole_checkpoints_alone(plain, tmp_path):
         # Of the one that was about to be told, it may be there.
         assert {info.step for info in infos} - set(there) <= {there[-1] + 1}
         assert set(there) <= {info.step for info in infos}
+
+
+def test_what_an_extension_of_pytorch_s_has_changed_is_refused_and_nothing_is_made(plain, tmp_path):
+    metadata = read_metadata(plain)
+    for stored in metadata.storage_data.values():
+        stored.transform_descriptors = ["stream.zstd"]
+    (plain / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(BadUse, match=r"was written with an extension of PyTorch's, such as one that compresses"):
+        import_dcp(plain, tmp_path / "checkpoints", 1)
+    assert not (tmp_path / "checkpoints").exists()

@@ -287,3 +287,13 @@ def test_a_disk_that_is_too_full_for_marks_is_pruned_all_the_same(four, monkeypa
     assert len(pruned(four, last=1).deleted) == 3
     assert steps(four) == [4]
     assert "may be deleted while prune reads it" in caplog.text
+
+
+def test_what_cannot_be_deleted_is_told(four, monkeypatch):
+    def refused(*_arguments, **_named):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(pruning, "hide", refused)
+    found = pruned(four, last=1)
+    assert (found.deleted, found.failed) == ([], [path_of(four, step) for step in (3, 2, 1)])
+    assert found.verdicts[1].stays == ("it could not be deleted: [Errno 13] Permission denied",)

@@ -3,13 +3,14 @@
 import errno
 import itertools
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
 from holdfast.checkpoint import Checkpointer, opening, reading
 from holdfast.checkpoint.folders import step_path
-from holdfast.core.errors import NoVerifiedCheckpoint, StateMismatch
+from holdfast.core.errors import CheckpointError, NoVerifiedCheckpoint, StateMismatch
 
 COUNT = 9 << 20
 """Of 32 bits: more than is read at once."""
@@ -128,3 +129,50 @@ def test_a_state_that_holds_parts_of_a_damaged_step_is_not_said_to_be_unchanged(
     path.rename(tmp_path / "away")
     with pytest.raises(StateMismatch, match=r"leave that entry out to restore the rest\.$"):
         Checkpointer(tmp_path).restore(state)
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+def test_a_folder_that_cannot_be_looked_at_is_looked_at_again(tmp_path, monkeypatch, pauses, failures):
+    save(tmp_path, 1, 2)
+    real, failed = Path.iterdir, []
+
+    def stale(path):
+        if path == tmp_path and len(failed) < failures:
+            failed.append(path)
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real(path)
+
+    monkeypatch.setattr(Path, "iterdir", stale)
+    if failures == 1:
+        assert Checkpointer(tmp_path).restore(state_of(0)) == 2
+        assert len(pauses) == 1
+    else:
+        with pytest.raises(CheckpointError, match=r"cannot be read \(Stale file handle\)\. Look at the storage"):
+            Checkpointer(tmp_path).restore(state_of(0))
+
+
+def test_one_that_cannot_be_looked_at_for_a_moment_is_not_taken_for_none(tmp_path, monkeypatch, pauses):
+    save(tmp_path, 1, 2)
+    real, failed = Path.is_dir, []
+
+    def stale(path):
+        if path == step_path(tmp_path, 2) and not failed:
+            failed.append(path)
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return real(path)
+
+    monkeypatch.setattr(Path, "is_dir", stale)
+    assert Checkpointer(tmp_path).restore(state_of(0)) == 2
+
+
+def test_a_link_in_the_place_of_a_newer_step_is_told(tmp_path, caplog):
+    save(tmp_path / "run", 1, 2, 3)
+    for step in (1, 3):
+        moved = step_path(tmp_path, step)
+        step_path(tmp_path / "run", step).rename(moved)
+        step_path(tmp_path / "run", step).symlink_to(moved)
+    caplog.clear()
+    assert Checkpointer(tmp_path / "run").restore(state_of(0)) == 2
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    link = step_path(tmp_path / "run", 3)
+    assert told == [f"Passed over {link}: it is a symbolic link. Put the folder itself there to have it."]

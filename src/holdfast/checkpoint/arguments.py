@@ -57,6 +57,8 @@ def make_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=folder):
             pass  # mode bits do not tell of a read-only mount, nor stop root
+    except (FileExistsError, NotADirectoryError) as error:
+        raise BadUse(f"{error.filename} is a file. Give Checkpointer a folder.") from error
     except OSError as error:
         raise BadUse(
             f"The checkpoint folder {folder} cannot be written ({error.strerror or error}). "

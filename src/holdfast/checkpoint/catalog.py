@@ -64,14 +64,22 @@ def scan(folder: str | Path) -> list[CheckpointInfo]:
     found = [
         (*name, path)
         for path in folder.iterdir()
-        if (name := parse_name(path.name)) and path.is_dir() and not path.is_symlink()
+        if (name := parse_name(path.name)) and is_folder(path) and not path.is_symlink()
     ]
     found.sort(key=lambda item: (item[0], not item[1]), reverse=True)
     checkpoints = []
     for _step, _replaced, path in found:
         with contextlib.suppress(NotFound):  # deleted since
             checkpoints.append(inspect(path))
-    return [info for info in checkpoints if info.state == "written" or info.path.is_dir()]
+    return [info for info in checkpoints if info.state == "written" or is_folder(info.path)]
+
+
+def is_folder(path: Path) -> bool:
+    """Whether it is one, or nobody can tell just now: whoever reads it hears why."""
+    try:
+        return path.is_dir()
+    except OSError:
+        return True
 
 
 def inspect(path: Path) -> CheckpointInfo:
@@ -81,7 +89,7 @@ def inspect(path: Path) -> CheckpointInfo:
         NotFound: `path` is no folder of the name `step-NUMBER`, and has no manifest either.
     """
     step = step_of(path)
-    if step is None or not path.is_dir():
+    if step is None or not is_folder(path):
         raise NotFound(f"{path} is not a checkpoint. Give a folder of the name step-NUMBER.")
     marks = read_marks(path)
     try:
@@ -114,7 +122,7 @@ def checkpoints_at(path: Path) -> list[Path]:
 
 def has_only_metadata(path: Path) -> bool:
     """Whether a checkpoint has DCP's metadata and no manifest: DCP alone wrote it, or the manifest was lost."""
-    return (path / _METADATA_NAME).is_file() and not (path / MANIFEST_NAME).is_file()
+    return _has(path, _METADATA_NAME) and not _has(path, MANIFEST_NAME)
 
 
 def step_of(path: Path) -> int | None:
@@ -214,6 +222,13 @@ def verify_and_note(
 
 
 def _is_checkpoint(path: Path) -> bool:
-    return path.is_dir() and (
-        parse_name(path.name) is not None or any((path / name).is_file() for name in (MANIFEST_NAME, _METADATA_NAME))
+    return is_folder(path) and (
+        parse_name(path.name) is not None or any(_has(path, name) for name in (MANIFEST_NAME, _METADATA_NAME))
     )
+
+
+def _has(path: Path, name: str) -> bool:
+    try:
+        return (path / name).is_file()
+    except OSError:  # nobody can tell
+        return False

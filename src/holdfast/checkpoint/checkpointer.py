@@ -21,6 +21,7 @@ from holdfast.checkpoint.arguments import (
     make_writable,
 )
 from holdfast.checkpoint.catalog import scan, verify
+from holdfast.checkpoint.contents import check_named
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.filling import per_rank_states
 from holdfast.checkpoint.folders import step_path
@@ -181,9 +182,9 @@ class Checkpointer:
 
         Call it after each step: that is when a stop and the time are noticed. Collective where torch.distributed is
         initialised. It returns while the state is still being copied: an optimizer's step waits for that by itself, and
-        whoever changes the state otherwise calls `before_update` first. The first call, and each before an update that
-        has waited so, returns once the state is copied. Python, NumPy and torch random generators of each rank are
-        saved by themselves.
+        whoever changes the state otherwise calls `before_update` first. Until an update has waited so for the first
+        time, each call returns only once the state is copied, and so does the first one. Python, NumPy and torch random
+        generators of each rank are saved by themselves.
 
         Args:
             step: steps completed.
@@ -247,6 +248,9 @@ class Checkpointer:
         self._check_here()
         self.wait()
         ranks = Ranks()
+        # Now, though there may be no checkpoint: else it would be known after the first failure alone.
+        for part in (state, {} if per_rank is None else per_rank):
+            ranks.together(functools.partial(check_named, part))
         link = job_link()
         with link.section("restore"):
             began_s = self._clock.monotonic_s()

@@ -86,7 +86,9 @@ def _compare_value(a: Opened, b: Opened, name: str) -> Difference | None:
     if saved is None:
         return None if _same_plain(a, b, name) else Difference(name=name, a=forms[0], b=forms[1])
     left, right = (
-        dcp.read(each.path, each.metadata, {name: torch.empty(saved.size, dtype=saved.properties.dtype)})[name]
+        dcp.read(each.path, each.metadata, {name: torch.empty(saved.size, dtype=saved.properties.dtype, device="cpu")})[
+            name
+        ]
         for each in (a, b)
     )
     differing, largest = _count(left, right)

@@ -36,17 +36,30 @@ def has_state_dict(value: Any) -> bool:
     return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
 
 
+def check_named(state: Any) -> None:
+    """Check for a dict of named entries.
+
+    Raises:
+        BadUse: it is none, or uses the name `holdfast`.
+    """
+    if not isinstance(state, Mapping):
+        raise BadUse(
+            f"The state must be a dict of named entries, not a {type(state).__name__}. Give {{'model': model, …}}."
+        )
+    for name in state:
+        if not isinstance(name, str):
+            raise BadUse(f"The state has an entry {name!r}. Names of entries are text.")
+        if name.split(".")[0] == OWN_NAME:
+            raise BadUse(f"The state has an entry {name!r}. Use a name that does not begin with '{OWN_NAME}'.")
+
+
 def state_dicts(state: Mapping[str, Any]) -> dict[str, Any]:
     """The state with each such object replaced by its `state_dict()`.
 
     Raises:
-        BadUse: it is not a dict of named entries, or uses the name `holdfast`.
+        BadUse: see `check_named`.
     """
-    if not isinstance(state, Mapping):
-        raise BadUse(f"The state must be a dict of named entries, not a {type(state).__name__}.")
-    for name in state:
-        if not isinstance(name, str) or name.split(".")[0] == OWN_NAME:
-            raise BadUse(f"The state has an entry {name!r}. Use text that does not begin with '{OWN_NAME}'.")
+    check_named(state)
     return {name: value.state_dict() if has_state_dict(value) else value for name, value in state.items()}
 
 
@@ -74,7 +87,7 @@ class Contents:
 
     @property
     def outline(self) -> Outline:
-        """What is equal where the containers of both parts are the same, as `FlatState` has it."""
+        """Equal for two states whose containers have the same keys, in the same order, and the same nesting."""
         shared, own = self._flat
         return shared.order, own.order, shared.skeleton, own.skeleton
 
@@ -108,7 +121,9 @@ def collect(
         BadUse: `state` or `per_rank` is no dict of named entries.
     """
     tensors = LiveTensors()
-    shared = capture(state_dicts(state() if callable(state) else state), tensors)
+    if callable(state) and not has_state_dict(state):  # a module is called to train, not for its state
+        state = state()
+    shared = capture(state_dicts(state), tensors)  # type: ignore[arg-type] # which is checked there
     user = capture(state_dicts(per_rank or {}), tensors)
     # The generators last: a user's state_dict() may draw from them.
     return Contents(rank=rank, shared=shared, own={"user": user, "rng": rng.capture()}, tensors=tensors)

@@ -168,7 +168,7 @@ class _Entry:
 
     def empty(self) -> torch.Tensor:
         """Memory to read it into."""
-        return torch.empty(self.saved_shape, dtype=self.dtype)
+        return torch.empty(self.saved_shape, dtype=self.dtype, device="cpu")
 
 
 def _tensor(metadata: Metadata, name: str) -> TensorStorageMetadata:

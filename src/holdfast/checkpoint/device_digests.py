@@ -132,16 +132,18 @@ class DeviceDigests:
             raise ValueError(f"Scratch memory of {scratch_bytes:,} bytes is too small for these pieces: give 2 MiB.")
         self._groups, rows = _grouped(counts, tiles, half)
         ends = [row + count for row, count in zip(rows, counts, strict=True)]
-        tile_pieces = torch.arange(len(tiles), dtype=torch.int32).repeat_interleave(torch.tensor(tiles).long())
+        tile_pieces = torch.arange(len(tiles), dtype=torch.int32, device=device).repeat_interleave(
+            torch.tensor(tiles, dtype=torch.int64, device=device)
+        )
         self._tables = (
-            torch.tensor(pieces_bytes, dtype=torch.int64).to(device),
-            torch.tensor(rows, dtype=torch.int64).to(device),
-            torch.tensor([0, *tiles]).cumsum(0)[:-1].to(device),
-            tile_pieces.to(device),
+            torch.tensor(pieces_bytes, dtype=torch.int64, device=device),
+            torch.tensor(rows, dtype=torch.int64, device=device),
+            torch.tensor([0, *tiles], device=device).cumsum(0)[:-1],
+            tile_pieces,
             torch.empty(max(ends, default=0) * 8, dtype=torch.uint64, device=device),
             torch.frombuffer(bytearray(_CONSTANTS), dtype=torch.uint64).to(device),
         )
-        self._given = torch.zeros(len(pieces_bytes), dtype=torch.int64)
+        self._given = torch.zeros(len(pieces_bytes), dtype=torch.int64, device="cpu")
         self._addresses = torch.zeros_like(self._given, device=device)
         self._device = self._addresses.device
         self._upload()  # so that there is pinned memory for it

@@ -88,7 +88,7 @@ class Engine:
         damaged: Collection[Path],
         must: bool,
     ) -> "Future[Saved | None]":
-        """Begin a save. It returns once it is staged where it plans or nothing fences updates, and at once elsewhere.
+        """Begin a save. It returns once the state is copied, if it plans or no update has ever waited; else at once.
 
         Returns:
             What was saved, once it is durable; None: it was skipped; SaveFailed or BadUse otherwise.

@@ -66,9 +66,9 @@ class Fence:
         self._learn()
 
     def _learn(self) -> None:
-        """What forward and backward have written to since a save that blocked, a save that does not copies early.
+        """Of what forward or backward wrote to since a save that blocked: later saves copy it in the call.
 
-        Much of the state is no buffers: somebody has loaded another one.
+        Where that is much of the state, it is no buffers, somebody has loaded another state: nothing is learnt.
         """
         job, self._blocked = self._blocked, None
         if job is None or os.getpid() != self._pid:

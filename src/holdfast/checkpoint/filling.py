@@ -5,12 +5,15 @@ import logging
 from collections.abc import Mapping, MutableMapping
 from typing import Any
 
+import torch
+from torch.distributed.tensor import DTensor
+
 from holdfast.checkpoint import rng
 from holdfast.checkpoint.contents import has_state_dict, state_dicts
 from holdfast.checkpoint.fit import ABSENT, Fit, fill
 from holdfast.checkpoint.opening import OpenCheckpoint, failing
 from holdfast.checkpoint.ranks import Ranks
-from holdfast.core.errors import StateMismatch
+from holdfast.core.errors import HoldfastError, StateMismatch
 
 _logger = logging.getLogger("holdfast")
 
@@ -28,7 +31,7 @@ def restore_into(
 
     Raises:
         BadUse: `state` or `per_rank` is no dict of named entries.
-        StateMismatch: they do not fit the checkpoint; nothing was changed on any rank.
+        StateMismatch: they do not fit the checkpoint; nothing was changed on any rank, unless it says so.
         CheckpointError: it holds what must not be read.
     """
     same_world = checkpoint.manifest.world_size == ranks.world_size
@@ -72,6 +75,7 @@ def restore_into(
             ranks.together(functools.partial(rng.check, rng_skeleton, loaded))
 
     def put() -> None:
+        _check_same(fit, loaded)
         for part in parts:
             part.put(loaded)
         if rng_skeleton:
@@ -79,13 +83,10 @@ def restore_into(
 
     ranks.together(put)
     if not rng_skeleton and ranks.rank == 0:
-        _logger.warning(
-            "The random generators were left alone: %s was saved by %d ranks and is restored by %d, "
-            "or was not saved by Holdfast.",
-            checkpoint.path,
-            checkpoint.manifest.world_size,
-            ranks.world_size,
-        )
+        why = "Checkpointer.save has not saved it"
+        if not same_world:
+            why = f"it was saved by {checkpoint.manifest.world_size} ranks and is restored by {ranks.world_size}"
+        _logger.warning("The random generators were left alone by %s: %s.", checkpoint.path, why)
     return ""
 
 
@@ -116,17 +117,71 @@ class _Part:
     def look(self, fit: Fit) -> None:
         for name, target in self._targets.items():
             if name in self._skeleton:
+                problems = len(fit.problems)
                 fit.fit(name, target, self._skeleton[name])
+                if len(fit.problems) == problems:
+                    fit.problems += _refused(name, self._entries[name], target, self._skeleton[name])
             else:
                 fit.require(name, target)
 
     def put(self, loaded: Mapping[str, Any]) -> None:
+        seen: set[int] = set()
         for name, target in self._targets.items():
-            filled = fill(target, self._skeleton.get(name, {}), loaded)
-            if has_state_dict(self._entries[name]):
-                self._entries[name].load_state_dict(filled)
-            else:
+            filled = fill(target, self._skeleton.get(name, {}), loaded, seen)
+            if not has_state_dict(self._entries[name]):
                 self._entries[name] = filled
+                continue
+            try:
+                self._entries[name].load_state_dict(filled)
+            except HoldfastError:
+                raise
+            except Exception as error:  # it is the user's
+                reason = next(iter(str(error).strip().splitlines()), "")
+                raise StateMismatch(
+                    f"load_state_dict of {name!r} failed ({type(error).__name__}: {reason}). "
+                    "Tensors hold what was restored already: build it as it was saved, or leave that entry out."
+                ) from error
+
+
+def _refused(name: str, entry: Any, target: Any, skeleton: Any) -> list[str]:
+    """What `load_state_dict` would refuse of a checkpoint in which all is that `target`, its state, has."""
+    if not isinstance(skeleton, dict) or not isinstance(target, Mapping):
+        return []
+    if isinstance(entry, torch.nn.Module):
+        # A hook may take away what a module has no more.
+        if any(module._load_state_dict_pre_hooks for module in entry.modules()):
+            return []
+        return [f"{name!r} has no {key!r}, which the checkpoint has" for key in skeleton if key not in target]
+    groups, saved = target.get("param_groups"), skeleton.get("param_groups")
+    if isinstance(entry, torch.optim.Optimizer) and isinstance(groups, list) and isinstance(saved, list):
+        if len(groups) != len(saved):
+            return [f"{name!r} has {len(groups)} groups of parameters, the checkpoint has {len(saved)}"]
+        if not entry.state and skeleton.get("state") and any(map(_is_sharded, entry.param_groups)):
+            return [f"{name!r} has no state yet and sharded parameters: save and restore it in a ShardedOptimizer"]
+    return []
+
+
+def _is_sharded(group: Mapping[str, Any]) -> bool:
+    return any(isinstance(parameter, DTensor) for parameter in group["params"])
+
+
+def _check_same(fit: Fit, loaded: dict[str, Any]) -> None:
+    """What is one tensor in the state, as tied weights are, is one in the checkpoint.
+
+    Raises:
+        StateMismatch: it is not.
+    """
+    for (name, flat), (other, beside) in fit.same:
+        if not torch.equal(_bits(loaded[flat]), _bits(loaded[beside])):
+            raise StateMismatch(
+                f"{name!r} and {other!r} are one tensor in the state, and two that differ in the checkpoint. Untie "
+                "them, as they were when it was saved; tensors of the state hold parts of it."
+            )
+        loaded[beside] = loaded[flat]
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _another_world(ranks: Ranks, checkpoint: OpenCheckpoint) -> StateMismatch:

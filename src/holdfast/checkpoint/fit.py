@@ -10,7 +10,7 @@ from typing import Any, Final
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from holdfast.checkpoint.tree import Skeleton, irregular, is_nested_list
+from holdfast.checkpoint.tree import PLAIN_TENSORS, Skeleton, irregular, is_nested_list
 
 
 class _Absent:
@@ -26,14 +26,17 @@ class Fit:
     """What to read for a state, and why it cannot take it.
 
     `wanted`: flat name to the tensor to read into, or None for a plain value. `problems`: one sentence each,
-    naming the entry.
+    naming the entry. `same`: pairs of entries, each by its own name and its flat name, that are one tensor in the
+    state: what is wanted of the second is beside it, to be compared.
     """
 
     def __init__(self, saved: Mapping[str, Any]) -> None:
         """`saved`: flat name to DCP's description of it."""
         self._saved = saved
+        self._first: dict[tuple[Any, ...], tuple[str, str]] = {}
         self.wanted: dict[str, torch.Tensor | None] = {}
         self.problems: list[str] = []
+        self.same: list[tuple[tuple[str, str], tuple[str, str]]] = []
 
     def fit(self, name: str, target: Any, skeleton: Skeleton) -> None:
         """Compare one entry of the state, `target`, with the checkpoint's `skeleton` of it, recursively.
@@ -64,7 +67,7 @@ class Fit:
         elif kind is not None or (isinstance(target, torch.Tensor) and (kind := irregular(target)) is not None):
             self.problems.append(f"{name!r} is a {kind} tensor, which nothing is restored into here")
         elif not isinstance(target, torch.Tensor):
-            self.wanted[flat] = torch.empty(saved.size, dtype=saved.properties.dtype) if is_tensor else None
+            self.wanted[flat] = _room(saved) if is_tensor else None
         elif not is_tensor:
             self.problems.append(f"{name!r} is a tensor in the state and a plain value in the checkpoint")
         elif (target.size(), target.dtype) != (saved.size, saved.properties.dtype):
@@ -72,8 +75,19 @@ class Fit:
                 f"{name!r} is {_shape(target.size(), target.dtype)} in the state and "
                 f"{_shape(saved.size, saved.properties.dtype)} in the checkpoint"
             )
+        elif any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.size(), strict=True)):
+            self.problems.append(f"{name!r} has one value in several places, as expand makes it: clone() it first")
+        elif type(target) in PLAIN_TENSORS and target.numel() and (first := self._first_of(target, name, flat)):
+            self.same.append((first, (name, flat)))
+            self.wanted[flat] = _room(saved)
         else:
             self.wanted[flat] = target
+
+    def _first_of(self, target: torch.Tensor, name: str, flat: str) -> tuple[str, str] | None:
+        """The entry before it that is the same tensor, as tied weights are."""
+        place = (target.device, target.data_ptr(), target.dtype, *target.size(), *target.stride())
+        first = self._first.setdefault(place, (name, flat))
+        return None if first[1] == flat else first
 
     def _fit_dict(self, name: str, target: Any, skeleton: dict[Any, Any]) -> None:
         if is_nested_list(target) or (isinstance(target, Mapping) and not isinstance(target, MutableMapping)):
@@ -108,20 +122,27 @@ class Fit:
             self.fit(f"{name}.{index}", present[index] if index < len(present) else ABSENT, part)
 
 
-def fill(target: Any, skeleton: Skeleton, loaded: Mapping[str, Any]) -> Any:
+def fill(target: Any, skeleton: Skeleton, loaded: Mapping[str, Any], filled: set[int] | None = None) -> Any:
     """Put what was read into `target`, in place where it can be, and return what to keep in its stead.
 
-    Tensors of `target` that were read into are in `loaded` themselves.
+    Tensors of `target` that were read into are in `loaded` themselves. `filled`: the `id`s of the containers of the
+    state that something was put into already; where one comes again, it is another one from then on.
     """
+    filled = set() if filled is None else filled
+    if id(target) in filled:
+        target = ABSENT
+    elif isinstance(target, MutableMapping | list):
+        filled.add(id(target))
     if isinstance(skeleton, dict):
-        filled = target if isinstance(target, MutableMapping) else {}
+        entries = target if isinstance(target, MutableMapping) else {}
         for key, part in skeleton.items():
-            filled[key] = fill(filled.get(key, ABSENT), part, loaded)
-        return filled
+            entries[key] = fill(entries.get(key, ABSENT), part, loaded, filled)
+        return entries
     if isinstance(skeleton, list):
         items = target if isinstance(target, list) else []
         items[:] = [
-            fill(items[index] if index < len(items) else ABSENT, part, loaded) for index, part in enumerate(skeleton)
+            fill(items[index] if index < len(items) else ABSENT, part, loaded, filled)
+            for index, part in enumerate(skeleton)
         ]
         return items
     value = loaded[skeleton]
@@ -129,6 +150,11 @@ def fill(target: Any, skeleton: Skeleton, loaded: Mapping[str, Any]) -> Any:
         target[:] = value
         return target
     return value
+
+
+def _room(saved: TensorStorageMetadata) -> torch.Tensor:
+    """Memory to read it into, wherever new tensors are made by default."""
+    return torch.empty(saved.size, dtype=saved.properties.dtype, device="cpu")
 
 
 def _irregular(saved: TensorStorageMetadata) -> str | None:

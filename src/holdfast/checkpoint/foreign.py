@@ -90,7 +90,7 @@ def check_whole(metadata: Metadata, sizes_bytes: dict[str, int]) -> None:
                 _check_tensor(name, saved)
         for index, needed_bytes in _needed_bytes(metadata).items():
             stored = metadata.storage_data[index]
-            if stored.length < needed_bytes and not _is_transformed(stored):
+            if stored.length < needed_bytes and not is_transformed(stored):
                 raise ManifestError(f"{index.fqn!r} has {stored.length} of its {needed_bytes} bytes in a file")
         ends: dict[str, tuple[int, str]] = {}
         for file, offset, length, index in sorted(_places(metadata), key=lambda place: place[:3]):
@@ -100,7 +100,12 @@ def check_whole(metadata: Metadata, sizes_bytes: dict[str, int]) -> None:
             if offset < end:
                 raise ManifestError(f"{index.fqn!r} and {before!r} overlap in {file}")
             ends[file] = offset + length, index.fqn
-    except (AttributeError, TypeError, ValueError) as error:  # whoever made it up may have made up anything
+    except (
+        AttributeError,
+        LookupError,
+        TypeError,
+        ValueError,
+    ) as error:  # whoever made it up may have made up anything
         raise ManifestError(f"its metadata is not what it should be ({error})") from error
 
 
@@ -109,11 +114,15 @@ def _check_names(metadata: Metadata) -> None:
     names = [*metadata.state_dict_metadata, *(paths or ())]
     if not all(isinstance(name, str) for name in names):
         raise ManifestError("its metadata has a name that is no text")
-    if paths and not all(isinstance(path, tuple | list) and path for path in paths.values()):
+    if paths and not all(_is_place(path) for path in paths.values()):
         raise ManifestError("its metadata says of a name where it belongs, and that is no place")
 
 
-def _is_transformed(stored: Any) -> bool:
+def _is_place(path: Any) -> bool:
+    return isinstance(path, tuple | list) and bool(path) and all(isinstance(part, str | int) for part in path)
+
+
+def is_transformed(stored: Any) -> bool:
     """Whether an extension of DCP's has changed its bytes, such as to compress them."""
     return bool(getattr(stored, "transform_descriptors", None))
 
@@ -150,7 +159,7 @@ def _check_blobs(path: Path, metadata: Metadata, progress: Progress) -> tuple[in
     with contextlib.ExitStack() as opened:
         files: dict[str, int] = {}
         for file, offset, length, index in sorted(_places(metadata), key=lambda place: place[:3]):
-            if _is_transformed(metadata.storage_data[index]):
+            if is_transformed(metadata.storage_data[index]):
                 unchecked += 1
                 continue
             if file not in files:

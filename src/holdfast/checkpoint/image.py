@@ -209,7 +209,7 @@ def _hollow(dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor:
     """A tensor whose memory is a hole in a file: PyTorch's fake ones take a second to import."""
     size_bytes = math.prod(shape) * dtype.itemsize
     if not size_bytes:
-        return torch.empty(shape, dtype=dtype)
+        return torch.empty(shape, dtype=dtype, device="cpu")
     with os.fdopen(os.memfd_create("holdfast-hollow"), "r+b") as file:
         file.truncate(size_bytes)
         memory = mmap.mmap(file.fileno(), size_bytes)

@@ -15,7 +15,7 @@ from holdfast.checkpoint.checksums import BLOCK_BYTES, checksum_of_digests, dige
 from holdfast.checkpoint.commit import METADATA_NAME
 from holdfast.checkpoint.contents import STRUCTURE
 from holdfast.checkpoint.folders import Staging, step_path
-from holdfast.checkpoint.foreign import check_foreign
+from holdfast.checkpoint.foreign import check_foreign, is_transformed
 from holdfast.checkpoint.inventory import Opened, open_for_reading
 from holdfast.checkpoint.manifest import FileEntry, Manifest, describe_file, write_manifest
 from holdfast.core.atomic import fsync_folder
@@ -49,7 +49,7 @@ def import_dcp(source: Path, folder: Path, step: int, *, progress: Progress = la
 
     Raises:
         NotFound: there is no checkpoint at `source`.
-        BadUse: it is one of Holdfast's, or `folder` has one of that step.
+        BadUse: it is one of Holdfast's, or was written with an extension of DCP's, or `folder` has one of that step.
         CheckpointError: it is damaged.
         OSError: it cannot be read, or the copy not be written.
     """
@@ -59,6 +59,11 @@ def import_dcp(source: Path, folder: Path, step: int, *, progress: Progress = la
     if STRUCTURE in opened.metadata.state_dict_metadata:
         raise BadUse(
             f"Holdfast wrote {source}, and its manifest is missing: a save or a copy did not finish. Take another."
+        )
+    if any(map(is_transformed, opened.metadata.storage_data.values())):
+        raise BadUse(
+            f"{source} was written with an extension of PyTorch's, such as one that compresses, which is not read "
+            "here. Load it with that, and save it without."
         )
     if step_path(folder, step).exists():  # known before the copy
         raise BadUse(f"There is a checkpoint {step_path(folder, step)} already. Give another step or another folder.")

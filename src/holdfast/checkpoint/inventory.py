@@ -28,7 +28,7 @@ from holdfast.checkpoint.reading import VerifiedFiles
 from holdfast.core.errors import CheckpointError, NotFound
 
 _BESIDE = (MANIFEST_NAME, MARKS_NAME, f"{MARKS_NAME}.damaged", LOCK_NAME)
-"""What lies in a checkpoint's folder and is no part of what was saved, as the checksums of its files' blocks."""
+"""Files in a checkpoint's folder that hold none of what was saved; the sidecars with checksums are others."""
 
 
 @dataclass(frozen=True, kw_only=True)

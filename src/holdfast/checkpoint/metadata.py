@@ -19,7 +19,13 @@ from typing import Any, NoReturn
 
 import torch
 from torch.distributed.checkpoint import metadata as dcp_metadata
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorProperties, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import (
+    BytesStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from holdfast.checkpoint.manifest import ManifestError
 
@@ -71,9 +77,49 @@ def unpack_metadata(content: bytes) -> Metadata:
         raise
     except Exception as error:  # a damaged pickle may raise anything
         raise ManifestError(f"{METADATA_NAME} is unreadable ({type(error).__name__}: {error})") from error
-    if not isinstance(metadata, Metadata) or not isinstance(metadata.storage_data, dict):
+    if not _is_of_the_right_types(metadata):
         raise ManifestError(f"{METADATA_NAME} does not hold DCP's metadata")
-    return metadata
+    checked: Metadata = metadata
+    return checked
+
+
+def _is_of_the_right_types(metadata: Any) -> bool:
+    """Whoever made it up, or a bit that flipped, may have put anything anywhere; those who use it look at no type."""
+    try:
+        return (
+            isinstance(metadata, Metadata)
+            and all(map(_is_saved, metadata.state_dict_metadata.keys(), metadata.state_dict_metadata.values()))
+            and all(map(_is_stored, metadata.storage_data.keys(), metadata.storage_data.values()))
+            and (metadata.planner_data is None or isinstance(metadata.planner_data, dict))
+        )
+    except AttributeError:
+        return False
+
+
+def _is_saved(name: Any, saved: Any) -> bool:
+    if not isinstance(name, str):
+        return False
+    return isinstance(saved, BytesStorageMetadata) or (
+        isinstance(saved, TensorStorageMetadata)
+        and isinstance(saved.properties.dtype, torch.dtype)
+        and _are_whole(saved.size)
+        and isinstance(saved.chunks, list)
+        and all(_are_whole(chunk.offsets) and _are_whole(chunk.sizes) for chunk in saved.chunks)
+    )
+
+
+def _is_stored(index: Any, stored: Any) -> bool:
+    return (
+        isinstance(index, MetadataIndex)
+        and isinstance(index.fqn, str)
+        and isinstance(stored.relative_path, str | pathlib.PurePath)
+        and type(stored.offset) is int
+        and type(stored.length) is int
+    )
+
+
+def _are_whole(numbers: Any) -> bool:
+    return isinstance(numbers, tuple | list) and all(type(number) is int for number in numbers)
 
 
 def check_against_files(metadata: Metadata, sizes_bytes: Mapping[str, int]) -> None:

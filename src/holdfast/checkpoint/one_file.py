@@ -108,7 +108,7 @@ def _read(opened: Opened, files: VerifiedFiles | None, names: Collection[str], p
     group: dict[str, torch.Tensor | None] = {}
     done_bytes = group_bytes = 0
     for name, saved in tensors.items():
-        group[name] = torch.empty(saved.size, dtype=saved.properties.dtype)
+        group[name] = torch.empty(saved.size, dtype=saved.properties.dtype, device="cpu")
         group_bytes += _size_bytes(saved)
         if group_bytes >= _AT_ONCE_BYTES:
             loaded.update(dcp.read(opened.path, opened.metadata, group, files))

@@ -323,8 +323,13 @@ def _check_regular(leaves: Mapping[str, Any]) -> None:
             raise BadUse(f"Cannot save {name!r}: a {type(local(leaf)).__name__} has parts of its own. Use DTensors.")
         kind = irregular(leaf) or irregular(local(leaf))
         if kind is not None:
-            then = {"meta": "Give it memory first", "partial": "Save its full_tensor()"}
-            raise BadUse(f"Cannot save {name!r}: it is a {kind} tensor. {then.get(kind, _DENSE)}.")
+            then = {
+                "meta": "Give it memory first",
+                "uninitialized": "Run the model once first",
+                "partial": "Save its full_tensor()",
+            }
+            article = "an" if kind[0] in "aeiou" else "a"
+            raise BadUse(f"Cannot save {name!r}: it is {article} {kind} tensor. {then.get(kind, _DENSE)}.")
 
 
 def _need(item: WriteItem, leaf: Any) -> Need:
@@ -337,7 +342,15 @@ def _need(item: WriteItem, leaf: Any) -> Need:
                 f"{item.index.fqn!r} is sharded unlike its placement {leaf.placements} says: this rank has "
                 f"{tuple(leaf._local_tensor.shape)} of {tuple(leaf.shape)}, not {shape}. Use distribute_tensor for it."
             )
-        return Need(dtype=item.tensor_data.properties.dtype, shape=shape)
+        dtype = item.tensor_data.properties.dtype
+        try:
+            template(dtype, shape)
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise BadUse(
+                f"Cannot save {item.index.fqn!r}: PyTorch stores no tensor of {dtype} ({str(error).splitlines()[0]}). "
+                "Save it as another type, such as its bytes by view(torch.uint8)."
+            ) from error
+        return Need(dtype=dtype, shape=shape)
     written = serialized(leaf)
     # Whether `weights_only` takes a value depends on the version of PyTorch: better known now than later.
     dcp.load_plain(item.index.fqn, io.BytesIO(written))

@@ -14,10 +14,11 @@ from holdfast.core.errors import BadUse, HoldfastError, NotFound
 
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
-    """What was judged, newest first, and of those that go by it, which are gone."""
+    """What was judged, newest first, and of those that go by it, which are gone, and which could not be deleted."""
 
     verdicts: list[Verdict]
     deleted: list[Path]
+    failed: list[Path]
 
     @property
     def freed_bytes(self) -> int:
@@ -48,21 +49,22 @@ def prune(
         raise BadUse("Nothing says what stays. Give at least one rule: --last, --every, --best or --within.")
     _check_metrics(folder, policy)
     if dry_run:
-        return Pruned(verdicts=judge(scan(folder), policy, now_s=now_s), deleted=[])
+        return Pruned(verdicts=judge(scan(folder), policy, now_s=now_s), deleted=[], failed=[])
     erase_abandoned(folder)
     verdicts = _judge_beside_a_verified_one(folder, policy, by=by, now_s=now_s, progress=progress)
-    deleted = []
+    deleted, failed = [], []
     for index, verdict in enumerate(verdicts):
         if not verdict.stays:
             try:
                 claim = delete_unclaimed(verdict.info, now_s=now_s)
             except (OSError, HoldfastError) as error:
-                claim = str(error)
+                failed.append(verdict.info.path)
+                claim = f"it could not be deleted: {error}"
             if claim:
                 verdicts[index] = replace(verdict, stays=(claim,), goes=None)
             else:
                 deleted.append(verdict.info.path)
-    return Pruned(verdicts=verdicts, deleted=deleted)
+    return Pruned(verdicts=verdicts, deleted=deleted, failed=failed)
 
 
 def delete_unclaimed(judged: CheckpointInfo, *, now_s: float | None) -> str | None:

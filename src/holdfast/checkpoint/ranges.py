@@ -98,7 +98,7 @@ def _box(
     target = planner.resolve_tensor(item).detach()
     is_plain = target.is_contiguous() and not (target.is_conj() or target.is_neg())
     direct = target.device.type == "cpu" and target.dtype == dtype and is_plain
-    wanted = target if direct else torch.empty(tuple(item.lengths), dtype=dtype)
+    wanted = target if direct else torch.empty(tuple(item.lengths), dtype=dtype, device="cpu")
     runs, run = _runs(sizes, item.storage_offsets, item.lengths)
     size_bytes = dtype.itemsize
     memory = _memory(wanted)

@@ -4,8 +4,9 @@ import math
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
+from holdfast.checkpoint.arguments import check_whole
 from holdfast.checkpoint.catalog import CheckpointInfo
 from holdfast.core.errors import BadUse
 
@@ -21,7 +22,7 @@ class Best:
     mode: Literal["min", "max"]
 
     def __post_init__(self) -> None:
-        _check_whole(f"count of {self.metric!r}", self.count)
+        check_whole(f"count of {self.metric!r}", self.count, least=1)
         if not self.metric:
             raise BadUse("A metric has a name. Give one that an evaluation has noted, such as 'loss'.")
         if self.mode not in ("min", "max"):
@@ -50,7 +51,7 @@ class Retention:
     def __post_init__(self) -> None:
         for name in ("last", "every_steps"):
             if getattr(self, name) is not None:
-                _check_whole(name, getattr(self, name))
+                check_whole(name, getattr(self, name), least=1)
         if self.within_s is not None and not (self.within_s > 0 and math.isfinite(self.within_s)):
             raise BadUse(f"within_s is {self.within_s!r}; allowed is a number of seconds above 0.")
 
@@ -181,8 +182,3 @@ def _damage(info: CheckpointInfo, damaged: Collection[Path]) -> str | None:
     if info.marks.damaged is not None:
         return info.marks.damaged.why or "it was found damaged"
     return "it did not verify" if info.path in damaged else None
-
-
-def _check_whole(name: str, value: Any) -> None:
-    if type(value) is not int or value < 1:
-        raise BadUse(f"{name} is {value!r}; allowed is a whole number from 1 on.")

@@ -119,7 +119,7 @@ class SaveJob:
         self.staged.set()
 
     def forget(self) -> None:
-        """It is saved: nobody asks any more what has changed since, but after one that blocked the next update.
+        """It is saved: changes do not matter any more, but to the update that learns from a save that blocked.
 
         Thousands of tensors let go take milliseconds of Python's lock, which the call after it would wait for.
         """

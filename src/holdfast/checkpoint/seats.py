@@ -64,7 +64,7 @@ class Seats:
         self._freed = threading.Condition()
 
     def has_free(self) -> bool:
-        """Whether `take` would not wait, as far as is known before another one was ever tried."""
+        """Whether `take` would not wait; True also while a second arena may be made that was not tried yet."""
         with self._freed:
             return self._may_make() or any(not seat.used for seat in self._seats)
 

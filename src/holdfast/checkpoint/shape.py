@@ -127,7 +127,7 @@ class Shape:
                 self._devices = Devices(plan, job.contents, attest=options.attest, max_bytes=options.max_device_bytes)
             self._choose_early(job.contents)
             self._rooms = [_room(value) for value in job.contents.tensors.values]
-            # Later than for a save whose plan fits; until here the versions tell of a change.
+            # Taken beside the training, in the thread: of a change until here only the versions tell.
             job.is_late = not job.blocking
             self.take(job, overlaps=False)
 
@@ -140,7 +140,7 @@ class Shape:
 
     def copy_early(self, contents: Contents, names: Iterable[str]) -> None:
         """From now on the tensors that `names` names are copied in the call."""
-        self._unsteady.update(names)
+        self._unsteady = self._unsteady.union(names)
         self._choose_early(contents)
 
     def close(self, *, in_good_order: bool) -> None:
@@ -163,8 +163,9 @@ class Shape:
     def _choose_early(self, contents: Contents) -> None:
         leaves = contents.leaves(None)
         unsteady = {id(leaves[name]) for name in self._unsteady if name in leaves}
-        self._early = set(early_places(contents.tensors, but_on=[*self._devices] if self._devices else ()))
-        self._early |= {place for place, tensor in enumerate(contents.tensors) if id(tensor) in unsteady}
+        early = set(early_places(contents.tensors, but_on=[*self._devices] if self._devices else ()))
+        # At once: a call in another thread may be going through the former.
+        self._early = early | {place for place, tensor in enumerate(contents.tensors) if id(tensor) in unsteady}
 
     def _has_room(self, contents: Contents) -> bool:
         """Whether there are as many plain values as were planned, and what by its length has grown has room.

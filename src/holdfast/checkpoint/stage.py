@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 import xxhash
+from torch.nn.parameter import is_lazy
 
 from holdfast.checkpoint.checksums import DIGEST_BYTES
 from holdfast.checkpoint.image import Blob, template
@@ -36,7 +37,7 @@ _GROUP: Final = 256
 
 
 class EarlyCopies:
-    """Memory for what is copied in the call: used again by the next one, when all of it is in an arena."""
+    """Memory for what is copied in the call; the next one, by when all of it is in an arena, uses it again."""
 
     def __init__(self) -> None:
         """There is none before it is needed."""
@@ -233,4 +234,5 @@ def _versions(tensors: LiveTensors) -> list[int]:
             return list(map(operator.attrgetter("_version"), tensors))
     except RuntimeError:  # one was made in inference mode
         pass
-    return [0 if tensor.is_inference() else local(tensor)._version for tensor in tensors]
+    # One that has no shape yet answers nothing; the plan refuses it by name.
+    return [0 if is_lazy(tensor) or tensor.is_inference() else local(tensor)._version for tensor in tensors]

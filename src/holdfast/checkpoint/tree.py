@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.tensor import DTensor
+from torch.nn.parameter import is_lazy
 
 from holdfast.core.errors import BadUse
 
@@ -34,6 +35,8 @@ def irregular(tensor: torch.Tensor) -> str | None:
     """What a tensor is whose bytes, in a row, and whose type and shape are not all of it; None for all others."""
     if isinstance(tensor, ShardedTensor):  # it answers nothing of this; PyTorch reads into its parts
         return None
+    if is_lazy(tensor):
+        return "uninitialized"
     if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
         return "partial"  # still to be added up
     if tensor.is_quantized:

@@ -31,7 +31,7 @@ class Votes:
         self._monotonic_s = monotonic_s
         self._ranks: Ranks | None = None
         self._group: dist.ProcessGroup | None = None
-        self._ballot = torch.zeros(0)
+        self._ballot = torch.zeros(0, device="cpu")
         self._work: dist.Work | None = None
         self._calls_to_go = 0
         self._asked_at_s: float | None = None
@@ -92,5 +92,5 @@ class Votes:
         step_s = float("inf") if self._asked_at_s is None else (now_s - self._asked_at_s) / self._calls_between
         self._asked_at_s = now_s
         self._calls_to_go = self._calls_between
-        self._ballot = torch.tensor([*map(float, wishes), step_s], dtype=torch.float64)
+        self._ballot = torch.tensor([*map(float, wishes), step_s], dtype=torch.float64, device="cpu")
         self._work = dist.all_reduce(self._ballot, dist.ReduceOp.MAX, group=self._group, async_op=True)

@@ -140,10 +140,11 @@ def prune(
     *,
     dry_run: bool,
     as_json: bool,
-) -> None:
+) -> int:
     """Delete the checkpoints of a folder that no rule keeps, and say why each of the others stays.
 
     Whatever the rules, the newest stays, and the newest that is verified, and what is pinned, wanted or damaged.
+    Leaves with 1 if one that is to go could not be deleted.
     """
     from holdfast.checkpoint.pruning import prune as prune_folder
 
@@ -159,6 +160,7 @@ def prune(
             progress=lambda done, total: progress("verifying the newest that stays", done, total),
         )
     view.print_pruned(folder, pruned, dry_run=dry_run, as_json=as_json)
+    return 1 if pruned.failed else 0
 
 
 @command.command()

@@ -137,6 +137,7 @@ def print_pruned(folder: Path, pruned: "Pruned", *, dry_run: bool, as_json: bool
             for verdict in pruned.verdicts
         ]
         fields = {"folder": str(folder), "dry_run": dry_run, "deleted": [str(path) for path in pruned.deleted]}
+        fields["failed"] = [str(path) for path in pruned.failed]
         print_json("prune", {**fields, "freed_bytes": pruned.freed_bytes, "checkpoints": rows})
         return
     if not pruned.verdicts:
@@ -160,6 +161,8 @@ def print_pruned(folder: Path, pruned: "Pruned", *, dry_run: bool, as_json: bool
         click.echo(f"Nothing was deleted. Without --dry-run, {plainly(len(going), 'checkpoint')} would go ({size}).")
     else:
         click.echo(f"Deleted {plainly(len(pruned.deleted), 'checkpoint')}, {size}.")
+    if pruned.failed:
+        click.echo(f"{plainly(len(pruned.failed), 'checkpoint')} could not be deleted. See why it stays.", err=True)
 
 
 def _row(one: "Row") -> dict[str, Any]:

@@ -45,7 +45,7 @@ class SharedStager(AsyncStager):
         if snapshots < 1:
             raise BadUse(f"snapshots is {snapshots!r}; allowed is a whole number from 1 on.")
         self._timeout_s = timeout_s
-        self._free: list[torch.Tensor] = [torch.empty(0, dtype=torch.uint8) for _ in range(snapshots)]
+        self._free: list[torch.Tensor] = [torch.empty(0, dtype=torch.uint8, device="cpu") for _ in range(snapshots)]
         self._given_back = threading.Condition(threading.RLock())  # a collector may give back in the midst of a take
 
     def stage(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
@@ -94,7 +94,7 @@ class SharedStager(AsyncStager):
                 )
             memory = self._free.pop()
         if memory.numel() < size_bytes:
-            memory = torch.empty(size_bytes, dtype=torch.uint8).share_memory_()  # type: ignore[no-untyped-call]
+            memory = torch.empty(size_bytes, dtype=torch.uint8, device="cpu").share_memory_()  # type: ignore[no-untyped-call]
         return memory
 
     def _give_back(self, memory: torch.Tensor) -> None:
