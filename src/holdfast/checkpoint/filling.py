@@ -148,8 +148,9 @@ def _refused(name: str, entry: Any, target: Any, skeleton: Any) -> list[str]:
     if not isinstance(skeleton, dict) or not isinstance(target, Mapping):
         return []
     if isinstance(entry, torch.nn.Module):
-        # A hook may take away what a module has no more.
-        if any(module._load_state_dict_pre_hooks for module in entry.modules()):
+        # One of its own, or a hook, may pass over what a module has not.
+        is_its_own = type(entry).load_state_dict is not torch.nn.Module.load_state_dict
+        if is_its_own or any(module._load_state_dict_pre_hooks for module in entry.modules()):
             return []
         return [f"{name!r} has no {key!r}, which the checkpoint has" for key in skeleton if key not in target]
     groups, saved = target.get("param_groups"), skeleton.get("param_groups")

@@ -75,9 +75,11 @@ class Fit:
                 f"{name!r} is {_shape(target.size(), target.dtype)} in the state and "
                 f"{_shape(saved.size, saved.properties.dtype)} in the checkpoint"
             )
+        elif type(target) not in PLAIN_TENSORS:
+            self.wanted[flat] = target
         elif any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.size(), strict=True)):
             self.problems.append(f"{name!r} has one value in several places, as expand makes it: clone() it first")
-        elif type(target) in PLAIN_TENSORS and target.numel() and (first := self._first_of(target, name, flat)):
+        elif target.numel() and (first := self._first_of(target, name, flat)):
             self.same.append((first, (name, flat)))
             self.wanted[flat] = _room(saved)
         else:
