@@ -27,7 +27,7 @@ class Training:
     short_pairs: int
     """The same of `_LITTLE`."""
     calls: int
-    """Further saves of ours in each process, for the percentiles."""
+    """Further steps of ours in each process, each with a save, for the percentiles."""
     savers: tuple[str, ...]
     open_files: int | None = None
 
@@ -83,7 +83,7 @@ FULL = Sizes(
         forward_backward_s=1.25,
         pairs=4,
         short_pairs=40,
-        calls=40,
+        calls=60,
         savers=tuple(SAVERS),
     ),
     many=Training(
@@ -93,7 +93,7 @@ FULL = Sizes(
         forward_backward_s=1.25,
         pairs=4,
         short_pairs=40,
-        calls=40,
+        calls=60,
         savers=tuple(name for name in SAVERS if name != WRITTEN),
         open_files=1024,
     ),

@@ -72,14 +72,6 @@ class Case:
         self._saver.clear()
         return Block(steps=number, wall_s=wall_s, stood_s=stood_s)
 
-    def save_alone(self) -> None:
-        """A save with nothing beside it."""
-        saving = self._begin()
-        self._fence()
-        self._workload.update()
-        saving.result()
-        self._saver.clear()
-
     def _begin(self) -> Future[None]:
         self._step += 1
         began_s = time.perf_counter()
@@ -123,7 +115,7 @@ def _measure(
     pairs: int,
     calls: int,
 ) -> dict[str, Any]:
-    """Blocks of `steps` steps at most: without a save, with one, without, …; then `calls` saves, nothing beside them.
+    """Blocks of `steps` steps at most: without a save, with one, without, …; then `calls` steps, each with a save.
 
     Those without a save are as long as the one before them. The first save, which fills caches and starts processes, is
     not among the times but in `first_s`.
@@ -141,7 +133,7 @@ def _measure(
     blocks = list(_blocks(case, steps, pairs))
     training = {"call_s": [*case.call_s], "fence_s": [*case.fence_s], "durable_s": [*case.durable_s]}
     for _ in range(calls):
-        case.save_alone()
+        case.train(1, save=True)
     without, saved = blocks[::2], blocks[1::2]
     return {
         **training,
