@@ -13,9 +13,9 @@ from checkpoint_faulting.forks import Failed, Fork
 from checkpoint_faulting.ground import NEXT, STEPS, Ground, StagedImage
 from checkpoint_faulting.oracle import RIGHT, Verdict, is_sentence, judge, leftovers
 from holdfast.checkpoint.commit import Order
-from holdfast.checkpoint.disk import Pace
 from holdfast.checkpoint.failures import explain
 from holdfast.checkpoint.folders import remove_leftovers
+from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.persist import Part, delete_superfluous, persist
 from holdfast.checkpoint.retention import Retention
 

@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from holdfast.checkpoint import persist as persisting
 from holdfast.checkpoint.arena import PAGE_BYTES, Arena, State
 from holdfast.checkpoint.commit import Order
-from holdfast.checkpoint.disk import Pace, piece_digests
+from holdfast.checkpoint.disk import piece_digests
 from holdfast.checkpoint.layout import Layout, Piece, Shard
+from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.retention import Retention
 
 TEN_FILES = [4096] * 9 + [4096 * 5]

@@ -12,8 +12,9 @@ import xxhash
 
 from holdfast.checkpoint import disk
 from holdfast.checkpoint.checksums import BLOCK_BYTES, digests_of, file_digests
-from holdfast.checkpoint.disk import Pace, piece_digests, write_file
+from holdfast.checkpoint.disk import piece_digests, write_file
 from holdfast.checkpoint.layout import CHUNK_BYTES, Piece
+from holdfast.checkpoint.pace import Pace
 
 SECTOR = 4096
 
@@ -211,54 +212,12 @@ def test_no_descriptor_is_left_behind(tmp_path, memory, mounted):
     assert sorted(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 
 
-class Clock:
-    """Goes on a little each time that it is looked at, as real ones do."""
-
-    def __init__(self):
-        self.at_s = 100.0
-
-    def __call__(self):
-        self.at_s += 1e-6
-        return self.at_s
-
-
-def test_writers_together_keep_to_the_rate():
-    clock = Clock()
-    pace = Pace(1000.0, clock)
-    begin_s = clock.at_s
-    for _ in range(50):
-        wait_s = pace.wait_s(100)
-        assert wait_s >= 0
-        clock.at_s += wait_s
-    # 50 times 100 bytes; the last is on its way as its wait ends.
-    assert clock.at_s - begin_s == pytest.approx(4.9, rel=1e-3)
-
-
-def test_time_that_was_not_used_is_not_made_up_for():
-    clock = Clock()
-    pace = Pace(1000.0, clock)
-    pace.wait_s(1000)
-    clock.at_s += 60
-    assert pace.wait_s(1000) == pytest.approx(0, abs=1e-3)
-    assert pace.wait_s(1000) == pytest.approx(1, abs=1e-3)
-
-
-def test_small_files_one_after_another_keep_to_the_rate(tmp_path, memory, monkeypatch):
-    clock, waited_s = Clock(), []
-
-    def sleep(seconds):
-        waited_s.append(seconds)
-        clock.at_s += seconds
-
-    monkeypatch.setattr(disk.time, "sleep", sleep)
-    pace, data = Pace(1000.0, clock), memory(SECTOR)
-    for number in range(10):
-        write_file(tmp_path / f"file-{number}", data, 500, pace=pace)
-    assert sum(waited_s) == pytest.approx(9 * 0.5, rel=1e-2)
-
-
-def test_without_a_limit_nobody_waits():
-    assert [Pace(None).wait_s(1 << 40) for _ in range(3)] == [0.0] * 3
+def test_a_file_waits_for_its_turn(tmp_path, memory):
+    waited_s = []
+    pace = Pace(1000.0, lambda: sum(waited_s), waited_s.append)
+    for number in range(10):  # small ones one after another, too
+        write_file(tmp_path / f"file-{number}", memory(SECTOR), 500, pace=pace)
+    assert sum(waited_s) == pytest.approx(9 * 0.5)
 
 
 def test_a_file_is_written_at_a_limited_rate(tmp_path, memory):

@@ -17,8 +17,8 @@ from images import order_of
 from holdfast.checkpoint import Checkpointer, scan
 from holdfast.checkpoint.checksums import BLOCK_BYTES, SIDECAR_SUFFIX
 from holdfast.checkpoint.contents import collect
-from holdfast.checkpoint.disk import Pace
 from holdfast.checkpoint.folders import step_path
+from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.persist import NotAttested, Part, persist
 from holdfast.checkpoint.plan import make_plan
 from holdfast.checkpoint.ranks import Ranks

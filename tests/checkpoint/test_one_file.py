@@ -3,6 +3,7 @@ import pickle
 import shutil
 import warnings
 from datetime import timedelta
+from pathlib import Path
 
 import pytest
 import torch
@@ -183,6 +184,13 @@ def test_the_file_is_whole_or_absent(trained, tmp_path, monkeypatch):
     with pytest.raises(OSError, match=r"No space left on device.*one\.pt"):
         write_one_file(path, tmp_path / "one.pt")
     assert [each.name for each in tmp_path.iterdir()] == ["checkpoints"]
+
+
+def test_where_nobody_may_write_nothing_is_read(trained, monkeypatch):
+    _training, path = trained
+    monkeypatch.setattr(one_file, "_read", None)
+    with pytest.raises(OSError, match=r"/proc/one\.pt"):
+        write_one_file(path, Path("/proc/one.pt"))
 
 
 def test_what_could_not_be_loaded_again_is_not_written(trained, tmp_path, monkeypatch):

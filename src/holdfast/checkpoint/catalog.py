@@ -141,7 +141,7 @@ def step_of(path: Path) -> int | None:
 def verify(
     checkpoint: CheckpointInfo | str | Path, *, progress: Progress = lambda _done, _total: None
 ) -> CheckpointInfo:
-    """Read a whole checkpoint and say whether it is `verified` or `damaged`, and which file is wrong.
+    """Read a whole checkpoint and say whether it is `verified`, `damaged` or `incomplete`, and which file is wrong.
 
     Where its step is saved again meanwhile, that is read in its stead.
 
@@ -174,7 +174,7 @@ def _manifest(path: Path) -> bytes | None:
 def _verify(path: Path, progress: Progress) -> CheckpointInfo:
     info = inspect(path)
     if info.state != "written":
-        return replace(info, state="damaged")
+        return info
     done_bytes = 0
     one_at_a_time = threading.Lock()
 

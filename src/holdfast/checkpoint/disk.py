@@ -7,8 +7,6 @@ what was saved for the attestation. Nothing here needs torch.
 import ctypes
 import errno
 import os
-import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -19,6 +17,7 @@ import xxhash
 
 from holdfast.checkpoint.checksums import DIGEST_BYTES, digests_of
 from holdfast.checkpoint.layout import CHUNK_BYTES, Piece
+from holdfast.checkpoint.pace import Pace
 
 _libc: Final = ctypes.CDLL(None, use_errno=True)
 _SECTOR_BYTES: Final = 4096
@@ -33,30 +32,6 @@ class Written:
 
     blocks: bytes
     pieces: bytes
-
-
-class Pace:
-    """Holds all writers together to `max_bytes_s`, from one file and one save to the next.
-
-    What is written waits for what was written before it, so that in any stretch of time the rate is exceeded by one
-    chunk at most.
-    """
-
-    def __init__(self, max_bytes_s: float | None, now_s: Callable[[], float] = time.monotonic) -> None:
-        self.max_bytes_s = max_bytes_s
-        self._now_s = now_s
-        self._free_at_s = 0.0
-        self._taking_turns = threading.Lock()
-
-    def wait_s(self, count: int) -> float:
-        """How long to wait before `count` more bytes are written."""
-        if self.max_bytes_s is None:
-            return 0.0
-        with self._taking_turns:
-            now_s = self._now_s()
-            begin_s = max(self._free_at_s, now_s)
-            self._free_at_s = begin_s + count / self.max_bytes_s
-        return begin_s - now_s
 
 
 def write_file(
@@ -96,7 +71,7 @@ def write_file(
         await_bytes(end)
         blocks = digests_of(data[at:end])
         hashed = piece_digests(data, in_chunk.get(number, ()))
-        time.sleep(limit.wait_s(end - at))
+        limit.wait(end - at)
         _write_all(fd, data[at : min(at + CHUNK_BYTES, padded)], at)
         progress(end - at)
         return blocks, hashed

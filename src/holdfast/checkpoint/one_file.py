@@ -64,14 +64,15 @@ def write_one_file(
     if not output.absolute().parent.is_dir():
         raise NotFound(f"There is no folder {output.absolute().parent}. Make it first.")
     opened = open_for_reading(checkpoint)
-    with reading_verified(opened) as files:
-        skeleton = _chosen(_skeleton(opened, files), entries, checkpoint)
-        names = list(leaves(skeleton))
-        loaded = _read(opened, files, names, progress)
-    state = fill(ABSENT, skeleton, loaded)
-    if OWN_NAME in state and opened.manifest is not None:
-        state[OWN_NAME]["step"] = opened.manifest.step
     with replacing(output) as temporary:
+        temporary.touch()  # where nobody may write, that is known before all is read
+        with reading_verified(opened) as files:
+            skeleton = _chosen(_skeleton(opened, files), entries, checkpoint)
+            names = list(leaves(skeleton))
+            loaded = _read(opened, files, names, progress)
+        state = fill(ABSENT, skeleton, loaded)
+        if OWN_NAME in state and opened.manifest is not None:
+            state[OWN_NAME]["step"] = opened.manifest.step
         _save(state, temporary)
         _check_loads(temporary, output)
         size_bytes = temporary.stat().st_size

@@ -22,10 +22,11 @@ from holdfast.checkpoint.commit import (
     leave_note,
     retract,
 )
-from holdfast.checkpoint.disk import Pace, write_file
+from holdfast.checkpoint.disk import write_file
 from holdfast.checkpoint.folders import Staging, discard
 from holdfast.checkpoint.layout import Layout, Piece, Shard
 from holdfast.checkpoint.manifest import FileEntry
+from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.pruning import delete_unclaimed
 from holdfast.checkpoint.retention import superfluous
 from holdfast.core.atomic import fsync_folder

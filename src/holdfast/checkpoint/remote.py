@@ -15,9 +15,10 @@ from pathlib import Path
 
 from holdfast.checkpoint.manifest import MANIFEST_NAME
 from holdfast.checkpoint.objects import PART_BYTES, Objects, Patience
+from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.remote_catalog import RemoteCheckpoint, scan_remote
 from holdfast.checkpoint.remote_fetch import fetch
-from holdfast.checkpoint.remote_push import Pace, push
+from holdfast.checkpoint.remote_push import push
 from holdfast.checkpoint.remote_ranges import RangeReader
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import BadUse, DamagedCheckpoint, NotFound
@@ -59,7 +60,7 @@ class Remote:
         self._clock = clock or SystemClock()
         self._sleep = sleep
         bytes_per_s = None if max_write_mib_s is None else max_write_mib_s * _MIB
-        self._pace = Pace(bytes_per_s, self._clock, sleep)
+        self._pace = Pace(bytes_per_s, self._clock.monotonic_s, sleep)
         self._objects = Objects(url, patience=patience or Patience(), sleep=sleep, part_bytes=part_bytes)
         self._reader: RangeReader | None = None
 

@@ -1,7 +1,6 @@
 """Pushing one local checkpoint into object storage: verified while it is read, its manifest last, then tidied up."""
 
 import logging
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final
@@ -20,6 +19,7 @@ from holdfast.checkpoint.manifest import (
     unread,
 )
 from holdfast.checkpoint.objects import Objects, in_parallel
+from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.remote_catalog import (
     RemoteCheckpoint,
     inspect_remote,
@@ -28,7 +28,6 @@ from holdfast.checkpoint.remote_catalog import (
     scan_remote,
 )
 from holdfast.checkpoint.remote_ranges import by_blocks, sidecar_of
-from holdfast.core.clock import Clock
 from holdfast.core.errors import BadUse, CheckpointError, DamagedCheckpoint, StorageFailed
 
 ABANDONED_AFTER_S: Final = 24 * 3600.0
@@ -39,28 +38,6 @@ _ROUNDS: Final = 3
 _DATE_S: Final = 1.0
 """How finely S3 dates its objects."""
 _logger = logging.getLogger("holdfast")
-
-
-class Pace:
-    """No more than so many bytes a second, from however many threads; None: as fast as it goes."""
-
-    def __init__(self, bytes_per_s: float | None, clock: Clock, sleep: Callable[[float], None]) -> None:
-        self._bytes_per_s = bytes_per_s
-        self._clock = clock
-        self._sleep = sleep
-        self._free_at_s = clock.monotonic_s()
-        self._lock = threading.Lock()
-
-    def wait(self, size_bytes: int) -> None:
-        """Wait for one's turn to send `size_bytes`."""
-        if self._bytes_per_s is None:
-            return
-        with self._lock:
-            now_s = self._clock.monotonic_s()
-            turn_s = max(now_s, self._free_at_s)
-            self._free_at_s = turn_s + size_bytes / self._bytes_per_s
-        if turn_s > now_s:
-            self._sleep(turn_s - now_s)
 
 
 def push(

@@ -20,12 +20,12 @@ from typing import Any, Final
 
 from holdfast.checkpoint.arena import Arena, ArenaError, State
 from holdfast.checkpoint.commit import Order, RankFailed
-from holdfast.checkpoint.disk import Pace
 from holdfast.checkpoint.failures import explain
 from holdfast.checkpoint.keeping import ENV_SUPERVISOR, PROCESS_NAME, Keeper, Snapshot
 from holdfast.checkpoint.layout import Layout
 from holdfast.checkpoint.manifest import ManifestError, read_manifest
 from holdfast.checkpoint.messages import readable, receive, send
+from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.peer_memory import PeerMemory
 from holdfast.checkpoint.persist import NotAttested, Part, delete_superfluous, persist
 

@@ -1,7 +1,9 @@
 """`holdfast checkpoint ls | verify | show | diff | pin | unpin | prune | export | restore | import`."""
 
 import importlib.util
+import os
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -17,8 +19,18 @@ from holdfast.core.errors import BadUse, HoldfastError, NotFound
 from holdfast.core.processes import whoami
 
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-FOLDER = click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-CHECKPOINT = click.argument("checkpoint", metavar="CHECKPOINT", type=click.Path(path_type=Path))
+
+
+class _AbsolutePath(click.Path):
+    """As a path is shown, whoever asks and from where: `.` has no name that a step could be read from."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        return Path(os.fsdecode(super().convert(value, param, ctx))).absolute()
+
+
+PATH = _AbsolutePath()
+FOLDER = click.argument("folder", metavar="DIR", type=PATH)
+CHECKPOINT = click.argument("checkpoint", metavar="CHECKPOINT", type=PATH)
 
 
 @click.group()
@@ -36,15 +48,15 @@ def ls(folder: Path, *, as_json: bool) -> None:
 
 
 @command.command()
-@click.argument("path", metavar="DIR|CHECKPOINT", type=click.Path(path_type=Path))
+@click.argument("path", metavar="DIR|CHECKPOINT", type=PATH)
 @JSON
 def verify(path: Path, *, as_json: bool) -> int:
     """Check every byte of a checkpoint, or of all in a folder.
 
-    Leaves with 1 if any is damaged, with 4 if one that PyTorch wrote by itself cannot be checked in full.
+    Leaves with 1 if any is damaged or incomplete, with 4 if one that PyTorch wrote by itself cannot be checked in full.
     """
     _check_folder(path)
-    found = catalog.checkpoints_at(path.absolute())
+    found = catalog.checkpoints_at(path)
     if not found:
         raise NotFound(f"There is no checkpoint in {path}. Give one, or the folder that was passed to Checkpointer(…).")
     checked = []
@@ -53,7 +65,7 @@ def verify(path: Path, *, as_json: bool) -> int:
             try:
                 checked.append(_verify(one, progress))
             except NotFound:  # the job whose folder this is has deleted it, as it is to
-                if one == path.absolute():
+                if one == path:
                     raise
     view.print_checkpoints(path, checked, as_json=as_json)
     states = {one.state for one in checked}
@@ -69,16 +81,17 @@ def verify(path: Path, *, as_json: bool) -> int:
 def show(checkpoint: Path, *, with_tensors: bool, as_json: bool) -> None:
     """Show what a CHECKPOINT holds: its files, marks, entries and tensors."""
     _check_torch()
+    from holdfast.checkpoint.foreign import is_foreign
     from holdfast.checkpoint.inventory import open_for_reading, take_inventory
 
-    opened = open_for_reading(checkpoint.absolute())
-    info = catalog.inspect(opened.path) if opened.manifest is not None else None
+    opened = open_for_reading(checkpoint)
+    info = None if opened.manifest is None and is_foreign(opened.path) else catalog.inspect(opened.path)
     view.print_contents(opened, take_inventory(opened), info, with_tensors=with_tensors, as_json=as_json)
 
 
 @command.command()
-@click.argument("a", metavar="A", type=click.Path(path_type=Path))
-@click.argument("b", metavar="B", type=click.Path(path_type=Path))
+@click.argument("a", metavar="A", type=PATH)
+@click.argument("b", metavar="B", type=PATH)
 @JSON
 def diff(a: Path, b: Path, *, as_json: bool) -> int:
     """Say what differs between two checkpoints, bit for bit.
@@ -92,8 +105,8 @@ def diff(a: Path, b: Path, *, as_json: bool) -> int:
 
         with shown() as progress:
             compared = compare(
-                open_for_reading(a.absolute()),
-                open_for_reading(b.absolute()),
+                open_for_reading(a),
+                open_for_reading(b),
                 progress=lambda done, total: progress("comparing", done, total),
             )
     except BadUse:  # which leaves with 2 by itself
@@ -111,7 +124,7 @@ def diff(a: Path, b: Path, *, as_json: bool) -> int:
 @JSON
 def pin(checkpoint: Path, why: str | None, *, as_json: bool) -> None:
     """Keep a CHECKPOINT from ever being deleted."""
-    info = catalog.inspect(checkpoint.absolute())
+    info = catalog.inspect(checkpoint)
     pin_checkpoint(info.path, by=whoami(), now_s=SystemClock().now_s(), why=why)
     view.print_pin(info.path, pinned=True, as_json=as_json)
 
@@ -121,7 +134,7 @@ def pin(checkpoint: Path, why: str | None, *, as_json: bool) -> None:
 @JSON
 def unpin(checkpoint: Path, *, as_json: bool) -> None:
     """Let a pinned CHECKPOINT be deleted again, once nothing else keeps it."""
-    info = catalog.inspect(checkpoint.absolute())
+    info = catalog.inspect(checkpoint)
     unpin_checkpoint(info.path, now_s=SystemClock().now_s())
     view.print_pin(info.path, pinned=False, as_json=as_json)
 
@@ -165,15 +178,15 @@ def prune(
 
 @command.command()
 @CHECKPOINT
-@click.option("--safetensors", "output", metavar="DIR", required=True, type=click.Path(path_type=Path), help="To make.")
+@click.option("--safetensors", "output", metavar="DIR", required=True, type=PATH, help="To make.")
 @click.option(
     "--hf-config",
     metavar="DIR",
     required=True,
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="A folder with the model's config.json and tokenizer.",
 )
-@click.option("--name-map", metavar="FILE", type=click.Path(path_type=Path), help="TOML: which tensors' names differ.")
+@click.option("--name-map", metavar="FILE", type=PATH, help="TOML: which tensors' names differ.")
 @JSON
 def export(checkpoint: Path, output: Path, hf_config: Path, name_map: Path | None, *, as_json: bool) -> None:
     """Write the model of a CHECKPOINT as a Hugging Face folder: configuration, tokenizer, safetensors."""
@@ -198,7 +211,7 @@ def export(checkpoint: Path, output: Path, hf_config: Path, name_map: Path | Non
 
 @command.command()
 @CHECKPOINT
-@click.option("--to", "output", metavar="FILE", required=True, type=click.Path(path_type=Path), help="To make.")
+@click.option("--to", "output", metavar="FILE", required=True, type=PATH, help="To make.")
 @click.option("--entry", "entries", metavar="NAME", multiple=True, help="Only this entry of the state; repeatable.")
 @JSON
 def restore(checkpoint: Path, output: Path, entries: tuple[str, ...], *, as_json: bool) -> None:
@@ -209,7 +222,7 @@ def restore(checkpoint: Path, output: Path, entries: tuple[str, ...], *, as_json
         from holdfast.checkpoint.one_file import write_one_file
 
         written = write_one_file(
-            checkpoint.absolute(),
+            checkpoint,
             output,
             entries=entries,
             progress=lambda done, total: progress("reading", done, total),
@@ -222,8 +235,8 @@ def restore(checkpoint: Path, output: Path, entries: tuple[str, ...], *, as_json
 
 
 @command.command("import")
-@click.argument("source", metavar="SOURCE", type=click.Path(path_type=Path))
-@click.option("--to", "folder", metavar="DIR", required=True, type=click.Path(path_type=Path), help="To put it into.")
+@click.argument("source", metavar="SOURCE", type=PATH)
+@click.option("--to", "folder", metavar="DIR", required=True, type=PATH, help="To put it into.")
 @click.option("--step", metavar="N", required=True, type=click.IntRange(min=0), help="Which step SOURCE is of.")
 @JSON
 def import_(source: Path, folder: Path, step: int, *, as_json: bool) -> None:
@@ -234,8 +247,8 @@ def import_(source: Path, folder: Path, step: int, *, as_json: bool) -> None:
         from holdfast.checkpoint.importing import import_dcp
 
         imported = import_dcp(
-            source.absolute(),
-            folder.absolute(),
+            source,
+            folder,
             step,
             progress=lambda done, total: progress("copying and checking", done, total),
         )

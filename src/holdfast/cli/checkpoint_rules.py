@@ -16,8 +16,10 @@ _MORE_IS_BETTER = {"acc", "accuracy", "match", "f1", "score", "reward"}
 _SAY_NOTHING = {"norm", "none"}
 """Of a metric of lm-evaluation-harness: how it was normalised, and its filter."""
 _OPTIONS = (
-    click.option("--last", type=int, metavar="N", help="Keep the newest N."),
-    click.option("--every", "every_steps", type=int, metavar="K", help="Keep those whose step K divides."),
+    click.option("--last", type=click.IntRange(min=1), metavar="N", help="Keep the newest N."),
+    click.option(
+        "--every", "every_steps", type=click.IntRange(min=1), metavar="K", help="Keep those whose step K divides."
+    ),
     click.option(
         "--best",
         multiple=True,
@@ -51,7 +53,7 @@ def policy_of(*, last: int | None, every_steps: int | None, best: tuple[str, ...
 
 def _seconds(text: str) -> float:
     match = _TIME.fullmatch(text.strip())
-    if match is None:
+    if match is None or float(match[1]) == 0:
         raise BadUse(f"--within {text} is no time. Write a number and s, min, h, d or w, such as 12h.")
     return float(match[1]) * _UNITS_S[match[2]]
 

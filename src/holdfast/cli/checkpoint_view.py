@@ -78,12 +78,13 @@ def print_contents(
         }
         print_json("checkpoint-contents", fields)
         return
-    if manifest is None or info is None:
+    if info is None:
         click.echo(f"{opened.path}: written by PyTorch Distributed Checkpoint, without a manifest")
     else:
-        ranks = plainly(manifest.world_size, "rank")
         click.echo(f"{opened.path}: {info.state}" + (f" ({info.reason})" if info.reason else ""))
-        click.echo(f"step {manifest.step}, {when(manifest.created_at_s)}, {ranks}, torch {manifest.torch}")
+        if manifest is not None:
+            ranks = plainly(manifest.world_size, "rank")
+            click.echo(f"step {manifest.step}, {when(manifest.created_at_s)}, {ranks}, torch {manifest.torch}")
         click.echo(f"marks: {marks_in_words(info.marks) or 'none'}")
     print_table(["file", "MiB"], [(name, mib(size)) for name, size in sorted(opened.files.items())])
     print_table(

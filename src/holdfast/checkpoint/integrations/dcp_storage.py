@@ -35,12 +35,12 @@ from holdfast.checkpoint import folders
 from holdfast.checkpoint.arena import PAGE_BYTES
 from holdfast.checkpoint.commit import Order, RankFailed, commit, leave_note
 from holdfast.checkpoint.dcp import load_plain
-from holdfast.checkpoint.disk import Pace
 from holdfast.checkpoint.folders import Staging, parse_name, remove_leftovers
 from holdfast.checkpoint.image import ALIGNMENT, Blob, Need, lay_out, template
 from holdfast.checkpoint.layout import Layout, Shard
 from holdfast.checkpoint.manifest import ManifestError, read_manifest
 from holdfast.checkpoint.opening import OpenCheckpoint, open_checkpoint
+from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.persist import Part, write_shard
 from holdfast.checkpoint.ranges import read_items
 from holdfast.checkpoint.retention import Retention

@@ -1,0 +1,60 @@
+"""The rate is kept to, on a clock that stands still but where somebody waits."""
+
+import threading
+
+import pytest
+
+from holdfast.checkpoint.pace import Pace
+
+
+class Clock:
+    def __init__(self):
+        self.at_s = 100.0
+
+    def now_s(self):
+        return self.at_s
+
+    def sleep(self, seconds):
+        assert seconds > 0
+        self.at_s += seconds
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def test_the_rate_is_kept_to(clock):
+    pace = Pace(1000.0, clock.now_s, clock.sleep)
+    for _ in range(50):
+        pace.wait(100)
+    assert clock.at_s == pytest.approx(104.9)  # the last is on its way as its wait ends
+
+
+def test_threads_keep_to_it_together():
+    waited_s = []
+    pace = Pace(1000.0, lambda: 0.0, waited_s.append)  # all at once
+    threads = [threading.Thread(target=pace.wait, args=(100,)) for _ in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(waited_s) == pytest.approx([0.1 * number for number in range(1, 20)])
+
+
+def test_time_that_was_not_used_is_not_made_up_for(clock):
+    pace = Pace(1000.0, clock.now_s, clock.sleep)
+    pace.wait(1000)
+    clock.at_s += 60
+    before_s = clock.at_s
+    pace.wait(1000)
+    assert clock.at_s == before_s
+    pace.wait(1000)
+    assert clock.at_s == pytest.approx(before_s + 1)
+
+
+def test_without_a_limit_nobody_waits(clock):
+    pace = Pace(None, clock.now_s, clock.sleep)
+    for _ in range(3):
+        pace.wait(1 << 40)
+    assert clock.at_s == 100.0
