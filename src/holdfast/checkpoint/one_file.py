@@ -127,7 +127,7 @@ def _size_bytes(saved: TensorStorageMetadata) -> int:
 
 def _save(state: dict[Any, Any], path: Path) -> None:
     try:
-        with path.open("xb") as file:
+        with path.open("wb") as file:
             torch.save(state, file)
     except RuntimeError as error:  # which torch makes of what its file raises
         origin: BaseException | None = error
