@@ -113,7 +113,7 @@ def jobs(ground: Ground, scratch: Path, sizes: Sizes) -> Iterator[Job]:
     """All of them, those first that wait most."""
     seed = ground.seed
     for number, kind in enumerate(storage.FROZEN):
-        yield Batch(kind, storage.on_frozen_disk, (kind, ground, scratch / f"frozen-{number}", sizes.stall_s, 1))
+        yield Batch(kind, storage.on_frozen_disk, (kind, ground, scratch / f"frozen-{number}", sizes.stall_s, 2))
     for kind in processes.AT_TIMES:
         for number in range(sizes.stops):
             yield processes.Blow(kind, number, 0, ground, scratch, sizes.silent_s)

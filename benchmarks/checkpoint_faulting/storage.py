@@ -127,7 +127,10 @@ def _judge(why: str, seed: int, place: Path, undo: Callable[[], None], *, must_f
 
 
 def on_frozen_disk(kind: str, ground: Ground, folder: Path, stall_s: float, count: int) -> list[Verdict] | str:
-    """Save onto an ext4 that is frozen for `stall_s` from then on; training must go on all the same."""
+    """Save onto an ext4 that is frozen for `stall_s` from then on; training must go on all the same.
+
+    Every other save is the first one, which finds what a dead process left.
+    """
     image, mounted = folder / "image", folder / "mounted"
     try:
         own_mounts()
@@ -142,11 +145,17 @@ def on_frozen_disk(kind: str, ground: Ground, folder: Path, stall_s: float, coun
     shutil.copytree(ground.base(1), place)
     timeout_s = 600.0 if kind == STALLED else stall_s / 20
     verdicts = []
-    for _ in range(count):
+    for number in range(count):
+        left = place / ".step-0000000001.dead.tmp"
         with Checkpointer(place, keep=None, on_failure="warn", timeout_s=timeout_s) as ckpt:
-            state = state_of(ground.seed, STEPS[0])
-            ckpt.save(STEPS[0], state, per_rank=per_rank_of(ground.seed, STEPS[0], 0)).result()
+            if number % 2:
+                left.mkdir()
+            else:
+                state = state_of(ground.seed, STEPS[0])
+                ckpt.save(STEPS[0], state, per_rank=per_rank_of(ground.seed, STEPS[0], 0)).result()
             verdicts.append(_freeze(kind, ckpt, ground.seed, mounted, stall_s))
+        if left.exists():
+            verdicts[-1] = Verdict("left", str(left))
         shutil.rmtree(step_path(place, NEXT), ignore_errors=True)
     _run("umount", "--lazy", mounted)
     return verdicts

@@ -2,7 +2,6 @@
 
 import contextlib
 import copy
-import errno
 import logging
 import os
 import signal
@@ -178,20 +177,6 @@ def test_where_no_thread_can_be_started_the_first_save_fails_and_the_next_is_mad
             ckpt.save(1, large(1)).result()
         assert ckpt.save(2, large(2)).result(ENDS_S)
     assert "Step 1 was not saved: can't start new thread" in caplog.text
-
-
-def test_a_folder_that_cannot_be_read_as_the_first_save_begins_fails_that_save_alone(tmp_path, monkeypatch):
-    remove_leftovers = engine.remove_leftovers
-
-    def fail_once(folder):
-        monkeypatch.setattr(engine, "remove_leftovers", remove_leftovers)
-        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
-
-    monkeypatch.setattr(engine, "remove_leftovers", fail_once)
-    with Checkpointer(tmp_path, on_failure="warn") as ckpt:
-        with pytest.raises(SaveFailed, match=r"Step 1 was not saved: .*Stale file handle"):
-            ckpt.save(1, large(1)).result()
-        assert ckpt.save(2, large(2)).result(ENDS_S)
 
 
 def test_what_ranks_left_to_tell_of_a_failure_and_cannot_be_removed_is_left(tmp_path):

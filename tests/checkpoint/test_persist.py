@@ -1,5 +1,6 @@
 """One rank's files, and what a crash at any instant of a save leaves."""
 
+import errno
 import os
 from pathlib import Path
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 from images import Enough, Part, again, hand_made, is_whole, order_of, part_of, sealed
 
-from holdfast.checkpoint import Checkpointer, scan, verify
+from holdfast.checkpoint import Checkpointer, persist, scan, verify
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.checksums import BLOCK_BYTES, digests_of, read_sidecar
 from holdfast.checkpoint.commit import RankFailed
@@ -302,6 +303,15 @@ def test_the_same_save_taken_up_again_after_any_crash_is_committed(tmp_path, mon
     assert state == {"a": 20}
     remove_leftovers(tmp_path)
     assert names_in(tmp_path) == ["step-0000000001", "step-0000000002"]
+
+
+def test_what_dead_processes_left_and_cannot_be_listed_is_told_of(tmp_path, monkeypatch, caplog):
+    def fails(*_args, **_options):
+        raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    monkeypatch.setattr(persist, "remove_leftovers", fails)
+    persist.delete_leftovers(order_of(tmp_path, 1))
+    assert "was not deleted: [Errno 116] Stale file handle" in caplog.text
 
 
 def test_enough_of_waiting_ends_it(tmp_path, arenas):

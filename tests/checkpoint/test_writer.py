@@ -163,6 +163,24 @@ def test_one_that_is_killed_in_a_save_is_started_again_and_the_save_is_durable(b
     assert "The process that writes checkpoints is started again: it died." in caplog.text
 
 
+def test_whoever_takes_a_save_up_deletes_what_others_left_and_not_what_other_ranks_have_written(bench):
+    first, second = (
+        bench(layout=hand_made(rank=rank, world_size=2, sizes=TEN_FILES), max_write_bytes_s=rate)
+        for rank, rate in enumerate((SLOW_BYTES_S, None))
+    )
+    left = first.folder / ".step-0000000001.dead-1.tmp"
+    left.mkdir()
+    saves, note = [first.save(1), second.save(1)], order_of(first.folder, 1).staging / "rank-1.note"
+    until(note.exists)
+    assert not left.exists()
+    left.mkdir()  # another process tidies up once more
+    kill(first.writer.pid)
+    for save in saves:
+        save.result(ENDS_S)
+    assert is_whole(first.folder, 1, 1, [first.layout, second.layout])
+    assert [path.name for path in first.folder.iterdir()] == ["step-0000000001"]
+
+
 def test_a_save_that_three_processes_die_of_fails_and_costs_no_earlier_one(bench):
     made = bench(max_write_bytes_s=SLOW_BYTES_S)
     made.save(1).result(ENDS_S)

@@ -55,6 +55,11 @@ class Order:
     damaged: tuple[Path, ...] = ()
 
     @property
+    def session(self) -> str:
+        """What the `save` of all of one trainer's begins with, before a hyphen."""
+        return self.save.rpartition("-")[0]
+
+    @property
     def staging(self) -> Path:
         """The folder that it is written into."""
         return staging_path(self.folder, self.step, self.save)

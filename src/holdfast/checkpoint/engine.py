@@ -30,7 +30,6 @@ from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.contents import collect
 from holdfast.checkpoint.devices import current_streams
 from holdfast.checkpoint.fence import Fence
-from holdfast.checkpoint.folders import remove_leftovers
 from holdfast.checkpoint.peer_meeting import meet
 from holdfast.checkpoint.persist import abandon
 from holdfast.checkpoint.plan import Plan
@@ -217,11 +216,7 @@ class Engine:
         # Where nothing was restored: the memory is needed.
         ranks.together(lambda: kept.end(self._folder, ranks.rank))
 
-        def clear() -> str:
-            remove_leftovers(self._folder)
-            return secrets.token_hex(4)
-
-        self._session = ranks.first(clear)
+        self._session = ranks.first(lambda: secrets.token_hex(4))
         if self._options.peer_memory and (pairing := meet(ranks)) is not None:
             self._writer.pair(pairing, max_bytes=self._options.max_memory_bytes)
         self.fence.install()

@@ -18,6 +18,7 @@ import re
 import secrets
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from holdfast.checkpoint.marks import inherit_claims
@@ -193,13 +194,27 @@ def _has_changed_lately(path: Path) -> bool:
     return True
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Delete what saves and deletions of dead processes left in `folder`."""
-    for told in folder.glob(_FAILURES):
+def remove_leftovers(folder: Path, *, but_of: str = "", progress: Callable[[int], None] = lambda _: None) -> None:
+    """Delete what saves and deletions of dead processes left in `folder`.
+
+    Args:
+        folder: of the checkpoints.
+        but_of: saves whose names begin with this and a hyphen are another process's to take up.
+        progress: told 1 before each.
+
+    Raises:
+        OSError: the folder cannot be read.
+    """
+
+    def of_others(pattern: str) -> Iterator[Path]:
+        return (path for path in folder.glob(pattern) if not but_of or f".{but_of}-" not in path.name)
+
+    for told in of_others(_FAILURES):
         with contextlib.suppress(OSError):  # it is of a save whose name nobody takes again
             told.unlink()
     for pattern in _LEFTOVERS:
-        for path in folder.glob(pattern):
+        for path in of_others(pattern):
+            progress(1)
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             except OSError as error:

@@ -23,7 +23,7 @@ from holdfast.checkpoint.commit import (
     retract,
 )
 from holdfast.checkpoint.disk import write_file
-from holdfast.checkpoint.folders import Staging, discard
+from holdfast.checkpoint.folders import Staging, discard, remove_leftovers
 from holdfast.checkpoint.layout import Layout, Piece, Shard
 from holdfast.checkpoint.manifest import FileEntry
 from holdfast.checkpoint.pace import Pace
@@ -99,6 +99,17 @@ def discard_abandoned(order: Order, layout: Layout) -> None:
     with contextlib.suppress(OSError):  # a later first save tries again
         if layout.rank == 0 and order.staging.exists():
             discard(order.staging)
+
+
+def delete_leftovers(order: Order, progress: Callable[[int], None] = lambda _: None) -> None:
+    """Delete what dead processes left, but for those that wrote for the same trainer; what cannot be is logged.
+
+    `progress` is told 1 before each.
+    """
+    try:
+        remove_leftovers(order.folder, but_of=order.session, progress=progress)
+    except OSError as error:
+        _logger.warning("What dead processes left in %s was not deleted: %s", order.folder, error)
 
 
 def delete_superfluous(order: Order, progress: Callable[[int], None] = lambda _: None) -> None:

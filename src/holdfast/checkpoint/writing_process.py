@@ -27,7 +27,7 @@ from holdfast.checkpoint.manifest import ManifestError, read_manifest
 from holdfast.checkpoint.messages import readable, receive, send
 from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.peer_memory import PeerMemory
-from holdfast.checkpoint.persist import NotAttested, Part, delete_superfluous, persist
+from holdfast.checkpoint.persist import NotAttested, Part, delete_leftovers, delete_superfluous, persist
 
 ALIVE_EVERY_S: Final = 0.5
 _LOOK_EVERY_S: Final = 0.01
@@ -64,7 +64,7 @@ class Service:
             ends_with=supervisor,
             others=self._peer,
         )
-        self._in_good_order = False
+        self._in_good_order = self._has_tidied = False
         self._arenas: dict[int, Arena] = {}
         self._layouts: dict[int, Layout] = {}
         self._pace = Pace(None)
@@ -170,6 +170,9 @@ class Service:
         try:
             with contextlib.suppress(ArenaError):  # taken back for a newer step: other ranks are to hear of it
                 claim()
+            if layout.rank == 0 and not self._has_tidied:
+                delete_leftovers(order, self._moved)
+                self._has_tidied = True
             persist(
                 Part(
                     order=order,
