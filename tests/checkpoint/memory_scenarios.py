@@ -21,7 +21,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from holdfast.checkpoint import Checkpointer, engine, keeping, kept, scan
+from holdfast.checkpoint import Checkpointer, keeping, kept, save_thread, scan
 from holdfast.checkpoint.arena import PAGE_BYTES
 from holdfast.checkpoint.checksums import BLOCK_BYTES
 from holdfast.checkpoint.manifest import read_manifest, write_manifest
@@ -193,7 +193,7 @@ def it_need_not_be_kept(folder):
 @scenario
 def a_trainer_that_is_killed_while_it_copies_leaves_the_snapshot_before(folder):
     def kill_in_the_copy(ckpt):
-        engine.copy_into = die
+        save_thread.copy_into = die
         ckpt.save(3, state_of(3)).result()
 
     dead_trainer(folder, then=kill_in_the_copy)
@@ -441,7 +441,7 @@ def a_save_that_one_rank_did_not_complete_leaves_the_one_before_in_memory(folder
 
     def save_again(ckpt, rank):
         if rank == 1:
-            engine.copy_into = die
+            save_thread.copy_into = die
         ckpt.save(2, state_of(2), per_rank=own_of(rank))
         ckpt.before_update()
 

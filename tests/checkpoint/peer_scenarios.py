@@ -16,7 +16,7 @@ import torch.distributed as dist
 from memory_scenarios import HEARD, a_rank, await_end, die, play, run_trainer
 from waiting import until
 
-from holdfast.checkpoint import Checkpointer, engine, kept, node_memory, scan
+from holdfast.checkpoint import Checkpointer, kept, node_memory, save_thread, scan
 from holdfast.checkpoint.arena import PAGE_BYTES
 
 COUNT = 1_200_000
@@ -272,7 +272,7 @@ def a_save_that_a_lost_node_leaves_undone_does_not_keep_the_one_before_from_bein
             die_with_what_writes(ckpt)
 
         if rank == 0:
-            engine.copy_into = die_once_rank_1_has_written
+            save_thread.copy_into = die_once_rank_1_has_written
         ckpt.save(2, small(2), per_rank=own_of(rank, 2))
         ckpt.before_update()
         until(lambda: list(folder.glob(".step-*/rank-1.note")))

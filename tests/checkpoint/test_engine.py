@@ -18,7 +18,7 @@ import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
 from waiting import ENDS_S, until
 
-from holdfast.checkpoint import Checkpointer, engine, scan, stage, verify
+from holdfast.checkpoint import Checkpointer, save_thread, scan, stage, verify
 from holdfast.checkpoint.arena import ArenaError, State
 from holdfast.checkpoint.seats import Seats
 from holdfast.checkpoint.writer import Writer
@@ -39,14 +39,14 @@ def steps_in(folder):
 @pytest.fixture
 def held(monkeypatch):
     """Holds the copying back until `set` is called."""
-    gate, copy_into = threading.Event(), engine.copy_into
+    gate, copy_into = threading.Event(), save_thread.copy_into
 
     def later(*arguments, **named):
         assert gate.wait(ENDS_S)
         copy_into(*arguments, **named)
 
     gate.set()
-    monkeypatch.setattr(engine, "copy_into", later)
+    monkeypatch.setattr(save_thread, "copy_into", later)
     yield gate
     gate.set()
 
@@ -212,7 +212,7 @@ def test_a_save_whose_writing_has_failed_before_its_copy_is_made_ends(tmp_path, 
 def test_where_no_process_can_be_started_the_other_ranks_hear_of_it(tmp_path, monkeypatch):
     """They would wait for this one's part as long as a save may take."""
     told = []
-    monkeypatch.setattr(engine, "abandon", lambda order, layout, why: told.append((order.step, layout.rank, why)))
+    monkeypatch.setattr(save_thread, "abandon", lambda order, layout, why: told.append((order.step, layout.rank, why)))
     ckpt = Checkpointer(tmp_path)
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(tmp_path / "gone"))
@@ -614,7 +614,7 @@ def test_waiting_tells_of_every_failure_though_its_story_is_still_being_told(tmp
     """`wait` may not return between the end of a save and the moment that its failure is noted."""
     ckpt = Checkpointer(tmp_path)
     ckpt.save(1, {"a": 1}).result(ENDS_S)
-    until(lambda: not ckpt._engine.in_flight)
+    until(lambda: not ckpt._engine.thread.in_flight)
     telling, emit = threading.Event(), link.emit
 
     def slowly(kind, data):
@@ -753,13 +753,13 @@ def test_nothing_is_left_open_by_a_checkpointer_that_was_closed(tmp_path):
 
 
 def test_python_s_lock_goes_around_quickly_while_the_state_is_copied(tmp_path, monkeypatch):
-    before_s, seen_s, copy_into = sys.getswitchinterval(), [], engine.copy_into
+    before_s, seen_s, copy_into = sys.getswitchinterval(), [], save_thread.copy_into
 
     def look(*arguments, **named):
         seen_s.append(sys.getswitchinterval())
         copy_into(*arguments, **named)
 
-    monkeypatch.setattr(engine, "copy_into", look)
+    monkeypatch.setattr(save_thread, "copy_into", look)
     with Checkpointer(tmp_path) as ckpt:
         ckpt.save(1, {"a": 1}).result(ENDS_S)
     assert seen_s[0] < before_s

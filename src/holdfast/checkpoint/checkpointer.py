@@ -215,7 +215,7 @@ class Checkpointer:
         try:
             return self._save(step, state, per_rank, force=force)
         finally:
-            in_flight = self._engine.in_flight
+            in_flight = self._engine.thread.in_flight
             self._lost.goes_on(self._clock.monotonic_s(), fence_s=self._engine.fence.waited_s, in_flight=in_flight)
 
     def before_update(self) -> None:
@@ -321,9 +321,9 @@ class Checkpointer:
         Raises:
             SaveFailed: one is not durable, and `on_failure` is `raise`.
         """
-        if self._engine.is_busy and not self._is_another_s():
+        if self._engine.thread.is_busy and not self._is_another_s():
             with job_link().section("save"):
-                self._engine.wait()
+                self._engine.thread.wait()
         self._raise_unseen()
 
     def close(self) -> None:
