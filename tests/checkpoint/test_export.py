@@ -114,6 +114,27 @@ def test_the_folder_gives_the_logits_of_the_trained_model_bit_for_bit(tmp_path, 
     assert names_in(tmp_path) == ["checkpoints", "config", "out"]
 
 
+def test_lm_eval_scores_the_folder_as_the_trained_model(tmp_path):
+    pytest.importorskip("lm_eval")
+    from lm_eval.api.instance import Instance
+    from lm_eval.models.huggingface import HFLM
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    model, _ = trained(llama())
+    hf_config = config_folder(tmp_path, llama())
+    words = [f"w{number}" for number in range(63)]
+    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate([*words, "</s>"])}, "</s>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(hf_config)
+    export_safetensors(saved(tmp_path, {"model": model}), tmp_path / "out", hf_config=hf_config)
+    harness = HFLM(pretrained=str(tmp_path / "out"), device="cpu", batch_size=1, dtype="auto")
+    asked = Instance("loglikelihood", {}, ("w1 w2 w3", " w4 w5"), 0)
+    ((score, _is_greedy),) = harness.loglikelihood([asked], disable_tqdm=True)
+    with torch.no_grad():
+        told = model(torch.tensor([[1, 2, 3, 4]])).logits.log_softmax(-1)
+    assert score == (told[0, 2, 4] + told[0, 3, 5]).item()
+
+
 def test_large_models_are_cut_into_files_with_an_index(tmp_path):
     config = llama()
     model, _ = trained(config)
