@@ -81,7 +81,7 @@ def half_copied(arena, layout, fill, files):
     """Begin a use whose first `files` files are there; the notes tell of all of them."""
     for shard in layout.shards:
         arena.image[shard.offset : shard.offset + shard.size_bytes] = bytes([fill]) * shard.size_bytes
-    generation = arena.begin(fill, bytes(16))
+    generation = arena.begin(fill)
     arena.notes[: 8 * len(layout.pieces)] = piece_digests(arena.image, layout.pieces)
     for shard in layout.shards[files:]:
         arena.image[shard.offset : shard.offset + shard.size_bytes] = bytes(shard.size_bytes)

@@ -11,7 +11,6 @@ import pytest
 from holdfast.checkpoint import node_memory
 from holdfast.checkpoint.arena import PAGE_BYTES, Arena, ArenaError, State
 
-LAYOUT = bytes(range(16))
 WAYS = {
     State.FREE: [],
     State.COPYING: [],
@@ -46,7 +45,7 @@ def make():
 
 
 def brought_to(arena, state):
-    generation = arena.begin(7, LAYOUT) if state is not State.FREE else arena.generation
+    generation = arena.begin(7) if state is not State.FREE else arena.generation
     for each in WAYS[state]:
         arena.move(each, generation)
     assert arena.state is state
@@ -67,7 +66,7 @@ def in_a_child(work):
 
 def test_a_new_one_is_free_and_of_no_step(make):
     arena = make()
-    assert (arena.state, arena.generation, arena.step, arena.layout) == (State.FREE, 0, -1, bytes(16))
+    assert (arena.state, arena.generation, arena.step) == (State.FREE, 0, -1)
 
 
 @pytest.mark.parametrize(("now", "to"), [pair for pair in product(State, State) if pair[1] is not State.COPYING])
@@ -90,20 +89,19 @@ def test_what_is_not_durable_yet_is_never_copied_over(make, now):
     arena = make()
     generation = brought_to(arena, now)
     if now in (State.FREE, State.COMMITTED):
-        assert arena.begin(8, LAYOUT) == generation + 1
+        assert arena.begin(8) == generation + 1
         assert (arena.state, arena.step) == (State.COPYING, 8)
     else:
         with pytest.raises(ArenaError, match="cannot become COPYING"):
-            arena.begin(8, LAYOUT)
+            arena.begin(8)
         assert (arena.state, arena.generation, arena.step) == (now, generation, 7)
 
 
-def test_each_use_has_its_generation_step_and_layout(make):
+def test_each_use_has_its_generation_and_step(make):
     arena = make()
     for use, step in enumerate((5, 2**40, 0), start=1):
-        layout = bytes([use]) * 16
-        assert arena.begin(step, layout) == use
-        assert (arena.generation, arena.step, arena.layout) == (use, step, layout)
+        assert arena.begin(step) == use
+        assert (arena.generation, arena.step) == (use, step)
         for state in (State.SEALED, State.WRITING, State.COMMITTED):
             arena.move(state, use)
 
@@ -112,7 +110,7 @@ def test_each_use_has_its_generation_step_and_layout(make):
 def test_a_report_on_an_earlier_or_later_use_changes_nothing(make, state):
     arena = make()
     brought_to(arena, State.COMMITTED)
-    arena.begin(8, LAYOUT)
+    arena.begin(8)
     for other in (0, 1, 3):
         with pytest.raises(ArenaError, match=f"in its use 2; {other} is over"):
             arena.move(state, other)
@@ -130,7 +128,7 @@ def test_there_is_room_for_the_image_and_the_notes_and_they_do_not_meet(make, im
     arena.notes[:] = b"n" * len(arena.notes)
     assert bytes(arena.image) == b"i" * len(arena.image)
     assert bytes(arena.notes) == b"n" * len(arena.notes)
-    assert (arena.state, arena.generation, arena.step, arena.layout) == (State.SEALED, generation, 7, LAYOUT)
+    assert (arena.state, arena.generation, arena.step) == (State.SEALED, generation, 7)
 
 
 def test_the_image_begins_at_a_page_and_is_zero_at_first(make):
@@ -143,7 +141,7 @@ def test_the_image_begins_at_a_page_and_is_zero_at_first(make):
 
 def test_another_process_sees_and_moves_the_same(make):
     arena = make(100, 8)
-    generation = arena.begin(3, LAYOUT)
+    generation = arena.begin(3)
     arena.image[:5] = b"bytes"
     arena.notes[:3] = b"dig"
     arena.move(State.SEALED, generation)
@@ -207,7 +205,7 @@ def holding(arena):
 
 def test_the_lock_of_a_process_that_is_killed_is_let_go(make):
     arena = make()
-    generation = arena.begin(1, LAYOUT)
+    generation = arena.begin(1)
     child = holding(arena)
     moved = threading.Event()
 
@@ -231,7 +229,7 @@ def test_the_lock_of_a_process_that_is_killed_is_let_go(make):
 def test_a_thread_waits_for_another_one_too(make):
     """The copying thread and the one that hears the writing process move the same arenas."""
     arena = make()
-    generation = arena.begin(1, LAYOUT)
+    generation = arena.begin(1)
     with arena._alone():
         thread = threading.Thread(target=arena.move, args=(State.SEALED, generation))
         thread.start()
@@ -250,7 +248,7 @@ def test_a_move_that_waited_while_its_use_ended_changes_nothing(make, monkeypatc
     @contextlib.contextmanager
     def after_another(self):
         monkeypatch.setattr(Arena, "_alone", real)
-        assert in_a_child(lambda: arena.begin(8, LAYOUT))
+        assert in_a_child(lambda: arena.begin(8))
         with real(self):
             yield
 
@@ -271,7 +269,7 @@ def test_whoever_maps_it_while_it_is_begun_sees_its_capacity(make):
     if child == 0:
         try:
             while True:
-                arena.move(State.FREE, arena.begin(7, LAYOUT))
+                arena.move(State.FREE, arena.begin(7))
         finally:
             os._exit(1)
     try:

@@ -224,7 +224,7 @@ def test_an_arena_that_is_in_use_again_is_not_kept(tmp_path):
     assert keeping.ends()
     again = Keeping(tmp_path, keep_s=0.0)
     assert again.ends()
-    again.arena.begin(4, bytes(16))
+    again.arena.begin(4)
     assert again.keeper.newest is None
 
 

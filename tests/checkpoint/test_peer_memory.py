@@ -290,7 +290,7 @@ def test_a_peer_that_dies_in_the_middle_is_told(tmp_path, caplog):
 def test_a_snapshot_whose_memory_is_needed_again_is_left_out(tmp_path, caplog):
     holding = Holding()
     snapshot = durable(tmp_path, 1)
-    snapshot.arena.begin(2, bytes(16))
+    snapshot.arena.begin(2)
     sender = Sender(holding.peer)
     sender.offer(snapshot)
     until(lambda: warnings(caplog))

@@ -506,7 +506,7 @@ def test_an_order_of_a_use_that_is_over_fails_and_changes_nothing(bench):
     made = bench()
     made.save(1).result(ENDS_S)
     late = again(order_of(made.folder, 1))
-    made.arena.begin(2, bytes(16))
+    made.arena.begin(2)
     future = made.writer.save(late, arena=1, generation=1, layout=2, attested_bytes=0)
     with pytest.raises(SaveFailed, match="is over"):
         future.result(ENDS_S)

@@ -29,11 +29,11 @@ from holdfast.checkpoint.node_memory import reserved
 from holdfast.core.errors import HoldfastError
 
 PAGE_BYTES: Final = 4096
-_MAGIC: Final = b"HFARENA2"
+_MAGIC: Final = b"HFARENA3"
 _MADE: Final = struct.Struct("<8sQ")
 """Magic, and capacity in bytes: written once, before another process knows it, and read without the lock."""
-_USE: Final = struct.Struct("<I4xQq16sQ")
-"""Behind it, anew for each use: state, generation, step, digest of the layout, how many bytes are copied."""
+_USE: Final = struct.Struct("<I4xQqQ")
+"""Behind it, anew for each use: state, generation, step, how many bytes are copied."""
 _STATE: Final = slice(_MADE.size, _MADE.size + 4)
 _COPIED: Final = slice(_MADE.size + _USE.size - 8, _MADE.size + _USE.size)
 _libc: Final = ctypes.CDLL(None, use_errno=True)
@@ -122,7 +122,7 @@ class Arena:
             fd = os.memfd_create("holdfast-arena", os.MFD_CLOEXEC)
             try:
                 os.posix_fallocate(fd, 0, PAGE_BYTES + size_bytes)
-                os.pwrite(fd, _MADE.pack(_MAGIC, capacity) + _USE.pack(State.FREE, 0, -1, bytes(16), 0), 0)
+                os.pwrite(fd, _MADE.pack(_MAGIC, capacity) + _USE.pack(State.FREE, 0, -1, 0), 0)
                 made = cls(fd)
             except BaseException:
                 os.close(fd)
@@ -164,12 +164,7 @@ class Arena:
         """Of which step the image is; meaningful from SEALED on."""
         return int(_USE.unpack_from(self._map, _MADE.size)[2])
 
-    @property
-    def layout(self) -> bytes:
-        """16 bytes that tell one layout of the image from another."""
-        return bytes(_USE.unpack_from(self._map, _MADE.size)[3])
-
-    def begin(self, step: int, layout: bytes) -> int:
+    def begin(self, step: int) -> int:
         """FREE or COMMITTED to COPYING; the new generation.
 
         Raises:
@@ -178,7 +173,7 @@ class Arena:
         with self._alone():
             self._check(State.COPYING)
             generation = self.generation + 1
-            _USE.pack_into(self._map, _MADE.size, State.COPYING, generation, step, layout, 0)
+            _USE.pack_into(self._map, _MADE.size, State.COPYING, generation, step, 0)
         return generation
 
     def advance(self, copied_bytes: int, generation: int) -> None:

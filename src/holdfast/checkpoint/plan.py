@@ -72,7 +72,6 @@ class Plan:
     outline: Outline
     shapes: list[Any]
     fixed: dict[str, bytes]
-    digest: bytes
 
     def fits(self, contents: Contents) -> bool:
         """Whether the state of this rank has the shape that it had."""
@@ -199,7 +198,6 @@ def make_plan(
         outline=contents.outline,
         shapes=list(_shapes(leaves)),
         fixed={name: serialized(leaves[name]) for name in (STRUCTURE, rank_structure(ranks.rank)) if name in leaves},
-        digest=xxhash.xxh3_128_digest(repr([stored, image.shards]).encode()),
     )
 
 

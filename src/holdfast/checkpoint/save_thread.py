@@ -101,7 +101,7 @@ class SaveThread:
             plan = self._shape.agreed
             self._shape.digest_rest(job)
             seat = self._seats.take(plan)
-            generation = seat.arena.begin(job.order.step, plan.digest)
+            generation = seat.arena.begin(job.order.step)
             if job.digests is not None:  # those before them come from GPUs
                 end = len(plan.pieces) * DIGEST_BYTES
                 seat.arena.notes[end - len(job.digests) : end] = job.digests
