@@ -40,6 +40,14 @@ class Awkward(nn.Module):
 
 
 @pytest.fixture
+def mesh():
+    """Of one rank."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    dist.destroy_process_group()
+
+
+@pytest.fixture
 def elsewhere():
     """New tensors are made on another device than the CPU, as after `torch.set_default_device("cuda")`."""
     with torch.device("meta"):
@@ -121,24 +129,18 @@ def test_an_object_that_refuses_its_state_is_named(tmp_path):
         restore(tmp_path, {"choosy": Choosy()})
 
 
-def test_a_fresh_optimizer_of_sharded_parameters_is_told_of_what_it_needs(tmp_path):
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        mesh = init_device_mesh("cpu", (1,))
+def test_a_fresh_optimizer_of_sharded_parameters_is_told_of_what_it_needs(tmp_path, mesh):
+    def sharded():
+        parameter = nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]))
+        return parameter, torch.optim.AdamW([parameter])
 
-        def sharded():
-            parameter = nn.Parameter(distribute_tensor(torch.ones(4, 2), mesh, [Shard(0)]))
-            return parameter, torch.optim.AdamW([parameter])
-
-        parameter, optimizer = sharded()
-        parameter.grad = parameter.detach().clone()
-        optimizer.step()
-        save(tmp_path, {"optimizer": optimizer})
-        with pytest.raises(StateMismatch, match=r"has no state yet and sharded parameters: .* in a ShardedOptimizer"):
-            restore(tmp_path, {"optimizer": sharded()[1]})
-        assert restore(tmp_path, {"optimizer": optimizer}) == 1
-    finally:
-        dist.destroy_process_group()
+    parameter, optimizer = sharded()
+    parameter.grad = parameter.detach().clone()
+    optimizer.step()
+    save(tmp_path, {"optimizer": optimizer})
+    with pytest.raises(StateMismatch, match=r"has no state yet and sharded parameters: .* in a ShardedOptimizer"):
+        restore(tmp_path, {"optimizer": sharded()[1]})
+    assert restore(tmp_path, {"optimizer": optimizer}) == 1
 
 
 @pytest.mark.parametrize("kind", [dict, list])
@@ -164,6 +166,24 @@ def test_one_tensor_takes_what_is_the_same_twice_and_not_what_differs(tmp_path):
     assert state["head"] is state["embedding"]
 
     save(tmp_path / "untied", {"embedding": torch.ones(50_000), "head": torch.zeros(50_000)})
+    with pytest.raises(StateMismatch, match="'embedding' and 'head' are one tensor in the state, and two that differ"):
+        restore(tmp_path / "untied", tied(0.0))
+
+
+def test_a_sharded_tensor_likewise(tmp_path, mesh):
+    def shards(*values):
+        return [distribute_tensor(torch.full((500, 100), value), mesh, [Shard(0)]) for value in values]
+
+    def tied(value):
+        (weight,) = shards(value)
+        return {"embedding": weight, "head": weight.detach()}  # as a module tells of them
+
+    save(tmp_path / "tied", tied(1.0))
+    state = tied(0.0)
+    restore(tmp_path / "tied", state)
+    assert state["head"].to_local().eq(1).all()
+
+    save(tmp_path / "untied", dict(zip(("embedding", "head"), shards(1.0, 0.0), strict=True)))
     with pytest.raises(StateMismatch, match="'embedding' and 'head' are one tensor in the state, and two that differ"):
         restore(tmp_path / "untied", tied(0.0))
 

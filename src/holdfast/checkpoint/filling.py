@@ -12,6 +12,7 @@ from holdfast.checkpoint import rng
 from holdfast.checkpoint.contents import has_state_dict, state_dicts
 from holdfast.checkpoint.fit import ABSENT, Fit, fill
 from holdfast.checkpoint.opening import OpenCheckpoint, failing
+from holdfast.checkpoint.plan import local
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.core.errors import HoldfastError, StateMismatch
 
@@ -182,7 +183,7 @@ def _check_same(fit: Fit, loaded: dict[str, Any]) -> None:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return local(tensor).detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)
 
 
 def _another_world(ranks: Ranks, checkpoint: OpenCheckpoint) -> StateMismatch:

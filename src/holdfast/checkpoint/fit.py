@@ -10,6 +10,7 @@ from typing import Any, Final
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from holdfast.checkpoint.plan import local
 from holdfast.checkpoint.tree import PLAIN_TENSORS, Skeleton, irregular, is_nested_list
 
 
@@ -75,19 +76,19 @@ class Fit:
                 f"{name!r} is {_shape(target.size(), target.dtype)} in the state and "
                 f"{_shape(saved.size, saved.properties.dtype)} in the checkpoint"
             )
-        elif type(target) not in PLAIN_TENSORS:
+        elif type(own := local(target)) not in PLAIN_TENSORS:
             self.wanted[flat] = target
-        elif any(stride == 0 and size > 1 for stride, size in zip(target.stride(), target.size(), strict=True)):
+        elif any(stride == 0 and size > 1 for stride, size in zip(own.stride(), own.size(), strict=True)):
             self.problems.append(f"{name!r} has one value in several places, as expand makes it: clone() it first")
-        elif target.numel() and (first := self._first_of(target, name, flat)):
+        elif own.numel() and (first := self._first_of(own, name, flat)):
             self.same.append((first, (name, flat)))
-            self.wanted[flat] = _room(saved)
+            self.wanted[flat] = _room(saved) if own is target else torch.empty_like(target)
         else:
             self.wanted[flat] = target
 
-    def _first_of(self, target: torch.Tensor, name: str, flat: str) -> tuple[str, str] | None:
-        """The entry before it that is the same tensor, as tied weights are."""
-        place = (target.device, target.data_ptr(), target.dtype, *target.size(), *target.stride())
+    def _first_of(self, own: torch.Tensor, name: str, flat: str) -> tuple[str, str] | None:
+        """The entry before it that is the same tensor, as tied weights are; `own`: what of it is in this process."""
+        place = (own.device, own.data_ptr(), own.dtype, *own.size(), *own.stride())
         first = self._first.setdefault(place, (name, flat))
         return None if first[1] == flat else first
 
