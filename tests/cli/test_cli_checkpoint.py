@@ -127,6 +127,9 @@ def test_verify_of_one_that_lost_its_manifest(folder):
     text, code = ran("show", path_of(folder, 3))
     assert code == 0
     assert "incomplete (there is no manifest" in text
+    text, code = ran("show", folder / "copy")
+    assert code == 0
+    assert "copy: without a manifest" in text
 
 
 def test_show(folder):

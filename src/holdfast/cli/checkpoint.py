@@ -81,11 +81,10 @@ def verify(path: Path, *, as_json: bool) -> int:
 def show(checkpoint: Path, *, with_tensors: bool, as_json: bool) -> None:
     """Show what a CHECKPOINT holds: its files, marks, entries and tensors."""
     _check_torch()
-    from holdfast.checkpoint.foreign import is_foreign
     from holdfast.checkpoint.inventory import open_for_reading, take_inventory
 
     opened = open_for_reading(checkpoint)
-    info = None if opened.manifest is None and is_foreign(opened.path) else catalog.inspect(opened.path)
+    info = None if _is_taken_for_dcps(opened.path) else catalog.inspect(opened.path)
     view.print_contents(opened, take_inventory(opened), info, with_tensors=with_tensors, as_json=as_json)
 
 
@@ -270,14 +269,22 @@ def _check_folder(folder: Path) -> None:
         raise NotFound(f"There is no folder {folder}. Give the one that was passed to Checkpointer(…).")
 
 
+def _is_taken_for_dcps(path: Path) -> bool:
+    """Whether a checkpoint is one without a manifest that Holdfast did not write, or that has no name of a step."""
+    if not catalog.has_only_metadata(path):
+        return False
+    _check_torch()
+    from holdfast.checkpoint.foreign import is_foreign
+
+    return catalog.step_of(path) is None or is_foreign(path)
+
+
 def _verify(path: Path, shown_as: Progress) -> "view.Row":
     def progress(done: int, total: int) -> None:
         shown_as(f"verifying {path.name}", done, total)
 
-    if catalog.has_only_metadata(path):
-        _check_torch()
-        from holdfast.checkpoint.foreign import check_foreign, is_foreign
+    if _is_taken_for_dcps(path):
+        from holdfast.checkpoint.foreign import check_foreign
 
-        if catalog.step_of(path) is None or is_foreign(path):
-            return check_foreign(path, progress=progress)
+        return check_foreign(path, progress=progress)
     return catalog.verify_and_note(catalog.inspect(path), by=whoami(), now_s=SystemClock().now_s(), progress=progress)

@@ -79,7 +79,7 @@ def print_contents(
         print_json("checkpoint-contents", fields)
         return
     if info is None:
-        click.echo(f"{opened.path}: written by PyTorch Distributed Checkpoint, without a manifest")
+        click.echo(f"{opened.path}: without a manifest, as PyTorch Distributed Checkpoint writes them")
     else:
         click.echo(f"{opened.path}: {info.state}" + (f" ({info.reason})" if info.reason else ""))
         if manifest is not None:
