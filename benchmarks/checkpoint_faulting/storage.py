@@ -154,7 +154,7 @@ def on_frozen_disk(kind: str, ground: Ground, folder: Path, stall_s: float, coun
                 state = state_of(ground.seed, STEPS[0])
                 ckpt.save(STEPS[0], state, per_rank=per_rank_of(ground.seed, STEPS[0], 0)).result()
             verdicts.append(_freeze(kind, ckpt, ground.seed, mounted, stall_s))
-        if left.exists():
+        if left.exists() and verdicts[-1] == RIGHT:
             verdicts[-1] = Verdict("left", str(left))
         shutil.rmtree(step_path(place, NEXT), ignore_errors=True)
     _run("umount", "--lazy", mounted)

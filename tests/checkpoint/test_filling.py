@@ -183,6 +183,12 @@ def test_a_sharded_tensor_likewise(tmp_path, mesh):
     restore(tmp_path / "tied", state)
     assert state["head"].to_local().eq(1).all()
 
+    save(tmp_path / "local", {"embedding": tied(1.0)["embedding"], "head": torch.ones(500, 100)})
+    (weight,) = shards(0.0)
+    state = {"embedding": weight, "head": weight.to_local()}
+    restore(tmp_path / "local", state)
+    assert type(state["head"]) is torch.Tensor
+
     save(tmp_path / "untied", dict(zip(("embedding", "head"), shards(1.0, 0.0), strict=True)))
     with pytest.raises(StateMismatch, match="'embedding' and 'head' are one tensor in the state, and two that differ"):
         restore(tmp_path / "untied", tied(0.0))

@@ -164,10 +164,8 @@ def test_one_that_is_killed_in_a_save_is_started_again_and_the_save_is_durable(b
 
 
 def test_whoever_takes_a_save_up_deletes_what_others_left_and_not_what_other_ranks_have_written(bench):
-    first, second = (
-        bench(layout=hand_made(rank=rank, world_size=2, sizes=TEN_FILES), max_write_bytes_s=rate)
-        for rank, rate in enumerate((SLOW_BYTES_S, None))
-    )
+    ranks = [bench(layout=hand_made(rank=rank, world_size=3, sizes=TEN_FILES)) for rank in range(3)]
+    first, second, third = ranks
     left = first.folder / ".step-0000000001.dead-1.tmp"
     left.mkdir()
     saves, note = [first.save(1), second.save(1)], order_of(first.folder, 1).staging / "rank-1.note"
@@ -175,9 +173,11 @@ def test_whoever_takes_a_save_up_deletes_what_others_left_and_not_what_other_ran
     until(lambda: not left.exists())
     left.mkdir()  # another process tidies up once more
     kill(first.writer.pid)
+    until(lambda: not left.exists())
+    saves.append(third.save(1))  # which the first waits for
     for save in saves:
         save.result(ENDS_S)
-    assert is_whole(first.folder, 1, 1, [first.layout, second.layout])
+    assert is_whole(first.folder, 1, 1, [each.layout for each in ranks])
     assert [path.name for path in first.folder.iterdir()] == ["step-0000000001"]
 
 

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.tensor import DTensor
 
 from holdfast.checkpoint.plan import local
 from holdfast.checkpoint.tree import PLAIN_TENSORS, Skeleton, irregular, is_nested_list
@@ -80,15 +81,18 @@ class Fit:
             self.wanted[flat] = target
         elif any(stride == 0 and size > 1 for stride, size in zip(own.stride(), own.size(), strict=True)):
             self.problems.append(f"{name!r} has one value in several places, as expand makes it: clone() it first")
-        elif own.numel() and (first := self._first_of(own, name, flat)):
+        elif own.numel() and (first := self._first_of(target, name, flat)):
             self.same.append((first, (name, flat)))
-            self.wanted[flat] = _room(saved) if own is target else torch.empty_like(target)
+            self.wanted[flat] = _room(saved) if own is target else torch.empty_like(target)  # sharded alike
         else:
             self.wanted[flat] = target
 
-    def _first_of(self, own: torch.Tensor, name: str, flat: str) -> tuple[str, str] | None:
-        """The entry before it that is the same tensor, as tied weights are; `own`: what of it is in this process."""
-        place = (own.device, own.data_ptr(), own.dtype, *own.size(), *own.stride())
+    def _first_of(self, target: torch.Tensor, name: str, flat: str) -> tuple[str, str] | None:
+        """The entry before it that is the same tensor, as tied weights are."""
+        own = local(target)
+        place: tuple[Any, ...] = (own.device, own.data_ptr(), own.dtype, own.size(), own.stride())
+        if isinstance(target, DTensor):
+            place = (*place, target.size(), target.placements, target.device_mesh)
         first = self._first.setdefault(place, (name, flat))
         return None if first[1] == flat else first
 

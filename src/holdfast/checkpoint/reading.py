@@ -31,7 +31,7 @@ from holdfast.checkpoint.manifest import FileEntry, ManifestError
 
 _TASK_BYTES: Final = 8 << 20
 _THREADS: Final = 8
-"""Of 16 MiB four at once take a tenth longer on the disk that was measured, of 4 MiB eight likewise."""
+"""Of 16 MiB four at once take up to a tenth longer on the disk that was measured, of 4 MiB eight likewise."""
 _COMPARING: Final = max(1, len(os.sched_getaffinity(0)) // 2)
 """On two cores, two that do take so much of the memory's rate that the disk waits for it: a tenth in all."""
 _HUGE_PAGE_BYTES: Final = 2 << 20
