@@ -192,14 +192,15 @@ def test_giving_up_where_storage_fails_raises_nothing(tmp_path, rank):
     discard_abandoned(order, layout)
 
 
-def test_of_each_old_one_that_goes_it_is_told(tmp_path, arenas):
+def test_of_each_file_of_old_ones_that_goes_it_is_told(tmp_path, arenas):
     """Many may take longer than a save that gets nowhere is waited for."""
     layout, told = hand_made(), []
     for step in (1, 2, 3):
         arenas(layout, step).persist(order_of(tmp_path, step))
+    files = [path for step in (1, 2) for path in (tmp_path / f"step-{step:010d}").iterdir()]
     delete_superfluous(order_of(tmp_path, 3, keep=1), told.append)
     assert names_in(tmp_path) == ["step-0000000003"]
-    assert told == [1, 1]
+    assert told == [1] * (len(files) + 2)  # and the lock of the marks of each
 
 
 class Crash(BaseException):
@@ -239,7 +240,7 @@ def crashes_at(monkeypatch, number, work):
     return False
 
 
-CALLS = 54
+CALLS = 63
 """More than there are in the two saves of the test below; it says so itself."""
 
 
@@ -303,6 +304,23 @@ def test_the_same_save_taken_up_again_after_any_crash_is_committed(tmp_path, mon
     assert state == {"a": 20}
     remove_leftovers(tmp_path)
     assert names_in(tmp_path) == ["step-0000000001", "step-0000000002"]
+
+
+def test_each_file_that_is_deleted_is_told_and_links_are_not_followed(tmp_path):
+    """A process is taken to hang that tells of nothing for long."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").touch()
+    left = tmp_path / "checkpoints/.step-0000000001.dead-1.tmp"
+    (left / "inner").mkdir(parents=True)
+    for number in range(5):
+        (left / f"{number}.distcp").touch()
+    (left / "link").symlink_to(outside)
+    told = []
+    persist.delete_leftovers(order_of(left.parent, 1), told.append)
+    assert told == [1] * 6
+    assert names_in(left.parent) == []
+    assert (outside / "file").exists()
 
 
 def test_what_dead_processes_left_and_cannot_be_listed_is_told_of(tmp_path, monkeypatch, caplog):

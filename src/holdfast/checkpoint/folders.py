@@ -115,13 +115,13 @@ class Staging:
             discard(self.path)
 
 
-def discard(path: Path) -> None:
-    """Take a folder out of sight in one step, then delete it.
+def discard(path: Path, progress: Callable[[int], None] = lambda _: None) -> None:
+    """Take a folder out of sight in one step, then delete it; `progress` is told 1 after each file.
 
     What cannot be deleted is logged and left: a later first save tries again.
     """
     if (hidden := hide(path)) is not None:
-        erase(hidden)
+        erase(hidden, progress)
 
 
 def hide(path: Path) -> Path | None:
@@ -138,9 +138,16 @@ def hide(path: Path) -> Path | None:
     return hidden
 
 
-def erase(hidden: Path) -> None:
-    """Delete what was hidden, while nothing in it is open: network file systems would keep that."""
+def erase(hidden: Path, progress: Callable[[int], None] = lambda _: None) -> None:
+    """Delete what was hidden, while nothing in it is open: network file systems would keep that.
+
+    `progress` is told 1 after each file: thousands of large ones take longer than a save may get nowhere.
+    """
     try:
+        for path in hidden.iterdir():
+            if path.is_symlink() or not path.is_dir():
+                path.unlink(missing_ok=True)
+                progress(1)
         shutil.rmtree(hidden)
     except OSError as error:
         _tell_of_undeleted(hidden, error)
@@ -200,7 +207,7 @@ def remove_leftovers(folder: Path, *, but_of: str = "", progress: Callable[[int]
     Args:
         folder: of the checkpoints.
         but_of: saves whose names begin with this and a hyphen are another process's to take up.
-        progress: told 1 before each.
+        progress: told 1 after each file.
 
     Raises:
         OSError: the folder cannot be read.
@@ -214,7 +221,6 @@ def remove_leftovers(folder: Path, *, but_of: str = "", progress: Callable[[int]
             told.unlink()
     for pattern in _LEFTOVERS:
         for path in of_others(pattern):
-            progress(1)
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             except OSError as error:
@@ -225,6 +231,6 @@ def remove_leftovers(folder: Path, *, but_of: str = "", progress: Callable[[int]
             except OSError as error:  # its process lives, or this file system locks no folders
                 _logger.debug("left %s alone: %s", path, error)
             else:
-                discard(path)
+                discard(path, progress)
             finally:
                 os.close(fd)

@@ -104,7 +104,7 @@ def discard_abandoned(order: Order, layout: Layout) -> None:
 def delete_leftovers(order: Order, progress: Callable[[int], None] = lambda _: None) -> None:
     """Delete what dead processes left, but for those that wrote for the same trainer; what cannot be is logged.
 
-    `progress` is told 1 before each.
+    `progress` is told 1 after each file.
     """
     try:
         remove_leftovers(order.folder, but_of=order.session, progress=progress)
@@ -115,7 +115,7 @@ def delete_leftovers(order: Order, progress: Callable[[int], None] = lambda _: N
 def delete_superfluous(order: Order, progress: Callable[[int], None] = lambda _: None) -> None:
     """Delete what need not be kept now that this save is durable; what cannot be deleted is logged.
 
-    `progress` is told 1 after each.
+    `progress` is told 1 after each file.
     """
     try:
         found = scan(order.folder)
@@ -126,10 +126,9 @@ def delete_superfluous(order: Order, progress: Callable[[int], None] = lambda _:
     now_s = order.created_at_s
     for info in superfluous(found, committed=order.final, damaged=damaged, keep=order.keep, now_s=now_s):
         try:
-            delete_unclaimed(info, now_s=now_s)
+            delete_unclaimed(info, now_s=now_s, progress=progress)
         except (OSError, HoldfastError) as error:
             _logger.warning("%s was not deleted: %s", info.path, error)
-        progress(1)
 
 
 def _see_through(part: Part) -> None:

@@ -1,6 +1,7 @@
 """Deleting by a policy, by hand: what goes, and why each of the others stays."""
 
 import contextlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -67,9 +68,12 @@ def prune(
     return Pruned(verdicts=verdicts, deleted=deleted, failed=failed)
 
 
-def delete_unclaimed(judged: CheckpointInfo, *, now_s: float | None) -> str | None:
+def delete_unclaimed(
+    judged: CheckpointInfo, *, now_s: float | None, progress: Callable[[int], None] = lambda _: None
+) -> str | None:
     """Delete a checkpoint, unless it has changed since it was judged; returns why it stays, None if it is gone.
 
+    `progress` is told 1 after each file.
     Whoever marks it takes the same lock: the mark comes first and it stays, or fails and says that it is gone.
 
     Raises:
@@ -94,7 +98,7 @@ def delete_unclaimed(judged: CheckpointInfo, *, now_s: float | None) -> str | No
         return None
     if hidden is None:
         return "it could not be deleted"
-    erase(hidden)
+    erase(hidden, progress)
     return None
 
 
