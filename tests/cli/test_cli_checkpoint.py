@@ -7,6 +7,7 @@ import subprocess
 import sys
 import warnings
 
+import click
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -245,6 +246,13 @@ def test_prune_by_a_metric_and_by_age(folder):
     assert ran_json("prune", folder, "--within", "1h")[0]["deleted"] == []
     assert ran_json("prune", folder, "--best", "valid/loss=1")[0]["deleted"] == [str(path_of(folder, 1))]
     assert ran_json("prune", folder, "--best", "valid/loss:max=1")[0]["deleted"] == [str(path_of(folder, 2))]
+
+
+def test_a_variable_that_is_not_set_is_not_the_working_directory(folder, monkeypatch):
+    monkeypatch.chdir(folder)
+    with pytest.raises(click.UsageError, match="the path is empty"):
+        ran("prune", "", "--last", "1")
+    assert len(scan(folder)) == 3
 
 
 def test_restore_writes_one_file(folder, tmp_path):

@@ -25,6 +25,8 @@ class _AbsolutePath(click.Path):
     """As a path is shown, whoever asks and from where: `.` has no name that a step could be read from."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        if not value:  # as a variable that is not set: `prune` is not to take the working directory for it
+            self.fail("the path is empty. Give one, or `.` for the working directory.", param, ctx)
         return Path(os.fsdecode(super().convert(value, param, ctx))).absolute()
 
 
