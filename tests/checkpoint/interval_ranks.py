@@ -50,7 +50,7 @@ def again_after_a_failure(folder, rank):
         for step in range(1000, 1070):
             if step == 1001 and rank == 1:  # its writing process cannot
                 resource.prlimit(ckpt._engine._writer.pid, resource.RLIMIT_FSIZE, (100, -1))
-                ckpt._retry_due = True  # as if a save had failed
+                ckpt._outcomes.retry_due = True  # as if a save had failed
             if step == 1030 and rank == 1:
                 resource.prlimit(ckpt._engine._writer.pid, resource.RLIMIT_FSIZE, (-1, -1))
             handle = ckpt.save(step, {"t": torch.ones(9)}, per_rank={"rank": rank})

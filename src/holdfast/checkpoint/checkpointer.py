@@ -1,4 +1,4 @@
-"""The user's side: when a save is due, what is told to whom, and what a failure does."""
+"""The user's side: what is asked, when a save is due, and how it all ends."""
 
 import atexit
 import functools
@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from holdfast.checkpoint.arguments import (
     check_above_zero,
@@ -26,15 +26,14 @@ from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.filling import per_rank_states
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.interval import Every, make_interval
-from holdfast.checkpoint.lost_time import LostTime
 from holdfast.checkpoint.manifest import read_manifest
 from holdfast.checkpoint.opening import open_checkpoint
+from holdfast.checkpoint.outcomes import OnFailure, Outcomes
 from holdfast.checkpoint.pushing import Pusher, fetch_instead, fetch_newer
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.restore import restore_newest
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.save_handle import SaveHandle
-from holdfast.checkpoint.saved_event import Saved, saved_event
 from holdfast.checkpoint.shape import Busy, Options
 from holdfast.checkpoint.sigterm import EXIT_CODE, Sigterm
 from holdfast.checkpoint.votes import Votes
@@ -61,7 +60,7 @@ class Checkpointer:
         *,
         every: Every = 1,
         keep: int | Retention | None = 3,
-        on_failure: Literal["raise", "warn", "retry"] = "raise",
+        on_failure: OnFailure = "raise",
         attest: bool = True,
         when_busy: Busy = "wait",
         timeout_s: float = 600.0,
@@ -143,14 +142,10 @@ class Checkpointer:
         self._keep = keep or Retention()
         self._on_failure = on_failure
         self._closed = False
-        self._damaged: set[Path] = set()
-        self._unseen: list[HoldfastError] = []
-        self._retry_due = False
+        self._outcomes = Outcomes(self._interval, on_failure=on_failure)
         self._last = SaveHandle(None, [])
         self._votes = Votes()
         self._must_vote = self._interval.by_clock or on_failure == "retry" or sigterm_grace_s is not None
-        self._lost = LostTime()
-        self._newest: Path | None = None
         self._pid: int | None = None
         """The process that it is at work in. One that is forked from that must not end what belongs there."""
         self._read_only = read_only
@@ -211,12 +206,12 @@ class Checkpointer:
         check_whole("step", step, least=0)
         self._check_here()
         self._pid = os.getpid()
-        self._lost.step(self._clock.monotonic_s(), fence_s=self._engine.fence.waited_s)
+        self._outcomes.lost.step(self._clock.monotonic_s(), fence_s=self._engine.fence.waited_s)
         try:
             return self._save(step, state, per_rank, force=force)
         finally:
-            in_flight = self._engine.thread.in_flight
-            self._lost.goes_on(self._clock.monotonic_s(), fence_s=self._engine.fence.waited_s, in_flight=in_flight)
+            in_flight, fence_s = self._engine.thread.in_flight, self._engine.fence.waited_s
+            self._outcomes.lost.goes_on(self._clock.monotonic_s(), fence_s=fence_s, in_flight=in_flight)
 
     def before_update(self) -> None:
         """Wait until what the last save saves is copied. Optimizers of torch call it by themselves."""
@@ -267,10 +262,10 @@ class Checkpointer:
             checkpoint, passed_over = restore_newest(
                 ranks, self._folder, state, per_rank, from_storage, from_memory=not self._read_only
             )
-            self._damaged.update(item.path for item in passed_over)
+            self._outcomes.damaged.update(item.path for item in passed_over)
             if checkpoint is None:
                 return 0
-            self._newest, self._last = checkpoint.path, SaveHandle(checkpoint.manifest.step, [])
+            self._outcomes.newest, self._last = checkpoint.path, SaveHandle(checkpoint.manifest.step, [])
             self._last._outcome.set_result(checkpoint.path)
             self._interval.resumed(checkpoint.manifest.step)
             restore_s = self._clock.monotonic_s() - began_s
@@ -324,7 +319,7 @@ class Checkpointer:
         if self._engine.thread.is_busy and not self._is_another_s():
             with job_link().section("save"):
                 self._engine.thread.wait()
-        self._raise_unseen()
+        self._outcomes.raise_unseen()
 
     def close(self) -> None:
         """Wait for every save in flight; none may follow. Closing twice, or in a process that was forked, does no harm.
@@ -347,7 +342,7 @@ class Checkpointer:
                 self._votes.close()
             if self._sigterm is not None:
                 self._sigterm.close()
-            self._raise_unseen()
+            self._outcomes.raise_unseen()
 
     def __enter__(self) -> Self:
         return self
@@ -387,13 +382,13 @@ class Checkpointer:
         link = job_link()
         stopping = link.stop_due(step)
         if not stopping and not is_last:  # else the state is to be safe first
-            self._raise_unseen()
-        handle = SaveHandle(None, self._unseen)
+            self._outcomes.raise_unseen()
+        handle = SaveHandle(None, self._outcomes.unseen)
         if not stopping and not is_last and not is_due:
             handle._outcome.set_result(None)
             return handle
         handle.step = step
-        self._retry_due = False
+        self._outcomes.retry_due = False
         with link.section("save"):
             if is_last and not stopping:
                 self._save_and_leave(handle, step, state, per_rank)
@@ -423,7 +418,7 @@ class Checkpointer:
         told = self._sigterm is not None and self._sigterm.received
         has_passed = self._interval.has_passed() and Ranks().rank == 0
         try:
-            is_last, *others = self._votes.hear((told, has_passed, self._retry_due))
+            is_last, *others = self._votes.hear((told, has_passed, self._outcomes.retry_due))
         except CheckpointError as error:
             if self._sigterm is not None and told:
                 _logger.error("SIGTERM: step %d is not saved: %s %s", step, error, self._newest_known())  # noqa: TRY400
@@ -445,11 +440,11 @@ class Checkpointer:
 
     def _newest_known(self) -> str:
         """Without a look at the storage, which may hang."""
-        if self._newest is None:
+        if self._outcomes.newest is None:
             return (
                 f"This process knows of no checkpoint; `holdfast checkpoint ls {self._folder}` lists those there are."
             )
-        return f"The newest checkpoint is {self._newest}."
+        return f"The newest checkpoint is {self._outcomes.newest}."
 
     def _begin(
         self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None, *, must: bool
@@ -457,53 +452,21 @@ class Checkpointer:
         self._interval.began()
         if self._pusher is not None and Ranks().rank == 0:
             self._pusher.start()
-        slowdown_s = self._lost.slowdown_s
         try:
             outcome = self._engine.save(
-                step, state, per_rank, now_s=self._clock.now_s(), keep=self._keep, damaged=self._damaged, must=must
+                step,
+                state,
+                per_rank,
+                now_s=self._clock.now_s(),
+                keep=self._keep,
+                damaged=self._outcomes.damaged,
+                must=must,
             )
         except SaveFailed as error:
             outcome = Future()
             outcome.set_exception(error)
         self._last = handle
-        outcome.add_done_callback(lambda done: self._ended(handle, done, slowdown_s))
-
-    def _ended(self, handle: SaveHandle, done: "Future[Saved | None]", slowdown_before_s: float) -> None:
-        """Take note of how a save ended; whoever listens must not keep the one who waits from hearing it."""
-        error = done.exception()
-        saved = done.result() if error is None else None
-        if isinstance(error, HoldfastError):
-            self._retry_due = self._on_failure == "retry"
-            if self._on_failure == "raise":
-                self._unseen.append(error)
-            else:
-                _logger.warning("%s", error)
-        try:
-            if saved is not None:
-                self._damaged.discard(saved.path)
-                self._newest = saved.path
-                self._tell(saved, self._lost.slowdown_s - slowdown_before_s if self._lost.can_tell else None)
-            elif isinstance(error, SaveFailed) and Ranks().rank == 0:
-                job_link().emit("save_failed", {"step": handle.step, "reason": str(error)})
-        except Exception:
-            _logger.exception("Nobody was told how the save of step %s ended.", handle.step)
-        finally:
-            if error is None:
-                handle._outcome.set_result(None if saved is None else saved.path)
-            else:
-                handle._outcome.set_exception(error)
-
-    def _tell(self, saved: Saved, slowdown_s: float | None) -> None:
-        if Ranks().rank != 0:  # whose clock does not count either
-            return
-        told = saved_event(saved, slowdown_s=slowdown_s)
-        job_link().emit("checkpoint", told)
-        # Steps beside a save may have been faster than the usual one; what it is seen to cost it costs.
-        self._interval.measured(lost_s=max(told["lost_s"], told["stall_s"]), durable_s=saved.durable_s)
-
-    def _raise_unseen(self) -> None:
-        if self._unseen:
-            raise self._unseen.pop(0)
+        self._outcomes.follow(outcome, handle)
 
 
 def _tell_of_push(told: Mapping[str, Any]) -> None:
