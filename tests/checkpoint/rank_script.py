@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from checkpoint_training import Training, assert_same
 
-from holdfast.checkpoint import Checkpointer, checkpointer, opening, restore, scan
+from holdfast.checkpoint import Checkpointer, opening, outcomes, restore, scan
 from holdfast.checkpoint import ranks as ranks_module
 from holdfast.core.errors import BadUse, CheckpointError, SaveFailed, StateMismatch
 
@@ -157,13 +157,13 @@ def a_failure_that_only_warns_ends_no_rank(folder, rank, world_size):
 
 def one_rank_tells_of_a_save(folder, rank, world_size):
     """And the others do not read the manifest for nothing."""
-    told, before = [], checkpointer.saved_event
-    checkpointer.saved_event = lambda saved, **options: told.append(saved.step) or before(saved, **options)
+    told, before = [], outcomes.saved_event
+    outcomes.saved_event = lambda saved, **options: told.append(saved.step) or before(saved, **options)
     try:
         with Checkpointer(folder) as ckpt:
             ckpt.save(1, {"t": torch.ones(2)}).result()
     finally:
-        checkpointer.saved_event = before
+        outcomes.saved_event = before
     assert told == ([1] if rank == 0 else [])
 
 
