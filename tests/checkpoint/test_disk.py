@@ -113,6 +113,25 @@ def test_pieces_are_hashed_by_themselves_in_their_order(tmp_path, memory):
     assert written.pieces == b"".join(expected) == piece_digests(data, pieces)
 
 
+def test_what_changes_while_it_is_written_is_in_the_digests(tmp_path, memory, monkeypatch):
+    """So that no attestation takes it for what it was."""
+    size_bytes = 2 * CHUNK_BYTES
+    data = memory(size_bytes)
+    pieces = [Piece(0, CHUNK_BYTES), Piece(CHUNK_BYTES, CHUNK_BYTES)]
+    before, write = piece_digests(data, pieces), os.pwrite
+
+    def change(fd, part, at):
+        count = write(fd, part, at)
+        if at == CHUNK_BYTES:
+            data[at + 5] ^= 4
+        return count
+
+    monkeypatch.setattr(disk.os, "pwrite", change)
+    written = write_file(tmp_path / "file", data, size_bytes, pieces)
+    assert written.pieces[:8] == before[:8]
+    assert written.pieces[8:] == piece_digests(data, pieces)[8:] != before[8:]
+
+
 def test_one_flipped_bit_on_the_disk_changes_the_digest_of_its_block_alone(tmp_path, memory):
     size_bytes = CHUNK_BYTES + 3 * BLOCK_BYTES
     path = tmp_path / "file"
