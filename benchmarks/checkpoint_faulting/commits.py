@@ -16,7 +16,7 @@ from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.failures import explain
 from holdfast.checkpoint.folders import remove_leftovers
 from holdfast.checkpoint.pace import Pace
-from holdfast.checkpoint.persist import Part, delete_superfluous, persist
+from holdfast.checkpoint.persist import Part, delete_leftovers, delete_superfluous, persist
 from holdfast.checkpoint.retention import Retention
 
 KEEP: Final = 3
@@ -44,7 +44,7 @@ KINDS: Final = (KILLED, KILLED_ONE_OF_TWO, *RETURNED, DEAD, SHORT, STALLED)
 
 def order_of(folder: Path) -> Order:
     """To save step NEXT."""
-    return Order(folder=folder, step=NEXT, save="save", created_at_s=1.0, keep=Retention(last=KEEP))
+    return Order(folder=folder, step=NEXT, save="save-1", created_at_s=1.0, keep=Retention(last=KEEP))
 
 
 def write(image: StagedImage, order: Order, memory: bytes | None = None, ends: Path | None = None) -> str:
@@ -68,6 +68,8 @@ def write(image: StagedImage, order: Order, memory: bytes | None = None, ends: P
         pace=Pace(None),
         progress=lambda _count: None,
     )
+    if image.layout.rank == 0:
+        delete_leftovers(order)  # as each writing process does with its first save
     try:
         persist(part)
     except Exception as error:
@@ -168,8 +170,11 @@ class Commit:
 
 
 def calls_of(ground: Ground, scratch: Path, world_size: int) -> list[str]:
-    """The names of the calls that there are to strike at, of rank 0."""
-    folder = scratch / f"counted-{world_size}"
+    """The names of the calls that there are to strike at, of rank 0.
+
+    In a folder as deep as that of a `Commit`: each folder above costs calls, and too few would spare the last ones.
+    """
+    folder = scratch / f"counted-{world_size}" / "checkpoints"
     ground.lay_down(world_size, folder)
     images = [ground.image(world_size, rank) for rank in range(world_size)]
     forks = [Fork(write, image, order_of(folder), held=rank == 0) for rank, image in enumerate(images)]
@@ -179,5 +184,5 @@ def calls_of(ground: Ground, scratch: Path, world_size: int) -> list[str]:
     for fork in forks:
         if why := fork.answer():
             raise Failed(why)
-    shutil.rmtree(folder)
+    shutil.rmtree(folder.parent)
     return traced.names
