@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from cluster_tasks import (
 )
 
 from holdfast.cluster import places
+from holdfast.cluster.places_ray import _Leashed
 from holdfast.core.errors import BadUse
 
 pytestmark = pytest.mark.slow  # a whole cluster is started
@@ -136,6 +138,31 @@ def test_with_a_linger_what_is_placed_outlives_a_killed_owner_but_no_stop(standi
             owner.stdin.close()
         owner.wait(timeout=60)
     await_true(lambda: none_lives([pid]))
+    assert (tmp_path / "ended").exists() == dies
+
+
+@pytest.mark.parametrize("dies", [True, False])
+def test_what_is_placed_lingers_also_where_ray_kills_the_leash_before_the_actor(tmp_path, dies):
+    """It does so with all children of an actor that it ends, which may see that."""
+    agent = (
+        "import os, sys, time\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n"
+        "(folder / 'pid').write_text(str(os.getpid()))\n"
+        "while not (folder / 'go').exists(): time.sleep(0.02)\n"
+        "(folder / 'ended').touch()"
+    )
+    with socket.create_server(("127.0.0.1", 0)) as owner:
+        address = f"127.0.0.1:{owner.getsockname()[1]}"
+        actor = _Leashed()
+        actor.start([sys.executable, "-c", agent, str(tmp_path)], {}, str(tmp_path / "log"), False, 3600.0, address)
+        await_true(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
+        pid = int((tmp_path / "pid").read_text())
+        if dies:
+            owner.close()
+        actor._leashed.kill()
+        assert actor.wait() == -signal.SIGKILL
+        if dies:
+            (tmp_path / "go").touch()
+        await_true(lambda: none_lives([pid]))
     assert (tmp_path / "ended").exists() == dies
 
 

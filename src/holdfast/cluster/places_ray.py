@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from holdfast.cluster.leash import release, sign_of_life, start_on_leash
+from holdfast.cluster.leash import sign_of_life, start_on_leash
 from holdfast.cluster.placement import ENV_PLACE, Place, check_command, log_of_place
 from holdfast.cluster.ray import connected, demand_ray
 from holdfast.core.errors import BadUse
@@ -191,5 +191,8 @@ class _Leashed:
         return socket.gethostname()
 
     def wait(self) -> int:
-        self._leashed.wait()
-        return release(self._leashed)
+        exit_code = self._leashed.wait()
+        assert self._leashed.stdin is not None
+        # Without a word: Ray may have killed the leash alone, as it ends this actor for its owner's death.
+        self._leashed.stdin.close()
+        return exit_code
