@@ -1,10 +1,18 @@
 """What holds for all tests."""
 
+import importlib.util
 import os
 import signal
 import subprocess
 
 import pytest
+
+# Hypothesis would time each example, and a machine that is busy is no fault.
+if importlib.util.find_spec("hypothesis"):
+    from hypothesis import HealthCheck, settings
+
+    settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.load_profile("holdfast")
 
 # A shell starts what goes on in the background, and nohup its command, with Ctrl-C ignored, and children inherit that:
 # tests that press it would wait for ever.

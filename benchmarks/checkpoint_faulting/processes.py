@@ -98,7 +98,10 @@ class Blow:
         if self.kind in AT_TIMES:
             os.close(gate)
             time.sleep(random.Random(f"{self.ground.seed}/{self.number}").uniform(0, LATEST_S))
-            os.kill(*((writing, signal.SIGSTOP) if self.kind == STOPPED else (trainer, signal.SIGKILL)))
+            try:
+                os.kill(*((writing, signal.SIGSTOP) if self.kind == STOPPED else (trainer, signal.SIGKILL)))
+            except ProcessLookupError:  # it has ended before
+                return 0, False
             return 0, True
         victims = {WRITER: (writing,), TRAINER: (trainer,), BOTH: (trainer, writing)}[self.kind]
 

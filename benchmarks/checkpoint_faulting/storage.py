@@ -33,6 +33,8 @@ FROZEN: Final = (STALLED, GIVEN_UP)
 SIZE: Final = "24m"
 IMAGE_BYTES: Final = 96 << 20
 PAGES: Final = 6
+TRAINS_ON_S: Final = 20.0
+"""Storage stands still for longer; a training that waits for it takes as long in the call or before its update."""
 """A disk is filled up to so many pages around the places where a save's files end."""
 TESTS: Final = Path(__file__).parents[2] / "tests" / "checkpoint"
 _CLONE_NEWNS, _MS_PRIVATE = 0x20000, 0x44000
@@ -163,20 +165,25 @@ def on_frozen_disk(kind: str, ground: Ground, folder: Path, stall_s: float, coun
 
 def _freeze(kind: str, ckpt: Checkpointer, seed: int, mounted: Path, stall_s: float) -> Verdict:
     """One save while the file system stands still."""
-    # In a session of its own: it thaws whatever becomes of this process, and of the name of the folder.
-    words = ["sh", "-c", 'sleep "$1"; exec fsfreeze --unfreeze .', "thaw", str(stall_s)]
-    thaw = subprocess.Popen(words, cwd=mounted, start_new_session=True)
+    # In a session of its own: it thaws whatever becomes of this process, and of the name of the folder. It begins to
+    # count once training has gone on, which its input's end says, or when that has taken too long.
+    words = ["sh", "-c", 'timeout "$2" cat; sleep "$1"; exec fsfreeze --unfreeze .', "thaw", str(stall_s)]
+    thaw = subprocess.Popen([*words, str(TRAINS_ON_S)], cwd=mounted, start_new_session=True, stdin=subprocess.PIPE)
+    assert thaw.stdin is not None
     _run("fsfreeze", "--freeze", mounted)
     try:
+        began_s = time.monotonic()
         handle = ckpt.save(NEXT, state_of(seed, NEXT), per_rank=per_rank_of(seed, NEXT, 0))
         ckpt.before_update()
-        has_waited = thaw.poll() is not None
+        has_waited = time.monotonic() - began_s > TRAINS_ON_S
+        thaw.stdin.close()
         try:
             handle.result()
             why = ""
         except SaveFailed as error:
             why = str(error)
     finally:
+        thaw.stdin.close()
         thaw.wait()
     if has_waited:
         return Verdict("stuck", "training waited for storage")

@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pytest
@@ -163,13 +164,15 @@ def test_a_killed_part_leaves_nothing_half_and_is_read_again(sources, alone, tmp
     for path in sorted(victim.rglob("*"), reverse=True):
         path.unlink()
     victim.rmdir()
-    # Killed as soon as it has begun to write.
+    # Killed once it has begun to write, with whatever it renames first.
     building = victim.with_name(f".{victim.name}.tmp")
-    process = subprocess.Popen(
-        [sys.executable, "-m", "holdfast.trace.spread", str(victim.with_suffix(".json")), str(victim)]
+    script = (
+        "import sys, threading\nfrom pathlib import Path\nfrom holdfast.trace import spread\n"
+        "Path.replace = lambda *_: threading.Event().wait()\nspread.main(sys.argv[1:])"
     )
+    process = subprocess.Popen([sys.executable, "-c", script, victim.with_suffix(".json"), victim])
     while process.poll() is None and not building.exists():
-        pass
+        time.sleep(0.001)
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert not victim.exists()

@@ -123,7 +123,9 @@ from holdfast.trace.loading import load
 place = sys.argv[3]
 if place == "writing":
     import threading, time
+    from holdfast.core import atomic
     folder = Path(sys.argv[2])
+    atomic.os.fsync = lambda _: threading.Event().wait()  # the kill may come late, but before the rename
     def kill():
         while not list(folder.glob(".jobs.parquet.*.tmp")):
             time.sleep(0.0005)

@@ -45,7 +45,7 @@ def test_a_program_that_goes_on_is_ended_with_all_it_started():
     print("waiting", flush=True)
     import time; time.sleep(60)
     """
-    recording = run(program(script=script, limit_s=2))
+    recording = run(program(script=script, limit_s=6))
     assert (recording.timed_out, recording.log) == (True, "waiting\n")
     assert not [one for one in psutil.Process().children(recursive=True) if MARK in one.environ()]
 

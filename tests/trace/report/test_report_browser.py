@@ -174,6 +174,8 @@ def test_dark_has_the_dark_colours_also_where_the_scheme_changes_under_an_open_c
     dark = page.locator("#panel-durations_0-0 canvas").evaluate("canvas => canvas.toDataURL()")
     page.emulate_media(color_scheme="light")
     assert line.evaluate("path => getComputedStyle(path).stroke") == "rgb(0, 114, 178)"
+    # The page hears of it with its next frame.
+    page.evaluate("new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
     assert page.locator("#panel-durations_0-0 canvas").evaluate("canvas => canvas.toDataURL()") != dark
 
 
