@@ -66,7 +66,8 @@ class Tally:
             self.skipped = outcome
             return
         if isinstance(outcome, tuple):
-            outcome = [outcome[0]] if outcome[1] else []
+            verdict, has_come = outcome
+            outcome = [verdict] if has_come or not verdict.is_right else []
         for verdict in outcome if isinstance(outcome, list) else [outcome]:
             self.outcomes[verdict.outcome] += 1
             if not verdict.is_right:

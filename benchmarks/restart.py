@@ -33,7 +33,7 @@ SCRIPT = str(WORKERS / "training.py")
 WORLD_SIZE = 2
 HANG_FLOOR_S = 1.0
 START_TIMEOUT_S = 60.0
-RECOVERY_BOUND_S = {"SIGKILL": 45.0, "SIGSTOP": 45.0}
+RECOVERY_BOUND_S = {"SIGKILL": 45.0, "SIGSTOP": 20.0}
 """How long a round waits for a new step; then it counts as not recovered, and everything is killed."""
 QUICK_BOUND_S = 15.0
 PICKS = (("median", statistics.median), ("min", min), ("max", max))

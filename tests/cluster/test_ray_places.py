@@ -147,7 +147,8 @@ def test_what_is_placed_lingers_also_where_ray_kills_the_leash_before_the_actor(
     agent = (
         "import os, sys, time\nfrom pathlib import Path\nfolder = Path(sys.argv[1])\n"
         "(folder / 'pid').write_text(str(os.getpid()))\n"
-        "while not (folder / 'go').exists(): time.sleep(0.02)\n"
+        "until_s = time.monotonic() + 60\n"
+        "while not (folder / 'go').exists() and time.monotonic() < until_s: time.sleep(0.02)\n"
         "(folder / 'ended').touch()"
     )
     with socket.create_server(("127.0.0.1", 0)) as owner:

@@ -167,8 +167,8 @@ def test_a_killed_part_leaves_nothing_half_and_is_read_again(sources, alone, tmp
     # Killed once it has begun to write, with whatever it renames first.
     building = victim.with_name(f".{victim.name}.tmp")
     script = (
-        "import sys, threading\nfrom pathlib import Path\nfrom holdfast.trace import spread\n"
-        "Path.replace = lambda *_: threading.Event().wait()\nspread.main(sys.argv[1:])"
+        "import sys, time\nfrom pathlib import Path\nfrom holdfast.trace import spread\n"
+        "Path.replace = lambda *_: time.sleep(60)\nspread.main(sys.argv[1:])"
     )
     process = subprocess.Popen([sys.executable, "-c", script, victim.with_suffix(".json"), victim])
     while process.poll() is None and not building.exists():

@@ -125,7 +125,7 @@ if place == "writing":
     import threading, time
     from holdfast.core import atomic
     folder = Path(sys.argv[2])
-    atomic.os.fsync = lambda _: threading.Event().wait()  # the kill may come late, but before the rename
+    atomic.os.fsync = lambda _: time.sleep(60)  # a late kill is before the rename, too
     def kill():
         while not list(folder.glob(".jobs.parquet.*.tmp")):
             time.sleep(0.0005)

@@ -151,9 +151,9 @@ def test_a_server_that_knows_less_is_asked_for_less(code):
 @pytest.mark.parametrize("answer", [Silence(), Drip(), Drip(headers=True)])
 def test_one_try_ends_in_time(answer):
     with ModelServer(lambda _: answer) as server:
-        reply = one(endpoint_to(server, try_timeout_s=0.3))
-    assert "gave no whole answer within 0.3 s" in reply.failed
-    assert len(server.asked) <= 1  # none where the time is over before the server has looked
+        reply = one(endpoint_to(server, try_timeout_s=2))
+    assert "gave no whole answer within 2 s" in reply.failed
+    assert len(server.asked) == 1
 
 
 def test_all_tries_together_end_in_time():
