@@ -1,0 +1,59 @@
+"""Which tensors only an optimizer's step changes: parameters of optimizers, and the state that optimizers keep.
+
+All other tensors (buffers of modules, averages, metrics) may be written by forward or backward, and may differ between
+ranks that hold replicas of one model.
+"""
+
+import weakref
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from holdfast.checkpoint.plan import local
+
+_Place = tuple[torch.device, int]
+
+
+class OptimizerTensors:
+    """Record the optimizers of this process as they step, without keeping them alive."""
+
+    def __init__(self) -> None:
+        """Watch every optimizer's step from now on, until `close`."""
+        seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._seen = seen
+        self._unhook = register_optimizer_step_pre_hook(lambda optimizer, *_: seen.add(optimizer)).remove
+
+    def close(self) -> None:
+        """Stop watching."""
+        self._unhook()
+
+    def add(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
+        """Record optimizers that may not have stepped yet, such as those of a state to be saved."""
+        self._seen.update(optimizers)
+
+    def owned(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
+        """Return for each tensor whether it shares memory with a parameter or a state tensor of an optimizer.
+
+        A tensor is matched by the address of its storage, so the detached tensors of a state dict match too. A tensor
+        without memory of its own matches none.
+        """
+        places = {place for each in self._tensors() if (place := _place(each)) is not None}
+        return [_place(each) in places for each in tensors]
+
+    def _tensors(self) -> Iterator[torch.Tensor]:
+        for optimizer in list(self._seen):
+            for group in optimizer.param_groups:
+                yield from group["params"]
+            for state in optimizer.state.values():
+                if isinstance(state, dict):
+                    yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+
+
+def _place(tensor: torch.Tensor) -> _Place | None:
+    try:
+        own = local(tensor)
+        address = own.untyped_storage().data_ptr()
+    except (RuntimeError, NotImplementedError, AttributeError):  # uninitialized, sparse, or a wrapper without storage
+        return None
+    return (own.device, address) if address else None
