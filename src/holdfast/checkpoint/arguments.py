@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.errors import BadUse, NotFound
+from holdfast.core.whole import whole_number
 
 
 def check_one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
@@ -37,14 +38,16 @@ def check_from_zero(name: str, value: Any) -> None:
         raise BadUse(f"{name} is {value!r}; allowed is a number from 0 on.")
 
 
-def check_whole(name: str, value: Any, *, least: int) -> None:
-    """Check for a whole number from `least` on.
+def check_whole(name: str, value: Any, *, least: int) -> int:
+    """Check for a whole number from `least` on, and return it as an int.
 
     Raises:
         BadUse: it is none.
     """
-    if type(value) is not int or value < least:
+    number = whole_number(value)
+    if number is None or number < least:
         raise BadUse(f"{name} is {value!r}; allowed is a whole number from {least} on.")
+    return number
 
 
 def make_writable(folder: Path) -> None:
