@@ -4,6 +4,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint.limits import advice_on, in_words
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.whole import whole_number
 
@@ -63,10 +64,11 @@ def make_writable(folder: Path) -> None:
     except (FileExistsError, NotADirectoryError) as error:
         raise BadUse(f"{error.filename} is a file. Give Checkpointer a folder.") from error
     except OSError as error:
-        raise BadUse(
-            f"The checkpoint folder {folder} cannot be written ({error.strerror or error}). "
+        advice = advice_on(error) or (
             "Make it writable, or give Checkpointer another one, or read_only=True where it only restores."
-        ) from error
+        )
+        reason = in_words(error) if advice_on(error) else error.strerror or error
+        raise BadUse(f"The checkpoint folder {folder} cannot be written ({reason}). {advice}") from error
 
 
 def check_there(folder: Path) -> None:
