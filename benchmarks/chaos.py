@@ -261,7 +261,7 @@ def strike(seed: int, kills: int, expected: dict[str, str]) -> Struck:
         steps_done = journal(folder)
         struck.steps_again = len(steps_done) - len({step for _pid, step in steps_done})
         with suppress(Exception), Ledger.open(ledger_url(folder / ".holdfast")) as ledger:
-            struck.restarts = len(ledger.attempts("r")) - 1
+            struck.restarts = max(0, len(ledger.attempts("r")) - 1)
     return struck
 
 
@@ -337,7 +337,7 @@ def main() -> int:
     notes = [
         "limit: none of it, and the wall time of the same script under plain torchrun, without checkpoints and kills",
         others.sentence(),
-        *(f"seed {one.seed}: {why}" for one in all_struck for why in one.people),
+        *(f"seed {one.seed}, {n} times: {why}" for one in all_struck for why, n in Counter(one.people).items()),
         *(f"seed {one.seed}: different are {', '.join(one.differing[:8])}" for one in all_struck if one.differing),
     ]
     rows = rows_of(all_struck, kills=kills, alone_s=alone_s)
