@@ -18,8 +18,9 @@ import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
 from waiting import until
 
-from holdfast.checkpoint import Checkpointer, node_memory, opening, scan, verify
+from holdfast.checkpoint import Best, Checkpointer, Retention, node_memory, opening, scan, verify
 from holdfast.checkpoint.folders import replaced_path
+from holdfast.checkpoint.manifest import read_manifest
 from holdfast.checkpoint.marks import MARKS_NAME, note_metrics, note_verified, pin, read_marks, want
 from holdfast.checkpoint.marks_lock import locked
 from holdfast.core.errors import BadUse, NotFound, NoVerifiedCheckpoint, SaveFailed, StateMismatch
@@ -508,10 +509,27 @@ def test_bad_arguments_are_named_before_any_work(tmp_path, arguments, named):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("step", [-1, 1.0, True])
+@pytest.mark.parametrize("step", [-1, 1.0, True, "8", None, torch.tensor(7.0), torch.tensor(True), np.array([1, 2])])
 def test_a_bad_step_is_named(tmp_path, step):
     with pytest.raises(BadUse, match="step is"):
         Checkpointer(tmp_path).save(step, {}).result()
+
+
+@pytest.mark.parametrize("number", [np.int64, np.uint8, np.array, torch.tensor])
+def test_a_number_of_another_type_is_taken_as_the_number_it_is(tmp_path, number):
+    """As a loader or a scheduler counts steps."""
+    keep = Retention(last=number(2), every_steps=number(50), best=(Best(metric="loss", count=number(1), mode="min"),))
+    with Checkpointer(tmp_path, every=number(10), keep=keep) as ckpt:
+        for step in (5, 10, 20, 50, 60, 70):
+            handle = ckpt.save(number(step), {"a": step}, per_rank={"b": step})
+            handle.result()
+        assert type(handle.step) is int
+        assert ckpt.per_rank_states(number(50)) == [{"b": 50}]
+    assert [info.step for info in scan(tmp_path)] == [70, 60, 50]
+    assert type(read_manifest(tmp_path / "step-0000000070", step=70).step) is int
+    with Checkpointer(tmp_path, keep=number(1)) as ckpt:
+        ckpt.save(number(80), {"a": 80}).result()
+    assert [info.step for info in scan(tmp_path)] == [80]
 
 
 def test_a_folder_below_a_file_is_refused_in_one_sentence(tmp_path):

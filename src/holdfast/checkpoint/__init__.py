@@ -28,7 +28,7 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `peer_memory` | what a writing process sends there and holds (`peer_sending`, `peer_holding`, `peer_messages`) |
 | `peer_restoring` | ranks that lack their part in memory get it from where it is |
 | `disk` | files at the disk's own speed, with `checksums` of each block |
-| `commit` | the ranks' files become one checkpoint (`failures`: or why not, in words) |
+| `commit` | the ranks' files become one checkpoint (`failures`: or why not, in words; `limits`: those of the system) |
 | `dcp` | PyTorch Distributed Checkpoint behind two functions (`metadata`: its pickle, not trusted) |
 | `manifest` | which files a checkpoint has, and their checksums |
 | `folders` | folders appear whole and disappear at once (`retention`: which ones go) |

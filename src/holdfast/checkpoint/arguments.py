@@ -4,7 +4,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint.limits import advice_on, in_words
 from holdfast.core.errors import BadUse, NotFound
+from holdfast.core.whole import whole_number
 
 
 def check_one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
@@ -37,14 +39,16 @@ def check_from_zero(name: str, value: Any) -> None:
         raise BadUse(f"{name} is {value!r}; allowed is a number from 0 on.")
 
 
-def check_whole(name: str, value: Any, *, least: int) -> None:
-    """Check for a whole number from `least` on.
+def check_whole(name: str, value: Any, *, least: int) -> int:
+    """Check for a whole number from `least` on, and return it as an int.
 
     Raises:
         BadUse: it is none.
     """
-    if type(value) is not int or value < least:
+    number = whole_number(value)
+    if number is None or number < least:
         raise BadUse(f"{name} is {value!r}; allowed is a whole number from {least} on.")
+    return number
 
 
 def make_writable(folder: Path) -> None:
@@ -60,10 +64,11 @@ def make_writable(folder: Path) -> None:
     except (FileExistsError, NotADirectoryError) as error:
         raise BadUse(f"{error.filename} is a file. Give Checkpointer a folder.") from error
     except OSError as error:
-        raise BadUse(
-            f"The checkpoint folder {folder} cannot be written ({error.strerror or error}). "
+        advice = advice_on(error) or (
             "Make it writable, or give Checkpointer another one, or read_only=True where it only restores."
-        ) from error
+        )
+        reason = in_words(error) if advice_on(error) else error.strerror or error
+        raise BadUse(f"The checkpoint folder {folder} cannot be written ({reason}). {advice}") from error
 
 
 def check_there(folder: Path) -> None:

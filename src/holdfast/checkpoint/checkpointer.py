@@ -117,8 +117,7 @@ class Checkpointer:
         self._clock = SystemClock()
         self._interval = make_interval(every, self._clock, devices=lambda: Ranks().world_size)
         if keep is not None and not isinstance(keep, Retention):
-            check_whole("keep", keep, least=1)
-            keep = Retention(last=keep)
+            keep = Retention(last=check_whole("keep", keep, least=1))
         check_one_of("on_failure", on_failure, ("raise", "warn", "retry"))
         check_one_of("when_busy", when_busy, ("wait", "skip", "replace"))
         check_above_zero("timeout_s", timeout_s)
@@ -135,7 +134,7 @@ class Checkpointer:
         if peer_memory and keep_in_memory_s is None:
             raise BadUse("peer_memory holds snapshots for keep_in_memory_s, which is None. Give it seconds.")
         if keep_pushed is not None:
-            check_whole("keep_pushed", keep_pushed, least=1)
+            keep_pushed = check_whole("keep_pushed", keep_pushed, least=1)
         if read_only and push_to is not None:
             raise BadUse("read_only writes nothing, and push_to is where checkpoints are pushed. Give one of them.")
         self._folder = Path(dir).absolute()
@@ -182,7 +181,7 @@ class Checkpointer:
         generators of each rank are saved by themselves.
 
         Args:
-            step: steps completed.
+            step: steps completed; a whole number of any type, such as one of NumPy's or in a tensor.
             state: a dict of state dicts (nested dicts and lists of tensors and plain values), tensors, plain
                 values and objects with `state_dict` and `load_state_dict`; or a callable that returns it,
                 which is not called when nothing is due. What is the same on all ranks is written once.
@@ -203,7 +202,7 @@ class Checkpointer:
             raise BadUse("This Checkpointer is closed. Save before close(), or make another.")
         if self._read_only:
             raise BadUse("This Checkpointer is read_only. Save with another one, into a folder of this run.")
-        check_whole("step", step, least=0)
+        step = check_whole("step", step, least=0)
         self._check_here()
         self._pid = os.getpid()
         self._outcomes.lost.step(self._clock.monotonic_s(), fence_s=self._engine.fence.waited_s)
@@ -302,6 +301,7 @@ class Checkpointer:
             NotFound: there is no checkpoint of `step`.
             CheckpointError: it does not verify.
         """
+        step = check_whole("step", step, least=0)
         path = step_path(self._folder, step)
         if not path.is_dir():
             raise NotFound(f"There is no checkpoint of step {step} in {self._folder}. See `holdfast checkpoint ls`.")

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 from holdfast.checkpoint.folders import Staging, failure_path, staging_path, step_path
+from holdfast.checkpoint.limits import in_words
 from holdfast.checkpoint.manifest import (
     FileEntry,
     Manifest,
@@ -95,7 +96,7 @@ def leave_note(order: Order, rank: int, files: Sequence[FileEntry]) -> None:
 
 def leave_failure(order: Order, rank: int, world_size: int, error: Exception) -> None:
     """Say why the save cannot be, if that can be said at all: to rank 0, and by rank 0 to the others."""
-    told = {"failed": str(error), "errno": getattr(error, "errno", None)}
+    told = {"failed": in_words(error), "errno": getattr(error, "errno", None)}
     path = failure_path(order.folder, order.step, order.save) if rank == 0 else _note(order, rank)
     if world_size == 1:
         return

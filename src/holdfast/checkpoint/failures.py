@@ -5,6 +5,7 @@ import shutil
 
 from holdfast.checkpoint.catalog import scan
 from holdfast.checkpoint.commit import Order
+from holdfast.checkpoint.limits import advice_on, in_words
 from holdfast.core.errors import HoldfastError
 
 
@@ -21,6 +22,8 @@ def explain(order: Order, needed_bytes: int, error: Exception) -> str:
         good = next((info for info in scan(folder) if info.state == "written"), None)
         free_bytes = shutil.disk_usage(folder).free
     except (OSError, HoldfastError) as gone:
+        if advice := advice_on(error) or advice_on(gone):
+            return f"Step {order.step} was not saved: {in_words(error)}. {advice}"
         return f"Step {order.step} was not saved: {error}; {gone} Mount or make the folder again."
     code = getattr(error, "errno", None)
     if code in (errno.ENOSPC, errno.EDQUOT):
@@ -29,6 +32,8 @@ def explain(order: Order, needed_bytes: int, error: Exception) -> str:
     elif code in (errno.EACCES, errno.EPERM, errno.EROFS):
         reason = f"{folder} cannot be written ({error})"
         advice = "Make it writable, or give Checkpointer another folder."
+    elif advice := advice_on(error):
+        reason = in_words(error)
     else:
         reason = f"{error} (in {folder})"
         advice = "Look at that folder's storage and save again."

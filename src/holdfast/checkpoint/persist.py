@@ -86,12 +86,12 @@ def persist(part: Part) -> None:
         _see_through(part)
 
 
-def abandon(order: Order, layout: Layout, why: str) -> None:
+def abandon(order: Order, layout: Layout, why: str, *, errno: int | None = None) -> None:
     """Tell the other ranks why this one gives up a save that no process of its own writes, where that can be told."""
     with contextlib.suppress(RankFailed, OSError):  # rank 0 has given it up already; or the storage does not take it
         if layout.rank and not is_committed(order):
             _join(order)
-        leave_failure(order, layout.rank, layout.world_size, RankFailed(why))
+        leave_failure(order, layout.rank, layout.world_size, RankFailed(why, errno))
 
 
 def discard_abandoned(order: Order, layout: Layout) -> None:

@@ -22,7 +22,7 @@ class Best:
     mode: Literal["min", "max"]
 
     def __post_init__(self) -> None:
-        check_whole(f"count of {self.metric!r}", self.count, least=1)
+        object.__setattr__(self, "count", check_whole(f"count of {self.metric!r}", self.count, least=1))
         if not self.metric:
             raise BadUse("A metric has a name. Give one that an evaluation has noted, such as 'loss'.")
         if self.mode not in ("min", "max"):
@@ -51,7 +51,7 @@ class Retention:
     def __post_init__(self) -> None:
         for name in ("last", "every_steps"):
             if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), least=1)
+                object.__setattr__(self, name, check_whole(name, getattr(self, name), least=1))
         if self.within_s is not None and not (self.within_s > 0 and math.isfinite(self.within_s)):
             raise BadUse(f"within_s is {self.within_s!r}; allowed is a number of seconds above 0.")
 

@@ -13,6 +13,7 @@ from typing import Final
 
 from holdfast.checkpoint.arena import ArenaError, State
 from holdfast.checkpoint.checksums import DIGEST_BYTES
+from holdfast.checkpoint.limits import advice_on, in_words
 from holdfast.checkpoint.persist import abandon
 from holdfast.checkpoint.plan import Plan
 from holdfast.checkpoint.ranks import Ranks
@@ -231,7 +232,8 @@ class SaveThread:
                 attested_bytes=0 if job.digests is None else len(plan.pieces) * DIGEST_BYTES,
             )
         except (OSError, RuntimeError) as error:  # the other ranks' orders are given: they wait for this one's part
-            abandon(job.order, plan.layout, f"the process that writes it cannot be started ({error})")
+            why = f"the process that writes it cannot be started ({in_words(error)})"
+            abandon(job.order, plan.layout, why, errno=getattr(error, "errno", None))
             raise
 
     def _ended(self, job: SaveJob, seat: Seat, plan: Plan, done: "Future[Written]") -> None:
@@ -291,8 +293,8 @@ class SaveThread:
 
 def failed(step: int, error: Exception) -> SaveFailed:
     """In words what became of a save that could not be staged."""
-    advice = "" if isinstance(error, HoldfastError) else ". Look at the log of this rank."
-    return SaveFailed(f"Step {step} was not saved: {error}{advice}")
+    advice = "" if isinstance(error, HoldfastError) else f". {advice_on(error) or 'Look at the log of this rank.'}"
+    return SaveFailed(f"Step {step} was not saved: {in_words(error)}{advice}")
 
 
 def _some(names: list[str]) -> str:

@@ -19,6 +19,7 @@ from typing import Any, Final
 from holdfast.checkpoint.arena import Arena, ArenaError, State
 from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.layout import Layout
+from holdfast.checkpoint.limits import in_words
 from holdfast.checkpoint.messages import MODULE, readable, receive, send
 from holdfast.checkpoint.peer_memory import Pairing
 from holdfast.checkpoint.persist import abandon, discard_abandoned
@@ -373,7 +374,7 @@ class Writer:
             try:
                 self._start()
             except (OSError, RuntimeError) as error:  # no process, or no thread to hear it
-                ended += self._give_up(f"the process that writes it cannot be started ({error})")
+                ended += self._give_up(f"the process that writes it cannot be started ({in_words(error)})")
         return ended
 
     def _give_up(self, why: str) -> list[tuple[_Outstanding, str]]:

@@ -6,7 +6,6 @@ training loop. Where nobody supervises, the same calls work and nobody listens.
 
 import atexit
 import math
-import operator
 import os
 import queue
 import signal
@@ -18,6 +17,7 @@ from typing import Any, SupportsFloat
 
 from holdfast.core.errors import BadUse
 from holdfast.core.link import Unsupervised, set_job_link
+from holdfast.core.whole import whole_number
 from holdfast.recover.channel import ENV_ADDRESS, ENV_TOKEN, ChannelClient, Peer
 
 DECISION_TIMEOUT_S = 30.0
@@ -57,9 +57,8 @@ class Run:
         Raises:
             BadUse: `step` is not a whole number of at least 0.
         """
-        # NumPy's integers and tensors of one integer are whole numbers too.
-        completed = -1 if isinstance(step, bool) or not hasattr(step, "__index__") else operator.index(step)
-        if completed < 0:
+        completed = whole_number(step)
+        if completed is None or completed < 0:
             raise BadUse(f"run.step({step!r}): give the number of steps completed, a whole number of at least 0.")
         if self._link is not None:
             self._link.step(completed, loss, metrics)

@@ -33,6 +33,7 @@ from torch.futures import Future
 
 from holdfast.checkpoint import folders
 from holdfast.checkpoint.arena import PAGE_BYTES
+from holdfast.checkpoint.arguments import check_whole
 from holdfast.checkpoint.commit import Order, RankFailed, commit, leave_note
 from holdfast.checkpoint.dcp import load_plain
 from holdfast.checkpoint.folders import Staging, parse_name, remove_leftovers
@@ -55,7 +56,7 @@ _SHARD_BYTES: Final = 1 << 30
 
 def step_path(dir: str | os.PathLike[str], step: int) -> Path:  # noqa: A002 - as of Checkpointer
     """What to pass as `checkpoint_id`: the checkpoint of `step` in the folder `dir`."""
-    return folders.step_path(Path(dir), step)
+    return folders.step_path(Path(dir), check_whole("step", step, least=0))
 
 
 class HoldfastWriter(StorageWriter):
