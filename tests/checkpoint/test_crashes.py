@@ -1,5 +1,6 @@
 """What a crash, a full disk or a read-only one leaves."""
 
+import errno
 import json
 import logging
 import os
@@ -80,7 +81,7 @@ def test_a_full_disk_fails_in_one_clear_sentence_and_costs_no_earlier_checkpoint
     assert f"and {free_bytes:,} are free. The last good step is 1 ({folder / 'step-0000000001'})." in message
     assert message.endswith("Free space there, keep fewer checkpoints, or give Checkpointer another folder.")
     assert "\n" not in message
-    assert link.of("save_failed") == [{"step": 2, "reason": message}]
+    assert link.of("save_failed") == [{"step": 2, "reason": message, "errno": errno.ENOSPC}]
     assert_step_1_is_intact(folder)
     ckpt.save(2, big(2)).result()  # and once it fits, it is saved
 

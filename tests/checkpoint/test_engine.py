@@ -213,7 +213,7 @@ def test_where_no_process_can_be_started_the_other_ranks_hear_of_it(tmp_path, mo
     """They would wait for this one's part as long as a save may take."""
     told = []
     monkeypatch.setattr(save_thread, "abandon", lambda order, layout, why: told.append((order.step, layout.rank, why)))
-    ckpt = Checkpointer(tmp_path)
+    ckpt = Checkpointer(tmp_path, on_failure="raise")
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(tmp_path / "gone"))
         with pytest.raises(SaveFailed, match="No such file"):
@@ -564,12 +564,12 @@ def test_bad_use_in_a_later_save_is_raised_at_once_and_the_next_one_is_saved(tmp
     assert steps_in(tmp_path) == [3, 1]
 
 
-def broken(ckpt, folder, step, state):
+def broken(ckpt, folder, step, state, **options):
     """A save that is begun, and cannot become durable: a file lies where its folder is to be."""
     session, number = ckpt._engine._session, ckpt._engine._saves + 1
     (folder / f".step-{step:010d}.{session}-{number}.tmp").write_text("")
     ckpt.before_update()  # else it may fail in the call
-    return ckpt.save(step, state)
+    return ckpt.save(step, state, **options)
 
 
 def unbreak(folder):
@@ -606,7 +606,7 @@ NEXT_CALLS = {
 
 @pytest.mark.parametrize("call", NEXT_CALLS)
 def test_a_failure_that_nobody_saw_is_raised_once_by_the_next_call(tmp_path, call):
-    ckpt = Checkpointer(tmp_path, every=2)
+    ckpt = Checkpointer(tmp_path, every=2, on_failure="raise")
     ckpt.save(0, {"a": 0}).result(ENDS_S)
     handle = broken(ckpt, tmp_path, 2, {"a": 2})
     until(handle.done)
@@ -724,8 +724,8 @@ def test_with_warn_the_training_goes_on(tmp_path, saving, caplog, link):
     assert steps_in(tmp_path) == [3, 1]
 
 
-def test_with_retry_the_next_call_saves_whatever_its_step(tmp_path):
-    ckpt = Checkpointer(tmp_path, every=10, on_failure="retry")
+def test_by_default_a_failed_save_is_made_again_at_the_next_call_whatever_its_step(tmp_path):
+    ckpt = Checkpointer(tmp_path, every=10)
     ckpt.save(0, {"a": 0}).result(ENDS_S)
     assert ckpt.save(1, {"a": 1}).step is None
     handle = broken(ckpt, tmp_path, 10, {"a": 10})
@@ -733,7 +733,77 @@ def test_with_retry_the_next_call_saves_whatever_its_step(tmp_path):
     unbreak(tmp_path)
     assert ckpt.save(11, {"a": 11}).result(ENDS_S) == tmp_path / "step-0000000011"
     assert ckpt.save(12, {"a": 12}).step is None
+    ckpt.close()
     assert steps_in(tmp_path) == [11, 0]
+
+
+def test_what_fails_again_and_again_is_tried_at_each_step_a_few_times_and_then_when_it_is_due(tmp_path, caplog, link):
+    with Checkpointer(tmp_path, every=10) as ckpt:
+        ckpt.save(0, {"a": 0}).result(ENDS_S)
+        tried = []
+        with caplog.at_level(logging.WARNING, "holdfast"):
+            for step in range(10, 100):
+                handle = broken(ckpt, tmp_path, step, {"a": step})
+                until(handle.done)
+                tried += [handle.step] if handle.step is not None else []
+        assert tried == [10, 11, 12, 13, *range(20, 100, 10)]
+        assert [event["step"] for event in link.of("save_failed")] == tried
+        logged = [record.message for record in caplog.records if "was not saved" in record.message]
+        assert [message.split(" was not")[0] for message in logged] == [f"Step {step}" for step in (10, 11, 12, 13, 50)]
+        unbreak(tmp_path)
+        ckpt.save(100, {"a": 100}).result(ENDS_S)
+        handle = broken(ckpt, tmp_path, 110, {"a": 110})
+        until(handle.done)
+        unbreak(tmp_path)
+        assert ckpt.save(111, {"a": 111}).step == 111, "it counts anew"
+    assert steps_in(tmp_path) == [111, 100, 0]
+
+
+@pytest.mark.parametrize("call", ["wait", "close", "end of the block"])
+def test_what_no_later_save_has_made_up_for_is_raised_at_the_end(tmp_path, call):
+    ckpt = Checkpointer(tmp_path, every=2)
+    ckpt.save(0, {"a": 0}).result(ENDS_S)
+    until(broken(ckpt, tmp_path, 2, {"a": 2}).done)
+    with pytest.raises(SaveFailed, match="Step 2 was not saved"):
+        NEXT_CALLS[call](ckpt)
+    unbreak(tmp_path)
+    ckpt.close()
+
+
+def test_a_forced_save_that_fails_is_raised_by_the_next_call(tmp_path):
+    with Checkpointer(tmp_path, every=5) as ckpt:
+        ckpt.save(0, {"a": 0}).result(ENDS_S)
+        ckpt.before_update()
+        until(broken(ckpt, tmp_path, 2, {"a": 2}, force=True).done)
+        unbreak(tmp_path)
+        with pytest.raises(SaveFailed, match="Step 2 was not saved"):
+            ckpt.save(3, {"a": 3})
+        ckpt.save(3, {"a": 3}).result(ENDS_S)
+
+
+def test_after_a_failure_restore_goes_back_and_nothing_is_left_to_raise(tmp_path):
+    with Checkpointer(tmp_path, every=2) as ckpt:
+        ckpt.save(0, {"a": 0}).result(ENDS_S)
+        until(broken(ckpt, tmp_path, 2, {"a": 2}).done)
+        unbreak(tmp_path)
+        assert ckpt.restore({"a": 1}) == 0
+
+
+def test_a_tensor_that_changed_is_saved_again_at_the_next_step(tmp_path, held, room_for_one):
+    state = {"weights": torch.zeros(10_000), "average": torch.zeros(10_000)}
+    with overlapping(tmp_path, every=10) as ckpt:
+        ckpt.save(10, state).result(ENDS_S)
+        held.clear()
+        handle = ckpt.save(20, state)
+        state["average"].add_(1)
+        held.set()
+        until(handle.done)
+        held.clear()
+        handle = ckpt.save(21, state)
+        state["average"].add_(1)
+        held.set()
+        assert handle.result(ENDS_S) == tmp_path / "step-0000000021"
+    assert restored(tmp_path, {"average": torch.zeros(10_000)})["average"].eq(1).all()
 
 
 def test_a_writing_process_that_is_killed_in_a_save_costs_nothing(tmp_path):
@@ -826,7 +896,7 @@ def test_a_save_while_the_interpreter_ends_is_refused_and_nothing_hangs(tmp_path
         "def last():\n"
         "    try: ckpt.save(2, {'t': torch.ones(3)})\n"
         "    except holdfast.core.errors.SaveFailed as error: print(error)\n"
-        "ckpt = holdfast.Checkpointer(sys.argv[1])\n"
+        "ckpt = holdfast.Checkpointer(sys.argv[1], on_failure='raise')\n"
         "ckpt.save(1, {'t': torch.ones(3)}).result()\n"
         "atexit.register(last)\n"
     )

@@ -92,7 +92,7 @@ class Engine:
         order = Order(
             folder=self._folder,
             step=step,
-            save=f"{self._session}-{self._saves}",
+            save=self.last_save,
             created_at_s=now_s,
             keep=keep,
             damaged=tuple(damaged),
@@ -112,6 +112,11 @@ class Engine:
                 self.fence.learn_from(job)
         job.call_s = time.monotonic() - began_s
         return job.outcome
+
+    @property
+    def last_save(self) -> str:
+        """What all ranks call the save that was begun last; empty where none has come so far that it has a name."""
+        return f"{self._session}-{self._saves}" if self._ranks is not None else ""
 
     def _take_stock(
         self,

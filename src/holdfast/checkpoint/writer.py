@@ -401,7 +401,9 @@ class Writer:
         if "pieces" in said:
             outstanding.ended.set_exception(NotAttestedError(said["failed"], said["pieces"]))
         elif "failed" in said:
-            outstanding.ended.set_exception(SaveFailed(said["failed"]))
+            failed = SaveFailed(said["failed"])
+            failed.errno = said["errno"]
+            outstanding.ended.set_exception(failed)
         else:
             names = Written.__dataclass_fields__
             outstanding.ended.set_result(Written(**{name: said[name] for name in names if name in said}))

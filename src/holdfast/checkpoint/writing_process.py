@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.checkpoint.arena import Arena, ArenaError, State
-from holdfast.checkpoint.commit import Order, RankFailed
+from holdfast.checkpoint.commit import FULL, Order, RankFailed
 from holdfast.checkpoint.failures import explain
 from holdfast.checkpoint.keeping import ENV_SUPERVISOR, PROCESS_NAME, Keeper, Snapshot
 from holdfast.checkpoint.layout import Layout
@@ -27,7 +27,7 @@ from holdfast.checkpoint.manifest import ManifestError, read_manifest
 from holdfast.checkpoint.messages import readable, receive, send
 from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.peer_memory import PeerMemory
-from holdfast.checkpoint.persist import NotAttested, Part, delete_leftovers, delete_superfluous, persist
+from holdfast.checkpoint.persist import NotAttested, Part, delete_leftovers, delete_superfluous, make_room, persist
 
 ALIVE_EVERY_S: Final = 0.5
 _LOOK_EVERY_S: Final = 0.01
@@ -188,6 +188,7 @@ class Service:
             )
         except Exception as error:
             ended["failed"] = explain(order, layout.size_bytes, error)
+            ended["errno"] = getattr(error, "errno", None)
             if isinstance(error, NotAttested):
                 ended["pieces"] = error.pieces[:_PIECES]
             with contextlib.suppress(ArenaError):  # the trainer has given it up
@@ -199,8 +200,14 @@ class Service:
                 self._peer.offer(snapshot)
             ended |= _committed(order, layout.rank)
         self._say({"ended": {**ended, "seconds": time.monotonic() - began_s}})
-        if layout.rank == 0 and "failed" not in ended:  # a large one takes a while: nobody waits for it
+        if layout.rank == 0:  # a large one takes a while: nobody waits for it
+            self._delete(order, layout, failed="failed" in ended, code=ended.get("errno"))
+
+    def _delete(self, order: Order, layout: Layout, *, failed: bool, code: int | None) -> None:
+        if not failed:
             delete_superfluous(order, self._moved)
+        elif code in FULL:
+            make_room(order, code, layout.size_bytes, self._moved)
 
     def _waits(self, timeout_s: float) -> Callable[[], None]:
         """What waits a moment for other ranks, and raises once that took too long; its own writing does not count."""
