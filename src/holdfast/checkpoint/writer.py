@@ -23,6 +23,7 @@ from holdfast.checkpoint.messages import MODULE, readable, receive, send
 from holdfast.checkpoint.peer_memory import Pairing
 from holdfast.checkpoint.persist import abandon, discard_abandoned
 from holdfast.core.errors import SaveFailed
+from holdfast.core.link import job_link
 from holdfast.core.processes import module_command
 
 _logger = logging.getLogger("holdfast")
@@ -338,6 +339,8 @@ class Writer:
                     moved_s = ran_s
                 elif "held" in message:
                     self.held_step = message["held"]
+                elif "made_room" in message:
+                    job_link().emit("disk_full", message["made_room"])
                 elif message["alive"] != moves:
                     moves, moved_s = message["alive"], ran_s
                 # An order may be as much younger than the last look. One that is silent is another matter.
