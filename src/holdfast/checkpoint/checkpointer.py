@@ -87,7 +87,9 @@ class Checkpointer:
                 each due step is tried. What no later save has made up for `wait`, `close` and the end of the `with`
                 block raise, and a forced save raises. `warn`: it is logged, training goes on. `raise`: the next call
                 raises SaveFailed.
-            attest: digest every tensor when `save` is called, and commit only what has these digests.
+            attest: digest every tensor when `save` is called, and commit only what has these digests. Without it, what
+                no optimizer owns is copied in the call, and a change of the rest that PyTorch's version counters do not
+                count, before the optimizer's step, is not found.
             when_busy: when the two saves before it are not durable yet. `wait`: the optimizer's step waits for the
                 first. `skip`: the save is left out, on all ranks. `replace`: of the two, the one whose writing has not
                 begun is given up for this one.
