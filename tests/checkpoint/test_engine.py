@@ -20,9 +20,14 @@ from waiting import ENDS_S, until
 
 from holdfast.checkpoint import Checkpointer, early, save_thread, scan, shape, verify
 from holdfast.checkpoint.arena import ArenaError, State
+from holdfast.checkpoint.interval import make_interval
+from holdfast.checkpoint.outcomes import Outcomes
+from holdfast.checkpoint.save_handle import SaveHandle
+from holdfast.checkpoint.saved_event import Saved
 from holdfast.checkpoint.seats import Seats
-from holdfast.checkpoint.writer import Writer
+from holdfast.checkpoint.writer import Writer, Written
 from holdfast.core.errors import BadUse, SaveFailed
+from holdfast.testing import FakeClock
 
 MIB = 1 << 20
 
@@ -768,6 +773,20 @@ def test_what_no_later_save_has_made_up_for_is_raised_at_the_end(tmp_path, call)
         NEXT_CALLS[call](ckpt)
     unbreak(tmp_path)
     ckpt.close()
+
+
+def test_an_earlier_save_that_becomes_durable_later_makes_up_for_nothing(tmp_path):
+    told = Outcomes(make_interval(1, FakeClock(), devices=lambda: 1), on_failure="retry")
+    outcomes, handles = [Future(), Future()], [SaveHandle(step, told.unseen, told.unmade) for step in (1, 2)]
+    for outcome, handle in zip(outcomes, handles, strict=True):
+        told.follow(outcome, handle, save="", must=False)
+    outcomes[1].set_exception(SaveFailed("Step 2 was not saved."))
+    written = Saved(
+        step=1, path=tmp_path, own_bytes=1, written=Written(), call_s=0, fence_s=0, durable_s=1, attested=True
+    )
+    outcomes[0].set_result(written)
+    with pytest.raises(SaveFailed, match="Step 2"):
+        told.raise_unmade()
 
 
 def test_a_forced_save_that_fails_is_raised_by_the_next_call(tmp_path):

@@ -39,8 +39,8 @@ class Outcomes:
         self.unseen: list[HoldfastError] = []
         self.unmade: list[HoldfastError] = []
         self.retry = Retry()
-        self._begun = self._made = 0
-        """How many saves have begun, and which of them was the last that became durable."""
+        self._begun = self._made = self._unmade = 0
+        """How many saves have begun, and which of them became durable last, and failed last."""
         self.damaged: set[Path] = set()
         self.newest: Path | None = None
         self.lost = LostTime()
@@ -95,7 +95,8 @@ class Outcomes:
         try:
             if saved is not None:
                 self._made = max(self._made, number)
-                self.unmade.clear()
+                if number > self._unmade:  # one that was begun later may have failed first
+                    self.unmade.clear()
                 self.retry.succeeded()
                 self.damaged.discard(saved.path)
                 self.newest = saved.path
@@ -124,6 +125,7 @@ class Outcomes:
                 self.unseen.append(error)
             elif number > self._made:
                 self.unmade[:] = [error]
+                self._unmade = number
             if in_a_row <= TRIES:
                 _logger.warning("%s It is made again at the next call of save.", error)
             elif in_a_row.bit_count() == 1:  # 4, 8, 16 and so on: each would fill the log

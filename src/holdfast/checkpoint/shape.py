@@ -18,7 +18,7 @@ from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.save_job import SaveJob
 from holdfast.checkpoint.seats import Seats
 from holdfast.checkpoint.stage import Snapshot, live_digests, overlong, sources
-from holdfast.checkpoint.tree import KIND
+from holdfast.checkpoint.tree import KIND, LiveTensors
 from holdfast.checkpoint.writer import Writer
 
 _logger = logging.getLogger("holdfast")
@@ -108,7 +108,7 @@ class Shape:
             return True
         # On GPUs a save whose state turns out later not to fit is left out: what grows is looked at now. On the host it
         # is planned for beside the training, which must not find that other tensors had to be copied in the call.
-        return self._has_room(job.contents) if devices else list(map(KIND, map(local, tensors))) == self._kinds
+        return self._has_room(job.contents) if devices else _kinds(tensors) == self._kinds
 
     def fits(self, job: SaveJob) -> bool:
         """Whether the state has the shape, and what was taken is what it names; if so, the job has its sources."""
@@ -136,7 +136,7 @@ class Shape:
             if plan.on_devices:
                 options = self._options
                 self._devices = Devices(plan, job.contents, attest=options.attest, max_bytes=options.max_device_bytes)
-            self._kinds = list(map(KIND, map(local, job.contents.tensors)))
+            self._kinds = _kinds(job.contents.tensors)
             self._choose_early(job.contents)
             self._rooms = [_room(value) for value in job.contents.tensors.values]
             # Taken beside the training, in the thread: of a change until here only the versions tell.
@@ -207,6 +207,10 @@ class Shape:
         if self._devices is not None:
             self._devices.close()
         self._devices = None
+
+
+def _kinds(tensors: LiveTensors) -> list[Any]:
+    return list(map(KIND, tensors if tensors.are_plain else map(local, tensors)))
 
 
 def _length(value: Any) -> int:
