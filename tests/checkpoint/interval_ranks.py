@@ -7,9 +7,9 @@ import sys
 
 import torch
 import torch.distributed as dist
+from waiting import until
 
 from holdfast.checkpoint import Checkpointer, checkpointer, scan, verify, votes
-from holdfast.core.errors import SaveFailed
 from holdfast.testing import FakeClock
 
 STEPS = 200
@@ -45,23 +45,37 @@ def by_time_in_slow_steps(folder, rank):
 
 
 def again_after_a_failure(folder, rank):
-    """A rank's save fails, of which each hears at a step of its own; all of them save again at the same step."""
-    with Checkpointer(folder, every=1000, on_failure="retry", keep=None) as ckpt:
-        for step in range(1000, 1070):
-            if step == 1001 and rank == 1:  # its writing process cannot
-                resource.prlimit(ckpt._engine._writer.pid, resource.RLIMIT_FSIZE, (100, -1))
-                ckpt._outcomes.retry_due = True  # as if a save had failed
-            if step == 1030 and rank == 1:
-                resource.prlimit(ckpt._engine._writer.pid, resource.RLIMIT_FSIZE, (-1, -1))
-            handle = ckpt.save(step, {"t": torch.ones(9)}, per_rank={"rank": rank})
-            try:
-                handle.result()
-            except SaveFailed:
-                assert 1001 <= step < 1060
-    steps = [info.step for info in scan(folder)]
-    assert steps[-1] == 1000
-    assert steps[0] >= 1030, "it was saved again once it could be"
-    assert ckpt.per_rank_states(steps[0]) == [{"rank": 0}, {"rank": 1}]
+    """A rank's save fails, which each finds at a step of its own; both save again at the same step."""
+    due, step = 10**6, 0
+    with Checkpointer(folder, every=due, keep=None) as ckpt:
+
+        def save():
+            ckpt.before_update()
+            return ckpt.save(step, {"t": torch.ones(9)}, per_rank={"rank": rank})
+
+        assert save().result()
+        step = due
+        if rank == 1:  # its writing process cannot
+            resource.prlimit(ckpt._engine._writer.pid, resource.RLIMIT_FSIZE, (100, -1))
+        handle = save()
+        if rank == 1:  # the other one goes on meanwhile, as far as it comes before it finds the failure
+            until(handle.done)
+            resource.prlimit(ckpt._engine._writer.pid, resource.RLIMIT_FSIZE, (-1, -1))
+        steps = []
+
+        def is_saved_again():
+            nonlocal step
+            step += 1
+            steps.extend([step] if (again := save()).step is not None else [])
+            return steps and again.result() is not None
+
+        until(is_saved_again)
+    assert rank == 0 or steps[0] > due + 1, "rank 0 was ahead"
+    theirs = [None, None]
+    dist.all_gather_object(theirs, steps)
+    assert theirs[0] == theirs[1] == steps[-1:]
+    assert [info.step for info in scan(folder)] == [steps[-1], 0]
+    assert ckpt.per_rank_states(steps[-1]) == [{"rank": 0}, {"rank": 1}]
 
 
 def replaced(folder, rank):

@@ -43,7 +43,9 @@ def test_a_forced_save_is_made_whatever_every_says_and_once(tmp_path):
     with Checkpointer(tmp_path, every=100, keep=None) as ckpt:
 
         def forced(step):
-            return ckpt.save(step, {"a": step}, force=True).step
+            handle = ckpt.save(step, {"a": step}, force=True)
+            assert handle.result() == tmp_path / f"step-{step:010d}"
+            return handle.step
 
         assert ckpt.save(7, {"a": 7}).step is None
         assert (forced(8), forced(8)) == (8, None)
@@ -55,7 +57,8 @@ def test_a_forced_save_is_made_whatever_every_says_and_once(tmp_path):
     assert [info.step for info in scan(tmp_path)] == [100, 8]
     with Checkpointer(tmp_path, every=100) as ckpt:
         ckpt.restore({"a": 0})
-        assert ckpt.save(100, {"a": 100}, force=True).step is None
+        handle = ckpt.save(100, {"a": 100}, force=True)
+        assert (handle.step, handle.result()) == (None, tmp_path / "step-0000000100")
         assert ckpt.save(101, {"a": 101}, force=True).step == 101
 
 
@@ -67,9 +70,8 @@ def test_a_forced_save_that_failed_is_made_again_by_another_one(tmp_path, on_fai
             ckpt.save(1, {"a": object()}, force=True)
         assert ckpt.save(1, {"a": 1}, force=True).result().name == "step-0000000001"
         folder.rename(tmp_path / "away")
-        failed = ckpt.save(2, {"a": 2}, force=True)
         with pytest.raises(SaveFailed):
-            failed.result()
+            ckpt.save(2, {"a": 2}, force=True).result()
         (tmp_path / "away").rename(folder)
         assert ckpt.save(2, {"a": 2}, force=True).result().name == "step-0000000002"
 
@@ -407,7 +409,7 @@ def test_a_step_whose_former_save_a_crash_left_aside_keeps_the_pins_of_both(tmp_
 
 
 def test_too_little_memory_for_one_snapshot_is_one_sentence(tmp_path):
-    ckpt = Checkpointer(tmp_path, max_memory_gib=1 / 1024)
+    ckpt = Checkpointer(tmp_path, max_memory_gib=1 / 1024, on_failure="raise")
     with pytest.raises(
         SaveFailed, match=r"A snapshot needs 4,\d{3},\d{3} bytes of memory, and max_memory_gib allows 1,048,"
     ):

@@ -143,7 +143,8 @@ def verify(
 ) -> CheckpointInfo:
     """Read a whole checkpoint and say whether it is `verified`, `damaged` or `incomplete`, and which file is wrong.
 
-    Where its step is saved again meanwhile, that is read in its stead.
+    Where its step is saved again meanwhile, that is read in its stead. The files are compared with what was written.
+    Whether that was the state when `save` was called cannot be read from files: a save attests it (`attest`).
 
     Raises:
         NotFound: it is not there, or is deleted meanwhile.

@@ -60,7 +60,7 @@ class Checkpointer:
         *,
         every: Every = 1,
         keep: int | Retention | None = 3,
-        on_failure: OnFailure = "raise",
+        on_failure: OnFailure = "retry",
         attest: bool = True,
         when_busy: Busy = "wait",
         timeout_s: float = 600.0,
@@ -82,9 +82,14 @@ class Checkpointer:
                 `datetime.timedelta`: so long after the last save began, by rank 0's clock. `auto`: as often as is
                 worth it, from what saves cost and how often the job fails (`checkpoint.interval` has the formula).
             keep: how many whole checkpoints stay, or which; None: all.
-            on_failure: of a save that turns out not to be durable. `raise`: the next call raises SaveFailed. `warn`:
-                it is logged, training goes on. `retry`: likewise, and the next call of `save` saves, whatever its step.
-            attest: digest every tensor when `save` is called, and commit only what has these digests.
+            on_failure: of a save that turns out not to be durable. `retry`: it is logged, training goes on, and the
+                next call of `save` saves, whatever its step, on all ranks the same call; after three failures in a row
+                each due step is tried. What no later save has made up for `wait`, `close` and the end of the `with`
+                block raise, and a forced save raises. `warn`: it is logged, training goes on. `raise`: the next call
+                raises SaveFailed.
+            attest: digest every tensor when `save` is called, and commit only what has these digests. Without it, what
+                no optimizer owns is copied in the call, and a change of the rest that PyTorch's version counters do not
+                count, before the optimizer's step, is not found.
             when_busy: when the two saves before it are not durable yet. `wait`: the optimizer's step waits for the
                 first. `skip`: the save is left out, on all ranks. `replace`: of the two, the one whose writing has not
                 begun is given up for this one.
@@ -144,7 +149,7 @@ class Checkpointer:
         self._outcomes = Outcomes(self._interval, on_failure=on_failure)
         self._last = SaveHandle(None, [])
         self._votes = Votes()
-        self._must_vote = self._interval.by_clock or on_failure == "retry" or sigterm_grace_s is not None
+        self._must_vote = self._interval.by_clock or sigterm_grace_s is not None
         self._pid: int | None = None
         """The process that it is at work in. One that is forked from that must not end what belongs there."""
         self._read_only = read_only
@@ -195,8 +200,8 @@ class Checkpointer:
         Raises:
             BadUse: closed, or read-only, or that of a process which this one was forked from; or something in the
                 state cannot be saved, and the message names it.
-            SaveFailed: an earlier save is not durable and `on_failure` is `raise`, or this one is not and the job is
-                to stop.
+            SaveFailed: an earlier save is not durable and was forced, or `on_failure` is `raise`; or this one is not
+                and was forced, or the job is to stop.
         """
         if self._closed:
             raise BadUse("This Checkpointer is closed. Save before close(), or make another.")
@@ -240,7 +245,9 @@ class Checkpointer:
             CheckpointError: something in it could not be read.
         """
         self._check_here()
-        self.wait()
+        self._await_saves()
+        self._outcomes.raise_unseen()
+        self._outcomes.unmade.clear()  # of steps that are trained again
         ranks = Ranks()
         # Now, though there may be no checkpoint: else it would be known after the first failure alone.
         for part in (state, {} if per_rank is None else per_rank):
@@ -314,18 +321,22 @@ class Checkpointer:
         """Wait for every save in flight; in a process that was forked, for none.
 
         Raises:
-            SaveFailed: one is not durable, and `on_failure` is `raise`.
+            SaveFailed: the last one is not durable, or an earlier one where `on_failure` is `raise`.
         """
+        self._await_saves()
+        self._outcomes.raise_unseen()
+        self._outcomes.raise_unmade()
+
+    def _await_saves(self) -> None:
         if self._engine.thread.is_busy and not self._is_another_s():
             with job_link().section("save"):
                 self._engine.thread.wait()
-        self._outcomes.raise_unseen()
 
     def close(self) -> None:
         """Wait for every save in flight; none may follow. Closing twice, or in a process that was forked, does no harm.
 
         Raises:
-            SaveFailed: one is not durable, and `on_failure` is `raise`.
+            SaveFailed: the last one is not durable, or an earlier one where `on_failure` is `raise`.
         """
         self._close(in_good_order=True)
 
@@ -340,9 +351,11 @@ class Checkpointer:
                 if self._pusher is not None:
                     self._pusher.close(wait=in_good_order)
                 self._votes.close()
+                self._outcomes.retry.close()
             if self._sigterm is not None:
                 self._sigterm.close()
             self._outcomes.raise_unseen()
+            self._outcomes.raise_unmade()
 
     def __enter__(self) -> Self:
         return self
@@ -377,54 +390,57 @@ class Checkpointer:
         is_last, is_due = self._vote(step)
         if self._last.step is not None and step < self._last.step:
             self._last = SaveHandle(None, [])  # training has gone back: its steps are others
+        saved = self._saved_as(step) if force else None
         if force:
-            is_due = not self._is_saved(step)
+            is_due = saved is None
         link = job_link()
         stopping = link.stop_due(step)
         if not stopping and not is_last:  # else the state is to be safe first
             self._outcomes.raise_unseen()
-        handle = SaveHandle(None, self._outcomes.unseen)
+        handle = SaveHandle(None, self._outcomes.unseen, self._outcomes.unmade)
         if not stopping and not is_last and not is_due:
-            handle._outcome.set_result(None)
+            handle._outcome.set_result(saved)
             return handle
         handle.step = step
-        self._outcomes.retry_due = False
         with link.section("save"):
             if is_last and not stopping:
                 self._save_and_leave(handle, step, state, per_rank)
             self._begin(handle, step, state, per_rank, must=stopping or force)
-            if stopping or (handle.done() and self._on_failure == "raise"):
+            raises = self._on_failure == "raise" or (force and self._on_failure == "retry")
+            if stopping or (handle.done() and raises):
                 handle.result()
         if stopping:
             link.leave(step)
         return handle
 
-    def _is_saved(self, step: int) -> bool:
-        """Whether what was saved, which is waited for, or restored last is of `step`. Collective."""
+    def _saved_as(self, step: int) -> Path | None:
+        """Return the folder of what was saved, once durable, or restored last, if it is of `step`. Collective."""
         last = self._last
 
-        def is_durable() -> bool:
+        def durable() -> Path | None:
             is_it = last.step == step
-            return is_it and last._outcome.exception() is None and last._outcome.result() is not None
+            return last._outcome.result() if is_it and last._outcome.exception() is None else None
 
         with job_link().section("save"):
-            return all(Ranks().together(is_durable))
+            found = Ranks().together(durable)
+        return None if None in found else found[0]
 
     def _vote(self, step: int) -> tuple[bool, bool]:
         """Whether all ranks save now and leave, and whether they save now."""
         by_step = self._interval.falls_on(step)
+        by_step |= self._outcomes.retry.begin_call()
         if not self._must_vote:
             return False, by_step
         told = self._sigterm is not None and self._sigterm.received
         has_passed = self._interval.has_passed() and Ranks().rank == 0
         try:
-            is_last, *others = self._votes.hear((told, has_passed, self._outcomes.retry_due))
+            is_last, has_passed = self._votes.hear((told, has_passed))
         except CheckpointError as error:
             if self._sigterm is not None and told:
                 _logger.error("SIGTERM: step %d is not saved: %s %s", step, error, self._newest_known())  # noqa: TRY400
                 self._sigterm.leave()
             raise
-        return is_last, by_step or any(others)
+        return is_last, by_step or has_passed
 
     def _save_and_leave(
         self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None
@@ -466,7 +482,7 @@ class Checkpointer:
             outcome = Future()
             outcome.set_exception(error)
         self._last = handle
-        self._outcomes.follow(outcome, handle)
+        self._outcomes.follow(outcome, handle, save=self._engine.last_save, must=must)
 
 
 def _tell_of_push(told: Mapping[str, Any]) -> None:

@@ -31,7 +31,8 @@ METADATA_NAME: Final = ".metadata"
 _DAMAGED: Final = 1000
 """Only the newest are told of: older ones go by no rule that a message could be too long for."""
 
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+"""How the system says that a disk is full, or the user's share of it."""
 _NO_ROOM_TO_SAY: Final = {"failed": "no room is left to say why", "errno": errno.ENOSPC}
 """What an empty file tells, for which a full disk has room."""
 
@@ -103,7 +104,7 @@ def leave_failure(order: Order, rank: int, world_size: int, error: Exception) ->
     try:
         write_atomic(path, json.dumps(told).encode())
     except OSError as failed:
-        if failed.errno in _FULL:
+        if failed.errno in FULL:
             with suppress(OSError):
                 path.touch()
 

@@ -65,12 +65,16 @@ def state_dicts(state: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """`shared`: the user's state. `own`: what belongs to `rank`. `tensors`: those of both, live, as they come."""
+    """`shared`: the user's state. `own`: what belongs to `rank`. `tensors`: those of both, live, as they come.
+
+    `objects`: the entries of both that gave their state themselves.
+    """
 
     rank: int
     shared: dict[str, Any]
     own: dict[str, Any]
     tensors: LiveTensors
+    objects: tuple[Any, ...] = ()
 
     @functools.cached_property
     def _flat(self) -> tuple[FlatState, FlatState]:
@@ -126,4 +130,7 @@ def collect(
     shared = capture(state_dicts(state), tensors)  # type: ignore[arg-type] # which is checked there
     user = capture(state_dicts(per_rank or {}), tensors)
     # The generators last: a user's state_dict() may draw from them.
-    return Contents(rank=rank, shared=shared, own={"user": user, "rng": rng.capture()}, tensors=tensors)
+    own = {"user": user, "rng": rng.capture()}
+    entries = (*state.values(), *(per_rank or {}).values())  # type: ignore[union-attr] # which was checked
+    objects = tuple(each for each in entries if has_state_dict(each))
+    return Contents(rank=rank, shared=shared, own=own, tensors=tensors, objects=objects)

@@ -4,7 +4,7 @@ What happens where:
 
 | in the call | in a thread, while forward and backward run | in the writing process |
 |---|---|---|
-| take stock, copy small tensors, digest all | see that all ranks' plans fit, copy, seal | follow it, check, commit |
+| take stock, copy what may change, digest all | see that all ranks' plans fit, copy, seal | follow it, check, commit |
 """
 
 import contextlib
@@ -24,6 +24,7 @@ from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.contents import collect
 from holdfast.checkpoint.devices import current_streams
 from holdfast.checkpoint.fence import Fence
+from holdfast.checkpoint.ownership import OptimizerTensors
 from holdfast.checkpoint.peer_meeting import meet
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.retention import Retention
@@ -53,7 +54,8 @@ class Engine:
             timeout_s=options.timeout_s, max_write_bytes_s=options.max_write_bytes_s, keep_s=options.keep_s
         )
         self._seats = Seats(self._writer, max_bytes=options.max_memory_bytes, spares_newest=options.keep_s > 0)
-        self._shape = Shape(options, self._writer, self._seats)
+        self.optimizers = OptimizerTensors()
+        self._shape = Shape(options, self._writer, self._seats, self.optimizers)
         self._ranks: Ranks | None = None
         self._session = ""
         self._saves = 0
@@ -90,7 +92,7 @@ class Engine:
         order = Order(
             folder=self._folder,
             step=step,
-            save=f"{self._session}-{self._saves}",
+            save=self.last_save,
             created_at_s=now_s,
             keep=keep,
             damaged=tuple(damaged),
@@ -110,6 +112,11 @@ class Engine:
                 self.fence.learn_from(job)
         job.call_s = time.monotonic() - began_s
         return job.outcome
+
+    @property
+    def last_save(self) -> str:
+        """What all ranks call the save that was begun last; empty where none has come so far that it has a name."""
+        return f"{self._session}-{self._saves}" if self._ranks is not None else ""
 
     def _take_stock(
         self,
@@ -135,6 +142,7 @@ class Engine:
     def close(self, *, in_good_order: bool = True) -> None:
         """Wait for every save, and let go of memory, process and group; see `Writer.close`."""
         self.fence.close()
+        self.optimizers.close()
         self.thread.wait()
         self.thread.close()
         self._shape.close(in_good_order=in_good_order)

@@ -4,7 +4,7 @@ import errno
 import shutil
 
 from holdfast.checkpoint.catalog import scan
-from holdfast.checkpoint.commit import Order
+from holdfast.checkpoint.commit import FULL, Order
 from holdfast.checkpoint.limits import advice_on, in_words
 from holdfast.core.errors import HoldfastError
 
@@ -26,7 +26,7 @@ def explain(order: Order, needed_bytes: int, error: Exception) -> str:
             return f"Step {order.step} was not saved: {in_words(error)}. {advice}"
         return f"Step {order.step} was not saved: {error}; {gone} Mount or make the folder again."
     code = getattr(error, "errno", None)
-    if code in (errno.ENOSPC, errno.EDQUOT):
+    if code in FULL:
         reason = f"{folder} is full: about {needed_bytes:,} bytes are needed and {free_bytes:,} are free"
         advice = "Free space there, keep fewer checkpoints, or give Checkpointer another folder."
     elif code in (errno.EACCES, errno.EPERM, errno.EROFS):

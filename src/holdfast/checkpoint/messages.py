@@ -15,6 +15,7 @@
 | `{"began": {"arena", "generation"}}` | it is at this save now |
 | `{"ended": {"arena", "generation", "seconds"}}` | durable |
 | `{"held": STEP}` | the peer holds this step |
+| `{"made_room": {"folder", "deleted", "size_bytes"}}` | the disk is full, and this checkpoint was deleted |
 | `{"ended": {…, "failed", "errno", "pieces"}}` | not, and why; `pieces`: those that are not what the live bytes were |
 """
 

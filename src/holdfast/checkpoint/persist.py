@@ -4,13 +4,16 @@ Nothing here needs torch.
 """
 
 import contextlib
+import errno
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from holdfast.checkpoint.catalog import scan
+from holdfast.checkpoint.catalog import CheckpointInfo, scan, verify
 from holdfast.checkpoint.checksums import DIGEST_BYTES, SIDECAR_SUFFIX, checksum_of_digests, write_sidecar
 from holdfast.checkpoint.commit import (
+    FULL,
     Order,
     RankFailed,
     await_commit,
@@ -28,7 +31,7 @@ from holdfast.checkpoint.layout import Layout, Piece, Shard
 from holdfast.checkpoint.manifest import FileEntry
 from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.pruning import delete_unclaimed
-from holdfast.checkpoint.retention import superfluous
+from holdfast.checkpoint.retention import deletable_for_room, is_damaged, superfluous
 from holdfast.core.atomic import fsync_folder
 from holdfast.core.errors import HoldfastError
 
@@ -129,6 +132,44 @@ def delete_superfluous(order: Order, progress: Callable[[int], None] = lambda _:
             delete_unclaimed(info, now_s=now_s, progress=progress)
         except (OSError, HoldfastError) as error:
             _logger.warning("%s was not deleted: %s", info.path, error)
+
+
+def make_room(
+    order: Order, code: int | None, needed_bytes: int, progress: Callable[[int], None]
+) -> CheckpointInfo | None:
+    """After a save that failed because the disk is full, delete the oldest checkpoint that may go, and return it.
+
+    Nothing is deleted where the disk has room again, or where the newest checkpoint that stays does not verify. What
+    is deleted, and what cannot be, is logged.
+
+    Args:
+        order: the save.
+        code: the number of the system's error; without one of `FULL` nothing is done.
+        needed_bytes: at least so many are needed, or as many as the newest checkpoint has.
+        progress: called with 1 after each file.
+    """
+    if code not in FULL:
+        return None
+    try:
+        found = scan(order.folder)
+        going = deletable_for_room(found, damaged=order.damaged, keep=order.keep, now_s=order.created_at_s)
+        if not going:
+            return None
+        newest = next(info for info in found if info not in going and not is_damaged(info, order.damaged))
+        free_bytes = shutil.disk_usage(order.folder).free
+        if code == errno.ENOSPC and free_bytes > max(newest.size_bytes, needed_bytes):  # of a quota it says nothing
+            return None
+        if not newest.marks.verified and verify(newest, progress=lambda *_: progress(1)).state != "verified":
+            _logger.warning("%s is full, and nothing is deleted: %s does not verify.", order.folder, newest.path)
+            return None
+        for info in going:
+            if (claim := delete_unclaimed(info, now_s=order.created_at_s, progress=progress)) is None:
+                _logger.warning("%s is full: %s was deleted to make room.", order.folder, info.path)
+                return info
+            _logger.debug("%s stays: %s", info.path, claim)
+    except (OSError, HoldfastError) as failed:
+        _logger.warning("%s is full, and nothing was deleted: %s", order.folder, failed)
+    return None
 
 
 def _see_through(part: Part) -> None:

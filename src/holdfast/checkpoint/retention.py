@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -133,6 +133,21 @@ def superfluous(
     return [verdict.info for verdict in going]
 
 
+def deletable_for_room(
+    checkpoints: Sequence[CheckpointInfo], *, damaged: Collection[Path], keep: Retention, now_s: float | None
+) -> list[CheckpointInfo]:
+    """Choose what may be deleted where the disk is full, doubles of a step first and then the oldest.
+
+    `keep.last` counts as 1: the newest ones are kept in case one is damaged, and a newer one is worth more than that.
+    Every other reason to stay holds, see `judge`.
+    """
+    policy = keep if keep.last is None else replace(keep, last=1)
+    verdicts = judge(checkpoints, policy, now_s=now_s, damaged=damaged)
+    going = [verdict for verdict in verdicts if not verdict.stays]
+    going.sort(key=lambda verdict: (verdict.goes != _DOUBLE, verdict.info.step))
+    return [verdict.info for verdict in going]
+
+
 def _by_rules(
     counted: Sequence[CheckpointInfo], policy: Retention, now_s: float | None
 ) -> Iterator[tuple[CheckpointInfo, str]]:
@@ -170,6 +185,11 @@ def _always(
             yield info, f"wanted by {holder}"
         if info.marks.unreadable is not None:
             yield info, f"its marks cannot be read: {info.marks.unreadable}"
+
+
+def is_damaged(info: CheckpointInfo, damaged: Collection[Path]) -> bool:
+    """Return whether a checkpoint is known to be damaged; `damaged`: what was found by the caller."""
+    return _damage(info, damaged) is not None
 
 
 def _is_within(info: CheckpointInfo, within_s: float, now_s: float | None) -> bool:

@@ -15,7 +15,8 @@ _LOOK_IN_S: Final = 5.0
 class SaveHandle:
     """One call of `Checkpointer.save`. `step` is the step it saves, None where nothing was due."""
 
-    def __init__(self, step: int | None, unseen: list[HoldfastError]) -> None:
+    def __init__(self, step: int | None, *unseen: list[HoldfastError]) -> None:
+        """A failure that `result` raises is taken out of the lists `unseen`."""
         self.step = step
         self._unseen = unseen
         self._outcome: Future[Path | None] = Future()
@@ -38,6 +39,7 @@ class SaveHandle:
             with job_link().section("save") if holds_up and not self.done() else nullcontext():
                 return self._outcome.result(timeout_s)
         except HoldfastError as error:
-            if error in self._unseen:
-                self._unseen.remove(error)
+            for unseen in self._unseen:
+                if error in unseen:
+                    unseen.remove(error)
             raise

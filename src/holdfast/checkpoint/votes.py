@@ -1,8 +1,8 @@
 """What some rank wants done at a call of `save`, known to all ranks at the same call, and none waits for another.
 
-Each rank is told a SIGTERM, or that a save has failed, at a step of its own, and each has a clock of its own. What it
-wants goes into a reduction that runs beside the training; the answer is taken at a later call, the same on all ranks
-since all call `save` at the same steps. By then it is there, unless a rank is that far behind.
+Each rank is told a SIGTERM at a step of its own, and each has a clock of its own. What it wants goes into a reduction
+that runs beside the training; the answer is taken at a later call, the same on all ranks since all call `save` at the
+same steps. By then it is there, unless a rank is that far behind.
 """
 
 import time

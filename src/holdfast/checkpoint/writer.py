@@ -24,6 +24,7 @@ from holdfast.checkpoint.messages import MODULE, readable, receive, send
 from holdfast.checkpoint.peer_memory import Pairing
 from holdfast.checkpoint.persist import abandon, discard_abandoned
 from holdfast.core.errors import SaveFailed
+from holdfast.core.link import job_link
 from holdfast.core.processes import module_command
 
 _logger = logging.getLogger("holdfast")
@@ -339,6 +340,8 @@ class Writer:
                     moved_s = ran_s
                 elif "held" in message:
                     self.held_step = message["held"]
+                elif "made_room" in message:
+                    job_link().emit("disk_full", message["made_room"])
                 elif message["alive"] != moves:
                     moves, moved_s = message["alive"], ran_s
                 # An order may be as much younger than the last look. One that is silent is another matter.
@@ -402,7 +405,9 @@ class Writer:
         if "pieces" in said:
             outstanding.ended.set_exception(NotAttestedError(said["failed"], said["pieces"]))
         elif "failed" in said:
-            outstanding.ended.set_exception(SaveFailed(said["failed"]))
+            failed = SaveFailed(said["failed"])
+            failed.errno = said["errno"]
+            outstanding.ended.set_exception(failed)
         else:
             names = Written.__dataclass_fields__
             outstanding.ended.set_result(Written(**{name: said[name] for name in names if name in said}))

@@ -27,7 +27,7 @@ from holdfast.checkpoint.manifest import ManifestError, read_manifest
 from holdfast.checkpoint.messages import readable, receive, send
 from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.peer_memory import PeerMemory
-from holdfast.checkpoint.persist import NotAttested, Part, delete_leftovers, delete_superfluous, persist
+from holdfast.checkpoint.persist import NotAttested, Part, delete_leftovers, delete_superfluous, make_room, persist
 
 ALIVE_EVERY_S: Final = 0.5
 _LOOK_EVERY_S: Final = 0.01
@@ -173,7 +173,7 @@ class Service:
             if layout.rank == 0 and not self._has_tidied:
                 delete_leftovers(order, self._moved)
                 self._has_tidied = True
-            persist(
+            self._persist(
                 Part(
                     order=order,
                     layout=layout,
@@ -188,6 +188,7 @@ class Service:
             )
         except Exception as error:
             ended["failed"] = explain(order, layout.size_bytes, error)
+            ended["errno"] = getattr(error, "errno", None)
             if isinstance(error, NotAttested):
                 ended["pieces"] = error.pieces[:_PIECES]
             with contextlib.suppress(ArenaError):  # the trainer has given it up
@@ -199,8 +200,31 @@ class Service:
                 self._peer.offer(snapshot)
             ended |= _committed(order, layout.rank)
         self._say({"ended": {**ended, "seconds": time.monotonic() - began_s}})
-        if layout.rank == 0 and "failed" not in ended:  # a large one takes a while: nobody waits for it
+        if layout.rank == 0:
+            self._tidy(order, layout, ended)
+
+    def _tidy(self, order: Order, layout: Layout, ended: dict[str, Any]) -> None:
+        """Delete what may go after a save. A large one takes a while: nobody waits for it."""
+        if "failed" not in ended:
             delete_superfluous(order, self._moved)
+        elif layout.world_size > 1:  # else that was tried before it failed
+            self._make_room(order, layout, ended["errno"])
+
+    def _persist(self, part: Part) -> None:
+        while True:
+            try:
+                return persist(part)
+            except OSError as error:
+                # Of several ranks some may be through with their parts: such a save has failed, and is made again.
+                if part.layout.world_size > 1 or not self._make_room(part.order, part.layout, error.errno):
+                    raise
+
+    def _make_room(self, order: Order, layout: Layout, code: int | None) -> bool:
+        deleted = make_room(order, code, layout.size_bytes, self._moved)
+        if deleted is not None:
+            told = {"folder": str(order.folder), "deleted": str(deleted.path), "size_bytes": deleted.size_bytes}
+            self._say({"made_room": told})
+        return deleted is not None
 
     def _waits(self, timeout_s: float) -> Callable[[], None]:
         """What waits a moment for other ranks, and raises once that took too long; its own writing does not count."""
