@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from holdfast.checkpoint.arguments import (
     check_above_zero,
@@ -34,12 +34,15 @@ from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.restore import restore_newest
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.save_handle import SaveHandle
-from holdfast.checkpoint.shape import Busy, Options
+from holdfast.checkpoint.shape import Busy, Options, Replicas
 from holdfast.checkpoint.sigterm import EXIT_CODE, Sigterm
 from holdfast.checkpoint.votes import Votes
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound, SaveFailed
 from holdfast.core.link import Unsupervised, job_link
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 _logger = logging.getLogger("holdfast")
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
@@ -73,6 +76,8 @@ class Checkpointer:
         push_to: str | None = None,
         keep_pushed: int | None = None,
         read_only: bool = False,
+        replicas: Replicas = "spread",
+        process_group: "dist.ProcessGroup | None" = None,
     ) -> None:
         """Check the folder, which is made if need be.
 
@@ -109,17 +114,26 @@ class Checkpointer:
             keep_pushed: how many stay there, of those up to the step that was pushed last; None: all.
             read_only: nothing is saved, only restored, from a run that may go on: `dir` need not be writable, and what
                 that run left in memory stays there for it.
+            replicas: which rank writes what several ranks have under `state`. `spread`: what an optimizer owns is
+                spread over those that have it; all else, such as buffers, averages and plain values, comes from the
+                lowest of them. At the first save and every tenth, replicas are compared, and those that differ are
+                named in a warning. `check`: likewise, each save compares, and fails where replicas differ. `rank0`: as
+                `spread`, but all replicated entries come from the lowest rank.
+            process_group: the ranks that take part, and whose numbers count; None: all of the job. The others of the
+                job make no Checkpointer of this folder.
 
         Raises:
             BadUse: an argument is not allowed, or `dir` cannot be written.
             NotFound: `push_to` is a folder, and not there, or `dir` is not, which is `read_only`.
         """
+        self._process_group = process_group
         self._clock = SystemClock()
-        self._interval = make_interval(every, self._clock, devices=lambda: Ranks().world_size)
+        self._interval = make_interval(every, self._clock, devices=lambda: self._ranks.world_size)
         if keep is not None and not isinstance(keep, Retention):
             check_whole("keep", keep, least=1)
             keep = Retention(last=keep)
         check_one_of("on_failure", on_failure, ("raise", "warn", "retry"))
+        check_one_of("replicas", replicas, ("spread", "check", "rank0"))
         check_one_of("when_busy", when_busy, ("wait", "skip", "replace"))
         check_above_zero("timeout_s", timeout_s)
         for name, limit in {
@@ -142,9 +156,9 @@ class Checkpointer:
         self._keep = keep or Retention()
         self._on_failure = on_failure
         self._closed = False
-        self._outcomes = Outcomes(self._interval, on_failure=on_failure)
+        self._outcomes = Outcomes(self._interval, on_failure=on_failure, process_group=process_group)
         self._last = SaveHandle(None, [])
-        self._votes = Votes()
+        self._votes = Votes(process_group=process_group)
         self._must_vote = self._interval.by_clock or on_failure == "retry" or sigterm_grace_s is not None
         self._pid: int | None = None
         """The process that it is at work in. One that is forked from that must not end what belongs there."""
@@ -163,6 +177,8 @@ class Checkpointer:
                 max_device_bytes=None if max_device_memory_gib is None else max_device_memory_gib * 2**30,
                 keep_s=keep_in_memory_s or 0.0,
                 peer_memory=peer_memory,
+                replicas=replicas,
+                process_group=process_group,
             ),
         )
         self._sigterm: Sigterm | None = None
@@ -242,7 +258,7 @@ class Checkpointer:
         """
         self._check_here()
         self.wait()
-        ranks = Ranks()
+        ranks = self._ranks
         # Now, though there may be no checkpoint: else it would be known after the first failure alone.
         for part in (state, {} if per_rank is None else per_rank):
             ranks.together(functools.partial(check_named, part))
@@ -357,6 +373,10 @@ class Checkpointer:
                 raise
             _logger.warning("%s", failed)  # what ends the block already matters more
 
+    @property
+    def _ranks(self) -> Ranks:
+        return Ranks(self._process_group)
+
     def _is_another_s(self) -> bool:
         return self._pid not in (None, os.getpid())
 
@@ -408,7 +428,7 @@ class Checkpointer:
             return is_it and last._outcome.exception() is None and last._outcome.result() is not None
 
         with job_link().section("save"):
-            return all(Ranks().together(is_durable))
+            return all(self._ranks.together(is_durable))
 
     def _vote(self, step: int) -> tuple[bool, bool]:
         """Whether all ranks save now and leave, and whether they save now."""
@@ -416,7 +436,7 @@ class Checkpointer:
         if not self._must_vote:
             return False, by_step
         told = self._sigterm is not None and self._sigterm.received
-        has_passed = self._interval.has_passed() and Ranks().rank == 0
+        has_passed = self._interval.has_passed() and self._ranks.rank == 0
         try:
             is_last, *others = self._votes.hear((told, has_passed, self._outcomes.retry_due))
         except CheckpointError as error:
@@ -450,7 +470,7 @@ class Checkpointer:
         self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None, *, must: bool
     ) -> None:
         self._interval.began()
-        if self._pusher is not None and Ranks().rank == 0:
+        if self._pusher is not None and self._ranks.rank == 0:
             self._pusher.start()
         try:
             outcome = self._engine.save(

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from holdfast.checkpoint import rng
 from holdfast.checkpoint.tree import FlatState, LiveTensors, Skeleton, capture, flatten
 from holdfast.core.errors import BadUse
@@ -65,12 +67,16 @@ def state_dicts(state: Mapping[str, Any]) -> dict[str, Any]:
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """`shared`: the user's state. `own`: what belongs to `rank`. `tensors`: those of both, live, as they come."""
+    """`shared`: the user's state. `own`: what belongs to `rank`. `tensors`: those of both, live, as they come.
+
+    `optimizers` are those among the entries of the state.
+    """
 
     rank: int
     shared: dict[str, Any]
     own: dict[str, Any]
     tensors: LiveTensors
+    optimizers: tuple[torch.optim.Optimizer, ...] = ()
 
     @functools.cached_property
     def _flat(self) -> tuple[FlatState, FlatState]:
@@ -125,5 +131,8 @@ def collect(
         state = state()
     shared = capture(state_dicts(state), tensors)  # type: ignore[arg-type] # which is checked there
     user = capture(state_dicts(per_rank or {}), tensors)
+    entries = state.values() if isinstance(state, Mapping) else ()
+    optimizers = tuple(each for each in entries if isinstance(each, torch.optim.Optimizer))
     # The generators last: a user's state_dict() may draw from them.
-    return Contents(rank=rank, shared=shared, own={"user": user, "rng": rng.capture()}, tensors=tensors)
+    own = {"user": user, "rng": rng.capture()}
+    return Contents(rank=rank, shared=shared, own=own, tensors=tensors, optimizers=optimizers)

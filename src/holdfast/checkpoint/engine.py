@@ -17,13 +17,12 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
-import torch.distributed as dist
-
 from holdfast.checkpoint import kept
 from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.contents import collect
 from holdfast.checkpoint.devices import current_streams
 from holdfast.checkpoint.fence import Fence
+from holdfast.checkpoint.ownership import OptimizerTensors
 from holdfast.checkpoint.peer_meeting import meet
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.retention import Retention
@@ -53,7 +52,8 @@ class Engine:
             timeout_s=options.timeout_s, max_write_bytes_s=options.max_write_bytes_s, keep_s=options.keep_s
         )
         self._seats = Seats(self._writer, max_bytes=options.max_memory_bytes, spares_newest=options.keep_s > 0)
-        self._shape = Shape(options, self._writer, self._seats)
+        self._owners = OptimizerTensors()
+        self._shape = Shape(options, self._writer, self._seats, self._owners)
         self._ranks: Ranks | None = None
         self._session = ""
         self._saves = 0
@@ -120,6 +120,7 @@ class Engine:
     ) -> None:
         try:
             job.contents = collect(ranks.rank, state, per_rank)
+            self._owners.add(job.contents.optimizers)
             job.snapshot = self._shape.snapshot(job.contents)
             # After what the snapshot has copied early on these streams: it is copied on from there.
             job.began_on(current_streams(job.contents.tensors))
@@ -139,9 +140,9 @@ class Engine:
         self.thread.close()
         self._shape.close(in_good_order=in_good_order)
         self._writer.close(in_good_order=in_good_order)
-        if self._ranks is not None and self._ranks.group is not None and dist.is_initialized():
-            with contextlib.suppress(ValueError):  # it went with the default group
-                dist.destroy_process_group(self._ranks.group)
+        self._owners.close()
+        if self._ranks is not None:
+            Ranks(self._options.process_group).let_go(self._ranks.group)
 
     def _begin(self, step: int) -> Ranks:
         """What the first save needs. Collective.
@@ -150,12 +151,13 @@ class Engine:
             SaveFailed: `step` cannot be saved; the next save tries again.
         """
         # A group of its own: its collectives run in a thread, beside those of the training.
-        ranks = Ranks(dist.new_group(backend="gloo") if Ranks().distributed else None)
+        training = Ranks(self._options.process_group)
+        ranks = Ranks(training.new_group()) if training.distributed else training
         try:
             self._begin_with(ranks)
         except Exception as error:
-            if ranks.group is not None:
-                dist.destroy_process_group(ranks.group)
+            if training.distributed:
+                training.let_go(ranks.group)
             if isinstance(error, BadUse | SaveFailed):
                 raise
             raise failed(step, error) from error

@@ -15,6 +15,8 @@ from holdfast.core.link import job_link
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch.distributed as dist
+
 _logger = logging.getLogger("holdfast")
 OnFailure = Literal["raise", "warn", "retry"]
 
@@ -30,8 +32,11 @@ class Outcomes:
         lost: what the saves cost the training.
     """
 
-    def __init__(self, interval: Interval, *, on_failure: OnFailure) -> None:
+    def __init__(
+        self, interval: Interval, *, on_failure: OnFailure, process_group: "dist.ProcessGroup | None" = None
+    ) -> None:
         """`interval` is told what each save costs."""
+        self._process_group = process_group
         self._interval = interval
         self._on_failure = on_failure
         self.unseen: list[HoldfastError] = []
@@ -69,7 +74,7 @@ class Outcomes:
                 self.damaged.discard(saved.path)
                 self.newest = saved.path
                 self._tell(saved, self.lost.slowdown_s - slowdown_before_s if self.lost.can_tell else None)
-            elif isinstance(error, SaveFailed) and Ranks().rank == 0:
+            elif isinstance(error, SaveFailed) and Ranks(self._process_group).rank == 0:
                 job_link().emit("save_failed", {"step": handle.step, "reason": str(error)})
         except Exception:
             _logger.exception("Nobody was told how the save of step %s ended.", handle.step)
@@ -80,7 +85,7 @@ class Outcomes:
                 handle._outcome.set_exception(error)
 
     def _tell(self, saved: Saved, slowdown_s: float | None) -> None:
-        if Ranks().rank != 0:  # whose clock does not count either
+        if Ranks(self._process_group).rank != 0:  # whose clock does not count either
             return
         told = saved_event(saved, slowdown_s=slowdown_s)
         job_link().emit("checkpoint", told)

@@ -11,7 +11,7 @@ import math
 import operator
 import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -20,7 +20,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
@@ -121,6 +121,7 @@ def make_plan(
     *,
     shard_bytes: int,
     room_bytes: Callable[[torch.device], float] = lambda _: math.inf,
+    spread: Callable[[], frozenset[str]] = frozenset,
 ) -> Plan:
     """Plan a save. Collective.
 
@@ -129,6 +130,8 @@ def make_plan(
         contents: what this one has.
         shard_bytes: of a file, at most, where no tensor is larger.
         room_bytes: how much of a GPU's memory large tensors may take that are not in a row; others go the host's way.
+        spread: returns the names of which any rank with a replica may write it. All other replicated entries are
+            written by the lowest rank that has them, as their replicas may differ.
 
     Raises:
         BadUse: the ranks' states contradict each other.
@@ -139,15 +142,15 @@ def make_plan(
     planner = DefaultSavePlanner()
     merged: Metadata | None = None
 
-    def plan_all(plans: list[SavePlan]) -> list[SavePlan]:
+    def plan_all(told: list[tuple[SavePlan, frozenset[str]]]) -> list[SavePlan]:
         nonlocal merged
-        planned, merged = planner.create_global_plan(plans)
+        planned, merged = planner.create_global_plan(_from_lowest(told))
         return planned
 
-    def own_plan() -> SavePlan:
+    def own_plan() -> tuple[SavePlan, frozenset[str]]:
         _check_regular(contents.leaves(None))
         planner.set_up_planner(contents.for_dcp(structure), is_coordinator=ranks.rank == 0)
-        return planner.create_local_plan()
+        return planner.create_local_plan(), spread()
 
     received = ranks.exchange(own_plan, plan_all)
     image: Image | None = None
@@ -199,6 +202,28 @@ def make_plan(
         shapes=list(_shapes(leaves)),
         fixed={name: serialized(leaves[name]) for name in (STRUCTURE, rank_structure(ranks.rank)) if name in leaves},
     )
+
+
+def _from_lowest(told: Sequence[tuple[SavePlan, frozenset[str]]]) -> list[SavePlan]:
+    """Return the plans of all ranks, where what is not spread is in the plan of the lowest rank that has it alone."""
+    kinds: dict[str, tuple[WriteItemType, int]] = {}
+    lowest: set[str] = set()
+    for rank, (plan, spread) in enumerate(told):
+        for item in plan.items:
+            kind, first = kinds.setdefault(item.index.fqn, (item.type, rank))
+            if kind != item.type:
+                raise BadUse(
+                    f"Ranks {first} and {rank} disagree about {item.index.fqn!r}: on one it is a {kind.name}, on the "
+                    f"other a {item.type.name}. Give it one type on all ranks, or put it under per_rank."
+                )
+        lowest.update(item.index.fqn for item in plan.items if item.index.fqn not in spread)
+    taken: set[MetadataIndex] = set()
+    plans = []
+    for plan, _ in told:
+        items = [item for item in plan.items if item.index.fqn not in lowest or item.index not in taken]
+        taken.update(item.index for item in items)
+        plans.append(replace(plan, items=items))
+    return plans
 
 
 def serialized(value: Any) -> bytes:

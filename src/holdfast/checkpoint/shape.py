@@ -1,16 +1,19 @@
 """What all saves of a state of one shape share: its plan, its memory, and what of it is taken in the call."""
 
+import itertools
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 
 from holdfast.checkpoint.contents import Contents
 from holdfast.checkpoint.device_memory import room_bytes
 from holdfast.checkpoint.devices import Devices
 from holdfast.checkpoint.image import slot_bytes
+from holdfast.checkpoint.ownership import OptimizerTensors
 from holdfast.checkpoint.plan import Plan, make_plan, serialized
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.save_job import SaveJob
@@ -20,6 +23,7 @@ from holdfast.checkpoint.writer import Writer
 
 _logger = logging.getLogger("holdfast")
 Busy = Literal["wait", "skip", "replace"]
+Replicas = Literal["spread", "check", "rank0"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +39,16 @@ class Options:
     max_device_bytes: float | None = None
     keep_s: float = 0.0
     peer_memory: bool = False
+    replicas: Replicas = "spread"
+    process_group: dist.ProcessGroup | None = None
 
 
 class Shape:
     """The plan that holds until the state changes its shape on some rank, and what was made for it."""
 
-    def __init__(self, options: Options, writer: Writer, seats: Seats) -> None:
+    def __init__(self, options: Options, writer: Writer, seats: Seats, owners: OptimizerTensors) -> None:
         """There is no plan yet."""
+        self._owners = owners
         self._options = options
         self._writer = writer
         self._seats = seats
@@ -115,7 +122,13 @@ class Shape:
 
     def plan_anew(self, job: SaveJob, ranks: Ranks) -> None:
         """Plan by the state that `job` has, while no other save is under way, and take it. Collective."""
-        plan = make_plan(ranks, job.contents, shard_bytes=self._options.shard_bytes, room_bytes=self._room_bytes)
+        plan = make_plan(
+            ranks,
+            job.contents,
+            shard_bytes=self._options.shard_bytes,
+            room_bytes=self._room_bytes,
+            spread=self._spread(job.contents),
+        )
 
         def prepare() -> None:
             self._let_go()
@@ -151,6 +164,17 @@ class Shape:
         self._let_go_of_devices()
         self._seats.forget()
         self._plan = None
+
+    def _spread(self, contents: Contents) -> Callable[[], frozenset[str]]:
+        """Return what returns the names of the tensors that any rank with a replica may write."""
+
+        def names() -> frozenset[str]:
+            if self._options.replicas == "rank0":
+                return frozenset()
+            tensors = {name: leaf for name, leaf in contents.leaves(None).items() if isinstance(leaf, torch.Tensor)}
+            return frozenset(itertools.compress(tensors, self._owners.owned(list(tensors.values()))))
+
+        return names
 
     def _room_bytes(self, device: torch.device) -> float:
         """For packing on a GPU, once what is packed there for the plan before is let go."""
