@@ -15,6 +15,8 @@ from torch import nn
 
 from holdfast.checkpoint import Checkpointer
 from holdfast.checkpoint.metadata import read_metadata
+from holdfast.core.errors import SaveFailed
+from holdfast.core.link import Unsupervised, set_job_link
 
 
 class Training:
@@ -127,12 +129,78 @@ def the_lowest_rank_that_has_it_writes_it(folder, rank, world_size):
     assert state["own"]["count"] == 1
 
 
+class Heard(logging.Handler, Unsupervised):
+    """What is logged, and what the supervisor is sent."""
+
+    def __init__(self):
+        super().__init__()
+        self.warnings, self.events = [], []
+
+    def emit(self, *told):
+        if len(told) == 2:
+            self.events += [told[1]] if told[0] == "replicas_differ" else []
+        elif "differs by rank" in told[0].getMessage():
+            self.warnings.append(told[0].getMessage())
+
+
+def what_differs_is_named_once(folder, rank, world_size):
+    heard = Heard()
+    logging.getLogger("holdfast").addHandler(heard)
+    set_job_link(heard)
+    late = torch.zeros(3)
+    state = {
+        "own": rank,
+        "deep": [{"rate": 0.1 * rank}],
+        "same": torch.full((4,), float("nan")),
+        "words": {"a", "b", "c", "d", "e"},
+        "late": late,
+    }
+    with Checkpointer(folder) as ckpt:
+        for step in range(1, 22):
+            if step == 12:
+                late += rank
+            ckpt.save(step, state).result()
+    logging.getLogger("holdfast").removeHandler(heard)
+    set_job_link(Unsupervised())
+    if rank:
+        assert (heard.warnings, heard.events) == ([], [])
+        return
+    first, second = heard.warnings  # of the first, the eleventh and the twenty-first save
+    assert "step 1 holds" in first
+    assert "'deep.0.rate' (rank 1), 'own' (rank 1). Put" in first
+    assert "per_rank" in first
+    assert "step 21 holds" in second
+    assert "'deep.0.rate' (rank 1), 'late' (rank 1), 'own' (rank 1). Put" in second
+    assert [event["count"] for event in heard.events] == [2, 3]
+    assert [list(each) for each in heard.events[0]["entries"]] == [["deep.0.rate", "rank 1"], ["own", "rank 1"]]
+
+
+def what_differs_is_refused(folder, rank, world_size):
+    with Checkpointer(folder, replicas="check", on_failure="warn") as ckpt:
+        for step in (1, 2):
+            try:
+                ckpt.save(step, {"same": torch.ones(3), "own": rank}).result()
+            except SaveFailed as error:
+                message = str(error)
+            else:
+                raise AssertionError("it is saved")
+            assert f"Step {step} was not saved: the state differs by rank: 'own' (rank 1)" in message
+            assert "per_rank" in message
+            assert "storage" not in message
+        assert not list(folder.glob("step-*"))
+        path = ckpt.save(3, {"same": torch.ones(3), "own": 1}, per_rank={"own": rank}).result()
+    assert sorted(each.name for each in path.parent.glob("*step*") if not each.name.endswith(".failed")) == [path.name]
+    assert not list(path.glob("rank-*"))
+
+
 SCENARIOS = {
     each.__name__: each
     for each in (
         what_differs_comes_from_rank_0,
         rank_0_writes_all,
         the_lowest_rank_that_has_it_writes_it,
+        what_differs_is_named_once,
+        what_differs_is_refused,
     )
 }
 

@@ -17,8 +17,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
 from holdfast.checkpoint import rng
 from holdfast.checkpoint.tree import FlatState, LiveTensors, Skeleton, capture, flatten
 from holdfast.core.errors import BadUse
@@ -69,14 +67,14 @@ def state_dicts(state: Mapping[str, Any]) -> dict[str, Any]:
 class Contents:
     """`shared`: the user's state. `own`: what belongs to `rank`. `tensors`: those of both, live, as they come.
 
-    `optimizers` are those among the entries of the state.
+    `objects`: the entries of both that gave their state themselves.
     """
 
     rank: int
     shared: dict[str, Any]
     own: dict[str, Any]
     tensors: LiveTensors
-    optimizers: tuple[torch.optim.Optimizer, ...] = ()
+    objects: tuple[Any, ...] = ()
 
     @functools.cached_property
     def _flat(self) -> tuple[FlatState, FlatState]:
@@ -131,8 +129,8 @@ def collect(
         state = state()
     shared = capture(state_dicts(state), tensors)  # type: ignore[arg-type] # which is checked there
     user = capture(state_dicts(per_rank or {}), tensors)
-    entries = state.values() if isinstance(state, Mapping) else ()
-    optimizers = tuple(each for each in entries if isinstance(each, torch.optim.Optimizer))
     # The generators last: a user's state_dict() may draw from them.
     own = {"user": user, "rng": rng.capture()}
-    return Contents(rank=rank, shared=shared, own=own, tensors=tensors, optimizers=optimizers)
+    entries = (*state.values(), *(per_rank or {}).values())  # type: ignore[union-attr] # which was checked
+    objects = tuple(each for each in entries if has_state_dict(each))
+    return Contents(rank=rank, shared=shared, own=own, tensors=tensors, objects=objects)

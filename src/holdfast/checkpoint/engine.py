@@ -52,13 +52,15 @@ class Engine:
             timeout_s=options.timeout_s, max_write_bytes_s=options.max_write_bytes_s, keep_s=options.keep_s
         )
         self._seats = Seats(self._writer, max_bytes=options.max_memory_bytes, spares_newest=options.keep_s > 0)
-        self._owners = OptimizerTensors()
-        self._shape = Shape(options, self._writer, self._seats, self._owners)
+        self.optimizers = OptimizerTensors()
+        self._shape = Shape(options, self._writer, self._seats, self.optimizers)
         self._ranks: Ranks | None = None
         self._session = ""
         self._saves = 0
         self.fence = Fence(self._shape)
-        self.thread = SaveThread(self._shape, self._seats, self._writer, when_busy=options.when_busy)
+        self.thread = SaveThread(
+            self._shape, self._seats, self._writer, when_busy=options.when_busy, replicas=options.replicas
+        )
 
     def save(
         self,
@@ -120,7 +122,6 @@ class Engine:
     ) -> None:
         try:
             job.contents = collect(ranks.rank, state, per_rank)
-            self._owners.add(job.contents.optimizers)
             job.snapshot = self._shape.snapshot(job.contents)
             # After what the snapshot has copied early on these streams: it is copied on from there.
             job.began_on(current_streams(job.contents.tensors))
@@ -136,11 +137,11 @@ class Engine:
     def close(self, *, in_good_order: bool = True) -> None:
         """Wait for every save, and let go of memory, process and group; see `Writer.close`."""
         self.fence.close()
+        self.optimizers.close()
         self.thread.wait()
         self.thread.close()
         self._shape.close(in_good_order=in_good_order)
         self._writer.close(in_good_order=in_good_order)
-        self._owners.close()
         if self._ranks is not None:
             Ranks(self._options.process_group).let_go(self._ranks.group)
 

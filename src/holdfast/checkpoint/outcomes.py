@@ -44,6 +44,7 @@ class Outcomes:
         self.damaged: set[Path] = set()
         self.newest: Path | None = None
         self.lost = LostTime()
+        self._differing: set[frozenset[str]] = set()
 
     def follow(self, outcome: Future[Saved | None], handle: SaveHandle) -> None:
         """Take note of how a save ends, and let `handle` know."""
@@ -84,10 +85,25 @@ class Outcomes:
             else:
                 handle._outcome.set_exception(error)
 
+    def _tell_of_differing(self, saved: Saved) -> None:
+        differing = saved.written.differing
+        names = frozenset(name for name, _ in differing.entries)
+        if not differing.count or names in self._differing:
+            return
+        self._differing.add(names)
+        _logger.warning(
+            "The state differs by rank, and the checkpoint of step %d holds one rank's value of each: %s. Put "
+            "what each rank needs of its own under per_rank.",
+            saved.step,
+            differing,
+        )
+        job_link().emit("replicas_differ", {"step": saved.step, **differing.as_json()})
+
     def _tell(self, saved: Saved, slowdown_s: float | None) -> None:
         if Ranks(self._process_group).rank != 0:  # whose clock does not count either
             return
         told = saved_event(saved, slowdown_s=slowdown_s)
         job_link().emit("checkpoint", told)
+        self._tell_of_differing(saved)
         # Steps beside a save may have been faster than the usual one; what it is seen to cost it costs.
         self._interval.measured(lost_s=max(told["lost_s"], told["stall_s"]), durable_s=saved.durable_s)

@@ -10,6 +10,7 @@ import logging
 import math
 import operator
 import pickle
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
@@ -59,7 +60,8 @@ class Plan:
     `items` are in the order of the image's blobs, those `on_devices` first; `pieces` has the index of the blob that
     each attested piece belongs to; `constant` the digests, by piece, of what is the same in each save; `structure` is
     the skeleton of all ranks' state, on rank 0; `outline`: of the containers of this rank; `shapes`: of its leaves,
-    as they come; `fixed` are the skeletons that are saved, as bytes.
+    as they come; `fixed` are the skeletons that are saved, as bytes; `replicated`: what other ranks have, too; `owned`:
+    the names of the tensors that an optimizer owns.
     """
 
     image: Image
@@ -72,6 +74,8 @@ class Plan:
     outline: Outline
     shapes: list[Any]
     fixed: dict[str, bytes]
+    replicated: tuple[MetadataIndex, ...]
+    owned: frozenset[str]
 
     def fits(self, contents: Contents) -> bool:
         """Whether the state of this rank has the shape that it had."""
@@ -121,7 +125,8 @@ def make_plan(
     *,
     shard_bytes: int,
     room_bytes: Callable[[torch.device], float] = lambda _: math.inf,
-    spread: Callable[[], frozenset[str]] = frozenset,
+    owned: Callable[[], frozenset[str]] = frozenset,
+    is_spread: bool = True,
 ) -> Plan:
     """Plan a save. Collective.
 
@@ -130,8 +135,9 @@ def make_plan(
         contents: what this one has.
         shard_bytes: of a file, at most, where no tensor is larger.
         room_bytes: how much of a GPU's memory large tensors may take that are not in a row; others go the host's way.
-        spread: returns the names of which any rank with a replica may write it. All other replicated entries are
-            written by the lowest rank that has them, as their replicas may differ.
+        owned: returns the names of the tensors that an optimizer owns.
+        is_spread: whether those are spread over the ranks that have them. All other entries come from the lowest rank
+            that has them, as their replicas may differ.
 
     Raises:
         BadUse: the ranks' states contradict each other.
@@ -142,17 +148,24 @@ def make_plan(
     planner = DefaultSavePlanner()
     merged: Metadata | None = None
 
-    def plan_all(told: list[tuple[SavePlan, frozenset[str]]]) -> list[SavePlan]:
-        nonlocal merged
+    own_names: frozenset[str] = frozenset()
+    replicated_names: tuple[str, ...] = ()
+
+    def plan_all(told: list[tuple[SavePlan, frozenset[str]]]) -> list[tuple[SavePlan, tuple[MetadataIndex, ...]]]:
+        nonlocal merged, replicated_names
         planned, merged = planner.create_global_plan(_from_lowest(told))
-        return planned
+        replicated = _replicated([plan for plan, _ in told])
+        replicated_names = tuple(sorted({index.fqn for each in replicated for index in each}))
+        return list(zip(planned, replicated, strict=True))
 
     def own_plan() -> tuple[SavePlan, frozenset[str]]:
+        nonlocal own_names
         _check_regular(contents.leaves(None))
         planner.set_up_planner(contents.for_dcp(structure), is_coordinator=ranks.rank == 0)
-        return planner.create_local_plan(), spread()
+        own_names = owned()
+        return planner.create_local_plan(), own_names if is_spread else frozenset()
 
-    received = ranks.exchange(own_plan, plan_all)
+    received, replicated = ranks.exchange(own_plan, plan_all)
     image: Image | None = None
     items: list[WriteItem] = []
     stored: list[_Stored] = []
@@ -189,6 +202,7 @@ def make_plan(
         shards=image.shards,
         pieces=tuple(piece for piece, _ in cut),
         metadata=metadata,
+        replicated=replicated_names,
     )
     return Plan(
         image=image,
@@ -201,6 +215,8 @@ def make_plan(
         outline=contents.outline,
         shapes=list(_shapes(leaves)),
         fixed={name: serialized(leaves[name]) for name in (STRUCTURE, rank_structure(ranks.rank)) if name in leaves},
+        replicated=replicated,
+        owned=own_names,
     )
 
 
@@ -224,6 +240,12 @@ def _from_lowest(told: Sequence[tuple[SavePlan, frozenset[str]]]) -> list[SavePl
         taken.update(item.index for item in items)
         plans.append(replace(plan, items=items))
     return plans
+
+
+def _replicated(plans: Sequence[SavePlan]) -> list[tuple[MetadataIndex, ...]]:
+    """Return for each rank what other ranks have as well."""
+    counts = Counter(item.index for plan in plans for item in plan.items)
+    return [tuple(item.index for item in plan.items if counts[item.index] > 1) for plan in plans]
 
 
 def serialized(value: Any) -> bytes:

@@ -1,8 +1,9 @@
 """What all saves of a state of one shape share: its plan, its memory, and what of it is taken in the call."""
 
+import functools
 import itertools
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -46,14 +47,14 @@ class Options:
 class Shape:
     """The plan that holds until the state changes its shape on some rank, and what was made for it."""
 
-    def __init__(self, options: Options, writer: Writer, seats: Seats, owners: OptimizerTensors) -> None:
+    def __init__(self, options: Options, writer: Writer, seats: Seats, optimizers: OptimizerTensors) -> None:
         """There is no plan yet."""
-        self._owners = owners
         self._options = options
         self._writer = writer
         self._seats = seats
         self._plan: Plan | None = None
         self._devices: Devices | None = None
+        self._optimizers = optimizers
         self._early: set[int] = set()
         self._early_copies = EarlyCopies()
         self._unsteady: set[str] = set()
@@ -127,7 +128,8 @@ class Shape:
             job.contents,
             shard_bytes=self._options.shard_bytes,
             room_bytes=self._room_bytes,
-            spread=self._spread(job.contents),
+            owned=functools.partial(self._owned, job.contents),
+            is_spread=self._options.replicas != "rank0",
         )
 
         def prepare() -> None:
@@ -165,16 +167,11 @@ class Shape:
         self._seats.forget()
         self._plan = None
 
-    def _spread(self, contents: Contents) -> Callable[[], frozenset[str]]:
-        """Return what returns the names of the tensors that any rank with a replica may write."""
-
-        def names() -> frozenset[str]:
-            if self._options.replicas == "rank0":
-                return frozenset()
-            tensors = {name: leaf for name, leaf in contents.leaves(None).items() if isinstance(leaf, torch.Tensor)}
-            return frozenset(itertools.compress(tensors, self._owners.owned(list(tensors.values()))))
-
-        return names
+    def _owned(self, contents: Contents) -> frozenset[str]:
+        self._optimizers.add(each for each in contents.objects if isinstance(each, torch.optim.Optimizer))
+        leaves = contents.leaves(None)
+        names = [name for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)]
+        return frozenset(itertools.compress(names, self._optimizers.owned([leaves[name] for name in names])))
 
     def _room_bytes(self, device: torch.device) -> float:
         """For packing on a GPU, once what is packed there for the plan before is let go."""
