@@ -190,7 +190,7 @@ def what_differs_is_refused(folder, rank, world_size):
         assert not list(folder.glob("step-*"))
         path = ckpt.save(3, {"same": torch.ones(3), "own": 1}, per_rank={"own": rank}).result()
     assert sorted(each.name for each in path.parent.glob("*step*") if not each.name.endswith(".failed")) == [path.name]
-    assert not list(path.glob("rank-*"))
+    assert not [*path.glob("*rank-*"), *path.glob(".*.tmp")]
 
 
 SCENARIOS = {

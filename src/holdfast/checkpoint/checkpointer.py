@@ -27,6 +27,7 @@ from holdfast.checkpoint.filling import per_rank_states
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.interval import Every, make_interval
 from holdfast.checkpoint.manifest import read_manifest
+from holdfast.checkpoint.one_folder import check_alike
 from holdfast.checkpoint.opening import open_checkpoint
 from holdfast.checkpoint.outcomes import OnFailure, Outcomes
 from holdfast.checkpoint.pushing import Pusher, fetch_instead, fetch_newer
@@ -222,6 +223,7 @@ class Checkpointer:
         check_whole("step", step, least=0)
         self._check_here()
         self._pid = os.getpid()
+        self._engine.meeting.called(step)
         self._outcomes.lost.step(self._clock.monotonic_s(), fence_s=self._engine.fence.waited_s)
         try:
             return self._save(step, state, per_rank, force=force)
@@ -259,6 +261,8 @@ class Checkpointer:
         self._check_here()
         self.wait()
         ranks = self._ranks
+        self._engine.meeting.await_all("restore")
+        check_alike(ranks, self._folder)
         # Now, though there may be no checkpoint: else it would be known after the first failure alone.
         for part in (state, {} if per_rank is None else per_rank):
             ranks.together(functools.partial(check_named, part))
@@ -428,6 +432,7 @@ class Checkpointer:
             return is_it and last._outcome.exception() is None and last._outcome.result() is not None
 
         with job_link().section("save"):
+            self._engine.meeting.await_all("save", step)
             return all(self._ranks.together(is_durable))
 
     def _vote(self, step: int) -> tuple[bool, bool]:
@@ -435,6 +440,8 @@ class Checkpointer:
         by_step = self._interval.falls_on(step)
         if not self._must_vote:
             return False, by_step
+        if not self._votes.has_begun:
+            self._engine.meeting.await_all("save", step)
         told = self._sigterm is not None and self._sigterm.received
         has_passed = self._interval.has_passed() and self._ranks.rank == 0
         try:

@@ -177,7 +177,6 @@ def commit(
     # Only now: whoever takes this up after a crash finds the notes or the manifest.
     for rank in range(world_size):
         _note(order, rank).unlink(missing_ok=True)
-        _replicas(order, rank).unlink(missing_ok=True)
     for unfinished in order.staging.glob(".*.tmp"):
         unfinished.unlink()
     staging.commit(final_is_damaged=order.final in order.damaged)
@@ -266,7 +265,8 @@ def _note(order: Order, rank: int) -> Path:
 
 
 def _replicas(order: Order, rank: int) -> Path:
-    return order.staging / f"rank-{rank}.replicas"
+    # Named as what was not finished, so that it goes with that.
+    return order.staging / f".rank-{rank}.replicas.tmp"
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -22,6 +22,8 @@ from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.contents import collect
 from holdfast.checkpoint.devices import current_streams
 from holdfast.checkpoint.fence import Fence
+from holdfast.checkpoint.meeting import Meeting
+from holdfast.checkpoint.one_folder import check_shared
 from holdfast.checkpoint.ownership import OptimizerTensors
 from holdfast.checkpoint.peer_meeting import meet
 from holdfast.checkpoint.ranks import Ranks
@@ -58,8 +60,14 @@ class Engine:
         self._session = ""
         self._saves = 0
         self.fence = Fence(self._shape)
+        self.meeting = Meeting(options.process_group)
         self.thread = SaveThread(
-            self._shape, self._seats, self._writer, when_busy=options.when_busy, replicas=options.replicas
+            self._shape,
+            self._seats,
+            self._writer,
+            self.meeting,
+            when_busy=options.when_busy,
+            replicas=options.replicas,
         )
 
     def save(
@@ -136,6 +144,7 @@ class Engine:
 
     def close(self, *, in_good_order: bool = True) -> None:
         """Wait for every save, and let go of memory, process and group; see `Writer.close`."""
+        self.meeting.close()
         self.fence.close()
         self.optimizers.close()
         self.thread.wait()
@@ -152,6 +161,7 @@ class Engine:
             SaveFailed: `step` cannot be saved; the next save tries again.
         """
         # A group of its own: its collectives run in a thread, beside those of the training.
+        self.meeting.await_all("save", step)
         training = Ranks(self._options.process_group)
         ranks = Ranks(training.new_group()) if training.distributed else training
         try:
@@ -167,6 +177,7 @@ class Engine:
 
     def _begin_with(self, ranks: Ranks) -> None:
         ranks.together(self.thread.start)  # all hear where it cannot be
+        check_shared(ranks, self._folder)
         # Where nothing was restored: the memory is needed.
         ranks.together(lambda: kept.end(self._folder, ranks.rank))
         self._session = ranks.first(lambda: secrets.token_hex(4))

@@ -75,12 +75,12 @@ def compare(groups: Sequence[tuple[Sequence[int], bytes]], names: Iterable[str])
     if not differing:
         return Differing()
     named = {key: name for name in names if (key := name_key(name)) in differing}
-    entries = sorted((named.get(key, "?")[:_NAME_LENGTH], _ranks(ranks)) for key, ranks in differing.items())
+    entries = sorted((named.get(key, "?")[:_NAME_LENGTH], ranks_text(ranks)) for key, ranks in differing.items())
     return Differing(count=len(differing), entries=tuple(entries[:_NAMED]))
 
 
-def _ranks(ranks: Iterable[int]) -> str:
-    """Return `rank 1` or `ranks 1-3, 5`; of many ranges the first."""
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Return `rank 1` or `ranks 1-3, 5`; of many ranges the first ones."""
     found: list[list[int]] = []
     for rank in sorted(ranks):
         if found and found[-1][-1] == rank - 1:

@@ -15,6 +15,7 @@ import torch
 
 from holdfast.checkpoint.arena import ArenaError, State
 from holdfast.checkpoint.checksums import DIGEST_BYTES
+from holdfast.checkpoint.meeting import Meeting
 from holdfast.checkpoint.persist import abandon
 from holdfast.checkpoint.plan import Plan
 from holdfast.checkpoint.ranks import Ranks
@@ -39,10 +40,20 @@ _ADVICE: Final = (
 class SaveThread:
     """Of one rank's saves, each from its stocktaking until it has ended."""
 
-    def __init__(self, shape: Shape, seats: Seats, writer: Writer, *, when_busy: Busy, replicas: Replicas) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        seats: Seats,
+        writer: Writer,
+        meeting: Meeting,
+        *,
+        when_busy: Busy,
+        replicas: Replicas,
+    ) -> None:
         """It begins with the first save."""
         self._replicas = replicas
         self._agreed = 0
+        self._meeting = meeting
         self._shape = shape
         self._seats = seats
         self._writer = writer
@@ -145,6 +156,7 @@ class SaveThread:
 
     def _agree(self, job: SaveJob, ranks: Ranks) -> bool:
         """Have a plan that fits on every rank, and the sources by it; False: all ranks skip this save."""
+        self._meeting.await_all("save", job.order.step, thread="stage")
         waiting = self._waiting()
 
         def look() -> tuple[int, bool, bool, bool, bool, str]:

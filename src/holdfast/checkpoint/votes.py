@@ -40,6 +40,11 @@ class Votes:
         self._asked_at_s: float | None = None
         self._calls_between = 1
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether `hear` was called before."""
+        return self._ranks is not None
+
     def hear(self, wishes: Sequence[bool]) -> list[bool]:
         """Which of the wishes any rank had when last all were asked; at once where there is one rank. Collective.
 
