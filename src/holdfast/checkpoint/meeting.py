@@ -14,6 +14,7 @@ its time is over, and then say which socket it waited for.
 M names the Checkpointer, the thread and the number of the meeting.
 """
 
+import atexit
 import contextlib
 import json
 import logging
@@ -49,6 +50,7 @@ _SHARE: Final = 0.6
 """Of the time that the training's own collectives wait: the sentence is to come before theirs."""
 _ANSWER_S: Final = 3.0
 _LOOK_EVERY_S: Final = 1.0
+_ENDING_S: Final = 5.0
 _LEAST_PAUSE_S: Final = 0.001
 _MOST_PAUSE_S: Final = 0.25
 _OK: Final = "ok"
@@ -68,12 +70,9 @@ class Meeting:
 
     def called(self, step: int) -> None:
         """Record a call of `save`, due or not, for ranks that wait for this one."""
-        lobby = self._lobby
-        if lobby is None or not lobby.is_open():
-            lobby = self._lobby = _lobby(self._process_group)
+        lobby = self._lobby if self._lobby is not None and self._lobby.is_open() else self._enter()
         if lobby is not None:
-            lobby.calls += 1
-            lobby.step = step
+            lobby.calls[self._number] = lobby.calls[self._number][0] + 1, step
 
     def await_all(self, call: str, step: int | None = None, *, thread: str = "call") -> None:
         """Return once all ranks are about to do the same, or where that cannot be found out.
@@ -86,11 +85,9 @@ class Meeting:
         Raises:
             BadUse: ranks are about to do something else, or do not come.
         """
-        lobby = _lobby(self._process_group)
+        lobby = self._enter()
         if lobby is None:
             return
-        if lobby is not self._lobby or not self._number:
-            self._lobby, self._number, self._counts = lobby, lobby.next_number(), {}
         count = self._counts[thread] = self._counts.get(thread, 0) + 1
         intent = call if step is None else f"{call} at step {step}"
         meeting = _One(lobby, f"{self._number}/{thread}/{count}", call, step, intent, is_in_call=thread == "call")
@@ -104,10 +101,17 @@ class Meeting:
         if count > 1:
             lobby.forget(f"{self._number}/{thread}/{count - 1}")
 
+    def _enter(self) -> "_Lobby | None":
+        lobby = _lobby(self._process_group)
+        if lobby is not None and lobby is not self._lobby:
+            self._lobby, self._number, self._counts = lobby, len(lobby.calls) + 1, {}
+            lobby.calls[self._number] = 0, -1
+        return lobby
+
     def close(self) -> None:
         """Let ranks that wait for this one know that it comes no more."""
-        if self._lobby is not None and self._number and self._lobby.is_open():
-            with contextlib.suppress(RuntimeError):
+        if self._lobby is not None and self._lobby.is_open():
+            with contextlib.suppress(RuntimeError, ValueError):
                 self._lobby.store.set(f"closed/{self._number}/{self._lobby.rank}", "1")
 
 
@@ -120,29 +124,44 @@ class _Lobby:
     def __init__(self, ranks: Ranks, default: Any, store: Any, timeout_s: float) -> None:
         self.rank, self.world_size = ranks.rank, ranks.world_size
         self.timeout_s = timeout_s
-        self.calls, self.step = 0, -1
+        self.calls: dict[int, tuple[int, int]] = {}
+        """How often `save` of each Checkpointer was called, and with which step last; all ranks number them alike."""
         self._default = weakref.ref(default)
-        self._numbers = 0
         self._members = [ranks.of_job(rank) for rank in range(ranks.world_size)]
         name = xxhash.xxh3_64_hexdigest(",".join(map(str, self._members)).encode())
         # A store may outlive a default group: each of them has its own part.
         began = store.add(f"holdfast/{name}/{self.rank}", 1)
-        self.store = dist.PrefixStore(f"holdfast/{name}/{began}", store)  # type: ignore[attr-defined]
+        self._prefix = f"holdfast/{name}/{began}"
         self.store.set(f"here/{self.rank}", "1")
-        threading.Thread(target=self._answer, name="holdfast-answers", daemon=True).start()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._answer, name="holdfast-answers", daemon=True)
+        self._thread.start()
+        # Python ends a thread that is in the store's code in a way that ends the process with SIGABRT.
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        self._ended.set()
+        self._thread.join(_ENDING_S)
+
+    @property
+    def store(self) -> Any:
+        """The part of the job's store that is this group's.
+
+        Raises:
+            RuntimeError, ValueError: the default group is gone.
+        """
+        # Nothing keeps the store: rank 0 listens at its port for as long as it lives, and may make another there.
+        if not self.is_open():
+            raise RuntimeError("the default group was destroyed")
+        return dist.PrefixStore(self._prefix, dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
 
     def is_open(self) -> bool:
         """Whether its default group is still that of the job."""
         return self._default() is _default_group()
 
-    def next_number(self) -> int:
-        """Count the Checkpointers that meet here: all ranks use them in the same order."""
-        self._numbers += 1
-        return self._numbers
-
     def forget(self, key: str) -> None:
         """Delete what was said in a meeting that all ranks have left."""
-        with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError, ValueError):
             self.store.delete_key(f"{key}/{self.rank}")
             if self.rank == 0:
                 for name in (key, f"{key}/count", f"{key}/end"):
@@ -164,14 +183,15 @@ class _Lobby:
 
     def _answer(self) -> None:
         pid, answered = os.getpid(), 0
-        with contextlib.suppress(RuntimeError):  # the store has gone with its rank
+        with contextlib.suppress(RuntimeError, ValueError):  # the store has gone, maybe with its rank
             while os.getpid() == pid and self.is_open():
                 while self.store.check([f"question/{answered + 1}"]):
                     answered += 1
-                    told = {"calls": self.calls, "step": self.step, **_whereabouts()}
+                    told = {"calls": self.calls, **_whereabouts()}
                     self.store.set(f"answer/{answered}/{self.rank}", json.dumps(told))
                 # All ranks of a large job look into one store.
-                time.sleep(max(_LOOK_EVERY_S, self.world_size / 1000))
+                if self._ended.wait(max(_LOOK_EVERY_S, self.world_size / 1000)):
+                    break
 
 
 class _One:
@@ -184,7 +204,8 @@ class _One:
         self._step = step
         self._intent = intent
         self._is_in_call = is_in_call
-        self._calls = lobby.calls
+        self._number = key.partition("/")[0]
+        self._calls, _ = lobby.calls[int(self._number)]
         self._stuck: dict[int, tuple[str, float]] = {}
         self._silent: dict[int, float] = {}
 
@@ -244,9 +265,8 @@ class _One:
     def _look(self, missing: Sequence[int], waited_s: float) -> tuple[str, str]:
         """Return what proves that a missing rank will not come, and else where those are that answer."""
         lobby = self._lobby
-        number = self._key.split("/")[0]
         for rank in missing:
-            if lobby.store.check([f"closed/{number}/{rank}"]):
+            if lobby.store.check([f"closed/{self._number}/{rank}"]):
                 return f"rank {rank} has closed its Checkpointer", ""
         answers = lobby.ask(missing)
         for rank in missing:
@@ -255,10 +275,11 @@ class _One:
             elif waited_s - self._silent.setdefault(rank, waited_s) >= SILENT_S:
                 return f"rank {rank} does not answer: it has ended, or was stopped", ""
         for rank, told in answers.items():
-            if self._is_in_call and self._step is not None and told["calls"] > self._calls:
-                return f"rank {rank} has gone on to step {told['step']} without it", ""
-            if self._is_in_call and self._step not in (None, told["step"]) and told["calls"] == self._calls > 0:
-                return f"rank {rank} has called save at step {told['step']} instead", ""
+            calls, step = told["calls"].get(self._number, (0, -1))
+            if self._is_in_call and self._step is not None and calls > self._calls:
+                return f"rank {rank} has gone on to step {step} without it", ""
+            if self._is_in_call and self._step not in (None, step) and calls == self._calls > 0:
+                return f"rank {rank} has called save at step {step} instead", ""
             place, since_s = self._stuck.get(rank, ("", waited_s))
             since_s = since_s if told["place"] == place else waited_s
             self._stuck[rank] = told["place"], since_s
