@@ -4,6 +4,8 @@ Ranks do not save together, and each of them is told so; the limits are short.
 """
 
 import logging
+import os
+import signal
 import sys
 import threading
 from datetime import timedelta
@@ -47,6 +49,16 @@ def rank_0_alone_saves(folder, rank, world_size):
         )
     dist.barrier()
     assert not scan(folder)
+
+
+def rank_0_alone_saves_first(folder, rank, world_size):
+    """The others have made their Checkpointers and not used them."""
+    ckpt = Checkpointer(folder)
+    if rank == 0:
+        refused(
+            lambda: ckpt.save(1, STATE), "rank 1 has not called save at step 1", "rank 1 waits in meeting_ranks.py:"
+        )
+    dist.barrier()
 
 
 def rank_0_alone_has_a_later_save(folder, rank, world_size):
@@ -141,6 +153,16 @@ def a_rank_does_not_answer(folder, rank, world_size):
     dist.barrier()
 
 
+def a_rank_was_killed(folder, rank, world_size):
+    """It cannot take part in what comes after."""
+    ckpt = restored(folder)
+    if rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    refused(lambda: ckpt.save(1, STATE), "rank 1 has not called save at step 1", "rank 1 has ended")
+    folder.with_suffix(".passed").touch()
+    os._exit(0)
+
+
 def ranks_have_other_folders(folder, rank, world_size):
     own = folder / str(rank)
     text = f"The folder of rank 1, {folder / '1'}, is not that of rank 0, {folder / '0'}. Give"
@@ -167,7 +189,7 @@ def a_group_of_the_ranks_saves(folder, rank, world_size):
     """Rank 0 does something else, and has none of it."""
     group = dist.new_group([1, 2])
     if rank == 0:
-        refused(lambda: Checkpointer(folder, process_group=group).save(1, STATE), "not in process_group")
+        refused(lambda: Checkpointer(folder, process_group=group), "not in process_group")
     else:
         for step in (1, 2):  # a second group of theirs, after the first
             with Checkpointer(folder, process_group=group, sigterm_grace_s=60) as ckpt:

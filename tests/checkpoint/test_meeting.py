@@ -1,5 +1,6 @@
 """Ranks that do not save together, and a group of ranks that does."""
 
+import signal
 from pathlib import Path
 
 from started_ranks import run
@@ -19,6 +20,7 @@ def test_ranks_that_do_not_come_are_named(tmp_path):
         "one_has_closed",
         "a_rank_does_not_answer",
         "a_slow_rank_is_waited_for",
+        "rank_0_alone_saves_first",  # afterwards they have used another number of Checkpointers
     )
 
 
@@ -36,3 +38,8 @@ def test_ranks_that_do_not_do_the_same_are_refused(tmp_path):
 
 def test_a_group_of_the_ranks_saves_and_restores(tmp_path):
     run(SCRIPT, tmp_path, 3, "a_group_of_the_ranks_saves")
+
+
+def test_a_rank_that_was_killed_is_named(tmp_path):
+    run(SCRIPT, tmp_path, 2, "a_rank_was_killed", ends=[0, -signal.SIGKILL])
+    assert (tmp_path / "a_rank_was_killed.passed").exists()

@@ -124,10 +124,11 @@ class Checkpointer:
                 job make no Checkpointer of this folder.
 
         Raises:
-            BadUse: an argument is not allowed, or `dir` cannot be written.
+            BadUse: an argument is not allowed, this rank is not in `process_group`, or `dir` cannot be written.
             NotFound: `push_to` is a folder, and not there, or `dir` is not, which is `read_only`.
         """
         self._process_group = process_group
+        _ = self._ranks  # this one is in it
         self._clock = SystemClock()
         self._interval = make_interval(every, self._clock, devices=lambda: self._ranks.world_size)
         if keep is not None and not isinstance(keep, Retention):

@@ -27,9 +27,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import psutil
 import torch.distributed as dist
 import xxhash
 
+from holdfast.checkpoint.peers import own_place
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.replica_notes import ranks_text
 from holdfast.core.errors import BadUse
@@ -52,6 +54,7 @@ _ANSWER_S: Final = 3.0
 _LOOK_EVERY_S: Final = 1.0
 _ENDING_S: Final = 5.0
 _LEAST_PAUSE_S: Final = 0.001
+_SHORT_PAUSE_S: Final = 0.01
 _MOST_PAUSE_S: Final = 0.25
 _OK: Final = "ok"
 _OWN: Final = str(Path(__file__).parents[1])
@@ -62,7 +65,8 @@ class Meeting:
     """Where the ranks of one Checkpointer meet."""
 
     def __init__(self, process_group: dist.ProcessGroup | None) -> None:
-        """Nothing is said before the first call."""
+        """Answer ranks that wait, from now on; nothing is asked before the first call."""
+        _lobby(process_group)
         self._process_group = process_group
         self._lobby: _Lobby | None = None
         self._number = 0
@@ -132,7 +136,7 @@ class _Lobby:
         # A store may outlive a default group: each of them has its own part.
         began = store.add(f"holdfast/{name}/{self.rank}", 1)
         self._prefix = f"holdfast/{name}/{began}"
-        self.store.set(f"here/{self.rank}", "1")
+        self.store.set(f"here/{self.rank}", json.dumps([_processes(), os.getpid()]))
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._answer, name="holdfast-answers", daemon=True)
         self._thread.start()
@@ -167,6 +171,18 @@ class _Lobby:
                 for name in (key, f"{key}/count", f"{key}/end"):
                     self.store.delete_key(name)
 
+    def has_ended(self, rank: int) -> bool:
+        """Whether the process of a rank of this node, as far as that is known, lives no more."""
+        if not self.store.check([f"here/{rank}"]):
+            return False
+        processes, pid = json.loads(self.store.get(f"here/{rank}"))
+        if processes != _processes():
+            return False
+        try:
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
     def ask(self, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Return the answers of those ranks that answer soon."""
         number = self.store.add("questions", 1)
@@ -189,7 +205,6 @@ class _Lobby:
                     answered += 1
                     told = {"calls": self.calls, **_whereabouts()}
                     self.store.set(f"answer/{answered}/{self.rank}", json.dumps(told))
-                # All ranks of a large job look into one store.
                 if self._ended.wait(max(_LOOK_EVERY_S, self.world_size / 1000)):
                     break
 
@@ -245,7 +260,8 @@ class _One:
                     _logger.warning("%s", self._sentence(missing, waited_s, where))
                 look_at_s = waited_s + WARN_AFTER_S
             time.sleep(pause_s)
-            pause_s = min(pause_s * 1.5, max(_MOST_PAUSE_S, self._lobby.world_size / 4000))
+            # All ranks of a large job look into one store; of a small one, none holds up the others' step for long.
+            pause_s = min(pause_s * 1.5, max(_SHORT_PAUSE_S, min(self._lobby.world_size / 10_000, _MOST_PAUSE_S)))
         self._end(self._lobby.store.get(f"{self._key}/end").decode())
 
     def _end(self, how: str) -> None:
@@ -268,6 +284,8 @@ class _One:
         for rank in missing:
             if lobby.store.check([f"closed/{self._number}/{rank}"]):
                 return f"rank {rank} has closed its Checkpointer", ""
+            if lobby.has_ended(rank):
+                return f"rank {rank} has ended", ""
         answers = lobby.ask(missing)
         for rank in missing:
             if rank in answers or not lobby.store.check([f"here/{rank}"]):
@@ -325,6 +343,11 @@ def _lobby(process_group: dist.ProcessGroup | None) -> _Lobby | None:
                 _logger.debug("ranks cannot say what they are about to do: %s", error)
                 return None
     return found
+
+
+def _processes() -> str:
+    """Return what tells the processes of this node, or container, from those of others."""
+    return f"{own_place().node} {Path('/proc/self/ns/pid').readlink()}"
 
 
 def _default_group() -> Any:

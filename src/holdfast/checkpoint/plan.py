@@ -149,21 +149,28 @@ def make_plan(
     merged: Metadata | None = None
 
     own_names: frozenset[str] = frozenset()
+    own_items: list[WriteItem] = []
     replicated_names: tuple[str, ...] = ()
 
-    def plan_all(told: list[tuple[SavePlan, frozenset[str]]]) -> list[tuple[SavePlan, tuple[MetadataIndex, ...]]]:
+    def plan_all(told: list[tuple[SavePlan, frozenset[str]]]) -> list[tuple[SavePlan, bytes]]:
         nonlocal merged, replicated_names
         planned, merged = planner.create_global_plan(_from_lowest(told))
-        replicated = _replicated([plan for plan, _ in told])
-        replicated_names = tuple(sorted({index.fqn for each in replicated for index in each}))
-        return list(zip(planned, replicated, strict=True))
+        counts = Counter(item.index for plan, _ in told for item in plan.items)
+        replicated_names = tuple(sorted({index.fqn for index, count in counts.items() if count > 1}))
+        # A byte for each of a rank's items: the items themselves would be much for rank 0 to send to all.
+        return [
+            (mine, bytes(counts[item.index] > 1 for item in plan.items))
+            for mine, (plan, _) in zip(planned, told, strict=True)
+        ]
 
     def own_plan() -> tuple[SavePlan, frozenset[str]]:
-        nonlocal own_names
+        nonlocal own_names, own_items
         _check_regular(contents.leaves(None))
         planner.set_up_planner(contents.for_dcp(structure), is_coordinator=ranks.rank == 0)
         own_names = owned()
-        return planner.create_local_plan(), own_names if is_spread else frozenset()
+        plan = planner.create_local_plan()
+        own_items = plan.items
+        return plan, own_names if is_spread else frozenset()
 
     received, replicated = ranks.exchange(own_plan, plan_all)
     image: Image | None = None
@@ -215,7 +222,7 @@ def make_plan(
         outline=contents.outline,
         shapes=list(_shapes(leaves)),
         fixed={name: serialized(leaves[name]) for name in (STRUCTURE, rank_structure(ranks.rank)) if name in leaves},
-        replicated=replicated,
+        replicated=tuple(item.index for item in itertools.compress(own_items, replicated)),
         owned=own_names,
     )
 
@@ -237,15 +244,9 @@ def _from_lowest(told: Sequence[tuple[SavePlan, frozenset[str]]]) -> list[SavePl
     plans = []
     for plan, _ in told:
         items = [item for item in plan.items if item.index.fqn not in lowest or item.index not in taken]
-        taken.update(item.index for item in items)
+        taken.update(item.index for item in items if item.index.fqn in lowest)
         plans.append(replace(plan, items=items))
     return plans
-
-
-def _replicated(plans: Sequence[SavePlan]) -> list[tuple[MetadataIndex, ...]]:
-    """Return for each rank what other ranks have as well."""
-    counts = Counter(item.index for plan in plans for item in plan.items)
-    return [tuple(item.index for item in plan.items if counts[item.index] > 1) for plan in plans]
 
 
 def serialized(value: Any) -> bytes:

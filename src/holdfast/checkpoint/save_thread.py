@@ -112,9 +112,10 @@ class SaveThread:
         """Order one save to be written, and copy its state, which the writing follows. Collective, in the thread."""
         seat: Seat | None = None
         generation = 0
+        replicas = b""
 
         def begin() -> None:
-            nonlocal seat, generation
+            nonlocal seat, generation, replicas
             plan = self._shape.agreed
             self._shape.digest_rest(job)
             seat = self._seats.take(plan)
@@ -122,6 +123,7 @@ class SaveThread:
             if job.digests is not None:  # those before them come from GPUs
                 end = len(plan.pieces) * DIGEST_BYTES
                 seat.arena.notes[end - len(job.digests) : end] = job.digests
+            replicas = self._digest_replicas(job)
 
         ended: Future[Written] | None = None
         try:
@@ -131,7 +133,6 @@ class SaveThread:
                     return
                 ranks.together(begin)
                 assert seat is not None, "it was taken"
-                replicas = self._digest_replicas(job)
                 ended = self._order(job, self._shape.agreed, seat, generation, replicas)
                 self._copy(job, self._shape.agreed, seat, generation)
         except Exception as error:
