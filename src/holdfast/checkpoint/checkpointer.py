@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from holdfast.checkpoint.arguments import (
     check_above_zero,
@@ -27,6 +27,7 @@ from holdfast.checkpoint.filling import per_rank_states
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.interval import Every, make_interval
 from holdfast.checkpoint.manifest import read_manifest
+from holdfast.checkpoint.one_folder import check_alike
 from holdfast.checkpoint.opening import open_checkpoint
 from holdfast.checkpoint.outcomes import OnFailure, Outcomes
 from holdfast.checkpoint.pushing import Pusher, fetch_instead, fetch_newer
@@ -34,12 +35,15 @@ from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.restore import restore_newest
 from holdfast.checkpoint.retention import Retention
 from holdfast.checkpoint.save_handle import SaveHandle
-from holdfast.checkpoint.shape import Busy, Options
+from holdfast.checkpoint.shape import Busy, Options, Replicas
 from holdfast.checkpoint.sigterm import EXIT_CODE, Sigterm
 from holdfast.checkpoint.votes import Votes
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound, SaveFailed
 from holdfast.core.link import Unsupervised, job_link
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 _logger = logging.getLogger("holdfast")
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
@@ -73,6 +77,8 @@ class Checkpointer:
         push_to: str | None = None,
         keep_pushed: int | None = None,
         read_only: bool = False,
+        replicas: Replicas = "spread",
+        process_group: "dist.ProcessGroup | None" = None,
     ) -> None:
         """Check the folder, which is made if need be.
 
@@ -114,16 +120,26 @@ class Checkpointer:
             keep_pushed: how many stay there, of those up to the step that was pushed last; None: all.
             read_only: nothing is saved, only restored, from a run that may go on: `dir` need not be writable, and what
                 that run left in memory stays there for it.
+            replicas: which rank writes what several ranks have under `state`. `spread`: what an optimizer owns is
+                spread over those that have it; all else, such as buffers, averages and plain values, comes from the
+                lowest of them. At the first save and every tenth, replicas are compared, and those that differ are
+                named in a warning. `check`: likewise, each save compares, and fails where replicas differ. `rank0`: as
+                `spread`, but all replicated entries come from the lowest rank.
+            process_group: the ranks that take part, and whose numbers count; None: all of the job. The others of the
+                job make no Checkpointer of this folder.
 
         Raises:
-            BadUse: an argument is not allowed, or `dir` cannot be written.
+            BadUse: an argument is not allowed, this rank is not in `process_group`, or `dir` cannot be written.
             NotFound: `push_to` is a folder, and not there, or `dir` is not, which is `read_only`.
         """
+        self._process_group = process_group
+        _ = self._ranks  # this one is in it
         self._clock = SystemClock()
-        self._interval = make_interval(every, self._clock, devices=lambda: Ranks().world_size)
+        self._interval = make_interval(every, self._clock, devices=lambda: self._ranks.world_size)
         if keep is not None and not isinstance(keep, Retention):
             keep = Retention(last=check_whole("keep", keep, least=1))
         check_one_of("on_failure", on_failure, ("raise", "warn", "retry"))
+        check_one_of("replicas", replicas, ("spread", "check", "rank0"))
         check_one_of("when_busy", when_busy, ("wait", "skip", "replace"))
         check_above_zero("timeout_s", timeout_s)
         for name, limit in {
@@ -146,9 +162,9 @@ class Checkpointer:
         self._keep = keep or Retention()
         self._on_failure = on_failure
         self._closed = False
-        self._outcomes = Outcomes(self._interval, on_failure=on_failure)
+        self._outcomes = Outcomes(self._interval, on_failure=on_failure, process_group=process_group)
         self._last = SaveHandle(None, [])
-        self._votes = Votes()
+        self._votes = Votes(process_group=process_group)
         self._must_vote = self._interval.by_clock or sigterm_grace_s is not None
         self._pid: int | None = None
         """The process that it is at work in. One that is forked from that must not end what belongs there."""
@@ -167,6 +183,8 @@ class Checkpointer:
                 max_device_bytes=None if max_device_memory_gib is None else max_device_memory_gib * 2**30,
                 keep_s=keep_in_memory_s or 0.0,
                 peer_memory=peer_memory,
+                replicas=replicas,
+                process_group=process_group,
             ),
         )
         self._sigterm: Sigterm | None = None
@@ -210,6 +228,7 @@ class Checkpointer:
         step = check_whole("step", step, least=0)
         self._check_here()
         self._pid = os.getpid()
+        self._engine.meeting.called(step)
         self._outcomes.lost.step(self._clock.monotonic_s(), fence_s=self._engine.fence.waited_s)
         try:
             return self._save(step, state, per_rank, force=force)
@@ -248,7 +267,9 @@ class Checkpointer:
         self._await_saves()
         self._outcomes.raise_unseen()
         self._outcomes.unmade.clear()  # of steps that are trained again
-        ranks = Ranks()
+        ranks = self._ranks
+        self._engine.meeting.await_all("restore")
+        check_alike(ranks, self._folder)
         # Now, though there may be no checkpoint: else it would be known after the first failure alone.
         for part in (state, {} if per_rank is None else per_rank):
             ranks.together(functools.partial(check_named, part))
@@ -370,6 +391,10 @@ class Checkpointer:
                 raise
             _logger.warning("%s", failed)  # what ends the block already matters more
 
+    @property
+    def _ranks(self) -> Ranks:
+        return Ranks(self._process_group)
+
     def _is_another_s(self) -> bool:
         return self._pid not in (None, os.getpid())
 
@@ -422,7 +447,8 @@ class Checkpointer:
             return last._outcome.result() if is_it and last._outcome.exception() is None else None
 
         with job_link().section("save"):
-            found = Ranks().together(durable)
+            self._engine.meeting.await_all("save", step)
+            found = self._ranks.together(durable)
         return None if None in found else found[0]
 
     def _vote(self, step: int) -> tuple[bool, bool]:
@@ -431,8 +457,10 @@ class Checkpointer:
         by_step |= self._outcomes.retry.begin_call()
         if not self._must_vote:
             return False, by_step
+        if not self._votes.has_begun:
+            self._engine.meeting.await_all("save", step)
         told = self._sigterm is not None and self._sigterm.received
-        has_passed = self._interval.has_passed() and Ranks().rank == 0
+        has_passed = self._interval.has_passed() and self._ranks.rank == 0
         try:
             is_last, has_passed = self._votes.hear((told, has_passed))
         except CheckpointError as error:
@@ -466,7 +494,7 @@ class Checkpointer:
         self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None, *, must: bool
     ) -> None:
         self._interval.began()
-        if self._pusher is not None and Ranks().rank == 0:
+        if self._pusher is not None and self._ranks.rank == 0:
             self._pusher.start()
         try:
             outcome = self._engine.save(

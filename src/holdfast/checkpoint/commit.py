@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
+import xxhash
+
 from holdfast.checkpoint.folders import Staging, failure_path, staging_path, step_path
 from holdfast.checkpoint.limits import in_words
 from holdfast.checkpoint.manifest import (
@@ -24,9 +26,11 @@ from holdfast.checkpoint.manifest import (
     read_manifest,
     write_manifest,
 )
+from holdfast.checkpoint.replica_notes import Differing, compare
 from holdfast.checkpoint.retention import Best, Retention
 from holdfast.core.atomic import write_atomic
 
+_PER_RANK: Final = "Put what differs by rank under per_rank, or make it the same on all ranks before the save."
 METADATA_NAME: Final = ".metadata"
 _DAMAGED: Final = 1000
 """Only the newest are told of: older ones go by no rule that a message could be too long for."""
@@ -38,11 +42,12 @@ _NO_ROOM_TO_SAY: Final = {"failed": "no room is left to say why", "errno": errno
 
 
 class RankFailed(Exception):
-    """A rank could not write its part; `errno` where the system said why."""
+    """A rank could not write its part; `errno` where the system said why, `advice`: what to do, where that is known."""
 
-    def __init__(self, reason: str, errno: int | None = None) -> None:
+    def __init__(self, reason: str, errno: int | None = None, advice: str = "") -> None:
         super().__init__(reason)
         self.errno = errno
+        self.advice = advice
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,18 +91,27 @@ class Order:
         return cls(**{**told, "folder": folder, "keep": keep, "damaged": damaged})
 
 
-def leave_note(order: Order, rank: int, files: Sequence[FileEntry]) -> None:
-    """Say that this rank's files are durable, and what they are.
+def leave_note(order: Order, rank: int, files: Sequence[FileEntry], replicas: bytes = b"") -> None:
+    """Say that this rank's files are durable, and what they are; `replicas`: see `replica_notes.pack`.
 
     Raises:
         OSError: it cannot be said.
     """
-    write_atomic(_note(order, rank), json.dumps({"files": [asdict(entry) for entry in files]}).encode())
+    told: dict[str, Any] = {"files": [asdict(entry) for entry in files]}
+    if replicas:
+        # A file of its own: of ranks with the same digest, only one such file is read.
+        _replicas(order, rank).write_bytes(replicas)
+        told["replicas"] = xxhash.xxh3_128_hexdigest(replicas)
+    write_atomic(_note(order, rank), json.dumps(told).encode())
 
 
 def leave_failure(order: Order, rank: int, world_size: int, error: Exception) -> None:
     """Say why the save cannot be, if that can be said at all: to rank 0, and by rank 0 to the others."""
-    told = {"failed": in_words(error), "errno": getattr(error, "errno", None)}
+    told = {
+        "failed": in_words(error),
+        "errno": getattr(error, "errno", None),
+        "advice": getattr(error, "advice", ""),
+    }
     path = failure_path(order.folder, order.step, order.save) if rank == 0 else _note(order, rank)
     if world_size == 1:
         return
@@ -129,8 +143,16 @@ def await_commit(order: Order, wait: Callable[[], None]) -> None:
 
 
 def commit(
-    order: Order, staging: Staging, *, world_size: int, torch: str, metadata: bytes, wait: Callable[[], None]
-) -> None:
+    order: Order,
+    staging: Staging,
+    *,
+    world_size: int,
+    torch: str,
+    metadata: bytes,
+    wait: Callable[[], None],
+    replicated: Sequence[str] = (),
+    refuses: bool = False,
+) -> Differing:
     """Make one checkpoint of what all ranks have written.
 
     Args:
@@ -140,20 +162,31 @@ def commit(
         torch: the version of torch that the state comes from.
         metadata: the content of `.metadata`.
         wait: called between two looks for notes; raises where there has been enough waiting.
+        replicated: the names of the entries that several ranks have.
+        refuses: no checkpoint is made where such entries differ.
+
+    Returns:
+        Those that differ, as far as ranks have compared them.
 
     Raises:
-        RankFailed: a rank could not write its part.
+        RankFailed: a rank could not write its part, or replicas differ and that is refused.
         ManifestError: what a rank says is not what its files are.
         OSError: it is not durable.
     """
+    differing = Differing()
     if not _is_prepared(order):
-        _prepare(order, world_size=world_size, torch=torch, metadata=metadata, wait=wait)
+        notes = _await_notes(order, world_size, wait)
+        differing = _compare(order, notes, replicated)
+        if differing.count and refuses:
+            raise RankFailed(f"the state differs by rank: {differing}", advice=_PER_RANK)
+        _prepare(order, notes, torch=torch, metadata=metadata)
     # Only now: whoever takes this up after a crash finds the notes or the manifest.
     for rank in range(world_size):
         _note(order, rank).unlink(missing_ok=True)
     for unfinished in order.staging.glob(".*.tmp"):
         unfinished.unlink()
     staging.commit(final_is_damaged=order.final in order.damaged)
+    return differing
 
 
 def has_left_note(order: Order, rank: int) -> bool:
@@ -169,7 +202,7 @@ def check_not_failed(order: Order) -> None:
         RankFailed: rank 0 has given the save up.
     """
     if (told := _read(failure_path(order.folder, order.step, order.save))) is not None:
-        raise RankFailed(told["failed"], told["errno"])
+        raise RankFailed(told["failed"], told["errno"], told.get("advice", ""))
 
 
 def retract(order: Order, rank: int, names: Sequence[str]) -> None:
@@ -178,31 +211,46 @@ def retract(order: Order, rank: int, names: Sequence[str]) -> None:
         check_not_failed(order)
     except RankFailed:
         with suppress(OSError):
-            for path in (*(order.staging / name for name in names), _note(order, rank)):
+            own = (_note(order, rank), _replicas(order, rank))
+            for path in (*(order.staging / name for name in names), *own):
                 path.unlink(missing_ok=True)
             order.staging.rmdir()
 
 
-def _prepare(order: Order, *, world_size: int, torch: str, metadata: bytes, wait: Callable[[], None]) -> None:
-    """Wait for all notes, check them against the files, and write what makes a checkpoint of these."""
-    missing, files = set(range(world_size)), list[FileEntry]()
+def _await_notes(order: Order, world_size: int, wait: Callable[[], None]) -> list[dict[str, Any]]:
+    """Wait for the notes of all ranks, and return them in the order of ranks."""
+    notes: dict[int, dict[str, Any]] = {}
     while True:
-        for rank in sorted(missing):
-            if (told := _read(_note(order, rank))) is None:
+        for rank in range(world_size):
+            if rank in notes or (told := _read(_note(order, rank))) is None:
                 continue
             if "failed" in told:
-                raise RankFailed(f"rank {rank}: {told['failed']}", told["errno"])
-            files += (FileEntry(**entry) for entry in told["files"])
-            missing.discard(rank)
-        if not missing:
-            break
+                raise RankFailed(f"rank {rank}: {told['failed']}", told["errno"], told.get("advice", ""))
+            notes[rank] = told
+        if len(notes) == world_size:
+            return [notes[rank] for rank in range(world_size)]
         wait()
+
+
+def _compare(order: Order, notes: Sequence[dict[str, Any]], names: Sequence[str]) -> Differing:
+    alike: dict[str, list[int]] = {}
+    for rank, told in enumerate(notes):
+        if "replicas" in told:
+            alike.setdefault(told["replicas"], []).append(rank)
+    if len(alike) < 2:
+        return Differing()
+    return compare([(ranks, _replicas(order, ranks[0]).read_bytes()) for ranks in alike.values()], names)
+
+
+def _prepare(order: Order, notes: Sequence[dict[str, Any]], *, torch: str, metadata: bytes) -> None:
+    """Check the notes of all ranks against the files, and write what makes a checkpoint of these."""
+    files = [FileEntry(**entry) for told in notes for entry in told["files"]]
     check_sizes(order.staging, files)
     write_atomic(order.staging / METADATA_NAME, metadata)
     files.append(describe_file(order.staging, METADATA_NAME))
     manifest = Manifest(
         step=order.step,
-        world_size=world_size,
+        world_size=len(notes),
         created_at_s=order.created_at_s,
         torch=torch,
         save=order.save,
@@ -220,6 +268,11 @@ def _is_prepared(order: Order) -> bool:
 
 def _note(order: Order, rank: int) -> Path:
     return order.staging / f"rank-{rank}.note"
+
+
+def _replicas(order: Order, rank: int) -> Path:
+    # Named as what was not finished, so that it goes with that.
+    return order.staging / f".rank-{rank}.replicas.tmp"
 
 
 def _read(path: Path) -> dict[str, Any] | None:

@@ -17,13 +17,13 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
 
-import torch.distributed as dist
-
 from holdfast.checkpoint import kept
 from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.contents import collect
 from holdfast.checkpoint.devices import current_streams
 from holdfast.checkpoint.fence import Fence
+from holdfast.checkpoint.meeting import Meeting
+from holdfast.checkpoint.one_folder import check_shared
 from holdfast.checkpoint.ownership import OptimizerTensors
 from holdfast.checkpoint.peer_meeting import meet
 from holdfast.checkpoint.ranks import Ranks
@@ -60,7 +60,15 @@ class Engine:
         self._session = ""
         self._saves = 0
         self.fence = Fence(self._shape)
-        self.thread = SaveThread(self._shape, self._seats, self._writer, when_busy=options.when_busy)
+        self.meeting = Meeting(options.process_group)
+        self.thread = SaveThread(
+            self._shape,
+            self._seats,
+            self._writer,
+            self.meeting,
+            when_busy=options.when_busy,
+            replicas=options.replicas,
+        )
 
     def save(
         self,
@@ -141,15 +149,15 @@ class Engine:
 
     def close(self, *, in_good_order: bool = True) -> None:
         """Wait for every save, and let go of memory, process and group; see `Writer.close`."""
+        self.meeting.close()
         self.fence.close()
         self.optimizers.close()
         self.thread.wait()
         self.thread.close()
         self._shape.close(in_good_order=in_good_order)
         self._writer.close(in_good_order=in_good_order)
-        if self._ranks is not None and self._ranks.group is not None and dist.is_initialized():
-            with contextlib.suppress(ValueError):  # it went with the default group
-                dist.destroy_process_group(self._ranks.group)
+        if self._ranks is not None:
+            Ranks(self._options.process_group).let_go(self._ranks.group)
 
     def _begin(self, step: int) -> Ranks:
         """What the first save needs. Collective.
@@ -158,12 +166,14 @@ class Engine:
             SaveFailed: `step` cannot be saved; the next save tries again.
         """
         # A group of its own: its collectives run in a thread, beside those of the training.
-        ranks = Ranks(dist.new_group(backend="gloo") if Ranks().distributed else None)
+        self.meeting.await_all("save", step)
+        training = Ranks(self._options.process_group)
+        ranks = Ranks(training.new_group()) if training.distributed else training
         try:
             self._begin_with(ranks)
         except Exception as error:
-            if ranks.group is not None:
-                dist.destroy_process_group(ranks.group)
+            if training.distributed:
+                training.let_go(ranks.group)
             if isinstance(error, BadUse | SaveFailed):
                 raise
             raise failed(step, error) from error
@@ -172,6 +182,7 @@ class Engine:
 
     def _begin_with(self, ranks: Ranks) -> None:
         ranks.together(self.thread.start)  # all hear where it cannot be
+        check_shared(ranks, self._folder)
         # Where nothing was restored: the memory is needed.
         ranks.together(lambda: kept.end(self._folder, ranks.rank))
         self._session = ranks.first(lambda: secrets.token_hex(4))

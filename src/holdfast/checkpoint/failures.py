@@ -36,6 +36,6 @@ def explain(order: Order, needed_bytes: int, error: Exception) -> str:
         reason = in_words(error)
     else:
         reason = f"{error} (in {folder})"
-        advice = "Look at that folder's storage and save again."
+        advice = getattr(error, "advice", "") or "Look at that folder's storage and save again."
     last = "There is no earlier checkpoint." if good is None else f"The last good step is {good.step} ({good.path})."
     return f"Step {order.step} was not saved: {reason}. {last} {advice}"

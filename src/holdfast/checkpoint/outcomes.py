@@ -16,6 +16,8 @@ from holdfast.core.link import job_link
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import torch.distributed as dist
+
 _logger = logging.getLogger("holdfast")
 OnFailure = Literal["raise", "warn", "retry"]
 
@@ -32,18 +34,22 @@ class Outcomes:
         lost: what the saves cost the training.
     """
 
-    def __init__(self, interval: Interval, *, on_failure: OnFailure) -> None:
+    def __init__(
+        self, interval: Interval, *, on_failure: OnFailure, process_group: "dist.ProcessGroup | None" = None
+    ) -> None:
         """`interval` is told what each save costs."""
+        self._process_group = process_group
         self._interval = interval
         self._on_failure = on_failure
         self.unseen: list[HoldfastError] = []
         self.unmade: list[HoldfastError] = []
-        self.retry = Retry()
+        self.retry = Retry(process_group=process_group)
         self._begun = self._made = self._unmade = 0
         """How many saves have begun, and which of them became durable last, and failed last."""
         self.damaged: set[Path] = set()
         self.newest: Path | None = None
         self.lost = LostTime()
+        self._differing: set[frozenset[str]] = set()
 
     def follow(self, outcome: Future[Saved | None], handle: SaveHandle, *, save: str, must: bool) -> None:
         """Take note of how a save ends, and let `handle` know.
@@ -101,7 +107,7 @@ class Outcomes:
                 self.damaged.discard(saved.path)
                 self.newest = saved.path
                 self._tell(saved, self.lost.slowdown_s - slowdown_before_s if self.lost.can_tell else None)
-            elif isinstance(error, SaveFailed) and Ranks().rank == 0:
+            elif isinstance(error, SaveFailed) and Ranks(self._process_group).rank == 0:
                 told = {"step": handle.step, "reason": str(error), "errno": error.errno}
                 job_link().emit("save_failed", told)
         except Exception:
@@ -130,11 +136,25 @@ class Outcomes:
                 _logger.warning("%s It is made again at the next call of save.", error)
             elif in_a_row.bit_count() == 1:  # 4, 8, 16 and so on: each would fill the log
                 _logger.warning("%s %d saves in a row have failed; each due one is tried.", error, in_a_row)
+    def _tell_of_differing(self, saved: Saved) -> None:
+        differing = saved.written.differing
+        names = frozenset(name for name, _ in differing.entries)
+        if not differing.count or names in self._differing:
+            return
+        self._differing.add(names)
+        _logger.warning(
+            "The state differs by rank, and the checkpoint of step %d holds one rank's value of each: %s. Put "
+            "what each rank needs of its own under per_rank.",
+            saved.step,
+            differing,
+        )
+        job_link().emit("replicas_differ", {"step": saved.step, **differing.as_json()})
 
     def _tell(self, saved: Saved, slowdown_s: float | None) -> None:
-        if Ranks().rank != 0:  # whose clock does not count either
+        if Ranks(self._process_group).rank != 0:  # whose clock does not count either
             return
         told = saved_event(saved, slowdown_s=slowdown_s)
         job_link().emit("checkpoint", told)
+        self._tell_of_differing(saved)
         # Steps beside a save may have been faster than the usual one; what it is seen to cost it costs.
         self._interval.measured(lost_s=max(told["lost_s"], told["stall_s"]), durable_s=saved.durable_s)

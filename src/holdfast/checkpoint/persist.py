@@ -31,6 +31,7 @@ from holdfast.checkpoint.layout import Layout, Piece, Shard
 from holdfast.checkpoint.manifest import FileEntry
 from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.pruning import delete_unclaimed
+from holdfast.checkpoint.replica_notes import Differing
 from holdfast.checkpoint.retention import deletable_for_room, is_damaged, superfluous
 from holdfast.core.atomic import fsync_folder
 from holdfast.core.errors import HoldfastError
@@ -61,6 +62,8 @@ class Part:
         pace: a limit to the rate.
         progress: told the bytes of each chunk that is written.
         blocks: gets the digests of each file's blocks, by its name.
+        replicas: the digests of what other ranks have as well (`replica_notes.pack`); empty: nothing is compared.
+        refuses: the save fails where such entries differ.
     """
 
     order: Order
@@ -72,10 +75,15 @@ class Part:
     pace: Pace
     progress: Callable[[int], None]
     blocks: dict[str, bytes] = field(default_factory=dict)
+    replicas: bytes = b""
+    refuses: bool = False
 
 
-def persist(part: Part) -> None:
+def persist(part: Part) -> Differing:
     """Write a rank's part of a save and see the save through. Once it returns, the checkpoint is durable.
+
+    Returns:
+        On rank 0, what differs between ranks that have it alike; nothing where that was not compared.
 
     Raises:
         NotAttested: the image is not what `live` was taken of.
@@ -85,8 +93,8 @@ def persist(part: Part) -> None:
     """
     if is_committed(part.order):  # by a process that died before it could say so, and maybe before the name was durable
         fsync_folder(part.order.folder)
-    else:
-        _see_through(part)
+        return Differing()
+    return _see_through(part)
 
 
 def abandon(order: Order, layout: Layout, why: str, *, errno: int | None = None) -> None:
@@ -172,7 +180,7 @@ def make_room(
     return None
 
 
-def _see_through(part: Part) -> None:
+def _see_through(part: Part) -> Differing:
     order, layout = part.order, part.layout
     staging = None
     try:
@@ -181,19 +189,21 @@ def _see_through(part: Part) -> None:
         else:
             staging = Staging(order.folder, order.step, order.save)
         if not has_left_note(order, layout.rank):
-            leave_note(order, layout.rank, _write(part))
+            leave_note(order, layout.rank, _write(part), part.replicas)
         if staging is None:
             await_commit(order, part.wait)
             fsync_folder(order.folder)  # rank 0 gives the name before it is durable
-        else:
-            commit(
-                order,
-                staging,
-                world_size=layout.world_size,
-                torch=layout.torch,
-                metadata=layout.metadata,
-                wait=part.wait,
-            )
+            return Differing()
+        return commit(
+            order,
+            staging,
+            world_size=layout.world_size,
+            torch=layout.torch,
+            metadata=layout.metadata,
+            wait=part.wait,
+            replicated=layout.replicated,
+            refuses=part.refuses,
+        )
     except BaseException as error:
         if isinstance(error, Exception):
             leave_failure(order, layout.rank, layout.world_size, error)

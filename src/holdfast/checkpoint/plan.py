@@ -10,8 +10,9 @@ import logging
 import math
 import operator
 import pickle
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -20,7 +21,7 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
@@ -59,7 +60,8 @@ class Plan:
     `items` are in the order of the image's blobs, those `on_devices` first; `pieces` has the index of the blob that
     each attested piece belongs to; `constant` the digests, by piece, of what is the same in each save; `structure` is
     the skeleton of all ranks' state, on rank 0; `outline`: of the containers of this rank; `shapes`: of its leaves,
-    as they come; `fixed` are the skeletons that are saved, as bytes.
+    as they come; `fixed` are the skeletons that are saved, as bytes; `replicated`: what other ranks have, too; `owned`:
+    the names of the tensors that an optimizer owns.
     """
 
     image: Image
@@ -72,6 +74,8 @@ class Plan:
     outline: Outline
     shapes: list[Any]
     fixed: dict[str, bytes]
+    replicated: tuple[MetadataIndex, ...]
+    owned: frozenset[str]
 
     def fits(self, contents: Contents) -> bool:
         """Whether the state of this rank has the shape that it had."""
@@ -121,6 +125,8 @@ def make_plan(
     *,
     shard_bytes: int,
     room_bytes: Callable[[torch.device], float] = lambda _: math.inf,
+    owned: Callable[[], frozenset[str]] = frozenset,
+    is_spread: bool = True,
 ) -> Plan:
     """Plan a save. Collective.
 
@@ -129,6 +135,9 @@ def make_plan(
         contents: what this one has.
         shard_bytes: of a file, at most, where no tensor is larger.
         room_bytes: how much of a GPU's memory large tensors may take that are not in a row; others go the host's way.
+        owned: returns the names of the tensors that an optimizer owns.
+        is_spread: whether those are spread over the ranks that have them. All other entries come from the lowest rank
+            that has them, as their replicas may differ.
 
     Raises:
         BadUse: the ranks' states contradict each other.
@@ -139,17 +148,31 @@ def make_plan(
     planner = DefaultSavePlanner()
     merged: Metadata | None = None
 
-    def plan_all(plans: list[SavePlan]) -> list[SavePlan]:
-        nonlocal merged
-        planned, merged = planner.create_global_plan(plans)
-        return planned
+    own_names: frozenset[str] = frozenset()
+    own_items: list[WriteItem] = []
+    replicated_names: tuple[str, ...] = ()
 
-    def own_plan() -> SavePlan:
+    def plan_all(told: list[tuple[SavePlan, frozenset[str]]]) -> list[tuple[SavePlan, bytes]]:
+        nonlocal merged, replicated_names
+        planned, merged = planner.create_global_plan(_from_lowest(told))
+        counts = Counter(item.index for plan, _ in told for item in plan.items)
+        replicated_names = tuple(sorted({index.fqn for index, count in counts.items() if count > 1}))
+        # A byte for each of a rank's items: the items themselves would be much for rank 0 to send to all.
+        return [
+            (mine, bytes(counts[item.index] > 1 for item in plan.items))
+            for mine, (plan, _) in zip(planned, told, strict=True)
+        ]
+
+    def own_plan() -> tuple[SavePlan, frozenset[str]]:
+        nonlocal own_names, own_items
         _check_regular(contents.leaves(None))
         planner.set_up_planner(contents.for_dcp(structure), is_coordinator=ranks.rank == 0)
-        return planner.create_local_plan()
+        own_names = owned()
+        plan = planner.create_local_plan()
+        own_items = plan.items
+        return plan, own_names if is_spread else frozenset()
 
-    received = ranks.exchange(own_plan, plan_all)
+    received, replicated = ranks.exchange(own_plan, plan_all)
     image: Image | None = None
     items: list[WriteItem] = []
     stored: list[_Stored] = []
@@ -186,6 +209,7 @@ def make_plan(
         shards=image.shards,
         pieces=tuple(piece for piece, _ in cut),
         metadata=metadata,
+        replicated=replicated_names,
     )
     return Plan(
         image=image,
@@ -198,7 +222,31 @@ def make_plan(
         outline=contents.outline,
         shapes=list(_shapes(leaves)),
         fixed={name: serialized(leaves[name]) for name in (STRUCTURE, rank_structure(ranks.rank)) if name in leaves},
+        replicated=tuple(item.index for item in itertools.compress(own_items, replicated)),
+        owned=own_names,
     )
+
+
+def _from_lowest(told: Sequence[tuple[SavePlan, frozenset[str]]]) -> list[SavePlan]:
+    """Return the plans of all ranks, where what is not spread is in the plan of the lowest rank that has it alone."""
+    kinds: dict[str, tuple[WriteItemType, int]] = {}
+    lowest: set[str] = set()
+    for rank, (plan, spread) in enumerate(told):
+        for item in plan.items:
+            kind, first = kinds.setdefault(item.index.fqn, (item.type, rank))
+            if kind != item.type:
+                raise BadUse(
+                    f"Ranks {first} and {rank} disagree about {item.index.fqn!r}: on one it is a {kind.name}, on the "
+                    f"other a {item.type.name}. Give it one type on all ranks, or put it under per_rank."
+                )
+        lowest.update(item.index.fqn for item in plan.items if item.index.fqn not in spread)
+    taken: set[MetadataIndex] = set()
+    plans = []
+    for plan, _ in told:
+        items = [item for item in plan.items if item.index.fqn not in lowest or item.index not in taken]
+        taken.update(item.index for item in items if item.index.fqn in lowest)
+        plans.append(replace(plan, items=items))
+    return plans
 
 
 def serialized(value: Any) -> bytes:

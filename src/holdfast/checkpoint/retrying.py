@@ -37,8 +37,15 @@ _NEVER: Final = "never"
 class Retry:
     """Of the saves of one Checkpointer. All ranks call `begin_call` equally often."""
 
-    def __init__(self, *, patience_s: float = PATIENCE_S, default_store: Callable[[], Any] | None = None) -> None:
-        """`default_store` returns the store that all ranks share; by default that of the process group."""
+    def __init__(
+        self,
+        *,
+        process_group: dist.ProcessGroup | None = None,
+        patience_s: float = PATIENCE_S,
+        default_store: Callable[[], Any] | None = None,
+    ) -> None:
+        """Wait for the ranks of `process_group`; `default_store` returns a store that all of them share."""
+        self._process_group = process_group
         self._patience_s = patience_s
         self._default_store = default_store or _default_store
         self._lock = threading.Lock()
@@ -68,7 +75,7 @@ class Retry:
         Args:
             save: what all ranks call it; empty: all ranks have found the failure in the same call.
         """
-        ranks = Ranks()
+        ranks = Ranks(self._process_group)
         with self._lock:
             self._in_a_row += 1
             is_worth_it = self._in_a_row <= TRIES

@@ -11,22 +11,27 @@ import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from typing import Final
 
+import torch
+
 from holdfast.checkpoint.arena import ArenaError, State
 from holdfast.checkpoint.checksums import DIGEST_BYTES
 from holdfast.checkpoint.limits import advice_on, in_words
+from holdfast.checkpoint.meeting import Meeting
 from holdfast.checkpoint.persist import abandon
 from holdfast.checkpoint.plan import Plan
 from holdfast.checkpoint.ranks import Ranks
+from holdfast.checkpoint.replicas import digest_replicas
 from holdfast.checkpoint.save_job import SaveJob
 from holdfast.checkpoint.saved_event import Saved
 from holdfast.checkpoint.seats import Seat, Seats
-from holdfast.checkpoint.shape import Busy, Shape
+from holdfast.checkpoint.shape import Busy, Replicas, Shape
 from holdfast.checkpoint.stage import copy_into, names_of
 from holdfast.checkpoint.turns import short_turns
 from holdfast.checkpoint.writer import NotAttestedError, Writer, Written
 from holdfast.core.errors import BadUse, HoldfastError, SaveFailed
 
 _logger = logging.getLogger("holdfast")
+_COMPARE_EVERY: Final = 10
 _ADVICE: Final = (
     "Only an optimizer's step may change it before the copy is made; a loop without one calls ckpt.before_update() "
     "first. From now on it is copied in the call."
@@ -36,8 +41,20 @@ _ADVICE: Final = (
 class SaveThread:
     """Of one rank's saves, each from its stocktaking until it has ended."""
 
-    def __init__(self, shape: Shape, seats: Seats, writer: Writer, *, when_busy: Busy) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        seats: Seats,
+        writer: Writer,
+        meeting: Meeting,
+        *,
+        when_busy: Busy,
+        replicas: Replicas,
+    ) -> None:
         """It begins with the first save."""
+        self._replicas = replicas
+        self._agreed = 0
+        self._meeting = meeting
         self._shape = shape
         self._seats = seats
         self._writer = writer
@@ -96,9 +113,10 @@ class SaveThread:
         """Order one save to be written, and copy its state, which the writing follows. Collective, in the thread."""
         seat: Seat | None = None
         generation = 0
+        replicas = b""
 
         def begin() -> None:
-            nonlocal seat, generation
+            nonlocal seat, generation, replicas
             plan = self._shape.agreed
             self._shape.digest_rest(job)
             seat = self._seats.take(plan)
@@ -106,6 +124,7 @@ class SaveThread:
             if job.digests is not None:  # those before them come from GPUs
                 end = len(plan.pieces) * DIGEST_BYTES
                 seat.arena.notes[end - len(job.digests) : end] = job.digests
+            replicas = self._digest_replicas(job)
 
         ended: Future[Written] | None = None
         try:
@@ -115,7 +134,7 @@ class SaveThread:
                     return
                 ranks.together(begin)
                 assert seat is not None, "it was taken"
-                ended = self._order(job, self._shape.agreed, seat, generation)
+                ended = self._order(job, self._shape.agreed, seat, generation, replicas)
                 self._copy(job, self._shape.agreed, seat, generation)
         except Exception as error:
             failure = error if isinstance(error, BadUse | SaveFailed) else failed(job.order.step, error)
@@ -139,6 +158,7 @@ class SaveThread:
 
     def _agree(self, job: SaveJob, ranks: Ranks) -> bool:
         """Have a plan that fits on every rank, and the sources by it; False: all ranks skip this save."""
+        self._meeting.await_all("save", job.order.step, thread="stage")
         waiting = self._waiting()
 
         def look() -> tuple[int, bool, bool, bool, bool, str]:
@@ -221,7 +241,25 @@ class SaveThread:
             copy_rest()
         arena.move(State.SEALED, generation)
 
-    def _order(self, job: SaveJob, plan: Plan, seat: Seat, generation: int) -> "Future[Written]":
+    def _digest_replicas(self, job: SaveJob) -> bytes:
+        """Return the digests of what other ranks have as well, at each save that compares; all ranks count alike."""
+        self._agreed += 1
+        plan = self._shape.agreed
+        if not plan.replicated or (self._replicas != "check" and self._agreed % _COMPARE_EVERY != 1):
+            return b""
+        try:
+            return digest_replicas(
+                plan.replicated,
+                job.contents.leaves(plan.structure),
+                job.snapshot.copied,
+                owned=plan.owned,
+                all_stand_still=job.blocking,
+            )
+        except torch.cuda.OutOfMemoryError:
+            _logger.warning("A GPU has no memory to compare the state of the ranks: step %d is not.", job.order.step)
+            return b""
+
+    def _order(self, job: SaveJob, plan: Plan, seat: Seat, generation: int, replicas: bytes) -> "Future[Written]":
         job.seat, job.generation = seat, generation
         try:
             return self._writer.save(
@@ -230,6 +268,8 @@ class SaveThread:
                 generation=generation,
                 layout=self._shape.layout,
                 attested_bytes=0 if job.digests is None else len(plan.pieces) * DIGEST_BYTES,
+                replicas=replicas,
+                refuses=self._replicas == "check",
             )
         except (OSError, RuntimeError) as error:  # the other ranks' orders are given: they wait for this one's part
             why = f"the process that writes it cannot be started ({in_words(error)})"

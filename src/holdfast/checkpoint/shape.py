@@ -1,11 +1,14 @@
 """What all saves of a state of one shape share: its plan, its memory, and what of it is taken in the call."""
 
+import functools
+import itertools
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 
 from holdfast.checkpoint.contents import Contents
 from holdfast.checkpoint.device_memory import room_bytes
@@ -23,6 +26,7 @@ from holdfast.checkpoint.writer import Writer
 
 _logger = logging.getLogger("holdfast")
 Busy = Literal["wait", "skip", "replace"]
+Replicas = Literal["spread", "check", "rank0"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,6 +42,8 @@ class Options:
     max_device_bytes: float | None = None
     keep_s: float = 0.0
     peer_memory: bool = False
+    replicas: Replicas = "spread"
+    process_group: dist.ProcessGroup | None = None
 
 
 class Shape:
@@ -126,7 +132,14 @@ class Shape:
 
     def plan_anew(self, job: SaveJob, ranks: Ranks) -> None:
         """Plan by the state that `job` has, while no other save is under way, and take it. Collective."""
-        plan = make_plan(ranks, job.contents, shard_bytes=self._options.shard_bytes, room_bytes=self._room_bytes)
+        plan = make_plan(
+            ranks,
+            job.contents,
+            shard_bytes=self._options.shard_bytes,
+            room_bytes=self._room_bytes,
+            owned=functools.partial(self._owned, job.contents),
+            is_spread=self._options.replicas != "rank0",
+        )
 
         def prepare() -> None:
             self._let_go()
@@ -163,6 +176,12 @@ class Shape:
         self._let_go_of_devices()
         self._seats.forget()
         self._plan = None
+
+    def _owned(self, contents: Contents) -> frozenset[str]:
+        self._optimizers.add(each for each in contents.objects if isinstance(each, torch.optim.Optimizer))
+        leaves = contents.leaves(None)
+        names = [name for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)]
+        return frozenset(itertools.compress(names, self._optimizers.owned([leaves[name] for name in names])))
 
     def _room_bytes(self, device: torch.device) -> float:
         """For packing on a GPU, once what is packed there for the plan before is let go."""
