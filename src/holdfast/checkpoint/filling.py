@@ -2,7 +2,7 @@
 
 import functools
 import logging
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -10,7 +10,8 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.checkpoint import rng
 from holdfast.checkpoint.contents import has_state_dict, state_dicts
-from holdfast.checkpoint.fit import ABSENT, Fit, fill
+from holdfast.checkpoint.fit import ABSENT, Fit, fill, rebuilt
+from holdfast.checkpoint.judged import judged_names, judges_all
 from holdfast.checkpoint.opening import OpenCheckpoint, failing
 from holdfast.checkpoint.plan import local
 from holdfast.checkpoint.ranks import Ranks
@@ -42,7 +43,7 @@ def restore_into(
 
     def look() -> None:
         nonlocal rng_skeleton
-        parts.append(_Part(state, checkpoint.shared))
+        parts.append(_Part(state, checkpoint.shared, lost_empty=not checkpoint.has_structure))
         own = checkpoint.own(ranks.rank) if same_world else None
         if per_rank is not None:
             if not same_world:
@@ -50,6 +51,8 @@ def restore_into(
             parts.append(_Part(per_rank, own["user"] if own else {}))
         for part in parts:
             part.look(fit)
+        for part in parts:
+            part.adopt(fit)
         if own:
             rng_skeleton = own["rng"]
             fit.fit("rng", ABSENT, rng_skeleton)
@@ -110,25 +113,55 @@ def per_rank_states(checkpoint: OpenCheckpoint) -> list[dict[str, Any]]:
 class _Part:
     """A dict of the user, of top-level entries, and the skeleton it is restored from."""
 
-    def __init__(self, entries: MutableMapping[str, Any], skeleton: dict[Any, Any]) -> None:
+    def __init__(
+        self, entries: MutableMapping[str, Any], skeleton: dict[Any, Any], *, lost_empty: bool = False
+    ) -> None:
+        self._lost_empty = lost_empty
         self._entries = entries
         self._skeleton = skeleton
         self._targets = state_dicts(entries)
 
+        self._own = {name: self._judged(name) for name in self._targets}
+
     def look(self, fit: Fit) -> None:
-        for name, target in self._targets.items():
-            if name in self._skeleton:
-                problems = len(fit.problems)
-                fit.fit(name, target, self._skeleton[name])
-                if len(fit.problems) == problems:
-                    fit.problems += _refused(name, self._entries[name], target, self._skeleton[name])
-            else:
-                fit.require(name, target)
+        """Compare what is not judged by an object's own code."""
+        for name, own in self._own.items():
+            if name not in self._skeleton:
+                fit.require(name, self._targets[name])
+                continue
+            if own is _all:
+                continue
+            target, skeleton = _without(own, self._targets[name]), _without(own, self._skeleton[name])
+            problems = len(fit.problems)
+            fit.fit(name, target, skeleton)
+            if len(fit.problems) == problems:
+                fit.problems += _refused(name, self._entries[name], target, skeleton)
+
+    def adopt(self, fit: Fit) -> None:
+        """Take the rest as it is."""
+        for name, own in self._own.items():
+            target, skeleton = self._targets[name], self._skeleton.get(name, {})
+            if own is _all:
+                fit.adopt(name, target, skeleton)
+            elif own is not _nothing:
+                for key in filter(own, skeleton):
+                    fit.adopt(f"{name}.{key}", target.get(key, ABSENT), skeleton[key])
 
     def put(self, loaded: Mapping[str, Any]) -> None:
+        """Put in what was read."""
         seen: set[int] = set()
         for name, target in self._targets.items():
-            filled = fill(target, self._skeleton.get(name, {}), loaded, seen)
+            skeleton, own = self._skeleton.get(name, {}), self._own[name]
+            if own is _all and name in self._skeleton:
+                filled = rebuilt(target, skeleton, loaded, lost_empty=self._lost_empty)
+            elif own in (_all, _nothing):
+                filled = fill(target, skeleton, loaded, seen)
+            else:
+                filled = fill(target, _without(own, skeleton), loaded, seen)
+                for key in [key for key in filled if own(key) and key not in skeleton]:
+                    del filled[key]
+                for key in filter(own, skeleton):
+                    filled[key] = rebuilt(filled.get(key, ABSENT), skeleton[key], loaded)
             if not has_state_dict(self._entries[name]):
                 self._entries[name] = filled
                 continue
@@ -143,16 +176,35 @@ class _Part:
                     "Tensors hold what was restored already: build it as it was saved, or leave that entry out."
                 ) from error
 
+    def _judged(self, name: str) -> Callable[[Any], bool]:
+        """Tells which keys of an entry are judged by an object's own code."""
+        entry, target, skeleton = self._entries[name], self._targets[name], self._skeleton.get(name)
+        if not has_state_dict(entry):
+            return _nothing
+        if judges_all(entry):
+            return _all
+        if isinstance(entry, torch.nn.Module) and isinstance(target, dict) and isinstance(skeleton, dict):
+            return judged_names(entry, target, skeleton)
+        return _nothing
+
+
+def _without(own: Callable[[Any], bool], entries: Any) -> Any:
+    return entries if own is _nothing else {key: part for key, part in entries.items() if not own(key)}
+
+
+def _all(_key: Any) -> bool:
+    return True
+
+
+def _nothing(_key: Any) -> bool:
+    return False
+
 
 def _refused(name: str, entry: Any, target: Any, skeleton: Any) -> list[str]:
     """What `load_state_dict` would refuse of a checkpoint in which all is that `target`, its state, has."""
     if not isinstance(skeleton, dict) or not isinstance(target, Mapping):
         return []
     if isinstance(entry, torch.nn.Module):
-        # One of its own, or a hook, may pass over what a module has not.
-        is_its_own = type(entry).load_state_dict is not torch.nn.Module.load_state_dict
-        if is_its_own or any(module._load_state_dict_pre_hooks for module in entry.modules()):
-            return []
         return [f"{name!r} has no {key!r}, which the checkpoint has" for key in skeleton if key not in target]
     groups, saved = target.get("param_groups"), skeleton.get("param_groups")
     if isinstance(entry, torch.optim.Optimizer) and isinstance(groups, list) and isinstance(saved, list):

@@ -3,16 +3,17 @@
 `fit` only looks, so that a state that does not fit is left as it was; `fill` puts in what was read.
 """
 
-import re
+import copy
+import functools
 from collections.abc import Iterable, Mapping, MutableMapping
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from holdfast.checkpoint.plan import local
-from holdfast.checkpoint.tree import PLAIN_TENSORS, Skeleton, irregular, is_nested_list
+from holdfast.checkpoint.tree import PLAIN_TENSORS, Skeleton, irregular, is_nested_list, without_wrappers
 
 
 class _Absent:
@@ -20,8 +21,6 @@ class _Absent:
 
 
 ABSENT = _Absent()
-_WRAPPER: Final = re.compile(r"\b(_orig_mod|module)\.")
-"""What `torch.compile` and DistributedDataParallel put into the names of a model's tensors."""
 
 
 class Fit:
@@ -55,6 +54,33 @@ class Fit:
         else:
             self._fit_list(name, target, skeleton)
 
+    def adopt(self, name: str, target: Any, skeleton: Skeleton) -> None:
+        """Note what to read for an object whose own code judges it: all of `skeleton`, whatever `target` is.
+
+        Call it once all that `fit` compares is compared. A tensor is read into that of `target` where it has the
+        same size and type and no other entry is read into it.
+        """
+        if isinstance(skeleton, dict):
+            present = target if isinstance(target, Mapping) else {}
+            for key, part in skeleton.items():
+                self.adopt(f"{name}.{key}", present.get(key, ABSENT), part)
+        elif isinstance(skeleton, list):
+            items = target if isinstance(target, list) else []
+            for index, part in enumerate(skeleton):
+                self.adopt(f"{name}.{index}", items[index] if index < len(items) else ABSENT, part)
+        elif not isinstance(saved := self._saved[skeleton], TensorStorageMetadata):
+            self.wanted[skeleton] = None
+        elif (kind := _irregular(saved)) is not None:
+            self.problems.append(f"{name!r} is a {kind} tensor, which nothing is restored into here")
+        elif not isinstance(target, torch.Tensor) or irregular(target) is not None:
+            self.wanted[skeleton] = _room(saved)
+        elif (target.size(), target.dtype) != (saved.size, saved.properties.dtype):
+            self.wanted[skeleton] = _room(saved, "cpu" if isinstance(target, DTensor) else target.device)
+        elif _is_expanded(local(target)) or (target.numel() and self._first_of(target, name, skeleton)):
+            self.wanted[skeleton] = torch.empty_like(target)
+        else:
+            self.wanted[skeleton] = target
+
     def require(self, name: str, target: Any) -> None:
         """Note that the checkpoint lacks `target`; an empty container needs nothing of it."""
         if not (isinstance(target, Mapping) and not target):
@@ -79,7 +105,7 @@ class Fit:
             )
         elif type(own := local(target)) not in PLAIN_TENSORS:
             self.wanted[flat] = target
-        elif any(stride == 0 and size > 1 for stride, size in zip(own.stride(), own.size(), strict=True)):
+        elif _is_expanded(own):
             self.problems.append(f"{name!r} has one value in several places, as expand makes it: clone() it first")
         elif own.numel() and (first := self._first_of(target, name, flat)):
             self.same.append((first, (name, flat)))
@@ -159,9 +185,43 @@ def fill(target: Any, skeleton: Skeleton, loaded: Mapping[str, Any], filled: set
     return value
 
 
-def _room(saved: TensorStorageMetadata) -> torch.Tensor:
+def rebuilt(target: Any, skeleton: Skeleton, loaded: Mapping[str, Any], *, lost_empty: bool = False) -> Any:
+    """Return what was read in new containers, which are of the kinds that `target` has in their places.
+
+    A checkpoint does not record the kinds of dicts: those come from `target`, as a Counter or the `_metadata` of a
+    module's state. With `lost_empty` it does not record empty dicts either, as where DCP wrote it alone, and those of
+    `target` stay.
+    """
+    into = functools.partial(rebuilt, loaded=loaded, lost_empty=lost_empty)
+    if isinstance(skeleton, dict):
+        present: Any = target if isinstance(target, Mapping) else {}
+        entries: Any = copy.copy(present) if isinstance(present, dict) else {}
+        entries.clear()
+        for key, part in skeleton.items():  # not by update(), which counts in a Counter
+            entries[key] = into(present.get(key, ABSENT), part)
+        if lost_empty:
+            entries.update(
+                {
+                    key: part
+                    for key, part in present.items()
+                    if isinstance(part, Mapping) and not part and key not in skeleton
+                }
+            )
+        return entries
+    if isinstance(skeleton, list):
+        items = target if isinstance(target, list) else []
+        return [into(items[index] if index < len(items) else ABSENT, part) for index, part in enumerate(skeleton)]
+    return loaded[skeleton]
+
+
+def _room(saved: TensorStorageMetadata, device: torch.device | str = "cpu") -> torch.Tensor:
     """Memory to read it into, wherever new tensors are made by default."""
-    return torch.empty(saved.size, dtype=saved.properties.dtype, device="cpu")
+    return torch.empty(saved.size, dtype=saved.properties.dtype, device=device)
+
+
+def _is_expanded(own: torch.Tensor) -> bool:
+    """Whether one value is in several places."""
+    return any(stride == 0 and size > 1 for stride, size in zip(own.stride(), own.size(), strict=True))
 
 
 def _irregular(saved: TensorStorageMetadata) -> str | None:
@@ -172,7 +232,7 @@ def _irregular(saved: TensorStorageMetadata) -> str | None:
 
 
 def _unwrapped(names: Iterable[Any]) -> set[Any]:
-    return {_WRAPPER.sub("", name) if isinstance(name, str) else name for name in names}
+    return {without_wrappers(name) if isinstance(name, str) else name for name in names}
 
 
 def _kind(value: Any) -> str:
