@@ -24,6 +24,7 @@ from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.contents import collect
 from holdfast.checkpoint.devices import current_streams
 from holdfast.checkpoint.fence import Fence
+from holdfast.checkpoint.parameter_names import ParameterNames
 from holdfast.checkpoint.peer_meeting import meet
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.retention import Retention
@@ -56,6 +57,7 @@ class Engine:
         self._shape = Shape(options, self._writer, self._seats)
         self._ranks: Ranks | None = None
         self._session = ""
+        self._named = ParameterNames()
         self._saves = 0
         self.fence = Fence(self._shape)
         self.thread = SaveThread(self._shape, self._seats, self._writer, when_busy=options.when_busy)
@@ -119,7 +121,7 @@ class Engine:
         per_rank: Mapping[str, Any] | None,
     ) -> None:
         try:
-            job.contents = collect(ranks.rank, state, per_rank)
+            job.contents = collect(ranks.rank, state, per_rank, self._named)
             job.snapshot = self._shape.snapshot(job.contents)
             # After what the snapshot has copied early on these streams: it is copied on from there.
             job.began_on(current_streams(job.contents.tensors))

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, MutableMapping
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorStorageMetadata
 from torch.distributed.tensor import DTensor
 
 from holdfast.checkpoint.plan import local
@@ -29,30 +29,69 @@ class Fit:
     `wanted`: flat name to the tensor to read into, or None for a plain value. `problems`: one sentence each,
     naming the entry. `same`: pairs of entries, each by its own name and its flat name, that are one tensor in the
     state: what is wanted of the second is beside it, to be compared.
+    `missing`, `unexpected`: names that only the state has, and only the checkpoint; of the latter nothing is wanted.
     """
 
-    def __init__(self, saved: Mapping[str, Any]) -> None:
-        """`saved`: flat name to DCP's description of it."""
+    def __init__(self, saved: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Look at nothing yet.
+
+        Args:
+            saved: flat name to DCP's description of it.
+            strict: whether the checkpoint must have all that a state has. Else what it lacks is `missing`, what a
+                state that is not empty lacks is `unexpected`, and a tensor of floating point may be of another type.
+        """
         self._saved = saved
+        self.strict = strict
         self._first: dict[tuple[Any, ...], tuple[str, str]] = {}
         self.wanted: dict[str, torch.Tensor | None] = {}
         self.problems: list[str] = []
         self.same: list[tuple[tuple[str, str], tuple[str, str]]] = []
+        self.missing: list[str] = []
+        self.unexpected: list[str] = []
+        self._converted: list[tuple[str, torch.Tensor]] = []
 
-    def fit(self, name: str, target: Any, skeleton: Skeleton) -> None:
+    def has_plain(self, flat: str) -> bool:
+        """Whether the checkpoint has a plain value of that flat name."""
+        return isinstance(self._saved.get(flat), BytesStorageMetadata)
+
+    def saved_shape(self, flat: str) -> tuple[int, ...] | None:
+        """The shape of a tensor that was saved; None where there is none of that flat name."""
+        saved = self._saved.get(flat)
+        return tuple(saved.size) if isinstance(saved, TensorStorageMetadata) else None
+
+    def saved_shape_of(self, name: str) -> tuple[int, ...] | None:
+        """The same by a name without what wrappers add."""
+        flat = self._unwrapped.get(name)
+        return None if flat is None else self.saved_shape(flat)
+
+    @functools.cached_property
+    def _unwrapped(self) -> dict[str, str]:
+        return {without_wrappers(flat): flat for flat in self._saved}
+
+    def fit(self, name: str, target: Any, skeleton: Skeleton, *, adds: bool = False) -> Skeleton:
         """Compare one entry of the state, `target`, with the checkpoint's `skeleton` of it, recursively.
 
-        A dict may lack keys of the checkpoint, they are added; it may have none that the checkpoint lacks. A
-        plain value takes whatever the checkpoint has.
+        A dict may lack keys of the checkpoint, they are added (where not strict: if it is empty, or `adds`); it may
+        have none that the checkpoint lacks. A plain value takes whatever the checkpoint has.
+
+        Returns:
+            What of the skeleton is wanted.
         """
         if isinstance(skeleton, str):
             self._fit_leaf(name, target, skeleton)
-        elif isinstance(target, torch.Tensor):
+            return skeleton
+        if isinstance(target, torch.Tensor):
             self.problems.append(f"{name!r} is a tensor in the state and a {_kind(skeleton)} in the checkpoint")
-        elif isinstance(skeleton, dict):
-            self._fit_dict(name, target, skeleton)
-        else:
-            self._fit_list(name, target, skeleton)
+            return skeleton
+        if isinstance(skeleton, dict):
+            return self._fit_dict(name, target, skeleton, adds=adds)
+        return self._fit_list(name, target, skeleton, adds=adds)
+
+    def convert(self, loaded: dict[str, Any]) -> None:
+        """Put what was read as another type into the tensors of the state."""
+        with torch.no_grad():
+            for flat, target in self._converted:
+                loaded[flat] = target.copy_(loaded[flat])
 
     def adopt(self, name: str, target: Any, skeleton: Skeleton) -> None:
         """Note what to read for an object whose own code judges it: all of `skeleton`, whatever `target` is.
@@ -83,7 +122,9 @@ class Fit:
 
     def require(self, name: str, target: Any) -> None:
         """Note that the checkpoint lacks `target`; an empty container needs nothing of it."""
-        if not (isinstance(target, Mapping) and not target):
+        if not self.strict:
+            self.missing += _leaf_names(name, target)
+        elif not (isinstance(target, Mapping) and not target):
             self.problems.append(f"the checkpoint has no {name!r}")
 
     def _fit_leaf(self, name: str, target: Any, flat: str) -> None:
@@ -98,11 +139,18 @@ class Fit:
             self.wanted[flat] = _room(saved) if is_tensor else None
         elif not is_tensor:
             self.problems.append(f"{name!r} is a tensor in the state and a plain value in the checkpoint")
-        elif (target.size(), target.dtype) != (saved.size, saved.properties.dtype):
+        elif (target.size(), target.dtype) != (saved.size, saved.properties.dtype) and not self._converts(
+            target, saved
+        ):
             self.problems.append(
                 f"{name!r} is {_shape(target.size(), target.dtype)} in the state and "
                 f"{_shape(saved.size, saved.properties.dtype)} in the checkpoint"
             )
+        elif target.dtype != saved.properties.dtype:
+            # A DTensor on the host would need a mesh of the host.
+            is_sharded = isinstance(target, DTensor)
+            self.wanted[flat] = torch.empty_like(target, dtype=saved.properties.dtype) if is_sharded else _room(saved)
+            self._converted.append((flat, target))
         elif type(own := local(target)) not in PLAIN_TENSORS:
             self.wanted[flat] = target
         elif _is_expanded(own):
@@ -113,6 +161,10 @@ class Fit:
         else:
             self.wanted[flat] = target
 
+    def _converts(self, target: torch.Tensor, saved: TensorStorageMetadata) -> bool:
+        are_floats = target.dtype.is_floating_point and saved.properties.dtype.is_floating_point
+        return not self.strict and are_floats and target.size() == saved.size
+
     def _first_of(self, target: torch.Tensor, name: str, flat: str) -> tuple[str, str] | None:
         """The entry before it that is the same tensor, as tied weights are."""
         own = local(target)
@@ -122,10 +174,10 @@ class Fit:
         first = self._first.setdefault(place, (name, flat))
         return None if first[1] == flat else first
 
-    def _fit_dict(self, name: str, target: Any, skeleton: dict[Any, Any]) -> None:
+    def _fit_dict(self, name: str, target: Any, skeleton: dict[Any, Any], *, adds: bool) -> Skeleton:
         if is_nested_list(target) or (isinstance(target, Mapping) and not isinstance(target, MutableMapping)):
             self.problems.append(f"{name!r} is a {_kind(target)} in the state and a dict in the checkpoint")
-            return
+            return skeleton
         present: Mapping[Any, Any] = target if isinstance(target, Mapping) else {}
         unknown = [key for key in present if key not in skeleton]
         if unknown and _unwrapped(present) == _unwrapped(skeleton):
@@ -138,21 +190,28 @@ class Fit:
             self.problems.append(
                 f"{name!r} has the names of a wrapped model in the {one} and not in the {other}: {advice}"
             )
-            return
+            return skeleton
         for key in unknown:
             self.require(f"{name}.{key}", present[key])
-        for key, part in skeleton.items():
-            self.fit(f"{name}.{key}", present.get(key, ABSENT), part)
+        if not self.strict and present and not adds:
+            beyond = {key: part for key, part in skeleton.items() if key not in present}
+            self.unexpected += _leaf_names(name, beyond)
+            skeleton = {key: part for key, part in skeleton.items() if key in present}
+        return {
+            key: self.fit(f"{name}.{key}", present.get(key, ABSENT), part, adds=adds) for key, part in skeleton.items()
+        }
 
-    def _fit_list(self, name: str, target: Any, skeleton: list[Any]) -> None:
+    def _fit_list(self, name: str, target: Any, skeleton: list[Any], *, adds: bool) -> Skeleton:
         if isinstance(target, Mapping):
             self.problems.append(f"{name!r} is a dict in the state and a list in the checkpoint")
-            return
+            return skeleton
         present = target if isinstance(target, list) else []
         if len(present) > len(skeleton):
             self.problems.append(f"{name!r} has {len(present)} items, the checkpoint has {len(skeleton)}")
-        for index, part in enumerate(skeleton):
-            self.fit(f"{name}.{index}", present[index] if index < len(present) else ABSENT, part)
+        return [
+            self.fit(f"{name}.{index}", present[index] if index < len(present) else ABSENT, part, adds=adds)
+            for index, part in enumerate(skeleton)
+        ]
 
 
 def fill(target: Any, skeleton: Skeleton, loaded: Mapping[str, Any], filled: set[int] | None = None) -> Any:
@@ -233,6 +292,14 @@ def _irregular(saved: TensorStorageMetadata) -> str | None:
 
 def _unwrapped(names: Iterable[Any]) -> set[Any]:
     return {without_wrappers(name) if isinstance(name, str) else name for name in names}
+
+
+def _leaf_names(name: str, value: Any) -> list[str]:
+    if isinstance(value, Mapping):
+        return [each for key, item in value.items() for each in _leaf_names(f"{name}.{key}", item)]
+    if is_nested_list(value):
+        return [each for index, item in enumerate(value) for each in _leaf_names(f"{name}.{index}", item)]
+    return [name]
 
 
 def _kind(value: Any) -> str:

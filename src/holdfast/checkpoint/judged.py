@@ -38,6 +38,11 @@ def judged_names(module: torch.nn.Module, here: Iterable[Any], saved: Iterable[A
     return is_judged
 
 
+def loads_by_itself(module: torch.nn.Module) -> bool:
+    """Whether code of the user's loads some of it."""
+    return any(map(_has_own_loading, module.modules()))
+
+
 def _has_own_loading(module: torch.nn.Module) -> bool:
     # What PyTorch's own modules override only fills in what older versions have not saved.
     loads = type(module)._load_from_state_dict
