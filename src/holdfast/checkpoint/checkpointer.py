@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from holdfast.checkpoint.arguments import (
     check_above_zero,
@@ -20,10 +20,10 @@ from holdfast.checkpoint.arguments import (
     check_whole,
     make_writable,
 )
-from holdfast.checkpoint.catalog import scan, verify
+from holdfast.checkpoint.catalog import CheckpointInfo, scan, verify
 from holdfast.checkpoint.contents import check_named
 from holdfast.checkpoint.engine import Engine
-from holdfast.checkpoint.filling import per_rank_states
+from holdfast.checkpoint.filling import Terms, per_rank_states
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.interval import Every, make_interval
 from holdfast.checkpoint.manifest import read_manifest
@@ -31,8 +31,8 @@ from holdfast.checkpoint.opening import open_checkpoint
 from holdfast.checkpoint.outcomes import OnFailure, Outcomes
 from holdfast.checkpoint.pushing import Pusher, fetch_instead, fetch_newer
 from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.restore import restore_newest
-from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.restore import RestoredStep, restore_newest
+from holdfast.checkpoint.retention import Best, Retention, best_first
 from holdfast.checkpoint.save_handle import SaveHandle
 from holdfast.checkpoint.shape import Busy, Options
 from holdfast.checkpoint.sigterm import EXIT_CODE, Sigterm
@@ -40,6 +40,9 @@ from holdfast.checkpoint.votes import Votes
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound, SaveFailed
 from holdfast.core.link import Unsupervised, job_link
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.renaming import Rename
 
 _logger = logging.getLogger("holdfast")
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
@@ -217,25 +220,46 @@ class Checkpointer:
         """Wait until what the last save saves is copied. Optimizers of torch call it by themselves."""
         self._engine.fence.before_update()
 
-    def restore(self, state: MutableMapping[str, Any], *, per_rank: MutableMapping[str, Any] | None = None) -> int:
+    def restore(
+        self,
+        state: MutableMapping[str, Any],
+        *,
+        per_rank: MutableMapping[str, Any] | None = None,
+        step: int | None = None,
+        strict: bool = True,
+        rng: bool = True,
+        rename: "Rename | None" = None,
+    ) -> int:
         """Restore the newest checkpoint that verifies, and the random generators of each rank.
 
         It is taken from memory where all ranks died with it in memory, or peers hold what is lost, and from disk
         otherwise.
 
         Collective where torch.distributed is initialised. State dicts and tensors are filled in place, keys
-        they lack are added; objects get `load_state_dict`; plain values are replaced. Entries of the
-        checkpoint that `state` does not name at its top level are left out.
+        they lack are added; objects get `load_state_dict`, those with one of their own with what they saved, whatever
+        they have now; plain values are replaced. An optimizer's state goes to the parameters of the same names. Entries
+        of the checkpoint that `state` does not name at its top level are left out.
 
         Args:
             state: as for `save`, but not a callable.
             per_rank: as for `save`. Only where as many ranks restore as saved; else see `per_rank_states`.
+            step: restore this step and no other one; None: the newest.
+            strict: whether state and checkpoint must have the same names and types. Else what the checkpoint lacks
+                stays as it is, what it has beyond the state is left out, and tensors of floating point are converted to
+                the type of the state; shapes must be the same. The step that is returned has the names, as `missing`
+                and `unexpected`.
+            rng: whether the random generators are restored.
+            rename: where names of tensors in the checkpoint are others than in the state: names there to names here,
+                or a name map of `holdfast checkpoint export`, or a file with one. A name begins with its entry, or
+                comes after it.
 
         Returns:
-            The step, 0 where there is no checkpoint.
+            The step, 0 where there is no checkpoint; a `RestoredStep` where it is not `strict`.
 
         Raises:
-            BadUse: `state` has no named entries, or NumPy's global generator is of another kind than when it was saved.
+            BadUse: `state` has no named entries, or NumPy's global generator is of another kind than when it was
+                saved, or `rename` is no name map, or names what the checkpoint does not have.
+            NotFound: there is no checkpoint of `step`.
             NoVerifiedCheckpoint: there are checkpoints, here or in storage, and none verifies.
             StateMismatch: the state does not fit; nothing was changed, but for what it says of a damaged newer step.
             CheckpointError: something in it could not be read.
@@ -243,6 +267,11 @@ class Checkpointer:
         self._check_here()
         self.wait()
         ranks = Ranks()
+        if step is not None:
+            check_whole("step", step, least=0)
+        terms = Terms(strict=strict, rng=rng)
+        if rename is not None:
+            ranks.together(functools.partial(_set_renaming, terms, rename))
         # Now, though there may be no checkpoint: else it would be known after the first failure alone.
         for part in (state, {} if per_rank is None else per_rank):
             ranks.together(functools.partial(check_named, part))
@@ -254,17 +283,21 @@ class Checkpointer:
                 self._pid = os.getpid()
                 remote = self._pusher.remote
                 at_length = functools.partial(ranks.first_at_length, signs=lambda: remote.signs, section="restore")
-                at_length(functools.partial(fetch_newer, remote, self._folder))
+                if step is None:
+                    at_length(functools.partial(fetch_newer, remote, self._folder))
 
-                def from_storage(step: int, above: int) -> int | None:
-                    return at_length(functools.partial(fetch_instead, remote, self._folder, step, above))
+                def from_storage(damaged: int, above: int) -> int | None:
+                    return at_length(functools.partial(fetch_instead, remote, self._folder, damaged, above))
 
             checkpoint, passed_over = restore_newest(
-                ranks, self._folder, state, per_rank, from_storage, from_memory=not self._read_only
+                *(ranks, self._folder, state, per_rank, from_storage),
+                from_memory=not self._read_only,
+                step=step,
+                terms=terms,
             )
             self._outcomes.damaged.update(item.path for item in passed_over)
             if checkpoint is None:
-                return 0
+                return 0 if strict else RestoredStep(0)
             self._outcomes.newest, self._last = checkpoint.path, SaveHandle(checkpoint.manifest.step, [])
             self._last._outcome.set_result(checkpoint.path)
             self._interval.resumed(checkpoint.manifest.step)
@@ -283,7 +316,37 @@ class Checkpointer:
                     "passed_over": [asdict(item) | {"path": str(item.path)} for item in passed_over],
                 },
             )
-        return checkpoint.manifest.step
+        if strict:
+            return checkpoint.manifest.step
+        restored = RestoredStep(checkpoint.manifest.step)
+        restored.missing, restored.unexpected = terms.missing, terms.unexpected
+        return restored
+
+    def all_steps(self) -> list[int]:
+        """The steps of the checkpoints in `dir` that are whole, as far as is seen without reading them, in order.
+
+        Not collective. What lies in object storage alone is not among them.
+        """
+        return sorted({info.step for info in self._whole()})
+
+    def latest_step(self) -> int | None:
+        """The last of `all_steps`, None where there is none. Not collective."""
+        return max(self.all_steps(), default=None)
+
+    def best_step(self, metric: str, mode: Literal["min", "max"] = "min") -> int | None:
+        """The step with the least (`min`) or largest (`max`) value of a metric, the newer one of two equals.
+
+        Metrics are those of `save`, of `run.step`, and what evaluations have noted. None where no checkpoint that is
+        whole has it. Not collective.
+
+        Raises:
+            BadUse: `metric` is empty, or `mode` is neither.
+        """
+        ranked = best_first(self._whole(), Best(metric=metric, count=1, mode=mode))
+        return ranked[0].step if ranked else None
+
+    def _whole(self) -> list[CheckpointInfo]:
+        return [info for info in scan(self._folder) if info.state == "written" and info.marks.damaged is None]
 
     def has_any(self) -> bool:
         """Whether there is a checkpoint, whole or not, in `dir` or where `push_to` pushes. Not collective.
@@ -467,6 +530,12 @@ class Checkpointer:
             outcome.set_exception(error)
         self._last = handle
         self._outcomes.follow(outcome, handle)
+
+
+def _set_renaming(terms: Terms, rename: "Rename") -> None:
+    from holdfast.checkpoint.renaming import Renaming  # few need it, and its regular expressions
+
+    terms.renaming = Renaming(rename)
 
 
 def _tell_of_push(told: Mapping[str, Any]) -> None:

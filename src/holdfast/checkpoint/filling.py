@@ -3,7 +3,8 @@
 import functools
 import logging
 from collections.abc import MutableMapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -17,7 +18,29 @@ from holdfast.checkpoint.plan import local
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.core.errors import StateMismatch
 
+if TYPE_CHECKING:
+    from holdfast.checkpoint.renaming import Renaming
+
 _logger = logging.getLogger("holdfast")
+
+
+@dataclass
+class Terms:
+    """How to restore, see `Checkpointer.restore`, and what came of it.
+
+    Attributes:
+        strict: whether state and checkpoint must have the same names and types.
+        rng: whether the random generators are restored.
+        renaming: of the tensors of `state`.
+        missing: names that the checkpoint lacks.
+        unexpected: names that the state lacks.
+    """
+
+    strict: bool = True
+    rng: bool = True
+    renaming: "Renaming | None" = None
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
 
 
 def restore_into(
@@ -25,6 +48,7 @@ def restore_into(
     checkpoint: OpenCheckpoint,
     state: MutableMapping[str, Any],
     per_rank: MutableMapping[str, Any] | None,
+    terms: Terms | None = None,
 ) -> str:
     """Put a checkpoint into `state`, `per_rank` and this process's random generators. Collective.
 
@@ -32,44 +56,43 @@ def restore_into(
         Nothing, or what of it is damaged: then tensors of `state` may hold parts of it.
 
     Raises:
-        BadUse: `state` or `per_rank` is no dict of named entries.
+        BadUse: `state` or `per_rank` is no dict of named entries, or a name map fits nothing.
         StateMismatch: they do not fit the checkpoint; nothing was changed on any rank, unless it says so.
         CheckpointError: it holds what must not be read.
     """
     same_world = checkpoint.manifest.world_size == ranks.world_size
     parts: list[Part] = []
-    fit = Fit(checkpoint.metadata.state_dict_metadata)
+    terms = terms or Terms()
+    saved, renaming = checkpoint.metadata.state_dict_metadata, terms.renaming
+    fit = Fit(saved, strict=terms.strict, transposed=renaming.transposed if renaming else ())
     rng_skeleton: dict[str, Any] = {}
-
     known: dict[str, Any] = {}
 
     def begin() -> str:
         nonlocal rng_skeleton
         own = checkpoint.own(ranks.rank) if same_world else None
-        parts.append(Part(state, checkpoint.shared, OPTIMIZERS, lost_empty=not checkpoint.has_structure))
+        shared = checkpoint.shared
+        if renaming is not None:
+            shared = renaming.skeleton(shared, lambda leaf: not fit.has_plain(leaf))
+        parts.append(Part(state, shared, OPTIMIZERS, lost_empty=not checkpoint.has_structure))
         if per_rank is not None:
             if not same_world:
                 raise _another_world(ranks, checkpoint)
             parts.append(Part(per_rank, own["user"] if own else {}, rank_optimizers(ranks.rank)))
-        rng_skeleton = own["rng"] if own else {}
+        rng_skeleton = own["rng"] if own and terms.rng else {}
         leaves = [leaf for part in parts for leaf in part.plain_leaves() if fit.has_plain(leaf)]
         return failing(lambda: known.update(checkpoint.read(dict.fromkeys(leaves))))
 
     def look() -> None:
         names = parameter_names(*((part.entries, part.targets) for part in parts))
         for part, each in zip(parts, names, strict=True):
-            part.arrange(fit, known, each)
+            part.arrange(fit, known, each, renaming.name if renaming else str)
             part.look(fit)
         for part in parts:
             part.adopt(fit)
         if rng_skeleton:
             fit.fit("rng", ABSENT, rng_skeleton)
-        if fit.problems:
-            more = f", and {len(fit.problems) - 3} more" if len(fit.problems) > 3 else ""
-            raise StateMismatch(
-                f"The state does not fit {checkpoint.path}: {'; '.join(fit.problems[:3])}{more}. "
-                "Build it with the same model and optimizer, or leave that entry out to restore the rest."
-            )
+        _check_fits(fit, checkpoint)
 
     if any(reasons := ranks.together(begin)):
         return next(filter(None, reasons))
@@ -89,6 +112,7 @@ def restore_into(
             ranks.together(functools.partial(rng.check, rng_skeleton, loaded))
 
     def put() -> None:
+        fit.convert(loaded)
         _check_same(fit, loaded)
         for part in parts:
             part.put(loaded)
@@ -96,11 +120,9 @@ def restore_into(
             rng.put_back(fill(ABSENT, rng_skeleton, loaded))
 
     ranks.together(put)
-    if not rng_skeleton and ranks.rank == 0:
-        why = "Checkpointer.save has not saved it"
-        if not same_world:
-            why = f"it was saved by {checkpoint.manifest.world_size} ranks and is restored by {ranks.world_size}"
-        _logger.warning("The random generators were left alone by %s: %s.", checkpoint.path, why)
+    terms.missing, terms.unexpected = tuple(fit.missing), tuple(fit.unexpected)
+    if not rng_skeleton and terms.rng and ranks.rank == 0:
+        _tell_of_generators(ranks, checkpoint)
     return ""
 
 
@@ -118,6 +140,22 @@ def per_rank_states(checkpoint: OpenCheckpoint) -> list[dict[str, Any]]:
         fit.fit("per_rank", ABSENT, skeleton)
         states.append(fill({}, skeleton, checkpoint.read(fit.wanted)))
     return states
+
+
+def _check_fits(fit: Fit, checkpoint: OpenCheckpoint) -> None:
+    if fit.problems:
+        more = f", and {len(fit.problems) - 3} more" if len(fit.problems) > 3 else ""
+        raise StateMismatch(
+            f"The state does not fit {checkpoint.path}: {'; '.join(fit.problems[:3])}{more}. "
+            "Build it with the same model and optimizer, or leave that entry out to restore the rest."
+        )
+
+
+def _tell_of_generators(ranks: Ranks, checkpoint: OpenCheckpoint) -> None:
+    why = "Checkpointer.save has not saved it"
+    if checkpoint.manifest.world_size != ranks.world_size:
+        why = f"it was saved by {checkpoint.manifest.world_size} ranks and is restored by {ranks.world_size}"
+    _logger.warning("The random generators were left alone by %s: %s.", checkpoint.path, why)
 
 
 def _check_same(fit: Fit, loaded: dict[str, Any]) -> None:

@@ -5,7 +5,7 @@
 
 import copy
 import functools
-from collections.abc import Iterable, Mapping, MutableMapping
+from collections.abc import Collection, Iterable, Mapping, MutableMapping
 from typing import Any
 
 import torch
@@ -32,15 +32,17 @@ class Fit:
     `missing`, `unexpected`: names that only the state has, and only the checkpoint; of the latter nothing is wanted.
     """
 
-    def __init__(self, saved: Mapping[str, Any], *, strict: bool = True) -> None:
+    def __init__(self, saved: Mapping[str, Any], *, strict: bool = True, transposed: Collection[str] = ()) -> None:
         """Look at nothing yet.
 
         Args:
             saved: flat name to DCP's description of it.
             strict: whether the checkpoint must have all that a state has. Else what it lacks is `missing`, what a
                 state that is not empty lacks is `unexpected`, and a tensor of floating point may be of another type.
+            transposed: flat names of the tensors that were stored the other way round.
         """
         self._saved = saved
+        self._transposed = transposed
         self.strict = strict
         self._first: dict[tuple[Any, ...], tuple[str, str]] = {}
         self.wanted: dict[str, torch.Tensor | None] = {}
@@ -48,7 +50,7 @@ class Fit:
         self.same: list[tuple[tuple[str, str], tuple[str, str]]] = []
         self.missing: list[str] = []
         self.unexpected: list[str] = []
-        self._converted: list[tuple[str, torch.Tensor]] = []
+        self._converted: list[tuple[str, torch.Tensor | None]] = []
 
     def has_plain(self, flat: str) -> bool:
         """Whether the checkpoint has a plain value of that flat name."""
@@ -88,10 +90,11 @@ class Fit:
         return self._fit_list(name, target, skeleton, adds=adds)
 
     def convert(self, loaded: dict[str, Any]) -> None:
-        """Put what was read as another type into the tensors of the state."""
+        """Put what was read as another type, or the other way round, into the tensors of the state."""
         with torch.no_grad():
             for flat, target in self._converted:
-                loaded[flat] = target.copy_(loaded[flat])
+                value = loaded[flat].t() if flat in self._transposed else loaded[flat]
+                loaded[flat] = value.contiguous() if target is None else target.copy_(value)
 
     def adopt(self, name: str, target: Any, skeleton: Skeleton) -> None:
         """Note what to read for an object whose own code judges it: all of `skeleton`, whatever `target` is.
@@ -111,8 +114,8 @@ class Fit:
             self.wanted[skeleton] = None
         elif (kind := _irregular(saved)) is not None:
             self.problems.append(f"{name!r} is a {kind} tensor, which nothing is restored into here")
-        elif not isinstance(target, torch.Tensor) or irregular(target) is not None:
-            self.wanted[skeleton] = _room(saved)
+        elif not isinstance(target, torch.Tensor) or irregular(target) is not None or skeleton in self._transposed:
+            self._make_room(skeleton, saved)
         elif (target.size(), target.dtype) != (saved.size, saved.properties.dtype):
             self.wanted[skeleton] = _room(saved, "cpu" if isinstance(target, DTensor) else target.device)
         elif _is_expanded(local(target)) or (target.numel() and self._first_of(target, name, skeleton)):
@@ -135,18 +138,20 @@ class Fit:
             self.problems.append(f"{name!r} is a {_kind(target)} in the state and one value in the checkpoint")
         elif kind is not None or (isinstance(target, torch.Tensor) and (kind := irregular(target)) is not None):
             self.problems.append(f"{name!r} is a {kind} tensor, which nothing is restored into here")
+        elif not isinstance(target, torch.Tensor) and is_tensor:
+            self._make_room(flat, saved)
         elif not isinstance(target, torch.Tensor):
-            self.wanted[flat] = _room(saved) if is_tensor else None
+            self.wanted[flat] = None
         elif not is_tensor:
             self.problems.append(f"{name!r} is a tensor in the state and a plain value in the checkpoint")
-        elif (target.size(), target.dtype) != (saved.size, saved.properties.dtype) and not self._converts(
-            target, saved
-        ):
+        elif flat in self._transposed and isinstance(target, DTensor):
+            self.problems.append(f"{name!r} is sharded, and what is transposed is not restored into it")
+        elif (target.size(), target.dtype) != self._kind_of(target, flat, saved):
             self.problems.append(
                 f"{name!r} is {_shape(target.size(), target.dtype)} in the state and "
-                f"{_shape(saved.size, saved.properties.dtype)} in the checkpoint"
+                f"{_shape(*self._kind_of(None, flat, saved))} in the checkpoint"
             )
-        elif target.dtype != saved.properties.dtype:
+        elif target.dtype != saved.properties.dtype or flat in self._transposed:
             # A DTensor on the host would need a mesh of the host.
             is_sharded = isinstance(target, DTensor)
             self.wanted[flat] = torch.empty_like(target, dtype=saved.properties.dtype) if is_sharded else _room(saved)
@@ -161,9 +166,20 @@ class Fit:
         else:
             self.wanted[flat] = target
 
-    def _converts(self, target: torch.Tensor, saved: TensorStorageMetadata) -> bool:
-        are_floats = target.dtype.is_floating_point and saved.properties.dtype.is_floating_point
-        return not self.strict and are_floats and target.size() == saved.size
+    def _kind_of(
+        self, target: torch.Tensor | None, flat: str, saved: TensorStorageMetadata
+    ) -> tuple[torch.Size, torch.dtype]:
+        """The size and the type that a saved tensor has once it is converted for `target`."""
+        size = torch.Size(saved.size[::-1]) if flat in self._transposed else saved.size
+        dtype = saved.properties.dtype
+        if target is not None and not self.strict and target.dtype.is_floating_point and dtype.is_floating_point:
+            dtype = target.dtype
+        return size, dtype
+
+    def _make_room(self, flat: str, saved: TensorStorageMetadata) -> None:
+        self.wanted[flat] = _room(saved)
+        if flat in self._transposed:
+            self._converted.append((flat, None))
 
     def _first_of(self, target: torch.Tensor, name: str, flat: str) -> tuple[str, str] | None:
         """The entry before it that is the same tensor, as tied weights are."""

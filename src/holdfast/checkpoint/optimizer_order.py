@@ -6,9 +6,9 @@ By name, where both sides have names: those of the models beside it (`parameter_
 
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from holdfast.checkpoint.parameter_names import Names
 from holdfast.checkpoint.tree import Skeleton, without_wrappers
@@ -19,6 +19,7 @@ _SHAPED_LIKE_PARAMETERS: Final = {
     *("exp_inf", "prev", "step_size", "sum", "ax"),
 }
 """What the optimizers of `torch.optim` keep in the shape of the parameter."""
+_ANY_ENTRY: Final = "*"
 _SHOWN: Final = 3
 
 
@@ -29,6 +30,15 @@ class Numbered:
     groups: list[list[Any]]
     names: Names | None = None
     own_names: Names | None = None
+
+    def renamed(self, name: Callable[[str], str | None]) -> Self:
+        """The same with other names; `name` takes one with an entry, which those that it gave itself are without."""
+
+        def own(given: str) -> str | None:
+            new = name(f"{_ANY_ENTRY}.{given}")
+            return new and new.removeprefix(f"{_ANY_ENTRY}.")
+
+        return replace(self, names=_each(self.names, name), own_names=_each(self.own_names, own))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,6 +210,10 @@ def _names(
     if complete or known:
         return (complete or known)[0]
     return [], [], False
+
+
+def _each(names: Names | None, change: Callable[[str], str | None]) -> Names | None:
+    return names and [[name and change(name) for name in group] for group in names]
 
 
 def _flat(names: Names) -> list[str | None]:

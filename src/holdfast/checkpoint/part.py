@@ -75,6 +75,7 @@ class Part:
         fit: Fit,
         known: Mapping[str, Any],
         names: Mapping[str, Names],
+        renamed: Callable[[str], str | None] = str,
     ) -> None:
         """Put the saved state of each optimizer into the order of its parameters.
 
@@ -82,6 +83,7 @@ class Part:
             fit: is told what does not fit.
             known: the plain values of `plain_leaves`, as far as they are there.
             names: of the parameters of each optimizer here.
+            renamed: from a saved name of a parameter, with its entry, to the one here.
         """
         described = known.get(self.described)
         saved_names = described[0] if isinstance(described, tuple) and described else {}
@@ -89,6 +91,7 @@ class Part:
             skeleton, target = self._skeleton[name], self.targets[name]
             found = _names(saved_names.get(name) if isinstance(saved_names, dict) else None)
             saved = numbered(skeleton, lambda leaf: known.get(leaf) if isinstance(leaf, str) else None, found)
+            saved = saved and saved.renamed(renamed)
             here = numbered(target, lambda value: value, names.get(name))
             if saved is None or here is None:
                 continue
