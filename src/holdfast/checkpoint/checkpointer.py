@@ -27,6 +27,7 @@ from holdfast.checkpoint.filling import Terms, per_rank_states
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.interval import Every, make_interval
 from holdfast.checkpoint.manifest import read_manifest
+from holdfast.checkpoint.metrics import check_metrics
 from holdfast.checkpoint.opening import open_checkpoint
 from holdfast.checkpoint.outcomes import OnFailure, Outcomes
 from holdfast.checkpoint.pushing import Pusher, fetch_instead, fetch_newer
@@ -39,7 +40,7 @@ from holdfast.checkpoint.sigterm import EXIT_CODE, Sigterm
 from holdfast.checkpoint.votes import Votes
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound, SaveFailed
-from holdfast.core.link import Unsupervised, job_link
+from holdfast.core.link import Unsupervised, job_link, numbers_of
 
 if TYPE_CHECKING:
     from holdfast.checkpoint.renaming import Rename
@@ -174,7 +175,13 @@ class Checkpointer:
             self._sigterm.install()
 
     def save(
-        self, step: int, state: State, *, per_rank: Mapping[str, Any] | None = None, force: bool = False
+        self,
+        step: int,
+        state: State,
+        *,
+        per_rank: Mapping[str, Any] | None = None,
+        force: bool = False,
+        metrics: Mapping[str, Any] | None = None,
     ) -> SaveHandle:
         """Save, if `step` is due or the job was asked to stop; in the latter case the process ends here.
 
@@ -192,13 +199,16 @@ class Checkpointer:
             per_rank: the like for what differs by rank, such as the position in the data.
             force: save whatever `every` and `when_busy` say, as at the end of training; the same on all ranks. A step
                 that was saved or restored last is only waited for, and saved again if that failed.
+            metrics: names to numbers that are noted on the checkpoint, for `keep`, `best_step` and `prune --best`; rank
+                0's count. A tensor of one element is read later, by another thread; do not change it in place. None:
+                what `run.step` was given for this step.
 
         Returns:
             What tells when the checkpoint is durable.
 
         Raises:
             BadUse: closed, or read-only, or that of a process which this one was forked from; or something in the
-                state cannot be saved, and the message names it.
+                state or in `metrics` cannot be saved, and the message names it.
             SaveFailed: an earlier save is not durable and `on_failure` is `raise`, or this one is not and the job is
                 to stop.
         """
@@ -207,11 +217,12 @@ class Checkpointer:
         if self._read_only:
             raise BadUse("This Checkpointer is read_only. Save with another one, into a folder of this run.")
         check_whole("step", step, least=0)
+        numbers = numbers_of(step) if metrics is None else check_metrics(metrics)
         self._check_here()
         self._pid = os.getpid()
         self._outcomes.lost.step(self._clock.monotonic_s(), fence_s=self._engine.fence.waited_s)
         try:
-            return self._save(step, state, per_rank, force=force)
+            return self._save(step, state, per_rank, numbers, force=force)
         finally:
             in_flight, fence_s = self._engine.thread.in_flight, self._engine.fence.waited_s
             self._outcomes.lost.goes_on(self._clock.monotonic_s(), fence_s=fence_s, in_flight=in_flight)
@@ -436,7 +447,9 @@ class Checkpointer:
         except HoldfastError as error:
             _logger.error("%s", error)  # noqa: TRY400 - a sentence, not a traceback
 
-    def _save(self, step: int, state: State, per_rank: Mapping[str, Any] | None, *, force: bool) -> SaveHandle:
+    def _save(
+        self, step: int, state: State, per_rank: Mapping[str, Any] | None, metrics: Mapping[str, Any], *, force: bool
+    ) -> SaveHandle:
         is_last, is_due = self._vote(step)
         if self._last.step is not None and step < self._last.step:
             self._last = SaveHandle(None, [])  # training has gone back: its steps are others
@@ -454,8 +467,8 @@ class Checkpointer:
         self._outcomes.retry_due = False
         with link.section("save"):
             if is_last and not stopping:
-                self._save_and_leave(handle, step, state, per_rank)
-            self._begin(handle, step, state, per_rank, must=stopping or force)
+                self._save_and_leave(handle, step, state, per_rank, metrics)
+            self._begin(handle, step, state, per_rank, metrics, must=stopping or force)
             if stopping or (handle.done() and self._on_failure == "raise"):
                 handle.result()
         if stopping:
@@ -490,12 +503,17 @@ class Checkpointer:
         return is_last, by_step or any(others)
 
     def _save_and_leave(
-        self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None
+        self,
+        handle: SaveHandle,
+        step: int,
+        state: State,
+        per_rank: Mapping[str, Any] | None,
+        metrics: Mapping[str, Any],
     ) -> NoReturn:
         assert self._sigterm is not None, "all ranks have been given the same arguments"
         self._sigterm.begin()  # another rank may have been told
         try:
-            self._begin(handle, step, state, per_rank, must=True)
+            self._begin(handle, step, state, per_rank, metrics, must=True)
             _logger.warning("SIGTERM: step %d is saved, in %s.", step, handle.result())
         except Exception as error:  # whatever it is, the process ends
             _logger.error("SIGTERM: %s %s", error, self._newest_known())  # noqa: TRY400
@@ -510,7 +528,14 @@ class Checkpointer:
         return f"The newest checkpoint is {self._outcomes.newest}."
 
     def _begin(
-        self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None, *, must: bool
+        self,
+        handle: SaveHandle,
+        step: int,
+        state: State,
+        per_rank: Mapping[str, Any] | None,
+        metrics: Mapping[str, Any],
+        *,
+        must: bool,
     ) -> None:
         self._interval.began()
         if self._pusher is not None and Ranks().rank == 0:
@@ -524,6 +549,7 @@ class Checkpointer:
                 keep=self._keep,
                 damaged=self._outcomes.damaged,
                 must=must,
+                metrics=metrics,
             )
         except SaveFailed as error:
             outcome = Future()

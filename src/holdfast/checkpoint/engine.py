@@ -72,6 +72,7 @@ class Engine:
         keep: Retention,
         damaged: Collection[Path],
         must: bool,
+        metrics: Mapping[str, Any],
     ) -> Future[Saved | None]:
         """Begin a save. It returns once the state is copied, if it plans or no update has ever waited; else at once.
 
@@ -97,7 +98,7 @@ class Engine:
             keep=keep,
             damaged=tuple(damaged),
         )
-        job = SaveJob(order, began_s, must)
+        job = SaveJob(order, began_s, must, metrics)
         with _no_collection():
             self._take_stock(job, ranks, state, per_rank)
             self.fence.stage(job)
