@@ -40,7 +40,9 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `importing` | what PyTorch alone wrote, made one of these |
 | `restore` | the newest checkpoint that verifies |
 | `opening` | what one says of itself, to one rank or to all together |
-| `filling` | it comes into a state, which it has to `fit` |
+| `filling` | it comes into a state, which it has to `fit`, a `part` at a time (`judged`: not what own code judges) |
+| `optimizer_order` | which parameter gets which saved state of an optimizer, by `parameter_names` |
+| `renaming` | a checkpoint whose tensors have other names than the state |
 | `ranges` | the bytes of the files that a rank needs (`reading`: each checked before it is handed out) |
 | `remote` | checkpoints in object storage (`objects` and four `remote_…`: catalog, push, fetch, ranges) |
 | `pushing` | what is fetched from there, and the `pushing_process` that brings it there (`pushed`: up to which step) |

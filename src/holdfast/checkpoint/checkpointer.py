@@ -10,7 +10,7 @@ from concurrent.futures import Future
 from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 
 from holdfast.checkpoint.arguments import (
     check_above_zero,
@@ -20,30 +20,33 @@ from holdfast.checkpoint.arguments import (
     check_whole,
     make_writable,
 )
-from holdfast.checkpoint.catalog import scan, verify
+from holdfast.checkpoint.catalog import CheckpointInfo, scan, verify
 from holdfast.checkpoint.contents import check_named
 from holdfast.checkpoint.engine import Engine
-from holdfast.checkpoint.filling import per_rank_states
+from holdfast.checkpoint.filling import Terms, per_rank_states
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.interval import Every, make_interval
 from holdfast.checkpoint.manifest import read_manifest
+from holdfast.checkpoint.metrics import check_metrics
 from holdfast.checkpoint.one_folder import check_alike
 from holdfast.checkpoint.opening import open_checkpoint
 from holdfast.checkpoint.outcomes import OnFailure, Outcomes
 from holdfast.checkpoint.pushing import Pusher, fetch_instead, fetch_newer
 from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.restore import restore_newest
-from holdfast.checkpoint.retention import Retention
+from holdfast.checkpoint.restore import RestoredStep, restore_newest
+from holdfast.checkpoint.retention import Best, Retention, best_first
 from holdfast.checkpoint.save_handle import SaveHandle
 from holdfast.checkpoint.shape import Busy, Options, Replicas
 from holdfast.checkpoint.sigterm import EXIT_CODE, Sigterm
 from holdfast.checkpoint.votes import Votes
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound, SaveFailed
-from holdfast.core.link import Unsupervised, job_link
+from holdfast.core.link import Unsupervised, job_link, numbers_of
 
 if TYPE_CHECKING:
     import torch.distributed as dist
+
+    from holdfast.checkpoint.renaming import Rename
 
 _logger = logging.getLogger("holdfast")
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
@@ -193,7 +196,13 @@ class Checkpointer:
             self._sigterm.install()
 
     def save(
-        self, step: int, state: State, *, per_rank: Mapping[str, Any] | None = None, force: bool = False
+        self,
+        step: int,
+        state: State,
+        *,
+        per_rank: Mapping[str, Any] | None = None,
+        force: bool = False,
+        metrics: Mapping[str, Any] | None = None,
     ) -> SaveHandle:
         """Save, if `step` is due or the job was asked to stop; in the latter case the process ends here.
 
@@ -211,13 +220,16 @@ class Checkpointer:
             per_rank: the like for what differs by rank, such as the position in the data.
             force: save whatever `every` and `when_busy` say, as at the end of training; the same on all ranks. A step
                 that was saved or restored last is only waited for, and saved again if that failed.
+            metrics: names to numbers that are noted on the checkpoint, for `keep`, `best_step` and `prune --best`; rank
+                0's count. A tensor of one element is read later, by another thread; do not change it in place. None:
+                what `run.step` was given for this step.
 
         Returns:
             What tells when the checkpoint is durable.
 
         Raises:
             BadUse: closed, or read-only, or that of a process which this one was forked from; or something in the
-                state cannot be saved, and the message names it.
+                state or in `metrics` cannot be saved, and the message names it.
             SaveFailed: an earlier save is not durable and was forced, or `on_failure` is `raise`; or this one is not
                 and was forced, or the job is to stop.
         """
@@ -226,12 +238,13 @@ class Checkpointer:
         if self._read_only:
             raise BadUse("This Checkpointer is read_only. Save with another one, into a folder of this run.")
         step = check_whole("step", step, least=0)
+        numbers = numbers_of(step) if metrics is None else check_metrics(metrics)
         self._check_here()
         self._pid = os.getpid()
         self._engine.meeting.called(step)
         self._outcomes.lost.step(self._clock.monotonic_s(), fence_s=self._engine.fence.waited_s)
         try:
-            return self._save(step, state, per_rank, force=force)
+            return self._save(step, state, per_rank, numbers, force=force)
         finally:
             in_flight, fence_s = self._engine.thread.in_flight, self._engine.fence.waited_s
             self._outcomes.lost.goes_on(self._clock.monotonic_s(), fence_s=fence_s, in_flight=in_flight)
@@ -240,25 +253,46 @@ class Checkpointer:
         """Wait until what the last save saves is copied. Optimizers of torch call it by themselves."""
         self._engine.fence.before_update()
 
-    def restore(self, state: MutableMapping[str, Any], *, per_rank: MutableMapping[str, Any] | None = None) -> int:
+    def restore(
+        self,
+        state: MutableMapping[str, Any],
+        *,
+        per_rank: MutableMapping[str, Any] | None = None,
+        step: int | None = None,
+        strict: bool = True,
+        rng: bool = True,
+        rename: "Rename | None" = None,
+    ) -> int:
         """Restore the newest checkpoint that verifies, and the random generators of each rank.
 
         It is taken from memory where all ranks died with it in memory, or peers hold what is lost, and from disk
         otherwise.
 
         Collective where torch.distributed is initialised. State dicts and tensors are filled in place, keys
-        they lack are added; objects get `load_state_dict`; plain values are replaced. Entries of the
-        checkpoint that `state` does not name at its top level are left out.
+        they lack are added; objects get `load_state_dict`, those with one of their own with what they saved, whatever
+        they have now; plain values are replaced. An optimizer's state goes to the parameters of the same names. Entries
+        of the checkpoint that `state` does not name at its top level are left out.
 
         Args:
             state: as for `save`, but not a callable.
             per_rank: as for `save`. Only where as many ranks restore as saved; else see `per_rank_states`.
+            step: restore this step and no other one; None: the newest.
+            strict: whether state and checkpoint must have the same names and types. Else what the checkpoint lacks
+                stays as it is, what it has beyond the state is left out, and tensors of floating point are converted to
+                the type of the state; shapes must be the same. The step that is returned has the names, as `missing`
+                and `unexpected`.
+            rng: whether the random generators are restored.
+            rename: where names of tensors in the checkpoint are others than in the state: names there to names here,
+                or a name map of `holdfast checkpoint export`, or a file with one. A name begins with its entry, or
+                comes after it.
 
         Returns:
-            The step, 0 where there is no checkpoint.
+            The step, 0 where there is no checkpoint; a `RestoredStep` where it is not `strict`.
 
         Raises:
-            BadUse: `state` has no named entries, or NumPy's global generator is of another kind than when it was saved.
+            BadUse: `state` has no named entries, or NumPy's global generator is of another kind than when it was
+                saved, or `rename` is no name map, or names what the checkpoint does not have.
+            NotFound: there is no checkpoint of `step`.
             NoVerifiedCheckpoint: there are checkpoints, here or in storage, and none verifies.
             StateMismatch: the state does not fit; nothing was changed, but for what it says of a damaged newer step.
             CheckpointError: something in it could not be read.
@@ -268,8 +302,13 @@ class Checkpointer:
         self._outcomes.raise_unseen()
         self._outcomes.unmade.clear()  # of steps that are trained again
         ranks = self._ranks
+        if step is not None:
+            step = check_whole("step", step, least=0)
         self._engine.meeting.await_all("restore")
         check_alike(ranks, self._folder)
+        terms = Terms(strict=strict, rng=rng)
+        if rename is not None:
+            ranks.together(functools.partial(_set_renaming, terms, rename))
         # Now, though there may be no checkpoint: else it would be known after the first failure alone.
         for part in (state, {} if per_rank is None else per_rank):
             ranks.together(functools.partial(check_named, part))
@@ -281,17 +320,21 @@ class Checkpointer:
                 self._pid = os.getpid()
                 remote = self._pusher.remote
                 at_length = functools.partial(ranks.first_at_length, signs=lambda: remote.signs, section="restore")
-                at_length(functools.partial(fetch_newer, remote, self._folder))
+                if step is None:
+                    at_length(functools.partial(fetch_newer, remote, self._folder))
 
-                def from_storage(step: int, above: int) -> int | None:
-                    return at_length(functools.partial(fetch_instead, remote, self._folder, step, above))
+                def from_storage(damaged: int, above: int) -> int | None:
+                    return at_length(functools.partial(fetch_instead, remote, self._folder, damaged, above))
 
             checkpoint, passed_over = restore_newest(
-                ranks, self._folder, state, per_rank, from_storage, from_memory=not self._read_only
+                *(ranks, self._folder, state, per_rank, from_storage),
+                from_memory=not self._read_only,
+                step=step,
+                terms=terms,
             )
             self._outcomes.damaged.update(item.path for item in passed_over)
             if checkpoint is None:
-                return 0
+                return 0 if strict else RestoredStep(0)
             self._outcomes.newest, self._last = checkpoint.path, SaveHandle(checkpoint.manifest.step, [])
             self._last._outcome.set_result(checkpoint.path)
             self._interval.resumed(checkpoint.manifest.step)
@@ -310,7 +353,37 @@ class Checkpointer:
                     "passed_over": [asdict(item) | {"path": str(item.path)} for item in passed_over],
                 },
             )
-        return checkpoint.manifest.step
+        if strict:
+            return checkpoint.manifest.step
+        restored = RestoredStep(checkpoint.manifest.step)
+        restored.missing, restored.unexpected = terms.missing, terms.unexpected
+        return restored
+
+    def all_steps(self) -> list[int]:
+        """The steps of the checkpoints in `dir` that are whole, as far as is seen without reading them, in order.
+
+        Not collective. What lies in object storage alone is not among them.
+        """
+        return sorted({info.step for info in self._whole()})
+
+    def latest_step(self) -> int | None:
+        """The last of `all_steps`, None where there is none. Not collective."""
+        return max(self.all_steps(), default=None)
+
+    def best_step(self, metric: str, mode: Literal["min", "max"] = "min") -> int | None:
+        """The step with the least (`min`) or largest (`max`) value of a metric, the newer one of two equals.
+
+        Metrics are those of `save`, of `run.step`, and what evaluations have noted. None where no checkpoint that is
+        whole has it. Not collective.
+
+        Raises:
+            BadUse: `metric` is empty, or `mode` is neither.
+        """
+        ranked = best_first(self._whole(), Best(metric=metric, count=1, mode=mode))
+        return ranked[0].step if ranked else None
+
+    def _whole(self) -> list[CheckpointInfo]:
+        return [info for info in scan(self._folder) if info.state == "written" and info.marks.damaged is None]
 
     def has_any(self) -> bool:
         """Whether there is a checkpoint, whole or not, in `dir` or where `push_to` pushes. Not collective.
@@ -411,7 +484,9 @@ class Checkpointer:
         except HoldfastError as error:
             _logger.error("%s", error)  # noqa: TRY400 - a sentence, not a traceback
 
-    def _save(self, step: int, state: State, per_rank: Mapping[str, Any] | None, *, force: bool) -> SaveHandle:
+    def _save(
+        self, step: int, state: State, per_rank: Mapping[str, Any] | None, metrics: Mapping[str, Any], *, force: bool
+    ) -> SaveHandle:
         is_last, is_due = self._vote(step)
         if self._last.step is not None and step < self._last.step:
             self._last = SaveHandle(None, [])  # training has gone back: its steps are others
@@ -429,8 +504,8 @@ class Checkpointer:
         handle.step = step
         with link.section("save"):
             if is_last and not stopping:
-                self._save_and_leave(handle, step, state, per_rank)
-            self._begin(handle, step, state, per_rank, must=stopping or force)
+                self._save_and_leave(handle, step, state, per_rank, metrics)
+            self._begin(handle, step, state, per_rank, metrics, must=stopping or force)
             raises = self._on_failure == "raise" or (force and self._on_failure == "retry")
             if stopping or (handle.done() and raises):
                 handle.result()
@@ -471,12 +546,17 @@ class Checkpointer:
         return is_last, by_step or has_passed
 
     def _save_and_leave(
-        self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None
+        self,
+        handle: SaveHandle,
+        step: int,
+        state: State,
+        per_rank: Mapping[str, Any] | None,
+        metrics: Mapping[str, Any],
     ) -> NoReturn:
         assert self._sigterm is not None, "all ranks have been given the same arguments"
         self._sigterm.begin()  # another rank may have been told
         try:
-            self._begin(handle, step, state, per_rank, must=True)
+            self._begin(handle, step, state, per_rank, metrics, must=True)
             _logger.warning("SIGTERM: step %d is saved, in %s.", step, handle.result())
         except Exception as error:  # whatever it is, the process ends
             _logger.error("SIGTERM: %s %s", error, self._newest_known())  # noqa: TRY400
@@ -491,7 +571,14 @@ class Checkpointer:
         return f"The newest checkpoint is {self._outcomes.newest}."
 
     def _begin(
-        self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None, *, must: bool
+        self,
+        handle: SaveHandle,
+        step: int,
+        state: State,
+        per_rank: Mapping[str, Any] | None,
+        metrics: Mapping[str, Any],
+        *,
+        must: bool,
     ) -> None:
         self._interval.began()
         if self._pusher is not None and self._ranks.rank == 0:
@@ -505,12 +592,19 @@ class Checkpointer:
                 keep=self._keep,
                 damaged=self._outcomes.damaged,
                 must=must,
+                metrics=metrics,
             )
         except SaveFailed as error:
             outcome = Future()
             outcome.set_exception(error)
         self._last = handle
         self._outcomes.follow(outcome, handle, save=self._engine.last_save, must=must)
+
+
+def _set_renaming(terms: Terms, rename: "Rename") -> None:
+    from holdfast.checkpoint.renaming import Renaming  # few need it, and its regular expressions
+
+    terms.renaming = Renaming(rename)
 
 
 def _tell_of_push(told: Mapping[str, Any]) -> None:

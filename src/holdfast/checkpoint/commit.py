@@ -9,7 +9,7 @@ import errno
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
@@ -26,6 +26,7 @@ from holdfast.checkpoint.manifest import (
     read_manifest,
     write_manifest,
 )
+from holdfast.checkpoint.marks import note_metrics
 from holdfast.checkpoint.replica_notes import Differing, compare
 from holdfast.checkpoint.retention import Best, Retention
 from holdfast.core.atomic import write_atomic
@@ -52,7 +53,10 @@ class RankFailed(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One save. `save` tells it from every other one; `keep` and `damaged` are for what is deleted after it."""
+    """One save. `save` tells it from every other one; `keep` and `damaged` are for what is deleted after it.
+
+    `metrics`: by name, what is noted on the checkpoint as it gets its name.
+    """
 
     folder: Path
     step: int
@@ -60,6 +64,7 @@ class Order:
     created_at_s: float
     keep: Retention
     damaged: tuple[Path, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
 
     @property
     def session(self) -> str:
@@ -185,6 +190,8 @@ def commit(
         _note(order, rank).unlink(missing_ok=True)
     for unfinished in order.staging.glob(".*.tmp"):
         unfinished.unlink()
+    if order.metrics:  # now, so that what is deleted after this save is judged by them
+        note_metrics(order.staging, order.metrics, now_s=order.created_at_s)
     staging.commit(final_is_damaged=order.final in order.damaged)
     return differing
 

@@ -25,6 +25,7 @@ from holdfast.checkpoint.fence import Fence
 from holdfast.checkpoint.meeting import Meeting
 from holdfast.checkpoint.one_folder import check_shared
 from holdfast.checkpoint.ownership import OptimizerTensors
+from holdfast.checkpoint.parameter_names import ParameterNames
 from holdfast.checkpoint.peer_meeting import meet
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.retention import Retention
@@ -58,6 +59,7 @@ class Engine:
         self._shape = Shape(options, self._writer, self._seats, self.optimizers)
         self._ranks: Ranks | None = None
         self._session = ""
+        self._named = ParameterNames()
         self._saves = 0
         self.fence = Fence(self._shape)
         self.meeting = Meeting(options.process_group)
@@ -80,6 +82,7 @@ class Engine:
         keep: Retention,
         damaged: Collection[Path],
         must: bool,
+        metrics: Mapping[str, Any],
     ) -> Future[Saved | None]:
         """Begin a save. It returns once the state is copied, if it plans or no update has ever waited; else at once.
 
@@ -105,7 +108,7 @@ class Engine:
             keep=keep,
             damaged=tuple(damaged),
         )
-        job = SaveJob(order, began_s, must)
+        job = SaveJob(order, began_s, must, metrics)
         with _no_collection():
             self._take_stock(job, ranks, state, per_rank)
             self.fence.stage(job)
@@ -134,7 +137,7 @@ class Engine:
         per_rank: Mapping[str, Any] | None,
     ) -> None:
         try:
-            job.contents = collect(ranks.rank, state, per_rank)
+            job.contents = collect(ranks.rank, state, per_rank, self._named)
             job.snapshot = self._shape.snapshot(job.contents)
             # After what the snapshot has copied early on these streams: it is copied on from there.
             job.began_on(current_streams(job.contents.tensors))

@@ -17,7 +17,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.catalog import CheckpointInfo, scan
-from holdfast.checkpoint.contents import rank_structure
+from holdfast.checkpoint.contents import STRUCTURE, rank_structure
 from holdfast.checkpoint.folders import parse_name
 from holdfast.checkpoint.kept import Predecessors
 from holdfast.checkpoint.manifest import Manifest, ManifestError, UnreadError, check_contents, read_manifest
@@ -47,6 +47,11 @@ class OpenCheckpoint:
     def shared(self) -> dict[Any, Any]:
         """The skeleton of the state."""
         return shared_skeleton(self.metadata, self.read)
+
+    @property
+    def has_structure(self) -> bool:
+        """Whether Holdfast wrote it, and it records empty dicts."""
+        return STRUCTURE in self.metadata.state_dict_metadata
 
     def own(self, rank: int) -> dict[Any, Any] | None:
         """The skeleton of what belongs to `rank`: `user` and `rng`. None where DCP alone wrote it."""

@@ -136,6 +136,7 @@ class Outcomes:
                 _logger.warning("%s It is made again at the next call of save.", error)
             elif in_a_row.bit_count() == 1:  # 4, 8, 16 and so on: each would fill the log
                 _logger.warning("%s %d saves in a row have failed; each due one is tried.", error, in_a_row)
+
     def _tell_of_differing(self, saved: Saved) -> None:
         differing = saved.written.differing
         names = frozenset(name for name, _ in differing.entries)

@@ -27,12 +27,12 @@ from torch.distributed.tensor import DTensor
 
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.checksums import DIGEST_BYTES
-from holdfast.checkpoint.contents import STRUCTURE, Contents, Outline, rank_structure
+from holdfast.checkpoint.contents import Contents, Outline, structures
 from holdfast.checkpoint.image import LARGE_BYTES, Image, Need, Template, lay_out, slot_bytes, template
 from holdfast.checkpoint.layout import Layout, pieces_of
 from holdfast.checkpoint.metadata import check_against_files
 from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.tree import KIND, PLAIN_TENSORS, Skeleton, irregular, merge_skeletons
+from holdfast.checkpoint.tree import KIND, PLAIN_TENSORS, irregular, merge_skeletons
 from holdfast.core.errors import BadUse
 
 _logger = logging.getLogger("holdfast")
@@ -59,9 +59,9 @@ class Plan:
 
     `items` are in the order of the image's blobs, those `on_devices` first; `pieces` has the index of the blob that
     each attested piece belongs to; `constant` the digests, by piece, of what is the same in each save; `structure` is
-    the skeleton of all ranks' state, on rank 0; `outline`: of the containers of this rank; `shapes`: of its leaves,
-    as they come; `fixed` are the skeletons that are saved, as bytes; `replicated`: what other ranks have, too; `owned`:
-    the names of the tensors that an optimizer owns.
+    what describes all ranks' state, by flat name, on rank 0; `outline`: of the containers of this rank; `shapes`: of
+    its leaves, as they come; `fixed` are the skeletons that are saved, as bytes; `replicated`: what other ranks have,
+    too; `owned`: the names of the tensors that an optimizer owns.
     """
 
     image: Image
@@ -70,7 +70,7 @@ class Plan:
     pieces: tuple[int, ...]
     constant: dict[int, bytes]
     on_devices: tuple[OnDevice, ...]
-    structure: Skeleton | None
+    structure: dict[str, Any] | None
     outline: Outline
     shapes: list[Any]
     fixed: dict[str, bytes]
@@ -143,8 +143,8 @@ def make_plan(
         BadUse: the ranks' states contradict each other.
         CheckpointError: PyTorch cannot plan it.
     """
-    merged_structure = _merged_structure(ranks, contents)
-    structure = merged_structure if ranks.rank == 0 else None
+    merged_structures = _merged_structures(ranks, contents)
+    structure = merged_structures if ranks.rank == 0 else None
     planner = DefaultSavePlanner()
     merged: Metadata | None = None
 
@@ -221,7 +221,7 @@ def make_plan(
         structure=structure,
         outline=contents.outline,
         shapes=list(_shapes(leaves)),
-        fixed={name: serialized(leaves[name]) for name in (STRUCTURE, rank_structure(ranks.rank)) if name in leaves},
+        fixed={name: serialized(leaves[name]) for name in (*contents.described, *(structure or {}))},
         replicated=tuple(item.index for item in itertools.compress(own_items, replicated)),
         owned=own_names,
     )
@@ -412,13 +412,13 @@ def _need(item: WriteItem, leaf: Any) -> Need:
     return Need(dtype=None, slot_bytes=slot_bytes(len(written)))
 
 
-def _merged_structure(ranks: Ranks, contents: Contents) -> dict[Any, Any]:
-    digests = ranks.together(lambda: xxhash.xxh3_128_hexdigest(repr(contents.skeleton).encode()))
+def _merged_structures(ranks: Ranks, contents: Contents) -> dict[str, Any]:
+    digests = ranks.together(lambda: xxhash.xxh3_128_hexdigest(repr((contents.skeleton, contents.names)).encode()))
     if len(set(digests)) == 1:
-        return contents.skeleton
+        return structures(contents.skeleton, contents.names)
     # They are large, so they travel only where they differ.
-    merged: dict[Any, Any] = merge_skeletons(ranks.together(lambda: contents.skeleton))
-    return merged
+    skeletons, names = zip(*ranks.together(lambda: (contents.skeleton, contents.names)), strict=True)
+    return structures(merge_skeletons(skeletons), {name: each[name] for each in reversed(names) for name in each})
 
 
 def _metadata(merged: Metadata, told: list[tuple[list[_Stored], dict[str, int]]]) -> bytes:

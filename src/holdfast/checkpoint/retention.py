@@ -133,6 +133,14 @@ def superfluous(
     return [verdict.info for verdict in going]
 
 
+def best_first(checkpoints: Sequence[CheckpointInfo], best: Best) -> list[CheckpointInfo]:
+    """Those that have a value of a metric, the best first, the newer of two equals before the other."""
+    sign = 1 if best.mode == "min" else -1
+    values = {info.path: info.marks.metrics.get(best.metric, math.nan) for info in checkpoints}
+    known = [info for info in checkpoints if not math.isnan(values[info.path])]
+    return sorted(known, key=lambda info: (sign * values[info.path], -info.step))
+
+
 def deletable_for_room(
     checkpoints: Sequence[CheckpointInfo], *, damaged: Collection[Path], keep: Retention, now_s: float | None
 ) -> list[CheckpointInfo]:
@@ -159,12 +167,8 @@ def _by_rules(
         if policy.within_s is not None and _is_within(info, policy.within_s, now_s):
             yield info, f"written within {policy.within_s:.0f} s"
     for best in policy.best:
-        sign = 1 if best.mode == "min" else -1
-        values = {info.path: info.marks.metrics.get(best.metric, math.nan) for info in counted}
-        known = [info for info in counted if not math.isnan(values[info.path])]
-        known.sort(key=lambda info: (sign * values[info.path], -info.step))
-        for place, info in enumerate(known[: best.count], start=1):
-            yield info, f"{best.metric} {values[info.path]:g} is number {place} ({best.mode})"
+        for place, info in enumerate(best_first(counted, best)[: best.count], start=1):
+            yield info, f"{best.metric} {info.marks.metrics[best.metric]:g} is number {place} ({best.mode})"
 
 
 def _always(

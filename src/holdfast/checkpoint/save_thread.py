@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import Final
 
 import torch
@@ -17,6 +18,7 @@ from holdfast.checkpoint.arena import ArenaError, State
 from holdfast.checkpoint.checksums import DIGEST_BYTES
 from holdfast.checkpoint.limits import advice_on, in_words
 from holdfast.checkpoint.meeting import Meeting
+from holdfast.checkpoint.metrics import read_metrics
 from holdfast.checkpoint.persist import abandon
 from holdfast.checkpoint.plan import Plan
 from holdfast.checkpoint.ranks import Ranks
@@ -134,6 +136,8 @@ class SaveThread:
                     return
                 ranks.together(begin)
                 assert seat is not None, "it was taken"
+                if ranks.rank == 0:  # whose order names them
+                    job.order = replace(job.order, metrics=read_metrics(job.metrics, job.boundaries))
                 ended = self._order(job, self._shape.agreed, seat, generation, replicas)
                 self._copy(job, self._shape.agreed, seat, generation)
         except Exception as error:

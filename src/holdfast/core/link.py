@@ -55,6 +55,7 @@ class Unsupervised:
 
 
 _link: JobLink = Unsupervised()
+_numbers: tuple[int, Mapping[str, Any]] = (-1, {})
 
 
 def job_link() -> JobLink:
@@ -66,3 +67,15 @@ def set_job_link(link: JobLink) -> None:
     """Make `link` the link of this process."""
     global _link  # noqa: PLW0603 - one process is one rank: its link is process-wide by nature
     _link = link
+
+
+def note_numbers(step: int, numbers: Mapping[str, Any]) -> None:
+    """Remember what a step was reported with: its loss and metrics, which may be tensors that nobody has read yet."""
+    global _numbers  # noqa: PLW0603 - as above
+    _numbers = (step, numbers)
+
+
+def numbers_of(step: int) -> Mapping[str, Any]:
+    """What the last step was reported with, if it is `step`; else nothing."""
+    noted, numbers = _numbers
+    return numbers if noted == step else {}
