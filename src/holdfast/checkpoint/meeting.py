@@ -84,7 +84,7 @@ class Meeting:
 
         Args:
             call: `save` or `restore`.
-            step: the step to save.
+            step: the step to save, or to restore.
             thread: `call`, or `stage` for what is not in the user's call.
 
         Raises:
@@ -219,7 +219,7 @@ class _One:
         self._call = call
         self._step = step
         self._intent = intent
-        self._is_in_call = is_in_call
+        self._is_call_of_save = is_in_call and call == "save"
         self._number = key.partition("/")[0]
         self._calls, _ = lobby.calls[int(self._number)]
         self._stuck: dict[int, tuple[str, float]] = {}
@@ -296,9 +296,9 @@ class _One:
                 return f"rank {rank} does not answer: it has ended, or was stopped", ""
         for rank, told in answers.items():
             calls, step = told["calls"].get(self._number, (0, -1))
-            if self._is_in_call and self._step is not None and calls > self._calls:
+            if self._is_call_of_save and calls > self._calls:
                 return f"rank {rank} has gone on to step {step} without it", ""
-            if self._is_in_call and self._step not in (None, step) and calls == self._calls > 0:
+            if self._is_call_of_save and step != self._step and calls == self._calls > 0:
                 return f"rank {rank} has called save at step {step} instead", ""
             place, since_s = self._stuck.get(rank, ("", waited_s))
             since_s = since_s if told["place"] == place else waited_s
