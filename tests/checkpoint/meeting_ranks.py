@@ -205,8 +205,8 @@ def a_group_of_the_ranks_saves(folder, rank, world_size):
 
 def main(folder, rank, world_size, *names):
     torch.set_num_threads(1)
-    meeting.WARN_AFTER_S, meeting.STUCK_S, meeting.SILENT_S, meeting._LOOK_EVERY_S = 0.5, 1.0, 2.0, 0.05
-    timeout = timedelta(seconds=120)
+    meeting.WARN_AFTER_S, meeting.STUCK_S, meeting.SILENT_S, meeting._LOOK_EVERY_S = 0.5, 4.0, 10.0, 0.05
+    timeout = timedelta(seconds=600)
     init_method = f"file://{folder}/store-{world_size}"
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size, timeout=timeout)
     for name in names:

@@ -208,7 +208,7 @@ SCENARIOS = {
 def main(folder, rank, world_size, *names):
     torch.set_num_threads(1)
     logging.basicConfig(format="%(name)s %(levelname)s %(message)s", stream=sys.stdout)
-    timeout = timedelta(seconds=120)
+    timeout = timedelta(seconds=600)
     init_method = f"file://{folder}/store-{world_size}-{names[0]}"
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size, timeout=timeout)
     for name in names:

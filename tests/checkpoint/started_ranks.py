@@ -13,7 +13,7 @@ def run(script, folder, world_size, *scenarios, ends=None):
 
     processes = [start(rank) for rank in range(world_size)]
     try:
-        outputs = [process.communicate(timeout=240)[0] for process in processes]
+        outputs = [process.communicate(timeout=600)[0] for process in processes]
     finally:
         for process in processes:
             process.kill()

@@ -304,7 +304,8 @@ class Checkpointer:
         ranks = self._ranks
         if step is not None:
             step = check_whole("step", step, least=0)
-        self._engine.meeting.await_all("restore")
+        with job_link().section("restore"):
+            self._engine.meeting.await_all("restore", step)
         check_alike(ranks, self._folder)
         terms = Terms(strict=strict, rng=rng)
         if rename is not None:
@@ -533,7 +534,8 @@ class Checkpointer:
         if not self._must_vote:
             return False, by_step
         if not self._votes.has_begun:
-            self._engine.meeting.await_all("save", step)
+            with job_link().section("save"):
+                self._engine.meeting.await_all("save", step)
         told = self._sigterm is not None and self._sigterm.received
         has_passed = self._interval.has_passed() and self._ranks.rank == 0
         try:

@@ -51,6 +51,7 @@ NEVER_S: Final = 60.0
 _SHARE: Final = 0.6
 """Of the time that the training's own collectives wait: the sentence is to come before theirs."""
 _ANSWER_S: Final = 3.0
+_LONGEST_LOOK_S: Final = 5.0
 _LOOK_EVERY_S: Final = 1.0
 _ENDING_S: Final = 5.0
 _LEAST_PAUSE_S: Final = 0.001
@@ -83,7 +84,7 @@ class Meeting:
 
         Args:
             call: `save` or `restore`.
-            step: the step to save.
+            step: the step to save, or to restore.
             thread: `call`, or `stage` for what is not in the user's call.
 
         Raises:
@@ -203,7 +204,7 @@ class _Lobby:
             while os.getpid() == pid and self.is_open():
                 while self.store.check([f"question/{answered + 1}"]):
                     answered += 1
-                    told = {"calls": self.calls, **_whereabouts()}
+                    told = {"calls": self.calls.copy(), **_whereabouts()}
                     self.store.set(f"answer/{answered}/{self.rank}", json.dumps(told))
                 if self._ended.wait(max(_LOOK_EVERY_S, self.world_size / 1000)):
                     break
@@ -218,7 +219,7 @@ class _One:
         self._call = call
         self._step = step
         self._intent = intent
-        self._is_in_call = is_in_call
+        self._is_call_of_save = is_in_call and call == "save"
         self._number = key.partition("/")[0]
         self._calls, _ = lobby.calls[int(self._number)]
         self._stuck: dict[int, tuple[str, float]] = {}
@@ -240,20 +241,21 @@ class _One:
         self._wait(is_first=first_rank == rank)
 
     def _wait(self, *, is_first: bool) -> None:
-        began_s, where = time.monotonic(), ""
+        where, waited_s, looked_s = "", 0.0, time.monotonic()
         pause_s, has_warned = _LEAST_PAUSE_S, False
         # A rank alone looks after the missing ones, another one only where that does not come to an end.
         limit_s = self._lobby.timeout_s * _SHARE * (1.0 if is_first else 1.2)
         look_at_s = min(WARN_AFTER_S, limit_s / 2)
         while not self._lobby.store.check([f"{self._key}/end"]):
-            waited_s = time.monotonic() - began_s
-            if waited_s > limit_s:
-                self._end(self._sentence(self._missing(), waited_s, where))
-                return
-            if is_first and waited_s > look_at_s and (missing := self._missing()):
-                why, where = self._look(missing, waited_s)
-                if why:
-                    self._end(self._sentence(missing, waited_s, why))
+            now_s = time.monotonic()
+            # Where it is much longer, this process was stopped, and maybe the missing ones were, too.
+            waited_s, looked_s = waited_s + min(now_s - looked_s, _LONGEST_LOOK_S), now_s
+            if waited_s > min(limit_s, look_at_s if is_first else limit_s) and (missing := self._missing()):
+                why = ""
+                if waited_s <= limit_s:
+                    why, where = self._look(missing, waited_s)
+                if why or waited_s > limit_s:
+                    self._end(self._sentence(missing, waited_s, why or where))
                     return
                 if not has_warned:
                     has_warned = True
@@ -294,9 +296,9 @@ class _One:
                 return f"rank {rank} does not answer: it has ended, or was stopped", ""
         for rank, told in answers.items():
             calls, step = told["calls"].get(self._number, (0, -1))
-            if self._is_in_call and self._step is not None and calls > self._calls:
+            if self._is_call_of_save and calls > self._calls:
                 return f"rank {rank} has gone on to step {step} without it", ""
-            if self._is_in_call and self._step not in (None, step) and calls == self._calls > 0:
+            if self._is_call_of_save and step != self._step and calls == self._calls > 0:
                 return f"rank {rank} has called save at step {step} instead", ""
             place, since_s = self._stuck.get(rank, ("", waited_s))
             since_s = since_s if told["place"] == place else waited_s

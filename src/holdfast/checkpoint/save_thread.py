@@ -134,6 +134,7 @@ class SaveThread:
                 if not self._agree(job, ranks):
                     job.outcome.set_result(None)
                     return
+                self._agreed += 1  # on all ranks alike
                 ranks.together(begin)
                 assert seat is not None, "it was taken"
                 if ranks.rank == 0:  # whose order names them
@@ -246,8 +247,7 @@ class SaveThread:
         arena.move(State.SEALED, generation)
 
     def _digest_replicas(self, job: SaveJob) -> bytes:
-        """Return the digests of what other ranks have as well, at each save that compares; all ranks count alike."""
-        self._agreed += 1
+        """Return the digests of what other ranks have as well, at each save that compares."""
         plan = self._shape.agreed
         if not plan.replicated or (self._replicas != "check" and self._agreed % _COMPARE_EVERY != 1):
             return b""
