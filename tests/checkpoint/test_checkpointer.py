@@ -2,6 +2,7 @@ import copy
 import json
 import logging
 import os
+import pathlib
 import random
 import resource
 import shutil
@@ -644,3 +645,47 @@ def test_a_step_that_is_saved_again_while_it_is_restored_is_restored_as_it_is_th
     state = {"t": torch.zeros(5000)}
     assert Checkpointer(first).restore(state) == 1
     assert state["t"].eq(2).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("s3://bucket/run", "push_to='s3://bucket/run'"),
+        ("gs://bucket/run", "push_to='gs://bucket/run'"),
+        ("hf+x://a", "push_to='hf[+]x://a'"),
+        (pathlib.PurePosixPath("s3://bucket/run"), "push_to='s3://bucket/run'"),
+        ("file:///data/x", "plain path: /data/x$"),
+        ("$STORAGE/run", "push_to='s3://bucket/run'"),
+        ("", "is empty"),
+        (" ", "is empty"),
+        (None, "The path is None"),
+        ("$NOT_SET_HERE/run", "[$]NOT_SET_HERE, which is not set"),
+        ("${NOT_SET_HERE}/run", "[$]{NOT_SET_HERE}, which is not set"),
+        ("~no-such-user/run", "a user without a home"),
+    ],
+)
+def test_what_is_no_local_folder_is_refused_and_none_of_that_name_is_made(tmp_path, monkeypatch, given, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STORAGE", "s3://bucket")
+    monkeypatch.delenv("NOT_SET_HERE", raising=False)
+    with pytest.raises(BadUse, match=said):
+        Checkpointer(given)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("given", ["~/run", "$HOME/run", "${HOME}/run", b"~/run", "../home/run"])
+def test_home_and_variables_are_expanded(tmp_path, monkeypatch, given):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with Checkpointer(given) as ckpt:
+        path = ckpt.save(1, {"a": 1}).result()
+    assert path.resolve() == tmp_path / "home" / "run" / "step-0000000001"
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_a_folder_whose_name_looks_like_a_variable_is_taken_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.delenv("NOT_SET_HERE", raising=False)
+    (tmp_path / "a$NOT_SET_HERE").mkdir()
+    with Checkpointer(tmp_path / "a$NOT_SET_HERE") as ckpt:
+        assert ckpt.save(1, {"a": 1}).result().parent == tmp_path / "a$NOT_SET_HERE"

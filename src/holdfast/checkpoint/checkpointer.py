@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import Future
 from dataclasses import asdict
-from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -18,6 +17,7 @@ from holdfast.checkpoint.arguments import (
     check_one_of,
     check_there,
     check_whole,
+    checkpoint_folder,
     make_writable,
 )
 from holdfast.checkpoint.catalog import scan, verify
@@ -77,7 +77,7 @@ class Checkpointer:
         """Check the folder, which is made if need be.
 
         Args:
-            dir: the folder of the checkpoints, shared by all ranks.
+            dir: the folder of the checkpoints, shared by all ranks. `~` and variables (`$NAME`) are expanded.
             every: when a save is due; `save` does nothing at other steps. A number: at steps divisible by it. A
                 `datetime.timedelta`: so long after the last save began, by rank 0's clock. `auto`: as often as is
                 worth it, from what saves cost and how often the job fails (`checkpoint.interval` has the formula).
@@ -138,7 +138,7 @@ class Checkpointer:
             check_whole("keep_pushed", keep_pushed, least=1)
         if read_only and push_to is not None:
             raise BadUse("read_only writes nothing, and push_to is where checkpoints are pushed. Give one of them.")
-        self._folder = Path(dir).absolute()
+        self._folder = checkpoint_folder(dir)
         self._keep = keep or Retention()
         self._on_failure = on_failure
         self._closed = False
