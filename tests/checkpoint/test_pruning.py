@@ -57,6 +57,15 @@ def damage(folder, step):
     data.write_bytes(content)
 
 
+def test_prune_takes_links_away_and_never_what_they_lead_to(four, tmp_path):
+    for step in (1, 2):
+        path_of(four, step).rename(path_of(tmp_path, step))
+        path_of(four, step).symlink_to(path_of(tmp_path, step))
+    assert pruned(four, last=1).failed == []
+    assert steps(four) == [4]
+    assert steps(tmp_path) == [2, 1]
+
+
 def pruned(folder, *, dry_run=False, **rules):
     return prune(folder, Retention(**rules), by="me", now_s=NOW_S, dry_run=dry_run)
 

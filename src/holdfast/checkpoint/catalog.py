@@ -52,8 +52,8 @@ class CheckpointInfo:
 def scan(folder: str | Path) -> list[CheckpointInfo]:
     """List the checkpoints of `folder`, newest first, by manifest and file sizes; reads no content.
 
-    Saves in progress and links are left out. A `.replaced` folder, which a crash while a step was saved again
-    can leave, comes after the one of the proper name.
+    Saves in progress are left out. A link to a checkpoint is one; a link to nothing is damaged. A `.replaced` folder,
+    which a crash while a step was saved again can leave, comes after the one of the proper name.
 
     Raises:
         NotFound: `folder` is not a folder.
@@ -61,17 +61,17 @@ def scan(folder: str | Path) -> list[CheckpointInfo]:
     folder = Path(folder)
     if not folder.is_dir():
         raise NotFound(f"There is no checkpoint folder {folder}. Give the one that Checkpointer was given.")
-    found = [
-        (*name, path)
-        for path in folder.iterdir()
-        if (name := parse_name(path.name)) and is_folder(path) and not path.is_symlink()
-    ]
+    found = [(*name, path) for path in folder.iterdir() if (name := parse_name(path.name)) and _is_candidate(path)]
     found.sort(key=lambda item: (item[0], not item[1]), reverse=True)
     checkpoints = []
     for _step, _replaced, path in found:
         with contextlib.suppress(NotFound):  # deleted since
             checkpoints.append(inspect(path))
-    return [info for info in checkpoints if info.state == "written" or is_folder(info.path)]
+    return [info for info in checkpoints if info.state == "written" or _is_candidate(info.path)]
+
+
+def _is_candidate(path: Path) -> bool:
+    return is_folder(path) or path.is_symlink()
 
 
 def is_folder(path: Path) -> bool:
@@ -90,6 +90,10 @@ def inspect(path: Path) -> CheckpointInfo:
     """
     step = step_of(path)
     if step is None or not is_folder(path):
+        if step is not None and (target := _target(path)) is not None:
+            # Unread: the storage that it leads to may come back.
+            reason = f"it is a link to {target}, where there is no folder"
+            return CheckpointInfo(step=step, path=path, state="damaged", reason=reason, unread=True)
         raise NotFound(f"{path} is not a checkpoint. Give a folder of the name step-NUMBER.")
     marks = read_marks(path)
     try:
@@ -109,6 +113,13 @@ def inspect(path: Path) -> CheckpointInfo:
         created_at_s=manifest.created_at_s,
         marks=marks,
     )
+
+
+def _target(path: Path) -> Path | None:
+    try:
+        return path.readlink()
+    except OSError:  # it is no link, or gone
+        return None
 
 
 def checkpoints_at(path: Path) -> list[Path]:
@@ -158,7 +169,7 @@ def _verify_one_save(path: Path, progress: Progress) -> tuple[CheckpointInfo, by
     while True:
         read = _manifest(path)
         info = _verify(path, progress)
-        if not path.is_dir():
+        if not path.is_dir() and not path.is_symlink():
             raise NotFound(f"{path} was deleted while it was verified. Take one that is listed.")
         if _manifest(path) == read:
             return info, read

@@ -173,7 +173,7 @@ def _restore_newest(
 def _is_gone(path: Path) -> bool:
     """Not, where nobody can tell."""
     try:
-        path.stat()
+        path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:
