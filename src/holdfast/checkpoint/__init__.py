@@ -7,6 +7,7 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 |---|---|
 | `checkpointer` | what the user calls, and what a failure does (`arguments`, `save_handle`) |
 | `interval` | when a save is due: steps, seconds, or as often as is worth it (`lost_time`: what one costs) |
+| `closing` | how it ends: closed, at exit, dropped, or taken over from |
 | `sigterm` | the last save, when the process is asked to end (`data_workers`: they outlive that) |
 | `votes` | what some rank wants, known to all at the same step |
 | `saved_event` | what is told of a save |

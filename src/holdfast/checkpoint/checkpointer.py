@@ -1,13 +1,12 @@
 """The user's side: what is asked, when a save is due, and how it all ends."""
 
-import atexit
 import functools
 import logging
 import os
-import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import Future
 from dataclasses import asdict
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Self
 
@@ -21,6 +20,7 @@ from holdfast.checkpoint.arguments import (
     make_writable,
 )
 from holdfast.checkpoint.catalog import scan, verify
+from holdfast.checkpoint.closing import Work, close_at_exit, close_when_dropped, is_good_order
 from holdfast.checkpoint.contents import check_named
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.filling import per_rank_states
@@ -33,9 +33,9 @@ from holdfast.checkpoint.pushing import Pusher, fetch_instead, fetch_newer
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.restore import restore_newest
 from holdfast.checkpoint.retention import Retention
-from holdfast.checkpoint.save_handle import SaveHandle
+from holdfast.checkpoint.save_handle import SaveHandle, StaysHere
 from holdfast.checkpoint.shape import Busy, Options
-from holdfast.checkpoint.sigterm import EXIT_CODE, Sigterm
+from holdfast.checkpoint.sigterm import Sigterm
 from holdfast.checkpoint.votes import Votes
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound, SaveFailed
@@ -45,7 +45,7 @@ _logger = logging.getLogger("holdfast")
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
-class Checkpointer:
+class Checkpointer(StaysHere):
     """Saves and restores the state of a training job.
 
     Each checkpoint is a folder `step-NUMBER` that stock `torch.distributed.checkpoint.load` reads, with a
@@ -141,17 +141,13 @@ class Checkpointer:
         self._folder = checkpoint_folder(dir)
         self._keep = keep or Retention()
         self._on_failure = on_failure
-        self._closed = False
         self._outcomes = Outcomes(self._interval, on_failure=on_failure)
         self._last = SaveHandle(None, [])
         self._votes = Votes()
         self._must_vote = self._interval.by_clock or on_failure == "retry" or sigterm_grace_s is not None
-        self._pid: int | None = None
-        """The process that it is at work in. One that is forked from that must not end what belongs there."""
         self._read_only = read_only
         (check_there if read_only else make_writable)(self._folder)
         self._pusher = None if push_to is None else Pusher(self._folder, push_to, keep=keep_pushed, told=_tell_of_push)
-        atexit.register(self._at_exit)
         self._engine = Engine(
             self._folder,
             Options(
@@ -167,8 +163,11 @@ class Checkpointer:
         )
         self._sigterm: Sigterm | None = None
         if sigterm_grace_s is not None and isinstance(job_link(), Unsupervised):
-            self._sigterm = Sigterm(sigterm_grace_s, self._newest_known)
+            self._sigterm = Sigterm(sigterm_grace_s, functools.partial(_newest_known, self._outcomes, self._folder))
             self._sigterm.install()
+        self._work = Work(self._folder, self._engine, self._votes, self._outcomes, self._pusher, self._sigterm)
+        self._at_exit = close_at_exit(self._work)
+        close_when_dropped(self, self._work, self._at_exit)
 
     def save(
         self, step: int, state: State, *, per_rank: Mapping[str, Any] | None = None, force: bool = False
@@ -199,13 +198,14 @@ class Checkpointer:
             SaveFailed: an earlier save is not durable and `on_failure` is `raise`, or this one is not and the job is
                 to stop.
         """
-        if self._closed:
+        self._work.check_not_taken_over()
+        if self._work.is_closed:
             raise BadUse("This Checkpointer is closed. Save before close(), or make another.")
         if self._read_only:
             raise BadUse("This Checkpointer is read_only. Save with another one, into a folder of this run.")
         check_whole("step", step, least=0)
         self._check_here()
-        self._pid = os.getpid()
+        self._work.pid = os.getpid()
         self._outcomes.lost.step(self._clock.monotonic_s(), fence_s=self._engine.fence.waited_s)
         try:
             return self._save(step, state, per_rank, force=force)
@@ -251,7 +251,7 @@ class Checkpointer:
             began_s = self._clock.monotonic_s()
             from_storage = None
             if self._pusher is not None:
-                self._pid = os.getpid()
+                self._work.pid = os.getpid()
                 remote = self._pusher.remote
                 at_length = functools.partial(ranks.first_at_length, signs=lambda: remote.signs, section="restore")
                 at_length(functools.partial(fetch_newer, remote, self._folder))
@@ -316,7 +316,7 @@ class Checkpointer:
         Raises:
             SaveFailed: one is not durable, and `on_failure` is `raise`.
         """
-        if self._engine.thread.is_busy and not self._is_another_s():
+        if self._engine.thread.is_busy and not self._work.is_another_s:
             with job_link().section("save"):
                 self._engine.thread.wait()
         self._outcomes.raise_unseen()
@@ -327,22 +327,7 @@ class Checkpointer:
         Raises:
             SaveFailed: one is not durable, and `on_failure` is `raise`.
         """
-        self._close(in_good_order=True)
-
-    def _close(self, *, in_good_order: bool) -> None:
-        if self._is_another_s():
-            return
-        if not self._closed:
-            self._closed = True
-            atexit.unregister(self._at_exit)
-            with job_link().section("save"):
-                self._engine.close(in_good_order=in_good_order)
-                if self._pusher is not None:
-                    self._pusher.close(wait=in_good_order)
-                self._votes.close()
-            if self._sigterm is not None:
-                self._sigterm.close()
-            self._outcomes.raise_unseen()
+        self._work.close(in_good_order=True)
 
     def __enter__(self) -> Self:
         return self
@@ -351,27 +336,17 @@ class Checkpointer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self._close(in_good_order=_is_good_order(error))
+            self._work.close(in_good_order=is_good_order(error))
         except HoldfastError as failed:
             if error is None:
                 raise
             _logger.warning("%s", failed)  # what ends the block already matters more
 
-    def _is_another_s(self) -> bool:
-        return self._pid not in (None, os.getpid())
-
     def _check_here(self) -> None:
-        if self._is_another_s():
+        if self._work.is_another_s:
             raise BadUse(
                 "This Checkpointer is at work in the process that this one was forked from. Make another one here."
             )
-
-    def _at_exit(self) -> None:
-        """A script that ends without closing it has its last save, or is told."""
-        try:
-            self._close(in_good_order=_is_good_order(getattr(sys, "last_value", None)))
-        except HoldfastError as error:
-            _logger.error("%s", error)  # noqa: TRY400 - a sentence, not a traceback
 
     def _save(self, step: int, state: State, per_rank: Mapping[str, Any] | None, *, force: bool) -> SaveHandle:
         is_last, is_due = self._vote(step)
@@ -439,16 +414,12 @@ class Checkpointer:
         self._sigterm.leave()
 
     def _newest_known(self) -> str:
-        """Without a look at the storage, which may hang."""
-        if self._outcomes.newest is None:
-            return (
-                f"This process knows of no checkpoint; `holdfast checkpoint ls {self._folder}` lists those there are."
-            )
-        return f"The newest checkpoint is {self._outcomes.newest}."
+        return _newest_known(self._outcomes, self._folder)
 
     def _begin(
         self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None, *, must: bool
     ) -> None:
+        self._work.begin_writing()
         self._interval.began()
         if self._pusher is not None and Ranks().rank == 0:
             self._pusher.start()
@@ -473,8 +444,8 @@ def _tell_of_push(told: Mapping[str, Any]) -> None:
     job_link().emit("push_failed" if "failed" in told else "pushed", dict(told))
 
 
-def _is_good_order(error: BaseException | None) -> bool:
-    """Whether a training that ends with `error` has come to its end, or was asked to, and is not to be gone on with."""
-    if isinstance(error, SystemExit):
-        return error.code in (None, 0, EXIT_CODE)
-    return not isinstance(error, Exception)
+def _newest_known(outcomes: Outcomes, folder: Path) -> str:
+    """Without a look at the storage, which may hang."""
+    if outcomes.newest is None:
+        return f"This process knows of no checkpoint; `holdfast checkpoint ls {folder}` lists those there are."
+    return f"The newest checkpoint is {outcomes.newest}."
