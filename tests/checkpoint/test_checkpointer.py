@@ -17,7 +17,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
-from waiting import until
+from waiting import contents, until
 
 from holdfast.checkpoint import Checkpointer, node_memory, opening, scan, verify
 from holdfast.checkpoint.folders import replaced_path
@@ -256,7 +256,7 @@ def test_nothing_is_done_and_the_callable_not_called_unless_due(tmp_path):
     ckpt = Checkpointer(tmp_path, every=10)
     handle = ckpt.save(9, lambda: pytest.fail("called"))
     assert (handle.step, handle.done(), handle.result(0)) == (None, True, None)
-    assert list(tmp_path.iterdir()) == []
+    assert contents(tmp_path) == []
     handle = ckpt.save(10, lambda: {"a": 1})
     assert (handle.step, handle.result(10)) == (10, tmp_path / "step-0000000010")
 
@@ -311,7 +311,7 @@ def test_only_the_newest_are_kept(tmp_path):
         for step in range(5):
             ckpt.save(step, {"a": step}).result()
     assert [info.step for info in scan(tmp_path)] == [4, 3]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000000003", "step-0000000004"]
+    assert sorted(path.name for path in contents(tmp_path)) == ["step-0000000003", "step-0000000004"]
 
 
 def test_all_are_kept_with_none(tmp_path):
@@ -357,7 +357,7 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     state = {"a": 0}
     ckpt.restore(state)
     assert state == {"a": 2}
-    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000005"]
+    assert [path.name for path in contents(tmp_path)] == ["step-0000000005"]
 
 
 def test_a_step_saved_again_keeps_its_pin_and_its_wants_and_nothing_that_was_found_of_the_former_bytes(tmp_path):
@@ -376,7 +376,7 @@ def test_a_step_saved_again_keeps_its_pin_and_its_wants_and_nothing_that_was_fou
         ckpt.save(5, {"a": 3}).result()
     found = read_marks(path)
     assert "the marks of the one that it replaced are not known" in found.pinned.why
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert [each.name for each in contents(tmp_path)] == [path.name]
     assert verify(path).state == "verified"
 
 
@@ -483,7 +483,7 @@ def quantized():
 def test_a_state_that_could_not_be_read_back_is_refused_at_save(tmp_path, state, named):
     with pytest.raises(BadUse, match=named):
         Checkpointer(tmp_path).save(1, state).result()
-    assert list(tmp_path.iterdir()) == []
+    assert contents(tmp_path) == []
 
 
 @pytest.mark.parametrize(

@@ -36,53 +36,53 @@ def arenas():
     return found
 
 
-def assert_nothing_is_left(pid, *dropped):
+def assert_nothing_is_left(before, pid, *dropped):
     assert [each() for each in dropped] == [None] * len(dropped)
     until(lambda: not psutil.pid_exists(pid))
-    assert not arenas()
+    assert not arenas() - before
     assert not [thread for thread in threading.enumerate() if thread.name.startswith(("holdfast-stage", "holdfast-cl"))]
 
 
 def test_one_that_is_dropped_is_closed_with_its_last_save_safe(tmp_path):
-    ckpt = Checkpointer(tmp_path)
+    before, ckpt = arenas(), Checkpointer(tmp_path)
     ckpt.save(1, state_of(1))
     pid, dropped = ckpt._engine._writer.pid, weakref.ref(ckpt)
     del ckpt
-    assert_nothing_is_left(pid, dropped)
+    assert_nothing_is_left(before, pid, dropped)
     assert verify(tmp_path / "step-0000000001").state == "verified"
 
 
 def test_a_cell_that_is_run_again_and_again_has_one_process_and_its_memory(tmp_path):
-    ckpt, pids, made = None, [], []
+    before, ckpt, pids, made = arenas(), None, [], []
     for step in (1, 2, 3):
         ckpt = Checkpointer(tmp_path)
         ckpt.save(step, state_of(step)).result()
         pids.append(ckpt._engine._writer.pid)
         made.append(weakref.ref(ckpt))
     until(lambda: [psutil.pid_exists(pid) for pid in pids] == [False, False, True])
-    assert len(arenas()) <= 2
+    assert len(arenas() - before) <= 2
     del ckpt
-    assert_nothing_is_left(pids[-1], *made)
+    assert_nothing_is_left(before, pids[-1], *made)
     assert [info.step for info in scan(tmp_path)] == [3, 2, 1]
 
 
 @pytest.mark.parametrize("name", ["MainThread", "holdfast-stage_0"])
 def test_one_in_a_cycle_is_closed_by_whatever_thread_collects_it(tmp_path, name):
-    holder = [Checkpointer(tmp_path, sigterm_grace_s=5)]
-    before = signal.getsignal(signal.SIGTERM)
+    before, holder = arenas(), [Checkpointer(tmp_path, sigterm_grace_s=5)]
+    handler = signal.getsignal(signal.SIGTERM)
     holder.append(holder)
     holder[0].save(1, state_of(1))
     pid, dropped = holder[0]._engine._writer.pid, weakref.ref(holder[0])
     del holder
     if name == "MainThread":
         gc.collect()
-        assert signal.getsignal(signal.SIGTERM) != before
+        assert signal.getsignal(signal.SIGTERM) != handler
     else:
         collecting = threading.Thread(target=gc.collect, name=name)
         collecting.start()
         collecting.join()
     until(lambda: not [thread for thread in threading.enumerate() if thread.name == "holdfast-close"])
-    assert_nothing_is_left(pid, dropped)
+    assert_nothing_is_left(before, pid, dropped)
     assert [info.step for info in scan(tmp_path)] == [1]
 
 

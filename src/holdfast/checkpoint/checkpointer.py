@@ -6,9 +6,10 @@ import os
 from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import Future
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import Any, Final, NoReturn, Self
 
 from holdfast.checkpoint.arguments import (
     check_above_zero,
@@ -19,6 +20,7 @@ from holdfast.checkpoint.arguments import (
     checkpoint_folder,
     make_writable,
 )
+from holdfast.checkpoint.aside import is_of_others, set_aside
 from holdfast.checkpoint.catalog import scan, verify
 from holdfast.checkpoint.closing import Work, close_at_exit, close_when_dropped, is_good_order
 from holdfast.checkpoint.contents import check_named
@@ -26,7 +28,8 @@ from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.filling import per_rank_states
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.interval import Every, make_interval
-from holdfast.checkpoint.manifest import read_manifest
+from holdfast.checkpoint.lease import Identity, acquire, has_steps
+from holdfast.checkpoint.manifest import Save, read_manifest
 from holdfast.checkpoint.opening import open_checkpoint
 from holdfast.checkpoint.outcomes import OnFailure, Outcomes
 from holdfast.checkpoint.pushing import Pusher, fetch_instead, fetch_newer
@@ -38,10 +41,14 @@ from holdfast.checkpoint.shape import Busy, Options
 from holdfast.checkpoint.sigterm import Sigterm
 from holdfast.checkpoint.votes import Votes
 from holdfast.core.clock import SystemClock
-from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound, SaveFailed
-from holdfast.core.link import Unsupervised, job_link
+from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound, SaveFailed, StateMismatch
+from holdfast.core.link import ENV_FRESH, Unsupervised, job_link
 
 _logger = logging.getLogger("holdfast")
+_WAYS_OUT: Final = (
+    "Restore into the state that was saved there, or give this job another folder, or set the checkpoints aside with "
+    "fresh=True."
+)
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
@@ -73,6 +80,8 @@ class Checkpointer(StaysHere):
         push_to: str | None = None,
         keep_pushed: int | None = None,
         read_only: bool = False,
+        run: str | None = None,
+        fresh: bool = False,
     ) -> None:
         """Check the folder, which is made if need be.
 
@@ -109,6 +118,9 @@ class Checkpointer(StaysHere):
             keep_pushed: how many stay there, of those up to the step that was pushed last; None: all.
             read_only: nothing is saved, only restored, from a run that may go on: `dir` need not be writable, and what
                 that run left in memory stays there for it.
+            run: the run's name, where no supervisor gives it one: checkpoints of another run are not gone on from.
+            fresh: checkpoints that are there already are set aside, into `dir/aside-N`, by the first `restore` or save,
+                but for those of the same `run`, so that a restart goes on.
 
         Raises:
             BadUse: an argument is not allowed, or `dir` cannot be written.
@@ -138,7 +150,15 @@ class Checkpointer(StaysHere):
             check_whole("keep_pushed", keep_pushed, least=1)
         if read_only and push_to is not None:
             raise BadUse("read_only writes nothing, and push_to is where checkpoints are pushed. Give one of them.")
+        if run is not None and not (isinstance(run, str) and run):
+            raise BadUse(f"run is {run!r}; allowed is a name of the run, or None.")
+        if read_only and fresh:
+            raise BadUse("read_only changes nothing, and fresh sets checkpoints aside. Give one of them.")
         self._folder = checkpoint_folder(dir)
+        self._identity = Identity.of_this_process(run)
+        self._fresh = not read_only and (fresh or os.environ.get(ENV_FRESH) == "1")
+        self._holds_in: int | None = None
+        """The process in which the right to save was taken."""
         self._keep = keep or Retention()
         self._on_failure = on_failure
         self._outcomes = Outcomes(self._interval, on_failure=on_failure)
@@ -250,7 +270,10 @@ class Checkpointer(StaysHere):
         with link.section("restore"):
             began_s = self._clock.monotonic_s()
             from_storage = None
-            if self._pusher is not None:
+            if not self._read_only:
+                self._hold(ranks)
+            is_fresh = self._fresh and not ranks.first(lambda: has_steps(self._folder))
+            if self._pusher is not None and not is_fresh:
                 self._work.pid = os.getpid()
                 remote = self._pusher.remote
                 at_length = functools.partial(ranks.first_at_length, signs=lambda: remote.signs, section="restore")
@@ -259,17 +282,25 @@ class Checkpointer(StaysHere):
                 def from_storage(step: int, above: int) -> int | None:
                     return at_length(functools.partial(fetch_instead, remote, self._folder, step, above))
 
-            checkpoint, passed_over = restore_newest(
-                ranks, self._folder, state, per_rank, from_storage, from_memory=not self._read_only
-            )
+            try:
+                checkpoint, passed_over = restore_newest(
+                    ranks, self._folder, state, per_rank, from_storage, from_memory=not self._read_only
+                )
+            except StateMismatch as error:
+                raise StateMismatch(f"{error} {_WAYS_OUT}") from error
             self._outcomes.damaged.update(item.path for item in passed_over)
             if checkpoint is None:
                 return 0
+            manifest = checkpoint.manifest
+            self._engine.descends_from(Save(step=manifest.step, save=manifest.save))
             self._outcomes.newest, self._last = checkpoint.path, SaveHandle(checkpoint.manifest.step, [])
             self._last._outcome.set_result(checkpoint.path)
             self._interval.resumed(checkpoint.manifest.step)
             restore_s = self._clock.monotonic_s() - began_s
         if ranks.rank == 0:
+            saved_at = datetime.fromtimestamp(manifest.created_at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            of_run = f" of run {manifest.run!r}" if manifest.run else ""
+            _logger.info("Restored step %d%s, saved at %s, from %s.", manifest.step, of_run, saved_at, checkpoint.path)
             if self._pusher is not None:
                 self._pusher.start()  # the newest may not be there yet, and no save may follow
             link.emit(
@@ -291,6 +322,8 @@ class Checkpointer(StaysHere):
         Raises:
             NotFound, StorageFailed: `dir` has none, and storage cannot be looked at.
         """
+        if self._fresh and is_of_others(self._folder, self._identity):  # which are to be set aside
+            return False
         return bool(scan(self._folder) or (self._pusher is not None and self._pusher.remote.scan()))
 
     def per_rank_states(self, step: int) -> list[dict[str, Any]]:
@@ -416,10 +449,33 @@ class Checkpointer(StaysHere):
     def _newest_known(self) -> str:
         return _newest_known(self._outcomes, self._folder)
 
+    def _hold(self, ranks: Ranks) -> None:
+        """Take the right to save into the folder, once. Collective.
+
+        Raises:
+            BadUse: another process has it, or the checkpoints there are another run's.
+        """
+        if self._holds_in == os.getpid():
+            return
+        self._engine.lease = ranks.first(self._acquire)
+        self._engine.run = self._identity.run
+        self._holds_in = os.getpid()
+
+    def _acquire(self) -> str:
+        who, folder = self._identity, self._folder
+        aside = functools.partial(set_aside, folder) if self._fresh and is_of_others(folder, who) else None
+        try:
+            lease = self._work.lease = acquire(folder, who, now_s=self._clock.now_s(), set_aside=aside)
+        except OSError as error:  # what is saved there says so, too, if it fails
+            _logger.warning("Another process that saves into %s would not be noticed: %s", folder, error)
+            return ""
+        return lease.holder.token
+
     def _begin(
         self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None, *, must: bool
     ) -> None:
         self._work.begin_writing()
+        self._hold(Ranks())
         self._interval.began()
         if self._pusher is not None and Ranks().rank == 0:
             self._pusher.start()

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from holdfast.checkpoint.engine import Engine
+from holdfast.checkpoint.lease import WriterLease
 from holdfast.checkpoint.outcomes import Outcomes
 from holdfast.checkpoint.pushing import Pusher
 from holdfast.checkpoint.sigterm import EXIT_CODE, Sigterm
@@ -40,6 +41,7 @@ class Work:
         pusher: where it pushes.
         sigterm: where it listens for that.
         pid: the process that it is at work in. One that is forked from that must not end what belongs there.
+        lease: the right to save, on rank 0.
         is_closed: it is, or is being closed.
         taken_over: by another Checkpointer of this process.
     """
@@ -51,6 +53,7 @@ class Work:
     pusher: Pusher | None
     sigterm: Sigterm | None = None
     pid: int | None = None
+    lease: WriterLease | None = None
     is_closed: bool = False
     taken_over: bool = False
     _ended: threading.Event = field(default_factory=threading.Event)
@@ -82,6 +85,8 @@ class Work:
             if self.sigterm is not None:
                 self.sigterm.close()
         finally:
+            if self.lease is not None:
+                self.lease.release()
             if _writing.get(self._key) is self:
                 del _writing[self._key]
             self._ended.set()

@@ -12,6 +12,7 @@ import gc
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -24,6 +25,7 @@ from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.contents import collect
 from holdfast.checkpoint.devices import current_streams
 from holdfast.checkpoint.fence import Fence
+from holdfast.checkpoint.manifest import Save
 from holdfast.checkpoint.peer_meeting import meet
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.retention import Retention
@@ -40,6 +42,8 @@ _UNFENCED: Final = (
     "No optimizer of torch has made a step since the first save: save() returns when the state is copied. To train on "
     "meanwhile, call ckpt.before_update() before the state changes."
 )
+_RECENT: Final = 16
+"""Saves of which the newest that became durable is the parent of the next."""
 
 
 class Engine:
@@ -57,8 +61,17 @@ class Engine:
         self._ranks: Ranks | None = None
         self._session = ""
         self._saves = 0
+        self.run = self.lease = ""
+        """The run, and the token of the writer's lease, where there is one."""
+        self._restored: Save | None = None
+        self._recent = deque[Save](maxlen=_RECENT)
         self.fence = Fence(self._shape)
         self.thread = SaveThread(self._shape, self._seats, self._writer, when_busy=options.when_busy)
+
+    def descends_from(self, restored: Save) -> None:
+        """Let the next save be of the state that was restored from there."""
+        self._recent.clear()
+        self._restored = restored
 
     def save(
         self,
@@ -94,7 +107,11 @@ class Engine:
             created_at_s=now_s,
             keep=keep,
             damaged=tuple(damaged),
+            run=self.run,
+            lease=self.lease,
+            ancestors=(*self._recent, *([] if self._restored is None else [self._restored])),
         )
+        self._recent.appendleft(Save(step=step, save=order.save))
         job = SaveJob(order, began_s, must)
         with _no_collection():
             self._take_stock(job, ranks, state, per_rank)

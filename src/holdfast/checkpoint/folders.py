@@ -7,6 +7,11 @@
 | `.step-0000000020.SAVE.tmp` | a save in progress, locked by its process | removed by a later first save |
 | `.step-0000000020.SAVE.failed` | why it failed, for the other ranks | the same |
 | `.deleting-NAME.RANDOM` | a checkpoint on its way out | the same |
+| `.holdfast-writer` | who saves into the folder (`lease`) | stays |
+| `.holdfast-writer.TOKEN.tmp` | one that is being taken | removed by the next one |
+| `.holdfast-line` | which steps training has left behind (`lineage`) | stays |
+| `aside-N` | the checkpoints of another run, set aside (`aside`) | stays |
+| `.aside-N.tmp` | the same, on their way there | finished by the next one that sets aside |
 | `.holdfast-pushed` | which of them were pushed to storage (`pushed`) | stays |
 """
 

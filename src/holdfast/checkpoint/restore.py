@@ -19,6 +19,8 @@ from holdfast.checkpoint.ranks import Ranks
 from holdfast.core.errors import NoVerifiedCheckpoint, StateMismatch
 
 _logger = logging.getLogger("holdfast")
+_NAMED: Final = 5
+"""Steps, at most, in a message."""
 _LOOKS: Final = 3
 """Whoever saves meanwhile deletes what is superfluous: then there is a newer one."""
 
@@ -131,7 +133,7 @@ def _restore_newest(
         return None, reason
 
     passed_over: list[PassedOver] = []
-    infos, looks = ranks.first(lambda: look(folder)), 1
+    infos, looks = ranks.first(lambda: _of_the_line(folder)), 1
     while infos:
         info, *infos = infos
         if memory is not None and info.step == memory.step:
@@ -146,7 +148,7 @@ def _restore_newest(
         if opened is not None:
             return opened, passed_over
         if looks < _LOOKS and ranks.first(functools.partial(_is_gone, info.path)):
-            infos, looks = ranks.first(lambda: look(folder)), looks + 1
+            infos, looks = ranks.first(lambda: _of_the_line(folder)), looks + 1
             passed_over.clear()
             if infos:
                 continue
@@ -168,6 +170,23 @@ def _restore_newest(
     raise NoVerifiedCheckpoint(
         f"No checkpoint in {folder} verifies ({reasons}). Put a good copy there, or move them away to start over."
     )
+
+
+def _of_the_line(folder: Path) -> list[CheckpointInfo]:
+    """Return the checkpoints of the line that training is on, newest first.
+
+    Raises:
+        NoVerifiedCheckpoint: all that there are were abandoned.
+    """
+    found = look(folder)
+    line = [info for info in found if not info.abandoned]
+    if found and not line:
+        steps = ", ".join(str(info.step) for info in found[:_NAMED])
+        raise NoVerifiedCheckpoint(
+            f"All checkpoints in {folder} were abandoned (step {steps}): training had begun anew beside them, and "
+            "nothing of that was saved. Restore one of them by its step, or move them away to start over."
+        )
+    return line
 
 
 def _is_gone(path: Path) -> bool:
