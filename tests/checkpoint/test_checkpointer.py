@@ -336,10 +336,10 @@ def test_damaged_ones_neither_count_nor_push_out_good_ones(tmp_path, caplog):
     assert "__0_0.distcp does not match its checksum" in caplog.text
     ckpt.save(4, {"a": 4}).result()
     until(lambda: [info.step for info in scan(tmp_path)] == [4, 3, 2])
-    # Its step is saved again: the damaged one is replaced.
+    # Its step is saved again, by training that has gone back: the damaged one is replaced.
     ckpt.save(3, {"a": 33}).result()
-    until(lambda: [info.step for info in scan(tmp_path)] == [4, 3])
-    assert Checkpointer(tmp_path).restore(state) == 4
+    until(lambda: [(info.step, info.abandoned) for info in scan(tmp_path)] == [(4, True), (3, False), (2, False)])
+    assert Checkpointer(tmp_path).restore(state) == 3
     assert list(tmp_path.glob("*.replaced")) == []
 
 
@@ -628,9 +628,8 @@ def test_a_step_that_is_saved_again_while_it_is_restored_is_restored_as_it_is_th
     first, again = tmp_path / "first", tmp_path / "again"
     for folder, value in ((first, 1.0), (again, 2.0)):
         with Checkpointer(folder) as ckpt:
+            ckpt.save(0, {"t": torch.zeros(5000)})
             ckpt.save(1, {"t": torch.full((5000,), value)})
-    with Checkpointer(first) as ckpt:
-        ckpt.save(0, {"t": torch.zeros(5000)})
     real = opening.open_checkpoint
 
     def open_and_replace(path, manifest, memory=None):

@@ -20,7 +20,7 @@ from holdfast.checkpoint.arguments import (
     checkpoint_folder,
     make_writable,
 )
-from holdfast.checkpoint.aside import is_of_others, set_aside
+from holdfast.checkpoint.aside import is_of_others
 from holdfast.checkpoint.catalog import scan, verify
 from holdfast.checkpoint.closing import Work, close_at_exit, close_when_dropped, is_good_order
 from holdfast.checkpoint.contents import check_named
@@ -28,7 +28,7 @@ from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.filling import per_rank_states
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.interval import Every, make_interval
-from holdfast.checkpoint.lease import Identity, acquire, has_steps
+from holdfast.checkpoint.lease import Identity, has_steps
 from holdfast.checkpoint.manifest import Save, read_manifest
 from holdfast.checkpoint.opening import open_checkpoint
 from holdfast.checkpoint.outcomes import OnFailure, Outcomes
@@ -157,8 +157,6 @@ class Checkpointer(StaysHere):
         self._folder = checkpoint_folder(dir)
         self._identity = Identity.of_this_process(run)
         self._fresh = not read_only and (fresh or os.environ.get(ENV_FRESH) == "1")
-        self._holds_in: int | None = None
-        """The process in which the right to save was taken."""
         self._keep = keep or Retention()
         self._on_failure = on_failure
         self._outcomes = Outcomes(self._interval, on_failure=on_failure)
@@ -185,7 +183,17 @@ class Checkpointer(StaysHere):
         if sigterm_grace_s is not None and isinstance(job_link(), Unsupervised):
             self._sigterm = Sigterm(sigterm_grace_s, functools.partial(_newest_known, self._outcomes, self._folder))
             self._sigterm.install()
-        self._work = Work(self._folder, self._engine, self._votes, self._outcomes, self._pusher, self._sigterm)
+        self._work = Work(
+            folder=self._folder,
+            identity=self._identity,
+            is_fresh=self._fresh,
+            engine=self._engine,
+            votes=self._votes,
+            outcomes=self._outcomes,
+            pusher=self._pusher,
+            sigterm=self._sigterm,
+        )
+        self._engine.hold = self._work.hold
         self._at_exit = close_at_exit(self._work)
         close_when_dropped(self, self._work, self._at_exit)
 
@@ -271,7 +279,7 @@ class Checkpointer(StaysHere):
             began_s = self._clock.monotonic_s()
             from_storage = None
             if not self._read_only:
-                self._hold(ranks)
+                self._work.hold(ranks)
             is_fresh = self._fresh and not ranks.first(lambda: has_steps(self._folder))
             if self._pusher is not None and not is_fresh:
                 self._work.pid = os.getpid()
@@ -449,33 +457,10 @@ class Checkpointer(StaysHere):
     def _newest_known(self) -> str:
         return _newest_known(self._outcomes, self._folder)
 
-    def _hold(self, ranks: Ranks) -> None:
-        """Take the right to save into the folder, once. Collective.
-
-        Raises:
-            BadUse: another process has it, or the checkpoints there are another run's.
-        """
-        if self._holds_in == os.getpid():
-            return
-        self._engine.lease = ranks.first(self._acquire)
-        self._engine.run = self._identity.run
-        self._holds_in = os.getpid()
-
-    def _acquire(self) -> str:
-        who, folder = self._identity, self._folder
-        aside = functools.partial(set_aside, folder) if self._fresh and is_of_others(folder, who) else None
-        try:
-            lease = self._work.lease = acquire(folder, who, now_s=self._clock.now_s(), set_aside=aside)
-        except OSError as error:  # what is saved there says so, too, if it fails
-            _logger.warning("Another process that saves into %s would not be noticed: %s", folder, error)
-            return ""
-        return lease.holder.token
-
     def _begin(
         self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None, *, must: bool
     ) -> None:
         self._work.begin_writing()
-        self._hold(Ranks())
         self._interval.began()
         if self._pusher is not None and Ranks().rank == 0:
             self._pusher.start()

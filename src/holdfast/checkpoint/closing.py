@@ -10,15 +10,18 @@ import logging
 import os
 import sys
 import threading
+import time
 import weakref
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from holdfast.checkpoint.aside import is_of_others, set_aside
 from holdfast.checkpoint.engine import Engine
-from holdfast.checkpoint.lease import WriterLease
+from holdfast.checkpoint.lease import Identity, WriterLease, acquire
 from holdfast.checkpoint.outcomes import Outcomes
 from holdfast.checkpoint.pushing import Pusher
+from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.sigterm import EXIT_CODE, Sigterm
 from holdfast.checkpoint.votes import Votes
 from holdfast.core.errors import BadUse, HoldfastError
@@ -29,12 +32,14 @@ _DROPPED_WAIT_S: Final = 30.0
 """Whoever drops it waits so long for its last save, which goes on being written after that."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, kw_only=True)
 class Work:
     """What one Checkpointer has at work.
 
     Attributes:
         folder: of the checkpoints.
+        identity: of its run.
+        is_fresh: checkpoints of other runs are set aside.
         engine: its saves.
         votes: of all ranks.
         outcomes: of its saves.
@@ -47,6 +52,8 @@ class Work:
     """
 
     folder: Path
+    identity: Identity
+    is_fresh: bool
     engine: Engine
     votes: Votes
     outcomes: Outcomes
@@ -56,6 +63,7 @@ class Work:
     lease: WriterLease | None = None
     is_closed: bool = False
     taken_over: bool = False
+    _holds_in: int | None = None
     _ended: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -91,6 +99,28 @@ class Work:
                 del _writing[self._key]
             self._ended.set()
         self.outcomes.raise_unseen()
+
+    def hold(self, ranks: Ranks) -> None:
+        """Take the right to save into the folder, once. Collective.
+
+        Raises:
+            BadUse: another process has it, or the checkpoints there are another run's.
+        """
+        if self._holds_in == os.getpid():
+            return
+        self.engine.lease = ranks.first(self._acquire)
+        self.engine.run = self.identity.run
+        self._holds_in = os.getpid()
+
+    def _acquire(self) -> str:
+        who, folder = self.identity, self.folder
+        aside = functools.partial(set_aside, folder) if self.is_fresh and is_of_others(folder, who) else None
+        try:
+            lease = self.lease = acquire(folder, who, now_s=time.time(), set_aside=aside)
+        except OSError as error:  # a save there says so, too, if it fails
+            _logger.warning("Another process that saves into %s would not be noticed: %s", folder, error)
+            return ""
+        return lease.holder.token
 
     def begin_writing(self) -> None:
         """Take over from another Checkpointer of this process that saves into the folder, if there is one.

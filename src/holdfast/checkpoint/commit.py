@@ -56,7 +56,8 @@ class Order:
     """One save.
 
     `save` tells it from every other one; `keep` and `damaged` are for what is deleted after it. `run` and `lease` (its
-    token) are the writer's, see `lease`; without a lease nothing is checked or abandoned. `ancestors`: what was saved or
+    token) are the writer's, see `lease`; the token is empty where there is no lease, and None where steps are no line of
+    one training, so that none is abandoned. `ancestors`: what was saved or
     restored before, newest first, of which some may have failed: the newest that is there is the parent.
     """
 
@@ -67,7 +68,7 @@ class Order:
     keep: Retention
     damaged: tuple[Path, ...] = ()
     run: str = ""
-    lease: str = ""
+    lease: str | None = None
     ancestors: tuple[Save, ...] = ()
 
     @property
@@ -168,7 +169,7 @@ def commit(
         _note(order, rank).unlink(missing_ok=True)
     for unfinished in order.staging.glob(".*.tmp"):
         unfinished.unlink()
-    if order.lease:
+    if order.lease is not None:
         _check_lease(order)
         _leave_behind(order, _parent(order))
     staging.commit(final_is_damaged=order.final in order.damaged)
@@ -243,7 +244,7 @@ def _parent(order: Order) -> Save | None:
 
 def _check_lease(order: Order) -> None:
     holder = read_holder(order.folder)
-    if holder is not None and holder.token != order.lease:
+    if order.lease and holder is not None and holder.token != order.lease:
         raise Fenced(f"{order.folder} has been taken over by {holder}. This process is to end")
 
 

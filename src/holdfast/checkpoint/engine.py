@@ -63,6 +63,8 @@ class Engine:
         self._saves = 0
         self.run = self.lease = ""
         """The run, and the token of the writer's lease, where there is one."""
+        self.hold: Callable[[Ranks], None] = lambda _ranks: None
+        """Called with the ranks before the first save, collective: it takes the lease."""
         self._restored: Save | None = None
         self._recent = deque[Save](maxlen=_RECENT)
         self.fence = Fence(self._shape)
@@ -181,6 +183,7 @@ class Engine:
 
     def _begin_with(self, ranks: Ranks) -> None:
         ranks.together(self.thread.start)  # all hear where it cannot be
+        self.hold(ranks)
         # Where nothing was restored: the memory is needed.
         ranks.together(lambda: kept.end(self._folder, ranks.rank))
         self._session = ranks.first(lambda: secrets.token_hex(4))

@@ -97,20 +97,19 @@ def judge(
         A verdict for each, in the same order.
     """
     whole = [info for info in checkpoints if _damage(info, damaged) is None]
-    line = [info for info in whole if not info.abandoned] or whole
     first_of_step: dict[int, CheckpointInfo] = {}
     for info in whole:
         first_of_step.setdefault(info.step, info)
     counted = list(first_of_step.values())
-    on_line = [info for info in counted if info in line]
+    on_line = [info for info in counted if not info.abandoned] or counted
     reasons: dict[Path, list[str]] = {info.path: [] for info in checkpoints}
-    abandoned = [info for info in counted if info not in on_line]
+    abandoned = [] if on_line is counted else [info for info in counted if info.abandoned]
     if policy.has_rules:
         found = [*_by_rules(on_line, policy, now_s)]
         found += ((info, f"abandoned, {why}") for info, why in _by_rules(abandoned, policy, now_s))
     else:
         found = [(info, "there is no rule") for info in counted]
-    for info, why in (*found, *_always(whole, line, on_line, now_s, committed)):
+    for info, why in (*found, *_always(whole, on_line, now_s, committed)):
         reasons[info.path].append(why)
     verdicts = []
     for info in checkpoints:
@@ -160,14 +159,11 @@ def _by_rules(
 
 
 def _always(
-    whole: Sequence[CheckpointInfo],
-    line: Sequence[CheckpointInfo],
-    counted: Sequence[CheckpointInfo],
-    now_s: float | None,
-    committed: Path | None,
+    whole: Sequence[CheckpointInfo], counted: Sequence[CheckpointInfo], now_s: float | None, committed: Path | None
 ) -> Iterator[tuple[CheckpointInfo, str]]:
     for info in counted[:1]:
         yield info, "the newest"
+    line = [info for info in whole if info.abandoned == counted[0].abandoned]
     for info in [info for info in line if info.marks.verified][:1]:
         yield info, "the newest that is verified"
     for info in [info for info in line if info.marks.healthy][:1]:
