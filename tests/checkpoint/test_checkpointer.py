@@ -2,6 +2,7 @@ import copy
 import json
 import logging
 import os
+import pathlib
 import random
 import resource
 import shutil
@@ -16,7 +17,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
-from waiting import until
+from waiting import contents, until
 
 from holdfast.checkpoint import Best, Checkpointer, Retention, node_memory, opening, scan, verify
 from holdfast.checkpoint.folders import replaced_path
@@ -258,7 +259,7 @@ def test_nothing_is_done_and_the_callable_not_called_unless_due(tmp_path):
     ckpt = Checkpointer(tmp_path, every=10)
     handle = ckpt.save(9, lambda: pytest.fail("called"))
     assert (handle.step, handle.done(), handle.result(0)) == (None, True, None)
-    assert list(tmp_path.iterdir()) == []
+    assert contents(tmp_path) == []
     handle = ckpt.save(10, lambda: {"a": 1})
     assert (handle.step, handle.result(10)) == (10, tmp_path / "step-0000000010")
 
@@ -313,7 +314,7 @@ def test_only_the_newest_are_kept(tmp_path):
         for step in range(5):
             ckpt.save(step, {"a": step}).result()
     assert [info.step for info in scan(tmp_path)] == [4, 3]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000000003", "step-0000000004"]
+    assert sorted(path.name for path in contents(tmp_path)) == ["step-0000000003", "step-0000000004"]
 
 
 def test_all_are_kept_with_none(tmp_path):
@@ -338,10 +339,10 @@ def test_damaged_ones_neither_count_nor_push_out_good_ones(tmp_path, caplog):
     assert "__0_0.distcp does not match its checksum" in caplog.text
     ckpt.save(4, {"a": 4}).result()
     until(lambda: [info.step for info in scan(tmp_path)] == [4, 3, 2])
-    # Its step is saved again: the damaged one is replaced.
+    # Its step is saved again, by training that has gone back: the damaged one is replaced.
     ckpt.save(3, {"a": 33}).result()
-    until(lambda: [info.step for info in scan(tmp_path)] == [4, 3])
-    assert Checkpointer(tmp_path).restore(state) == 4
+    until(lambda: [(info.step, info.abandoned) for info in scan(tmp_path)] == [(4, True), (3, False), (2, False)])
+    assert Checkpointer(tmp_path).restore(state) == 3
     assert list(tmp_path.glob("*.replaced")) == []
 
 
@@ -359,7 +360,7 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     state = {"a": 0}
     ckpt.restore(state)
     assert state == {"a": 2}
-    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000005"]
+    assert [path.name for path in contents(tmp_path)] == ["step-0000000005"]
 
 
 def test_a_step_saved_again_keeps_its_pin_and_its_wants_and_nothing_that_was_found_of_the_former_bytes(tmp_path):
@@ -378,7 +379,7 @@ def test_a_step_saved_again_keeps_its_pin_and_its_wants_and_nothing_that_was_fou
         ckpt.save(5, {"a": 3}).result()
     found = read_marks(path)
     assert "the marks of the one that it replaced are not known" in found.pinned.why
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert [each.name for each in contents(tmp_path)] == [path.name]
     assert verify(path).state == "verified"
 
 
@@ -485,7 +486,7 @@ def quantized():
 def test_a_state_that_could_not_be_read_back_is_refused_at_save(tmp_path, state, named):
     with pytest.raises(BadUse, match=named):
         Checkpointer(tmp_path).save(1, state).result()
-    assert list(tmp_path.iterdir()) == []
+    assert contents(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -647,9 +648,8 @@ def test_a_step_that_is_saved_again_while_it_is_restored_is_restored_as_it_is_th
     first, again = tmp_path / "first", tmp_path / "again"
     for folder, value in ((first, 1.0), (again, 2.0)):
         with Checkpointer(folder) as ckpt:
+            ckpt.save(0, {"t": torch.zeros(5000)})
             ckpt.save(1, {"t": torch.full((5000,), value)})
-    with Checkpointer(first) as ckpt:
-        ckpt.save(0, {"t": torch.zeros(5000)})
     real = opening.open_checkpoint
 
     def open_and_replace(path, manifest, memory=None):
@@ -664,3 +664,47 @@ def test_a_step_that_is_saved_again_while_it_is_restored_is_restored_as_it_is_th
     state = {"t": torch.zeros(5000)}
     assert Checkpointer(first).restore(state) == 1
     assert state["t"].eq(2).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("s3://bucket/run", "push_to='s3://bucket/run'"),
+        ("gs://bucket/run", "push_to='gs://bucket/run'"),
+        ("hf+x://a", "push_to='hf[+]x://a'"),
+        (pathlib.PurePosixPath("s3://bucket/run"), "push_to='s3://bucket/run'"),
+        ("file:///data/x", "plain path: /data/x$"),
+        ("$STORAGE/run", "push_to='s3://bucket/run'"),
+        ("", "is empty"),
+        (" ", "is empty"),
+        (None, "The path is None"),
+        ("$NOT_SET_HERE/run", "[$]NOT_SET_HERE, which is not set"),
+        ("${NOT_SET_HERE}/run", "[$]{NOT_SET_HERE}, which is not set"),
+        ("~no-such-user/run", "a user without a home"),
+    ],
+)
+def test_what_is_no_local_folder_is_refused_and_none_of_that_name_is_made(tmp_path, monkeypatch, given, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STORAGE", "s3://bucket")
+    monkeypatch.delenv("NOT_SET_HERE", raising=False)
+    with pytest.raises(BadUse, match=said):
+        Checkpointer(given)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("given", ["~/run", "$HOME/run", "${HOME}/run", b"~/run", "../home/run"])
+def test_home_and_variables_are_expanded(tmp_path, monkeypatch, given):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with Checkpointer(given) as ckpt:
+        path = ckpt.save(1, {"a": 1}).result()
+    assert path.resolve() == tmp_path / "home" / "run" / "step-0000000001"
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_a_folder_whose_name_looks_like_a_variable_is_taken_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.delenv("NOT_SET_HERE", raising=False)
+    (tmp_path / "a$NOT_SET_HERE").mkdir()
+    with Checkpointer(tmp_path / "a$NOT_SET_HERE") as ckpt:
+        assert ckpt.save(1, {"a": 1}).result().parent == tmp_path / "a$NOT_SET_HERE"

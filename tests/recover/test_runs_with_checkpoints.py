@@ -3,10 +3,12 @@
 import errno
 import os
 import signal
+import time
 
 import pytest
 
 from holdfast.checkpoint import catalog
+from holdfast.checkpoint.lease import read_holder
 
 TRAIN = """
 import time, sys
@@ -124,3 +126,38 @@ def test_a_checkpoint_folder_that_cannot_be_written_ends_in_one_clear_sentence(p
     code, _, err = place.holdfast(*run_arguments(place, place.folder / "a-file" / "checkpoints"))
     assert code == 1
     assert "a-file/checkpoints is a file. Give Checkpointer a folder." in err.strip().splitlines()[-1]
+
+
+def test_another_run_in_the_folder_is_refused_and_fresh_sets_the_old_aside(place):
+    folder = place.folder / "checkpoints"
+    job = run_arguments(place, folder, ranks=1, every=2, steps=4)[-7:]
+
+    def run(name, *options):
+        return place.holdfast("run", "--name", name, *options, *job)
+
+    assert run("old")[0] == 0
+    assert {info.run for info in catalog.scan(folder)} == {"old"}
+    code, _, err = run("new", "--max-restarts", "0")
+    assert code == 1, err
+    said = place.paths("new").attempt_logs(1).joinpath("rank-0.log").read_text()
+    assert "has the checkpoints of another run (run 'old', attempt 1" in said
+    assert "holdfast run --fresh" in said
+    assert run("fresh", "--fresh")[0] == 0
+    assert [(info.step, info.run) for info in catalog.scan(folder / "aside-1")] == [(4, "old"), (2, "old")]
+    assert [(info.step, info.run) for info in catalog.scan(folder)] == [(4, "fresh"), (2, "fresh")]
+
+
+def test_each_attempt_takes_the_folder_over_from_the_one_before(place):
+    folder = place.folder / "checkpoints"
+    with place.start(*run_arguments(place, folder, ranks=1, every=5)) as process:
+        place.wait_for_step("r", 20)
+        first = read_holder(folder)
+        os.kill(first.pid, signal.SIGKILL)
+        until_s = time.monotonic() + 120
+        while (now := read_holder(folder)).token == first.token:
+            assert time.monotonic() < until_s, "no attempt took over"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert (first.run, first.generation, now.run, now.generation) == ("r", 1, "r", 2), err
+    assert not [info for info in catalog.scan(folder) if info.abandoned]

@@ -7,6 +7,7 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 |---|---|
 | `checkpointer` | what the user calls, and what a failure does (`arguments`, `save_handle`) |
 | `interval` | when a save is due: steps, seconds, or as often as is worth it (`lost_time`: what one costs) |
+| `closing` | how it ends: closed, at exit, dropped, or taken over from |
 | `sigterm` | the last save, when the process is asked to end (`data_workers`: they outlive that) |
 | `votes` | what some rank wants, known to all at the same step |
 | `saved_event` | what is told of a save |
@@ -32,6 +33,7 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `dcp` | PyTorch Distributed Checkpoint behind two functions (`metadata`: its pickle, not trusted) |
 | `manifest` | which files a checkpoint has, and their checksums |
 | `folders` | folders appear whole and disappear at once (`retention`: which ones go) |
+| `lineage` | which of them training has left behind (`lease`: one writer a folder; `aside`: what another run left) |
 | `catalog` | which checkpoints a folder holds, and whether each is whole |
 | `marks` | what became known of one later: verified, pinned, wanted, its metrics (`marks_lock`: one writer at a time) |
 | `pruning` | deleting by a policy, by hand |

@@ -1,5 +1,7 @@
 """Arguments of the user's, checked before any work: the message names the argument, its value and what is allowed."""
 
+import os
+import re
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -7,6 +9,10 @@ from typing import Any
 from holdfast.checkpoint.limits import advice_on, in_words
 from holdfast.core.errors import BadUse, NotFound
 from holdfast.core.whole import whole_number
+
+_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*):/+")
+"""One slash is enough: `Path` makes one of two."""
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
 
 
 def check_one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
@@ -49,6 +55,45 @@ def check_whole(name: str, value: Any, *, least: int) -> int:
     if number is None or number < least:
         raise BadUse(f"{name} is {value!r}; allowed is a whole number from {least} on.")
     return number
+
+
+def local_path(given: Any, *, instead_of_url: str) -> Path:
+    """Return the absolute path that a user means: `~` and variables of the environment are expanded.
+
+    Args:
+        given: the path.
+        instead_of_url: the end of the message where `given` is a URL; `{url}` stands for it.
+
+    Raises:
+        BadUse: it is no path, or empty, or a URL, or names a variable that is not set or a user that does not exist.
+    """
+    if not isinstance(given, str | bytes | os.PathLike):
+        raise BadUse(f"The path is {given!r}. Give a str or a pathlib.Path.")
+    path = os.fsdecode(given)
+    if not path.strip():
+        raise BadUse("The path is empty. Give one, or `.` for the working directory.")
+
+    def value(name: re.Match[str]) -> str:
+        found = os.environ.get(name[1] or name[2] or "", "")
+        if not found:
+            raise BadUse(f"{path} names the variable {name[0]}, which is not set. Set it, or give the path itself.")
+        return found
+
+    if not os.path.lexists(path):  # a folder may have such a name
+        path = _VARIABLE.sub(value, path)
+    if url := _URL.match(path):
+        if url[1].lower() == "file":
+            raise BadUse(f"{path} is a URL. Give the plain path: /{path[url.end() :].lstrip('/')}")
+        raise BadUse(f"{path} is a URL. {instead_of_url.format(url=url[1] + '://' + path[url.end() :])}")
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:
+        raise BadUse(f"{path} names a user without a home folder here. Give the path itself, or ./{path}") from error
+
+
+def checkpoint_folder(given: Any) -> Path:
+    """Return the absolute path of the folder that a Checkpointer is given; see `local_path`."""
+    return local_path(given, instead_of_url="Give a local folder, and push_to={url!r} to have a copy there.")
 
 
 def make_writable(folder: Path) -> None:

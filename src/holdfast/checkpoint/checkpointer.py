@@ -1,16 +1,15 @@
 """The user's side: what is asked, when a save is due, and how it all ends."""
 
-import atexit
 import functools
 import logging
 import os
-import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import Future
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self
 
 from holdfast.checkpoint.arguments import (
     check_above_zero,
@@ -18,15 +17,19 @@ from holdfast.checkpoint.arguments import (
     check_one_of,
     check_there,
     check_whole,
+    checkpoint_folder,
     make_writable,
 )
+from holdfast.checkpoint.aside import is_of_others
 from holdfast.checkpoint.catalog import CheckpointInfo, scan, verify
+from holdfast.checkpoint.closing import Work, close_at_exit, close_when_dropped, is_good_order
 from holdfast.checkpoint.contents import check_named
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.filling import Terms, per_rank_states
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.interval import Every, make_interval
-from holdfast.checkpoint.manifest import read_manifest
+from holdfast.checkpoint.lease import Identity, has_steps
+from holdfast.checkpoint.manifest import Save, read_manifest
 from holdfast.checkpoint.metrics import check_metrics
 from holdfast.checkpoint.one_folder import check_alike
 from holdfast.checkpoint.opening import open_checkpoint
@@ -35,13 +38,13 @@ from holdfast.checkpoint.pushing import Pusher, fetch_instead, fetch_newer
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.restore import RestoredStep, restore_newest
 from holdfast.checkpoint.retention import Best, Retention, best_first
-from holdfast.checkpoint.save_handle import SaveHandle
+from holdfast.checkpoint.save_handle import SaveHandle, StaysHere
 from holdfast.checkpoint.shape import Busy, Options, Replicas
-from holdfast.checkpoint.sigterm import EXIT_CODE, Sigterm
+from holdfast.checkpoint.sigterm import Sigterm
 from holdfast.checkpoint.votes import Votes
 from holdfast.core.clock import SystemClock
-from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound, SaveFailed
-from holdfast.core.link import Unsupervised, job_link, numbers_of
+from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound, SaveFailed, StateMismatch
+from holdfast.core.link import ENV_FRESH, Unsupervised, job_link, numbers_of
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -49,10 +52,14 @@ if TYPE_CHECKING:
     from holdfast.checkpoint.renaming import Rename
 
 _logger = logging.getLogger("holdfast")
+_WAYS_OUT: Final = (
+    "Restore into the state that was saved there, or give this job another folder, or set the checkpoints aside with "
+    "fresh=True."
+)
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
-class Checkpointer:
+class Checkpointer(StaysHere):
     """Saves and restores the state of a training job.
 
     Each checkpoint is a folder `step-NUMBER` that stock `torch.distributed.checkpoint.load` reads, with a
@@ -82,11 +89,13 @@ class Checkpointer:
         read_only: bool = False,
         replicas: Replicas = "spread",
         process_group: "dist.ProcessGroup | None" = None,
+        run: str | None = None,
+        fresh: bool = False,
     ) -> None:
         """Check the folder, which is made if need be.
 
         Args:
-            dir: the folder of the checkpoints, shared by all ranks.
+            dir: the folder of the checkpoints, shared by all ranks. `~` and variables (`$NAME`) are expanded.
             every: when a save is due; `save` does nothing at other steps. A number: at steps divisible by it. A
                 `datetime.timedelta`: so long after the last save began, by rank 0's clock. `auto`: as often as is
                 worth it, from what saves cost and how often the job fails (`checkpoint.interval` has the formula).
@@ -130,6 +139,9 @@ class Checkpointer:
                 `spread`, but all replicated entries come from the lowest rank.
             process_group: the ranks that take part, and whose numbers count; None: all of the job. The others of the
                 job make no Checkpointer of this folder.
+            run: the run's name, where no supervisor gives it one: checkpoints of another run are not gone on from.
+            fresh: checkpoints that are there already are set aside, into `dir/aside-N`, by the first `restore` or save,
+                but for those of the same `run`, so that a restart goes on.
 
         Raises:
             BadUse: an argument is not allowed, this rank is not in `process_group`, or `dir` cannot be written.
@@ -161,20 +173,22 @@ class Checkpointer:
             keep_pushed = check_whole("keep_pushed", keep_pushed, least=1)
         if read_only and push_to is not None:
             raise BadUse("read_only writes nothing, and push_to is where checkpoints are pushed. Give one of them.")
-        self._folder = Path(dir).absolute()
+        if run is not None and not (isinstance(run, str) and run):
+            raise BadUse(f"run is {run!r}; allowed is a name of the run, or None.")
+        if read_only and fresh:
+            raise BadUse("read_only changes nothing, and fresh sets checkpoints aside. Give one of them.")
+        self._folder = checkpoint_folder(dir)
+        self._identity = Identity.of_this_process(run)
+        self._fresh = not read_only and (fresh or os.environ.get(ENV_FRESH) == "1")
         self._keep = keep or Retention()
         self._on_failure = on_failure
-        self._closed = False
         self._outcomes = Outcomes(self._interval, on_failure=on_failure, process_group=process_group)
         self._last = SaveHandle(None, [])
         self._votes = Votes(process_group=process_group)
         self._must_vote = self._interval.by_clock or sigterm_grace_s is not None
-        self._pid: int | None = None
-        """The process that it is at work in. One that is forked from that must not end what belongs there."""
         self._read_only = read_only
         (check_there if read_only else make_writable)(self._folder)
         self._pusher = None if push_to is None else Pusher(self._folder, push_to, keep=keep_pushed, told=_tell_of_push)
-        atexit.register(self._at_exit)
         self._engine = Engine(
             self._folder,
             Options(
@@ -192,8 +206,21 @@ class Checkpointer:
         )
         self._sigterm: Sigterm | None = None
         if sigterm_grace_s is not None and isinstance(job_link(), Unsupervised):
-            self._sigterm = Sigterm(sigterm_grace_s, self._newest_known)
+            self._sigterm = Sigterm(sigterm_grace_s, functools.partial(_newest_known, self._outcomes, self._folder))
             self._sigterm.install()
+        self._work = Work(
+            folder=self._folder,
+            identity=self._identity,
+            is_fresh=self._fresh,
+            engine=self._engine,
+            votes=self._votes,
+            outcomes=self._outcomes,
+            pusher=self._pusher,
+            sigterm=self._sigterm,
+        )
+        self._engine.hold = self._work.hold
+        self._at_exit = close_at_exit(self._work)
+        close_when_dropped(self, self._work, self._at_exit)
 
     def save(
         self,
@@ -233,14 +260,15 @@ class Checkpointer:
             SaveFailed: an earlier save is not durable and was forced, or `on_failure` is `raise`; or this one is not
                 and was forced, or the job is to stop.
         """
-        if self._closed:
+        self._work.check_not_taken_over()
+        if self._work.is_closed:
             raise BadUse("This Checkpointer is closed. Save before close(), or make another.")
         if self._read_only:
             raise BadUse("This Checkpointer is read_only. Save with another one, into a folder of this run.")
         step = check_whole("step", step, least=0)
         numbers = numbers_of(step) if metrics is None else check_metrics(metrics)
         self._check_here()
-        self._pid = os.getpid()
+        self._work.pid = os.getpid()
         self._engine.meeting.called(step)
         self._outcomes.lost.step(self._clock.monotonic_s(), fence_s=self._engine.fence.waited_s)
         try:
@@ -317,8 +345,11 @@ class Checkpointer:
         with link.section("restore"):
             began_s = self._clock.monotonic_s()
             from_storage = None
-            if self._pusher is not None:
-                self._pid = os.getpid()
+            if not self._read_only:
+                self._work.hold(ranks)
+            is_fresh = self._fresh and not ranks.first(lambda: has_steps(self._folder))
+            if self._pusher is not None and not is_fresh:
+                self._work.pid = os.getpid()
                 remote = self._pusher.remote
                 at_length = functools.partial(ranks.first_at_length, signs=lambda: remote.signs, section="restore")
                 if step is None:
@@ -327,20 +358,28 @@ class Checkpointer:
                 def from_storage(damaged: int, above: int) -> int | None:
                     return at_length(functools.partial(fetch_instead, remote, self._folder, damaged, above))
 
-            checkpoint, passed_over = restore_newest(
-                *(ranks, self._folder, state, per_rank, from_storage),
-                from_memory=not self._read_only,
-                step=step,
-                terms=terms,
-            )
+            try:
+                checkpoint, passed_over = restore_newest(
+                    *(ranks, self._folder, state, per_rank, from_storage),
+                    from_memory=not self._read_only,
+                    step=step,
+                    terms=terms,
+                )
+            except StateMismatch as error:
+                raise StateMismatch(f"{error} {_WAYS_OUT}") from error
             self._outcomes.damaged.update(item.path for item in passed_over)
             if checkpoint is None:
                 return 0 if strict else RestoredStep(0)
+            manifest = checkpoint.manifest
+            self._engine.descends_from(Save(step=manifest.step, save=manifest.save))
             self._outcomes.newest, self._last = checkpoint.path, SaveHandle(checkpoint.manifest.step, [])
             self._last._outcome.set_result(checkpoint.path)
             self._interval.resumed(checkpoint.manifest.step)
             restore_s = self._clock.monotonic_s() - began_s
         if ranks.rank == 0:
+            saved_at = datetime.fromtimestamp(manifest.created_at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            of_run = f" of run {manifest.run!r}" if manifest.run else ""
+            _logger.info("Restored step %d%s, saved at %s, from %s.", manifest.step, of_run, saved_at, checkpoint.path)
             if self._pusher is not None:
                 self._pusher.start()  # the newest may not be there yet, and no save may follow
             link.emit(
@@ -384,7 +423,8 @@ class Checkpointer:
         return ranked[0].step if ranked else None
 
     def _whole(self) -> list[CheckpointInfo]:
-        return [info for info in scan(self._folder) if info.state == "written" and info.marks.damaged is None]
+        found = (info for info in scan(self._folder) if not info.abandoned)
+        return [info for info in found if info.state == "written" and info.marks.damaged is None]
 
     def has_any(self) -> bool:
         """Whether there is a checkpoint, whole or not, in `dir` or where `push_to` pushes. Not collective.
@@ -392,6 +432,8 @@ class Checkpointer:
         Raises:
             NotFound, StorageFailed: `dir` has none, and storage cannot be looked at.
         """
+        if self._fresh and is_of_others(self._folder, self._identity):  # which are to be set aside
+            return False
         return bool(scan(self._folder) or (self._pusher is not None and self._pusher.remote.scan()))
 
     def per_rank_states(self, step: int) -> list[dict[str, Any]]:
@@ -423,7 +465,7 @@ class Checkpointer:
         self._outcomes.raise_unmade()
 
     def _await_saves(self) -> None:
-        if self._engine.thread.is_busy and not self._is_another_s():
+        if self._engine.thread.is_busy and not self._work.is_another_s:
             with job_link().section("save"):
                 self._engine.thread.wait()
 
@@ -433,24 +475,7 @@ class Checkpointer:
         Raises:
             SaveFailed: the last one is not durable, or an earlier one where `on_failure` is `raise`.
         """
-        self._close(in_good_order=True)
-
-    def _close(self, *, in_good_order: bool) -> None:
-        if self._is_another_s():
-            return
-        if not self._closed:
-            self._closed = True
-            atexit.unregister(self._at_exit)
-            with job_link().section("save"):
-                self._engine.close(in_good_order=in_good_order)
-                if self._pusher is not None:
-                    self._pusher.close(wait=in_good_order)
-                self._votes.close()
-                self._outcomes.retry.close()
-            if self._sigterm is not None:
-                self._sigterm.close()
-            self._outcomes.raise_unseen()
-            self._outcomes.raise_unmade()
+        self._work.close(in_good_order=True)
 
     def __enter__(self) -> Self:
         return self
@@ -459,7 +484,7 @@ class Checkpointer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self._close(in_good_order=_is_good_order(error))
+            self._work.close(in_good_order=is_good_order(error))
         except HoldfastError as failed:
             if error is None:
                 raise
@@ -469,21 +494,11 @@ class Checkpointer:
     def _ranks(self) -> Ranks:
         return Ranks(self._process_group)
 
-    def _is_another_s(self) -> bool:
-        return self._pid not in (None, os.getpid())
-
     def _check_here(self) -> None:
-        if self._is_another_s():
+        if self._work.is_another_s:
             raise BadUse(
                 "This Checkpointer is at work in the process that this one was forked from. Make another one here."
             )
-
-    def _at_exit(self) -> None:
-        """A script that ends without closing it has its last save, or is told."""
-        try:
-            self._close(in_good_order=_is_good_order(getattr(sys, "last_value", None)))
-        except HoldfastError as error:
-            _logger.error("%s", error)  # noqa: TRY400 - a sentence, not a traceback
 
     def _save(
         self, step: int, state: State, per_rank: Mapping[str, Any] | None, metrics: Mapping[str, Any], *, force: bool
@@ -565,12 +580,7 @@ class Checkpointer:
         self._sigterm.leave()
 
     def _newest_known(self) -> str:
-        """Without a look at the storage, which may hang."""
-        if self._outcomes.newest is None:
-            return (
-                f"This process knows of no checkpoint; `holdfast checkpoint ls {self._folder}` lists those there are."
-            )
-        return f"The newest checkpoint is {self._outcomes.newest}."
+        return _newest_known(self._outcomes, self._folder)
 
     def _begin(
         self,
@@ -582,6 +592,7 @@ class Checkpointer:
         *,
         must: bool,
     ) -> None:
+        self._work.begin_writing()
         self._interval.began()
         if self._pusher is not None and self._ranks.rank == 0:
             self._pusher.start()
@@ -613,8 +624,8 @@ def _tell_of_push(told: Mapping[str, Any]) -> None:
     job_link().emit("push_failed" if "failed" in told else "pushed", dict(told))
 
 
-def _is_good_order(error: BaseException | None) -> bool:
-    """Whether a training that ends with `error` has come to its end, or was asked to, and is not to be gone on with."""
-    if isinstance(error, SystemExit):
-        return error.code in (None, 0, EXIT_CODE)
-    return not isinstance(error, Exception)
+def _newest_known(outcomes: Outcomes, folder: Path) -> str:
+    """Without a look at the storage, which may hang."""
+    if outcomes.newest is None:
+        return f"This process knows of no checkpoint; `holdfast checkpoint ls {folder}` lists those there are."
+    return f"The newest checkpoint is {outcomes.newest}."

@@ -15,12 +15,16 @@ from typing import Any, Final, Self
 
 import xxhash
 
-from holdfast.checkpoint.folders import Staging, failure_path, staging_path, step_path
+from holdfast.checkpoint.catalog import scan
+from holdfast.checkpoint.folders import Staging, failure_path, parse_name, staging_path, step_path
+from holdfast.checkpoint.lease import read_holder
 from holdfast.checkpoint.limits import in_words
+from holdfast.checkpoint.lineage import left_behind, note_abandoned, read_abandoned
 from holdfast.checkpoint.manifest import (
     FileEntry,
     Manifest,
     ManifestError,
+    Save,
     check_sizes,
     describe_file,
     read_manifest,
@@ -51,11 +55,19 @@ class RankFailed(Exception):
         self.advice = advice
 
 
+class Fenced(RankFailed):
+    """Another process has taken over the folder."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One save. `save` tells it from every other one; `keep` and `damaged` are for what is deleted after it.
+    """One save.
 
-    `metrics`: by name, what is noted on the checkpoint as it gets its name.
+    `save` tells it from every other one; `keep` and `damaged` are for what is deleted after it. `metrics`: by name, what
+    is noted on the checkpoint as it gets its name. `run` and `lease` (its token) are the writer's, see `lease`; the token
+    is empty where there is no lease, and None where steps are no line of one training, so that none is abandoned.
+    `ancestors`: what was saved or restored before, newest first, of which some may have failed: the newest that is there
+    is the parent.
     """
 
     folder: Path
@@ -65,6 +77,9 @@ class Order:
     keep: Retention
     damaged: tuple[Path, ...] = ()
     metrics: dict[str, float] = field(default_factory=dict)
+    run: str = ""
+    lease: str | None = None
+    ancestors: tuple[Save, ...] = ()
 
     @property
     def session(self) -> str:
@@ -93,7 +108,8 @@ class Order:
         keep = Retention(**{**told["keep"], "best": best})
         folder = Path(told["folder"])
         damaged = tuple(folder / name for name in told["damaged"])
-        return cls(**{**told, "folder": folder, "keep": keep, "damaged": damaged})
+        ancestors = tuple(Save(**each) for each in told["ancestors"])
+        return cls(**{**told, "folder": folder, "keep": keep, "damaged": damaged, "ancestors": ancestors})
 
 
 def leave_note(order: Order, rank: int, files: Sequence[FileEntry], replicas: bytes = b"") -> None:
@@ -192,6 +208,9 @@ def commit(
         unfinished.unlink()
     if order.metrics:  # now, so that what is deleted after this save is judged by them
         note_metrics(order.staging, order.metrics, now_s=order.created_at_s)
+    if order.lease is not None:
+        _check_lease(order)
+        _leave_behind(order, _parent(order))
     staging.commit(final_is_damaged=order.final in order.damaged)
     return differing
 
@@ -261,9 +280,44 @@ def _prepare(order: Order, notes: Sequence[dict[str, Any]], *, torch: str, metad
         created_at_s=order.created_at_s,
         torch=torch,
         save=order.save,
+        run=order.run,
+        parent=_parent(order),
         files=tuple(sorted(files, key=lambda entry: entry.path)),
     )
     write_manifest(order.staging, manifest)
+
+
+def _parent(order: Order) -> Save | None:
+    """Return the newest ancestor that is there; where none is, the oldest: it was restored, and may be deleted since."""
+    earlier = [each for each in order.ancestors if each.step < order.step]
+    for each in earlier:
+        with suppress(ManifestError, OSError):
+            if read_manifest(step_path(order.folder, each.step), step=each.step).save == each.save:
+                return each
+    return earlier[-1] if earlier else None
+
+
+def _check_lease(order: Order) -> None:
+    holder = read_holder(order.folder)
+    if order.lease and holder is not None and holder.token != order.lease:
+        raise Fenced(f"{order.folder} has been taken over by {holder}. This process is to end")
+
+
+def _leave_behind(order: Order, parent: Save | None) -> None:
+    """List what this save leaves behind as abandoned, before it has its name.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    abandoned = read_abandoned(order.folder)
+    beyond = order.step - 1 if parent is None else parent.step
+    steps = (name[0] for path in order.folder.iterdir() if (name := parse_name(path.name)))
+    if parent not in abandoned and all(step <= beyond for step in steps):  # in nearly all cases
+        return
+    left = left_behind(scan(order.folder), abandoned, step=order.step, parent=parent)
+    left -= {each for each in order.ancestors if each.step == order.step}  # the state was saved or restored there
+    if left != abandoned:
+        note_abandoned(order.folder, left)
 
 
 def _is_prepared(order: Order) -> bool:

@@ -12,6 +12,7 @@ import gc
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
@@ -22,6 +23,7 @@ from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.contents import collect
 from holdfast.checkpoint.devices import current_streams
 from holdfast.checkpoint.fence import Fence
+from holdfast.checkpoint.manifest import Save
 from holdfast.checkpoint.meeting import Meeting
 from holdfast.checkpoint.one_folder import check_shared
 from holdfast.checkpoint.ownership import OptimizerTensors
@@ -42,6 +44,8 @@ _UNFENCED: Final = (
     "No optimizer of torch has made a step since the first save: save() returns when the state is copied. To train on "
     "meanwhile, call ckpt.before_update() before the state changes."
 )
+_RECENT: Final = 16
+"""Saves of which the newest that became durable is the parent of the next."""
 
 
 class Engine:
@@ -61,6 +65,12 @@ class Engine:
         self._session = ""
         self._named = ParameterNames()
         self._saves = 0
+        self.run = self.lease = ""
+        """The run, and the token of the writer's lease, where there is one."""
+        self.hold: Callable[[Ranks], None] = lambda _ranks: None
+        """Called with the ranks before the first save, collective: it takes the lease."""
+        self._restored: Save | None = None
+        self._recent = deque[Save](maxlen=_RECENT)
         self.fence = Fence(self._shape)
         self.meeting = Meeting(options.process_group)
         self.thread = SaveThread(
@@ -71,6 +81,11 @@ class Engine:
             when_busy=options.when_busy,
             replicas=options.replicas,
         )
+
+    def descends_from(self, restored: Save) -> None:
+        """Let the next save be of the state that was restored from there."""
+        self._recent.clear()
+        self._restored = restored
 
     def save(
         self,
@@ -107,7 +122,11 @@ class Engine:
             created_at_s=now_s,
             keep=keep,
             damaged=tuple(damaged),
+            run=self.run,
+            lease=self.lease,
+            ancestors=(*self._recent, *([] if self._restored is None else [self._restored])),
         )
+        self._recent.appendleft(Save(step=step, save=order.save))
         job = SaveJob(order, began_s, must, metrics)
         with _no_collection():
             self._take_stock(job, ranks, state, per_rank)
@@ -186,6 +205,7 @@ class Engine:
     def _begin_with(self, ranks: Ranks) -> None:
         ranks.together(self.thread.start)  # all hear where it cannot be
         check_shared(ranks, self._folder)
+        self.hold(ranks)
         # Where nothing was restored: the memory is needed.
         ranks.together(lambda: kept.end(self._folder, ranks.rank))
         self._session = ranks.first(lambda: secrets.token_hex(4))

@@ -19,6 +19,8 @@ from holdfast.checkpoint.ranks import Ranks
 from holdfast.core.errors import NotFound, NoVerifiedCheckpoint, StateMismatch
 
 _logger = logging.getLogger("holdfast")
+_NAMED: Final = 5
+"""Steps, at most, in a message."""
 _LOOKS: Final = 3
 """Whoever saves meanwhile deletes what is superfluous: then there is a newer one."""
 
@@ -210,9 +212,9 @@ def _candidates(
     Raises:
         NotFound: there is none of `step`, here or in storage.
     """
-    infos: list[CheckpointInfo] = ranks.first(lambda: look(folder))
     if step is None:
-        return infos
+        return ranks.first(lambda: _of_the_line(folder))
+    infos: list[CheckpointInfo] = ranks.first(lambda: look(folder))
     found = [info for info in infos if info.step == step]
     if not found and fetch_instead is not None and fetch_instead(step, step - 1) is not None:
         found = [info for info in ranks.first(lambda: look(folder)) if info.step == step]
@@ -222,10 +224,27 @@ def _candidates(
     return found
 
 
+def _of_the_line(folder: Path) -> list[CheckpointInfo]:
+    """Return the checkpoints of the line that training is on, newest first.
+
+    Raises:
+        NoVerifiedCheckpoint: all that there are were abandoned.
+    """
+    found = look(folder)
+    line = [info for info in found if not info.abandoned]
+    if found and not line:
+        steps = ", ".join(str(info.step) for info in found[:_NAMED])
+        raise NoVerifiedCheckpoint(
+            f"All checkpoints in {folder} were abandoned (step {steps}): training had begun anew beside them, and "
+            "nothing of that was saved. Restore one of them by its step, or move them away to start over."
+        )
+    return line
+
+
 def _is_gone(path: Path) -> bool:
     """Not, where nobody can tell."""
     try:
-        path.stat()
+        path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:

@@ -36,6 +36,8 @@ class Retention:
     `last`: the newest so many. `every_steps`: those whose step it divides. `within_s`: those written in the last so
     many seconds. `best`: those with the best value of a metric.
 
+    The rules apply to the steps of the line that training is on, and apart from those to the abandoned ones.
+
     Whatever the rules, these stay as well: the newest; the newest that is marked verified, and the newest that is
     marked healthy; the pinned and the wanted; those whose marks cannot be read; and, as evidence, the damaged.
 
@@ -99,11 +101,15 @@ def judge(
     for info in whole:
         first_of_step.setdefault(info.step, info)
     counted = list(first_of_step.values())
+    on_line = [info for info in counted if not info.abandoned] or counted
     reasons: dict[Path, list[str]] = {info.path: [] for info in checkpoints}
-    for info, why in (
-        *(_by_rules(counted, policy, now_s) if policy.has_rules else ((info, "there is no rule") for info in counted)),
-        *_always(whole, counted, now_s, committed),
-    ):
+    abandoned = [] if on_line is counted else [info for info in counted if info.abandoned]
+    if policy.has_rules:
+        found = [*_by_rules(on_line, policy, now_s)]
+        found += ((info, f"abandoned, {why}") for info, why in _by_rules(abandoned, policy, now_s))
+    else:
+        found = [(info, "there is no rule") for info in counted]
+    for info, why in (*found, *_always(whole, on_line, now_s, committed)):
         reasons[info.path].append(why)
     verdicts = []
     for info in checkpoints:
@@ -176,9 +182,10 @@ def _always(
 ) -> Iterator[tuple[CheckpointInfo, str]]:
     for info in counted[:1]:
         yield info, "the newest"
-    for info in [info for info in whole if info.marks.verified][:1]:
+    line = [info for info in whole if info.abandoned == counted[0].abandoned]
+    for info in [info for info in line if info.marks.verified][:1]:
         yield info, "the newest that is verified"
-    for info in [info for info in whole if info.marks.healthy][:1]:
+    for info in [info for info in line if info.marks.healthy][:1]:
         yield info, "the newest that is healthy"
     for info in whole:
         if info.path == committed:

@@ -6,7 +6,14 @@
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
+
+ENV_RUN: Final = "HOLDFAST_RUN"
+"""The id of the run that a supervised rank belongs to."""
+ENV_ATTEMPT: Final = "HOLDFAST_ATTEMPT"
+"""Which start of that run it belongs to."""
+ENV_FRESH: Final = "HOLDFAST_FRESH"
+"""Set to 1 where checkpoints of other runs are to be set aside."""
 
 
 class JobLink(Protocol):

@@ -14,10 +14,10 @@ at the end of an epoch, before the next epoch orders its batches.
 import logging
 import os
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint import Checkpointer
+from holdfast.checkpoint.arguments import checkpoint_folder
 from holdfast.checkpoint.integrations import missing
 from holdfast.checkpoint.integrations.generators import Generators
 from holdfast.checkpoint.integrations.replacing import replaced
@@ -48,7 +48,7 @@ class HoldfastCheckpoint(Checkpoint):
         Raises:
             BadUse: an argument is not allowed, or `dir` cannot be written.
         """
-        self.folder = Path(dir).absolute()
+        self.folder = checkpoint_folder(dir)
         self._ckpt = Checkpointer(dir, **options)
         self._generators = Generators()
         self._loader_states: list[dict[str, Any]] = []
