@@ -44,6 +44,8 @@ class SaveHandle(StaysHere):
     def result(self, timeout_s: float | None = None) -> Path | None:
         """Wait until the checkpoint is durable; its folder, or None where nothing was due or the save was skipped.
 
+        A forced save of a step that was saved or restored just before has the folder of that.
+
         Raises:
             SaveFailed: it is not durable.
             TimeoutError: it has not ended within `timeout_s` seconds.

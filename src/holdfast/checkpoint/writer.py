@@ -369,7 +369,7 @@ class Writer:
                 elif "held" in message:
                     self.held_step = message["held"]
                 elif "made_room" in message:
-                    job_link().emit("disk_full", message["made_room"])
+                    _emit("disk_full", message["made_room"])
                 elif message["alive"] != moves:
                     moves, moved_s = message["alive"], ran_s
                 # An order may be as much younger than the last look. One that is silent is another matter.
@@ -449,6 +449,14 @@ def _within(limit_s: float, work: Callable[[], None]) -> None:
     with contextlib.suppress(RuntimeError):
         working.start()
         working.join(limit_s)
+
+
+def _emit(kind: str, data: dict[str, Any]) -> None:
+    """Send an event; a line that breaks must not end the thread that calls this."""
+    try:
+        job_link().emit(kind, data)
+    except Exception:
+        _logger.exception("The event %s was not sent.", kind)
 
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
