@@ -122,6 +122,13 @@ def test_ranks_that_end_with_their_launcher_are_not_blamed(view, monkeypatch):
     assert (diagnosis.decided_by, diagnosis.scope, diagnosis.restart_helps) == (("observer-launcher",), {}, True)
 
 
+def test_a_launcher_that_the_supervisor_ended_is_not_blamed(view, monkeypatch):
+    monkeypatch.setattr("holdfast.recover.attempt.process_state", lambda _pid: None)
+    view.launcher, view.killed = 5, True
+    view.heard(SHIMS[1], {"kind": "gone"}, 6.0)
+    assert not view.launcher_ended_first
+
+
 def test_a_rank_that_failed_before_its_launcher_ended_is_blamed(view, monkeypatch):
     monkeypatch.setattr("holdfast.recover.attempt.process_state", lambda _pid: None)
     view.launcher = 5

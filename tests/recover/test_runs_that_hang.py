@@ -88,7 +88,7 @@ def gloo(fault: str, victim: int) -> str:
 )
 def test_a_rank_that_hangs_after_its_step_is_named(place, fault, only_silence, victim):
     script = place.job(gloo(fault, victim))
-    limits = ["--hang-floor-s", "3", "--silence-limit-s", "3600" if not only_silence else "8"]
+    limits = ["--hang-floor-s", "3", "--silence-limit-s", "3600" if not only_silence else "15"]
     code, _, err = place.holdfast("run", "--name", "r", "--nproc", "2", *limits, "--", "python", script)
     assert code == 0, err
     incident = one_incident(place)

@@ -81,7 +81,8 @@ def test_a_wait_without_end_is_told_from_others(block, call, place):
     ids=["one that sleeps", "one that gives up", "a monitor", "one that waits"],
 )
 def test_a_lock_that_another_thread_may_release_is_none(call, daemon, place):
-    other = f"def other():\n    {call}\nthreading.Thread(target=other, daemon={daemon}).start()\n"
+    other = "pool = ThreadPoolExecutor()\npool.submit(int).result()\n"
+    other += f"def other():\n    {call}\nthreading.Thread(target=other, daemon={daemon}).start()\n"
     in_its_wait = "while not any(one['call'].startswith(('sleep', 'acquire')) for one in thread_stacks()): pass"
     assert stand_of(read("held.acquire()", "acquire", other + in_its_wait)).place is place
 

@@ -38,6 +38,8 @@ class AttemptView:
     launcher: int | None = None
     """The launcher's process."""
     launcher_ended_first: bool = False
+    killed: bool = False
+    """The supervisor ended it, so that its deaths say nothing."""
     answers: dict[int, Stand] = field(default_factory=dict)
     """Where the ranks stand, as they have answered since the last look."""
     start_step: int | None = None
@@ -81,7 +83,7 @@ class AttemptView:
         elif kind == "gone" and peer.role == "shim" and all(end.rank != rank for end in self.exits):
             # A shim that ends without a word was killed, and the kernel killed its rank with it. Where the launcher is
             # gone as well, the kernel killed the shim too.
-            unexplained = self.culprit is None and self.frozen is None
+            unexplained = self.culprit is None and not self.killed
             gone = self.launcher is not None and process_state(self.launcher) in (None, "zombie", "dead")
             self.launcher_ended_first |= unexplained and gone
             self._exited(rank, self.rank_pids.get(rank, peer.pid), -signal.SIGKILL, now_s)

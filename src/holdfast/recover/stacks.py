@@ -151,8 +151,10 @@ def _place(main: Mapping[str, Any], frames: Sequence[tuple[str, str]], others: S
 
 
 def _may_release(thread: Mapping[str, Any]) -> bool:
-    """Whether a thread may do something by itself: it waits neither for a lock nor for the next batch to pin."""
-    call = str(thread["call"])
+    """Whether a thread may do something by itself: it waits neither for a lock nor for the next piece of work."""
+    call, frames = str(thread["call"]), thread["frames"]
     if thread["ours"] or "_pin_memory_loop" in str(thread["name"]) or call in ("acquire/0", "with"):
         return False
+    if frames and (frames[0][0], frames[0][2]) == ("concurrent.futures.thread", "_worker"):
+        return False  # of an executor, without a task
     return not (thread["daemon"] is True and call.startswith("acquire/"))

@@ -261,7 +261,7 @@ class Supervisor:
                 else:
                     self._job.terminate()
             case policy.Kill():
-                self._kill_asked = True
+                self._kill_asked = self._view.killed = True
                 if self._job is not None:
                     self._job.kill()
             case policy.Diagnose():
