@@ -187,7 +187,8 @@ def test_before_the_first_step_ranks_may_compile():
 def test_a_section_has_its_own_limit_and_excuses_those_who_wait_for_it():
     detector, now_s = trained()
     detector.section(0, now_s, is_open=True, limit_s=None)
-    assert first_alarm(detector, now_s, now_s + 49, standing(IN_LOCK, IN_REDUCE)) == (None, None)
+    assert first_alarm(detector, now_s, now_s + 25, standing(IN_LOCK, IN_REDUCE)) == (None, None)
+    assert first_alarm(detector, now_s + 25, now_s + 49, standing(IN_REDUCE, IN_REDUCE)) == (None, None)
     assert not detector.check(now_s + 51, {}).only_silence
     detector, now_s = trained()
     detector.section(0, now_s, is_open=True, limit_s=7.0)

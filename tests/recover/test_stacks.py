@@ -131,7 +131,7 @@ def test_the_words_for_a_stack():
 
 def test_many_deep_threads_fit_into_a_message():
     deep = "".join(
-        f"def f{'x' * 300}{n}(depth):\n    f{'x' * 300}{n}(depth - 1) if depth else time.sleep(1000)\n"
+        f"def f{'x' * 300}{n}(depth):\n    f{'x' * 300}{n}(depth - 1) if depth else held.acquire()\n"
         f"threading.Thread(target=f{'x' * 300}{n}, args=(50,), daemon=True).start()\n"
         for n in range(60)
     )
