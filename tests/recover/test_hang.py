@@ -66,7 +66,7 @@ def test_a_rank_that_sleeps_or_computes_is_named_and_not_found_early():
         frozen, after_s = first_alarm(detector, now_s, now_s + 90, standing(IN_CODE, IN_BACKWARD, cpu_per_s=cpu_per_s))
         assert after_s > 80
         assert (frozen.rank, frozen.only_silence) == (0, True)
-        assert frozen.why == "the others wait for it in the backward pass; it stands in evaluate (train.py:40)"
+        assert frozen.why == "the others wait for it; it stands in evaluate (train.py:40)"
 
 
 def test_a_longer_pause_that_ended_is_learnt():

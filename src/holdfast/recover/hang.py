@@ -307,7 +307,8 @@ def _blame(ranks: Mapping[int, _Rank], states: Mapping[int, str | None]) -> _Bla
     outside = set(ranks) - waiting
     if waiting and len(outside) == 1:
         (rank,) = outside
-        return rank, None, None, f"the others wait for it in {_places(waiting, stands)}{_where(stands.get(rank))}"
+        # Not what they wait in: the same hang has the same words each time, by which it is known again.
+        return rank, None, None, f"the others wait for it{_where(stands.get(rank))}"
     locked = [rank for rank, seen in ranks.items() if seen.locked_since_s is not None]
     if len(locked) == 1:
         lock = f"it waits for {Place.LOCK.value}{_where(stands.get(locked[0]))}"
@@ -321,11 +322,6 @@ def _blame(ranks: Mapping[int, _Rank], states: Mapping[int, str | None]) -> _Bla
 
 def _waits_for_others(stand: Stand) -> bool:
     return stand.place in (Place.COLLECTIVE, Place.BACKWARD, Place.DEVICE)
-
-
-def _places(ranks: set[int], stands: Mapping[int, Stand | None]) -> str:
-    places = {stand.place for rank in ranks if (stand := stands[rank]) is not None}
-    return " or ".join(place.value for place in Place if place in places)
 
 
 def _where(stand: Stand | None) -> str:
