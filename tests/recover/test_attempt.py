@@ -122,10 +122,23 @@ def test_ranks_that_end_with_their_launcher_are_not_blamed(view, monkeypatch):
     assert (diagnosis.decided_by, diagnosis.scope, diagnosis.restart_helps) == (("observer-launcher",), {}, True)
 
 
+def test_a_launcher_that_ended_before_its_ranks_were_heard_is_named(view):
+    view.launcher_ended(-9)
+    assert "holdfast: the launcher died after step 3; it ended first" in view.observations(0.0)[0]
+    assert diagnose([], view.context()).decided_by == ("observer-launcher",)
+
+
+@pytest.mark.parametrize("returncode", [0, 1])
+def test_a_launcher_that_ended_by_itself_is_not_blamed(view, returncode):
+    view.launcher_ended(returncode)
+    assert not view.launcher_ended_first
+
+
 def test_a_launcher_that_the_supervisor_ended_is_not_blamed(view, monkeypatch):
     monkeypatch.setattr("holdfast.recover.attempt.process_state", lambda _pid: None)
     view.launcher, view.killed = 5, True
     view.heard(SHIMS[1], {"kind": "gone"}, 6.0)
+    view.launcher_ended(-9)
     assert not view.launcher_ended_first
 
 

@@ -90,6 +90,10 @@ class AttemptView:
         elif kind == "event" and message["event"] == "restored":
             self.restored = dict(message["data"])
 
+    def launcher_ended(self, returncode: int) -> None:
+        """Take in how the launcher ended (negative: its signal, or of the guard above it); ranks may still end."""
+        self.launcher_ended_first |= returncode < 0 and self.culprit is None and not self.killed
+
     def _exited(self, rank: int, pid: int, returncode: int, at_monotonic_s: float) -> None:
         self.detector.finished(rank)
         self.exits.append(

@@ -307,6 +307,7 @@ class Supervisor:
             self._job.kill()
         returncode = await self._job.wait()
         self._job = None
+        self._view.launcher_ended(returncode)
         self._recorder.observed(self._view.observations(self._clock.now_s()))
         if self._view.dropped_log_bytes:
             self._recorder.event("log_dropped", {"bytes": self._view.dropped_log_bytes})
