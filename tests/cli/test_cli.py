@@ -295,6 +295,7 @@ def test_the_command_line_is_what_was_agreed():
             "--nproc",
             "--resume",
             "--section-limit-s",
+            "--silence-limit-s",
             "--stop-grace-s",
             "--window-s",
         ],

@@ -2,7 +2,8 @@
 
 import pytest
 
-from holdfast.recover.attempt import AttemptView
+from holdfast.diagnose import diagnose
+from holdfast.recover.attempt import LEFT_S, TOGETHER_S, AttemptView
 from holdfast.recover.channel import Peer
 from holdfast.recover.hang import Frozen, HangLimits
 
@@ -13,6 +14,16 @@ def peer(role, rank, pid):
 
 SHIMS = [peer("shim", rank, 10 + rank) for rank in range(2)]
 RANKS = [peer("rank", rank, 20 + rank) for rank in range(2)]
+
+
+def step(number):
+    return {"kind": "step", "step": number, "step_s": 0.1}
+
+
+def stacks(module, function):
+    frames = [[module, "file.py", function, 7]]
+    main = {"main": True, "name": "", "daemon": False, "ours": False, "call": "", "frames": frames}
+    return {"kind": "stacks", "threads": [main]}
 
 
 def exited(returncode, at_s):
@@ -53,6 +64,100 @@ def test_a_rank_that_ended_well_did_not_fail(view):
     assert view.blamed_rank == 1
 
 
+def test_a_rank_that_others_lost_is_in_doubt_until_their_logs_are_read(view):
+    view.heard(SHIMS[1], exited(0, 4.0), 4.0)
+    assert not view.in_doubt
+    view.heard(SHIMS[0], exited(1, 4.2), 4.2)
+    assert view.in_doubt
+    first, second = view.observations(0.0)
+    assert first.endswith("exited with code 0 after step 3, before the others\n")
+    assert second.endswith("exited with code 1 after step 3; it ended first\n")
+    diagnosis = diagnose([], view.context())
+    assert (diagnosis.decided_by, diagnosis.scope) == (("observer-left",), {"rank": 1})
+
+
+def test_a_rank_that_left_is_found_by_the_steps_of_the_others(view):
+    view.heard(SHIMS[1], exited(0, 4.0), 4.0)
+    view.heard(RANKS[0], step(4), 4.0 + TOGETHER_S + 1)
+    assert view.left is None, "the step that both were in"
+    view.heard(RANKS[0], step(9), 4.0 + TOGETHER_S - 1)
+    assert view.left is None, "ranks that complete together may report late"
+    view.heard(RANKS[0], step(10), 4.0 + TOGETHER_S + 1)
+    assert (view.blamed_rank, view.culprit.at_monotonic_s) == (1, 4.0)
+    view.heard(SHIMS[0], exited(-9, 20.0), 20.0)
+    assert view.observations(0.0)[0].endswith(
+        "exited with code 0 after step 3, while the others went on; it ended first\n"
+    )
+    diagnosis = diagnose([], view.context())
+    assert (diagnosis.decided_by, diagnosis.scope) == (("observer-left",), {"rank": 1})
+
+
+@pytest.mark.parametrize(
+    ("module", "left"), [("torch.distributed.distributed_c10d", True), ("train", False)], ids=["collective", "export"]
+)
+def test_a_rank_that_left_is_found_by_the_wait_of_the_others(view, module, left):
+    view.heard(SHIMS[1], exited(0, 4.0), 4.0)
+    view.heard(RANKS[1], {"kind": "gone"}, 4.0)
+    for second in range(int(LEFT_S) + 3):
+        view.heard(RANKS[0], stacks(module, "all_reduce"), 5.0 + second)
+        view.looked({0: (1.0, 1)}, 5.0 + second)
+        assert view.check(5.0 + second) is None
+    assert (view.blamed_rank == 1) is left
+    view.heard(SHIMS[0], exited(-9, 30.0), 30.0)
+    (standing, *_) = view.observations(0.0)
+    assert ("rank 0 (pid 20) stands in a collective: all_reduce (file.py:7)" in standing) is left
+
+
+def test_ranks_that_end_with_their_launcher_are_not_blamed(view, monkeypatch):
+    monkeypatch.setattr("holdfast.recover.attempt.parent_of", {10: 5, 11: 5}.get)
+    monkeypatch.setattr("holdfast.recover.attempt.process_state", {5: "zombie"}.get)
+    view.heard(SHIMS[1], {"kind": "started", "pid": 31}, 5.0)
+    for shim in reversed(SHIMS):
+        view.heard(shim, {"kind": "gone"}, 6.0)
+    assert (view.blamed_rank, view.launcher_ended_first) == (None, True)
+    launcher, *ranks = view.observations(0.0)
+    assert "holdfast: the launcher died after step 3; it ended first" in launcher
+    assert all(line.endswith("teardown\n") for line in ranks)
+    diagnosis = diagnose([], view.context())
+    assert (diagnosis.decided_by, diagnosis.scope, diagnosis.restart_helps) == (("observer-launcher",), {}, True)
+
+
+def test_a_launcher_that_ended_before_its_ranks_were_heard_is_named(view):
+    view.launcher_ended(-9)
+    assert "holdfast: the launcher died after step 3; it ended first" in view.observations(0.0)[0]
+    assert diagnose([], view.context()).decided_by == ("observer-launcher",)
+
+
+@pytest.mark.parametrize("returncode", [0, 1])
+def test_a_launcher_that_ended_by_itself_is_not_blamed(view, returncode):
+    view.launcher_ended(returncode)
+    assert not view.launcher_ended_first
+
+
+def test_a_launcher_that_the_supervisor_ended_is_not_blamed(view, monkeypatch):
+    monkeypatch.setattr("holdfast.recover.attempt.process_state", lambda _pid: None)
+    view.launcher, view.killed = 5, True
+    view.heard(SHIMS[1], {"kind": "gone"}, 6.0)
+    view.launcher_ended(-9)
+    assert not view.launcher_ended_first
+
+
+def test_a_rank_that_failed_before_its_launcher_ended_is_blamed(view, monkeypatch):
+    monkeypatch.setattr("holdfast.recover.attempt.process_state", lambda _pid: None)
+    view.launcher = 5
+    view.heard(SHIMS[0], exited(1, 5.0), 5.0)
+    view.heard(SHIMS[1], {"kind": "gone"}, 6.0)
+    assert (view.blamed_rank, view.launcher_ended_first) == (0, False)
+
+
+def test_most_ranks_that_ended_well_have_completed():
+    view = AttemptView.begin(1, HangLimits())
+    shims = [Peer(role="shim", attempt=1, rank=rank, local_rank=rank, world_size=4, pid=10 + rank) for rank in range(4)]
+    for rank in range(4):
+        view.heard(shims[rank], exited(0 if rank else 1, 9.0 - rank), 9.0)
+    assert not any("before the others" in line for line in view.observations(0.0))
+
+
 def test_a_shim_that_ends_without_a_word_took_its_rank_with_it(view):
     view.heard(SHIMS[1], {"kind": "gone"}, 6.0)
     (end,) = view.exits
@@ -76,7 +181,16 @@ def test_steps_of_a_rank_that_never_attached_are_not_counted(view):
     assert view.last_step == 3
 
 
-@pytest.mark.parametrize("message", [{"kind": "step"}, {"kind": "step", "step": "x", "step_s": 1}, {"kind": "exited"}])
+@pytest.mark.parametrize(
+    "message",
+    [
+        {"kind": "stacks", "threads": 3},
+        {"kind": "stacks", "threads": []},
+        {"kind": "step"},
+        {"kind": "step", "step": "x", "step_s": 1},
+        {"kind": "exited"},
+    ],
+)
 def test_malformed_messages_raise_what_the_supervisor_catches(view, message):
     with pytest.raises((KeyError, TypeError, ValueError)):
         view.heard(RANKS[0], message, 1.0)

@@ -108,7 +108,7 @@ def test_a_frozen_rank_is_named_and_the_run_goes_on(place):
 
 def test_a_rank_that_waits_for_ever_is_named_because_it_is_behind(place):
     script = place.job(train("time.sleep(1000)"))
-    code, _, err = place.holdfast("run", "--nproc", "2", *QUICK_HANG, "--", "python", script)
+    code, _, err = place.holdfast("run", "--nproc", "2", *QUICK_HANG, "--silence-limit-s", "3", "--", "python", script)
     assert code == 0, err
     (incident,) = incidents(place)
     assert (incident.kind, incident.rank) == ("hang", 1)

@@ -121,6 +121,50 @@ def process_state(pid: int) -> str | None:
         return None
 
 
+def parent_of(pid: int) -> int | None:
+    """Return the parent of a process; None if the process is gone."""
+    import psutil
+
+    try:
+        return int(psutil.Process(pid).ppid())
+    except psutil.NoSuchProcess:
+        return None
+
+
+def activity(pid: int) -> tuple[float, int] | None:
+    """Return the CPU seconds, and the bytes read and written, of a process and its descendants; None if hidden or gone.
+
+    Each counts what it has used so far. Descendants that ended are in their parents' numbers, as far as the parents
+    waited for them.
+    """
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        family = [process, *process.children(recursive=True)]
+        cpu_s, size_bytes = _used(process)
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return None
+    for one in family[1:]:
+        try:
+            used_s, used_bytes = _used(one)
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+        cpu_s, size_bytes = cpu_s + used_s, size_bytes + used_bytes
+    return cpu_s, size_bytes
+
+
+def _used(process: object) -> tuple[float, int]:
+    import psutil
+
+    assert isinstance(process, psutil.Process)
+    io_bytes = 0
+    if hasattr(process, "io_counters"):  # not on macOS
+        io = process.io_counters()
+        io_bytes = getattr(io, "read_chars", io.read_bytes) + getattr(io, "write_chars", io.write_bytes)
+    return sum(process.cpu_times()[:4]), io_bytes
+
+
 def _status(process: object) -> str | None:
     import psutil
 

@@ -1,6 +1,7 @@
 """What a supervisor saw of the ranks, for those who have one; `diagnose` also works without."""
 
 import signal as signals
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a device", "Z": "dead"}
@@ -46,6 +47,10 @@ class Hang:
     """The newest step of the frozen ranks, where it is behind."""
     waited_s: float = 0.0
     limit_s: float | None = None
+    only_silence: bool = False
+    """No state was seen that cannot be work."""
+    why: str | None = None
+    """What else tells the frozen ranks apart, or what all ranks do."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,20 +62,31 @@ class JobContext:
     last_step: int | None = None
     stopped_ranks: tuple[int, ...] = ()
     """Ranks that the supervisor or the launcher ended itself: their deaths are teardown."""
+    left_rank: int | None = None
+    """The rank that ended with code 0 while the others went on."""
+    launcher_ended_first: bool = False
+    """The launcher died, and its ranks with it."""
 
 
 def observed_lines(context: JobContext) -> tuple[str, ...]:
     """`context` in the words of `observer.log`, so that the same rules read both; time stamps left out."""
     lines = [] if context.hang is None else _hang_lines(context.hang, context.last_step)
     in_order = sorted(context.exits, key=lambda one: (one.at_monotonic_s, one.rank))
-    first_found = context.hang is not None
+    first_found = context.hang is not None or context.left_rank is not None or context.launcher_ended_first
+    if context.launcher_ended_first:
+        lines.append(f"holdfast: the launcher died {_when(context.last_step, 'the')}; it ended first")
+    left = _may_have_left(in_order)
     for one in in_order:
         how = f"exited with code {one.exit_code}"
         if one.signal:
             how = f"was killed by {_signal_name(one.signal)}"
         step = context.last_step if one.last_step is None else one.last_step
         end = ""
-        if one.rank in context.stopped_ranks:
+        if one.rank == context.left_rank:
+            end = ", while the others went on; it ended first"
+        elif one in left and not first_found:
+            end = ", before the others"
+        elif one.rank in context.stopped_ranks:
             end = "; teardown"
         elif not first_found and (one.signal or one.exit_code):
             end, first_found = "; it ended first", True
@@ -78,12 +94,19 @@ def observed_lines(context: JobContext) -> tuple[str, ...]:
     return tuple(lines)
 
 
+def _may_have_left(in_order: Sequence[RankExit]) -> Sequence[RankExit]:
+    """The ranks that ended well before the first that failed; none where most did, since these have completed."""
+    first = next((place for place, one in enumerate(in_order) if one.exit_code != 0), 0)
+    return in_order[:first] if 2 * first <= len(in_order) else ()
+
+
 def _hang_lines(hang: Hang, job_step: int | None) -> list[str]:
     step = job_step if hang.last_step is None else hang.last_step
-    limit = "" if hang.limit_s is None else f" (limit {hang.limit_s:.1f} s)"
+    only = ", since only silence is known" if hang.only_silence else ""
+    limit = "" if hang.limit_s is None else f" (limit {hang.limit_s:.1f} s{only})"
     start = f"holdfast: no step for {hang.waited_s:.1f} s{limit} {_when(step, 'the')}"
     if not hang.ranks:
-        return [f"{start}; no rank can be told apart"]
+        return [f"{start}; no rank can be told apart" + (f": {hang.why}" if hang.why else "")]
     pids = hang.pids or (0,) * len(hang.ranks)
     if hang.process_state:
         state = hang.process_state
@@ -91,7 +114,7 @@ def _hang_lines(hang: Hang, job_step: int | None) -> list[str]:
     elif hang.frozen_step is not None:
         why = f"it is behind the others at step {hang.frozen_step}"
     else:
-        why = "it is behind the others"
+        why = hang.why or "it is behind the others"
     frozen = zip(hang.ranks, pids, strict=True)
     return [f"{start}; rank {rank} (pid {pid}) is frozen: {why}" for rank, pid in frozen]
 

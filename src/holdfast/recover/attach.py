@@ -19,6 +19,7 @@ from holdfast.core.errors import BadUse
 from holdfast.core.link import Unsupervised, note_numbers, set_job_link
 from holdfast.core.whole import whole_number
 from holdfast.recover.channel import ENV_ADDRESS, ENV_TOKEN, ChannelClient, Peer
+from holdfast.recover.stacks import thread_stacks
 
 DECISION_TIMEOUT_S = 30.0
 """How long a rank waits at the agreed step for the other ranks' votes; they come from threads, not from loops."""
@@ -204,10 +205,23 @@ class _Link:
                     self._outgoing.put({"kind": "vote", "proposal": message["proposal"], **vote})
                 elif message["kind"] == "decide":
                     self._stop.decide(int(message["proposal"]), commit=bool(message["commit"]))
+                elif message["kind"] == "look":
+                    self._answer_look()
         except OSError:
             pass
         # Without a supervisor nobody would ever end or restart this job: a rank does not outlive it.
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def _answer_look(self) -> None:
+        # From the receiving thread: the sending one may itself wait for a device that does not answer.
+        try:
+            self._client.send({"kind": "stacks", "threads": thread_stacks()})
+        except OSError:
+            raise
+        except Exception as error:  # the stacks are of the user's code: what they hold may end nothing
+            self._client.send(
+                {"kind": "event", "event": "not_sent", "data": {"kind": "stacks", "error": str(error)[:500]}}
+            )
 
     def _flush(self) -> None:
         if os.getpid() != self._pid:

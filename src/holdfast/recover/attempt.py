@@ -1,14 +1,22 @@
 """What the supervisor knows of one attempt: told by the ranks and their shims, and by the kernel."""
 
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from holdfast.core.processes import process_state
+from holdfast.core.processes import parent_of, process_state
 from holdfast.diagnose import Hang, JobContext, RankExit, observed_lines
 from holdfast.recover.channel import Peer
-from holdfast.recover.hang import Frozen, HangDetector, HangLimits
+from holdfast.recover.hang import Frozen, HangDetector, HangLimits, Look
+from holdfast.recover.stacks import Stand, stand_of
+
+TOGETHER_S = 5.0
+"""Ranks that complete the training end within this time of each other."""
+LEFT_S = 10.0
+"""So long the others wait in collectives for a rank that ended with code 0, before that is its failure."""
+CITED_FRAMES = 8
 
 
 @dataclass(kw_only=True)
@@ -25,6 +33,15 @@ class AttemptView:
     """The last step each rank reported."""
     exits: list[RankExit] = field(default_factory=list)
     frozen: Frozen | None = None
+    left: RankExit | None = None
+    """The rank that ended with code 0 while the others went on, once that is sure."""
+    launcher: int | None = None
+    """The launcher's process."""
+    launcher_ended_first: bool = False
+    killed: bool = False
+    """The supervisor ended it, so that its deaths say nothing."""
+    answers: dict[int, Stand] = field(default_factory=dict)
+    """Where the ranks stand, as they have answered since the last look."""
     start_step: int | None = None
     """Steps completed in the state it began from; None before its first step."""
     restored: dict[str, Any] | None = None
@@ -40,15 +57,19 @@ class AttemptView:
         """Take in a message; malformed fields raise KeyError, TypeError or ValueError."""
         kind, rank = message["kind"], peer.rank
         if kind == "hello":
-            self.world_size = peer.world_size
+            self.world_size = self.detector.world_size = peer.world_size
             if peer.role == "rank":
                 self.attached.add(rank)
                 self.rank_pids[rank] = peer.pid
                 self.detector.attached(rank, now_s)
         elif kind == "started":
             self.rank_pids.setdefault(rank, int(message["pid"]))
+            self.launcher = parent_of(peer.pid)
+        elif kind == "stacks" and peer.role == "rank":
+            self.answers[rank] = stand_of(message["threads"])
         elif kind == "step" and rank in self.attached:
             self.steps[rank] = int(message["step"])
+            self._went_on(int(message["step"]), now_s)
             self.detector.stepped(rank, int(message["step"]), float(message["step_s"]), now_s)
         elif kind == "section" and rank in self.attached:
             limit_s = None if message["limit_s"] is None else float(message["limit_s"])
@@ -60,10 +81,18 @@ class AttemptView:
             # The process that reported steps ended; what the rank's command does after it has no steps.
             self.detector.finished(rank)
         elif kind == "gone" and peer.role == "shim" and all(end.rank != rank for end in self.exits):
-            # A shim that ends without a word was killed, and the kernel killed its rank with it.
+            # A shim that ends without a word was killed, and the kernel killed its rank with it. Where the launcher is
+            # gone as well, the kernel killed the shim too.
+            unexplained = self.culprit is None and not self.killed
+            gone = self.launcher is not None and process_state(self.launcher) in (None, "zombie", "dead")
+            self.launcher_ended_first |= unexplained and gone
             self._exited(rank, self.rank_pids.get(rank, peer.pid), -signal.SIGKILL, now_s)
         elif kind == "event" and message["event"] == "restored":
             self.restored = dict(message["data"])
+
+    def launcher_ended(self, returncode: int) -> None:
+        """Take in how the launcher ended (negative: its signal, or of the guard above it); ranks may still end."""
+        self.launcher_ended_first |= returncode < 0 and self.culprit is None and not self.killed
 
     def _exited(self, rank: int, pid: int, returncode: int, at_monotonic_s: float) -> None:
         self.detector.finished(rank)
@@ -78,8 +107,29 @@ class AttemptView:
             )
         )
 
+    def _went_on(self, step: int, now_s: float) -> None:
+        """See whether a rank that ended well has left the others in the middle of the training."""
+        for end in self.exits:
+            # A step beyond the next one, so much later: not the last reports of ranks that complete together.
+            early = end.exit_code == 0 and end.last_step is not None and step > end.last_step + 1
+            if early and self.left is None and now_s - end.at_monotonic_s > TOGETHER_S:
+                self.left = end
+
+    def looked(self, used: Mapping[int, tuple[float, int] | None], now_s: float) -> None:
+        """Take in what was `used` by the ranks' processes (see `activity`), and what the ranks answered."""
+        answers, self.answers = self.answers, {}
+        looks = {}
+        for rank, one in used.items():
+            cpu_s, io_bytes = (None, None) if one is None else one
+            state = process_state(self.rank_pids[rank])
+            looks[rank] = Look(state=state, cpu_s=cpu_s, io_bytes=io_bytes, stand=answers.get(rank))
+        self.detector.looked(looks, now_s)
+
     def check(self, now_s: float) -> Frozen | None:
-        """Whether the job stands still now; remembered in `frozen`."""
+        """Whether the job stands still now; remembered in `frozen`. A rank that left the others is put in `left`."""
+        ended = [end for end in self.exits if end.exit_code == 0 and end.last_step is not None]
+        if self.left is None and ended and self.detector.all_wait_s(now_s) > LEFT_S:
+            self.left = min(ended, key=lambda end: end.at_monotonic_s)
         states = {rank: process_state(self.rank_pids[rank]) for rank in self.attached}
         self.frozen = self.detector.check(now_s, states)
         return self.frozen
@@ -96,11 +146,26 @@ class AttemptView:
         return min(failed, key=lambda end: end.at_monotonic_s, default=None)
 
     @property
+    def culprit(self) -> RankExit | None:
+        """The end of a rank at which it began."""
+        return self.left or self.first_failure
+
+    @property
     def blamed_rank(self) -> int | None:
         """The rank at which it began, where one is known."""
         if self.frozen is not None:
             return self.frozen.rank
-        return self.first_failure.rank if self.first_failure is not None else None
+        return None if self.culprit is None or self.launcher_ended_first else self.culprit.rank
+
+    @property
+    def in_doubt(self) -> bool:
+        """Whether a rank ended well before the first failure: it completed, or left the others, which then failed."""
+        first = self.first_failure
+        return (
+            self.left is None
+            and first is not None
+            and any(end.exit_code == 0 and end.at_monotonic_s < first.at_monotonic_s for end in self.exits)
+        )
 
     def context(self) -> JobContext:
         """What to tell the diagnosis beside the logs."""
@@ -115,15 +180,35 @@ class AttemptView:
                 frozen_step=frozen.behind_at_step,
                 waited_s=frozen.waited_s,
                 limit_s=frozen.limit_s,
+                only_silence=frozen.only_silence,
+                why=frozen.why,
             )
         # What ends after the first failure by the launcher's SIGTERM, or by our SIGKILL of a frozen job, was ended.
-        first = self.first_failure
+        first = None if self.launcher_ended_first or self.left is not None else self.first_failure
         ended = tuple(
             end.rank for end in self.exits if end.signal is not None and (self.frozen is not None or end is not first)
         )
-        return JobContext(exits=tuple(self.exits), hang=hang, last_step=self.last_step, stopped_ranks=ended)
+        return JobContext(
+            exits=tuple(self.exits),
+            hang=hang,
+            last_step=self.last_step,
+            stopped_ranks=ended,
+            left_rank=None if self.left is None else self.left.rank,
+            launcher_ended_first=self.launcher_ended_first,
+        )
 
     def observations(self, at_s: float) -> list[str]:
         """The lines of the observer's log, stamped `at_s` (Unix seconds): what the diagnosis cites of the ranks."""
         stamp = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        return [f"{stamp} {line}\n" for line in observed_lines(self.context())]
+        lines = [*self._standing(), *observed_lines(self.context())]
+        return [f"{stamp} {line}\n" for line in lines]
+
+    def _standing(self) -> list[str]:
+        """Where each rank stood at the last look, before anything was ended, for a job that was ended."""
+        if self.frozen is None and self.left is None:
+            return []
+        return [
+            f"holdfast: rank {rank} (pid {self.rank_pids[rank]}) stands in {stand.place.value}: "
+            + " < ".join(stand.frames[:CITED_FRAMES])
+            for rank, stand in sorted(self.detector.stands.items())
+        ]

@@ -13,9 +13,11 @@ and nothing that arrives is unpickled or executed.
 | rank | `event` | `event`, `data`: for the ledger |
 | rank | `vote` | `proposal`, `yes`, `saves` |
 | rank | `stopped` | `step` |
+| rank | `stacks` | `threads`: where each stands, see `stacks` |
 | supervisor | `welcome` | |
 | supervisor | `propose` | `proposal`, `step`: save and stop at the first save of `step` or later |
 | supervisor | `decide` | `proposal`, `commit` |
+| supervisor | `look` | : answer with `stacks` |
 """
 
 import asyncio
@@ -25,6 +27,7 @@ import math
 import os
 import secrets
 import socket
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Self
@@ -207,6 +210,7 @@ class ChannelClient:
             raise ChannelError(f"No supervisor answers at {address}: {error}.") from error
         self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._reader = self._socket.makefile("rb")
+        self._sending = threading.Lock()
         try:
             self.send({"kind": "hello", "token": token, **vars(peer)})
             welcomed = self.receive() is not None
@@ -220,12 +224,14 @@ class ChannelClient:
         self._socket.settimeout(None)
 
     def send(self, message: dict[str, Any]) -> None:
-        """Send one message.
+        """Send one message; any thread may.
 
         Raises:
             OSError: the connection is gone.
         """
-        self._socket.sendall(encode(message))
+        line = encode(message)
+        with self._sending:
+            self._socket.sendall(line)
 
     def receive(self) -> dict[str, Any] | None:
         """Wait for the next message; None when the supervisor is gone."""

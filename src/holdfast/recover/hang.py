@@ -1,12 +1,16 @@
 """Finds a job that stands still, and the rank to blame. Pure: told what happened and when, asked now and then.
 
-A rank is silent since its last step or the end of its last section (save, restore, evaluate). The limit is
-`factor` times the recent median step time, at least `floor_s`; a section has a limit of its own, and so has the
-time before an attempt's first step, when ranks compile and load. While any rank is in a section, the others'
-silence is waiting for it and counts for nothing: a false alarm costs more than a late one.
+A rank is silent since its last step or the end of its last section (save, restore, evaluate). Silence alone is no hang:
+the rank may evaluate, export, or upload after its last step, so it has `silence_s`, or twice the longest pause that the
+attempt made so far. With a second sign the limit is short: `factor` times the recent median step time, at least
+`floor_s`. The second sign is a state that cannot be work, seen at each look for as long as the limit: the process is
+stopped, or stuck in the kernel without finishing a read or write; its main thread waits for a lock that no thread of it
+can release; or all ranks wait in collectives. A section has a limit of its own, and so has the time before an attempt's
+first step, when ranks compile and load. While any rank is in a section, the others' silence is waiting for it and
+counts for nothing: a false alarm costs more than a late one.
 
-What singles out the frozen rank, strongest first: the kernel says that its process is stopped or stuck; it is
-behind the others, which wait for it.
+What singles out the frozen rank, strongest first: the kernel says that its process is stopped or stuck; it alone is
+outside the collective in which the others wait; it waits for such a lock; it is behind the others.
 """
 
 from collections import deque
@@ -14,10 +18,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import median
 
+from holdfast.recover.stacks import Place, Stand
+
 RECENT_STEPS = 64
 STOPPED_STATES = {"stopped": "T", "tracing-stop": "t"}
 STUCK_STATES = {"disk-sleep": "D"}
 """psutil's names of process states, and their letters in /proc/PID/stat (proc(5))."""
+
+LONGEST_PAUSE_FACTOR = 2.0
+LOOKS_WITHIN_LIMIT = 8
+"""So many looks at a silent rank within its limit, from half of it on."""
+LONGEST_BETWEEN_LOOKS_S = 10.0
+SHORTEST_BETWEEN_LOOKS_S = 0.5
+BETWEEN_LOOKS_AFTER_EXIT_S = 1.0
+IDLE_CPU_SHARE = 0.05
+"""A process that uses less of a core than this does no work; answering a look costs some."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +43,21 @@ class HangLimits:
     floor_s: float = 60.0
     first_step_s: float = 1800.0
     section_s: float = 900.0
+    silence_s: float = 1800.0
+    """Between steps, where nothing but silence is known."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What is seen of one rank's process at one moment; None where it cannot be seen."""
+
+    state: str | None = None
+    """As psutil names it."""
+    cpu_s: float | None = None
+    """CPU time of the process and its children."""
+    io_bytes: int | None = None
+    """What they have read and written."""
+    stand: Stand | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +72,10 @@ class Frozen:
     """The letter of that rank's process state, where that told it apart."""
     behind_at_step: int | None = None
     """The last step of that rank, where being behind told it apart."""
+    why: str | None = None
+    """What else tells the rank apart, or what all ranks do."""
+    only_silence: bool = False
+    """No second sign was seen."""
 
 
 @dataclass(kw_only=True)
@@ -52,6 +86,35 @@ class _Rank:
     """None outside sections."""
     stopped_since_s: float | None = None
     done: bool = False
+    look: Look | None = None
+    """The last one since its last sign."""
+    look_s: float = 0.0
+    stand: Stand | None = None
+    """The last that it answered since its last sign."""
+    stuck_since_s: float | None = None
+    locked_since_s: float | None = None
+    waits_since_s: float | None = None
+    """Since when every look found it in the same wait for other ranks."""
+
+    def sign(self, now_s: float) -> None:
+        """It reported something: what was seen before counts no more."""
+        self.last_sign_s, self.look, self.stand = now_s, None, None
+        self.stuck_since_s = self.locked_since_s = self.waits_since_s = None
+
+    def looked(self, look: Look, now_s: float) -> None:
+        before, self.look = self.look, look
+        since_s, self.look_s = self.look_s, now_s
+        stand = look.stand
+        self.stand = stand or self.stand
+        same = before is not None and stand is not None and before.stand == stand
+        idle = before is not None and _idle(before, look, now_s - since_s)
+        place = None if stand is None else stand.place
+        stuck = idle and before is not None and before.state in STUCK_STATES and look.state in STUCK_STATES
+        stuck = stuck and before is not None and before.io_bytes == look.io_bytes
+        self.stuck_since_s = _since(self.stuck_since_s, since_s, holds=stuck)
+        self.locked_since_s = _since(self.locked_since_s, since_s, holds=same and idle and place is Place.LOCK)
+        waits = same and (place is Place.COLLECTIVE or (place is Place.BACKWARD and idle))
+        self.waits_since_s = _since(self.waits_since_s, since_s, holds=waits)
 
 
 class HangDetector:
@@ -59,8 +122,12 @@ class HangDetector:
 
     def __init__(self, limits: HangLimits) -> None:
         self._limits = limits
+        self.world_size = 1
+        """How many ranks the job has; they all, and more than one, must attach before a collective means anything."""
         self._ranks: dict[int, _Rank] = {}
         self._step_s: deque[float] = deque(maxlen=RECENT_STEPS)
+        self._longest_pause_s = 0.0
+        self._last_look_s: float | None = None
 
     def attached(self, rank: int, now_s: float) -> None:
         """A rank reported for the first time."""
@@ -71,7 +138,9 @@ class HangDetector:
         seen = self._ranks[rank]
         if seen.last_step is not None:  # the first step is mostly warm-up
             self._step_s.append(step_s)
-        seen.last_step, seen.last_sign_s = step, now_s
+            self._longest_pause_s = max(self._longest_pause_s, now_s - seen.last_sign_s)
+        seen.last_step = step
+        seen.sign(now_s)
 
     def section(self, rank: int, now_s: float, *, is_open: bool, limit_s: float | None) -> None:
         """A rank entered or left a section."""
@@ -79,7 +148,7 @@ class HangDetector:
         seen.section_limit_s = (limit_s or self._limits.section_s) if is_open else None
         # The others may have waited for this rank: from here on their silence is their own.
         for one in self._ranks.values() if not is_open else (seen,):
-            one.last_sign_s = now_s
+            one.sign(now_s)
 
     def finished(self, rank: int) -> None:
         """A rank's process ended; silence is its right."""
@@ -89,64 +158,173 @@ class HangDetector:
     def resumed(self, gap_s: float) -> None:
         """The watcher itself stood still for `gap_s`; what it did not see in that time is nobody's fault."""
         for seen in self._ranks.values():
-            seen.last_sign_s += gap_s
+            seen.sign(seen.last_sign_s + gap_s)
             if seen.stopped_since_s is not None:
                 seen.stopped_since_s += gap_s
 
     @property
     def step_limit_s(self) -> float:
-        """How long a rank between two steps may be silent now."""
+        """How long a rank between two steps may be silent in a state that cannot be work."""
         typical_s = median(self._step_s) if self._step_s else 0.0
         return max(self._limits.floor_s, self._limits.factor * typical_s)
+
+    @property
+    def silence_limit_s(self) -> float:
+        """How long a rank between two steps may be silent where nothing else is known."""
+        return max(self._limits.silence_s, self.step_limit_s, LONGEST_PAUSE_FACTOR * self._longest_pause_s)
 
     @property
     def median_step_s(self) -> float | None:
         """The recent median step time; None before there is one."""
         return median(self._step_s) if self._step_s else None
 
+    @property
+    def living(self) -> dict[int, _Rank]:
+        """The ranks whose processes have not ended."""
+        return {rank: seen for rank, seen in self._ranks.items() if not seen.done}
+
+    @property
+    def stands(self) -> dict[int, Stand]:
+        """Where each rank stood when it last answered, if it has reported nothing since."""
+        return {rank: seen.stand for rank, seen in self._ranks.items() if seen.stand is not None}
+
+    def look_due(self, now_s: float) -> bool:
+        """Whether the living ranks' processes should be looked at now: one is silent for half of its limit."""
+        patience_s = [
+            (now_s - seen.last_sign_s, self._patience_s(seen))
+            for seen in self.living.values()
+            if seen.section_limit_s is not None or not self._in_section
+        ]
+        between_s = [limit_s / LOOKS_WITHIN_LIMIT for silent_s, limit_s in patience_s if silent_s > limit_s / 2]
+        if 0 < len(self.living) < len(self._ranks):
+            between_s.append(BETWEEN_LOOKS_AFTER_EXIT_S)
+        if not between_s:
+            return False
+        rest_s = max(SHORTEST_BETWEEN_LOOKS_S, min(LONGEST_BETWEEN_LOOKS_S, *between_s))
+        return self._last_look_s is None or now_s - self._last_look_s >= rest_s
+
+    def looked(self, looks: Mapping[int, Look], now_s: float) -> None:
+        """Take in a look at the living ranks' processes."""
+        self._last_look_s = now_s
+        for rank, look in looks.items():
+            if rank in self._ranks:
+                self._ranks[rank].looked(look, now_s)
+
+    def all_wait_s(self, now_s: float) -> float:
+        """For how long every living rank has been seen to wait for others without a change."""
+        if len(self._ranks) < max(2, self.world_size):
+            return 0.0
+        since_s = [seen.waits_since_s for seen in self.living.values()]
+        known_s = [one for one in since_s if one is not None]
+        return now_s - max(known_s) if known_s and len(known_s) == len(since_s) else 0.0
+
     def check(self, now_s: float, process_states: Mapping[int, str | None]) -> Frozen | None:
         """Whether the job stands still, given the kernel's view of each rank's process."""
-        living = {rank: seen for rank, seen in self._ranks.items() if not seen.done}
+        living = self.living
         for rank, seen in living.items():
             if process_states.get(rank) not in STOPPED_STATES:
                 seen.stopped_since_s = None
             elif seen.stopped_since_s is None:
                 seen.stopped_since_s = now_s
-        in_section = any(seen.section_limit_s is not None for seen in living.values())
         overdue = [
-            (waited_s, limit_s)
+            (only_silence, waited_s, limit_s)
             for seen in living.values()
-            for waited_s, limit_s in self._waits(seen, now_s, others_in_section=in_section)
+            for only_silence, waited_s, limit_s in self._waits(seen, now_s)
             if waited_s > limit_s
         ]
+        all_wait_s = 0.0 if self._in_section or len(living) < len(self._ranks) else self.all_wait_s(now_s)
+        if all_wait_s > self.step_limit_s and all(seen.last_step is not None for seen in living.values()):
+            overdue.append((False, all_wait_s, self.step_limit_s))
         if not overdue:
             return None
-        waited_s, limit_s = max(overdue)
-        blamed, state, behind_at_step = _blame(living, process_states)
-        return Frozen(waited_s=waited_s, limit_s=limit_s, rank=blamed, state=state, behind_at_step=behind_at_step)
+        only_silence, _, limit_s = min(overdue)
+        waited_s = max(waited_s for _, waited_s, _ in overdue)
+        if not self._in_section:  # a sign is first seen some time after the silence began
+            waited_s = max(now_s - seen.last_sign_s for seen in living.values())
+        blamed, state, behind_at_step, why = _blame(living, process_states)
+        if blamed is None and all_wait_s > 0:
+            why = "all ranks wait in collectives"
+        return Frozen(
+            waited_s=waited_s,
+            limit_s=limit_s,
+            rank=blamed,
+            state=state,
+            behind_at_step=behind_at_step,
+            why=why,
+            only_silence=only_silence,
+        )
 
-    def _waits(self, seen: _Rank, now_s: float, *, others_in_section: bool) -> list[tuple[float, float]]:
-        waits = []
+    @property
+    def _in_section(self) -> bool:
+        return any(seen.section_limit_s is not None for seen in self.living.values())
+
+    def _patience_s(self, seen: _Rank) -> float:
         if seen.section_limit_s is not None:
-            waits.append((now_s - seen.last_sign_s, seen.section_limit_s))
-        elif not others_in_section:
-            limit_s = self._limits.first_step_s if seen.last_step is None else self.step_limit_s
-            waits.append((now_s - seen.last_sign_s, limit_s))
+            return seen.section_limit_s
+        return self._limits.first_step_s if seen.last_step is None else self.step_limit_s
+
+    def _waits(self, seen: _Rank, now_s: float) -> list[tuple[bool, float, float]]:
+        """Each way in which it waits: whether only silence says so, for how long, and the limit."""
+        waits = []
+        silent_s = now_s - seen.last_sign_s
+        if seen.section_limit_s is not None:
+            waits.append((False, silent_s, seen.section_limit_s))
+        elif not self._in_section and seen.last_step is None:
+            waits.append((False, silent_s, self._limits.first_step_s))
+        elif not self._in_section:
+            waits.append((True, silent_s, self.silence_limit_s))
+            signs = [seen.stuck_since_s, seen.locked_since_s]
+            waits += [(False, now_s - since_s, self.step_limit_s) for since_s in signs if since_s is not None]
         if seen.stopped_since_s is not None:
             # A stopped process will not go on by itself, in a section or before its first step either.
-            waits.append((now_s - seen.stopped_since_s, self.step_limit_s))
+            waits.append((False, now_s - seen.stopped_since_s, self.step_limit_s))
         return waits
 
 
-def _blame(ranks: Mapping[int, _Rank], states: Mapping[int, str | None]) -> tuple[int | None, str | None, int | None]:
-    """The rank to blame, its state's letter, the step it is behind at: the first None where no rank stands out."""
+def _idle(before: Look, now: Look, passed_s: float) -> bool:
+    if before.cpu_s is None or now.cpu_s is None:
+        return False
+    return abs(now.cpu_s - before.cpu_s) <= IDLE_CPU_SHARE * passed_s + 0.02  # a tick or two of the kernel's clock
+
+
+def _since(known_s: float | None, before_s: float, *, holds: bool) -> float | None:
+    """Since when something has held, given that it held at the look before too, where `holds`."""
+    return (before_s if known_s is None else known_s) if holds else None
+
+
+_Blame = tuple[int | None, str | None, int | None, str | None]
+
+
+def _blame(ranks: Mapping[int, _Rank], states: Mapping[int, str | None]) -> _Blame:
+    """The rank to blame, its state's letter, the step it is behind at, what else says so; None, no rank stands out."""
     for letters in (STOPPED_STATES, STUCK_STATES):
         held = {rank: letters[state] for rank in ranks if (state := states.get(rank)) in letters}
         if len(held) == 1:
             rank, letter = held.popitem()
-            return rank, letter, None
+            return rank, letter, None, None
+    stands = {rank: seen.stand for rank, seen in ranks.items() if seen.look is not None}
+    waiting = {rank for rank, stand in stands.items() if stand is not None and _waits_for_others(stand)}
+    outside = set(ranks) - waiting
+    if waiting and len(outside) == 1:
+        (rank,) = outside
+        # Not what they wait in: the same hang has the same words each time, by which it is known again.
+        return rank, None, None, f"the others wait for it{_where(stands.get(rank))}"
+    locked = [rank for rank, seen in ranks.items() if seen.locked_since_s is not None]
+    if len(locked) == 1:
+        lock = f"it waits for {Place.LOCK.value}{_where(stands.get(locked[0]))}"
+        return locked[0], None, None, lock
     steps = {rank: seen.last_step or 0 for rank, seen in ranks.items()}
     behind = [rank for rank, step in steps.items() if step == min(steps.values())]
     if len(behind) == 1 and len(ranks) > 1:
-        return behind[0], None, steps[behind[0]]
-    return None, None, None
+        return behind[0], None, steps[behind[0]], None
+    return None, None, None, None
+
+
+def _waits_for_others(stand: Stand) -> bool:
+    return stand.place in (Place.COLLECTIVE, Place.BACKWARD, Place.DEVICE)
+
+
+def _where(stand: Stand | None) -> str:
+    if stand is None:
+        return "; its Python code does not answer"
+    return f"; it stands in {stand.frames[0]}" if stand.frames else ""

@@ -47,6 +47,7 @@ class RunSpec:
         _require(self.hangs.floor_s > 0, "--hang-floor-s", self.hangs.floor_s, "more than 0")
         _require(self.hangs.first_step_s > 0, "--first-step-limit-s", self.hangs.first_step_s, "more than 0")
         _require(self.hangs.section_s > 0, "--section-limit-s", self.hangs.section_s, "more than 0")
+        _require(self.hangs.silence_s > 0, "--silence-limit-s", self.hangs.silence_s, "more than 0")
         _require(self.log_max_mib >= 1, "--log-max-mib", self.log_max_mib, f"at least 1 (kept in {PARTS} parts)")
         self._check_command()
 

@@ -14,8 +14,9 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.failure_history import FailureHistory
 from holdfast.core.ledger import Incident, Ledger
 from holdfast.core.paths import RunPaths
+from holdfast.core.processes import activity
 from holdfast.core.telemetry import StepRecord
-from holdfast.diagnose import diagnose
+from holdfast.diagnose import Diagnosis, diagnose
 from holdfast.diagnose.memory import Known
 from holdfast.recover import policy
 from holdfast.recover.attempt import AttemptView
@@ -217,10 +218,25 @@ class Supervisor:
             if now_s - last_s > STANDSTILL_S:
                 self._view.detector.resumed(now_s - last_s)
             last_s = now_s
-            watching = self._state.phase in (policy.Phase.RUNNING, policy.Phase.STOPPING)
-            if watching and self._view.check(now_s) is not None:
-                self._tell(policy.JobFrozen())
+            if self._watching and self._view.detector.look_due(now_s):
+                await self._look(now_s)
+            if self._watching:
+                if self._view.check(now_s) is not None:
+                    self._tell(policy.JobFrozen())
+                elif self._view.left is not None:
+                    self._tell(policy.RankFailed())
             self._tell(policy.Tick())
+
+    @property
+    def _watching(self) -> bool:
+        return self._state.phase in (policy.Phase.RUNNING, policy.Phase.STOPPING)
+
+    async def _look(self, now_s: float) -> None:
+        view = self._view
+        pids = {rank: view.rank_pids[rank] for rank in view.detector.living}
+        used = await asyncio.to_thread(lambda: {rank: activity(pid) for rank, pid in pids.items()})
+        view.looked(used, now_s)
+        self._channel.send_to_ranks({"kind": "look"})
 
     # What is done about it
 
@@ -245,7 +261,7 @@ class Supervisor:
                 else:
                     self._job.terminate()
             case policy.Kill():
-                self._kill_asked = True
+                self._kill_asked = self._view.killed = True
                 if self._job is not None:
                     self._job.kill()
             case policy.Diagnose():
@@ -291,6 +307,7 @@ class Supervisor:
             self._job.kill()
         returncode = await self._job.wait()
         self._job = None
+        self._view.launcher_ended(returncode)
         self._recorder.observed(self._view.observations(self._clock.now_s()))
         if self._view.dropped_log_bytes:
             self._recorder.event("log_dropped", {"bytes": self._view.dropped_log_bytes})
@@ -305,11 +322,12 @@ class Supervisor:
         fault_at_s = now_s
         if view.frozen is not None:
             fault_at_s = now_s - view.frozen.waited_s
-        elif view.first_failure is not None:
-            fault_at_s = now_s - monotonic_s + view.first_failure.at_monotonic_s
+        elif view.culprit is not None:
+            fault_at_s = now_s - monotonic_s + view.culprit.at_monotonic_s
         self._detected = (fault_at_s, now_s)
         self._failed_after = view.last_step
-        self._observe("incident", {"kind": "hang" if view.frozen else "exit", "rank": view.blamed_rank})
+        told = {"kind": "hang" if view.frozen else "exit", "rank": None if view.in_doubt else view.blamed_rank}
+        self._observe("incident", told)
 
     def _follower(self) -> LogFollower:
         logs = self._paths.attempt_logs(self._view.number)
@@ -328,7 +346,7 @@ class Supervisor:
             run_id=self._paths.run_id,
             attempt=view.number,
             kind="hang" if view.frozen is not None else "exit",
-            rank=view.blamed_rank,
+            rank=self._rank_at_fault(diagnosis),
             step=self._failed_after,
             fault_at_s=fault_at_s,
             detected_at_s=detected_at_s,
@@ -336,16 +354,24 @@ class Supervisor:
         )
         self._incident = replace(incident, incident_id=self._recorder.incident(incident))
         self._summary = diagnosis.summary
+        if view.frozen is not None and view.frozen.only_silence:  # it may have been at work
+            self._summary += f" {diagnosis.mitigation}"
         self._tell(
             policy.Diagnosed(
                 fingerprint=diagnosis.fingerprint,
                 step=self._failed_after,
-                summary=self._summary,
+                summary=diagnosis.summary,
                 mitigation=diagnosis.mitigation,
                 restart_helps=diagnosis.restart_helps,
                 waits_for_outside=diagnosis.action == "wait_and_retry",
             )
         )
+
+    def _rank_at_fault(self, diagnosis: Diagnosis) -> int | None:
+        """Whether a rank that ended with code 0 brought the others down shows in the others' logs."""
+        rank = diagnosis.scope.get("rank")
+        left = diagnosis.decided_by[:1] == ("observer-left",) and isinstance(rank, int)
+        return rank if left else self._view.blamed_rank
 
     def _resolve(self, resolve: policy.Resolve) -> None:
         assert self._incident is not None

@@ -1,0 +1,160 @@
+"""Where the threads of a rank stand: a thread of the rank reads the stacks, the supervisor says what they mean.
+
+Reading needs no signal, debugger or source file, so it neither disturbs a rank that works nor waits for a file system
+that hangs. A rank whose native code keeps the interpreter's lock does not answer.
+"""
+
+import dis
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from types import FrameType
+from typing import Any
+
+MAIN_FRAMES = 24
+OTHER_FRAMES = 2
+THREADS = 32
+"""Of more threads than this the rest is left out, so that a message stays within the channel's bound."""
+TEXT_CHARACTERS = 160
+
+_LOADS = frozenset({"LOAD_METHOD", "LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF"})
+_COLLECTIVES = frozenset(
+    {
+        "torch.distributed.distributed_c10d",
+        "torch.distributed._functional_collectives",
+        "torch.distributed.nn.functional",
+        "torch.nn.parallel.distributed",
+    }
+)
+"""Not all of torch.distributed: its checkpoints and its launcher do other work."""
+_DEVICE_CALLS = frozenset({"item", "cpu", "tolist", "numpy", "to", "synchronize", "wait"})
+"""Native calls that wait for a GPU or for a collective started before."""
+
+
+class Place(Enum):
+    """What a main thread is doing, as far as its stack says."""
+
+    COLLECTIVE = "a collective"
+    BACKWARD = "the backward pass"
+    """It may compute or wait for gradients of other ranks."""
+    DEVICE = "a wait for the device"
+    LOCK = "a lock that no thread of it can release"
+    OTHER = "other code"
+
+
+@dataclass(frozen=True)
+class Stand:
+    """Where a rank's main thread stands."""
+
+    place: Place
+    frames: tuple[str, ...]
+    """`function (file.py:line)`, the innermost first."""
+
+
+def thread_stacks() -> list[dict[str, Any]]:
+    """Read the stacks of all threads of this process but the calling one, the main thread's first, as plain JSON."""
+    threads = {thread.ident: thread for thread in threading.enumerate()}
+    main = threading.main_thread().ident
+    frames = sys._current_frames()  # the documented way to the frames of other threads
+    own = threading.get_ident()
+    found = []
+    for ident in sorted(frames, key=lambda one: one != main)[: THREADS + 1]:
+        if ident == own:
+            continue
+        thread = threads.get(ident)
+        limit = MAIN_FRAMES if ident == main else OTHER_FRAMES
+        found.append(
+            {
+                "main": ident == main,
+                "name": "" if thread is None else thread.name[:TEXT_CHARACTERS],
+                "daemon": thread is not None and thread.daemon,
+                "ours": _is_ours(frames[ident]),
+                "call": _call(frames[ident]),
+                "frames": _frames(frames[ident], limit),
+            }
+        )
+    if len(frames) > THREADS + 1:
+        found.append({"main": False, "name": "others", "daemon": False, "ours": False, "call": "", "frames": []})
+    return found
+
+
+def _is_ours(frame: FrameType | None) -> bool:
+    """Whether Holdfast's own code is among the callers."""
+    while frame is not None:
+        if str(frame.f_globals.get("__name__", "")).startswith("holdfast."):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _frames(frame: FrameType | None, limit: int) -> list[list[str | int]]:
+    found: list[list[str | int]] = []
+    while frame is not None and len(found) < limit:
+        code = frame.f_code
+        module = str(frame.f_globals.get("__name__", ""))
+        texts = (module, code.co_filename.rpartition("/")[2], code.co_name)
+        found.append([*(text[:TEXT_CHARACTERS] for text in texts), frame.f_lineno or 0])
+        frame = frame.f_back
+    return found
+
+
+def _call(frame: FrameType) -> str:
+    """The native call that a frame is in: its name and number of arguments, as `acquire/0`; `with` on entering one."""
+    before = [one for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]
+    if not before:
+        return ""
+    now = before[-1]
+    if now.opname == "BEFORE_WITH":
+        return "with"
+    if not now.opname.startswith("CALL") or now.positions is None or now.positions.lineno is None:
+        return ""
+    # What is called begins where the call begins: of `a.b.acquire()` the last load from there is `acquire`.
+    start = now.positions.lineno, now.positions.col_offset
+    names = [
+        str(one.argval)
+        for one in before
+        if one.opname in _LOADS and one.positions and (one.positions.lineno, one.positions.col_offset) == start
+    ]
+    return f"{names[-1][:TEXT_CHARACTERS]}/{now.arg}" if names else ""
+
+
+def stand_of(threads: Sequence[Mapping[str, Any]]) -> Stand:
+    """Say where the main thread of a rank stands, from what `thread_stacks` returned there.
+
+    Raises:
+        KeyError, TypeError, ValueError: the message is malformed.
+    """
+    (main,) = (one for one in threads if one["main"] is True)
+    frames = [(str(module), str(file), str(function), int(line)) for module, file, function, line in main["frames"]]
+    others = [one for one in threads if one is not main]
+    said = tuple(f"{function} ({file}:{line})" for _, file, function, line in frames)
+    return Stand(_place(main, [(module, function) for module, _, function, _ in frames], others), said)
+
+
+def _place(main: Mapping[str, Any], frames: Sequence[tuple[str, str]], others: Sequence[Mapping[str, Any]]) -> Place:
+    call = str(main["call"])
+    for module, function in frames:
+        if module in _COLLECTIVES:
+            return Place.COLLECTIVE
+        if function == "_engine_run_backward":
+            return Place.BACKWARD
+        if not module.startswith("torch."):
+            break
+    if call.partition("/")[0] in _DEVICE_CALLS:
+        return Place.DEVICE
+    # What waits in Holdfast's own code waits for a process of Holdfast's.
+    if call in ("acquire/0", "with") and not main["ours"] and not any(_may_release(one) for one in others):
+        return Place.LOCK
+    return Place.OTHER
+
+
+def _may_release(thread: Mapping[str, Any]) -> bool:
+    """Whether a thread may do something by itself: it waits neither for a lock nor for the next piece of work."""
+    call, frames = str(thread["call"]), thread["frames"]
+    if thread["ours"] or "_pin_memory_loop" in str(thread["name"]) or call in ("acquire/0", "with"):
+        return False
+    if frames and (frames[0][0], frames[0][2]) == ("concurrent.futures.thread", "_worker"):
+        return False  # of an executor, without a task
+    return not (thread["daemon"] is True and call.startswith("acquire/"))

@@ -1,0 +1,146 @@
+"""Where a rank's main thread stands: read in real processes, and judged from stacks as ranks send them."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from holdfast.recover.channel import MAX_LINE_BYTES, encode
+from holdfast.recover.stacks import Place, stand_of
+
+READ = """
+import json, os, threading, time
+from concurrent.futures import Future, ThreadPoolExecutor
+from queue import Queue
+from holdfast.recover.stacks import thread_stacks
+
+held = threading.Lock()
+held.acquire()
+
+exec("def wait_in_holdfast(): held.acquire()", holdfast := {"__name__": "holdfast.checkpoint.save", "held": held})
+
+def enter_lock():
+    with held:
+        pass
+
+def look():
+    began_s = time.monotonic()
+    while time.monotonic() - began_s < 60:
+        threads = thread_stacks()
+        functions = [function for _, _, function, _ in threads[0]["frames"]]
+        if "block" in functions and CALL in threads[0]["call"]:
+            break
+    print(json.dumps(threads), flush=True)
+    os._exit(0)
+
+def block():
+    BLOCK
+
+OTHERS
+threading.Thread(target=look, name="look", daemon=True).start()
+block()
+"""
+"""Prints the stacks of a process whose main thread blocks, as soon as it does."""
+
+
+def read(block: str, call: str, others: str = "") -> list[dict]:
+    text = READ.replace("BLOCK", block).replace("CALL", repr(call)).replace("OTHERS", others)
+    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=True)
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize(
+    ("block", "call", "place"),
+    [
+        ("held.acquire()", "acquire", Place.LOCK),
+        ("enter_lock()", "with", Place.LOCK),
+        ("Queue().get()", "acquire", Place.LOCK),
+        ("Future().result()", "acquire", Place.LOCK),
+        ("holdfast['wait_in_holdfast']()", "acquire", Place.OTHER),
+        ("held.acquire(timeout=1000)", "acquire", Place.OTHER),
+        ("threading.Event().wait(1000)", "acquire", Place.OTHER),
+        ("time.sleep(1000)", "sleep", Place.OTHER),
+        ("while True: pass", "", Place.OTHER),
+    ],
+)
+def test_a_wait_without_end_is_told_from_others(block, call, place):
+    stand = stand_of(read(block, call))
+    assert stand.place is place
+    assert any(frame.startswith("block (") for frame in stand.frames)
+
+
+@pytest.mark.parametrize(
+    ("call", "daemon", "place"),
+    [
+        ("time.sleep(1000)", True, Place.OTHER),
+        ("held.acquire(True, 1000)", False, Place.OTHER),
+        ("held.acquire(True, 1000)", True, Place.LOCK),
+        ("held.acquire()", False, Place.LOCK),
+    ],
+    ids=["one that sleeps", "one that gives up", "a monitor", "one that waits"],
+)
+def test_a_lock_that_another_thread_may_release_is_none(call, daemon, place):
+    other = "pool = ThreadPoolExecutor()\npool.submit(int).result()\n"
+    other += f"def other():\n    {call}\nthreading.Thread(target=other, daemon={daemon}).start()\n"
+    in_its_wait = "while not any(one['call'].startswith(('sleep', 'acquire')) for one in thread_stacks()): pass"
+    assert stand_of(read("held.acquire()", "acquire", other + in_its_wait)).place is place
+
+
+def frame(module, function="f", line=1):
+    return [module, module.rpartition(".")[2] + ".py", function, line]
+
+
+def thread(*frames, call="", main=True, name="MainThread", daemon=False, ours=False):
+    return {"main": main, "name": name, "daemon": daemon, "ours": ours, "call": call, "frames": list(frames)}
+
+
+@pytest.mark.parametrize(
+    ("main", "place"),
+    [
+        (thread(frame("torch.distributed.distributed_c10d", "all_reduce"), frame("__main__")), Place.COLLECTIVE),
+        (thread(frame("torch._ops"), frame("torch.distributed._functional_collectives")), Place.COLLECTIVE),
+        (thread(frame("torch.nn.parallel.distributed"), frame("__main__")), Place.COLLECTIVE),
+        (thread(frame("torch.autograd.graph", "_engine_run_backward"), frame("torch._tensor")), Place.BACKWARD),
+        (thread(frame("__main__"), call="item/0"), Place.DEVICE),
+        (thread(frame("__main__"), call="wait/0"), Place.DEVICE),
+        # A checkpoint is written, or the user's forward runs, below torch.distributed.
+        (thread(frame("torch.distributed.checkpoint.filesystem"), call="write/1"), Place.OTHER),
+        (thread(frame("__main__"), frame("torch.nn.parallel.distributed"), call="sleep/1"), Place.OTHER),
+        # Holdfast waits for its own processes.
+        (thread(frame("threading", "wait"), frame("__main__"), call="acquire/0", ours=True), Place.OTHER),
+        (thread(frame("threading", "wait"), frame("__main__"), call="acquire/0"), Place.LOCK),
+    ],
+)
+def test_places_of_pytorch(main, place):
+    idle = thread(frame("multiprocessing.connection"), call="poll/1", main=False, name="Thread-1 (_pin_memory_loop)")
+    assert stand_of([main, idle]).place is place
+
+
+def test_a_thread_of_holdfasts_releases_no_lock_of_the_user():
+    main = thread(frame("threading", "wait"), frame("__main__"), call="acquire/0")
+    receiving = thread(frame("socket", "readinto"), call="recv_into/2", main=False, daemon=True)
+    assert stand_of([main, receiving]).place is Place.OTHER
+    assert stand_of([main, {**receiving, "ours": True}]).place is Place.LOCK
+
+
+def test_the_words_for_a_stack():
+    stand = stand_of([thread(frame("faults", "strike", 46), frame("__main__", "<module>", 23), call="sleep/1")])
+    assert stand.frames == ("strike (faults.py:46)", "<module> (__main__.py:23)")
+
+
+def test_many_deep_threads_fit_into_a_message():
+    deep = "".join(
+        f"def f{'x' * 300}{n}(depth):\n    f{'x' * 300}{n}(depth - 1) if depth else held.acquire()\n"
+        f"threading.Thread(target=f{'x' * 300}{n}, args=(50,), daemon=True).start()\n"
+        for n in range(60)
+    )
+    threads = read("held.acquire()", "acquire", deep)
+    assert len(encode({"kind": "stacks", "threads": threads})) <= MAX_LINE_BYTES
+    assert stand_of(threads).place is Place.OTHER, "one that was left out may release the lock"
+
+
+@pytest.mark.parametrize("threads", [[], [{}], [{"main": True}], [thread([1, 2])], "x", None, [None]])
+def test_malformed_stacks_raise_what_the_supervisor_catches(threads):
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        stand_of(threads)
