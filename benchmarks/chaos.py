@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 SCRIPT = str(WORKERS / "chaos_training.py")
 WORLD_SIZE = 2
 RUNS, KILLS = 5, 40
-QUICK_RUNS, QUICK_KILLS = 1, 3
+QUICK_RUNS, QUICK_KILLS = 1, 2
 SAVE_EVERY = 5
 STEPS_A_KILL = 15
 """So many that a checkpoint comes between two kills, which are at least two thirds of it apart."""
