@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 SCRIPT = str(WORKERS / "chaos_training.py")
 WORLD_SIZE = 2
 RUNS, KILLS = 5, 40
-QUICK_RUNS, QUICK_KILLS = 1, 3
+QUICK_RUNS, QUICK_KILLS = 1, 2
 SAVE_EVERY = 5
 STEPS_A_KILL = 15
 """So many that a checkpoint comes between two kills, which are at least two thirds of it apart."""
@@ -182,11 +182,18 @@ class Run:
             start = (*HOLDFAST, "run", "--no-echo", "--resume", "r")
 
     def _strike(self, blow: Blow) -> bool:
-        """Whether the kill has come; False: the command has ended before."""
+        """Whether the kill has come; False: the command has ended before.
+
+        Raises:
+            DoesNotWork: there is no step, or nobody to kill, for too long.
+        """
         if blow.at_step is not None and not self._wait(lambda: newest_step(self._folder) >= (blow.at_step or 0)):
             return False
         time.sleep(blow.wait_s)
+        until_s = time.monotonic() + PATIENCE_S
         while self._is_running():
+            if time.monotonic() > until_s:
+                raise DoesNotWork(f"no process of the job for {PATIENCE_S:.0f} s")
             living = victims()
             kind = blow.victim if living[blow.victim] else next((name for name in VICTIMS if living[name]), None)
             if kind is None:  # none of them is there yet, or any more

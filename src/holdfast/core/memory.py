@@ -50,7 +50,7 @@ def _left_bytes(root: Path) -> Iterator[int]:
         of = _statistics(folder / "memory.stat")
         # The least limit of this group and those above it, of which a container does not see all.
         limit_bytes = min(limit_bytes, of.get("hierarchical_memory_limit", _UNLIMITED_BYTES))
-        with contextlib.suppress(OSError):  # the group has no memory controller
+        with contextlib.suppress(OSError, ValueError):  # the group has no memory controller
             left_bytes = limit_bytes - int((folder / version.used).read_text())
             # The cache of files counts as used, and is given up when the memory is wanted.
             yield left_bytes + sum(of.get(f"{version.cache_of}{kind}_file", 0) for kind in ("active", "inactive"))
@@ -58,18 +58,16 @@ def _left_bytes(root: Path) -> Iterator[int]:
 
 def _limit_bytes(path: Path) -> int:
     try:
-        limit = path.read_text().strip()
-    except OSError:  # the root, or a group without this controller
+        return int(path.read_text())
+    except (OSError, ValueError):  # the root, or a group without this controller; or "max"
         return _UNLIMITED_BYTES
-    return _UNLIMITED_BYTES if limit == "max" else int(limit)
 
 
 def _statistics(path: Path) -> dict[str, int]:
     try:
-        lines = path.read_text().splitlines()
-    except OSError:
+        return {name: int(value) for name, value in map(str.split, path.read_text().splitlines())}
+    except (OSError, ValueError):
         return {}
-    return {name: int(value) for name, value in map(str.split, lines)}
 
 
 @functools.lru_cache(maxsize=8)

@@ -1,0 +1,94 @@
+"""The lines of the docs that save the position in the data: a training that dies goes on with the same bits."""
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = Path(__file__).parents[2] / "docs" / "checkpoints.md"
+TRAINING = """
+import contextlib, itertools, json, sys, warnings
+import torch
+from torch.utils.data import DistributedSampler, TensorDataset
+warnings.simplefilter("ignore")  # of torchdata
+from torchdata.stateful_dataloader import StatefulDataLoader
+from holdfast import Checkpointer
+
+torch.set_num_threads(1)
+LINES, folder, *DIES_AT = sys.argv[1:]
+LENGTH, STEPS = 40, 35  # four epochs
+
+
+class Died(Exception):
+    pass
+
+
+def train(folder, *, dies_at=None):
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(0.5), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters())
+    seen = []
+
+    def train_one_step(batch):
+        if len(seen) == dies_at:
+            raise Died
+        (inputs,) = batch
+        seen.append(inputs.flatten().tolist())
+        loss = model(inputs).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+    with Checkpointer(folder, every=2) as ckpt:
+        names = dict(globals(), data=TensorDataset(torch.arange(float(LENGTH))[:, None]), world_size=1, rank=0)
+        names |= dict(model=model, optimizer=optimizer, ckpt=ckpt, steps=STEPS, train_one_step=train_one_step)
+        exec(LINES, names)
+    return seen, [tensor.tolist() for tensor in model.state_dict().values()]
+
+
+seen, weights = train(f"{folder}/whole")
+print(json.dumps(len({sample for batch in seen[:10] for sample in batch})))
+for dies_at in map(int, DIES_AT):
+    with contextlib.suppress(Died):
+        train(f"{folder}/{dies_at}", dies_at=dies_at)
+    again, found = train(f"{folder}/{dies_at}")
+    print(json.dumps([len(again), again == seen[-len(again):], found == weights]))
+"""
+
+
+def lines_of_the_docs():
+    (lines,) = (
+        each for each in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL) if "StatefulData" in each
+    )
+    return lines
+
+
+def outcome(lines, folder, *dies_at):
+    done = subprocess.run(
+        [sys.executable, "-c", TRAINING, lines, folder, *map(str, dies_at)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_what_the_docs_say_goes_on_to_the_last_bit(tmp_path, workers):
+    lines = lines_of_the_docs().replace("num_workers=2", f"num_workers={workers}")
+    samples, *ends = outcome(lines, tmp_path, 3, 10, 25)  # an epoch ends with 10
+    assert samples == "40"
+    assert ends == [f"[{left}, true, true]" for left in (33, 25, 11)]
+
+
+def test_without_these_lines_it_does_not(tmp_path):
+    """Else the test above could not fail."""
+    lines = lines_of_the_docs().replace("num_workers=2", "num_workers=0")
+    for given, left_out in ((", per_rank=position", ""), (", generator=torch.Generator()", "")):
+        assert given in lines
+        _, end = outcome(lines.replace(given, left_out), tmp_path / str(len(given)), 3)
+        assert end.endswith("false]")
