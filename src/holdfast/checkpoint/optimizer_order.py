@@ -76,7 +76,7 @@ def numbered(state: Mapping[Any, Any], read: Callable[[Any], Any], names: Names 
         names: those that the models give.
     """
     groups = [read(group["params"]) for group in state["param_groups"]]
-    if not all(isinstance(group, list) for group in groups):
+    if not all(isinstance(group, list) and all(isinstance(each, int | str) for each in group) for group in groups):
         return None
     sizes = [len(group) for group in groups]
     if names is not None and [len(each) for each in names] != sizes:
