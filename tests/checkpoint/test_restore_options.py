@@ -273,3 +273,23 @@ def test_a_name_map_that_is_wrong_is_told_and_nothing_changes(tmp_path, rename, 
         Checkpointer(tmp_path).restore({"model": new}, rename=rename)
     assert new["a"].weight.equal(before)
     assert [info.step for info in scan(tmp_path)] == [1]
+
+
+class Hooked(nn.Linear):
+    """A module with a hook before loading, which judges its own names."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.register_load_state_dict_pre_hook(lambda *_arguments: None)
+
+
+def test_what_a_module_that_judges_by_itself_leaves_out_is_named_too(tmp_path):
+    old = nn.Linear(2, 2)
+    del old.bias
+    old.register_parameter("scale", nn.Parameter(torch.ones(2)))
+    old.bias = None
+    save(tmp_path, {"model": old})
+    new = Hooked()
+    restored = Checkpointer(tmp_path).restore({"model": new}, strict=False)
+    assert (restored.missing, restored.unexpected) == (("model.bias",), ("model.scale",))
+    assert new.weight.equal(old.weight)

@@ -115,7 +115,7 @@ def restore_into(
         fit.convert(loaded)
         _check_same(fit, loaded)
         for part in parts:
-            part.put(loaded)
+            part.put(fit, loaded)
         if rng_skeleton:
             rng.put_back(fill(ABSENT, rng_skeleton, loaded))
 

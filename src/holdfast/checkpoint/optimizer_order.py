@@ -76,7 +76,7 @@ def numbered(state: Mapping[Any, Any], read: Callable[[Any], Any], names: Names 
         names: those that the models give.
     """
     groups = [read(group["params"]) for group in state["param_groups"]]
-    if not all(isinstance(group, list) for group in groups):
+    if not all(isinstance(group, list) and all(isinstance(each, int | str) for each in group) for group in groups):
         return None
     sizes = [len(group) for group in groups]
     if names is not None and [len(each) for each in names] != sizes:
@@ -108,8 +108,9 @@ def find_order(name: str, saved: Numbered, here: Numbered, *, are_same_models: b
     if sizes == sizes_here and not any(a and b and a != b for a, b in zip(one, other, strict=True)):
         return _by_position(flat, flat_here, len(sizes))
     labels, labels_here = _labels(one), _labels(other)
-    missing = tuple(str(each) for each in labels_here if each not in labels)
-    unexpected = tuple(str(each) for each in labels if each not in labels_here)
+    known, known_here = set(labels), set(labels_here)
+    missing = tuple(each for each in labels_here if each not in known)
+    unexpected = tuple(each for each in labels if each not in known_here)
     if is_certain and not strict:
         by_label = dict(zip(labels, flat, strict=True))
         numbers = {number: by_label.get(label) for number, label in zip(flat_here, labels_here, strict=True)}

@@ -5,8 +5,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
-from holdfast.checkpoint.tree import without_wrappers
+from holdfast.checkpoint.tree import PLAIN_TENSORS, without_wrappers
 
 Names = list[list[str | None]]
 """By group and place; None where no entry of the state has that parameter."""
@@ -83,8 +84,8 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _place(tensor: torch.Tensor) -> Any:
-    """Where it lies; None where that tells nothing."""
-    own = getattr(tensor, "_local_tensor", tensor)
-    if own.is_meta or own.layout is not torch.strided or not own.numel() or not own.data_ptr():
+    """Where it lies; None where that tells nothing, as of one that wraps others."""
+    own = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+    if type(own) not in PLAIN_TENSORS or own.layout is not torch.strided or not own.numel() or not own.data_ptr():
         return None
     return own.device, own.data_ptr(), own.dtype, own.size(), own.stride()

@@ -127,8 +127,8 @@ class Part:
                 for key, part in _within(own, skeleton).items():
                     fit.adopt(f"{name}.{key}", target.get(key, ABSENT), part)
 
-    def put(self, loaded: Mapping[str, Any]) -> None:
-        """Put in what was read.
+    def put(self, fit: Fit, loaded: Mapping[str, Any]) -> None:
+        """Put in what was read for `fit`, which is told what a module's own code leaves out.
 
         Raises:
             StateMismatch: the code of an object refuses it.
@@ -136,14 +136,19 @@ class Part:
         seen: set[int] = set()
         for name, entry in self.entries.items():
             if name in self._skeleton:
-                self._put(name, entry, self._filled(name, loaded, seen))
+                self._put(fit, name, entry, self._filled(name, loaded, seen))
 
-    def _put(self, name: str, entry: Any, filled: Any) -> None:
+    def _put(self, fit: Fit, name: str, entry: Any, filled: Any) -> None:
         if not has_state_dict(entry):
             self.entries[name] = filled
             return
         try:
-            entry.load_state_dict(filled)
+            if fit.strict or self._own[name] is _all or not isinstance(entry, torch.nn.Module):
+                entry.load_state_dict(filled)
+            else:
+                left_out = entry.load_state_dict(filled, strict=False)
+                fit.missing += (f"{name}.{key}" for key in left_out.missing_keys)
+                fit.unexpected += (f"{name}.{key}" for key in left_out.unexpected_keys)
         except HoldfastError:
             raise
         except Exception as error:  # it is the user's
