@@ -35,7 +35,7 @@ def test_each_entry_is_compared_with_the_lowest_rank_that_has_it():
     same = packed(a=1, b=2)
     assert compare([([0, 1, 2], same)], names) == Differing()
     assert compare([([3], packed(c=5)), ([0, 1], same), ([2], packed(b=2))], names) == Differing()
-    found = compare([([1, 4, 5, 6], packed(a=9, b=2)), ([2], packed(b=3, c=4)), ([3], packed(c=5)), ([0], same)], names)
+    found = compare([([1, 4, 5, 6], packed(a=9, b=2)), ([2], packed(b=3, c=6)), ([3], packed(c=5)), ([0], same)], names)
     assert found == Differing(count=3, entries=(("a", "ranks 1, 4-6"), ("b", "rank 2"), ("c", "rank 3")))
     assert str(found) == "'a' (ranks 1, 4-6), 'b' (rank 2), 'c' (rank 3)"
     assert Differing.of_json(json.loads(json.dumps(found.as_json()))) == found

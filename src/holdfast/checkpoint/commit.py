@@ -7,6 +7,7 @@ The others wait for that, or for the reason why not. Nothing here needs torch.
 
 import errno
 import json
+import os
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -128,20 +129,20 @@ def leave_note(order: Order, rank: int, files: Sequence[FileEntry], replicas: by
 
 def leave_failure(order: Order, rank: int, world_size: int, error: Exception) -> None:
     """Say why the save cannot be, if that can be said at all: to rank 0, and by rank 0 to the others."""
-    told = {
-        "failed": in_words(error),
-        "errno": getattr(error, "errno", None),
-        "advice": getattr(error, "advice", ""),
-    }
+    told = {"failed": in_words(error), "errno": getattr(error, "errno", None)}
+    if advice := getattr(error, "advice", ""):
+        told["advice"] = advice
     path = failure_path(order.folder, order.step, order.save) if rank == 0 else _note(order, rank)
     if world_size == 1:
         return
     try:
         write_atomic(path, json.dumps(told).encode())
     except OSError as failed:
-        if failed.errno in FULL:
-            with suppress(OSError):
+        with suppress(OSError):
+            if failed.errno in FULL:
                 path.touch()
+            elif failed.errno == errno.EFBIG:  # a limit that a few words are below
+                write_atomic(path, json.dumps({"failed": os.strerror(errno.EFBIG), "errno": errno.EFBIG}).encode())
 
 
 def is_committed(order: Order) -> bool:
