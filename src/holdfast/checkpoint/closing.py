@@ -5,6 +5,7 @@ had at work is closed, its last save durable.
 """
 
 import atexit
+import contextlib
 import functools
 import logging
 import os
@@ -84,23 +85,25 @@ class Work:
         if self.is_another_s or self.is_closed:
             return
         self.is_closed = True
-        try:
-            with job_link().section("save"):
-                self.engine.close(in_good_order=in_good_order)
-                if self.pusher is not None:
-                    self.pusher.close(wait=in_good_order if awaits_push is None else awaits_push)
-                self.votes.close()
-                self.outcomes.retry.close()
+        with contextlib.ExitStack() as parts:  # each is closed, from the last to the first, though another one fails
+            parts.callback(self._has_ended)
             if self.sigterm is not None:
-                self.sigterm.close()
-        finally:
-            if self.lease is not None:
-                self.lease.release()
-            if _writing.get(self._key) is self:
-                del _writing[self._key]
-            self._ended.set()
+                parts.callback(self.sigterm.close)
+            parts.enter_context(job_link().section("save"))
+            parts.callback(self.outcomes.retry.close)
+            parts.callback(self.votes.close)
+            if self.pusher is not None:
+                parts.callback(self.pusher.close, wait=in_good_order if awaits_push is None else awaits_push)
+            parts.callback(self.engine.close, in_good_order=in_good_order)
         self.outcomes.raise_unseen()
         self.outcomes.raise_unmade()
+
+    def _has_ended(self) -> None:
+        if self.lease is not None:
+            self.lease.release()
+        if _writing.get(self._key) is self:
+            del _writing[self._key]
+        self._ended.set()
 
     def hold(self, ranks: Ranks) -> None:
         """Take the right to save into the folder, once. Collective.
@@ -140,7 +143,7 @@ class Work:
                     "This Checkpointer takes over %s from another one of this process, which is closed.", self.folder
                 )
             former.taken_over = True
-            _close_quietly(former)
+            _close_quietly(former, awaits_push=False)
             former._ended.wait()  # another thread may be at it
         _writing[self._key] = self
 
@@ -213,9 +216,9 @@ def _dropped(work: Work, closer: functools.partial[None]) -> None:
         thread.join(_DROPPED_WAIT_S)
 
 
-def _close_quietly(work: Work) -> None:
+def _close_quietly(work: Work, *, awaits_push: bool = True) -> None:
     """Close it where nobody is there to hear of a failure but the log."""
     try:
-        work.close(in_good_order=True, awaits_push=False)
+        work.close(in_good_order=True, awaits_push=awaits_push)
     except HoldfastError as error:
         _logger.error("%s", error)  # noqa: TRY400 - a sentence, not a traceback
