@@ -22,6 +22,7 @@ from holdfast.checkpoint.arguments import (
 )
 from holdfast.checkpoint.catalog import scan, verify
 from holdfast.checkpoint.contents import check_named
+from holdfast.checkpoint.data_workers import spare_workers
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.filling import per_rank_states
 from holdfast.checkpoint.folders import step_path
@@ -39,7 +40,7 @@ from holdfast.checkpoint.sigterm import EXIT_CODE, Sigterm
 from holdfast.checkpoint.votes import Votes
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound, SaveFailed
-from holdfast.core.link import Unsupervised, job_link
+from holdfast.core.link import Unsupervised, connected_link, job_link
 
 _logger = logging.getLogger("holdfast")
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
@@ -166,9 +167,12 @@ class Checkpointer:
             ),
         )
         self._sigterm: Sigterm | None = None
-        if sigterm_grace_s is not None and isinstance(job_link(), Unsupervised):
+        link = job_link() if read_only else connected_link()
+        if sigterm_grace_s is not None and isinstance(link, Unsupervised):
             self._sigterm = Sigterm(sigterm_grace_s, self._newest_known)
             self._sigterm.install()
+        if not isinstance(link, Unsupervised):
+            spare_workers()
 
     def save(
         self, step: int, state: State, *, per_rank: Mapping[str, Any] | None = None, force: bool = False

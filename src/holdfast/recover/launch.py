@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from holdfast.checkpoint.keeping import ENV_SUPERVISOR
 from holdfast.core.failure_history import FailureHistory
+from holdfast.core.link import ENV_CONNECT
 from holdfast.core.paths import RunPaths
 from holdfast.core.processes import kill_descendants
 from holdfast.recover import channel, rank_shim
-from holdfast.recover.guard import TERMINATE
 from holdfast.recover.spec import MIB, SHIM, RunSpec
 
 LAUNCHER_LOG_BYTES = 4 * MIB
@@ -29,12 +29,6 @@ class Job:
     """The processes of one attempt."""
 
     guard: asyncio.subprocess.Process
-
-    def terminate(self) -> None:
-        """Have the launcher send every rank SIGTERM."""
-        assert self.guard.stdin is not None
-        if not self.guard.stdin.is_closing():
-            self.guard.stdin.write(TERMINATE)
 
     def kill(self) -> None:
         """End all of them with SIGKILL; `wait` returns soon after."""
@@ -76,6 +70,7 @@ async def launch(
         channel.ENV_ADDRESS: address,
         channel.ENV_TOKEN: token,
         channel.ENV_ATTEMPT: str(attempt),
+        ENV_CONNECT: "holdfast.recover.attach:connect_quietly",
         rank_shim.ENV_LOGS: str(logs),
         rank_shim.ENV_LOG_MAX_BYTES: str(spec.log_max_mib * MIB),
         rank_shim.ENV_PYTHON: spec.rank_python(),
