@@ -44,14 +44,19 @@ format: $(VENV)/.dev
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-examples: $(VENV)/.dev
-	$(BIN)/python examples/run_all.py
+EXAMPLES := $(addprefix example-,minimal_loop ddp integrations evaluate diagnose characterize)
+QUICK := $(filter-out quick-demo_seeds,$(patsubst benchmarks/%.py,quick-%,$(wildcard benchmarks/*.py)))
+
+examples: $(EXAMPLES)
+
+example-%: $(VENV)/.dev
+	$(BIN)/python examples/run_all.py $*
 
 bench: $(VENV)/.dev
 	for bench in benchmarks/*.py; do $(BIN)/python $$bench --json benchmarks/results/$$(basename $$bench .py).json || exit 1; done
 
 # All but the demonstration with several seeds: tests/e2e has one, and what the benchmark makes of it.
-bench-quick: $(filter-out quick-demo_seeds,$(patsubst benchmarks/%.py,quick-%,$(wildcard benchmarks/*.py)))
+bench-quick: $(QUICK)
 
 quick-%: $(VENV)/.dev
 	$(BIN)/python benchmarks/$*.py --quick
@@ -59,11 +64,10 @@ quick-%: $(VENV)/.dev
 picture: $(VENV)/.dev $(VENV)/.debian
 	$(BIN)/python docs/images/make_pictures.py
 
-# What takes one core, or waits, shares the machine.
+# A failed test, example or quick benchmark runs once more, alone; lint does not.
 ci:
 	$(MAKE) --jobs=2 $(VENV)/.dev $(VENV)/.debian
-	$(MAKE) --jobs=2 --output-sync=target lint examples bench-quick
-	$(BIN)/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
+	$(BIN)/python .ci/checks.py --once lint --again $(EXAMPLES) $(QUICK) -- $(PARALLEL) $(PYTEST_FLAGS)
 
 clean:
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage

@@ -1,4 +1,4 @@
-"""Runs every example at small size, by itself and under supervision, and interrupts one on the way. Part of CI."""
+"""Run every example, or those that are named, at small size. Part of CI."""
 
 import os
 import signal
@@ -39,7 +39,27 @@ def interrupt_after_first_checkpoint(command: list[str], checkpoints: Path) -> N
         process.send_signal(signal.SIGKILL)
 
 
-def run_integrations(folder: Path) -> None:
+def minimal_loop(folder: Path) -> None:
+    """The loop without a launcher, killed after its first checkpoint and started again."""
+    minimal = [PYTHON, str(HERE / "minimal_loop.py"), "--steps", "2000", "--save-every", "50"]
+    minimal += ["--checkpoints", str(folder / "minimal")]
+    interrupt_after_first_checkpoint(minimal, folder / "minimal")
+    short = [word if word != "2000" else "400" for word in minimal]
+    printed = run("minimal_loop.py, killed and started again", short, folder)
+    if "from step 0\n" in printed:
+        sys.exit("minimal_loop.py did not go on from its checkpoint")
+
+
+def ddp(folder: Path) -> None:
+    """Two ranks, under torchrun and under `holdfast run`, whose checkpoints verify."""
+    script = [str(HERE / "ddp.py"), "--steps", "40", "--save-every", "20", "--checkpoints"]
+    run("ddp.py under torchrun", [*TORCHRUN, *script, str(folder / "ddp")], folder)
+    supervised = [*HOLDFAST, "run", "--nproc", "2", "--", PYTHON, *script, str(folder / "ddp-2")]
+    run("ddp.py under holdfast run", supervised, folder)
+    run("what it left", [*HOLDFAST, "checkpoint", "verify", str(folder / "ddp-2")], folder)
+
+
+def integrations(folder: Path) -> None:
     """Those with a trainer of somebody else; FSDP2's goes on with another number of ranks."""
     starts = [([PYTHON], name, 20) for name in ("huggingface_trainer", "lightning_trainer", "dcp_drop_ins")]
     starts += [(TORCHRUN, "fsdp2", 20), ([PYTHON, "-m", "torch.distributed.run", "--standalone"], "fsdp2", 30)]
@@ -50,34 +70,37 @@ def run_integrations(folder: Path) -> None:
             sys.exit(f"{name}.py did not save step {steps}")
 
 
+def evaluate(folder: Path) -> None:
+    """An evaluation of a small model."""
+    run("evaluate.py", [PYTHON, str(HERE / "evaluate.py"), "--out", str(folder / "evaluation")], folder)
+
+
+def diagnose(folder: Path) -> None:
+    """A job that fails, diagnosed by the example itself and by the command."""
+    failed = folder / "failed"
+    printed = run("failing_job.py", [PYTHON, str(HERE / "diagnose/failing_job.py"), "--out", str(failed)], folder)
+    if "KeyError: 'warmup'" not in printed or "'rank': 1" not in printed:
+        sys.exit("failing_job.py was not diagnosed")
+    run("holdfast diagnose of the same", [*HOLDFAST, "diagnose", str(failed)], folder)
+
+
+def characterize(folder: Path) -> None:
+    """A report on a generated trace."""
+    run("characterize.py", [PYTHON, str(HERE / "characterize.py"), "--out", str(folder / "trace")], folder)
+
+
+EXAMPLES = {each.__name__: each for each in (minimal_loop, ddp, integrations, evaluate, diagnose, characterize)}
+
+
 def main() -> None:
-    """All of them."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        minimal = [PYTHON, str(HERE / "minimal_loop.py"), "--steps", "2000", "--save-every", "50"]
-        minimal += ["--checkpoints", str(folder / "minimal")]
-        interrupt_after_first_checkpoint(minimal, folder / "minimal")
-        short = [word if word != "2000" else "400" for word in minimal]
-        said = run("minimal_loop.py, killed and started again", short, folder)
-        if "from step 0\n" in said:
-            sys.exit("minimal_loop.py did not go on from its checkpoint")
-        ddp = [str(HERE / "ddp.py"), "--steps", "40", "--save-every", "20", "--checkpoints"]
-        run("ddp.py under torchrun", [*TORCHRUN, *ddp, str(folder / "ddp")], folder)
-        run(
-            "ddp.py under holdfast run",
-            [*HOLDFAST, "run", "--nproc", "2", "--", PYTHON, *ddp, str(folder / "ddp-2")],
-            folder,
-        )
-        run_integrations(folder)
-        run("what it left", [*HOLDFAST, "checkpoint", "verify", str(folder / "ddp-2")], folder)
-        run("evaluate.py", [PYTHON, str(HERE / "evaluate.py"), "--out", str(folder / "evaluation")], folder)
-        failed = folder / "failed"
-        said = run("failing_job.py", [PYTHON, str(HERE / "diagnose/failing_job.py"), "--out", str(failed)], folder)
-        if "KeyError: 'warmup'" not in said or "'rank': 1" not in said:
-            sys.exit("failing_job.py was not diagnosed")
-        run("holdfast diagnose of the same", [*HOLDFAST, "diagnose", str(failed)], folder)
-        run("characterize.py", [PYTHON, str(HERE / "characterize.py"), "--out", str(folder / "trace")], folder)
-    print("\nAll examples ran.")
+    """Run the examples that the command line names, or all of them."""
+    names = sys.argv[1:] or list(EXAMPLES)
+    if unknown := [name for name in names if name not in EXAMPLES]:
+        sys.exit(f"There is no example {unknown[0]!r}. Name some of: {', '.join(EXAMPLES)}.")
+    for name in names:
+        with tempfile.TemporaryDirectory() as folder:
+            EXAMPLES[name](Path(folder))
+    print("\nAll examples ran." if len(names) == len(EXAMPLES) else f"\nRan {', '.join(names)}.")
 
 
 if __name__ == "__main__":

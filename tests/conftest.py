@@ -1,9 +1,13 @@
 """What holds for all tests."""
 
+import contextlib
 import importlib.util
 import os
+import secrets
 import signal
 import subprocess
+import time
+from pathlib import Path
 
 import pytest
 
@@ -49,3 +53,76 @@ def fill():
             pour(file)
 
     return write
+
+
+@pytest.fixture(params=["v1", "v2"])
+def limited_group(request):
+    """A function that makes a real control group of a memory limit, and runs commands two groups below it."""
+    if os.geteuid() != 0:
+        pytest.skip("making control groups needs root")
+    made = []
+
+    def make(limit_bytes):
+        made.append(LimitedGroup(request.param, limit_bytes))
+        return made[-1]
+
+    yield make
+    for group in made:
+        group.remove()
+
+
+class LimitedGroup:
+    """`run` starts a command in a group without a limit of its own, two groups below one that has it."""
+
+    def __init__(self, version, limit_bytes):
+        parent = _parent_v1() if version == "v1" else _parent_v2()
+        self._folder = parent / f"holdfast-test-{secrets.token_hex(4)}"
+        self._inner = self._folder / "job" / "step"
+        for folder in (self._folder, self._folder / "job", self._inner):
+            folder.mkdir()
+            if version == "v2" and folder != self._inner:
+                (folder / "cgroup.subtree_control").write_text("+memory")
+        limit = "memory.limit_in_bytes" if version == "v1" else "memory.max"
+        (self._folder / limit).write_text(str(limit_bytes))
+
+    def run(self, command, **options):
+        enter = ["sh", "-c", 'echo $$ > "$0" && exec "$@"', self._inner / "cgroup.procs", *command]
+        return subprocess.run(enter, capture_output=True, text=True, check=False, **options)
+
+    def remove(self):
+        until_s = time.monotonic() + 60
+        for folder in (self._inner, self._inner.parent, self._folder):
+            while True:
+                for pid in (folder / "cgroup.procs").read_text().split():
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(int(pid), signal.SIGKILL)
+                try:
+                    folder.rmdir()
+                    break
+                except OSError:  # a process has not ended yet
+                    assert time.monotonic() < until_s, f"{folder} is still in use"
+                    time.sleep(0.01)
+
+
+def _parent_v1():
+    """This process's own group, so that what its children take counts there."""
+    of = {line.split(":")[1]: line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines()}
+    for mount in _mounts("cgroup"):
+        if (mount / "memory.limit_in_bytes").exists() and os.access(mount, os.W_OK):
+            own = mount / of.get("memory", "/")[1:]
+            return own if own.is_dir() else mount
+    pytest.skip("no writable mount of the memory controller of version 1")
+
+
+def _parent_v2():
+    for mount in _mounts("cgroup2"):
+        with contextlib.suppress(OSError):
+            if "memory" in (mount / "cgroup.controllers").read_text().split():
+                (mount / "cgroup.subtree_control").write_text("+memory")
+                return mount
+    pytest.skip("no writable mount of the memory controller of version 2, whose root may have limited groups")
+
+
+def _mounts(kind):
+    lines = map(str.split, Path("/proc/self/mounts").read_text().splitlines())
+    return [Path(point) for _source, point, its_kind, *_ in lines if its_kind == kind]

@@ -3,7 +3,7 @@
 import argparse
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -79,9 +79,17 @@ class Row:
 
 
 def parse_arguments(
-    description: str, arguments: Sequence[str] | None = None, *, rounds: int | None = None, parts: Sequence[str] = ()
+    description: str,
+    arguments: Sequence[str] | None = None,
+    *,
+    rounds: int | None = None,
+    parts: Sequence[str] = (),
+    counts: Mapping[str, str] | None = None,
 ) -> argparse.Namespace:
-    """The options that every benchmark has: `quick`, `json`, `seed`; `rounds`, where a default is given; `only`."""
+    """The options that every benchmark has: `quick`, `json`, `seed`; `rounds`, where a default is given; `only`.
+
+    `counts` are further ones, with a help each: whole numbers from 1 on, None where they are not given.
+    """
     parser = argparse.ArgumentParser(description=description.partition("\n\n")[0])
     parser.add_argument("--quick", action="store_true", help="a smoke test of less than a minute on two cores")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
@@ -90,7 +98,12 @@ def parse_arguments(
         parser.add_argument("--rounds", type=int, default=rounds, help="of each measurement (default: %(default)s)")
     if parts:
         parser.add_argument("--only", action="append", choices=parts, help="run this part; may be given several times")
+    for name, words in (counts or {}).items():
+        parser.add_argument(f"--{name}", type=int, metavar="N", help=words)
     options = parser.parse_args(arguments)
+    for name in counts or {}:
+        if (given := getattr(options, name)) is not None and given < 1:
+            parser.error(f"--{name} must be 1 or more, not {given}")
     if rounds is not None and options.rounds < 1:
         parser.error(f"--rounds must be 1 or more, not {options.rounds}")
     return options

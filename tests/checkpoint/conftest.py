@@ -6,6 +6,7 @@ import pytest
 import seaweedfs_server
 import torch
 
+from holdfast.checkpoint import lease as lease_module
 from holdfast.checkpoint.engine import Engine
 from holdfast.core import link as link_module
 from holdfast.core.link import Unsupervised, set_job_link
@@ -69,6 +70,9 @@ def _no_checkpointer_is_left(monkeypatch):
     yield
     for engine in made:
         engine.close()
+    for lease in list(lease_module._held.values()):
+        lease.users = 1
+        lease.release()
 
 
 @pytest.fixture(autouse=True)

@@ -4,12 +4,13 @@ import itertools
 import logging
 import resource
 import sys
+import threading
 
 import torch
 import torch.distributed as dist
+from waiting import until
 
-from holdfast.checkpoint import Checkpointer, checkpointer, scan, verify, votes
-from holdfast.core.errors import SaveFailed
+from holdfast.checkpoint import Checkpointer, checkpointer, save_thread, scan, shape, verify, votes
 from holdfast.testing import FakeClock
 
 STEPS = 200
@@ -45,23 +46,64 @@ def by_time_in_slow_steps(folder, rank):
 
 
 def again_after_a_failure(folder, rank):
-    """A rank's save fails, of which each hears at a step of its own; all of them save again at the same step."""
-    with Checkpointer(folder, every=1000, on_failure="retry", keep=None) as ckpt:
-        for step in range(1000, 1070):
-            if step == 1001 and rank == 1:  # its writing process cannot
-                resource.prlimit(ckpt._engine._writer.pid, resource.RLIMIT_FSIZE, (100, -1))
-                ckpt._outcomes.retry_due = True  # as if a save had failed
-            if step == 1030 and rank == 1:
-                resource.prlimit(ckpt._engine._writer.pid, resource.RLIMIT_FSIZE, (-1, -1))
-            handle = ckpt.save(step, {"t": torch.ones(9)}, per_rank={"rank": rank})
-            try:
-                handle.result()
-            except SaveFailed:
-                assert 1001 <= step < 1060
-    steps = [info.step for info in scan(folder)]
-    assert steps[-1] == 1000
-    assert steps[0] >= 1030, "it was saved again once it could be"
-    assert ckpt.per_rank_states(steps[0]) == [{"rank": 0}, {"rank": 1}]
+    """The writing process of one rank cannot write."""
+
+    def limit(ckpt, size_bytes):
+        resource.prlimit(ckpt._engine._writer.pid, resource.RLIMIT_FSIZE, (size_bytes, -1))
+
+    _save_again(folder, rank, lambda ckpt, _: limit(ckpt, 100), lambda ckpt: limit(ckpt, -1))
+
+
+def again_after_a_change(folder, rank):
+    """A tensor of one rank changes, unseen by PyTorch, before it is copied."""
+    gate, copy_into, budget_bytes = threading.Event(), save_thread.copy_into, shape.BUDGET_BYTES
+
+    def later(*arguments, **named):
+        gate.wait()
+        copy_into(*arguments, **named)
+
+    def change(_, tensor):
+        tensor.numpy()[:] += 1
+        gate.set()
+
+    gate.set()
+    save_thread.copy_into, shape.BUDGET_BYTES = later, 0
+    _save_again(folder, rank, lambda *_: gate.clear(), lambda _: None, after=change)
+    save_thread.copy_into, shape.BUDGET_BYTES = copy_into, budget_bytes
+
+
+def _save_again(folder, rank, before, mend, *, after=lambda *_: None):
+    """A save fails on rank 1, which each rank finds at a step of its own; both save again at the same step."""
+    due, step, tensor = 10**6, 0, torch.ones(10_000)
+    with Checkpointer(folder, every=due, keep=None) as ckpt:
+
+        def save():
+            ckpt.before_update()
+            return ckpt.save(step, {"t": torch.ones(9)}, per_rank={"rank": rank, "tensor": tensor})
+
+        assert save().result()
+        step = due
+        if rank == 1:
+            before(ckpt, tensor)
+        handle = save()
+        if rank == 1:  # the other one goes on meanwhile, as far as it comes before it finds the failure
+            after(ckpt, tensor)
+            until(handle.done)
+            mend(ckpt)
+        steps = []
+
+        def is_saved_again():
+            nonlocal step
+            step += 1
+            steps.extend([step] if (again := save()).step is not None else [])
+            return steps and again.result() is not None
+
+        until(is_saved_again)
+    theirs = [None, None]
+    dist.all_gather_object(theirs, steps)
+    assert theirs[0] == theirs[1] == steps[-1:]
+    assert [info.step for info in scan(folder)] == [steps[-1], 0]
+    assert [each["rank"] for each in ckpt.per_rank_states(steps[-1])] == [0, 1]
 
 
 def replaced(folder, rank):
@@ -87,7 +129,7 @@ def main(folder, rank):
     torch.set_num_threads(1)
     logging.getLogger("holdfast").setLevel(logging.CRITICAL)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    for scenario in (again_after_a_failure, by_time, replaced, by_time_in_slow_steps):
+    for scenario in (again_after_a_failure, again_after_a_change, by_time, replaced, by_time_in_slow_steps):
         scenario(f"{folder}/{scenario.__name__}", rank)
         dist.barrier()
     dist.destroy_process_group()

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import torch
 
+from waiting import contents
+
 from holdfast.checkpoint import Checkpointer, scan, verify
 
 KEEP = 2
@@ -99,7 +101,7 @@ def await_end(pidfd):
 
 
 def look(folder, found):
-    names = [path.name for path in Path(folder).iterdir()]
+    names = [path.name for path in contents(Path(folder))]
     found["unfinished"] += any(name.endswith(".tmp") for name in names)
     found["replaced"] += any(name.endswith(".replaced") for name in names)
     found["deleting"] += any(name.startswith(".deleting") for name in names)
@@ -157,7 +159,7 @@ def main(folder, seed, times):
         found["kills"][victim] += 1
         if reports.durable:
             step, value = reports.durable[-1]
-        names = [path.name for path in Path(folder).iterdir()]
+        names = [path.name for path in contents(Path(folder))]
         for info in scan(folder):
             assert verify(info).state == "verified", (info, names)
 
@@ -176,7 +178,7 @@ def main(folder, seed, times):
         step, value = restored, state["value"]
     # A first save of a process tidies up after all of them.
     in_a_fork(save_once, folder, step + 1, value)
-    names = sorted(path.name for path in Path(folder).iterdir())
+    names = sorted(path.name for path in contents(Path(folder)))
     assert all(name.startswith("step-") and "." not in name for name in names), names
     assert len(names) == KEEP, names
     sys.stdout.write(json.dumps(found))

@@ -192,8 +192,13 @@ def test_other_things_in_the_folder_are_left_out(two):
     (two / "step-0000000009").write_text("")
     (two / "step-9").mkdir()
     (two / ".step-0000000003.abcd.tmp").mkdir()
-    (two / "step-0000000004").symlink_to(two / "step-0000000001")
     assert [info.step for info in scan(two)] == [2, 1]
+
+
+def test_a_link_to_another_step_is_damaged(two):
+    (two / "step-0000000004").symlink_to(two / "step-0000000001")
+    assert [(info.step, info.state) for info in scan(two)] == [(4, "damaged"), (2, "written"), (1, "written")]
+    assert "is that of step 1" in scan(two)[0].reason
 
 
 def test_what_is_not_there_is_named(tmp_path):

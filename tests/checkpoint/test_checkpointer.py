@@ -2,6 +2,7 @@ import copy
 import json
 import logging
 import os
+import pathlib
 import random
 import resource
 import shutil
@@ -16,10 +17,11 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
-from waiting import until
+from waiting import contents, until
 
-from holdfast.checkpoint import Checkpointer, node_memory, opening, scan, verify
+from holdfast.checkpoint import Best, Checkpointer, Retention, node_memory, opening, scan, verify
 from holdfast.checkpoint.folders import replaced_path
+from holdfast.checkpoint.manifest import read_manifest
 from holdfast.checkpoint.marks import MARKS_NAME, note_metrics, note_verified, pin, read_marks, want
 from holdfast.checkpoint.marks_lock import locked
 from holdfast.core.errors import BadUse, NotFound, NoVerifiedCheckpoint, SaveFailed, StateMismatch
@@ -42,7 +44,9 @@ def test_a_forced_save_is_made_whatever_every_says_and_once(tmp_path):
     with Checkpointer(tmp_path, every=100, keep=None) as ckpt:
 
         def forced(step):
-            return ckpt.save(step, {"a": step}, force=True).step
+            handle = ckpt.save(step, {"a": step}, force=True)
+            assert handle.result() == tmp_path / f"step-{step:010d}"
+            return handle.step
 
         assert ckpt.save(7, {"a": 7}).step is None
         assert (forced(8), forced(8)) == (8, None)
@@ -54,7 +58,8 @@ def test_a_forced_save_is_made_whatever_every_says_and_once(tmp_path):
     assert [info.step for info in scan(tmp_path)] == [100, 8]
     with Checkpointer(tmp_path, every=100) as ckpt:
         ckpt.restore({"a": 0})
-        assert ckpt.save(100, {"a": 100}, force=True).step is None
+        handle = ckpt.save(100, {"a": 100}, force=True)
+        assert (handle.step, handle.result()) == (None, tmp_path / "step-0000000100")
         assert ckpt.save(101, {"a": 101}, force=True).step == 101
 
 
@@ -66,9 +71,8 @@ def test_a_forced_save_that_failed_is_made_again_by_another_one(tmp_path, on_fai
             ckpt.save(1, {"a": object()}, force=True)
         assert ckpt.save(1, {"a": 1}, force=True).result().name == "step-0000000001"
         folder.rename(tmp_path / "away")
-        failed = ckpt.save(2, {"a": 2}, force=True)
         with pytest.raises(SaveFailed):
-            failed.result()
+            ckpt.save(2, {"a": 2}, force=True).result()
         (tmp_path / "away").rename(folder)
         assert ckpt.save(2, {"a": 2}, force=True).result().name == "step-0000000002"
 
@@ -255,7 +259,7 @@ def test_nothing_is_done_and_the_callable_not_called_unless_due(tmp_path):
     ckpt = Checkpointer(tmp_path, every=10)
     handle = ckpt.save(9, lambda: pytest.fail("called"))
     assert (handle.step, handle.done(), handle.result(0)) == (None, True, None)
-    assert list(tmp_path.iterdir()) == []
+    assert contents(tmp_path) == []
     handle = ckpt.save(10, lambda: {"a": 1})
     assert (handle.step, handle.result(10)) == (10, tmp_path / "step-0000000010")
 
@@ -310,7 +314,7 @@ def test_only_the_newest_are_kept(tmp_path):
         for step in range(5):
             ckpt.save(step, {"a": step}).result()
     assert [info.step for info in scan(tmp_path)] == [4, 3]
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-0000000003", "step-0000000004"]
+    assert sorted(path.name for path in contents(tmp_path)) == ["step-0000000003", "step-0000000004"]
 
 
 def test_all_are_kept_with_none(tmp_path):
@@ -335,10 +339,10 @@ def test_damaged_ones_neither_count_nor_push_out_good_ones(tmp_path, caplog):
     assert "__0_0.distcp does not match its checksum" in caplog.text
     ckpt.save(4, {"a": 4}).result()
     until(lambda: [info.step for info in scan(tmp_path)] == [4, 3, 2])
-    # Its step is saved again: the damaged one is replaced.
+    # Its step is saved again, by training that has gone back: the damaged one is replaced.
     ckpt.save(3, {"a": 33}).result()
-    until(lambda: [info.step for info in scan(tmp_path)] == [4, 3])
-    assert Checkpointer(tmp_path).restore(state) == 4
+    until(lambda: [(info.step, info.abandoned) for info in scan(tmp_path)] == [(4, True), (3, False), (2, False)])
+    assert Checkpointer(tmp_path).restore(state) == 3
     assert list(tmp_path.glob("*.replaced")) == []
 
 
@@ -356,7 +360,7 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     state = {"a": 0}
     ckpt.restore(state)
     assert state == {"a": 2}
-    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000005"]
+    assert [path.name for path in contents(tmp_path)] == ["step-0000000005"]
 
 
 def test_a_step_saved_again_keeps_its_pin_and_its_wants_and_nothing_that_was_found_of_the_former_bytes(tmp_path):
@@ -375,7 +379,7 @@ def test_a_step_saved_again_keeps_its_pin_and_its_wants_and_nothing_that_was_fou
         ckpt.save(5, {"a": 3}).result()
     found = read_marks(path)
     assert "the marks of the one that it replaced are not known" in found.pinned.why
-    assert [each.name for each in tmp_path.iterdir()] == [path.name]
+    assert [each.name for each in contents(tmp_path)] == [path.name]
     assert verify(path).state == "verified"
 
 
@@ -406,7 +410,7 @@ def test_a_step_whose_former_save_a_crash_left_aside_keeps_the_pins_of_both(tmp_
 
 
 def test_too_little_memory_for_one_snapshot_is_one_sentence(tmp_path):
-    ckpt = Checkpointer(tmp_path, max_memory_gib=1 / 1024)
+    ckpt = Checkpointer(tmp_path, max_memory_gib=1 / 1024, on_failure="raise")
     with pytest.raises(
         SaveFailed, match=r"A snapshot needs 4,\d{3},\d{3} bytes of memory, and max_memory_gib allows 1,048,"
     ):
@@ -482,7 +486,7 @@ def quantized():
 def test_a_state_that_could_not_be_read_back_is_refused_at_save(tmp_path, state, named):
     with pytest.raises(BadUse, match=named):
         Checkpointer(tmp_path).save(1, state).result()
-    assert list(tmp_path.iterdir()) == []
+    assert contents(tmp_path) == []
 
 
 @pytest.mark.parametrize(
@@ -508,10 +512,27 @@ def test_bad_arguments_are_named_before_any_work(tmp_path, arguments, named):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("step", [-1, 1.0, True])
+@pytest.mark.parametrize("step", [-1, 1.0, True, "8", None, torch.tensor(7.0), torch.tensor(True), np.array([1, 2])])
 def test_a_bad_step_is_named(tmp_path, step):
     with pytest.raises(BadUse, match="step is"):
         Checkpointer(tmp_path).save(step, {}).result()
+
+
+@pytest.mark.parametrize("number", [np.int64, np.uint8, np.array, torch.tensor])
+def test_a_number_of_another_type_is_taken_as_the_number_it_is(tmp_path, number):
+    """As a loader or a scheduler counts steps."""
+    keep = Retention(last=number(2), every_steps=number(50), best=(Best(metric="loss", count=number(1), mode="min"),))
+    with Checkpointer(tmp_path, every=number(10), keep=keep) as ckpt:
+        for step in (5, 10, 20, 50, 60, 70):
+            handle = ckpt.save(number(step), {"a": step}, per_rank={"b": step})
+            handle.result()
+        assert type(handle.step) is int
+        assert ckpt.per_rank_states(number(50)) == [{"b": 50}]
+    assert [info.step for info in scan(tmp_path)] == [70, 60, 50]
+    assert type(read_manifest(tmp_path / "step-0000000070", step=70).step) is int
+    with Checkpointer(tmp_path, keep=number(1)) as ckpt:
+        ckpt.save(number(80), {"a": 80}).result()
+    assert [info.step for info in scan(tmp_path)] == [80]
 
 
 def test_a_folder_below_a_file_is_refused_in_one_sentence(tmp_path):
@@ -627,9 +648,8 @@ def test_a_step_that_is_saved_again_while_it_is_restored_is_restored_as_it_is_th
     first, again = tmp_path / "first", tmp_path / "again"
     for folder, value in ((first, 1.0), (again, 2.0)):
         with Checkpointer(folder) as ckpt:
+            ckpt.save(0, {"t": torch.zeros(5000)})
             ckpt.save(1, {"t": torch.full((5000,), value)})
-    with Checkpointer(first) as ckpt:
-        ckpt.save(0, {"t": torch.zeros(5000)})
     real = opening.open_checkpoint
 
     def open_and_replace(path, manifest, memory=None):
@@ -644,3 +664,47 @@ def test_a_step_that_is_saved_again_while_it_is_restored_is_restored_as_it_is_th
     state = {"t": torch.zeros(5000)}
     assert Checkpointer(first).restore(state) == 1
     assert state["t"].eq(2).all()
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ("s3://bucket/run", "push_to='s3://bucket/run'"),
+        ("gs://bucket/run", "push_to='gs://bucket/run'"),
+        ("hf+x://a", "push_to='hf[+]x://a'"),
+        (pathlib.PurePosixPath("s3://bucket/run"), "push_to='s3://bucket/run'"),
+        ("file:///data/x", "plain path: /data/x$"),
+        ("$STORAGE/run", "push_to='s3://bucket/run'"),
+        ("", "is empty"),
+        (" ", "is empty"),
+        (None, "The path is None"),
+        ("$NOT_SET_HERE/run", "[$]NOT_SET_HERE, which is not set"),
+        ("${NOT_SET_HERE}/run", "[$]{NOT_SET_HERE}, which is not set"),
+        ("~no-such-user/run", "a user without a home"),
+    ],
+)
+def test_what_is_no_local_folder_is_refused_and_none_of_that_name_is_made(tmp_path, monkeypatch, given, said):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("STORAGE", "s3://bucket")
+    monkeypatch.delenv("NOT_SET_HERE", raising=False)
+    with pytest.raises(BadUse, match=said):
+        Checkpointer(given)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("given", ["~/run", "$HOME/run", "${HOME}/run", b"~/run", "../home/run"])
+def test_home_and_variables_are_expanded(tmp_path, monkeypatch, given):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    with Checkpointer(given) as ckpt:
+        path = ckpt.save(1, {"a": 1}).result()
+    assert path.resolve() == tmp_path / "home" / "run" / "step-0000000001"
+    assert list((tmp_path / "work").iterdir()) == []
+
+
+def test_a_folder_whose_name_looks_like_a_variable_is_taken_as_it_is(tmp_path, monkeypatch):
+    monkeypatch.delenv("NOT_SET_HERE", raising=False)
+    (tmp_path / "a$NOT_SET_HERE").mkdir()
+    with Checkpointer(tmp_path / "a$NOT_SET_HERE") as ckpt:
+        assert ckpt.save(1, {"a": 1}).result().parent == tmp_path / "a$NOT_SET_HERE"

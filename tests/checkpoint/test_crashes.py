@@ -1,17 +1,21 @@
 """What a crash, a full disk or a read-only one leaves."""
 
+import errno
 import json
 import logging
 import os
 import random
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from waiting import contents
 
 from holdfast.checkpoint import Checkpointer, folders, scan, verify
+from holdfast.checkpoint.marks import pin
 from holdfast.core.errors import BadUse, CheckpointError, SaveFailed
 
 HERE = Path(__file__).parent
@@ -37,9 +41,9 @@ def test_the_first_save_removes_what_dead_processes_left_and_nothing_else(tmp_pa
     (tmp_path / ".step-0000000001.dead.failed").write_text("{}")
     alive = folders.Staging(tmp_path, 2)
     Checkpointer(tmp_path).save(3, {}).result()
-    assert sorted(path.name for path in tmp_path.iterdir()) == [alive.path.name, "step-0000000003"]
+    assert sorted(path.name for path in contents(tmp_path)) == [alive.path.name, "step-0000000003"]
     alive.abandon()
-    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000003"]
+    assert [path.name for path in contents(tmp_path)] == ["step-0000000003"]
 
 
 @pytest.fixture
@@ -53,7 +57,7 @@ def mounted(tmp_path):
     if os.geteuid() != 0 or not mount("size=2m"):
         pytest.skip("a small file system of its own needs root and the right to mount")
     yield tmp_path, lambda options: mount(f"remount,{options}")
-    subprocess.run(["umount", tmp_path], check=True)
+    subprocess.run(["umount", "--lazy", tmp_path], check=True)
 
 
 def big(value, count=100_000):
@@ -65,7 +69,7 @@ def assert_step_1_is_intact(folder):
     assert Checkpointer(folder).restore(state) == 1
     assert state["big"].eq(1).all()
     assert [(info.step, verify(info).state) for info in scan(folder)] == [(1, "verified")]
-    assert [path.name for path in folder.iterdir()] == ["step-0000000001"]
+    assert [path.name for path in contents(folder)] == ["step-0000000001"]
 
 
 def test_a_full_disk_fails_in_one_clear_sentence_and_costs_no_earlier_checkpoint(mounted, link):
@@ -80,9 +84,61 @@ def test_a_full_disk_fails_in_one_clear_sentence_and_costs_no_earlier_checkpoint
     assert f"and {free_bytes:,} are free. The last good step is 1 ({folder / 'step-0000000001'})." in message
     assert message.endswith("Free space there, keep fewer checkpoints, or give Checkpointer another folder.")
     assert "\n" not in message
-    assert link.of("save_failed") == [{"step": 2, "reason": message}]
+    assert link.of("save_failed") == [{"step": 2, "reason": message, "errno": errno.ENOSPC}]
     assert_step_1_is_intact(folder)
     ckpt.save(2, big(2)).result()  # and once it fits, it is saved
+
+
+def is_durable(handle):
+    try:
+        return handle.result() is not None
+    except SaveFailed:
+        return False
+
+
+def saved_while_full(folder, steps, **options):
+    """Of 600 KB each; whether each save became durable."""
+    with Checkpointer(folder, **options) as ckpt:
+        handles = [ckpt.save(step, big(step, count=150_000)) for step in range(1, steps + 1)]
+        return [is_durable(handle) for handle in handles]
+
+
+def test_on_a_full_disk_the_oldest_that_may_go_makes_room_for_the_save(small_disk, link):
+    """There is room for four. The last two always are: the newest, and the one that is being written."""
+    with Checkpointer(small_disk, keep=10) as ckpt:
+        ckpt.save(0, big(0, count=150_000)).result()
+        pin(small_disk / "step-0000000000", by="test", now_s=0.0)
+    assert saved_while_full(small_disk, 8, keep=10) == [True] * 8
+    assert [(info.step, verify(info).state) for info in scan(small_disk)] == [
+        (step, "verified") for step in (8, 7, 6, 0)
+    ]
+    assert [(Path(event["deleted"]).name, event["folder"]) for event in link.of("disk_full")] == [
+        (f"step-{step:010d}", str(small_disk)) for step in range(1, 6)
+    ]
+
+
+def test_on_a_full_disk_of_which_nothing_may_go_training_goes_on_and_the_next_call_tries_again(small_disk, link):
+    assert saved_while_full(small_disk, 6, keep=None) == [True] * 4 + [False] * 2
+    assert [(event["step"], event["errno"]) for event in link.of("save_failed")] == [
+        (5, errno.ENOSPC),
+        (6, errno.ENOSPC),
+    ]
+    assert not link.of("disk_full")
+    with Checkpointer(small_disk, every=100, keep=None) as ckpt:
+        assert not is_durable(ckpt.save(100, big(100, count=150_000)))
+        shutil.rmtree(small_disk / "step-0000000001")
+        assert ckpt.save(101, big(101, count=150_000)).result() == small_disk / "step-0000000101"
+
+
+def test_on_a_full_disk_nothing_goes_where_the_newest_does_not_verify(small_disk, link):
+    assert saved_while_full(small_disk, 4, keep=4) == [True] * 4
+    (data,) = (small_disk / "step-0000000004").glob("*.distcp")
+    content = bytearray(data.read_bytes())
+    content[-1000] ^= 1
+    data.write_bytes(content)
+    assert saved_while_full(small_disk, 1, keep=4) == [False]
+    assert [info.step for info in scan(small_disk)] == [4, 3, 2, 1]
+    assert not link.of("disk_full")
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -131,7 +187,7 @@ def failing(mounted):
     free_bytes = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
     (folder / "filling").write_bytes(bytes(free_bytes - 8192))
     yield folder
-    assert [path.name for path in folder.iterdir()] == ["filling"]
+    assert [path.name for path in contents(folder)] == ["filling"]
 
 
 def test_a_failed_save_raises(failing):
@@ -165,6 +221,6 @@ def test_a_plain_value_that_this_pytorch_would_not_read_back_fails_the_save(tmp_
     ckpt = Checkpointer(tmp_path, on_failure="warn")
     with pytest.raises(CheckpointError, match="'n' is no plain value"):
         ckpt.save(1, {"n": 1 << 5000}).result()
-    assert list(tmp_path.iterdir()) == []
+    assert contents(tmp_path) == []
     ckpt.save(2, {"n": 1}).result()
-    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000002"]
+    assert [path.name for path in contents(tmp_path)] == ["step-0000000002"]

@@ -18,11 +18,16 @@ import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
 from waiting import ENDS_S, until
 
-from holdfast.checkpoint import Checkpointer, save_thread, scan, stage, verify
+from holdfast.checkpoint import Checkpointer, early, save_thread, scan, shape, verify
 from holdfast.checkpoint.arena import ArenaError, State
+from holdfast.checkpoint.interval import make_interval
+from holdfast.checkpoint.outcomes import Outcomes
+from holdfast.checkpoint.save_handle import SaveHandle
+from holdfast.checkpoint.saved_event import Saved
 from holdfast.checkpoint.seats import Seats
-from holdfast.checkpoint.writer import Writer
+from holdfast.checkpoint.writer import Writer, Written
 from holdfast.core.errors import BadUse, SaveFailed
+from holdfast.testing import FakeClock
 
 MIB = 1 << 20
 
@@ -213,7 +218,7 @@ def test_where_no_process_can_be_started_the_other_ranks_hear_of_it(tmp_path, mo
     """They would wait for this one's part as long as a save may take."""
     told = []
     monkeypatch.setattr(save_thread, "abandon", lambda order, layout, why: told.append((order.step, layout.rank, why)))
-    ckpt = Checkpointer(tmp_path)
+    ckpt = Checkpointer(tmp_path, on_failure="raise")
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(tmp_path / "gone"))
         with pytest.raises(SaveFailed, match="No such file"):
@@ -270,11 +275,17 @@ def test_plain_values_are_those_of_the_call(tmp_path, held):
     assert_same(restored(tmp_path, target), {"losses": [1.0], "nested": {"deep": [{"n": 1}]}, "t": torch.zeros(3)})
 
 
+@pytest.fixture
+def room_for_one(monkeypatch):
+    """Of two tensors of 10,000 elements one may be copied in the call, so none is before one was found to change."""
+    monkeypatch.setattr(shape, "BUDGET_BYTES", 60_000)
+
+
 def test_a_tensor_that_changed_while_it_was_copied_fails_the_save_by_name_and_is_copied_early_from_then_on(
-    tmp_path, held
+    tmp_path, held, room_for_one
 ):
     state = {"weights": torch.zeros(10_000), "average": torch.zeros(10_000)}
-    ckpt = overlapping(tmp_path)
+    ckpt = overlapping(tmp_path, on_failure="warn")
     ckpt.save(1, state).result(ENDS_S)
     for step in (2, 3):
         held.clear()
@@ -308,24 +319,19 @@ def seeing(size):
     return model
 
 
-def test_a_model_that_changes_a_large_buffer_in_its_forward_pass_is_found_and_then_saved_right(tmp_path, held):
-    model = seeing(10_000)
-    ckpt = overlapping(tmp_path, on_failure="warn")
-    ckpt.save(1, {"model": model}).result(ENDS_S)
-    outcomes = []
-    for step in (2, 3):
+@pytest.mark.parametrize("attest", [True, False])
+@pytest.mark.parametrize("size", [10_000, 16 << 20], ids=["", "64 MiB"])
+def test_a_buffer_that_forward_changes_is_that_of_the_call_whatever_its_size(tmp_path, held, size, attest):
+    model = seeing(size)
+    with overlapping(tmp_path, attest=attest) as ckpt:
+        ckpt.save(1, {"model": model}).result(ENDS_S)
         held.clear()
-        handle = ckpt.save(step, {"model": model})
+        handle = ckpt.save(2, {"model": model})
         expected = model.seen[0].item()
         model(torch.ones(200))
         held.set()
-        try:
-            outcomes.append(handle.result(ENDS_S))
-        except SaveFailed as error:
-            outcomes.append(str(error))
-    assert "'model.seen' changed" in outcomes[0]
-    assert outcomes[1] == tmp_path / "step-0000000003"
-    fresh = seeing(10_000)
+        handle.result(ENDS_S)
+    fresh = seeing(size)
     restored(tmp_path, {"model": fresh})
     assert fresh.seen.eq(expected).all()
 
@@ -380,7 +386,7 @@ UNSEEN = {
 
 
 @pytest.mark.parametrize("how", UNSEEN)
-def test_a_change_that_pytorch_does_not_count_is_found_by_the_attestation(tmp_path, held, how):
+def test_a_change_that_pytorch_does_not_count_is_found_by_the_attestation(tmp_path, held, how, room_for_one):
     state = {"a": torch.zeros(10_000), "b": torch.zeros(10_000)}
     ckpt = overlapping(tmp_path, on_failure="warn")
     ckpt.save(1, state).result(ENDS_S)
@@ -403,18 +409,37 @@ def test_a_change_that_pytorch_does_not_count_is_found_by_the_attestation(tmp_pa
     assert restored(tmp_path, {"b": torch.zeros(10_000)})["b"].eq(3).all()
 
 
-def test_without_attestation_that_change_is_in_the_checkpoint_and_it_does_not_say_attested(tmp_path, held, link):
+@pytest.mark.parametrize("budget_bytes", [0, 1 << 20])
+def test_without_attestation_what_no_optimizer_has_is_that_of_the_call(tmp_path, held, link, monkeypatch, budget_bytes):
+    """Copied in the call, or, where that is too much, the call returns once all is copied."""
+    monkeypatch.setattr(shape, "BUDGET_BYTES", budget_bytes)
     state = {"b": torch.zeros(10_000)}
     ckpt = overlapping(tmp_path, attest=False)
     ckpt.save(1, state).result(ENDS_S)
     held.clear()
+    if not budget_bytes:
+        threading.Timer(0.05, held.set).start()
     handle = ckpt.save(2, state)
-    state["b"].data.fill_(7)
+    assert held.is_set() == (not budget_bytes)
+    state["b"].numpy().fill(7)
     held.set()
     handle.result(ENDS_S)
-    assert restored(tmp_path, {"b": torch.zeros(10_000)})["b"].eq(7).all()
+    assert restored(tmp_path, {"b": torch.ones(10_000)})["b"].eq(0).all()
     until(lambda: len(link.of("checkpoint")) == 2)
     assert [event["attested"] for event in link.of("checkpoint")] == [False, False]
+
+
+def test_without_attestation_a_parameter_that_changes_unseen_is_in_the_checkpoint_as_it_was_copied(tmp_path, held):
+    weight = torch.nn.Parameter(torch.zeros(10_000))
+    optimizer = torch.optim.SGD([weight])
+    ckpt = overlapping(tmp_path, attest=False)
+    ckpt.save(1, {"weight": weight, "optimizer": optimizer}).result(ENDS_S)
+    held.clear()
+    handle = ckpt.save(2, {"weight": weight, "optimizer": optimizer})
+    weight.data.fill_(7)
+    held.set()
+    handle.result(ENDS_S)
+    assert restored(tmp_path, {"weight": torch.zeros(10_000)})["weight"].eq(7).all()
 
 
 def test_conjugated_and_negated_tensors_are_saved(tmp_path):
@@ -544,12 +569,12 @@ def test_bad_use_in_a_later_save_is_raised_at_once_and_the_next_one_is_saved(tmp
     assert steps_in(tmp_path) == [3, 1]
 
 
-def broken(ckpt, folder, step, state):
+def broken(ckpt, folder, step, state, **options):
     """A save that is begun, and cannot become durable: a file lies where its folder is to be."""
     session, number = ckpt._engine._session, ckpt._engine._saves + 1
     (folder / f".step-{step:010d}.{session}-{number}.tmp").write_text("")
     ckpt.before_update()  # else it may fail in the call
-    return ckpt.save(step, state)
+    return ckpt.save(step, state, **options)
 
 
 def unbreak(folder):
@@ -586,7 +611,7 @@ NEXT_CALLS = {
 
 @pytest.mark.parametrize("call", NEXT_CALLS)
 def test_a_failure_that_nobody_saw_is_raised_once_by_the_next_call(tmp_path, call):
-    ckpt = Checkpointer(tmp_path, every=2)
+    ckpt = Checkpointer(tmp_path, every=2, on_failure="raise")
     ckpt.save(0, {"a": 0}).result(ENDS_S)
     handle = broken(ckpt, tmp_path, 2, {"a": 2})
     until(handle.done)
@@ -704,8 +729,8 @@ def test_with_warn_the_training_goes_on(tmp_path, saving, caplog, link):
     assert steps_in(tmp_path) == [3, 1]
 
 
-def test_with_retry_the_next_call_saves_whatever_its_step(tmp_path):
-    ckpt = Checkpointer(tmp_path, every=10, on_failure="retry")
+def test_by_default_a_failed_save_is_made_again_at_the_next_call_whatever_its_step(tmp_path):
+    ckpt = Checkpointer(tmp_path, every=10)
     ckpt.save(0, {"a": 0}).result(ENDS_S)
     assert ckpt.save(1, {"a": 1}).step is None
     handle = broken(ckpt, tmp_path, 10, {"a": 10})
@@ -713,7 +738,91 @@ def test_with_retry_the_next_call_saves_whatever_its_step(tmp_path):
     unbreak(tmp_path)
     assert ckpt.save(11, {"a": 11}).result(ENDS_S) == tmp_path / "step-0000000011"
     assert ckpt.save(12, {"a": 12}).step is None
+    ckpt.close()
     assert steps_in(tmp_path) == [11, 0]
+
+
+def test_what_fails_again_and_again_is_tried_at_each_step_a_few_times_and_then_when_it_is_due(tmp_path, caplog, link):
+    with Checkpointer(tmp_path, every=10) as ckpt:
+        ckpt.save(0, {"a": 0}).result(ENDS_S)
+        tried = []
+        with caplog.at_level(logging.WARNING, "holdfast"):
+            for step in range(10, 100):
+                handle = broken(ckpt, tmp_path, step, {"a": step})
+                until(handle.done)
+                tried += [handle.step] if handle.step is not None else []
+        assert tried == [10, 11, 12, 13, *range(20, 100, 10)]
+        assert [event["step"] for event in link.of("save_failed")] == tried
+        logged = [record.message for record in caplog.records if "was not saved" in record.message]
+        assert [message.split(" was not")[0] for message in logged] == [f"Step {step}" for step in (10, 11, 12, 13, 50)]
+        unbreak(tmp_path)
+        ckpt.save(100, {"a": 100}).result(ENDS_S)
+        handle = broken(ckpt, tmp_path, 110, {"a": 110})
+        until(handle.done)
+        unbreak(tmp_path)
+        assert ckpt.save(111, {"a": 111}).step == 111, "it counts anew"
+    assert steps_in(tmp_path) == [111, 100, 0]
+
+
+@pytest.mark.parametrize("call", ["wait", "close", "end of the block"])
+def test_what_no_later_save_has_made_up_for_is_raised_at_the_end(tmp_path, call):
+    ckpt = Checkpointer(tmp_path, every=2)
+    ckpt.save(0, {"a": 0}).result(ENDS_S)
+    until(broken(ckpt, tmp_path, 2, {"a": 2}).done)
+    with pytest.raises(SaveFailed, match="Step 2 was not saved"):
+        NEXT_CALLS[call](ckpt)
+    unbreak(tmp_path)
+    ckpt.close()
+
+
+def test_an_earlier_save_that_becomes_durable_later_makes_up_for_nothing(tmp_path):
+    told = Outcomes(make_interval(1, FakeClock(), devices=lambda: 1), on_failure="retry")
+    outcomes, handles = [Future(), Future()], [SaveHandle(step, told.unseen, told.unmade) for step in (1, 2)]
+    for outcome, handle in zip(outcomes, handles, strict=True):
+        told.follow(outcome, handle, save="", must=False)
+    outcomes[1].set_exception(SaveFailed("Step 2 was not saved."))
+    written = Saved(
+        step=1, path=tmp_path, own_bytes=1, written=Written(), call_s=0, fence_s=0, durable_s=1, attested=True
+    )
+    outcomes[0].set_result(written)
+    with pytest.raises(SaveFailed, match="Step 2"):
+        told.raise_unmade()
+
+
+def test_a_forced_save_that_fails_is_raised_by_the_next_call(tmp_path):
+    with Checkpointer(tmp_path, every=5) as ckpt:
+        ckpt.save(0, {"a": 0}).result(ENDS_S)
+        ckpt.before_update()
+        until(broken(ckpt, tmp_path, 2, {"a": 2}, force=True).done)
+        unbreak(tmp_path)
+        with pytest.raises(SaveFailed, match="Step 2 was not saved"):
+            ckpt.save(3, {"a": 3})
+        ckpt.save(3, {"a": 3}).result(ENDS_S)
+
+
+def test_after_a_failure_restore_goes_back_and_nothing_is_left_to_raise(tmp_path):
+    with Checkpointer(tmp_path, every=2) as ckpt:
+        ckpt.save(0, {"a": 0}).result(ENDS_S)
+        until(broken(ckpt, tmp_path, 2, {"a": 2}).done)
+        unbreak(tmp_path)
+        assert ckpt.restore({"a": 1}) == 0
+
+
+def test_a_tensor_that_changed_is_saved_again_at_the_next_step(tmp_path, held, room_for_one):
+    state = {"weights": torch.zeros(10_000), "average": torch.zeros(10_000)}
+    with overlapping(tmp_path, every=10) as ckpt:
+        ckpt.save(10, state).result(ENDS_S)
+        held.clear()
+        handle = ckpt.save(20, state)
+        state["average"].add_(1)
+        held.set()
+        until(handle.done)
+        held.clear()
+        handle = ckpt.save(21, state)
+        state["average"].add_(1)
+        held.set()
+        assert handle.result(ENDS_S) == tmp_path / "step-0000000021"
+    assert restored(tmp_path, {"average": torch.zeros(10_000)})["average"].eq(1).all()
 
 
 def test_a_writing_process_that_is_killed_in_a_save_costs_nothing(tmp_path):
@@ -775,7 +884,7 @@ def test_a_gpu_without_memory_for_early_copies_makes_the_call_wait(tmp_path, mon
     def refuse(*_):
         raise torch.cuda.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(stage.EarlyCopies, "take", refuse)
+    monkeypatch.setattr(early.EarlyCopies, "take", refuse)
     expected = copy.deepcopy(training.model.state_dict())
     handle = ckpt.save(2, training.objects)
     training.model[0][0].weight.data.zero_()  # it is copied already
@@ -806,7 +915,7 @@ def test_a_save_while_the_interpreter_ends_is_refused_and_nothing_hangs(tmp_path
         "def last():\n"
         "    try: ckpt.save(2, {'t': torch.ones(3)})\n"
         "    except holdfast.core.errors.SaveFailed as error: print(error)\n"
-        "ckpt = holdfast.Checkpointer(sys.argv[1])\n"
+        "ckpt = holdfast.Checkpointer(sys.argv[1], on_failure='raise')\n"
         "ckpt.save(1, {'t': torch.ones(3)}).result()\n"
         "atexit.register(last)\n"
     )

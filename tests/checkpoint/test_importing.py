@@ -39,7 +39,7 @@ def test_training_goes_on_from_what_dcp_alone_wrote(tmp_path, caplog):
     state = {"model": ours.model.state_dict(), "optimizer": ours.optimizer.state_dict(), "n": 3}
     plain, folder = stock_save(tmp_path / "plain", state), tmp_path / "checkpoints"
     os.utime(plain / ".metadata", (1e9, 1e9))
-    imported = import_dcp(plain, folder, 3)
+    imported = import_dcp(plain, folder, torch.tensor(3))
     assert (imported.path, imported.unchecked) == (step_path(folder, 3), "")
     (info,) = scan(folder)
     assert (verify(info).state, info.created_at_s, info.size_bytes) == ("verified", 1e9, imported.size_bytes)

@@ -29,6 +29,7 @@ def run(folder, world_size):
         process.kill()
     outputs = [process.communicate()[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * world_size, "\n".join(outputs)
+    assert "differs by rank" not in "\n".join(outputs)
 
 
 @pytest.fixture(scope="module")

@@ -10,13 +10,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 from waiting import until
 
-from holdfast.checkpoint import node_memory
+from holdfast.checkpoint import node_memory, scan
 from holdfast.checkpoint.node_memory import reserved
 
 TAKES = """
 import sys, time
 from pathlib import Path
-from holdfast.checkpoint import node_memory
+from holdfast.checkpoint import node_memory, scan
 node_memory._SHARED = Path(sys.argv[1])
 with node_memory.reserved(1 << 60):
     print("takes", flush=True)
@@ -76,3 +76,29 @@ def test_what_a_process_that_was_killed_was_taking_is_free(monkeypatch, shared):
 def test_where_nothing_can_be_said_what_is_free_counts(monkeypatch, shared):
     monkeypatch.setattr(node_memory, "_SHARED", shared / "nowhere")
     assert Node(monkeypatch).take(0)
+
+
+SAVES = """
+import logging, sys
+import torch
+from holdfast import Checkpointer
+logging.basicConfig(level=logging.WARNING)
+torch.set_num_threads(1)
+state = {"weights": torch.zeros(75_000_000)}
+with Checkpointer(sys.argv[1], keep=1) as checkpointer:
+    for step in range(1, 5):
+        checkpointer.save(step, state)
+        checkpointer.before_update()
+        state["weights"] += 1
+    step, found = 4, checkpointer.save(4, state, force=True).result()
+print("saved", found)
+"""
+
+
+@pytest.mark.slow
+def test_where_a_nested_group_has_no_memory_for_two_snapshots_there_is_one(limited_group, tmp_path):
+    """300 MB of state and one snapshot fit into 1 GB beside torch; with a second one the group's killer comes."""
+    ended = limited_group(10**9).run([sys.executable, "-c", SAVES, tmp_path], timeout=600)
+    assert ended.returncode == 0, ended.stderr
+    assert "There is no memory for a second snapshot" in ended.stderr
+    assert [info.step for info in scan(tmp_path) if info.state == "written"] == [4]

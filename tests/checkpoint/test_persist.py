@@ -8,6 +8,8 @@ import pytest
 import torch
 from images import Enough, Part, again, hand_made, is_whole, order_of, part_of, sealed
 
+from waiting import contents
+
 from holdfast.checkpoint import Checkpointer, persist, scan, verify
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.checksums import BLOCK_BYTES, digests_of, read_sidecar
@@ -53,7 +55,7 @@ def states():
 
 
 def names_in(folder):
-    return sorted(path.name for path in folder.iterdir())
+    return sorted(path.name for path in contents(folder))
 
 
 def test_once_it_returns_the_checkpoint_is_whole_and_nothing_else_is_there(tmp_path, arenas):

@@ -5,6 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from waiting import contents
 
 from holdfast.checkpoint import Checkpointer, folders, marks, pruning, scan
 from holdfast.checkpoint.catalog import inspect
@@ -57,6 +58,15 @@ def damage(folder, step):
     data.write_bytes(content)
 
 
+def test_prune_takes_links_away_and_never_what_they_lead_to(four, tmp_path):
+    for step in (1, 2):
+        path_of(four, step).rename(path_of(tmp_path, step))
+        path_of(four, step).symlink_to(path_of(tmp_path, step))
+    assert pruned(four, last=1).failed == []
+    assert steps(four) == [4]
+    assert steps(tmp_path) == [2, 1]
+
+
 def pruned(folder, *, dry_run=False, **rules):
     return prune(folder, Retention(**rules), by="me", now_s=NOW_S, dry_run=dry_run)
 
@@ -73,7 +83,7 @@ def test_what_no_rule_keeps_goes_and_the_rest_says_why_it_stays(four):
         "no rule keeps it",
         ("pinned",),
     ]
-    assert sorted(path.name for path in four.iterdir()) == [path_of(four, step).name for step in (1, 3, 4)]
+    assert sorted(path.name for path in contents(four)) == [path_of(four, step).name for step in (1, 3, 4)]
 
 
 def test_a_dry_run_changes_nothing(four):

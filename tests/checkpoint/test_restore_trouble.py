@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from holdfast.checkpoint import Checkpointer, opening, reading
+from holdfast.checkpoint import Checkpointer, opening, reading, scan, verify
 from holdfast.checkpoint.folders import step_path
 from holdfast.core.errors import CheckpointError, NoVerifiedCheckpoint, StateMismatch
 
@@ -165,14 +165,78 @@ def test_one_that_cannot_be_looked_at_for_a_moment_is_not_taken_for_none(tmp_pat
     assert Checkpointer(tmp_path).restore(state_of(0)) == 2
 
 
-def test_a_link_in_the_place_of_a_newer_step_is_told(tmp_path, caplog):
+def link_away(folder, *steps):
+    """Move these steps to other storage, and put links in their places."""
+    for step in steps:
+        moved = step_path(folder.parent / "elsewhere", step)
+        moved.parent.mkdir(exist_ok=True)
+        step_path(folder, step).rename(moved)
+        step_path(folder, step).symlink_to(moved)
+
+
+def test_links_to_checkpoints_are_restored_as_checkpoints(tmp_path):
     save(tmp_path / "run", 1, 2, 3)
-    for step in (1, 3):
-        moved = step_path(tmp_path, step)
-        step_path(tmp_path / "run", step).rename(moved)
-        step_path(tmp_path / "run", step).symlink_to(moved)
-    caplog.clear()
-    assert Checkpointer(tmp_path / "run").restore(state_of(0)) == 2
-    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
-    link = step_path(tmp_path / "run", 3)
-    assert told == [f"Passed over {link}: it is a symbolic link. Put the folder itself there to have it."]
+    link_away(tmp_path / "run", 1, 2, 3)
+    ckpt = Checkpointer(tmp_path / "run")
+    assert ckpt.has_any()
+    assert ckpt.restore(state_of(0)) == 3
+    assert [verify(info).state for info in scan(tmp_path / "run")] == ["verified"] * 3
+
+
+def test_where_all_steps_are_links_to_nothing_no_training_begins_anew(tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "_pause", lambda _: None)
+    save(tmp_path / "run", 1, 2)
+    link_away(tmp_path / "run", 1, 2)
+    (tmp_path / "elsewhere").rename(tmp_path / "unmounted")
+    ckpt = Checkpointer(tmp_path / "run")
+    assert ckpt.has_any()
+    with pytest.raises(NoVerifiedCheckpoint, match=r"step 2: it is a link to .*, where there is no folder; step 1"):
+        ckpt.restore(state_of(0))
+    assert verify(step_path(tmp_path / "run", 2)).state == "damaged"
+    (tmp_path / "unmounted").rename(tmp_path / "elsewhere")
+    assert ckpt.restore(state_of(0)) == 2
+
+
+def test_a_link_to_nothing_is_passed_over_for_an_older_step(tmp_path, monkeypatch):
+    monkeypatch.setattr(opening, "_pause", lambda _: None)
+    save(tmp_path / "run", 1, 2)
+    link_away(tmp_path / "run", 2)
+    (tmp_path / "elsewhere").rename(tmp_path / "unmounted")
+    assert Checkpointer(tmp_path / "run").restore(state_of(0)) == 1
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_save_of_a_step_that_is_a_link_takes_its_place_and_leaves_nothing_else(tmp_path, is_there):
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    save(run, 1)
+    link_away(run, 1)
+    if not is_there:
+        elsewhere.rename(tmp_path / "unmounted")
+    save(run, 1)
+    assert [path.name for path in run.iterdir() if path.name.startswith((".deleting", ".step", "step"))] == [
+        "step-0000000001"
+    ]
+    assert not step_path(run, 1).is_symlink()
+    assert verify(step_path(run, 1)).state == "verified"
+    if is_there:
+        assert verify(step_path(elsewhere, 1)).state == "verified"
+
+
+def test_retention_takes_links_away_and_never_what_they_lead_to(tmp_path):
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    save(run, 1, 2)
+    link_away(run, 1, 2)
+    with Checkpointer(run, keep=1) as ckpt:
+        ckpt.save(3, state_of(3)).result()
+    assert sorted(path.name for path in run.iterdir() if not path.name.startswith(".holdfast")) == ["step-0000000003"]
+    assert [verify(step_path(elsewhere, step)).state for step in (1, 2)] == ["verified"] * 2
+
+
+def test_a_hidden_link_that_a_crash_left_goes_and_what_it_leads_to_stays(tmp_path):
+    run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
+    save(run, 1)
+    link_away(run, 1)
+    step_path(run, 1).rename(run / ".deleting-step-0000000001.abcd")
+    save(run, 2)
+    assert [path.name for path in run.iterdir() if not path.name.startswith(".holdfast")] == ["step-0000000002"]
+    assert verify(step_path(elsewhere, 1)).state == "verified"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast.checkpoint.catalog import CheckpointInfo
 from holdfast.checkpoint.marks import Marks, Noted, Want
-from holdfast.checkpoint.retention import Best, Retention, judge, superfluous
+from holdfast.checkpoint.retention import Best, Retention, deletable_for_room, judge, superfluous
 from holdfast.core.errors import BadUse
 
 NOW_S = 1000.0
@@ -204,3 +204,24 @@ def test_a_metric_of_no_name_count_or_direction_is_refused():
         Best(metric="", count=1, mode="min")
     with pytest.raises(BadUse, match="allowed are 'min' and 'max'"):
         Best(metric="loss", count=1, mode="least")
+
+
+def test_on_a_full_disk_what_is_kept_for_its_age_alone_goes_the_oldest_first():
+    found = [one(6), one(5), one(4, pinned=NOTED), one(3), one(3, replaced=True), one(2, verified=NOTED), one(1)]
+    going = deletable_for_room(found, damaged=(), keep=Retention(last=10), now_s=NOW_S)
+    assert [info.path.name for info in going] == [
+        "step-0000000003.replaced", "step-0000000001", "step-0000000003", "step-0000000005"
+    ]  # fmt: skip
+    going = deletable_for_room(found, damaged=(), keep=Retention(last=10, every_steps=5), now_s=NOW_S)
+    assert [info.step for info in going] == [3, 1, 3]
+    assert [info.step for info in deletable_for_room(found, damaged=(), keep=Retention(), now_s=NOW_S)] == [3]
+
+
+@given(found=folders(), policy=POLICIES)
+def test_on_a_full_disk_the_newest_stays_and_what_the_rules_let_go_goes(found, policy):
+    going = {info.path for info in deletable_for_room(found, damaged=(), keep=policy, now_s=NOW_S)}
+    verdicts = judge(found, policy, now_s=NOW_S)
+    assert {verdict.info.path for verdict in verdicts if not verdict.stays} <= going
+    for verdict in verdicts:
+        if any(not reason.startswith("one of the last") for reason in verdict.stays):
+            assert verdict.info.path not in going

@@ -7,16 +7,12 @@ from torch.nn import Parameter
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.contents import collect
 from holdfast.checkpoint.disk import write_file
+from holdfast.checkpoint.early import SMALL_ALL_BYTES, SMALL_BYTES, SMALL_COUNT, EarlyCopies, small_places
 from holdfast.checkpoint.plan import make_plan
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.stage import (
-    EARLY_ALL_BYTES,
-    EARLY_BYTES,
-    EARLY_COUNT,
-    EarlyCopies,
     Snapshot,
     copy_into,
-    early_places,
     live_digests,
     names_of,
     overlong,
@@ -213,21 +209,21 @@ def test_places_beyond_the_tensors_are_no_matter(stage):
 
 
 def test_small_ones_are_early_large_ones_and_more_than_enough_are_not():
-    small = torch.empty(EARLY_BYTES, dtype=torch.uint8)
-    large = torch.empty(EARLY_BYTES + 1, dtype=torch.uint8)
-    assert early_places([large, small, large, torch.tensor(1)]) == [3, 1], "the smallest first"
-    enough = EARLY_ALL_BYTES // EARLY_BYTES
-    assert early_places([small] * enough) == list(range(enough))
+    small = torch.empty(SMALL_BYTES, dtype=torch.uint8)
+    large = torch.empty(SMALL_BYTES + 1, dtype=torch.uint8)
+    assert small_places([large, small, large, torch.tensor(1)]) == [3, 1], "the smallest first"
+    enough = SMALL_ALL_BYTES // SMALL_BYTES
+    assert small_places([small] * enough) == list(range(enough))
     counts = [torch.tensor(1)] * 7
-    assert early_places([small] * (enough + 1) + counts) == list(range(enough + 1, enough + 8)), "some are as none"
-    steps = [torch.tensor(1.0)] * (EARLY_COUNT + 1)
-    assert early_places(steps + counts) == list(range(EARLY_COUNT + 1, EARLY_COUNT + 8)), "each takes its time"
+    assert small_places([small] * (enough + 1) + counts) == list(range(enough + 1, enough + 8)), "some are as none"
+    steps = [torch.tensor(1.0)] * (SMALL_COUNT + 1)
+    assert small_places(steps + counts) == list(range(SMALL_COUNT + 1, SMALL_COUNT + 8)), "each takes its time"
 
 
 def test_the_buffers_of_a_batch_norm_are_early():
     model = torch.nn.BatchNorm1d(4096)
     tensors = collect(0, {"model": model}, None).tensors
-    early = {id(tensors[place]) for place in early_places(tensors)}
+    early = {id(tensors[place]) for place in small_places(tensors)}
     assert all(id(tensor) in early for tensor in tensors if tensor.shape in ((), (4096,)))
 
 

@@ -11,3 +11,8 @@ def until(condition):
     while not condition():
         assert time.monotonic() < until_s, "it does not come"
         time.sleep(0.002)
+
+
+def contents(folder):
+    """What is in a checkpoint folder, but for the notes of who saves there and of what is abandoned."""
+    return [path for path in folder.iterdir() if path.name not in (".holdfast-writer", ".holdfast-line")]

@@ -250,8 +250,10 @@ def test_prune_by_a_metric_and_by_age(folder):
 
 def test_a_variable_that_is_not_set_is_not_the_working_directory(folder, monkeypatch):
     monkeypatch.chdir(folder)
-    with pytest.raises(click.UsageError, match="the path is empty"):
-        ran("prune", "", "--last", "1")
+    monkeypatch.delenv("NOT_SET_HERE", raising=False)
+    for given, said in (("", "path is empty"), ("$NOT_SET_HERE", "is not set"), ("s3://bucket/run", "is a URL")):
+        with pytest.raises(click.UsageError, match=said):
+            ran("prune", given, "--last", "1")
     assert len(scan(folder)) == 3
 
 

@@ -24,7 +24,7 @@ def test_outside_supervision_every_call_works_and_nobody_listens():
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
-@pytest.mark.parametrize("step", [-1, 1.0, "1", None, True])
+@pytest.mark.parametrize("step", [-1, 1.0, "1", None, True, torch.tensor(1.0), torch.tensor(True)])
 def test_a_step_is_a_whole_number(step):
     with pytest.raises(BadUse, match="whole number"):
         Run(None).step(step)

@@ -1,11 +1,14 @@
 """Real runs of a job that uses torch and the Checkpointer: stopping with state saved, and storage that fails."""
 
+import errno
 import os
 import signal
+import time
 
 import pytest
 
 from holdfast.checkpoint import catalog
+from holdfast.checkpoint.lease import read_holder
 
 TRAIN = """
 import time, sys
@@ -91,28 +94,32 @@ def test_resume_after_the_supervisor_was_killed_goes_on_from_the_last_checkpoint
 
 
 @pytest.mark.slow
-def test_a_full_disk_ends_in_one_clear_sentence_and_costs_no_good_checkpoint(place, small_disk, fill):
+def test_a_full_disk_is_recorded_and_training_goes_on_and_saves_once_there_is_room(place, small_disk, fill):
     folder = small_disk / "checkpoints"
     ballast = small_disk / "ballast"
+
+    def failures():
+        with place.ledger() as ledger:
+            return [event.data for event in ledger.events("r", "save_failed")]
+
     with place.start(*run_arguments(place, folder, size=100_000, every=10)) as process:
         place.wait_until(lambda: folder.is_dir() and catalog.scan(folder), timeout_s=60)
         fill(ballast)
-        _out, err = process.communicate(timeout=60)
-    assert process.returncode == 1
-    last_line = err.strip().splitlines()[-1]
-    assert "is full" in last_line
-    assert "Free space" in last_line
-    good = [one for one in catalog.scan(folder) if catalog.verify(one).state == "verified"]
-    assert good, "an earlier checkpoint is still whole"
-    with place.ledger() as ledger:
-        assert [incident.action for incident in ledger.incidents("r")] == ["stop"]
-        reached = ledger.attempts("r")[0].last_step
-    ballast.unlink()
-    with place.start("run", "--resume", "r") as process:
-        place.wait_for_step("r", reached + 15)  # beyond what the first attempt has told of
+        place.wait_until(failures, timeout_s=60)
+        failed = failures()[0]
+        place.wait_for_step("r", failed["step"] + 30)
+        good = [one for one in catalog.scan(folder) if catalog.verify(one).state == "verified"]
+        assert good, "an earlier checkpoint is still whole"
+        ballast.unlink()
+        place.wait_until(lambda: catalog.scan(folder)[0].step > failed["step"] + 30, timeout_s=60)
         process.send_signal(signal.SIGINT)
         _, err = process.communicate(timeout=60)
-    assert f"restored step {max(one.step for one in good)}" in err
+    assert process.returncode == 4, err
+    assert failed["errno"] == errno.ENOSPC
+    assert "is full" in err
+    with place.ledger() as ledger:
+        assert len(ledger.attempts("r")) == 1
+        assert not ledger.incidents("r")
 
 
 def test_a_checkpoint_folder_that_cannot_be_written_ends_in_one_clear_sentence(place):
@@ -120,3 +127,38 @@ def test_a_checkpoint_folder_that_cannot_be_written_ends_in_one_clear_sentence(p
     code, _, err = place.holdfast(*run_arguments(place, place.folder / "a-file" / "checkpoints"))
     assert code == 1
     assert "a-file/checkpoints is a file. Give Checkpointer a folder." in err.strip().splitlines()[-1]
+
+
+def test_another_run_in_the_folder_is_refused_and_fresh_sets_the_old_aside(place):
+    folder = place.folder / "checkpoints"
+    job = run_arguments(place, folder, ranks=1, every=2, steps=4)[-7:]
+
+    def run(name, *options):
+        return place.holdfast("run", "--name", name, *options, *job)
+
+    assert run("old")[0] == 0
+    assert {info.run for info in catalog.scan(folder)} == {"old"}
+    code, _, err = run("new", "--max-restarts", "0")
+    assert code == 1, err
+    said = place.paths("new").attempt_logs(1).joinpath("rank-0.log").read_text()
+    assert "has the checkpoints of another run (run 'old', attempt 1" in said
+    assert "holdfast run --fresh" in said
+    assert run("fresh", "--fresh")[0] == 0
+    assert [(info.step, info.run) for info in catalog.scan(folder / "aside-1")] == [(4, "old"), (2, "old")]
+    assert [(info.step, info.run) for info in catalog.scan(folder)] == [(4, "fresh"), (2, "fresh")]
+
+
+def test_each_attempt_takes_the_folder_over_from_the_one_before(place):
+    folder = place.folder / "checkpoints"
+    with place.start(*run_arguments(place, folder, ranks=1, every=5)) as process:
+        place.wait_for_step("r", 20)
+        first = read_holder(folder)
+        os.kill(first.pid, signal.SIGKILL)
+        until_s = time.monotonic() + 120
+        while (now := read_holder(folder)).token == first.token:
+            assert time.monotonic() < until_s, "no attempt took over"
+            time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=60)
+    assert (first.run, first.generation, now.run, now.generation) == ("r", 1, "r", 2), err
+    assert not [info for info in catalog.scan(folder) if info.abandoned]

@@ -7,6 +7,7 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 |---|---|
 | `checkpointer` | what the user calls, and what a failure does (`arguments`, `save_handle`) |
 | `interval` | when a save is due: steps, seconds, or as often as is worth it (`lost_time`: what one costs) |
+| `closing` | how it ends: closed, at exit, dropped, or taken over from |
 | `sigterm` | the last save, when the process is asked to end (`data_workers`: they outlive that) |
 | `votes` | what some rank wants, known to all at the same step |
 | `saved_event` | what is told of a save |
@@ -28,10 +29,11 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `peer_memory` | what a writing process sends there and holds (`peer_sending`, `peer_holding`, `peer_messages`) |
 | `peer_restoring` | ranks that lack their part in memory get it from where it is |
 | `disk` | files at the disk's own speed, with `checksums` of each block |
-| `commit` | the ranks' files become one checkpoint (`failures`: or why not, in words) |
+| `commit` | the ranks' files become one checkpoint (`failures`: or why not, in words; `limits`: those of the system) |
 | `dcp` | PyTorch Distributed Checkpoint behind two functions (`metadata`: its pickle, not trusted) |
 | `manifest` | which files a checkpoint has, and their checksums |
 | `folders` | folders appear whole and disappear at once (`retention`: which ones go) |
+| `lineage` | which of them training has left behind (`lease`: one writer a folder; `aside`: what another run left) |
 | `catalog` | which checkpoints a folder holds, and whether each is whole |
 | `marks` | what became known of one later: verified, pinned, wanted, its metrics (`marks_lock`: one writer at a time) |
 | `pruning` | deleting by a policy, by hand |
@@ -40,7 +42,9 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `importing` | what PyTorch alone wrote, made one of these |
 | `restore` | the newest checkpoint that verifies |
 | `opening` | what one says of itself, to one rank or to all together |
-| `filling` | it comes into a state, which it has to `fit` |
+| `filling` | it comes into a state, which it has to `fit`, a `part` at a time (`judged`: not what own code judges) |
+| `optimizer_order` | which parameter gets which saved state of an optimizer, by `parameter_names` |
+| `renaming` | a checkpoint whose tensors have other names than the state |
 | `ranges` | the bytes of the files that a rank needs (`reading`: each checked before it is handed out) |
 | `remote` | checkpoints in object storage (`objects` and four `remote_…`: catalog, push, fetch, ranges) |
 | `pushing` | what is fetched from there, and the `pushing_process` that brings it there (`pushed`: up to which step) |

@@ -117,7 +117,8 @@ class Arena:
             if size_bytes + leave_bytes > free_bytes:
                 raise ArenaError(
                     f"A snapshot needs {size_bytes:,} bytes of memory, and {max(free_bytes, 0):,} are free on this "
-                    "node. Give the job more memory, or save less of its state on this rank."
+                    "node and in the job's control groups. Give the job more memory, or save less of its "
+                    "state on this rank."
                 )
             fd = os.memfd_create("holdfast-arena", os.MFD_CLOEXEC)
             try:

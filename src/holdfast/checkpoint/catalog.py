@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Literal
 
 from holdfast.checkpoint.folders import parse_name
+from holdfast.checkpoint.lineage import is_abandoned, read_abandoned
 from holdfast.checkpoint.manifest import (
     DAMAGED_JSON,
     MANIFEST_NAME,
     ManifestError,
+    Save,
     UnreadError,
     check_contents,
     check_sizes,
@@ -36,7 +38,8 @@ class CheckpointInfo:
     `state`: `written` (manifest and sizes are right), `verified` (every byte too), `incomplete` (no
     manifest), `damaged`; of the last two `reason` says why, and `unread` that it could not be read, which may pass.
     `created_at_s` is in seconds since the Unix epoch, None where the manifest cannot tell. `marks`: what became known
-    of it later; `state` does not depend on it.
+    of it later; `state` does not depend on it. `save`, `run`, `parent`: see `Manifest`; empty where that cannot be read.
+    `abandoned`: training has gone back and on from an earlier step, see `lineage`.
     """
 
     step: int
@@ -46,14 +49,18 @@ class CheckpointInfo:
     created_at_s: float | None = None
     reason: str | None = None
     unread: bool = False
+    save: str = ""
+    run: str = ""
+    parent: Save | None = None
+    abandoned: bool = False
     marks: Marks = field(default_factory=Marks, hash=False)
 
 
 def scan(folder: str | Path) -> list[CheckpointInfo]:
     """List the checkpoints of `folder`, newest first, by manifest and file sizes; reads no content.
 
-    Saves in progress and links are left out. A `.replaced` folder, which a crash while a step was saved again
-    can leave, comes after the one of the proper name.
+    Saves in progress are left out. A link to a checkpoint is one; a link to nothing is damaged. A `.replaced` folder,
+    which a crash while a step was saved again can leave, comes after the one of the proper name.
 
     Raises:
         NotFound: `folder` is not a folder.
@@ -61,17 +68,22 @@ def scan(folder: str | Path) -> list[CheckpointInfo]:
     folder = Path(folder)
     if not folder.is_dir():
         raise NotFound(f"There is no checkpoint folder {folder}. Give the one that Checkpointer was given.")
-    found = [
-        (*name, path)
-        for path in folder.iterdir()
-        if (name := parse_name(path.name)) and is_folder(path) and not path.is_symlink()
-    ]
+    found = [(*name, path) for path in folder.iterdir() if (name := parse_name(path.name)) and _is_candidate(path)]
     found.sort(key=lambda item: (item[0], not item[1]), reverse=True)
     checkpoints = []
     for _step, _replaced, path in found:
         with contextlib.suppress(NotFound):  # deleted since
             checkpoints.append(inspect(path))
-    return [info for info in checkpoints if info.state == "written" or is_folder(info.path)]
+    abandoned = read_abandoned(folder)
+    return [
+        replace(info, abandoned=is_abandoned(info, abandoned))
+        for info in checkpoints
+        if info.state == "written" or _is_candidate(info.path)
+    ]
+
+
+def _is_candidate(path: Path) -> bool:
+    return is_folder(path) or path.is_symlink()
 
 
 def is_folder(path: Path) -> bool:
@@ -90,25 +102,29 @@ def inspect(path: Path) -> CheckpointInfo:
     """
     step = step_of(path)
     if step is None or not is_folder(path):
+        if step is not None and (target := _target(path)) is not None:
+            # Unread: the storage that it leads to may come back.
+            reason = f"it is a link to {target}, where there is no folder"
+            return CheckpointInfo(step=step, path=path, state="damaged", reason=reason, unread=True)
         raise NotFound(f"{path} is not a checkpoint. Give a folder of the name step-NUMBER.")
-    marks = read_marks(path)
+    info = CheckpointInfo(step=step, path=path, state="written", marks=read_marks(path))
     try:
         manifest = read_manifest(path, step=step)
+        info = replace(info, save=manifest.save, run=manifest.run, parent=manifest.parent)
         check_sizes(path, manifest.files)
     except FileNotFoundError:
         reason = "there is no manifest: the save did not finish, or the file was removed"
-        return CheckpointInfo(step=step, path=path, state="incomplete", reason=reason, marks=marks)
+        return replace(info, state="incomplete", reason=reason)
     except ManifestError as error:
-        unread = isinstance(error, UnreadError)
-        return CheckpointInfo(step=step, path=path, state="damaged", reason=str(error), unread=unread, marks=marks)
-    return CheckpointInfo(
-        step=step,
-        path=path,
-        state="written",
-        size_bytes=manifest.size_bytes,
-        created_at_s=manifest.created_at_s,
-        marks=marks,
-    )
+        return replace(info, state="damaged", reason=str(error), unread=isinstance(error, UnreadError))
+    return replace(info, size_bytes=manifest.size_bytes, created_at_s=manifest.created_at_s)
+
+
+def _target(path: Path) -> Path | None:
+    try:
+        return path.readlink()
+    except OSError:  # it is no link, or gone
+        return None
 
 
 def checkpoints_at(path: Path) -> list[Path]:
@@ -143,7 +159,8 @@ def verify(
 ) -> CheckpointInfo:
     """Read a whole checkpoint and say whether it is `verified`, `damaged` or `incomplete`, and which file is wrong.
 
-    Where its step is saved again meanwhile, that is read in its stead.
+    Where its step is saved again meanwhile, that is read in its stead. The files are compared with what was written.
+    Whether that was the state when `save` was called cannot be read from files: a save attests it (`attest`).
 
     Raises:
         NotFound: it is not there, or is deleted meanwhile.
@@ -158,7 +175,7 @@ def _verify_one_save(path: Path, progress: Progress) -> tuple[CheckpointInfo, by
     while True:
         read = _manifest(path)
         info = _verify(path, progress)
-        if not path.is_dir():
+        if not path.is_dir() and not path.is_symlink():
             raise NotFound(f"{path} was deleted while it was verified. Take one that is listed.")
         if _manifest(path) == read:
             return info, read

@@ -1,16 +1,15 @@
 """The user's side: what is asked, when a save is due, and how it all ends."""
 
-import atexit
 import functools
 import logging
 import os
-import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import Future
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self
 
 from holdfast.checkpoint.arguments import (
     check_above_zero,
@@ -18,35 +17,50 @@ from holdfast.checkpoint.arguments import (
     check_one_of,
     check_there,
     check_whole,
+    checkpoint_folder,
     make_writable,
 )
-from holdfast.checkpoint.catalog import scan, verify
+from holdfast.checkpoint.aside import is_of_others
+from holdfast.checkpoint.catalog import CheckpointInfo, scan, verify
+from holdfast.checkpoint.closing import Work, close_at_exit, close_when_dropped, is_good_order
 from holdfast.checkpoint.contents import check_named
 from holdfast.checkpoint.data_workers import spare_workers
 from holdfast.checkpoint.engine import Engine
-from holdfast.checkpoint.filling import per_rank_states
+from holdfast.checkpoint.filling import Terms, per_rank_states
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.interval import Every, make_interval
-from holdfast.checkpoint.manifest import read_manifest
+from holdfast.checkpoint.lease import Identity, has_steps
+from holdfast.checkpoint.manifest import Save, read_manifest
+from holdfast.checkpoint.metrics import check_metrics
+from holdfast.checkpoint.one_folder import check_alike
 from holdfast.checkpoint.opening import open_checkpoint
 from holdfast.checkpoint.outcomes import OnFailure, Outcomes
 from holdfast.checkpoint.pushing import Pusher, fetch_instead, fetch_newer
 from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.restore import restore_newest
-from holdfast.checkpoint.retention import Retention
-from holdfast.checkpoint.save_handle import SaveHandle
-from holdfast.checkpoint.shape import Busy, Options
-from holdfast.checkpoint.sigterm import EXIT_CODE, Sigterm
+from holdfast.checkpoint.restore import RestoredStep, restore_newest
+from holdfast.checkpoint.retention import Best, Retention, best_first
+from holdfast.checkpoint.save_handle import SaveHandle, StaysHere
+from holdfast.checkpoint.shape import Busy, Options, Replicas
+from holdfast.checkpoint.sigterm import Sigterm
 from holdfast.checkpoint.votes import Votes
 from holdfast.core.clock import SystemClock
-from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound, SaveFailed
-from holdfast.core.link import Unsupervised, connected_link, job_link
+from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound, SaveFailed, StateMismatch
+from holdfast.core.link import ENV_FRESH, Unsupervised, connected_link, job_link, numbers_of
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+    from holdfast.checkpoint.renaming import Rename
 
 _logger = logging.getLogger("holdfast")
+_WAYS_OUT: Final = (
+    "Restore into the state that was saved there, or give this job another folder, or set the checkpoints aside with "
+    "fresh=True."
+)
 State = Mapping[str, Any] | Callable[[], Mapping[str, Any]]
 
 
-class Checkpointer:
+class Checkpointer(StaysHere):
     """Saves and restores the state of a training job.
 
     Each checkpoint is a folder `step-NUMBER` that stock `torch.distributed.checkpoint.load` reads, with a
@@ -61,7 +75,7 @@ class Checkpointer:
         *,
         every: Every = 1,
         keep: int | Retention | None = 3,
-        on_failure: OnFailure = "raise",
+        on_failure: OnFailure = "retry",
         attest: bool = True,
         when_busy: Busy = "wait",
         timeout_s: float = 600.0,
@@ -74,18 +88,27 @@ class Checkpointer:
         push_to: str | None = None,
         keep_pushed: int | None = None,
         read_only: bool = False,
+        replicas: Replicas = "spread",
+        process_group: "dist.ProcessGroup | None" = None,
+        run: str | None = None,
+        fresh: bool = False,
     ) -> None:
         """Check the folder, which is made if need be.
 
         Args:
-            dir: the folder of the checkpoints, shared by all ranks.
+            dir: the folder of the checkpoints, shared by all ranks. `~` and variables (`$NAME`) are expanded.
             every: when a save is due; `save` does nothing at other steps. A number: at steps divisible by it. A
                 `datetime.timedelta`: so long after the last save began, by rank 0's clock. `auto`: as often as is
                 worth it, from what saves cost and how often the job fails (`checkpoint.interval` has the formula).
             keep: how many whole checkpoints stay, or which; None: all.
-            on_failure: of a save that turns out not to be durable. `raise`: the next call raises SaveFailed. `warn`:
-                it is logged, training goes on. `retry`: likewise, and the next call of `save` saves, whatever its step.
-            attest: digest every tensor when `save` is called, and commit only what has these digests.
+            on_failure: of a save that turns out not to be durable. `retry`: it is logged, training goes on, and the
+                next call of `save` saves, whatever its step, on all ranks the same call; after three failures in a row
+                each due step is tried. What no later save has made up for `wait`, `close` and the end of the `with`
+                block raise, and a forced save raises. `warn`: it is logged, training goes on. `raise`: the next call
+                raises SaveFailed.
+            attest: digest every tensor when `save` is called, and commit only what has these digests. Without it, what
+                no optimizer owns is copied in the call, and a change of the rest that PyTorch's version counters do not
+                count, before the optimizer's step, is not found.
             when_busy: when the two saves before it are not durable yet. `wait`: the optimizer's step waits for the
                 first. `skip`: the save is left out, on all ranks. `replace`: of the two, the one whose writing has not
                 begun is given up for this one.
@@ -110,17 +133,29 @@ class Checkpointer:
             keep_pushed: how many stay there, of those up to the step that was pushed last; None: all.
             read_only: nothing is saved, only restored, from a run that may go on: `dir` need not be writable, and what
                 that run left in memory stays there for it.
+            replicas: which rank writes what several ranks have under `state`. `spread`: what an optimizer owns is
+                spread over those that have it; all else, such as buffers, averages and plain values, comes from the
+                lowest of them. At the first save and every tenth, replicas are compared, and those that differ are
+                named in a warning. `check`: likewise, each save compares, and fails where replicas differ. `rank0`: as
+                `spread`, but all replicated entries come from the lowest rank.
+            process_group: the ranks that take part, and whose numbers count; None: all of the job. The others of the
+                job make no Checkpointer of this folder.
+            run: the run's name, where no supervisor gives it one: checkpoints of another run are not gone on from.
+            fresh: checkpoints that are there already are set aside, into `dir/aside-N`, by the first `restore` or save,
+                but for those of the same `run`, so that a restart goes on.
 
         Raises:
-            BadUse: an argument is not allowed, or `dir` cannot be written.
+            BadUse: an argument is not allowed, this rank is not in `process_group`, or `dir` cannot be written.
             NotFound: `push_to` is a folder, and not there, or `dir` is not, which is `read_only`.
         """
+        self._process_group = process_group
+        _ = self._ranks  # this one is in it
         self._clock = SystemClock()
-        self._interval = make_interval(every, self._clock, devices=lambda: Ranks().world_size)
+        self._interval = make_interval(every, self._clock, devices=lambda: self._ranks.world_size)
         if keep is not None and not isinstance(keep, Retention):
-            check_whole("keep", keep, least=1)
-            keep = Retention(last=keep)
+            keep = Retention(last=check_whole("keep", keep, least=1))
         check_one_of("on_failure", on_failure, ("raise", "warn", "retry"))
+        check_one_of("replicas", replicas, ("spread", "check", "rank0"))
         check_one_of("when_busy", when_busy, ("wait", "skip", "replace"))
         check_above_zero("timeout_s", timeout_s)
         for name, limit in {
@@ -136,23 +171,25 @@ class Checkpointer:
         if peer_memory and keep_in_memory_s is None:
             raise BadUse("peer_memory holds snapshots for keep_in_memory_s, which is None. Give it seconds.")
         if keep_pushed is not None:
-            check_whole("keep_pushed", keep_pushed, least=1)
+            keep_pushed = check_whole("keep_pushed", keep_pushed, least=1)
         if read_only and push_to is not None:
             raise BadUse("read_only writes nothing, and push_to is where checkpoints are pushed. Give one of them.")
-        self._folder = Path(dir).absolute()
+        if run is not None and not (isinstance(run, str) and run):
+            raise BadUse(f"run is {run!r}; allowed is a name of the run, or None.")
+        if read_only and fresh:
+            raise BadUse("read_only changes nothing, and fresh sets checkpoints aside. Give one of them.")
+        self._folder = checkpoint_folder(dir)
+        self._identity = Identity.of_this_process(run)
+        self._fresh = not read_only and (fresh or os.environ.get(ENV_FRESH) == "1")
         self._keep = keep or Retention()
         self._on_failure = on_failure
-        self._closed = False
-        self._outcomes = Outcomes(self._interval, on_failure=on_failure)
+        self._outcomes = Outcomes(self._interval, on_failure=on_failure, process_group=process_group)
         self._last = SaveHandle(None, [])
-        self._votes = Votes()
-        self._must_vote = self._interval.by_clock or on_failure == "retry" or sigterm_grace_s is not None
-        self._pid: int | None = None
-        """The process that it is at work in. One that is forked from that must not end what belongs there."""
+        self._votes = Votes(process_group=process_group)
+        self._must_vote = self._interval.by_clock or sigterm_grace_s is not None
         self._read_only = read_only
         (check_there if read_only else make_writable)(self._folder)
         self._pusher = None if push_to is None else Pusher(self._folder, push_to, keep=keep_pushed, told=_tell_of_push)
-        atexit.register(self._at_exit)
         self._engine = Engine(
             self._folder,
             Options(
@@ -164,18 +201,39 @@ class Checkpointer:
                 max_device_bytes=None if max_device_memory_gib is None else max_device_memory_gib * 2**30,
                 keep_s=keep_in_memory_s or 0.0,
                 peer_memory=peer_memory,
+                replicas=replicas,
+                process_group=process_group,
             ),
         )
         self._sigterm: Sigterm | None = None
         link = job_link() if read_only else connected_link()
         if sigterm_grace_s is not None and isinstance(link, Unsupervised):
-            self._sigterm = Sigterm(sigterm_grace_s, self._newest_known)
+            self._sigterm = Sigterm(sigterm_grace_s, functools.partial(_newest_known, self._outcomes, self._folder))
             self._sigterm.install()
         if not isinstance(link, Unsupervised):
             spare_workers()
+        self._work = Work(
+            folder=self._folder,
+            identity=self._identity,
+            is_fresh=self._fresh,
+            engine=self._engine,
+            votes=self._votes,
+            outcomes=self._outcomes,
+            pusher=self._pusher,
+            sigterm=self._sigterm,
+        )
+        self._engine.hold = self._work.hold
+        self._at_exit = close_at_exit(self._work)
+        close_when_dropped(self, self._work, self._at_exit)
 
     def save(
-        self, step: int, state: State, *, per_rank: Mapping[str, Any] | None = None, force: bool = False
+        self,
+        step: int,
+        state: State,
+        *,
+        per_rank: Mapping[str, Any] | None = None,
+        force: bool = False,
+        metrics: Mapping[str, Any] | None = None,
     ) -> SaveHandle:
         """Save, if `step` is due or the job was asked to stop; in the latter case the process ends here.
 
@@ -186,33 +244,39 @@ class Checkpointer:
         generators of each rank are saved by themselves.
 
         Args:
-            step: steps completed.
+            step: steps completed; a whole number of any type, such as one of NumPy's or in a tensor.
             state: a dict of state dicts (nested dicts and lists of tensors and plain values), tensors, plain
                 values and objects with `state_dict` and `load_state_dict`; or a callable that returns it,
                 which is not called when nothing is due. What is the same on all ranks is written once.
             per_rank: the like for what differs by rank, such as the position in the data.
             force: save whatever `every` and `when_busy` say, as at the end of training; the same on all ranks. A step
                 that was saved or restored last is only waited for, and saved again if that failed.
+            metrics: names to numbers that are noted on the checkpoint, for `keep`, `best_step` and `prune --best`; rank
+                0's count. A tensor of one element is read later, by another thread; do not change it in place. None:
+                what `run.step` was given for this step.
 
         Returns:
             What tells when the checkpoint is durable.
 
         Raises:
             BadUse: closed, or read-only, or that of a process which this one was forked from; or something in the
-                state cannot be saved, and the message names it.
-            SaveFailed: an earlier save is not durable and `on_failure` is `raise`, or this one is not and the job is
-                to stop.
+                state or in `metrics` cannot be saved, and the message names it.
+            SaveFailed: an earlier save is not durable and was forced, or `on_failure` is `raise`; or this one is not
+                and was forced, or the job is to stop.
         """
-        if self._closed:
+        self._work.check_not_taken_over()
+        if self._work.is_closed:
             raise BadUse("This Checkpointer is closed. Save before close(), or make another.")
         if self._read_only:
             raise BadUse("This Checkpointer is read_only. Save with another one, into a folder of this run.")
-        check_whole("step", step, least=0)
+        step = check_whole("step", step, least=0)
+        numbers = numbers_of(step) if metrics is None else check_metrics(metrics)
         self._check_here()
-        self._pid = os.getpid()
+        self._work.pid = os.getpid()
+        self._engine.meeting.called(step)
         self._outcomes.lost.step(self._clock.monotonic_s(), fence_s=self._engine.fence.waited_s)
         try:
-            return self._save(step, state, per_rank, force=force)
+            return self._save(step, state, per_rank, numbers, force=force)
         finally:
             in_flight, fence_s = self._engine.thread.in_flight, self._engine.fence.waited_s
             self._outcomes.lost.goes_on(self._clock.monotonic_s(), fence_s=fence_s, in_flight=in_flight)
@@ -221,32 +285,63 @@ class Checkpointer:
         """Wait until what the last save saves is copied. Optimizers of torch call it by themselves."""
         self._engine.fence.before_update()
 
-    def restore(self, state: MutableMapping[str, Any], *, per_rank: MutableMapping[str, Any] | None = None) -> int:
+    def restore(
+        self,
+        state: MutableMapping[str, Any],
+        *,
+        per_rank: MutableMapping[str, Any] | None = None,
+        step: int | None = None,
+        strict: bool = True,
+        rng: bool = True,
+        rename: "Rename | None" = None,
+    ) -> int:
         """Restore the newest checkpoint that verifies, and the random generators of each rank.
 
         It is taken from memory where all ranks died with it in memory, or peers hold what is lost, and from disk
         otherwise.
 
         Collective where torch.distributed is initialised. State dicts and tensors are filled in place, keys
-        they lack are added; objects get `load_state_dict`; plain values are replaced. Entries of the
-        checkpoint that `state` does not name at its top level are left out.
+        they lack are added; objects get `load_state_dict`, those with one of their own with what they saved, whatever
+        they have now; plain values are replaced. An optimizer's state goes to the parameters of the same names. Entries
+        of the checkpoint that `state` does not name at its top level are left out.
 
         Args:
             state: as for `save`, but not a callable.
             per_rank: as for `save`. Only where as many ranks restore as saved; else see `per_rank_states`.
+            step: restore this step and no other one; None: the newest.
+            strict: whether state and checkpoint must have the same names and types. Else what the checkpoint lacks
+                stays as it is, what it has beyond the state is left out, and tensors of floating point are converted to
+                the type of the state; shapes must be the same. The step that is returned has the names, as `missing`
+                and `unexpected`.
+            rng: whether the random generators are restored.
+            rename: where names of tensors in the checkpoint are others than in the state: names there to names here,
+                or a name map of `holdfast checkpoint export`, or a file with one. A name begins with its entry, or
+                comes after it.
 
         Returns:
-            The step, 0 where there is no checkpoint.
+            The step, 0 where there is no checkpoint; a `RestoredStep` where it is not `strict`.
 
         Raises:
-            BadUse: `state` has no named entries, or NumPy's global generator is of another kind than when it was saved.
+            BadUse: `state` has no named entries, or NumPy's global generator is of another kind than when it was
+                saved, or `rename` is no name map, or names what the checkpoint does not have.
+            NotFound: there is no checkpoint of `step`.
             NoVerifiedCheckpoint: there are checkpoints, here or in storage, and none verifies.
             StateMismatch: the state does not fit; nothing was changed, but for what it says of a damaged newer step.
             CheckpointError: something in it could not be read.
         """
         self._check_here()
-        self.wait()
-        ranks = Ranks()
+        self._await_saves()
+        self._outcomes.raise_unseen()
+        self._outcomes.unmade.clear()  # of steps that are trained again
+        ranks = self._ranks
+        if step is not None:
+            step = check_whole("step", step, least=0)
+        with job_link().section("restore"):
+            self._engine.meeting.await_all("restore", step)
+        check_alike(ranks, self._folder)
+        terms = Terms(strict=strict, rng=rng)
+        if rename is not None:
+            ranks.together(functools.partial(_set_renaming, terms, rename))
         # Now, though there may be no checkpoint: else it would be known after the first failure alone.
         for part in (state, {} if per_rank is None else per_rank):
             ranks.together(functools.partial(check_named, part))
@@ -254,26 +349,41 @@ class Checkpointer:
         with link.section("restore"):
             began_s = self._clock.monotonic_s()
             from_storage = None
-            if self._pusher is not None:
-                self._pid = os.getpid()
+            if not self._read_only:
+                self._work.hold(ranks)
+            is_fresh = self._fresh and not ranks.first(lambda: has_steps(self._folder))
+            if self._pusher is not None and not is_fresh:
+                self._work.pid = os.getpid()
                 remote = self._pusher.remote
                 at_length = functools.partial(ranks.first_at_length, signs=lambda: remote.signs, section="restore")
-                at_length(functools.partial(fetch_newer, remote, self._folder))
+                if step is None:
+                    at_length(functools.partial(fetch_newer, remote, self._folder))
 
-                def from_storage(step: int, above: int) -> int | None:
-                    return at_length(functools.partial(fetch_instead, remote, self._folder, step, above))
+                def from_storage(damaged: int, above: int) -> int | None:
+                    return at_length(functools.partial(fetch_instead, remote, self._folder, damaged, above))
 
-            checkpoint, passed_over = restore_newest(
-                ranks, self._folder, state, per_rank, from_storage, from_memory=not self._read_only
-            )
+            try:
+                checkpoint, passed_over = restore_newest(
+                    *(ranks, self._folder, state, per_rank, from_storage),
+                    from_memory=not self._read_only,
+                    step=step,
+                    terms=terms,
+                )
+            except StateMismatch as error:
+                raise StateMismatch(f"{error} {_WAYS_OUT}") from error
             self._outcomes.damaged.update(item.path for item in passed_over)
             if checkpoint is None:
-                return 0
+                return 0 if strict else RestoredStep(0)
+            manifest = checkpoint.manifest
+            self._engine.descends_from(Save(step=manifest.step, save=manifest.save))
             self._outcomes.newest, self._last = checkpoint.path, SaveHandle(checkpoint.manifest.step, [])
             self._last._outcome.set_result(checkpoint.path)
             self._interval.resumed(checkpoint.manifest.step)
             restore_s = self._clock.monotonic_s() - began_s
         if ranks.rank == 0:
+            saved_at = datetime.fromtimestamp(manifest.created_at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            of_run = f" of run {manifest.run!r}" if manifest.run else ""
+            _logger.info("Restored step %d%s, saved at %s, from %s.", manifest.step, of_run, saved_at, checkpoint.path)
             if self._pusher is not None:
                 self._pusher.start()  # the newest may not be there yet, and no save may follow
             link.emit(
@@ -287,7 +397,38 @@ class Checkpointer:
                     "passed_over": [asdict(item) | {"path": str(item.path)} for item in passed_over],
                 },
             )
-        return checkpoint.manifest.step
+        if strict:
+            return checkpoint.manifest.step
+        restored = RestoredStep(checkpoint.manifest.step)
+        restored.missing, restored.unexpected = terms.missing, terms.unexpected
+        return restored
+
+    def all_steps(self) -> list[int]:
+        """The steps of the checkpoints in `dir` that are whole, as far as is seen without reading them, in order.
+
+        Not collective. What lies in object storage alone is not among them.
+        """
+        return sorted({info.step for info in self._whole()})
+
+    def latest_step(self) -> int | None:
+        """The last of `all_steps`, None where there is none. Not collective."""
+        return max(self.all_steps(), default=None)
+
+    def best_step(self, metric: str, mode: Literal["min", "max"] = "min") -> int | None:
+        """The step with the least (`min`) or largest (`max`) value of a metric, the newer one of two equals.
+
+        Metrics are those of `save`, of `run.step`, and what evaluations have noted. None where no checkpoint that is
+        whole has it. Not collective.
+
+        Raises:
+            BadUse: `metric` is empty, or `mode` is neither.
+        """
+        ranked = best_first(self._whole(), Best(metric=metric, count=1, mode=mode))
+        return ranked[0].step if ranked else None
+
+    def _whole(self) -> list[CheckpointInfo]:
+        found = (info for info in scan(self._folder) if not info.abandoned)
+        return [info for info in found if info.state == "written" and info.marks.damaged is None]
 
     def has_any(self) -> bool:
         """Whether there is a checkpoint, whole or not, in `dir` or where `push_to` pushes. Not collective.
@@ -295,6 +436,8 @@ class Checkpointer:
         Raises:
             NotFound, StorageFailed: `dir` has none, and storage cannot be looked at.
         """
+        if self._fresh and is_of_others(self._folder, self._identity):  # which are to be set aside
+            return False
         return bool(scan(self._folder) or (self._pusher is not None and self._pusher.remote.scan()))
 
     def per_rank_states(self, step: int) -> list[dict[str, Any]]:
@@ -306,6 +449,7 @@ class Checkpointer:
             NotFound: there is no checkpoint of `step`.
             CheckpointError: it does not verify.
         """
+        step = check_whole("step", step, least=0)
         path = step_path(self._folder, step)
         if not path.is_dir():
             raise NotFound(f"There is no checkpoint of step {step} in {self._folder}. See `holdfast checkpoint ls`.")
@@ -318,35 +462,24 @@ class Checkpointer:
         """Wait for every save in flight; in a process that was forked, for none.
 
         Raises:
-            SaveFailed: one is not durable, and `on_failure` is `raise`.
+            SaveFailed: the last one is not durable, or an earlier one where `on_failure` is `raise`.
         """
-        if self._engine.thread.is_busy and not self._is_another_s():
+        self._await_saves()
+        self._outcomes.raise_unseen()
+        self._outcomes.raise_unmade()
+
+    def _await_saves(self) -> None:
+        if self._engine.thread.is_busy and not self._work.is_another_s:
             with job_link().section("save"):
                 self._engine.thread.wait()
-        self._outcomes.raise_unseen()
 
     def close(self) -> None:
         """Wait for every save in flight; none may follow. Closing twice, or in a process that was forked, does no harm.
 
         Raises:
-            SaveFailed: one is not durable, and `on_failure` is `raise`.
+            SaveFailed: the last one is not durable, or an earlier one where `on_failure` is `raise`.
         """
-        self._close(in_good_order=True)
-
-    def _close(self, *, in_good_order: bool) -> None:
-        if self._is_another_s():
-            return
-        if not self._closed:
-            self._closed = True
-            atexit.unregister(self._at_exit)
-            with job_link().section("save"):
-                self._engine.close(in_good_order=in_good_order)
-                if self._pusher is not None:
-                    self._pusher.close(wait=in_good_order)
-                self._votes.close()
-            if self._sigterm is not None:
-                self._sigterm.close()
-            self._outcomes.raise_unseen()
+        self._work.close(in_good_order=True)
 
     def __enter__(self) -> Self:
         return self
@@ -355,106 +488,117 @@ class Checkpointer:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         try:
-            self._close(in_good_order=_is_good_order(error))
+            self._work.close(in_good_order=is_good_order(error))
         except HoldfastError as failed:
             if error is None:
                 raise
             _logger.warning("%s", failed)  # what ends the block already matters more
 
-    def _is_another_s(self) -> bool:
-        return self._pid not in (None, os.getpid())
+    @property
+    def _ranks(self) -> Ranks:
+        return Ranks(self._process_group)
 
     def _check_here(self) -> None:
-        if self._is_another_s():
+        if self._work.is_another_s:
             raise BadUse(
                 "This Checkpointer is at work in the process that this one was forked from. Make another one here."
             )
 
-    def _at_exit(self) -> None:
-        """A script that ends without closing it has its last save, or is told."""
-        try:
-            self._close(in_good_order=_is_good_order(getattr(sys, "last_value", None)))
-        except HoldfastError as error:
-            _logger.error("%s", error)  # noqa: TRY400 - a sentence, not a traceback
-
-    def _save(self, step: int, state: State, per_rank: Mapping[str, Any] | None, *, force: bool) -> SaveHandle:
+    def _save(
+        self, step: int, state: State, per_rank: Mapping[str, Any] | None, metrics: Mapping[str, Any], *, force: bool
+    ) -> SaveHandle:
         is_last, is_due = self._vote(step)
         if self._last.step is not None and step < self._last.step:
             self._last = SaveHandle(None, [])  # training has gone back: its steps are others
+        saved = self._saved_as(step) if force else None
         if force:
-            is_due = not self._is_saved(step)
+            is_due = saved is None
         link = job_link()
         stopping = link.stop_due(step)
         if not stopping and not is_last:  # else the state is to be safe first
             self._outcomes.raise_unseen()
-        handle = SaveHandle(None, self._outcomes.unseen)
+        handle = SaveHandle(None, self._outcomes.unseen, self._outcomes.unmade)
         if not stopping and not is_last and not is_due:
-            handle._outcome.set_result(None)
+            handle._outcome.set_result(saved)
             return handle
         handle.step = step
-        self._outcomes.retry_due = False
         with link.section("save"):
             if is_last and not stopping:
-                self._save_and_leave(handle, step, state, per_rank)
-            self._begin(handle, step, state, per_rank, must=stopping or force)
-            if stopping or (handle.done() and self._on_failure == "raise"):
+                self._save_and_leave(handle, step, state, per_rank, metrics)
+            self._begin(handle, step, state, per_rank, metrics, must=stopping or force)
+            raises = self._on_failure == "raise" or (force and self._on_failure == "retry")
+            if stopping or (handle.done() and raises):
                 handle.result()
         if stopping:
             link.leave(step)
         return handle
 
-    def _is_saved(self, step: int) -> bool:
-        """Whether what was saved, which is waited for, or restored last is of `step`. Collective."""
+    def _saved_as(self, step: int) -> Path | None:
+        """Return the folder of what was saved, once durable, or restored last, if it is of `step`. Collective."""
         last = self._last
 
-        def is_durable() -> bool:
+        def durable() -> Path | None:
             is_it = last.step == step
-            return is_it and last._outcome.exception() is None and last._outcome.result() is not None
+            return last._outcome.result() if is_it and last._outcome.exception() is None else None
 
         with job_link().section("save"):
-            return all(Ranks().together(is_durable))
+            self._engine.meeting.await_all("save", step)
+            found = self._ranks.together(durable)
+        return None if None in found else found[0]
 
     def _vote(self, step: int) -> tuple[bool, bool]:
         """Whether all ranks save now and leave, and whether they save now."""
         by_step = self._interval.falls_on(step)
+        by_step |= self._outcomes.retry.begin_call()
         if not self._must_vote:
             return False, by_step
+        if not self._votes.has_begun:
+            with job_link().section("save"):
+                self._engine.meeting.await_all("save", step)
         told = self._sigterm is not None and self._sigterm.received
-        has_passed = self._interval.has_passed() and Ranks().rank == 0
+        has_passed = self._interval.has_passed() and self._ranks.rank == 0
         try:
-            is_last, *others = self._votes.hear((told, has_passed, self._outcomes.retry_due))
+            is_last, has_passed = self._votes.hear((told, has_passed))
         except CheckpointError as error:
             if self._sigterm is not None and told:
                 _logger.error("SIGTERM: step %d is not saved: %s %s", step, error, self._newest_known())  # noqa: TRY400
                 self._sigterm.leave()
             raise
-        return is_last, by_step or any(others)
+        return is_last, by_step or has_passed
 
     def _save_and_leave(
-        self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None
+        self,
+        handle: SaveHandle,
+        step: int,
+        state: State,
+        per_rank: Mapping[str, Any] | None,
+        metrics: Mapping[str, Any],
     ) -> NoReturn:
         assert self._sigterm is not None, "all ranks have been given the same arguments"
         self._sigterm.begin()  # another rank may have been told
         try:
-            self._begin(handle, step, state, per_rank, must=True)
+            self._begin(handle, step, state, per_rank, metrics, must=True)
             _logger.warning("SIGTERM: step %d is saved, in %s.", step, handle.result())
         except Exception as error:  # whatever it is, the process ends
             _logger.error("SIGTERM: %s %s", error, self._newest_known())  # noqa: TRY400
         self._sigterm.leave()
 
     def _newest_known(self) -> str:
-        """Without a look at the storage, which may hang."""
-        if self._outcomes.newest is None:
-            return (
-                f"This process knows of no checkpoint; `holdfast checkpoint ls {self._folder}` lists those there are."
-            )
-        return f"The newest checkpoint is {self._outcomes.newest}."
+        return _newest_known(self._outcomes, self._folder)
 
     def _begin(
-        self, handle: SaveHandle, step: int, state: State, per_rank: Mapping[str, Any] | None, *, must: bool
+        self,
+        handle: SaveHandle,
+        step: int,
+        state: State,
+        per_rank: Mapping[str, Any] | None,
+        metrics: Mapping[str, Any],
+        *,
+        must: bool,
     ) -> None:
+        self._work.begin_writing()
         self._interval.began()
-        if self._pusher is not None and Ranks().rank == 0:
+        if self._pusher is not None and self._ranks.rank == 0:
             self._pusher.start()
         try:
             outcome = self._engine.save(
@@ -465,20 +609,27 @@ class Checkpointer:
                 keep=self._keep,
                 damaged=self._outcomes.damaged,
                 must=must,
+                metrics=metrics,
             )
         except SaveFailed as error:
             outcome = Future()
             outcome.set_exception(error)
         self._last = handle
-        self._outcomes.follow(outcome, handle)
+        self._outcomes.follow(outcome, handle, save=self._engine.last_save, must=must)
+
+
+def _set_renaming(terms: Terms, rename: "Rename") -> None:
+    from holdfast.checkpoint.renaming import Renaming  # few need it, and its regular expressions
+
+    terms.renaming = Renaming(rename)
 
 
 def _tell_of_push(told: Mapping[str, Any]) -> None:
     job_link().emit("push_failed" if "failed" in told else "pushed", dict(told))
 
 
-def _is_good_order(error: BaseException | None) -> bool:
-    """Whether a training that ends with `error` has come to its end, or was asked to, and is not to be gone on with."""
-    if isinstance(error, SystemExit):
-        return error.code in (None, 0, EXIT_CODE)
-    return not isinstance(error, Exception)
+def _newest_known(outcomes: Outcomes, folder: Path) -> str:
+    """Without a look at the storage, which may hang."""
+    if outcomes.newest is None:
+        return f"This process knows of no checkpoint; `holdfast checkpoint ls {folder}` lists those there are."
+    return f"The newest checkpoint is {outcomes.newest}."

@@ -9,43 +9,66 @@ import errno
 import json
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-from holdfast.checkpoint.folders import Staging, failure_path, staging_path, step_path
+import xxhash
+
+from holdfast.checkpoint.catalog import scan
+from holdfast.checkpoint.folders import Staging, failure_path, parse_name, staging_path, step_path
+from holdfast.checkpoint.lease import read_holder
+from holdfast.checkpoint.limits import in_words
+from holdfast.checkpoint.lineage import left_behind, note_abandoned, read_abandoned
 from holdfast.checkpoint.manifest import (
     FileEntry,
     Manifest,
     ManifestError,
+    Save,
     check_sizes,
     describe_file,
     read_manifest,
     write_manifest,
 )
+from holdfast.checkpoint.marks import note_metrics
+from holdfast.checkpoint.replica_notes import Differing, compare
 from holdfast.checkpoint.retention import Best, Retention
 from holdfast.core.atomic import write_atomic
 
+_PER_RANK: Final = "Put what differs by rank under per_rank, or make it the same on all ranks before the save."
 METADATA_NAME: Final = ".metadata"
 _DAMAGED: Final = 1000
 """Only the newest are told of: older ones go by no rule that a message could be too long for."""
 
-_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
+"""How the system says that a disk is full, or the user's share of it."""
 _NO_ROOM_TO_SAY: Final = {"failed": "no room is left to say why", "errno": errno.ENOSPC}
 """What an empty file tells, for which a full disk has room."""
 
 
 class RankFailed(Exception):
-    """A rank could not write its part; `errno` where the system said why."""
+    """A rank could not write its part; `errno` where the system said why, `advice`: what to do, where that is known."""
 
-    def __init__(self, reason: str, errno: int | None = None) -> None:
+    def __init__(self, reason: str, errno: int | None = None, advice: str = "") -> None:
         super().__init__(reason)
         self.errno = errno
+        self.advice = advice
+
+
+class Fenced(RankFailed):
+    """Another process has taken over the folder."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """One save. `save` tells it from every other one; `keep` and `damaged` are for what is deleted after it."""
+    """One save.
+
+    `save` tells it from every other one; `keep` and `damaged` are for what is deleted after it. `metrics`: by name, what
+    is noted on the checkpoint as it gets its name. `run` and `lease` (its token) are the writer's, see `lease`; the token
+    is empty where there is no lease, and None where steps are no line of one training, so that none is abandoned.
+    `ancestors`: what was saved or restored before, newest first, of which some may have failed: the newest that is there
+    is the parent.
+    """
 
     folder: Path
     step: int
@@ -53,6 +76,10 @@ class Order:
     created_at_s: float
     keep: Retention
     damaged: tuple[Path, ...] = ()
+    metrics: dict[str, float] = field(default_factory=dict)
+    run: str = ""
+    lease: str | None = None
+    ancestors: tuple[Save, ...] = ()
 
     @property
     def session(self) -> str:
@@ -81,28 +108,38 @@ class Order:
         keep = Retention(**{**told["keep"], "best": best})
         folder = Path(told["folder"])
         damaged = tuple(folder / name for name in told["damaged"])
-        return cls(**{**told, "folder": folder, "keep": keep, "damaged": damaged})
+        ancestors = tuple(Save(**each) for each in told["ancestors"])
+        return cls(**{**told, "folder": folder, "keep": keep, "damaged": damaged, "ancestors": ancestors})
 
 
-def leave_note(order: Order, rank: int, files: Sequence[FileEntry]) -> None:
-    """Say that this rank's files are durable, and what they are.
+def leave_note(order: Order, rank: int, files: Sequence[FileEntry], replicas: bytes = b"") -> None:
+    """Say that this rank's files are durable, and what they are; `replicas`: see `replica_notes.pack`.
 
     Raises:
         OSError: it cannot be said.
     """
-    write_atomic(_note(order, rank), json.dumps({"files": [asdict(entry) for entry in files]}).encode())
+    told: dict[str, Any] = {"files": [asdict(entry) for entry in files]}
+    if replicas:
+        # A file of its own: of ranks with the same digest, only one such file is read.
+        _replicas(order, rank).write_bytes(replicas)
+        told["replicas"] = xxhash.xxh3_128_hexdigest(replicas)
+    write_atomic(_note(order, rank), json.dumps(told).encode())
 
 
 def leave_failure(order: Order, rank: int, world_size: int, error: Exception) -> None:
     """Say why the save cannot be, if that can be said at all: to rank 0, and by rank 0 to the others."""
-    told = {"failed": str(error), "errno": getattr(error, "errno", None)}
+    told = {
+        "failed": in_words(error),
+        "errno": getattr(error, "errno", None),
+        "advice": getattr(error, "advice", ""),
+    }
     path = failure_path(order.folder, order.step, order.save) if rank == 0 else _note(order, rank)
     if world_size == 1:
         return
     try:
         write_atomic(path, json.dumps(told).encode())
     except OSError as failed:
-        if failed.errno in _FULL:
+        if failed.errno in FULL:
             with suppress(OSError):
                 path.touch()
 
@@ -127,8 +164,16 @@ def await_commit(order: Order, wait: Callable[[], None]) -> None:
 
 
 def commit(
-    order: Order, staging: Staging, *, world_size: int, torch: str, metadata: bytes, wait: Callable[[], None]
-) -> None:
+    order: Order,
+    staging: Staging,
+    *,
+    world_size: int,
+    torch: str,
+    metadata: bytes,
+    wait: Callable[[], None],
+    replicated: Sequence[str] = (),
+    refuses: bool = False,
+) -> Differing:
     """Make one checkpoint of what all ranks have written.
 
     Args:
@@ -138,20 +183,36 @@ def commit(
         torch: the version of torch that the state comes from.
         metadata: the content of `.metadata`.
         wait: called between two looks for notes; raises where there has been enough waiting.
+        replicated: the names of the entries that several ranks have.
+        refuses: no checkpoint is made where such entries differ.
+
+    Returns:
+        Those that differ, as far as ranks have compared them.
 
     Raises:
-        RankFailed: a rank could not write its part.
+        RankFailed: a rank could not write its part, or replicas differ and that is refused.
         ManifestError: what a rank says is not what its files are.
         OSError: it is not durable.
     """
+    differing = Differing()
     if not _is_prepared(order):
-        _prepare(order, world_size=world_size, torch=torch, metadata=metadata, wait=wait)
+        notes = _await_notes(order, world_size, wait)
+        differing = _compare(order, notes, replicated)
+        if differing.count and refuses:
+            raise RankFailed(f"the state differs by rank: {differing}", advice=_PER_RANK)
+        _prepare(order, notes, torch=torch, metadata=metadata)
     # Only now: whoever takes this up after a crash finds the notes or the manifest.
     for rank in range(world_size):
         _note(order, rank).unlink(missing_ok=True)
     for unfinished in order.staging.glob(".*.tmp"):
         unfinished.unlink()
+    if order.metrics:  # now, so that what is deleted after this save is judged by them
+        note_metrics(order.staging, order.metrics, now_s=order.created_at_s)
+    if order.lease is not None:
+        _check_lease(order)
+        _leave_behind(order, _parent(order))
     staging.commit(final_is_damaged=order.final in order.damaged)
+    return differing
 
 
 def has_left_note(order: Order, rank: int) -> bool:
@@ -167,7 +228,7 @@ def check_not_failed(order: Order) -> None:
         RankFailed: rank 0 has given the save up.
     """
     if (told := _read(failure_path(order.folder, order.step, order.save))) is not None:
-        raise RankFailed(told["failed"], told["errno"])
+        raise RankFailed(told["failed"], told["errno"], told.get("advice", ""))
 
 
 def retract(order: Order, rank: int, names: Sequence[str]) -> None:
@@ -176,37 +237,87 @@ def retract(order: Order, rank: int, names: Sequence[str]) -> None:
         check_not_failed(order)
     except RankFailed:
         with suppress(OSError):
-            for path in (*(order.staging / name for name in names), _note(order, rank)):
+            own = (_note(order, rank), _replicas(order, rank))
+            for path in (*(order.staging / name for name in names), *own):
                 path.unlink(missing_ok=True)
             order.staging.rmdir()
 
 
-def _prepare(order: Order, *, world_size: int, torch: str, metadata: bytes, wait: Callable[[], None]) -> None:
-    """Wait for all notes, check them against the files, and write what makes a checkpoint of these."""
-    missing, files = set(range(world_size)), list[FileEntry]()
+def _await_notes(order: Order, world_size: int, wait: Callable[[], None]) -> list[dict[str, Any]]:
+    """Wait for the notes of all ranks, and return them in the order of ranks."""
+    notes: dict[int, dict[str, Any]] = {}
     while True:
-        for rank in sorted(missing):
-            if (told := _read(_note(order, rank))) is None:
+        for rank in range(world_size):
+            if rank in notes or (told := _read(_note(order, rank))) is None:
                 continue
             if "failed" in told:
-                raise RankFailed(f"rank {rank}: {told['failed']}", told["errno"])
-            files += (FileEntry(**entry) for entry in told["files"])
-            missing.discard(rank)
-        if not missing:
-            break
+                raise RankFailed(f"rank {rank}: {told['failed']}", told["errno"], told.get("advice", ""))
+            notes[rank] = told
+        if len(notes) == world_size:
+            return [notes[rank] for rank in range(world_size)]
         wait()
+
+
+def _compare(order: Order, notes: Sequence[dict[str, Any]], names: Sequence[str]) -> Differing:
+    alike: dict[str, list[int]] = {}
+    for rank, told in enumerate(notes):
+        if "replicas" in told:
+            alike.setdefault(told["replicas"], []).append(rank)
+    if len(alike) < 2:
+        return Differing()
+    return compare([(ranks, _replicas(order, ranks[0]).read_bytes()) for ranks in alike.values()], names)
+
+
+def _prepare(order: Order, notes: Sequence[dict[str, Any]], *, torch: str, metadata: bytes) -> None:
+    """Check the notes of all ranks against the files, and write what makes a checkpoint of these."""
+    files = [FileEntry(**entry) for told in notes for entry in told["files"]]
     check_sizes(order.staging, files)
     write_atomic(order.staging / METADATA_NAME, metadata)
     files.append(describe_file(order.staging, METADATA_NAME))
     manifest = Manifest(
         step=order.step,
-        world_size=world_size,
+        world_size=len(notes),
         created_at_s=order.created_at_s,
         torch=torch,
         save=order.save,
+        run=order.run,
+        parent=_parent(order),
         files=tuple(sorted(files, key=lambda entry: entry.path)),
     )
     write_manifest(order.staging, manifest)
+
+
+def _parent(order: Order) -> Save | None:
+    """Return the newest ancestor that is there; where none is, the oldest: it was restored, and may be deleted since."""
+    earlier = [each for each in order.ancestors if each.step < order.step]
+    for each in earlier:
+        with suppress(ManifestError, OSError):
+            if read_manifest(step_path(order.folder, each.step), step=each.step).save == each.save:
+                return each
+    return earlier[-1] if earlier else None
+
+
+def _check_lease(order: Order) -> None:
+    holder = read_holder(order.folder)
+    if order.lease and holder is not None and holder.token != order.lease:
+        raise Fenced(f"{order.folder} has been taken over by {holder}. This process is to end")
+
+
+def _leave_behind(order: Order, parent: Save | None) -> None:
+    """List what this save leaves behind as abandoned, before it has its name.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    abandoned = read_abandoned(order.folder)
+    beyond = order.step - 1 if parent is None else parent.step
+    steps = (name[0] for path in order.folder.iterdir() if (name := parse_name(path.name)))
+    if parent not in abandoned and all(step <= beyond for step in steps):  # in nearly all cases
+        return
+    left = left_behind(scan(order.folder), abandoned, step=order.step, parent=parent)
+    left -= {each for each in order.ancestors if each.step == order.step}  # the state was saved or restored there
+    if left != abandoned:
+        note_abandoned(order.folder, left)
 
 
 def _is_prepared(order: Order) -> bool:
@@ -218,6 +329,11 @@ def _is_prepared(order: Order) -> bool:
 
 def _note(order: Order, rank: int) -> Path:
     return order.staging / f"rank-{rank}.note"
+
+
+def _replicas(order: Order, rank: int) -> Path:
+    # Named as what was not finished, so that it goes with that.
+    return order.staging / f".rank-{rank}.replicas.tmp"
 
 
 def _read(path: Path) -> dict[str, Any] | None:

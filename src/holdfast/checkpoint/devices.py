@@ -74,6 +74,10 @@ class Devices:
                 "installed and works, or give Checkpointer attest=False."
             )
 
+    def packed_places(self) -> set[int]:
+        """Return the places of the tensors that a GPU packs in the call."""
+        return {place for part in self._plan.on_devices for place in self._places[part.first : part.direct]}
+
     def packed_bytes(self, device: torch.device) -> int:
         """Of a GPU's memory, for what is packed there."""
         return sum(copy.packed_bytes for copy in self._copies if copy.device == device)

@@ -4,7 +4,7 @@ What happens where:
 
 | in the call | in a thread, while forward and backward run | in the writing process |
 |---|---|---|
-| take stock, copy small tensors, digest all | see that all ranks' plans fit, copy, seal | follow it, check, commit |
+| take stock, copy what may change, digest all | see that all ranks' plans fit, copy, seal | follow it, check, commit |
 """
 
 import contextlib
@@ -12,18 +12,22 @@ import gc
 import logging
 import secrets
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any, Final
-
-import torch.distributed as dist
 
 from holdfast.checkpoint import kept
 from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.contents import collect
 from holdfast.checkpoint.devices import current_streams
 from holdfast.checkpoint.fence import Fence
+from holdfast.checkpoint.manifest import Save
+from holdfast.checkpoint.meeting import Meeting
+from holdfast.checkpoint.one_folder import check_shared
+from holdfast.checkpoint.ownership import OptimizerTensors
+from holdfast.checkpoint.parameter_names import ParameterNames
 from holdfast.checkpoint.peer_meeting import meet
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.retention import Retention
@@ -40,6 +44,8 @@ _UNFENCED: Final = (
     "No optimizer of torch has made a step since the first save: save() returns when the state is copied. To train on "
     "meanwhile, call ckpt.before_update() before the state changes."
 )
+_RECENT: Final = 16
+"""Saves of which the newest that became durable is the parent of the next."""
 
 
 class Engine:
@@ -53,12 +59,33 @@ class Engine:
             timeout_s=options.timeout_s, max_write_bytes_s=options.max_write_bytes_s, keep_s=options.keep_s
         )
         self._seats = Seats(self._writer, max_bytes=options.max_memory_bytes, spares_newest=options.keep_s > 0)
-        self._shape = Shape(options, self._writer, self._seats)
+        self.optimizers = OptimizerTensors()
+        self._shape = Shape(options, self._writer, self._seats, self.optimizers)
         self._ranks: Ranks | None = None
         self._session = ""
+        self._named = ParameterNames()
         self._saves = 0
+        self.run = self.lease = ""
+        """The run, and the token of the writer's lease, where there is one."""
+        self.hold: Callable[[Ranks], None] = lambda _ranks: None
+        """Called with the ranks before the first save, collective: it takes the lease."""
+        self._restored: Save | None = None
+        self._recent = deque[Save](maxlen=_RECENT)
         self.fence = Fence(self._shape)
-        self.thread = SaveThread(self._shape, self._seats, self._writer, when_busy=options.when_busy)
+        self.meeting = Meeting(options.process_group)
+        self.thread = SaveThread(
+            self._shape,
+            self._seats,
+            self._writer,
+            self.meeting,
+            when_busy=options.when_busy,
+            replicas=options.replicas,
+        )
+
+    def descends_from(self, restored: Save) -> None:
+        """Let the next save be of the state that was restored from there."""
+        self._recent.clear()
+        self._restored = restored
 
     def save(
         self,
@@ -70,6 +97,7 @@ class Engine:
         keep: Retention,
         damaged: Collection[Path],
         must: bool,
+        metrics: Mapping[str, Any],
     ) -> Future[Saved | None]:
         """Begin a save. It returns once the state is copied, if it plans or no update has ever waited; else at once.
 
@@ -90,12 +118,16 @@ class Engine:
         order = Order(
             folder=self._folder,
             step=step,
-            save=f"{self._session}-{self._saves}",
+            save=self.last_save,
             created_at_s=now_s,
             keep=keep,
             damaged=tuple(damaged),
+            run=self.run,
+            lease=self.lease,
+            ancestors=(*self._recent, *([] if self._restored is None else [self._restored])),
         )
-        job = SaveJob(order, began_s, must)
+        self._recent.appendleft(Save(step=step, save=order.save))
+        job = SaveJob(order, began_s, must, metrics)
         with _no_collection():
             self._take_stock(job, ranks, state, per_rank)
             self.fence.stage(job)
@@ -111,6 +143,11 @@ class Engine:
         job.call_s = time.monotonic() - began_s
         return job.outcome
 
+    @property
+    def last_save(self) -> str:
+        """What all ranks call the save that was begun last; empty where none has come so far that it has a name."""
+        return f"{self._session}-{self._saves}" if self._ranks is not None else ""
+
     def _take_stock(
         self,
         job: SaveJob,
@@ -119,7 +156,7 @@ class Engine:
         per_rank: Mapping[str, Any] | None,
     ) -> None:
         try:
-            job.contents = collect(ranks.rank, state, per_rank)
+            job.contents = collect(ranks.rank, state, per_rank, self._named)
             job.snapshot = self._shape.snapshot(job.contents)
             # After what the snapshot has copied early on these streams: it is copied on from there.
             job.began_on(current_streams(job.contents.tensors))
@@ -134,14 +171,15 @@ class Engine:
 
     def close(self, *, in_good_order: bool = True) -> None:
         """Wait for every save, and let go of memory, process and group; see `Writer.close`."""
+        self.meeting.close()
         self.fence.close()
+        self.optimizers.close()
         self.thread.wait()
         self.thread.close()
         self._shape.close(in_good_order=in_good_order)
         self._writer.close(in_good_order=in_good_order)
-        if self._ranks is not None and self._ranks.group is not None and dist.is_initialized():
-            with contextlib.suppress(ValueError):  # it went with the default group
-                dist.destroy_process_group(self._ranks.group)
+        if self._ranks is not None:
+            Ranks(self._options.process_group).let_go(self._ranks.group)
 
     def _begin(self, step: int) -> Ranks:
         """What the first save needs. Collective.
@@ -150,12 +188,14 @@ class Engine:
             SaveFailed: `step` cannot be saved; the next save tries again.
         """
         # A group of its own: its collectives run in a thread, beside those of the training.
-        ranks = Ranks(dist.new_group(backend="gloo") if Ranks().distributed else None)
+        self.meeting.await_all("save", step)
+        training = Ranks(self._options.process_group)
+        ranks = Ranks(training.new_group()) if training.distributed else training
         try:
             self._begin_with(ranks)
         except Exception as error:
-            if ranks.group is not None:
-                dist.destroy_process_group(ranks.group)
+            if training.distributed:
+                training.let_go(ranks.group)
             if isinstance(error, BadUse | SaveFailed):
                 raise
             raise failed(step, error) from error
@@ -164,6 +204,8 @@ class Engine:
 
     def _begin_with(self, ranks: Ranks) -> None:
         ranks.together(self.thread.start)  # all hear where it cannot be
+        check_shared(ranks, self._folder)
+        self.hold(ranks)
         # Where nothing was restored: the memory is needed.
         ranks.together(lambda: kept.end(self._folder, ranks.rank))
         self._session = ranks.first(lambda: secrets.token_hex(4))

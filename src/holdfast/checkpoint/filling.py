@@ -2,21 +2,45 @@
 
 import functools
 import logging
-from collections.abc import Mapping, MutableMapping
-from typing import Any
+from collections.abc import MutableMapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor
 
 from holdfast.checkpoint import rng
-from holdfast.checkpoint.contents import has_state_dict, state_dicts
+from holdfast.checkpoint.contents import OPTIMIZERS, rank_optimizers
 from holdfast.checkpoint.fit import ABSENT, Fit, fill
 from holdfast.checkpoint.opening import OpenCheckpoint, failing
+from holdfast.checkpoint.parameter_names import parameter_names
+from holdfast.checkpoint.part import Part
 from holdfast.checkpoint.plan import local
 from holdfast.checkpoint.ranks import Ranks
-from holdfast.core.errors import HoldfastError, StateMismatch
+from holdfast.core.errors import StateMismatch
+
+if TYPE_CHECKING:
+    from holdfast.checkpoint.renaming import Renaming
 
 _logger = logging.getLogger("holdfast")
+
+
+@dataclass
+class Terms:
+    """How to restore, see `Checkpointer.restore`, and what came of it.
+
+    Attributes:
+        strict: whether state and checkpoint must have the same names and types.
+        rng: whether the random generators are restored.
+        renaming: of the tensors of `state`.
+        missing: names that the checkpoint lacks.
+        unexpected: names that the state lacks.
+    """
+
+    strict: bool = True
+    rng: bool = True
+    renaming: "Renaming | None" = None
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
 
 
 def restore_into(
@@ -24,6 +48,7 @@ def restore_into(
     checkpoint: OpenCheckpoint,
     state: MutableMapping[str, Any],
     per_rank: MutableMapping[str, Any] | None,
+    terms: Terms | None = None,
 ) -> str:
     """Put a checkpoint into `state`, `per_rank` and this process's random generators. Collective.
 
@@ -31,35 +56,46 @@ def restore_into(
         Nothing, or what of it is damaged: then tensors of `state` may hold parts of it.
 
     Raises:
-        BadUse: `state` or `per_rank` is no dict of named entries.
+        BadUse: `state` or `per_rank` is no dict of named entries, or a name map fits nothing.
         StateMismatch: they do not fit the checkpoint; nothing was changed on any rank, unless it says so.
         CheckpointError: it holds what must not be read.
     """
     same_world = checkpoint.manifest.world_size == ranks.world_size
-    parts: list[_Part] = []
-    fit = Fit(checkpoint.metadata.state_dict_metadata)
+    parts: list[Part] = []
+    terms = terms or Terms()
+    saved, renaming = checkpoint.metadata.state_dict_metadata, terms.renaming
+    fit = Fit(saved, strict=terms.strict, transposed=renaming.transposed if renaming else ())
     rng_skeleton: dict[str, Any] = {}
+    known: dict[str, Any] = {}
 
-    def look() -> None:
+    def begin() -> str:
         nonlocal rng_skeleton
-        parts.append(_Part(state, checkpoint.shared))
         own = checkpoint.own(ranks.rank) if same_world else None
+        shared = checkpoint.shared
+        if renaming is not None:
+            shared = renaming.skeleton(shared, lambda leaf: not fit.has_plain(leaf))
+        parts.append(Part(state, shared, OPTIMIZERS, lost_empty=not checkpoint.has_structure))
         if per_rank is not None:
             if not same_world:
                 raise _another_world(ranks, checkpoint)
-            parts.append(_Part(per_rank, own["user"] if own else {}))
-        for part in parts:
-            part.look(fit)
-        if own:
-            rng_skeleton = own["rng"]
-            fit.fit("rng", ABSENT, rng_skeleton)
-        if fit.problems:
-            more = f", and {len(fit.problems) - 3} more" if len(fit.problems) > 3 else ""
-            raise StateMismatch(
-                f"The state does not fit {checkpoint.path}: {'; '.join(fit.problems[:3])}{more}. "
-                "Build it with the same model and optimizer, or leave that entry out to restore the rest."
-            )
+            parts.append(Part(per_rank, own["user"] if own else {}, rank_optimizers(ranks.rank)))
+        rng_skeleton = own["rng"] if own and terms.rng else {}
+        leaves = [leaf for part in parts for leaf in part.plain_leaves() if fit.has_plain(leaf)]
+        return failing(lambda: known.update(checkpoint.read(dict.fromkeys(leaves))))
 
+    def look() -> None:
+        names = parameter_names(*((part.entries, part.targets) for part in parts))
+        for part, each in zip(parts, names, strict=True):
+            part.arrange(fit, known, each, renaming.name if renaming else str)
+            part.look(fit)
+        for part in parts:
+            part.adopt(fit)
+        if rng_skeleton:
+            fit.fit("rng", ABSENT, rng_skeleton)
+        _check_fits(fit, checkpoint)
+
+    if any(reasons := ranks.together(begin)):
+        return next(filter(None, reasons))
     ranks.together(look)
     loaded: dict[str, Any] = {}
 
@@ -76,6 +112,7 @@ def restore_into(
             ranks.together(functools.partial(rng.check, rng_skeleton, loaded))
 
     def put() -> None:
+        fit.convert(loaded)
         _check_same(fit, loaded)
         for part in parts:
             part.put(loaded)
@@ -83,11 +120,9 @@ def restore_into(
             rng.put_back(fill(ABSENT, rng_skeleton, loaded))
 
     ranks.together(put)
-    if not rng_skeleton and ranks.rank == 0:
-        why = "Checkpointer.save has not saved it"
-        if not same_world:
-            why = f"it was saved by {checkpoint.manifest.world_size} ranks and is restored by {ranks.world_size}"
-        _logger.warning("The random generators were left alone by %s: %s.", checkpoint.path, why)
+    terms.missing, terms.unexpected = tuple(fit.missing), tuple(fit.unexpected)
+    if not rng_skeleton and terms.rng and ranks.rank == 0:
+        _tell_of_generators(ranks, checkpoint)
     return ""
 
 
@@ -107,64 +142,20 @@ def per_rank_states(checkpoint: OpenCheckpoint) -> list[dict[str, Any]]:
     return states
 
 
-class _Part:
-    """A dict of the user, of top-level entries, and the skeleton it is restored from."""
-
-    def __init__(self, entries: MutableMapping[str, Any], skeleton: dict[Any, Any]) -> None:
-        self._entries = entries
-        self._skeleton = skeleton
-        self._targets = state_dicts(entries)
-
-    def look(self, fit: Fit) -> None:
-        for name, target in self._targets.items():
-            if name in self._skeleton:
-                problems = len(fit.problems)
-                fit.fit(name, target, self._skeleton[name])
-                if len(fit.problems) == problems:
-                    fit.problems += _refused(name, self._entries[name], target, self._skeleton[name])
-            else:
-                fit.require(name, target)
-
-    def put(self, loaded: Mapping[str, Any]) -> None:
-        seen: set[int] = set()
-        for name, target in self._targets.items():
-            filled = fill(target, self._skeleton.get(name, {}), loaded, seen)
-            if not has_state_dict(self._entries[name]):
-                self._entries[name] = filled
-                continue
-            try:
-                self._entries[name].load_state_dict(filled)
-            except HoldfastError:
-                raise
-            except Exception as error:  # it is the user's
-                reason = next(iter(str(error).strip().splitlines()), "")
-                raise StateMismatch(
-                    f"load_state_dict of {name!r} failed ({type(error).__name__}: {reason}). "
-                    "Tensors hold what was restored already: build it as it was saved, or leave that entry out."
-                ) from error
+def _check_fits(fit: Fit, checkpoint: OpenCheckpoint) -> None:
+    if fit.problems:
+        more = f", and {len(fit.problems) - 3} more" if len(fit.problems) > 3 else ""
+        raise StateMismatch(
+            f"The state does not fit {checkpoint.path}: {'; '.join(fit.problems[:3])}{more}. "
+            "Build it with the same model and optimizer, or leave that entry out to restore the rest."
+        )
 
 
-def _refused(name: str, entry: Any, target: Any, skeleton: Any) -> list[str]:
-    """What `load_state_dict` would refuse of a checkpoint in which all is that `target`, its state, has."""
-    if not isinstance(skeleton, dict) or not isinstance(target, Mapping):
-        return []
-    if isinstance(entry, torch.nn.Module):
-        # One of its own, or a hook, may pass over what a module has not.
-        is_its_own = type(entry).load_state_dict is not torch.nn.Module.load_state_dict
-        if is_its_own or any(module._load_state_dict_pre_hooks for module in entry.modules()):
-            return []
-        return [f"{name!r} has no {key!r}, which the checkpoint has" for key in skeleton if key not in target]
-    groups, saved = target.get("param_groups"), skeleton.get("param_groups")
-    if isinstance(entry, torch.optim.Optimizer) and isinstance(groups, list) and isinstance(saved, list):
-        if len(groups) != len(saved):
-            return [f"{name!r} has {len(groups)} groups of parameters, the checkpoint has {len(saved)}"]
-        if not entry.state and skeleton.get("state") and any(map(_is_sharded, entry.param_groups)):
-            return [f"{name!r} has no state yet and sharded parameters: save and restore it in a ShardedOptimizer"]
-    return []
-
-
-def _is_sharded(group: Mapping[str, Any]) -> bool:
-    return any(isinstance(parameter, DTensor) for parameter in group["params"])
+def _tell_of_generators(ranks: Ranks, checkpoint: OpenCheckpoint) -> None:
+    why = "Checkpointer.save has not saved it"
+    if checkpoint.manifest.world_size != ranks.world_size:
+        why = f"it was saved by {checkpoint.manifest.world_size} ranks and is restored by {ranks.world_size}"
+    _logger.warning("The random generators were left alone by %s: %s.", checkpoint.path, why)
 
 
 def _check_same(fit: Fit, loaded: dict[str, Any]) -> None:

@@ -7,6 +7,11 @@
 | `.step-0000000020.SAVE.tmp` | a save in progress, locked by its process | removed by a later first save |
 | `.step-0000000020.SAVE.failed` | why it failed, for the other ranks | the same |
 | `.deleting-NAME.RANDOM` | a checkpoint on its way out | the same |
+| `.holdfast-writer` | who saves into the folder (`lease`) | stays |
+| `.holdfast-writer.TOKEN.tmp` | one that is being taken | removed by the next one |
+| `.holdfast-line` | which steps training has left behind (`lineage`) | stays |
+| `aside-N` | the checkpoints of another run, set aside (`aside`) | stays |
+| `.aside-N.tmp` | the same, on their way there | finished by the next one that sets aside |
 | `.holdfast-pushed` | which of them were pushed to storage (`pushed`) | stays |
 """
 
@@ -90,20 +95,20 @@ class Staging:
         with contextlib.ExitStack() as held:
             with contextlib.suppress(NotFound):  # the step is new
                 held.enter_context(locked(self._final))  # a pin comes before this, or goes to the new one
-            former = [path for path in (self._final, replaced) if path.exists()]
+            former = [path for path in (self._final, replaced) if os.path.lexists(path)]  # a link may lead to nothing
             if former and not replaces:
                 raise BadUse(f"There is a checkpoint {former[0]} already. Give another step or another folder.")
-            inherit_claims(former, self.path, now_s=self.path.stat().st_mtime)
-            if self._final.exists():
-                if replaced.exists():  # left by a crash: of the two, keep the one that may still be good
+            inherit_claims([path for path in former if path.is_dir()], self.path, now_s=self.path.stat().st_mtime)
+            if os.path.lexists(self._final):
+                if os.path.lexists(replaced):  # left by a crash: of the two, keep the one that may still be good
                     hidden = hide(self._final if final_is_damaged else replaced)
-                if self._final.exists():
+                if os.path.lexists(self._final):
                     self._final.rename(replaced)
             self.path.rename(self._final)
             fsync_folder(self._final.parent)
         if hidden is not None:
             erase(hidden)
-        if replaced.exists():
+        if os.path.lexists(replaced):
             discard(replaced)
         os.close(self._fd)
         return self._final
@@ -133,7 +138,7 @@ def hide(path: Path) -> Path | None:
         _tell_of_undeleted(path, error)
         return None
     with contextlib.suppress(OSError):  # what comes back after a power cut lacks files, which is seen
-        os.utime(hidden)  # somebody is at it, see `erase_abandoned`
+        os.utime(hidden, follow_symlinks=False)  # somebody is at it, see `erase_abandoned`
         fsync_folder(path.parent)
     return hidden
 
@@ -141,9 +146,14 @@ def hide(path: Path) -> Path | None:
 def erase(hidden: Path, progress: Callable[[int], None] = lambda _: None) -> None:
     """Delete what was hidden, while nothing in it is open: network file systems would keep that.
 
+    Of a link, what it leads to stays.
+
     `progress` is told 1 after each file: thousands of large ones take longer than a save may get nowhere.
     """
     try:
+        if hidden.is_symlink():
+            hidden.unlink(missing_ok=True)
+            return
         for path in hidden.iterdir():
             if path.is_symlink() or not path.is_dir():
                 path.unlink(missing_ok=True)
@@ -156,7 +166,7 @@ def erase(hidden: Path, progress: Callable[[int], None] = lambda _: None) -> Non
 def erase_abandoned(folder: Path) -> None:
     """Delete what somebody had hidden, who was killed before it was erased."""
     for hidden in folder.glob(_LEFTOVERS[1]):
-        if not _has_changed_lately(hidden):
+        if hidden.is_symlink() or not _has_changed_lately(hidden):
             erase(hidden)
 
 
@@ -221,6 +231,9 @@ def remove_leftovers(folder: Path, *, but_of: str = "", progress: Callable[[int]
             told.unlink()
     for pattern in _LEFTOVERS:
         for path in of_others(pattern):
+            if path.is_symlink():
+                erase(path, progress)
+                continue
             try:
                 fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             except OSError as error:

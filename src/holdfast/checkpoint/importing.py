@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 
+from holdfast.checkpoint.arguments import check_whole
 from holdfast.checkpoint.catalog import Progress
 from holdfast.checkpoint.checksums import BLOCK_BYTES, checksum_of_digests, digests_of, write_sidecar
 from holdfast.checkpoint.commit import METADATA_NAME
@@ -53,6 +54,7 @@ def import_dcp(source: Path, folder: Path, step: int, *, progress: Progress = la
         CheckpointError: it is damaged.
         OSError: it cannot be read, or the copy not be written.
     """
+    step = check_whole("step", step, least=0)
     opened = open_for_reading(source)
     if opened.manifest is not None:
         raise BadUse(f"{source} is a checkpoint of Holdfast's already. Copy its folder, under its own name.")

@@ -14,6 +14,7 @@ from typing import Any, Final, Literal
 from holdfast.core.clock import Clock
 from holdfast.core.errors import BadUse
 from holdfast.core.failure_history import FailureHistory
+from holdfast.core.whole import whole_number
 
 Every = int | timedelta | Literal["auto"]
 
@@ -185,8 +186,8 @@ def make_interval(every: Any, clock: Clock, *, devices: Callable[[], int]) -> In
     Raises:
         BadUse: it is none of these.
     """
-    if type(every) is int and every >= 1:
-        return EverySteps(every)
+    if (steps := whole_number(every)) is not None and steps >= 1:
+        return EverySteps(steps)
     if isinstance(every, timedelta) and every > timedelta(0):
         return EverySeconds(every.total_seconds(), clock)
     if every == "auto":

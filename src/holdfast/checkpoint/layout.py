@@ -33,7 +33,10 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """`pieces`: the bytes that are attested, in the order of their offsets. `metadata`: DCP's, of all ranks."""
+    """`pieces`: the bytes that are attested, in the order of their offsets. `metadata`: DCP's, of all ranks.
+
+    `replicated`: the flat names of what several ranks have; on rank 0 alone.
+    """
 
     rank: int
     world_size: int
@@ -41,6 +44,7 @@ class Layout:
     shards: tuple[Shard, ...]
     pieces: tuple[Piece, ...]
     metadata: bytes
+    replicated: tuple[str, ...] = ()
 
     @property
     def size_bytes(self) -> int:
@@ -59,6 +63,7 @@ class Layout:
                 "torch": self.torch,
                 "shards": self.shards,
                 "pieces": len(self.pieces),
+                "replicated": self.replicated,
             }
         ).encode()
         return len(head).to_bytes(_LENGTH_BYTES, "little") + head + numbers.tobytes() + self.metadata
@@ -79,6 +84,7 @@ class Layout:
             shards=tuple(Shard(*shard) for shard in head["shards"]),
             pieces=tuple(map(Piece, numbers[::2], numbers[1::2])),
             metadata=data[end:],
+            replicated=tuple(head.get("replicated", ())),  # older versions of Holdfast keep none
         )
 
 

@@ -51,10 +51,19 @@ class FileEntry:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Save:
+    """One save of one step."""
+
+    step: int
+    save: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """What `holdfast.json` says; `created_at_s` in seconds since the Unix epoch, `torch` a version.
 
-    `save` tells this save of the step from another one; empty where the manifest is of version 1.
+    `save` tells this save of the step from another one; empty where the manifest is of version 1. `run` is the id of
+    the run that saved it, and `parent` the save that its state descends from; empty and None where that is not known.
     """
 
     step: int
@@ -62,6 +71,8 @@ class Manifest:
     created_at_s: float
     torch: str
     save: str = ""
+    run: str = ""
+    parent: Save | None = None
     files: tuple[FileEntry, ...]
 
     @property
@@ -72,7 +83,13 @@ class Manifest:
     @property
     def digest(self) -> str:
         """XXH3-128 of all that it says, and so of every byte: `digest` in `holdfast.json` of this version."""
-        return _digest({"schema": SCHEMA, "version": VERSION, **asdict(self)})
+        return _digest(self.content())
+
+    def content(self) -> dict[str, Any]:
+        """All that it says, as JSON; without `run` and `parent` where they are not known, as older ones are."""
+        unknown = {name for name in ("run", "parent") if not getattr(self, name)}
+        fields = {name: value for name, value in asdict(self).items() if name not in unknown}
+        return {"schema": SCHEMA, "version": VERSION, **fields}
 
 
 def describe_file(folder: Path, name: str) -> FileEntry:
@@ -93,8 +110,7 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
     Raises:
         OSError: it was not written.
     """
-    content = {"schema": SCHEMA, "version": VERSION, **asdict(manifest)}
-    content["digest"] = manifest.digest
+    content = {**manifest.content(), "digest": manifest.digest}
     write_atomic(folder / MANIFEST_NAME, json.dumps(content, indent=1).encode() + b"\n")
 
 
@@ -139,6 +155,8 @@ def parse_manifest(raw: bytes, *, step: int) -> Manifest:
             created_at_s=_time_s(content["created_at_s"]),
             torch=str(content["torch"]),
             save=str(content.get("save", "")),
+            run=str(content.get("run", "")),
+            parent=_parent(content.get("parent")),
             files=tuple(_file_entry(entry) for entry in content["files"]),
         )
     except DAMAGED_JSON as error:
@@ -196,6 +214,10 @@ def _time_s(raw: Any) -> float:
     if not 0 <= at_s < _LAST_S:
         raise ValueError(f"{raw!r} is no time")
     return at_s
+
+
+def _parent(raw: dict[str, Any] | None) -> Save | None:
+    return None if raw is None else Save(step=int(raw["step"]), save=str(raw["save"]))
 
 
 def _file_entry(raw: dict[str, Any]) -> FileEntry:

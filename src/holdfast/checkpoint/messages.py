@@ -4,7 +4,7 @@
 |---|---|
 | `{"layout": L}` and the packed layout | it is called L from now on |
 | `{"arena": A}` and the arena | it is called A |
-| `{"save": …, "arena": A, "generation": G, "layout": L, …}` | see `commit.Order` and `Writer.save` |
+| `{"save": …, "arena": A, "generation": G, "layout": L, …}` and maybe a file | see `commit.Order` and `Writer.save` |
 | `{"forget": {"arenas": […], "layouts": […]}}` | no save needs them any more |
 | `{"peer": {…}}` and a bound socket | see `peer_memory.Pairing` |
 | `{"closed": true}` | the trainer ends in good order: nothing is to be kept for a successor |
@@ -15,6 +15,7 @@
 | `{"began": {"arena", "generation"}}` | it is at this save now |
 | `{"ended": {"arena", "generation", "seconds"}}` | durable |
 | `{"held": STEP}` | the peer holds this step |
+| `{"made_room": {"folder", "deleted", "size_bytes"}}` | the disk is full, and this checkpoint was deleted |
 | `{"ended": {…, "failed", "errno", "pieces"}}` | not, and why; `pieces`: those that are not what the live bytes were |
 """
 

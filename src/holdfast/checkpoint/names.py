@@ -68,9 +68,9 @@ class NameMap:
         BadUse: it is not one; the message says where.
     """
 
-    def __init__(self, text: str = "", *, where: str = "the name map") -> None:
+    def __init__(self, text: str | Mapping[str, Any] = "", *, where: str = "the name map") -> None:
         try:
-            content = tomllib.loads(text)
+            content = tomllib.loads(text) if isinstance(text, str) else text
         except tomllib.TOMLDecodeError as error:
             raise BadUse(f"{where} is no TOML file: {error}. Correct it.") from error
         for key, value in content.items():
@@ -82,17 +82,17 @@ class NameMap:
         self.where = where
         self.prefix: str | None = content.get("prefix")
         if self.prefix is not None:
-            self.prefix = _without_wrappers(self.prefix)
+            self.prefix = without_wrapper_parts(self.prefix)
         names: dict[str, str] = {}
         for old, new in content.get("names", {}).items():
-            if names.setdefault(_without_wrappers(old), new) != new:
+            if names.setdefault(without_wrapper_parts(old), new) != new:
                 raise BadUse(
                     f"Two entries of {where} are one without what wrappers add: {old!r}. Leave one of them out."
                 )
         self._exact = {old: new for old, new in names.items() if not _PLACEHOLDER.search(old)}
         self._rules = [(old, *self._placeholders(old, new)) for old, new in names.items() if _PLACEHOLDER.search(old)]
         self._patterns = [(old, *self._pattern(old, new)) for old, new in content.get("patterns", {}).items()]
-        dropped, turned = (map(_without_wrappers, content.get(key, [])) for key in ("drop", "transposed"))
+        dropped, turned = (map(without_wrapper_parts, content.get(key, [])) for key in ("drop", "transposed"))
         self._drop = [(old, self._placeholders(old, "")[0]) for old in dropped]
         self._transposed = [(old, self._placeholders(old, "")[0]) for old in turned]
         self.used: Counter[str] = Counter()
@@ -196,7 +196,7 @@ def settle(
     found: dict[str, str] = {}
     transposed: set[str] = set()
     for full in saved:
-        if not (name := _without_wrappers(full)).startswith(prefix):
+        if not (name := without_wrapper_parts(full)).startswith(prefix):
             continue
         old = name.removeprefix(prefix)
         if not prefix and old.startswith(_OTHER_STATE):
@@ -211,7 +211,7 @@ def settle(
     _check_complete(found, expected, kept, prefix, checkpoint)
     _check_shapes(found, saved, expected, transposed)
     if unused := name_map.unused():
-        names = [_without_wrappers(name).removeprefix(prefix) for name in saved if name.startswith(prefix)]
+        names = [without_wrapper_parts(name).removeprefix(prefix) for name in saved if name.startswith(prefix)]
         raise BadUse(f"{name_map.where} names what is not in {checkpoint}: {_listed(unused, names)}.")
     plan = []
     written: set[str] = set()
@@ -229,7 +229,7 @@ def _find_prefix(
 ) -> str:
     """The prefix after which most of the model's tensors are found, by whichever of their names."""
     found: defaultdict[str, set[str]] = defaultdict(set)
-    for name in {_without_wrappers(name) for name in saved}:
+    for name in {without_wrapper_parts(name) for name in saved}:
         parts = name.split(".")
         for depth in range(min(_DEEPEST_PREFIX, len(parts) - 1) + 1):
             new = name_map.new_name(".".join(parts[depth:]))
@@ -297,7 +297,8 @@ def _filled(pieces: Iterable[str | int], match: Any) -> str:
     return "".join(piece if isinstance(piece, str) else match.group(piece) or "" for piece in pieces)
 
 
-def _without_wrappers(name: str) -> str:
+def without_wrapper_parts(name: str) -> str:
+    """A name without the parts that are `WRAPPERS`."""
     return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 

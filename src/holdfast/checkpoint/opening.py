@@ -3,7 +3,6 @@
 What cannot be read for a moment is read again.
 """
 
-import contextlib
 import functools
 import logging
 from collections.abc import Callable, Mapping
@@ -17,8 +16,7 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.catalog import CheckpointInfo, scan
-from holdfast.checkpoint.contents import rank_structure
-from holdfast.checkpoint.folders import parse_name
+from holdfast.checkpoint.contents import STRUCTURE, rank_structure
 from holdfast.checkpoint.kept import Predecessors
 from holdfast.checkpoint.manifest import Manifest, ManifestError, UnreadError, check_contents, read_manifest
 from holdfast.checkpoint.metadata import METADATA_NAME, check_against_files, read_metadata, unpack_metadata
@@ -47,6 +45,11 @@ class OpenCheckpoint:
     def shared(self) -> dict[Any, Any]:
         """The skeleton of the state."""
         return shared_skeleton(self.metadata, self.read)
+
+    @property
+    def has_structure(self) -> bool:
+        """Whether Holdfast wrote it, and it records empty dicts."""
+        return STRUCTURE in self.metadata.state_dict_metadata
 
     def own(self, rank: int) -> dict[Any, Any] | None:
         """The skeleton of what belongs to `rank`: `user` and `rng`. None where DCP alone wrote it."""
@@ -112,7 +115,7 @@ def open_together(
 
 
 def look(folder: Path) -> list[CheckpointInfo]:
-    """What there is; what cannot be read is looked at again, and a link that is newer than all of it is told.
+    """What there is; what cannot be read is looked at again.
 
     Raises:
         CheckpointError: the folder cannot be read.
@@ -127,18 +130,7 @@ def look(folder: Path) -> list[CheckpointInfo]:
             if pause_s is None or not any(info.unread for info in infos):
                 break
         _pause(pause_s)
-    newest = max((info.step for info in infos), default=-1)
-    for step, link in _links(folder):
-        if step > newest:
-            _logger.warning("Passed over %s: it is a symbolic link. Put the folder itself there to have it.", link)
     return infos
-
-
-def _links(folder: Path) -> list[tuple[int, Path]]:
-    with contextlib.suppress(OSError):
-        named = ((parse_name(path.name), path) for path in sorted(folder.iterdir()))
-        return [(name[0], path) for name, path in named if name is not None and path.is_symlink() and path.is_dir()]
-    return []
 
 
 def failing(work: Callable[[], None]) -> str:

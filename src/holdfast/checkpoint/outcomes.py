@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from holdfast.checkpoint.interval import Interval
 from holdfast.checkpoint.lost_time import LostTime
 from holdfast.checkpoint.ranks import Ranks
+from holdfast.checkpoint.retrying import TRIES, Retry
 from holdfast.checkpoint.save_handle import SaveHandle
 from holdfast.checkpoint.saved_event import Saved, saved_event
 from holdfast.core.errors import HoldfastError, SaveFailed
@@ -14,6 +15,8 @@ from holdfast.core.link import job_link
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    import torch.distributed as dist
 
 _logger = logging.getLogger("holdfast")
 OnFailure = Literal["raise", "warn", "retry"]
@@ -23,27 +26,44 @@ class Outcomes:
     """Of all saves of one Checkpointer.
 
     Attributes:
-        unseen: failures that the training is still to be told of.
-        retry_due: whether one has failed since the last save, and is to be made up for.
+        unseen: failures that the next call raises.
+        unmade: with `retry`, the failure that no later save has made up for yet: the end of the training raises it.
+        retry: when a failed save is made again.
         damaged: folders of checkpoints that were found damaged, and not saved again.
         newest: the newest checkpoint that this process knows of; storage, which may hang, is not asked.
         lost: what the saves cost the training.
     """
 
-    def __init__(self, interval: Interval, *, on_failure: OnFailure) -> None:
+    def __init__(
+        self, interval: Interval, *, on_failure: OnFailure, process_group: "dist.ProcessGroup | None" = None
+    ) -> None:
         """`interval` is told what each save costs."""
+        self._process_group = process_group
         self._interval = interval
         self._on_failure = on_failure
         self.unseen: list[HoldfastError] = []
-        self.retry_due = False
+        self.unmade: list[HoldfastError] = []
+        self.retry = Retry(process_group=process_group)
+        self._begun = self._made = self._unmade = 0
+        """How many saves have begun, and which of them became durable last, and failed last."""
         self.damaged: set[Path] = set()
         self.newest: Path | None = None
         self.lost = LostTime()
+        self._differing: set[frozenset[str]] = set()
 
-    def follow(self, outcome: Future[Saved | None], handle: SaveHandle) -> None:
-        """Take note of how a save ends, and let `handle` know."""
+    def follow(self, outcome: Future[Saved | None], handle: SaveHandle, *, save: str, must: bool) -> None:
+        """Take note of how a save ends, and let `handle` know.
+
+        Args:
+            outcome: how it ends.
+            handle: what the training has of it.
+            save: what all ranks call it, see `Retry.failed`.
+            must: it was forced, so the training is told of a failure in any case.
+        """
         slowdown_s = self.lost.slowdown_s
-        outcome.add_done_callback(lambda done: self._ended(done, handle, slowdown_s))
+        self._begun += 1
+        number = self._begun
+        outcome.add_done_callback(lambda done: self._ended(done, handle, slowdown_s, number, save, must=must))
 
     def raise_unseen(self) -> None:
         """Tell of the first failure that nobody has heard of.
@@ -54,23 +74,42 @@ class Outcomes:
         if self.unseen:
             raise self.unseen.pop(0)
 
-    def _ended(self, done: Future[Saved | None], handle: SaveHandle, slowdown_before_s: float) -> None:
+    def raise_unmade(self) -> None:
+        """Raise the failure that no later save has made up for, once.
+
+        Raises:
+            HoldfastError: that one.
+        """
+        if self.unmade:
+            raise self.unmade.pop()
+
+    def _ended(
+        self,
+        done: Future[Saved | None],
+        handle: SaveHandle,
+        slowdown_before_s: float,
+        number: int,
+        save: str,
+        *,
+        must: bool,
+    ) -> None:
         """Whoever listens must not keep the one who waits from hearing it."""
         error = done.exception()
         saved = done.result() if error is None else None
         if isinstance(error, HoldfastError):
-            self.retry_due = self._on_failure == "retry"
-            if self._on_failure == "raise":
-                self.unseen.append(error)
-            else:
-                _logger.warning("%s", error)
+            self._failed(error, number, save, must=must)
         try:
             if saved is not None:
+                self._made = max(self._made, number)
+                if number > self._unmade:  # one that was begun later may have failed first
+                    self.unmade.clear()
+                self.retry.succeeded()
                 self.damaged.discard(saved.path)
                 self.newest = saved.path
                 self._tell(saved, self.lost.slowdown_s - slowdown_before_s if self.lost.can_tell else None)
-            elif isinstance(error, SaveFailed) and Ranks().rank == 0:
-                job_link().emit("save_failed", {"step": handle.step, "reason": str(error)})
+            elif isinstance(error, SaveFailed) and Ranks(self._process_group).rank == 0:
+                told = {"step": handle.step, "reason": str(error), "errno": error.errno}
+                job_link().emit("save_failed", told)
         except Exception:
             _logger.exception("Nobody was told how the save of step %s ended.", handle.step)
         finally:
@@ -79,10 +118,44 @@ class Outcomes:
             else:
                 handle._outcome.set_exception(error)
 
+    def _failed(self, error: HoldfastError, number: int, save: str, *, must: bool) -> None:
+        if self._on_failure == "raise":
+            self.unseen.append(error)
+        elif self._on_failure == "warn":
+            _logger.warning("%s", error)
+        elif not isinstance(error, SaveFailed):  # another try would fail as well
+            self.unseen.append(error)
+        else:
+            in_a_row = self.retry.failed(save)
+            if must:
+                self.unseen.append(error)
+            elif number > self._made:
+                self.unmade[:] = [error]
+                self._unmade = number
+            if in_a_row <= TRIES:
+                _logger.warning("%s It is made again at the next call of save.", error)
+            elif in_a_row.bit_count() == 1:  # 4, 8, 16 and so on: each would fill the log
+                _logger.warning("%s %d saves in a row have failed; each due one is tried.", error, in_a_row)
+
+    def _tell_of_differing(self, saved: Saved) -> None:
+        differing = saved.written.differing
+        names = frozenset(name for name, _ in differing.entries)
+        if not differing.count or names in self._differing:
+            return
+        self._differing.add(names)
+        _logger.warning(
+            "The state differs by rank, and the checkpoint of step %d holds one rank's value of each: %s. Put "
+            "what each rank needs of its own under per_rank.",
+            saved.step,
+            differing,
+        )
+        job_link().emit("replicas_differ", {"step": saved.step, **differing.as_json()})
+
     def _tell(self, saved: Saved, slowdown_s: float | None) -> None:
-        if Ranks().rank != 0:  # whose clock does not count either
+        if Ranks(self._process_group).rank != 0:  # whose clock does not count either
             return
         told = saved_event(saved, slowdown_s=slowdown_s)
         job_link().emit("checkpoint", told)
+        self._tell_of_differing(saved)
         # Steps beside a save may have been faster than the usual one; what it is seen to cost it costs.
         self._interval.measured(lost_s=max(told["lost_s"], told["stall_s"]), durable_s=saved.durable_s)

@@ -4,6 +4,7 @@ All other tensors (buffers of modules, averages, metrics) may be written by forw
 ranks that hold replicas of one model.
 """
 
+import threading
 import weakref
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -21,8 +22,16 @@ class OptimizerTensors:
     def __init__(self) -> None:
         """Watch every optimizer's step from now on, until `close`."""
         seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._seen = seen
-        self._unhook = register_optimizer_step_pre_hook(lambda optimizer, *_: seen.add(optimizer)).remove
+        # Another thread may go through them while one is added.
+        lock = threading.Lock()
+        self._seen, self._lock = seen, lock
+
+        def record(optimizer: torch.optim.Optimizer) -> None:
+            if optimizer not in seen:
+                with lock:
+                    seen.add(optimizer)
+
+        self._unhook = register_optimizer_step_pre_hook(lambda optimizer, *_: record(optimizer)).remove
 
     def close(self) -> None:
         """Stop watching."""
@@ -30,7 +39,8 @@ class OptimizerTensors:
 
     def add(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
         """Record optimizers that may not have stepped yet, such as those of a state to be saved."""
-        self._seen.update(optimizers)
+        with self._lock:
+            self._seen.update(optimizers)
 
     def owned(self, tensors: Sequence[torch.Tensor]) -> list[bool]:
         """Return for each tensor whether it shares memory with a parameter or a state tensor of an optimizer.
@@ -38,16 +48,28 @@ class OptimizerTensors:
         A tensor is matched by the address of its storage, so the detached tensors of a state dict match too. A tensor
         without memory of its own matches none.
         """
-        places = {place for each in self._tensors() if (place := _place(each)) is not None}
-        return [_place(each) in places for each in tensors]
+        return sharing_memory(tensors, self._tensors())
+
+    def __len__(self) -> int:
+        """Return the number of optimizers that were recorded."""
+        return len(self._seen)
 
     def _tensors(self) -> Iterator[torch.Tensor]:
-        for optimizer in list(self._seen):
-            for group in optimizer.param_groups:
-                yield from group["params"]
-            for state in optimizer.state.values():
+        with self._lock:
+            optimizers = list(self._seen)
+        # Lists, because an optimizer may make its state meanwhile.
+        for optimizer in optimizers:
+            for group in list(optimizer.param_groups):
+                yield from list(group["params"])
+            for state in list(optimizer.state.values()):
                 if isinstance(state, dict):
-                    yield from (value for value in state.values() if isinstance(value, torch.Tensor))
+                    yield from (value for value in list(state.values()) if isinstance(value, torch.Tensor))
+
+
+def sharing_memory(tensors: Sequence[torch.Tensor], others: Iterable[torch.Tensor]) -> list[bool]:
+    """Return for each tensor whether its storage is also the storage of one of `others`."""
+    places = {place for each in others if (place := _place(each)) is not None}
+    return [_place(each) in places for each in tensors]
 
 
 def _place(tensor: torch.Tensor) -> _Place | None:

@@ -84,15 +84,15 @@ def bring(ranks: Ranks, memory: Predecessors, planned: Sequence[Move]) -> str:
     def make_group() -> None:
         nonlocal group
         involved = sorted({rank for move in planned for rank in (move.source, move.target)})
-        group = dist.new_group(involved, timeout=_TIMEOUT, backend="gloo")
+        group = ranks.new_group(involved, timeout=_TIMEOUT)
 
     def send_and_receive() -> None:
         for part in parts:
             for chunk in _chunks(part):
                 if part.move.source == ranks.rank:
-                    dist.send(chunk, dst=part.move.target, group=group)
+                    dist.send(chunk, dst=ranks.of_job(part.move.target), group=group)
                 else:
-                    dist.recv(chunk, src=part.move.source, group=group)
+                    dist.recv(chunk, src=ranks.of_job(part.move.source), group=group)
 
     def keep() -> None:
         for part in parts:
@@ -108,8 +108,7 @@ def bring(ranks: Ranks, memory: Predecessors, planned: Sequence[Move]) -> str:
     except Exception as error:  # gloo's are RuntimeErrors, on one rank alone; the disk has it as well
         return f"it could not be had from the peers ({error})"
     finally:
-        if group is not None:
-            dist.destroy_process_group(group)
+        ranks.let_go(group)
         for part in parts:
             if part.move.target == ranks.rank:
                 os.close(part.fd)

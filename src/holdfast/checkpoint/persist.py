@@ -4,13 +4,16 @@ Nothing here needs torch.
 """
 
 import contextlib
+import errno
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from holdfast.checkpoint.catalog import scan
+from holdfast.checkpoint.catalog import CheckpointInfo, scan, verify
 from holdfast.checkpoint.checksums import DIGEST_BYTES, SIDECAR_SUFFIX, checksum_of_digests, write_sidecar
 from holdfast.checkpoint.commit import (
+    FULL,
     Order,
     RankFailed,
     await_commit,
@@ -28,7 +31,8 @@ from holdfast.checkpoint.layout import Layout, Piece, Shard
 from holdfast.checkpoint.manifest import FileEntry
 from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.pruning import delete_unclaimed
-from holdfast.checkpoint.retention import superfluous
+from holdfast.checkpoint.replica_notes import Differing
+from holdfast.checkpoint.retention import deletable_for_room, is_damaged, superfluous
 from holdfast.core.atomic import fsync_folder
 from holdfast.core.errors import HoldfastError
 
@@ -58,6 +62,8 @@ class Part:
         pace: a limit to the rate.
         progress: told the bytes of each chunk that is written.
         blocks: gets the digests of each file's blocks, by its name.
+        replicas: the digests of what other ranks have as well (`replica_notes.pack`); empty: nothing is compared.
+        refuses: the save fails where such entries differ.
     """
 
     order: Order
@@ -69,10 +75,15 @@ class Part:
     pace: Pace
     progress: Callable[[int], None]
     blocks: dict[str, bytes] = field(default_factory=dict)
+    replicas: bytes = b""
+    refuses: bool = False
 
 
-def persist(part: Part) -> None:
+def persist(part: Part) -> Differing:
     """Write a rank's part of a save and see the save through. Once it returns, the checkpoint is durable.
+
+    Returns:
+        On rank 0, what differs between ranks that have it alike; nothing where that was not compared.
 
     Raises:
         NotAttested: the image is not what `live` was taken of.
@@ -82,16 +93,16 @@ def persist(part: Part) -> None:
     """
     if is_committed(part.order):  # by a process that died before it could say so, and maybe before the name was durable
         fsync_folder(part.order.folder)
-    else:
-        _see_through(part)
+        return Differing()
+    return _see_through(part)
 
 
-def abandon(order: Order, layout: Layout, why: str) -> None:
+def abandon(order: Order, layout: Layout, why: str, *, errno: int | None = None) -> None:
     """Tell the other ranks why this one gives up a save that no process of its own writes, where that can be told."""
     with contextlib.suppress(RankFailed, OSError):  # rank 0 has given it up already; or the storage does not take it
         if layout.rank and not is_committed(order):
             _join(order)
-        leave_failure(order, layout.rank, layout.world_size, RankFailed(why))
+        leave_failure(order, layout.rank, layout.world_size, RankFailed(why, errno))
 
 
 def discard_abandoned(order: Order, layout: Layout) -> None:
@@ -131,7 +142,45 @@ def delete_superfluous(order: Order, progress: Callable[[int], None] = lambda _:
             _logger.warning("%s was not deleted: %s", info.path, error)
 
 
-def _see_through(part: Part) -> None:
+def make_room(
+    order: Order, code: int | None, needed_bytes: int, progress: Callable[[int], None]
+) -> CheckpointInfo | None:
+    """After a save that failed because the disk is full, delete the oldest checkpoint that may go, and return it.
+
+    Nothing is deleted where the disk has room again, or where the newest checkpoint that stays does not verify. What
+    is deleted, and what cannot be, is logged.
+
+    Args:
+        order: the save.
+        code: the number of the system's error; without one of `FULL` nothing is done.
+        needed_bytes: at least so many are needed, or as many as the newest checkpoint has.
+        progress: called with 1 after each file.
+    """
+    if code not in FULL:
+        return None
+    try:
+        found = scan(order.folder)
+        going = deletable_for_room(found, damaged=order.damaged, keep=order.keep, now_s=order.created_at_s)
+        if not going:
+            return None
+        newest = next(info for info in found if info not in going and not is_damaged(info, order.damaged))
+        free_bytes = shutil.disk_usage(order.folder).free
+        if code == errno.ENOSPC and free_bytes > max(newest.size_bytes, needed_bytes):  # of a quota it says nothing
+            return None
+        if not newest.marks.verified and verify(newest, progress=lambda *_: progress(1)).state != "verified":
+            _logger.warning("%s is full, and nothing is deleted: %s does not verify.", order.folder, newest.path)
+            return None
+        for info in going:
+            if (claim := delete_unclaimed(info, now_s=order.created_at_s, progress=progress)) is None:
+                _logger.warning("%s is full: %s was deleted to make room.", order.folder, info.path)
+                return info
+            _logger.debug("%s stays: %s", info.path, claim)
+    except (OSError, HoldfastError) as failed:
+        _logger.warning("%s is full, and nothing was deleted: %s", order.folder, failed)
+    return None
+
+
+def _see_through(part: Part) -> Differing:
     order, layout = part.order, part.layout
     staging = None
     try:
@@ -140,19 +189,21 @@ def _see_through(part: Part) -> None:
         else:
             staging = Staging(order.folder, order.step, order.save)
         if not has_left_note(order, layout.rank):
-            leave_note(order, layout.rank, _write(part))
+            leave_note(order, layout.rank, _write(part), part.replicas)
         if staging is None:
             await_commit(order, part.wait)
             fsync_folder(order.folder)  # rank 0 gives the name before it is durable
-        else:
-            commit(
-                order,
-                staging,
-                world_size=layout.world_size,
-                torch=layout.torch,
-                metadata=layout.metadata,
-                wait=part.wait,
-            )
+            return Differing()
+        return commit(
+            order,
+            staging,
+            world_size=layout.world_size,
+            torch=layout.torch,
+            metadata=layout.metadata,
+            wait=part.wait,
+            replicated=layout.replicated,
+            refuses=part.refuses,
+        )
     except BaseException as error:
         if isinstance(error, Exception):
             leave_failure(order, layout.rank, layout.world_size, error)

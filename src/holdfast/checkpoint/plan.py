@@ -10,8 +10,9 @@ import logging
 import math
 import operator
 import pickle
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -20,18 +21,18 @@ from torch.distributed._shard.sharded_tensor.api import ShardedTensor
 from torch.distributed.checkpoint import filesystem
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta
-from torch.distributed.checkpoint.planner import SavePlan, WriteItem
+from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
 from torch.distributed.checkpoint.utils import find_state_dict_object
 from torch.distributed.tensor import DTensor
 
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.checksums import DIGEST_BYTES
-from holdfast.checkpoint.contents import STRUCTURE, Contents, Outline, rank_structure
+from holdfast.checkpoint.contents import Contents, Outline, structures
 from holdfast.checkpoint.image import LARGE_BYTES, Image, Need, Template, lay_out, slot_bytes, template
 from holdfast.checkpoint.layout import Layout, pieces_of
 from holdfast.checkpoint.metadata import check_against_files
 from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.tree import KIND, PLAIN_TENSORS, Skeleton, irregular, merge_skeletons
+from holdfast.checkpoint.tree import KIND, PLAIN_TENSORS, irregular, merge_skeletons
 from holdfast.core.errors import BadUse
 
 _logger = logging.getLogger("holdfast")
@@ -58,8 +59,9 @@ class Plan:
 
     `items` are in the order of the image's blobs, those `on_devices` first; `pieces` has the index of the blob that
     each attested piece belongs to; `constant` the digests, by piece, of what is the same in each save; `structure` is
-    the skeleton of all ranks' state, on rank 0; `outline`: of the containers of this rank; `shapes`: of its leaves,
-    as they come; `fixed` are the skeletons that are saved, as bytes.
+    what describes all ranks' state, by flat name, on rank 0; `outline`: of the containers of this rank; `shapes`: of
+    its leaves, as they come; `fixed` are the skeletons that are saved, as bytes; `replicated`: what other ranks have,
+    too; `owned`: the names of the tensors that an optimizer owns.
     """
 
     image: Image
@@ -68,10 +70,12 @@ class Plan:
     pieces: tuple[int, ...]
     constant: dict[int, bytes]
     on_devices: tuple[OnDevice, ...]
-    structure: Skeleton | None
+    structure: dict[str, Any] | None
     outline: Outline
     shapes: list[Any]
     fixed: dict[str, bytes]
+    replicated: tuple[MetadataIndex, ...]
+    owned: frozenset[str]
 
     def fits(self, contents: Contents) -> bool:
         """Whether the state of this rank has the shape that it had."""
@@ -121,6 +125,8 @@ def make_plan(
     *,
     shard_bytes: int,
     room_bytes: Callable[[torch.device], float] = lambda _: math.inf,
+    owned: Callable[[], frozenset[str]] = frozenset,
+    is_spread: bool = True,
 ) -> Plan:
     """Plan a save. Collective.
 
@@ -129,27 +135,44 @@ def make_plan(
         contents: what this one has.
         shard_bytes: of a file, at most, where no tensor is larger.
         room_bytes: how much of a GPU's memory large tensors may take that are not in a row; others go the host's way.
+        owned: returns the names of the tensors that an optimizer owns.
+        is_spread: whether those are spread over the ranks that have them. All other entries come from the lowest rank
+            that has them, as their replicas may differ.
 
     Raises:
         BadUse: the ranks' states contradict each other.
         CheckpointError: PyTorch cannot plan it.
     """
-    merged_structure = _merged_structure(ranks, contents)
-    structure = merged_structure if ranks.rank == 0 else None
+    merged_structures = _merged_structures(ranks, contents)
+    structure = merged_structures if ranks.rank == 0 else None
     planner = DefaultSavePlanner()
     merged: Metadata | None = None
 
-    def plan_all(plans: list[SavePlan]) -> list[SavePlan]:
-        nonlocal merged
-        planned, merged = planner.create_global_plan(plans)
-        return planned
+    own_names: frozenset[str] = frozenset()
+    own_items: list[WriteItem] = []
+    replicated_names: tuple[str, ...] = ()
 
-    def own_plan() -> SavePlan:
+    def plan_all(told: list[tuple[SavePlan, frozenset[str]]]) -> list[tuple[SavePlan, bytes]]:
+        nonlocal merged, replicated_names
+        planned, merged = planner.create_global_plan(_from_lowest(told))
+        counts = Counter(item.index for plan, _ in told for item in plan.items)
+        replicated_names = tuple(sorted({index.fqn for index, count in counts.items() if count > 1}))
+        # A byte for each of a rank's items: the items themselves would be much for rank 0 to send to all.
+        return [
+            (mine, bytes(counts[item.index] > 1 for item in plan.items))
+            for mine, (plan, _) in zip(planned, told, strict=True)
+        ]
+
+    def own_plan() -> tuple[SavePlan, frozenset[str]]:
+        nonlocal own_names, own_items
         _check_regular(contents.leaves(None))
         planner.set_up_planner(contents.for_dcp(structure), is_coordinator=ranks.rank == 0)
-        return planner.create_local_plan()
+        own_names = owned()
+        plan = planner.create_local_plan()
+        own_items = plan.items
+        return plan, own_names if is_spread else frozenset()
 
-    received = ranks.exchange(own_plan, plan_all)
+    received, replicated = ranks.exchange(own_plan, plan_all)
     image: Image | None = None
     items: list[WriteItem] = []
     stored: list[_Stored] = []
@@ -186,6 +209,7 @@ def make_plan(
         shards=image.shards,
         pieces=tuple(piece for piece, _ in cut),
         metadata=metadata,
+        replicated=replicated_names,
     )
     return Plan(
         image=image,
@@ -197,8 +221,32 @@ def make_plan(
         structure=structure,
         outline=contents.outline,
         shapes=list(_shapes(leaves)),
-        fixed={name: serialized(leaves[name]) for name in (STRUCTURE, rank_structure(ranks.rank)) if name in leaves},
+        fixed={name: serialized(leaves[name]) for name in (*contents.described, *(structure or {}))},
+        replicated=tuple(item.index for item in itertools.compress(own_items, replicated)),
+        owned=own_names,
     )
+
+
+def _from_lowest(told: Sequence[tuple[SavePlan, frozenset[str]]]) -> list[SavePlan]:
+    """Return the plans of all ranks, where what is not spread is in the plan of the lowest rank that has it alone."""
+    kinds: dict[str, tuple[WriteItemType, int]] = {}
+    lowest: set[str] = set()
+    for rank, (plan, spread) in enumerate(told):
+        for item in plan.items:
+            kind, first = kinds.setdefault(item.index.fqn, (item.type, rank))
+            if kind != item.type:
+                raise BadUse(
+                    f"Ranks {first} and {rank} disagree about {item.index.fqn!r}: on one it is a {kind.name}, on the "
+                    f"other a {item.type.name}. Give it one type on all ranks, or put it under per_rank."
+                )
+        lowest.update(item.index.fqn for item in plan.items if item.index.fqn not in spread)
+    taken: set[MetadataIndex] = set()
+    plans = []
+    for plan, _ in told:
+        items = [item for item in plan.items if item.index.fqn not in lowest or item.index not in taken]
+        taken.update(item.index for item in items if item.index.fqn in lowest)
+        plans.append(replace(plan, items=items))
+    return plans
 
 
 def serialized(value: Any) -> bytes:
@@ -364,13 +412,13 @@ def _need(item: WriteItem, leaf: Any) -> Need:
     return Need(dtype=None, slot_bytes=slot_bytes(len(written)))
 
 
-def _merged_structure(ranks: Ranks, contents: Contents) -> dict[Any, Any]:
-    digests = ranks.together(lambda: xxhash.xxh3_128_hexdigest(repr(contents.skeleton).encode()))
+def _merged_structures(ranks: Ranks, contents: Contents) -> dict[str, Any]:
+    digests = ranks.together(lambda: xxhash.xxh3_128_hexdigest(repr((contents.skeleton, contents.names)).encode()))
     if len(set(digests)) == 1:
-        return contents.skeleton
+        return structures(contents.skeleton, contents.names)
     # They are large, so they travel only where they differ.
-    merged: dict[Any, Any] = merge_skeletons(ranks.together(lambda: contents.skeleton))
-    return merged
+    skeletons, names = zip(*ranks.together(lambda: (contents.skeleton, contents.names)), strict=True)
+    return structures(merge_skeletons(skeletons), {name: each[name] for each in reversed(names) for name in each})
 
 
 def _metadata(merged: Metadata, told: list[tuple[list[_Stored], dict[str, int]]]) -> bytes:

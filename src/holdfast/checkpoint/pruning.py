@@ -108,8 +108,9 @@ def _judge_beside_a_verified_one(
     damaged: set[Path] = set()
     while True:
         verdicts = judge(scan(folder), policy, now_s=now_s, damaged=damaged)
-        staying = [verdict.info for verdict in verdicts if verdict.stays and verdict.is_whole]
-        going = [verdict.info.step for verdict in verdicts if not verdict.stays]
+        line = [verdict for verdict in verdicts if not verdict.info.abandoned]
+        staying = [verdict.info for verdict in line if verdict.stays and verdict.is_whole]
+        going = [verdict.info.step for verdict in line if not verdict.stays]
         if not going or any(info.marks.verified and info.step >= going[0] for info in staying):
             return verdicts
         # Where anything goes, the newest that is whole stays, so there is one to read.

@@ -155,7 +155,7 @@ def fetch_newer(remote: Remote, folder: Path) -> None:
         NoVerifiedCheckpoint: storage has checkpoints, none of which is whole, and there is nothing else.
     """
     here = scan(folder)
-    newest = next((info.step for info in here if info.state == "written"), -1)
+    newest = next((info.step for info in here if info.state == "written" and not info.abandoned), -1)
     passed_over: list[str] = []
     try:
         for there in _not_taken_away(remote, folder, here, above=newest):
@@ -202,6 +202,7 @@ def _not_taken_away(
     Of a step whose newest save was taken away, the saves that it replaced are none to go on from either.
     """
     present = {info.step for info in here}
+    abandoned = {info.step for info in here if info.abandoned}
     pushed = pushed_names(folder, remote.url) if above >= 0 else []
     taken_away: set[int] = set()
     for there in remote.scan(above=above, patience=_HURRIED if above >= 0 else None):
@@ -213,7 +214,7 @@ def _not_taken_away(
                     *(there.step, folder, remote.url, there.step, str(folder)),
                 )
             taken_away.add(there.step)
-        if there.step not in taken_away:
+        if there.step not in taken_away | abandoned:
             yield there
 
 

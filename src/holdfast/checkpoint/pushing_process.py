@@ -119,7 +119,7 @@ class Pushing:
     def _newest_unpushed(self) -> CheckpointInfo | None:
         self._has_given_up = False
         for info in scan(self._folder):
-            is_fit = info.state in ("written", "verified") and not info.marks.damaged
+            is_fit = info.state in ("written", "verified") and not (info.marks.damaged or info.abandoned)
             if not is_fit or (info.created_at_s or 0.0) > self._saved_until_s:  # that is its successor's to push
                 continue
             save = info.path, _save_of(info.path)

@@ -1,13 +1,15 @@
 """Acting as one: every rank does its part, and all go on or all raise the same error."""
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from datetime import timedelta
 from typing import Final, TypeVar
 
 import torch.distributed as dist
 
-from holdfast.core.errors import CheckpointError, HoldfastError
+from holdfast.core.errors import BadUse, CheckpointError, HoldfastError
 from holdfast.core.link import job_link
 
 _LOOK_EVERY_S: Final = 5.0
@@ -24,8 +26,32 @@ class Ranks:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
         self.distributed = dist.is_available() and dist.is_initialized()
-        self.rank = dist.get_rank() if self.distributed else 0
-        self.world_size = dist.get_world_size() if self.distributed else 1
+        self.rank = dist.get_rank(group) if self.distributed else 0
+        self.world_size = dist.get_world_size(group) if self.distributed else 1
+        if self.rank < 0:
+            raise BadUse("This rank is not in process_group. Make the Checkpointer on the ranks of that group alone.")
+
+    def new_group(self, members: Sequence[int] | None = None, *, timeout: timedelta | None = None) -> dist.ProcessGroup:
+        """Make a gloo group of `members`, or of all these ranks. Collective among these ranks."""
+        made: dist.ProcessGroup
+        if self.group is None:
+            made = dist.new_group(members, timeout=timeout, backend="gloo")
+        else:  # ranks outside the group make no such call
+            among = [self.of_job(rank) for rank in members or range(self.world_size)]
+            made = dist.new_group(among, timeout=timeout, backend="gloo", use_local_synchronization=True)
+        return made
+
+    def let_go(self, made: dist.ProcessGroup | None) -> None:
+        """Destroy a group that `new_group` made."""
+        # PyTorch names a group that only its ranks make by how many groups there are: the next group would find the
+        # addresses of the destroyed one under its name. Such a group goes with the default group.
+        if made is not None and self.group is None and dist.is_initialized():
+            with contextlib.suppress(ValueError):  # it went with the default group
+                dist.destroy_process_group(made)
+
+    def of_job(self, rank: int) -> int:
+        """Return the number in the default group of a rank of this one."""
+        return rank if self.group is None else dist.get_global_rank(self.group, rank)
 
     def together(self, work: Callable[[], T]) -> list[T]:
         """Run `work` on every rank and return what each returned, in the order of ranks. Collective.
@@ -105,7 +131,7 @@ class Ranks:
         had: list[T] = []
         self.together(lambda: had.append(own()))
         gathered: list[T] | None = [had[0]] * self.world_size if self.rank == 0 else None
-        dist.gather_object(had[0], gathered, dst=0, group=self.group)
+        dist.gather_object(had[0], gathered, dst=self.of_job(0), group=self.group)
         shares: list[U] | None = None
 
         def share() -> None:
@@ -115,5 +141,5 @@ class Ranks:
 
         self.together(share)
         received: list[U | None] = [None]
-        dist.scatter_object_list(received, shares, src=0, group=self.group)
+        dist.scatter_object_list(received, shares, src=self.of_job(0), group=self.group)
         return received[0]  # type: ignore[return-value]

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from holdfast.checkpoint.arguments import check_whole
 from holdfast.checkpoint.manifest import MANIFEST_NAME
 from holdfast.checkpoint.objects import PART_BYTES, Objects, Patience
 from holdfast.checkpoint.pace import Pace
@@ -104,6 +105,7 @@ class Remote:
         Raises:
             DamagedCheckpoint: it is there and not whole.
         """
+        step = check_whole("step", step, least=0)
         there = scan_remote(self._objects, step)
         for each in there:
             if each.state == "written":
@@ -122,7 +124,7 @@ class Remote:
             DamagedCheckpoint: it is not what its manifest says; nothing was changed in `into`.
             CheckpointError: `into` is full or cannot be written.
         """
-        found = self.find(checkpoint) if isinstance(checkpoint, int) else checkpoint
+        found = checkpoint if isinstance(checkpoint, RemoteCheckpoint) else self.find(checkpoint)
         return fetch(self._objects, found, Path(into))
 
     def read_range(self, step: int, file: str, offset: int, length: int) -> memoryview:
@@ -150,7 +152,7 @@ class Remote:
 
         What a kill in between leaves goes with a later push. Other processes should not be pushing that step.
         """
-        there = scan_remote(self._objects, step)
+        there = scan_remote(self._objects, check_whole("step", step, least=0))
         if not there:
             raise NotFound(f"{self._objects.url} has no checkpoint of step {step}. Take one that is listed there.")
         self._reader = None

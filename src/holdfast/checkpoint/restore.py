@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from holdfast.checkpoint.catalog import CheckpointInfo, inspect
-from holdfast.checkpoint.filling import restore_into
+from holdfast.checkpoint.filling import Terms, restore_into
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.keeping import Told
 from holdfast.checkpoint.kept import Predecessors
@@ -16,11 +16,25 @@ from holdfast.checkpoint.manifest import ManifestError, read_manifest
 from holdfast.checkpoint.opening import OPENINGS, OpenCheckpoint, look, open_together
 from holdfast.checkpoint.peer_restoring import Move, bring, moves, newest_whole
 from holdfast.checkpoint.ranks import Ranks
-from holdfast.core.errors import NoVerifiedCheckpoint, StateMismatch
+from holdfast.core.errors import NotFound, NoVerifiedCheckpoint, StateMismatch
 
 _logger = logging.getLogger("holdfast")
+_NAMED: Final = 5
+"""Steps, at most, in a message."""
 _LOOKS: Final = 3
 """Whoever saves meanwhile deletes what is superfluous: then there is a newer one."""
+
+
+class RestoredStep(int):
+    """The step that was restored, 0 where there was no checkpoint, and the names that only one side had.
+
+    Attributes:
+        missing: of the state, which the checkpoint lacks; they are as they were.
+        unexpected: of the checkpoint, which the state lacks; they were left out.
+    """
+
+    missing: tuple[str, ...] = ()
+    unexpected: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +54,8 @@ def restore_newest(
     fetch_instead: Callable[[int, int], int | None] | None = None,
     *,
     from_memory: bool = True,
+    step: int | None = None,
+    terms: Terms | None = None,
 ) -> tuple[OpenCheckpoint | None, list[PassedOver]]:
     """Restore the newest checkpoint of which all that the ranks need is whole. Collective.
 
@@ -54,17 +70,21 @@ def restore_newest(
         fetch_instead: takes a step that is damaged and the next older one there is, or -1; puts the newest whole one
             between them into the folder, and tells its step, or None. Collective.
         from_memory: these ranks take the place of those that saved. Else what is in memory is left to those that do.
+        step: the only one to take; None: the newest.
+        terms: how to restore, see `restore_into`.
 
     Returns:
         It, or None where there is none at all, and those that were passed over, newest first.
 
     Raises:
-        NoVerifiedCheckpoint: there are checkpoints, and none verifies.
+        NotFound: there is no checkpoint of `step`.
+        NoVerifiedCheckpoint: there are checkpoints, or those of `step`, and none verifies.
         BadUse, StateMismatch, CheckpointError: see `restore_into`; where a newer step was damaged, tensors may hold
             parts of that, and StateMismatch says so.
     """
+    into = functools.partial(restore_into, state=state, per_rank=per_rank, terms=terms)
     if not from_memory:
-        return _restore_newest(ranks, folder, state, per_rank, None, fetch_instead)
+        return _restore_newest(ranks, folder, into, None, fetch_instead, step)
     found: list[Predecessors] = []
 
     def ask() -> list[Told]:
@@ -78,7 +98,7 @@ def restore_newest(
             _logger.warning("Not all ranks' parts of one step are in memory (%s).", _missing(told, ranks.world_size))
         planned = [] if in_memory is None else moves(told, in_memory)
         source = _Memory(memory, -1 if in_memory is None else in_memory[0], planned)
-        restored = _restore_newest(ranks, folder, state, per_rank, source, fetch_instead)
+        restored = _restore_newest(ranks, folder, into, source, fetch_instead, step)
         memory.end()
         return restored
 
@@ -100,10 +120,10 @@ def _missing(told: Sequence[Sequence[Told]], world_size: int) -> str:
 def _restore_newest(
     ranks: Ranks,
     folder: Path,
-    state: MutableMapping[str, Any],
-    per_rank: MutableMapping[str, Any] | None,
+    into: Callable[[Ranks, OpenCheckpoint], str],
     memory: _Memory | None,
     fetch_instead: Callable[[int, int], int | None] | None,
+    step: int | None,
 ) -> tuple[OpenCheckpoint | None, list[PassedOver]]:
     partly_read: list[int] = []
 
@@ -115,7 +135,7 @@ def _restore_newest(
             opened, reason = open_together(ranks, info.path, info.step, tier)
             if opened is not None:
                 try:
-                    reason = restore_into(ranks, opened, state, per_rank)
+                    reason = into(ranks, opened)
                 except StateMismatch as error:
                     if not partly_read:
                         raise
@@ -131,7 +151,7 @@ def _restore_newest(
         return None, reason
 
     passed_over: list[PassedOver] = []
-    infos, looks = ranks.first(lambda: look(folder)), 1
+    infos, looks = _candidates(ranks, folder, step, fetch_instead), 1
     while infos:
         info, *infos = infos
         if memory is not None and info.step == memory.step:
@@ -146,7 +166,7 @@ def _restore_newest(
         if opened is not None:
             return opened, passed_over
         if looks < _LOOKS and ranks.first(functools.partial(_is_gone, info.path)):
-            infos, looks = ranks.first(lambda: look(folder)), looks + 1
+            infos, looks = _candidates(ranks, folder, step, fetch_instead), looks + 1
             passed_over.clear()
             if infos:
                 continue
@@ -155,7 +175,7 @@ def _restore_newest(
             _logger.warning("Passed over the checkpoint of step %d (%s): %s.", info.step, info.path, reason)
         if fetch_instead is None:
             continue
-        fetched = fetch_instead(info.step, infos[0].step if infos else -1)
+        fetched = fetch_instead(info.step, _next_below(infos, step))
         if fetched is not None:
             instead = ranks.first(functools.partial(inspect, step_path(folder, fetched)))
             opened, reason = attempt(instead, None)
@@ -164,16 +184,67 @@ def _restore_newest(
             passed_over.append(PassedOver(step=fetched, path=instead.path, reason=reason))
     if not passed_over:
         return None, []
+    raise _none_verifies(folder, passed_over, step)
+
+
+def _next_below(infos: Sequence[CheckpointInfo], step: int | None) -> int:
+    """The step up to which storage is not asked for another one."""
+    if step is not None:
+        return step - 1
+    return infos[0].step if infos else -1
+
+
+def _none_verifies(folder: Path, passed_over: Sequence[PassedOver], step: int | None) -> NoVerifiedCheckpoint:
     reasons = "; ".join(f"step {item.step}: {item.reason}" for item in passed_over)
-    raise NoVerifiedCheckpoint(
-        f"No checkpoint in {folder} verifies ({reasons}). Put a good copy there, or move them away to start over."
+    advice = (
+        "Put a good copy there, or move them away to start over."
+        if step is None
+        else f"Step {step} was asked for: give another one, or none to take the newest that verifies."
     )
+    return NoVerifiedCheckpoint(f"No checkpoint in {folder} verifies ({reasons}). {advice}")
+
+
+def _candidates(
+    ranks: Ranks, folder: Path, step: int | None, fetch_instead: Callable[[int, int], int | None] | None
+) -> list[CheckpointInfo]:
+    """The checkpoints that are tried, in their order. Collective.
+
+    Raises:
+        NotFound: there is none of `step`, here or in storage.
+    """
+    if step is None:
+        return ranks.first(lambda: _of_the_line(folder))
+    infos: list[CheckpointInfo] = ranks.first(lambda: look(folder))
+    found = [info for info in infos if info.step == step]
+    if not found and fetch_instead is not None and fetch_instead(step, step - 1) is not None:
+        found = [info for info in ranks.first(lambda: look(folder)) if info.step == step]
+    if not found:
+        steps = ", ".join(str(each) for each in sorted({info.step for info in infos})) or "none"
+        raise NotFound(f"There is no checkpoint of step {step} in {folder}. The steps there are: {steps}.")
+    return found
+
+
+def _of_the_line(folder: Path) -> list[CheckpointInfo]:
+    """Return the checkpoints of the line that training is on, newest first.
+
+    Raises:
+        NoVerifiedCheckpoint: all that there are were abandoned.
+    """
+    found = look(folder)
+    line = [info for info in found if not info.abandoned]
+    if found and not line:
+        steps = ", ".join(str(info.step) for info in found[:_NAMED])
+        raise NoVerifiedCheckpoint(
+            f"All checkpoints in {folder} were abandoned (step {steps}): training had begun anew beside them, and "
+            "nothing of that was saved. Restore one of them by its step, or move them away to start over."
+        )
+    return line
 
 
 def _is_gone(path: Path) -> bool:
     """Not, where nobody can tell."""
     try:
-        path.stat()
+        path.lstat()
     except (FileNotFoundError, NotADirectoryError):
         return True
     except OSError:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -22,7 +22,7 @@ class Best:
     mode: Literal["min", "max"]
 
     def __post_init__(self) -> None:
-        check_whole(f"count of {self.metric!r}", self.count, least=1)
+        object.__setattr__(self, "count", check_whole(f"count of {self.metric!r}", self.count, least=1))
         if not self.metric:
             raise BadUse("A metric has a name. Give one that an evaluation has noted, such as 'loss'.")
         if self.mode not in ("min", "max"):
@@ -35,6 +35,8 @@ class Retention:
 
     `last`: the newest so many. `every_steps`: those whose step it divides. `within_s`: those written in the last so
     many seconds. `best`: those with the best value of a metric.
+
+    The rules apply to the steps of the line that training is on, and apart from those to the abandoned ones.
 
     Whatever the rules, these stay as well: the newest; the newest that is marked verified, and the newest that is
     marked healthy; the pinned and the wanted; those whose marks cannot be read; and, as evidence, the damaged.
@@ -51,7 +53,7 @@ class Retention:
     def __post_init__(self) -> None:
         for name in ("last", "every_steps"):
             if getattr(self, name) is not None:
-                check_whole(name, getattr(self, name), least=1)
+                object.__setattr__(self, name, check_whole(name, getattr(self, name), least=1))
         if self.within_s is not None and not (self.within_s > 0 and math.isfinite(self.within_s)):
             raise BadUse(f"within_s is {self.within_s!r}; allowed is a number of seconds above 0.")
 
@@ -99,11 +101,15 @@ def judge(
     for info in whole:
         first_of_step.setdefault(info.step, info)
     counted = list(first_of_step.values())
+    on_line = [info for info in counted if not info.abandoned] or counted
     reasons: dict[Path, list[str]] = {info.path: [] for info in checkpoints}
-    for info, why in (
-        *(_by_rules(counted, policy, now_s) if policy.has_rules else ((info, "there is no rule") for info in counted)),
-        *_always(whole, counted, now_s, committed),
-    ):
+    abandoned = [] if on_line is counted else [info for info in counted if info.abandoned]
+    if policy.has_rules:
+        found = [*_by_rules(on_line, policy, now_s)]
+        found += ((info, f"abandoned, {why}") for info, why in _by_rules(abandoned, policy, now_s))
+    else:
+        found = [(info, "there is no rule") for info in counted]
+    for info, why in (*found, *_always(whole, on_line, now_s, committed)):
         reasons[info.path].append(why)
     verdicts = []
     for info in checkpoints:
@@ -133,6 +139,29 @@ def superfluous(
     return [verdict.info for verdict in going]
 
 
+def best_first(checkpoints: Sequence[CheckpointInfo], best: Best) -> list[CheckpointInfo]:
+    """Those that have a value of a metric, the best first, the newer of two equals before the other."""
+    sign = 1 if best.mode == "min" else -1
+    values = {info.path: info.marks.metrics.get(best.metric, math.nan) for info in checkpoints}
+    known = [info for info in checkpoints if not math.isnan(values[info.path])]
+    return sorted(known, key=lambda info: (sign * values[info.path], -info.step))
+
+
+def deletable_for_room(
+    checkpoints: Sequence[CheckpointInfo], *, damaged: Collection[Path], keep: Retention, now_s: float | None
+) -> list[CheckpointInfo]:
+    """Choose what may be deleted where the disk is full, doubles of a step first and then the oldest.
+
+    `keep.last` counts as 1: the newest ones are kept in case one is damaged, and a newer one is worth more than that.
+    Every other reason to stay holds, see `judge`.
+    """
+    policy = keep if keep.last is None else replace(keep, last=1)
+    verdicts = judge(checkpoints, policy, now_s=now_s, damaged=damaged)
+    going = [verdict for verdict in verdicts if not verdict.stays]
+    going.sort(key=lambda verdict: (verdict.goes != _DOUBLE, verdict.info.step))
+    return [verdict.info for verdict in going]
+
+
 def _by_rules(
     counted: Sequence[CheckpointInfo], policy: Retention, now_s: float | None
 ) -> Iterator[tuple[CheckpointInfo, str]]:
@@ -144,12 +173,8 @@ def _by_rules(
         if policy.within_s is not None and _is_within(info, policy.within_s, now_s):
             yield info, f"written within {policy.within_s:.0f} s"
     for best in policy.best:
-        sign = 1 if best.mode == "min" else -1
-        values = {info.path: info.marks.metrics.get(best.metric, math.nan) for info in counted}
-        known = [info for info in counted if not math.isnan(values[info.path])]
-        known.sort(key=lambda info: (sign * values[info.path], -info.step))
-        for place, info in enumerate(known[: best.count], start=1):
-            yield info, f"{best.metric} {values[info.path]:g} is number {place} ({best.mode})"
+        for place, info in enumerate(best_first(counted, best)[: best.count], start=1):
+            yield info, f"{best.metric} {info.marks.metrics[best.metric]:g} is number {place} ({best.mode})"
 
 
 def _always(
@@ -157,9 +182,10 @@ def _always(
 ) -> Iterator[tuple[CheckpointInfo, str]]:
     for info in counted[:1]:
         yield info, "the newest"
-    for info in [info for info in whole if info.marks.verified][:1]:
+    line = [info for info in whole if info.abandoned == counted[0].abandoned]
+    for info in [info for info in line if info.marks.verified][:1]:
         yield info, "the newest that is verified"
-    for info in [info for info in whole if info.marks.healthy][:1]:
+    for info in [info for info in line if info.marks.healthy][:1]:
         yield info, "the newest that is healthy"
     for info in whole:
         if info.path == committed:
@@ -170,6 +196,11 @@ def _always(
             yield info, f"wanted by {holder}"
         if info.marks.unreadable is not None:
             yield info, f"its marks cannot be read: {info.marks.unreadable}"
+
+
+def is_damaged(info: CheckpointInfo, damaged: Collection[Path]) -> bool:
+    """Return whether a checkpoint is known to be damaged; `damaged`: what was found by the caller."""
+    return _damage(info, damaged) is not None
 
 
 def _is_within(info: CheckpointInfo, within_s: float, now_s: float | None) -> bool:

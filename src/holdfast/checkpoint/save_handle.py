@@ -4,18 +4,35 @@ import threading
 from concurrent.futures import Future
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Final
+from typing import Final, NoReturn, SupportsIndex
 
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import BadUse, HoldfastError
 from holdfast.core.link import job_link
 
 _LOOK_IN_S: Final = 5.0
 
 
-class SaveHandle:
+class StaysHere:
+    """What belongs to the process that made it."""
+
+    def __reduce_ex__(self, protocol: SupportsIndex) -> NoReturn:
+        """Refuse to be pickled or copied.
+
+        Raises:
+            BadUse: always.
+        """
+        raise BadUse(
+            f"A {type(self).__name__} cannot be pickled or copied: it belongs to the process that made it. Keep it out "
+            "of what spawned processes are given, such as the dataset, collate_fn or worker_init_fn of a DataLoader; "
+            "a process that needs checkpoints makes a Checkpointer of its own, with read_only=True."
+        )
+
+
+class SaveHandle(StaysHere):
     """One call of `Checkpointer.save`. `step` is the step it saves, None where nothing was due."""
 
-    def __init__(self, step: int | None, unseen: list[HoldfastError]) -> None:
+    def __init__(self, step: int | None, *unseen: list[HoldfastError]) -> None:
+        """A failure that `result` raises is taken out of the lists `unseen`."""
         self.step = step
         self._unseen = unseen
         self._outcome: Future[Path | None] = Future()
@@ -38,6 +55,7 @@ class SaveHandle:
             with job_link().section("save") if holds_up and not self.done() else nullcontext():
                 return self._outcome.result(timeout_s)
         except HoldfastError as error:
-            if error in self._unseen:
-                self._unseen.remove(error)
+            for unseen in self._unseen:
+                if error in unseen:
+                    unseen.remove(error)
             raise

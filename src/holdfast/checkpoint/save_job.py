@@ -1,6 +1,7 @@
 """One save of one rank, from the call until it has ended."""
 
 import threading
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +25,7 @@ class SaveJob:
         order: what the writing process is to write.
         began_s: when it was called, by the monotonic clock.
         must: it is neither skipped nor given up.
+        metrics: of the step, as they were given; they are read in the thread.
         blocking: the call waits until it is copied.
         streams: that the call was made on.
         boundaries: of those streams.
@@ -48,6 +50,7 @@ class SaveJob:
     order: Order
     began_s: float
     must: bool
+    metrics: Mapping[str, Any] = field(default_factory=dict)
     blocking: bool = True
     streams: Streams = field(default_factory=dict)
     boundaries: list[torch.cuda.Event] = field(default_factory=list)

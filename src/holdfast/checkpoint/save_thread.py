@@ -9,23 +9,31 @@ import logging
 import threading
 import time
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import replace
 from typing import Final
+
+import torch
 
 from holdfast.checkpoint.arena import ArenaError, State
 from holdfast.checkpoint.checksums import DIGEST_BYTES
+from holdfast.checkpoint.limits import advice_on, in_words
+from holdfast.checkpoint.meeting import Meeting
+from holdfast.checkpoint.metrics import read_metrics
 from holdfast.checkpoint.persist import abandon
 from holdfast.checkpoint.plan import Plan
 from holdfast.checkpoint.ranks import Ranks
+from holdfast.checkpoint.replicas import digest_replicas
 from holdfast.checkpoint.save_job import SaveJob
 from holdfast.checkpoint.saved_event import Saved
 from holdfast.checkpoint.seats import Seat, Seats
-from holdfast.checkpoint.shape import Busy, Shape
+from holdfast.checkpoint.shape import Busy, Replicas, Shape
 from holdfast.checkpoint.stage import copy_into, names_of
 from holdfast.checkpoint.turns import short_turns
 from holdfast.checkpoint.writer import NotAttestedError, Writer, Written
 from holdfast.core.errors import BadUse, HoldfastError, SaveFailed
 
 _logger = logging.getLogger("holdfast")
+_COMPARE_EVERY: Final = 10
 _ADVICE: Final = (
     "Only an optimizer's step may change it before the copy is made; a loop without one calls ckpt.before_update() "
     "first. From now on it is copied in the call."
@@ -35,8 +43,20 @@ _ADVICE: Final = (
 class SaveThread:
     """Of one rank's saves, each from its stocktaking until it has ended."""
 
-    def __init__(self, shape: Shape, seats: Seats, writer: Writer, *, when_busy: Busy) -> None:
+    def __init__(
+        self,
+        shape: Shape,
+        seats: Seats,
+        writer: Writer,
+        meeting: Meeting,
+        *,
+        when_busy: Busy,
+        replicas: Replicas,
+    ) -> None:
         """It begins with the first save."""
+        self._replicas = replicas
+        self._agreed = 0
+        self._meeting = meeting
         self._shape = shape
         self._seats = seats
         self._writer = writer
@@ -95,9 +115,10 @@ class SaveThread:
         """Order one save to be written, and copy its state, which the writing follows. Collective, in the thread."""
         seat: Seat | None = None
         generation = 0
+        replicas = b""
 
         def begin() -> None:
-            nonlocal seat, generation
+            nonlocal seat, generation, replicas
             plan = self._shape.agreed
             self._shape.digest_rest(job)
             seat = self._seats.take(plan)
@@ -105,6 +126,7 @@ class SaveThread:
             if job.digests is not None:  # those before them come from GPUs
                 end = len(plan.pieces) * DIGEST_BYTES
                 seat.arena.notes[end - len(job.digests) : end] = job.digests
+            replicas = self._digest_replicas(job)
 
         ended: Future[Written] | None = None
         try:
@@ -112,9 +134,12 @@ class SaveThread:
                 if not self._agree(job, ranks):
                     job.outcome.set_result(None)
                     return
+                self._agreed += 1  # on all ranks alike
                 ranks.together(begin)
                 assert seat is not None, "it was taken"
-                ended = self._order(job, self._shape.agreed, seat, generation)
+                if ranks.rank == 0:  # whose order names them
+                    job.order = replace(job.order, metrics=read_metrics(job.metrics, job.boundaries))
+                ended = self._order(job, self._shape.agreed, seat, generation, replicas)
                 self._copy(job, self._shape.agreed, seat, generation)
         except Exception as error:
             failure = error if isinstance(error, BadUse | SaveFailed) else failed(job.order.step, error)
@@ -138,6 +163,7 @@ class SaveThread:
 
     def _agree(self, job: SaveJob, ranks: Ranks) -> bool:
         """Have a plan that fits on every rank, and the sources by it; False: all ranks skip this save."""
+        self._meeting.await_all("save", job.order.step, thread="stage")
         waiting = self._waiting()
 
         def look() -> tuple[int, bool, bool, bool, bool, str]:
@@ -220,7 +246,24 @@ class SaveThread:
             copy_rest()
         arena.move(State.SEALED, generation)
 
-    def _order(self, job: SaveJob, plan: Plan, seat: Seat, generation: int) -> "Future[Written]":
+    def _digest_replicas(self, job: SaveJob) -> bytes:
+        """Return the digests of what other ranks have as well, at each save that compares."""
+        plan = self._shape.agreed
+        if not plan.replicated or (self._replicas != "check" and self._agreed % _COMPARE_EVERY != 1):
+            return b""
+        try:
+            return digest_replicas(
+                plan.replicated,
+                job.contents.leaves(plan.structure),
+                job.snapshot.copied,
+                owned=plan.owned,
+                all_stand_still=job.blocking,
+            )
+        except torch.cuda.OutOfMemoryError:
+            _logger.warning("A GPU has no memory to compare the state of the ranks: step %d is not.", job.order.step)
+            return b""
+
+    def _order(self, job: SaveJob, plan: Plan, seat: Seat, generation: int, replicas: bytes) -> "Future[Written]":
         job.seat, job.generation = seat, generation
         try:
             return self._writer.save(
@@ -229,9 +272,12 @@ class SaveThread:
                 generation=generation,
                 layout=self._shape.layout,
                 attested_bytes=0 if job.digests is None else len(plan.pieces) * DIGEST_BYTES,
+                replicas=replicas,
+                refuses=self._replicas == "check",
             )
         except (OSError, RuntimeError) as error:  # the other ranks' orders are given: they wait for this one's part
-            abandon(job.order, plan.layout, f"the process that writes it cannot be started ({error})")
+            why = f"the process that writes it cannot be started ({in_words(error)})"
+            abandon(job.order, plan.layout, why, errno=getattr(error, "errno", None))
             raise
 
     def _ended(self, job: SaveJob, seat: Seat, plan: Plan, done: "Future[Written]") -> None:
@@ -291,8 +337,8 @@ class SaveThread:
 
 def failed(step: int, error: Exception) -> SaveFailed:
     """In words what became of a save that could not be staged."""
-    advice = "" if isinstance(error, HoldfastError) else ". Look at the log of this rank."
-    return SaveFailed(f"Step {step} was not saved: {error}{advice}")
+    advice = "" if isinstance(error, HoldfastError) else f". {advice_on(error) or 'Look at the log of this rank.'}"
+    return SaveFailed(f"Step {step} was not saved: {in_words(error)}{advice}")
 
 
 def _some(names: list[str]) -> str:

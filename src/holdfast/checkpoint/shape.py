@@ -1,25 +1,32 @@
 """What all saves of a state of one shape share: its plan, its memory, and what of it is taken in the call."""
 
+import functools
+import itertools
 import logging
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
+import torch.distributed as dist
 
 from holdfast.checkpoint.contents import Contents
 from holdfast.checkpoint.device_memory import room_bytes
 from holdfast.checkpoint.devices import Devices
+from holdfast.checkpoint.early import BUDGET_BYTES, EarlyCopies, changes_of, choose_early
 from holdfast.checkpoint.image import slot_bytes
-from holdfast.checkpoint.plan import Plan, make_plan, serialized
+from holdfast.checkpoint.ownership import OptimizerTensors
+from holdfast.checkpoint.plan import Plan, local, make_plan, serialized
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.save_job import SaveJob
 from holdfast.checkpoint.seats import Seats
-from holdfast.checkpoint.stage import EarlyCopies, Snapshot, early_places, live_digests, overlong, sources
+from holdfast.checkpoint.stage import Snapshot, live_digests, overlong, sources
+from holdfast.checkpoint.tree import KIND, LiveTensors
 from holdfast.checkpoint.writer import Writer
 
 _logger = logging.getLogger("holdfast")
 Busy = Literal["wait", "skip", "replace"]
+Replicas = Literal["spread", "check", "rank0"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,21 +42,27 @@ class Options:
     max_device_bytes: float | None = None
     keep_s: float = 0.0
     peer_memory: bool = False
+    replicas: Replicas = "spread"
+    process_group: dist.ProcessGroup | None = None
 
 
 class Shape:
     """The plan that holds until the state changes its shape on some rank, and what was made for it."""
 
-    def __init__(self, options: Options, writer: Writer, seats: Seats) -> None:
+    def __init__(self, options: Options, writer: Writer, seats: Seats, optimizers: OptimizerTensors) -> None:
         """There is no plan yet."""
         self._options = options
         self._writer = writer
         self._seats = seats
         self._plan: Plan | None = None
         self._devices: Devices | None = None
-        self._early: set[int] = set()
+        self._optimizers = optimizers
+        self._early: tuple[list[int], bool] = [], False
+        self._chosen_with = 0
+        """How many optimizers there were then."""
         self._early_copies = EarlyCopies()
         self._unsteady: set[str] = set()
+        self._kinds: list[Any] = []
         self._rooms: list[tuple[int, int]] = []
         self.is_outdated = False
         """Some rank's state has another shape: the next save plans anew."""
@@ -68,10 +81,13 @@ class Shape:
         return self._plan
 
     def snapshot(self, contents: Contents) -> Snapshot:
-        """What tells of changes from now on; small tensors on the host, and those that changed before, are copied."""
+        """What tells of changes from now on; what may change before an update is copied, see `early`."""
         tensors = contents.tensors
+        if self._plan is not None and len(self._optimizers) != self._chosen_with:
+            self._choose_early(contents)
+        places, must_block = self._early
         try:
-            return Snapshot(tensors, self._early_copies.take(tensors, self._early))
+            return Snapshot(tensors, self._early_copies.take(tensors, places), must_block=must_block)
         except torch.cuda.OutOfMemoryError:
             _logger.warning("A GPU has no memory for copies of what changes before an update: this save waits instead.")
             return Snapshot(tensors, {}, must_block=True)
@@ -96,8 +112,9 @@ class Shape:
                 return False
             self.digest_rest(job)
             return True
-        # On GPUs a save whose state turns out later not to fit is left out: what grows is looked at now.
-        return not devices or self._has_room(job.contents)
+        # On GPUs a save whose state turns out later not to fit is left out: what grows is looked at now. On the host it
+        # is planned for beside the training, which must not find that other tensors had to be copied in the call.
+        return self._has_room(job.contents) if devices else _kinds(tensors) == self._kinds
 
     def fits(self, job: SaveJob) -> bool:
         """Whether the state has the shape, and what was taken is what it names; if so, the job has its sources."""
@@ -115,7 +132,14 @@ class Shape:
 
     def plan_anew(self, job: SaveJob, ranks: Ranks) -> None:
         """Plan by the state that `job` has, while no other save is under way, and take it. Collective."""
-        plan = make_plan(ranks, job.contents, shard_bytes=self._options.shard_bytes, room_bytes=self._room_bytes)
+        plan = make_plan(
+            ranks,
+            job.contents,
+            shard_bytes=self._options.shard_bytes,
+            room_bytes=self._room_bytes,
+            owned=functools.partial(self._owned, job.contents),
+            is_spread=self._options.replicas != "rank0",
+        )
 
         def prepare() -> None:
             self._let_go()
@@ -125,6 +149,7 @@ class Shape:
             if plan.on_devices:
                 options = self._options
                 self._devices = Devices(plan, job.contents, attest=options.attest, max_bytes=options.max_device_bytes)
+            self._kinds = _kinds(job.contents.tensors)
             self._choose_early(job.contents)
             self._rooms = [_room(value) for value in job.contents.tensors.values]
             # Taken beside the training, in the thread: of a change until here only the versions tell.
@@ -152,6 +177,12 @@ class Shape:
         self._seats.forget()
         self._plan = None
 
+    def _owned(self, contents: Contents) -> frozenset[str]:
+        self._optimizers.add(each for each in contents.objects if isinstance(each, torch.optim.Optimizer))
+        leaves = contents.leaves(None)
+        names = [name for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)]
+        return frozenset(itertools.compress(names, self._optimizers.owned([leaves[name] for name in names])))
+
     def _room_bytes(self, device: torch.device) -> float:
         """For packing on a GPU, once what is packed there for the plan before is let go."""
         room = room_bytes(device) + (self._devices.packed_bytes(device) if self._devices else 0)
@@ -161,11 +192,17 @@ class Shape:
         return sources(plan, job.contents.leaves(plan.structure), job.snapshot)
 
     def _choose_early(self, contents: Contents) -> None:
-        leaves = contents.leaves(None)
-        unsteady = {id(leaves[name]) for name in self._unsteady if name in leaves}
-        early = set(early_places(contents.tensors, but_on=[*self._devices] if self._devices else ()))
+        changes = changes_of(contents, self._optimizers, self._unsteady)
+        self._chosen_with = len(self._optimizers)
         # At once: a call in another thread may be going through the former.
-        self._early = early | {place for place, tensor in enumerate(contents.tensors) if id(tensor) in unsteady}
+        self._early = choose_early(
+            contents.tensors,
+            changes,
+            attest=self._options.attest,
+            but_on=[*self._devices] if self._devices else (),
+            packed=self._devices.packed_places() if self._devices else (),
+            budget_bytes=BUDGET_BYTES,
+        )
 
     def _has_room(self, contents: Contents) -> bool:
         """Whether there are as many plain values as were planned, and what by its length has grown has room.
@@ -189,6 +226,10 @@ class Shape:
         if self._devices is not None:
             self._devices.close()
         self._devices = None
+
+
+def _kinds(tensors: LiveTensors) -> list[Any]:
+    return list(map(KIND, tensors if tensors.are_plain else map(local, tensors)))
 
 
 def _length(value: Any) -> int:

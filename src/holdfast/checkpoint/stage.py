@@ -1,16 +1,16 @@
 """A snapshot: the live tensors' bytes into an arena, while forward and backward run, and what tells that it is one.
 
-Small tensors are copied before training goes on: those that a forward pass changes (counters, the statistics of a
-batch norm) are among them. Of the others only an optimizer's step changes the bytes, and it waits at the fence. Whoever
-breaks that is found out: every in-place operation of PyTorch counts up a tensor's version, which must be the same
-before and after; and where a save is attested, the digests taken before must be those of what was written.
+What a forward pass changes (counters, the statistics of a batch norm) is copied before training goes on, see `early`.
+Of the others only an optimizer's step changes the bytes, and it waits at the fence. Whoever breaks that is found out:
+every in-place operation of PyTorch counts up a tensor's version, which must be the same before and after; and where a
+save is attested, the digests taken before must be those of what was written.
 """
 
 import bisect
 import ctypes
 import operator
 import os
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -22,50 +22,13 @@ from holdfast.checkpoint.checksums import DIGEST_BYTES
 from holdfast.checkpoint.image import Blob, template
 from holdfast.checkpoint.layout import CHUNK_BYTES
 from holdfast.checkpoint.plan import Plan, is_in_a_row, local, part_of, serialized
-from holdfast.checkpoint.tree import KIND, PLAIN_TENSORS, LiveTensors
+from holdfast.checkpoint.tree import PLAIN_TENSORS, LiveTensors
 from holdfast.core.errors import BadUse
 
-EARLY_BYTES: Final = 16 << 10
-"""A tensor up to this size is copied in the call: 4,096 channels of a batch norm."""
-EARLY_ALL_BYTES: Final = 1 << 20
-EARLY_COUNT: Final = 512
-"""All of them together, at most: below a millisecond."""
 _THREADS: Final = min(4, len(os.sched_getaffinity(0)))
 """A rank's that digest: one reads half as fast as the memory is, and a node has several ranks."""
 _GROUP: Final = 256
 """Tensors copied in one call, which holds Python's lock while it looks at its arguments, and not while it copies."""
-
-
-class EarlyCopies:
-    """Memory for what is copied in the call; the next one, by when all of it is in an arena, uses it again."""
-
-    def __init__(self) -> None:
-        """There is none before it is needed."""
-        self._kept: dict[int, tuple[torch.Tensor, Any]] = {}
-
-    @torch.inference_mode(mode=False)  # what is made in it cannot be written to outside
-    @torch.no_grad()
-    def take(self, tensors: Sequence[torch.Tensor], places: Iterable[int]) -> dict[int, torch.Tensor]:
-        """Copy those of `tensors` that are in `places`; the copies by the `id` of what is live."""
-        kept, copied = self._kept, {}
-        again: tuple[list[torch.Tensor], list[torch.Tensor]] = ([], [])
-        self._kept = {}
-        for place in places:
-            if place >= len(tensors):
-                continue
-            live = tensors[place]
-            held, kind = kept.get(place), KIND(live)
-            if held is not None and held[1] == kind:
-                again[0].append(held[0])
-                again[1].append(live)
-            else:
-                held = live.clone(), kind
-            copied[id(live)] = held[0]
-            if type(live) in PLAIN_TENSORS and live.is_cpu:
-                self._kept[place] = held
-        if again[0]:
-            torch._foreach_copy_(*again)
-        return copied
 
 
 class Snapshot:
@@ -90,24 +53,6 @@ class Snapshot:
             for place, (before, now) in enumerate(zip(self._versions, versions, strict=True))
             if before != now and id(self._tensors[place]) not in self.copied
         ]
-
-
-def early_places(tensors: Sequence[torch.Tensor], *, but_on: Collection[torch.device] = ()) -> list[int]:
-    """Which tensors are copied in the call, of those that are not on the GPUs that `but_on` names.
-
-    The smallest first, and of one type and shape all or none: some of twenty thousand would be as good as none.
-    """
-    alike: dict[Any, list[int]] = {}
-    for place, own in enumerate(map(local, tensors)):
-        if own.device not in but_on and own.nbytes <= EARLY_BYTES:
-            alike.setdefault((own.nbytes, *KIND(own)), []).append(place)
-    early: list[int] = []
-    left_bytes = EARLY_ALL_BYTES
-    for (size_bytes, *_), places in sorted(alike.items(), key=lambda item: item[0][0]):
-        if size_bytes * len(places) <= left_bytes and len(early) + len(places) <= EARLY_COUNT:
-            left_bytes -= size_bytes * len(places)
-            early += places
-    return early
 
 
 def sources(plan: Plan, leaves: dict[str, Any], snapshot: Snapshot) -> list[Any]:

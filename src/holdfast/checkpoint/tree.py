@@ -8,6 +8,7 @@ nested dicts and lists themselves, with each leaf replaced by its flat name.
 import contextlib
 import copy
 import operator
+import re
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ KIND = operator.attrgetter("dtype", "shape", "device")
 PLAIN_TENSORS = {torch.Tensor, torch.nn.Parameter}
 """What is all here, and copied as it is."""
 _KEYS = {str, int, bool, float, type(None)}
+_WRAPPER = re.compile(r"\b(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wrapped_module)\.")
 
 
 def irregular(tensor: torch.Tensor) -> str | None:
@@ -48,6 +50,11 @@ def irregular(tensor: torch.Tensor) -> str | None:
     if tensor.layout is not torch.strided:
         return "sparse" if str(tensor.layout).startswith("torch.sparse") else str(tensor.layout)
     return None
+
+
+def without_wrappers(name: str) -> str:
+    """A name without what torch.compile, DistributedDataParallel, FSDP and activation checkpointing put into it."""
+    return _WRAPPER.sub("", name)
 
 
 class LiveTensors(list[torch.Tensor]):

@@ -1,8 +1,8 @@
 """What some rank wants done at a call of `save`, known to all ranks at the same call, and none waits for another.
 
-Each rank is told a SIGTERM, or that a save has failed, at a step of its own, and each has a clock of its own. What it
-wants goes into a reduction that runs beside the training; the answer is taken at a later call, the same on all ranks
-since all call `save` at the same steps. By then it is there, unless a rank is that far behind.
+Each rank is told a SIGTERM at a step of its own, and each has a clock of its own. What it wants goes into a reduction
+that runs beside the training; the answer is taken at a later call, the same on all ranks since all call `save` at the
+same steps. By then it is there, unless a rank is that far behind.
 """
 
 import time
@@ -26,8 +26,11 @@ _CLOSING_S: Final = 5.0
 class Votes:
     """The wishes of all ranks. All of them call `hear` equally often."""
 
-    def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, monotonic_s: Callable[[], float] = time.monotonic, *, process_group: dist.ProcessGroup | None = None
+    ) -> None:
         """Nothing is sent before the first `hear`."""
+        self._process_group = process_group
         self._monotonic_s = monotonic_s
         self._ranks: Ranks | None = None
         self._group: dist.ProcessGroup | None = None
@@ -36,6 +39,11 @@ class Votes:
         self._calls_to_go = 0
         self._asked_at_s: float | None = None
         self._calls_between = 1
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether `hear` was called before."""
+        return self._ranks is not None
 
     def hear(self, wishes: Sequence[bool]) -> list[bool]:
         """Which of the wishes any rank had when last all were asked; at once where there is one rank. Collective.
@@ -46,9 +54,9 @@ class Votes:
             CheckpointError: another rank is gone.
         """
         if self._ranks is None:
-            self._ranks = Ranks()
+            self._ranks = Ranks(self._process_group)
             # A group of its own: its reductions must not come between those of the training and the saves.
-            self._group = dist.new_group(backend="gloo") if self._ranks.world_size > 1 else None
+            self._group = self._ranks.new_group() if self._ranks.world_size > 1 else None
         if self._group is None:
             return list(wishes)
         self._calls_to_go -= 1
@@ -67,11 +75,8 @@ class Votes:
             except RuntimeError:
                 return
             self._work = None
-        if self._group is not None and dist.is_initialized():
-            try:
-                dist.destroy_process_group(self._group)
-            except ValueError:  # it went with the default group
-                return
+        if self._ranks is not None:
+            self._ranks.let_go(self._group)
 
     def _answer(self) -> list[float]:
         assert self._work is not None, "they were asked"

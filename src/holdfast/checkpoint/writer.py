@@ -19,10 +19,13 @@ from typing import Any, Final
 from holdfast.checkpoint.arena import Arena, ArenaError, State
 from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.layout import Layout
+from holdfast.checkpoint.limits import in_words
 from holdfast.checkpoint.messages import MODULE, readable, receive, send
 from holdfast.checkpoint.peer_memory import Pairing
 from holdfast.checkpoint.persist import abandon, discard_abandoned
+from holdfast.checkpoint.replica_notes import Differing
 from holdfast.core.errors import SaveFailed
+from holdfast.core.link import job_link
 from holdfast.core.processes import module_command
 
 _logger = logging.getLogger("holdfast")
@@ -56,11 +59,13 @@ class Written:
         seconds: from when its writing began until all ranks' parts were there; 0: the process died before it said so.
         digest: of the manifest; None there too, and on other ranks than 0.
         size_bytes: of the files of all ranks; None likewise.
+        differing: what ranks have alike by name and not by content, where that was compared; on rank 0.
     """
 
     seconds: float = 0.0
     digest: str | None = None
     size_bytes: int | None = None
+    differing: Differing = field(default_factory=Differing)
 
 
 @dataclass
@@ -71,6 +76,8 @@ class _Outstanding:
     layout_number: int
     layout: Layout
     attested_bytes: int
+    replicas: bytes = b""
+    refuses: bool = False
     ended: Future[Written] = field(default_factory=Future)
     starts: int = 1
     has_begun: bool = False
@@ -82,6 +89,7 @@ class _Outstanding:
             "generation": self.generation,
             "layout": self.layout_number,
             "attested_bytes": self.attested_bytes,
+            "refuses": self.refuses,
             "timeout_s": timeout_s,
             "max_write_bytes_s": max_write_bytes_s,
         }
@@ -174,8 +182,18 @@ class Writer:
                 os.close(self._layouts.pop(number)[0])
             self._tell({"forget": {"arenas": arenas, "layouts": layouts}})
 
-    def save(self, order: Order, *, arena: int, generation: int, layout: int, attested_bytes: int) -> "Future[Written]":
-        """Order the image in a sealed arena to be made durable.
+    def save(
+        self,
+        order: Order,
+        *,
+        arena: int,
+        generation: int,
+        layout: int,
+        attested_bytes: int,
+        replicas: bytes = b"",
+        refuses: bool = False,
+    ) -> "Future[Written]":
+        """Order the image in a sealed arena to be made durable; `replicas` and `refuses`: see `persist.Part`.
 
         Returns:
             What there is, once it is durable; else SaveFailed, or NotAttestedError.
@@ -185,11 +203,12 @@ class Writer:
             RuntimeError: no thread could, or the interpreter ends.
         """
         with self._lock:
-            outstanding = _Outstanding(order, arena, generation, layout, self._layouts[layout][1], attested_bytes)
+            known = self._layouts[layout][1]
+            outstanding = _Outstanding(order, arena, generation, layout, known, attested_bytes, replicas, refuses)
             if self._socket is None:
                 self._start()
             self._outstanding[arena, generation] = outstanding
-            self._tell(outstanding.message(self._timeout_s, self._max_write_bytes_s))
+            self._tell_of(outstanding)
         return outstanding.ended
 
     def is_waiting(self, arena: int, generation: int) -> bool:
@@ -263,7 +282,18 @@ class Writer:
         for number, (fd, _layout) in self._layouts.items():
             self._tell({"layout": number}, fd)
         for outstanding in self._outstanding.values():
-            self._tell(outstanding.message(self._timeout_s, self._max_write_bytes_s))
+            self._tell_of(outstanding)
+
+    def _tell_of(self, outstanding: _Outstanding) -> None:
+        message = outstanding.message(self._timeout_s, self._max_write_bytes_s)
+        if not outstanding.replicas:
+            self._tell(message)
+            return
+        fd = os.memfd_create("holdfast-replicas", os.MFD_CLOEXEC)
+        with os.fdopen(fd, "wb") as file:
+            file.write(outstanding.replicas)
+            file.flush()
+            self._tell(message, fd)
 
     def _tell(self, message: dict[str, Any], fd: int | None = None) -> None:
         try:
@@ -338,6 +368,8 @@ class Writer:
                     moved_s = ran_s
                 elif "held" in message:
                     self.held_step = message["held"]
+                elif "made_room" in message:
+                    job_link().emit("disk_full", message["made_room"])
                 elif message["alive"] != moves:
                     moves, moved_s = message["alive"], ran_s
                 # An order may be as much younger than the last look. One that is silent is another matter.
@@ -373,7 +405,7 @@ class Writer:
             try:
                 self._start()
             except (OSError, RuntimeError) as error:  # no process, or no thread to hear it
-                ended += self._give_up(f"the process that writes it cannot be started ({error})")
+                ended += self._give_up(f"the process that writes it cannot be started ({in_words(error)})")
         return ended
 
     def _give_up(self, why: str) -> list[tuple[_Outstanding, str]]:
@@ -401,10 +433,14 @@ class Writer:
         if "pieces" in said:
             outstanding.ended.set_exception(NotAttestedError(said["failed"], said["pieces"]))
         elif "failed" in said:
-            outstanding.ended.set_exception(SaveFailed(said["failed"]))
+            failed = SaveFailed(said["failed"])
+            failed.errno = said["errno"]
+            outstanding.ended.set_exception(failed)
         else:
-            names = Written.__dataclass_fields__
-            outstanding.ended.set_result(Written(**{name: said[name] for name in names if name in said}))
+            names = ("seconds", "digest", "size_bytes")
+            differing = Differing.of_json(said["differing"]) if "differing" in said else Differing()
+            found = {name: said[name] for name in names if name in said}
+            outstanding.ended.set_result(Written(**found, differing=differing))
 
 
 def _within(limit_s: float, work: Callable[[], None]) -> None:

@@ -27,7 +27,8 @@ from holdfast.checkpoint.manifest import ManifestError, read_manifest
 from holdfast.checkpoint.messages import readable, receive, send
 from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.peer_memory import PeerMemory
-from holdfast.checkpoint.persist import NotAttested, Part, delete_leftovers, delete_superfluous, persist
+from holdfast.checkpoint.persist import NotAttested, Part, delete_leftovers, delete_superfluous, make_room, persist
+from holdfast.checkpoint.replica_notes import Differing
 
 ALIVE_EVERY_S: Final = 0.5
 _LOOK_EVERY_S: Final = 0.01
@@ -98,14 +99,14 @@ class Service:
             self._heard.put(None)
 
     def _take(self, message: dict[str, Any], fd: int | None) -> None:
-        if fd is not None and "arena" in message:
+        if "save" in message:
+            self._save(message, b"" if fd is None else _read_file(fd))
+        elif fd is not None and "arena" in message:
             self._arenas[message["arena"]] = Arena(fd)
         elif fd is not None and "peer" in message:
             self._peer.paired(message["peer"], fd)
         elif fd is not None:
-            with os.fdopen(fd, "rb") as file:
-                file.seek(0)
-                self._layouts[message["layout"]] = Layout.unpack(file.read())
+            self._layouts[message["layout"]] = Layout.unpack(_read_file(fd))
         elif "forget" in message:
             for number in message["forget"]["arenas"]:
                 self._keeper.forget(self._arenas[number])
@@ -114,8 +115,6 @@ class Service:
                 del self._layouts[number]
         elif "closed" in message:
             self._in_good_order = True
-        else:
-            self._save(message)
 
     def keep(self) -> None:
         """Keep what the trainer, which is gone, saved last, unless it ended in good order."""
@@ -135,14 +134,14 @@ class Service:
             signal.signal(number, signal.SIG_DFL)
         self._keeper.keep()
 
-    def _save(self, message: dict[str, Any]) -> None:
+    def _save(self, message: dict[str, Any], replicas: bytes) -> None:
         arena, generation = self._arenas[message["arena"]], message["generation"]
         layout, order = self._layouts[message["layout"]], Order.of_json(message["save"])
         ended: dict[str, Any] = {"arena": message["arena"], "generation": generation}
         self._say({"began": ended})
         began_s = time.monotonic()
         if (arena.generation, arena.state) == (generation, State.COMMITTED):  # by a process that died before it said so
-            self._say({"ended": {**ended, "seconds": 0.0, **_committed(order, layout.rank)}})
+            self._say({"ended": {**ended, "seconds": 0.0, **_committed(order, layout.rank, Differing())}})
             return
         until_s = began_s + message["timeout_s"]
         self._pace.max_bytes_s = message["max_write_bytes_s"]
@@ -173,7 +172,7 @@ class Service:
             if layout.rank == 0 and not self._has_tidied:
                 delete_leftovers(order, self._moved)
                 self._has_tidied = True
-            persist(
+            differing = self._persist(
                 Part(
                     order=order,
                     layout=layout,
@@ -184,10 +183,13 @@ class Service:
                     pace=self._pace,
                     progress=self._moved,
                     blocks=blocks,
+                    replicas=replicas,
+                    refuses=message["refuses"],
                 )
             )
         except Exception as error:
             ended["failed"] = explain(order, layout.size_bytes, error)
+            ended["errno"] = getattr(error, "errno", None)
             if isinstance(error, NotAttested):
                 ended["pieces"] = error.pieces[:_PIECES]
             with contextlib.suppress(ArenaError):  # the trainer has given it up
@@ -197,10 +199,33 @@ class Service:
             snapshot = Snapshot(order=order, layout=layout, arena=arena, generation=generation, blocks=blocks)
             if self._keeper.committed(snapshot):
                 self._peer.offer(snapshot)
-            ended |= _committed(order, layout.rank)
+            ended |= _committed(order, layout.rank, differing)
         self._say({"ended": {**ended, "seconds": time.monotonic() - began_s}})
-        if layout.rank == 0 and "failed" not in ended:  # a large one takes a while: nobody waits for it
+        if layout.rank == 0:
+            self._tidy(order, layout, ended)
+
+    def _tidy(self, order: Order, layout: Layout, ended: dict[str, Any]) -> None:
+        """Delete what may go after a save. A large one takes a while: nobody waits for it."""
+        if "failed" not in ended:
             delete_superfluous(order, self._moved)
+        elif layout.world_size > 1:  # else that was tried before it failed
+            self._make_room(order, layout, ended["errno"])
+
+    def _persist(self, part: Part) -> Differing:
+        while True:
+            try:
+                return persist(part)
+            except OSError as error:
+                # Of several ranks some may be through with their parts: such a save has failed, and is made again.
+                if part.layout.world_size > 1 or not self._make_room(part.order, part.layout, error.errno):
+                    raise
+
+    def _make_room(self, order: Order, layout: Layout, code: int | None) -> bool:
+        deleted = make_room(order, code, layout.size_bytes, self._moved)
+        if deleted is not None:
+            told = {"folder": str(order.folder), "deleted": str(deleted.path), "size_bytes": deleted.size_bytes}
+            self._say({"made_room": told})
+        return deleted is not None
 
     def _waits(self, timeout_s: float) -> Callable[[], None]:
         """What waits a moment for other ranks, and raises once that took too long; its own writing does not count."""
@@ -252,15 +277,22 @@ class Service:
                 return _let_go_of_stderr()  # the trainer is gone; what it ordered is done all the same
 
 
-def _committed(order: Order, rank: int) -> dict[str, Any]:
+def _committed(order: Order, rank: int, differing: Differing) -> dict[str, Any]:
     """What rank 0's trainer is told of the checkpoint. It reads nothing of it itself: storage may hang."""
     if rank:
         return {}
+    told = {"differing": differing.as_json()} if differing.count else {}
     try:
         manifest = read_manifest(order.final, step=order.step)
     except (ManifestError, OSError):  # somebody has taken it away
-        return {}
-    return {"digest": manifest.digest, "size_bytes": manifest.size_bytes}
+        return told
+    return told | {"digest": manifest.digest, "size_bytes": manifest.size_bytes}
+
+
+def _read_file(fd: int) -> bytes:
+    with os.fdopen(fd, "rb") as file:
+        file.seek(0)
+        return file.read()
 
 
 def pause_s(waited_s: float) -> float:

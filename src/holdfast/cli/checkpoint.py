@@ -8,6 +8,7 @@ from typing import Any
 import click
 
 from holdfast.checkpoint import catalog
+from holdfast.checkpoint.arguments import local_path
 from holdfast.checkpoint.marks import pin as pin_checkpoint
 from holdfast.checkpoint.marks import unpin as unpin_checkpoint
 from holdfast.cli import checkpoint_view as view
@@ -25,9 +26,14 @@ class _AbsolutePath(click.Path):
     """As a path is shown, whoever asks and from where: `.` has no name that a step could be read from."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
-        if not value:  # as a variable that is not set: `prune` is not to take the working directory for it
-            self.fail("the path is empty. Give one, or `.` for the working directory.", param, ctx)
-        return Path(os.fsdecode(super().convert(value, param, ctx))).absolute()
+        # Empty, as from a variable that is not set: `prune` is not to take the working directory for it.
+        try:
+            path = local_path(
+                value, instead_of_url="`holdfast.checkpoint.remote.Remote` fetches from there: fetch(STEP, DIR)."
+            )
+        except BadUse as error:
+            self.fail(str(error), param, ctx)
+        return Path(os.fsdecode(super().convert(path, param, ctx)))
 
 
 PATH = _AbsolutePath()

@@ -52,13 +52,15 @@ def print_checkpoints(folder: Path, found: "Sequence[Row]", *, as_json: bool) ->
     if not found:
         click.echo(f"No checkpoints in {folder}.")
         return
-    print_table(
-        ["step", "state", "MiB", "saved", "path", "marks", ""],
-        [
-            (o.step, o.state, mib(o.size_bytes), when(o.created_at_s), o.path, marks_in_words(o.marks), o.reason)
-            for o in found
-        ],
-    )
+    rows = [
+        (o.step, o.state, _line(o), mib(o.size_bytes), when(o.created_at_s), o.path, marks_in_words(o.marks), o.reason)
+        for o in found
+    ]
+    columns = ["step", "state", "line", "MiB", "saved", "path", "marks", ""]
+    if not any(map(_line, found)):  # then there is one
+        place = columns.index("line")
+        columns, rows = columns[:place] + columns[place + 1 :], [row[:place] + row[place + 1 :] for row in rows]
+    print_table(columns, rows)
 
 
 def print_contents(
@@ -166,6 +168,10 @@ def print_pruned(folder: Path, pruned: "Pruned", *, dry_run: bool, as_json: bool
         click.echo(f"{plainly(len(pruned.failed), 'checkpoint')} could not be deleted. See why it stays.", err=True)
 
 
+def _line(one: "Row") -> str:
+    return "abandoned" if isinstance(one, CheckpointInfo) and one.abandoned else ""
+
+
 def _row(one: "Row") -> dict[str, Any]:
     return {
         "step": one.step,
@@ -174,6 +180,7 @@ def _row(one: "Row") -> dict[str, Any]:
         "size_bytes": one.size_bytes,
         "created_at_s": one.created_at_s,
         "reason": one.reason,
+        "abandoned": bool(_line(one)),
         "marks": one.marks.as_dict(),
     }
 

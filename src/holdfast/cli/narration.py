@@ -21,6 +21,8 @@ def narrate(kind: str, data: Mapping[str, Any]) -> str | None:
             return f"{data['by']}: saving state, then stopping (once more: stop now)"
         case "save_failed":
             return f"training goes on after a failed save: {data['reason']}"
+        case "disk_full":
+            return f"{data['folder']} is full: {data['deleted']} was deleted to make room"
         case "fault_injected":
             return f"step {data['step']}: {data['detail']}"
         case "trouble":

@@ -62,6 +62,7 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
 @click.command()
 @_with_settings
 @click.option("--name", metavar="RUN", help="The run's id.  [default: the script's name and the time]")
+@click.option("--fresh", is_flag=True, help="Set the checkpoints of other runs aside, in the folder they are in.")
 @click.option("--detach", "detached", is_flag=True, help="Supervise in the background; no terminal is needed.")
 @click.option("--resume", metavar="RUN", help="Go on with a run that was stopped, failed or lost its supervisor.")
 @click.option("--eval-suite", metavar="SUITE", help="Evaluate each checkpoint: a TOML file, or names of tasks.")
@@ -83,6 +84,7 @@ def command(
     job: tuple[str, ...],
     resume: str | None,
     name: str | None,
+    fresh: bool,
     detached: bool,
     eval_suite: str | None,
     eval_drop_stale: bool,
@@ -103,13 +105,16 @@ def command(
     """  # noqa: D301 - click wants the character itself
     if resume is not None and (job or name):
         raise BadUse("--resume takes the command of the run that it resumes; leave the command and --name out.")
+    if resume is not None and fresh:
+        raise BadUse("--fresh begins a run anew, and --resume goes on with one. Give one of them.")
     if resume is None and not job:
         raise BadUse("Nothing to run. Give the job's command after `--`: holdfast run -- python train.py")
     wish = _wish(eval_suite, eval_drop_stale, eval_options)
     given = {path: value for _, path, _ in SETTINGS if (value := settings[path.replace(".", "_")]) is not None}
     with Ledger.open(place.ledger) as ledger:
         if resume is None:
-            spec = RunSpec.from_options(list(job), str(Path.cwd()), _merged(DEFAULTS, given))
+            options = {**_merged(DEFAULTS, given), "fresh": fresh}
+            spec = RunSpec.from_options(list(job), str(Path.cwd()), options)
             run_id = begin_run(spec, ledger, place.home, name=name).run_id
         else:
             run = ledger.run(resume)

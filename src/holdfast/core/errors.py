@@ -50,7 +50,9 @@ class CheckpointError(HoldfastError):
 
 
 class SaveFailed(CheckpointError):
-    """A save did not become durable; every earlier checkpoint is untouched."""
+    """A save did not become durable; every earlier checkpoint is untouched. `errno`: where the system gave one."""
+
+    errno: int | None = None
 
 
 class NoVerifiedCheckpoint(CheckpointError):

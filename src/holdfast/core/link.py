@@ -11,6 +11,12 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol, SupportsFloat
 
+ENV_RUN: Final = "HOLDFAST_RUN"
+"""The id of the run that a supervised rank belongs to."""
+ENV_ATTEMPT: Final = "HOLDFAST_ATTEMPT"
+"""Which start of that run it belongs to."""
+ENV_FRESH: Final = "HOLDFAST_FRESH"
+"""Set to 1 where checkpoints of other runs are to be set aside."""
 ENV_CONNECT: Final = "HOLDFAST_CONNECT"
 """`MODULE:FUNCTION`, which sets the link of this process; a supervisor sets this variable for its ranks."""
 Number = float | SupportsFloat
@@ -84,6 +90,7 @@ class Unsupervised:
 
 
 _link: JobLink = Unsupervised()
+_numbers: tuple[int, Mapping[str, Any]] = (-1, {})
 
 
 def job_link() -> JobLink:
@@ -104,3 +111,15 @@ def set_job_link(link: JobLink) -> None:
     """Make `link` the link of this process."""
     global _link  # noqa: PLW0603 - one process is one rank: its link is process-wide by nature
     _link = link
+
+
+def note_numbers(step: int, numbers: Mapping[str, Any]) -> None:
+    """Remember what a step was reported with: its loss and metrics, which may be tensors that nobody has read yet."""
+    global _numbers  # noqa: PLW0603 - as above
+    _numbers = (step, numbers)
+
+
+def numbers_of(step: int) -> Mapping[str, Any]:
+    """What the last step was reported with, if it is `step`; else nothing."""
+    noted, numbers = _numbers
+    return numbers if noted == step else {}

@@ -1,29 +1,124 @@
 """How much memory this process may still take."""
 
+import contextlib
+import functools
+import os
+import re
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Final, NamedTuple
 
 import psutil
 
-_GROUPS = Path("/sys/fs/cgroup")
-_V2 = ("memory.max", "memory.current", "memory.stat", "")
-_V1 = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat", "total_")
+_UNLIMITED_BYTES: Final = 1 << 62
+"""Version 1 of control groups states no limit as 2^63 less a page."""
 
 
-def available_memory_bytes(groups: Path = _GROUPS) -> int:
-    """What the node has left, or what its control group is allowed, whichever is less.
+class _Version(NamedTuple):
+    limits: tuple[str, ...]
+    used: str
+    cache_of: str
+    """What precedes `active_file` in `memory.stat`, of the group and all groups below it."""
 
-    A container sees its own group under `groups` (of version 2 or 1); a job in one that is nested deeper sees the node.
+
+_V2: Final = _Version(("memory.max", "memory.high"), "memory.current", "")
+_V1: Final = _Version(("memory.limit_in_bytes",), "memory.usage_in_bytes", "total_")
+
+
+def available_memory_bytes(root: Path = Path("/")) -> int:
+    """Return what the node has left, or what a control group of this process has left, whichever is less.
+
+    Every group from the process's own one up to the topmost one that is mounted counts, of version 1 and 2 of
+    cgroups(7). A group that a container does not see cannot be counted, but for its limit in version 1.
+
+    Args:
+        root: the folder that holds `proc` and the mount points.
     """
-    return max(0, min(psutil.virtual_memory().available, *_left_bytes(groups), 1 << 62))
+    return max(0, min(psutil.virtual_memory().available, *_left_bytes(root), _UNLIMITED_BYTES))
 
 
-def _left_bytes(groups: Path) -> Iterator[int]:
-    for limit, used, statistics, prefix in (_V2, _V1):
-        try:
-            left = int((groups / limit).read_text()) - int((groups / used).read_text())
-            of = dict(line.split() for line in (groups / statistics).read_text().splitlines())
-            # The cache of files counts as used, and is given up when the memory is wanted.
-            yield left + sum(int(of.get(f"{prefix}{kind}_file", 0)) for kind in ("active", "inactive"))
-        except (OSError, ValueError):  # no such group, or "max"
+def _left_bytes(root: Path) -> Iterator[int]:
+    try:
+        own = os.fsdecode((root / "proc/self/cgroup").read_bytes())
+        groups = _groups(root, own)
+    except (OSError, ValueError):  # not Linux, or not what its manual says
+        return
+    for version, folder, is_own in groups:
+        limit_bytes = min(_limit_bytes(folder / name) for name in version.limits)
+        if limit_bytes >= _UNLIMITED_BYTES and not (is_own and version is _V1):
             continue
+        of = _statistics(folder / "memory.stat")
+        # The least limit of this group and those above it, of which a container does not see all.
+        limit_bytes = min(limit_bytes, of.get("hierarchical_memory_limit", _UNLIMITED_BYTES))
+        with contextlib.suppress(OSError):  # the group has no memory controller
+            left_bytes = limit_bytes - int((folder / version.used).read_text())
+            # The cache of files counts as used, and is given up when the memory is wanted.
+            yield left_bytes + sum(of.get(f"{version.cache_of}{kind}_file", 0) for kind in ("active", "inactive"))
+
+
+def _limit_bytes(path: Path) -> int:
+    try:
+        limit = path.read_text().strip()
+    except OSError:  # the root, or a group without this controller
+        return _UNLIMITED_BYTES
+    return _UNLIMITED_BYTES if limit == "max" else int(limit)
+
+
+def _statistics(path: Path) -> dict[str, int]:
+    try:
+        lines = path.read_text().splitlines()
+    except OSError:
+        return {}
+    return {name: int(value) for name, value in map(str.split, lines)}
+
+
+@functools.lru_cache(maxsize=8)
+def _groups(root: Path, own: str) -> tuple[tuple[_Version, Path, bool], ...]:
+    """Return the folders of the groups that limit a process, and which is its own.
+
+    Args:
+        root: of the file system.
+        own: the content of `/proc/self/cgroup`. It changes when the process is moved to another group.
+    """
+    paths: dict[_Version, PurePosixPath] = {}
+    for line in own.splitlines():
+        _number, controllers, path = line.split(":", 2)
+        if not controllers or "memory" in controllers.split(","):
+            paths[_V1 if controllers else _V2] = PurePosixPath(path)
+    found = []
+    for point, (mounted, version) in _mounts(root).items():
+        inside = _inside(mounted, paths[version]) if version in paths else None
+        if inside is not None:
+            folder = root / point.lstrip("/")
+            found += [(version, folder / each, each == inside) for each in (inside, *inside.parents)]
+    return tuple(found)
+
+
+def _mounts(root: Path) -> dict[str, tuple[PurePosixPath, _Version]]:
+    """Return what is mounted of the hierarchies that limit memory, by mount point.
+
+    Source: proc_pid_mountinfo(5).
+    """
+    mounts: dict[str, tuple[PurePosixPath, _Version]] = {}
+    for line in os.fsdecode((root / "proc/self/mountinfo").read_bytes()).splitlines():
+        before, _, after = line.partition(" - ")
+        mounted, point = (re.sub(r"\\([0-7]{3})", lambda at: chr(int(at[1], 8)), each) for each in before.split()[3:5])
+        kind, *_source, options = after.split()
+        mounts.pop(point, None)  # the later mount hides the earlier one
+        if kind == "cgroup2":
+            mounts[point] = PurePosixPath(mounted), _V2
+        elif kind == "cgroup" and "memory" in options.split(","):
+            mounts[point] = PurePosixPath(mounted), _V1
+    return mounts
+
+
+def _inside(mounted: PurePosixPath, own: PurePosixPath) -> PurePosixPath | None:
+    """Return where a group lies in a mount that shows the groups from `mounted` down; None: not there.
+
+    In a namespace of control groups both paths are seen from its root, and groups above are `..`. Their names are not
+    known, so that only the top of such a mount counts.
+    """
+    if own.is_relative_to(mounted):
+        inside = own.relative_to(mounted)
+        return None if ".." in inside.parts else inside
+    return PurePosixPath() if set(mounted.parts[1:]) == {".."} else None

@@ -12,7 +12,6 @@ import atexit
 import contextlib
 import ctypes
 import math
-import operator
 import os
 import queue
 import signal
@@ -21,10 +20,11 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+from typing import Any, TypeVar
 
 from holdfast.core.errors import BadUse, ChannelError
-from holdfast.core.link import JobLink, Number, Unsupervised, set_job_link
+from holdfast.core.link import JobLink, Number, Unsupervised, note_numbers, set_job_link
+from holdfast.core.whole import whole_number
 from holdfast.recover.channel import ENV_ADDRESS, ENV_TOKEN, ChannelClient, Peer
 
 DECISION_TIMEOUT_S = 30.0
@@ -32,6 +32,8 @@ DECISION_TIMEOUT_S = 30.0
 FLUSH_TIMEOUT_S = 2.0
 WAITING_STEPS = 10_000
 """A loop faster than the channel skips reports beyond so many unsent ones; its last step is always reported."""
+
+_N = TypeVar("_N")
 
 
 class Run:
@@ -56,15 +58,18 @@ class Run:
             step: steps completed since the start of training, not of this process.
             loss: this step's training loss. A tensor is read later, by another thread, so that the loop does not
                 wait for the GPU; do not change it in place.
-            metrics: further numbers for the record, such as `val_loss`.
+            metrics: further numbers for the record, such as `val_loss`. They and the loss are noted on the checkpoint
+                of this step, where `Checkpointer.save` is called after this.
 
         Raises:
             BadUse: `step` is not a whole number of at least 0.
         """
-        # NumPy's integers and tensors of one integer are whole numbers too.
-        completed = -1 if isinstance(step, bool) or not hasattr(step, "__index__") else operator.index(step)
-        if completed < 0:
+        completed = whole_number(step)
+        if completed is None or completed < 0:
             raise BadUse(f"run.step({step!r}): give the number of steps completed, a whole number of at least 0.")
+        # Tensors are detached here, while they hold what the user means, and read by other threads.
+        loss, metrics = _detached(loss), {name: _detached(value) for name, value in metrics.items()}
+        note_numbers(completed, metrics if loss is None else {"loss": loss, **metrics})
         if self._link is not None:
             self._link.step(completed, loss, metrics)
 
@@ -179,9 +184,8 @@ class _Link:
             "step": step,
             "step_s": step_s,
             "at_s": time.time(),
-            # Tensors are detached here, while they hold what the user means, and read by the sending thread.
-            "loss": _detached(loss),
-            "metrics": {name: _detached(value) for name, value in metrics.items()},
+            "loss": loss,
+            "metrics": metrics,
         }
         if self._outgoing.qsize() < WAITING_STEPS:
             self._skipped = None
@@ -306,7 +310,7 @@ class _StopAgreement:
             return agreed
 
 
-def _detached(value: Number | None) -> Number | None:
+def _detached(value: _N) -> _N:
     detach = getattr(value, "detach", None)
     return detach() if detach is not None else value
 

@@ -33,10 +33,10 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from holdfast.core.errors import ChannelError
+from holdfast.core.link import ENV_ATTEMPT
 
 ENV_ADDRESS = "HOLDFAST_CHANNEL"
 ENV_TOKEN = "HOLDFAST_TOKEN"
-ENV_ATTEMPT = "HOLDFAST_ATTEMPT"
 MAX_LINE_BYTES = 64 * 1024
 HELLO_TIMEOUT_S = 10.0
 STRANGERS = 256

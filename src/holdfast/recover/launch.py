@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from holdfast.checkpoint.keeping import ENV_SUPERVISOR
 from holdfast.core.failure_history import FailureHistory
-from holdfast.core.link import ENV_CONNECT
+from holdfast.core.link import ENV_ATTEMPT, ENV_CONNECT, ENV_FRESH, ENV_RUN
 from holdfast.core.paths import RunPaths
 from holdfast.core.processes import kill_descendants
 from holdfast.recover import channel, rank_shim
@@ -69,8 +69,10 @@ async def launch(
         ENV_SUPERVISOR: str(os.getpid()),
         channel.ENV_ADDRESS: address,
         channel.ENV_TOKEN: token,
-        channel.ENV_ATTEMPT: str(attempt),
         ENV_CONNECT: "holdfast.recover.attach:connect_quietly",
+        ENV_RUN: paths.run_id,
+        ENV_ATTEMPT: str(attempt),
+        ENV_FRESH: "1" if spec.fresh else "",
         rank_shim.ENV_LOGS: str(logs),
         rank_shim.ENV_LOG_MAX_BYTES: str(spec.log_max_mib * MIB),
         rank_shim.ENV_PYTHON: spec.rank_python(),

@@ -100,7 +100,10 @@ def supervise(run_id: str, ledger: Ledger, home: Path, *, observer: Observer, ec
     """
     run = ledger.run(run_id)
     if run.state == "completed":
-        raise BadUse(f"Run {run_id} completed. Start a new one, or give its script more steps in a new run.")
+        raise BadUse(
+            f"Run {run_id} completed. Start a new one, or give its script more steps in a new run, "
+            "which goes on from its checkpoints once `.holdfast-writer` in their folder is deleted."
+        )
     paths = RunPaths(home, run_id)
     spec = RunSpec.from_options(run.command, run.cwd, run.options)
     lock = RunLock.acquire(paths.lock, timeout_s=TEARDOWN_TIMEOUT_S)

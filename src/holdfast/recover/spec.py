@@ -33,6 +33,8 @@ class RunSpec:
     """Ranks on this node; a `torchrun` command says that itself."""
     restarts: RestartLimits = field(default_factory=RestartLimits)
     hangs: HangLimits = field(default_factory=HangLimits)
+    fresh: bool = False
+    """Whether checkpoints of other runs are set aside."""
     log_max_mib: int = 64
     """How much of each rank's output is kept, an attempt."""
 
@@ -130,6 +132,7 @@ class RunSpec:
             "nproc": cls.nproc,
             "restarts": asdict(RestartLimits()),
             "hangs": asdict(HangLimits()),
+            "fresh": cls.fresh,
             "log_max_mib": cls.log_max_mib,
         }
 

@@ -39,12 +39,12 @@ NO_STEP = (
     "`holdfast logs {run_id}`."
 )
 
-RANK_EVENTS = ("restored", "checkpoint", "save_failed")
+RANK_EVENTS = ("restored", "checkpoint", "save_failed", "disk_full")
 """What ranks tell that the observer hears too; a script's own events are for the record."""
 
 Observer = Callable[[str, Mapping[str, Any]], None]
-"""Told what happens, as it happens: a kind (launch, step, restored, checkpoint, save_failed, incident, resolved,
-resumed, stopping, trouble, ended) and its data. It must return quickly."""
+"""Told what happens, as it happens: a kind (launch, step, restored, checkpoint, save_failed, disk_full, incident,
+resolved, resumed, stopping, trouble, ended) and its data. It must return quickly."""
 
 
 @dataclass(frozen=True, kw_only=True)

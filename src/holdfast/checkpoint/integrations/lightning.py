@@ -16,10 +16,10 @@ import os
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 from holdfast.checkpoint import Checkpointer
+from holdfast.checkpoint.arguments import checkpoint_folder
 from holdfast.checkpoint.integrations import missing
 from holdfast.checkpoint.integrations.generators import Generators
 from holdfast.checkpoint.integrations.reporting import Reporter
@@ -51,7 +51,7 @@ class HoldfastCheckpoint(Checkpoint):
         Raises:
             BadUse: an argument is not allowed, or `dir` cannot be written.
         """
-        self.folder = Path(dir).absolute()
+        self.folder = checkpoint_folder(dir)
         self._ckpt = Checkpointer(dir, **options)
         self._generators = Generators()
         self._loader_states: list[dict[str, Any]] = []

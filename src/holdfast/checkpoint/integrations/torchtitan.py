@@ -20,6 +20,7 @@ from holdfast.checkpoint.filling import restore_into
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.integrations import missing
 from holdfast.checkpoint.integrations.reporting import Reporter
+from holdfast.checkpoint.manifest import Save
 from holdfast.checkpoint.opening import open_together
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.core.errors import DamagedCheckpoint
@@ -127,6 +128,7 @@ class HoldfastCheckpointManager(CheckpointManager):
         opened, reason = open_together(ranks, path, step)
         if opened is not None:
             reason = restore_into(ranks, opened, states, None)
+            self._ckpt._engine.descends_from(Save(step=step, save=opened.manifest.save))
         if reason:
             raise DamagedCheckpoint(
                 f"{path} is damaged: {reason}. Leave load_step out to take the newest that is whole."

@@ -1,0 +1,147 @@
+"""A rank of the training that `chaos.py` strikes: two gloo ranks, DDP, and a model whose forward writes buffers.
+
+    chaos_training.py STEPS [--save-every N] [--step-s SECONDS] [--queue-mib MIB] [--bare]
+
+What each step computes follows from the seed, the step, the rank and the state, dropout's random generator included.
+After each step rank R adds a line `pid step` to `steps-R.txt` of the current folder. In the end it writes the digests
+of what it holds to `final-R.json`; of the buffers rank 0 alone, since DDP overwrites the others' at the next step.
+`--bare`: without Holdfast.
+"""
+
+import argparse
+import contextlib
+import gc
+import hashlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - its name in every PyTorch program
+from torch.nn.parallel import DistributedDataParallel
+
+import holdfast
+
+SEED = 7
+WIDTH, BATCH, BLOCKS, EXPERTS, CLASSES = 64, 16, 6, 8, 10
+BALANCE = 1e-3
+"""By how much an expert's bias changes a step, as DeepSeek-V3 balances its load."""
+
+
+class Model(nn.Module):
+    """BatchNorm's statistics, a queue of features (as in MoCo), and experts that are balanced without a loss."""
+
+    def __init__(self, queue_length: int) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.GELU(), nn.Dropout(0.1))
+            for _ in range(BLOCKS)
+        )
+        self.gate = nn.Linear(WIDTH, EXPERTS)
+        self.experts = nn.Parameter(torch.randn(EXPERTS, WIDTH) / WIDTH**0.5)
+        self.head = nn.Linear(WIDTH, CLASSES)
+        self.register_buffer("queue", F.normalize(torch.randn(queue_length, WIDTH), dim=1))
+        self.register_buffer("queue_at", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("expert_bias", torch.zeros(EXPERTS))
+        self.register_buffer("tokens_per_expert", torch.zeros(EXPERTS, dtype=torch.int64))
+
+    def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Class scores, and the similarity to the queue."""
+        features = inputs
+        for block in self.blocks:
+            features = features + block(features)
+        scores = self.gate(features)
+        chosen = (scores + self.expert_bias).argmax(dim=1)
+        weight = scores.sigmoid().gather(1, chosen[:, None])
+        features = F.normalize(features + weight * self.experts[chosen], dim=1)
+        similarity = features @ self.queue[:: max(1, len(self.queue) // 256)].clone().T
+        with torch.no_grad():
+            load = torch.bincount(chosen, minlength=EXPERTS)
+            self.tokens_per_expert += load
+            self.expert_bias += BALANCE * (load.float().mean() - load).sign()
+            at = int(self.queue_at)
+            self.queue[at : at + len(features)] = features
+            self.queue_at.fill_((at + len(features)) % len(self.queue))
+        return self.head(features), similarity
+
+
+def batch_of(step: int, rank: int) -> tuple[Tensor, Tensor]:
+    """The data of a step, whatever happened before it."""
+    source = torch.Generator().manual_seed(SEED + 2 * step + rank)
+    return torch.randn(BATCH, WIDTH, generator=source), torch.randint(CLASSES, (BATCH,), generator=source)
+
+
+def train(args: argparse.Namespace) -> None:
+    rank = dist.get_rank()
+    torch.manual_seed(SEED)
+    model = Model(args.queue_mib * 2**20 // (4 * WIDTH))
+    torch.manual_seed(SEED + 1 + rank)  # of the dropout
+    parallel = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
+
+    run = holdfast.attach()
+    ckpt = None if args.bare else holdfast.Checkpointer("checkpoints", every=args.save_every)
+    state = {"model": model, "optimizer": optimizer, "schedule": schedule}
+    with ckpt or contextlib.nullcontext(), Path(f"steps-{rank}.txt").open("a") as journal:
+        start = 0 if ckpt is None else ckpt.restore(state)
+        for step in range(start + 1, args.steps + 1):
+            began_s = time.monotonic()
+            inputs, targets = batch_of(step, rank)
+            scores, similarity = parallel(inputs)
+            loss = F.cross_entropy(scores, targets) + similarity.logsumexp(dim=1).mean() * 0.1
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            schedule.step()
+            time.sleep(max(0.0, args.step_s - (time.monotonic() - began_s)))
+            journal.write(f"{os.getpid()} {step}\n")
+            journal.flush()
+            run.step(step, loss=loss)
+            if ckpt is not None:
+                ckpt.save(step, state, force=step == args.steps)
+    held: dict[str, Any] = {name: each.state_dict() for name, each in state.items()}
+    held["random generator"] = torch.get_rng_state()
+    if rank:
+        held["model"] = dict(model.named_parameters())
+    final = Path(f"final-{rank}.json")
+    final.with_suffix(".tmp").write_text(json.dumps(dict(digests(held))))
+    final.with_suffix(".tmp").replace(final)
+    dist.barrier()
+
+
+def digests(held: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """The name and digest of everything in a state dict."""
+    if isinstance(held, Mapping | Sequence) and not isinstance(held, str):
+        pairs = held.items() if isinstance(held, Mapping) else enumerate(held)
+        for key, value in pairs:
+            yield from digests(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(held, Tensor):
+        content = held.detach().contiguous().numpy().tobytes()
+        yield name, f"{held.dtype} {tuple(held.shape)} {hashlib.sha256(content).hexdigest()}"
+    else:
+        yield name, repr(held)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--save-every", type=int, default=5)
+    parser.add_argument("--step-s", type=float, default=0.03)
+    parser.add_argument("--queue-mib", type=int, default=4)
+    parser.add_argument("--bare", action="store_true")
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(True)
+    dist.init_process_group("gloo")
+    train(parser.parse_args())
+    gc.collect()  # of the DDP module, which would keep the group's threads beyond its end
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

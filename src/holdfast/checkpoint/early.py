@@ -1,0 +1,180 @@
+"""Which tensors are copied in the call of `save`, before training goes on, and the memory that they are copied into.
+
+The optimizer's step waits for the copy of a snapshot; forward and backward do not. So what only an optimizer's step
+changes may be copied beside them, and everything else is copied in the call, as far as that is affordable:
+
+| tensors | up to `BUDGET_BYTES` for all together | above it |
+|---|---|---|
+| buffers of modules, and what was found to change | copied in the call | the call returns once all is copied |
+| what is not known, such as a raw dict of averages | copied in the call | digests find a change; without, as above |
+| parameters that no optimizer changes | copied in the call | digests, or PyTorch's version counters, find a change |
+"""
+
+import enum
+from collections.abc import Collection, Iterable, Sequence
+from typing import Any, Final
+
+import torch
+
+from holdfast.checkpoint.contents import Contents
+from holdfast.checkpoint.ownership import OptimizerTensors, sharing_memory
+from holdfast.checkpoint.plan import local
+from holdfast.checkpoint.tree import KIND, PLAIN_TENSORS
+
+BUDGET_BYTES: Final = 256 << 20
+"""Of tensors that forward may write to, copied in the call: some 30 ms, and as much memory."""
+SMALL_BYTES: Final = 16 << 10
+"""A tensor up to this size is copied in the call, whatever writes to it, as the counters of an optimizer are."""
+SMALL_ALL_BYTES: Final = 1 << 20
+SMALL_COUNT: Final = 512
+"""All of them together, at most: below a millisecond."""
+
+
+class Changes(enum.Enum):
+    """What may write to a tensor between two steps of an optimizer."""
+
+    NOTHING = enum.auto()
+    FORWARD = enum.auto()
+    UNKNOWN = enum.auto()
+    LOOSE = enum.auto()
+    """A parameter of a module that no optimizer changes: it is frozen, or an average."""
+
+
+def changes_of(contents: Contents, optimizers: OptimizerTensors, learnt: Collection[str]) -> list[Changes]:
+    """Return for each tensor of a state what may write to it; `learnt` names those that were found changed."""
+    tensors = contents.tensors
+    modules = [each for each in contents.objects if isinstance(each, torch.nn.Module)]
+    buffers = sharing_memory(tensors, (buffer for module in modules for buffer in module.buffers()))
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    loose = sharing_memory(tensors, parameters)
+    frozen = sharing_memory(tensors, (parameter for parameter in parameters if not parameter.requires_grad))
+    optimizers.add(each for each in contents.objects if isinstance(each, torch.optim.Optimizer))
+    owned = optimizers.owned(tensors)
+    leaves = contents.leaves(None)
+    found = {id(leaves[name]) for name in learnt if name in leaves}
+
+    def one(place: int) -> Changes:
+        if buffers[place] or id(tensors[place]) in found:
+            return Changes.FORWARD
+        if owned[place] and not frozen[place]:  # an optimizer is given frozen ones, too, and never changes them
+            return Changes.NOTHING
+        return Changes.LOOSE if loose[place] else Changes.UNKNOWN
+
+    return [one(place) for place in range(len(tensors))]
+
+
+def choose_early(
+    tensors: Sequence[torch.Tensor],
+    changes: Sequence[Changes],
+    *,
+    attest: bool,
+    but_on: Collection[torch.device] = (),
+    packed: Collection[int] = (),
+    budget_bytes: int,
+) -> tuple[list[int], bool]:
+    """Choose what is copied in the call.
+
+    Args:
+        tensors: of the state.
+        changes: what may write to each.
+        attest: whether digests find what changes all the same.
+        but_on: GPUs that take snapshots of their own; only what must be is copied there by itself.
+        packed: the places of those that such a GPU copies in the call in any case.
+        budget_bytes: of all together.
+
+    Returns:
+        The places of those that are, and whether the call has to wait until the rest is copied, too.
+    """
+    own = list(map(local, tensors))
+    early = set(small_places(tensors, but_on=but_on))
+
+    def of(kind: Changes, *, also_on_gpus: bool) -> list[int]:
+        return [
+            place
+            for place, each in enumerate(changes)
+            if each is kind and place not in packed and (also_on_gpus or own[place].device not in but_on)
+        ]
+
+    written, unknown = of(Changes.FORWARD, also_on_gpus=True), of(Changes.UNKNOWN, also_on_gpus=not attest)
+    needed = written if attest else written + unknown
+    left_bytes = budget_bytes - sum(own[place].nbytes for place in needed)
+    if left_bytes < 0:
+        return sorted(early), True
+    early.update(needed)
+    for places in (unknown if attest else [], of(Changes.LOOSE, also_on_gpus=False)):
+        chosen = _smallest(own, places, left_bytes)
+        left_bytes -= sum(own[place].nbytes for place in chosen)
+        early.update(chosen)
+    return sorted(early), False
+
+
+def small_places(tensors: Sequence[torch.Tensor], *, but_on: Collection[torch.device] = ()) -> list[int]:
+    """Which tensors are copied for being small, of those that are not on the GPUs that `but_on` names."""
+    own = list(map(local, tensors))
+    small = [place for place, each in enumerate(own) if each.device not in but_on and each.nbytes <= SMALL_BYTES]
+    return _smallest(own, small, SMALL_ALL_BYTES, most=SMALL_COUNT)
+
+
+def _smallest(
+    own: Sequence[torch.Tensor], places: Iterable[int], left_bytes: int, *, most: int | None = None
+) -> list[int]:
+    """The smallest first, and of one type and shape all or none: some of twenty thousand would be as good as none."""
+    alike: dict[Any, list[int]] = {}
+    for place in places:
+        alike.setdefault((own[place].nbytes, *KIND(own[place])), []).append(place)
+    chosen: list[int] = []
+    for (size_bytes, *_), each in sorted(alike.items(), key=lambda item: item[0][0]):
+        if size_bytes * len(each) <= left_bytes and (most is None or len(chosen) + len(each) <= most):
+            left_bytes -= size_bytes * len(each)
+            chosen += each
+    return chosen
+
+
+class EarlyCopies:
+    """Memory for what is copied in the call; the next one, by when all of it is in an arena, uses it again."""
+
+    def __init__(self) -> None:
+        """There is none before it is needed."""
+        self._places: list[int] = []
+        self._kinds: list[Any] = []
+        self._copies: list[torch.Tensor] = []
+        self._are_plain = False
+
+    @torch.inference_mode(mode=False)  # what is made in it cannot be written to outside
+    @torch.no_grad()
+    def take(self, tensors: Sequence[torch.Tensor], places: Iterable[int]) -> dict[int, torch.Tensor]:
+        """Copy those of `tensors` that are in `places`; the copies by the `id` of what is live."""
+        places = [place for place in places if place < len(tensors)]
+        live = [tensors[place] for place in places]
+        kinds = list(map(KIND, live))
+        are_plain = PLAIN_TENSORS.issuperset(map(type, live))
+        if are_plain and self._are_plain and places == self._places and kinds == self._kinds:
+            _copy(self._copies, live)  # there may be thousands of them
+        else:
+            self._copies = self._like(live, kinds, places)
+            self._are_plain = are_plain and all(tensor.is_cpu for tensor in live)
+        self._places, self._kinds = places, kinds
+        return dict(zip(map(id, live), self._copies, strict=True))
+
+    def _like(self, live: list[torch.Tensor], kinds: list[Any], places: list[int]) -> list[torch.Tensor]:
+        """Copies, in the memory of the former ones where these are alike."""
+        kept = {
+            place: (kind, copy)
+            for place, kind, copy in zip(self._places, self._kinds, self._copies, strict=True)
+            if type(copy) is torch.Tensor and copy.is_cpu
+        }
+        copies, again = [], list[int]()
+        for number, (tensor, kind, place) in enumerate(zip(live, kinds, places, strict=True)):
+            former, copy = kept.get(place, (None, None))
+            if copy is None or former != kind or type(tensor) not in PLAIN_TENSORS:
+                copy = tensor.clone()
+            else:
+                again.append(number)
+            copies.append(copy)
+        _copy([copies[number] for number in again], [live[number] for number in again])
+        return copies
+
+
+def _copy(copies: list[torch.Tensor], live: list[torch.Tensor]) -> None:
+    if copies:
+        torch._foreach_copy_(copies, live)

@@ -1,0 +1,311 @@
+"""One writer a folder: who saves into it, a lock that a crash releases, and who takes over from whom.
+
+`.holdfast-writer` names the writer: run, generation (the attempt), host, process, since when, and a token. Its process
+holds flock(2) on that file, so the kernel releases the lease when the process ends, however it ends. Linux passes
+flock on to the servers of NFS, and of Lustre and GPFS where they are mounted so. A file system without locks detects
+no second writer: whoever comes later takes over there.
+
+Whoever takes over puts a new file, already locked, in the place of the former. Each save is checked against the token
+before it gets its name, so the saves of a former writer that comes back fail. Nothing here needs torch.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import logging
+import os
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final, Self
+
+from holdfast.checkpoint.folders import has_unfinished, parse_name
+from holdfast.checkpoint.manifest import DAMAGED_JSON
+from holdfast.core.atomic import fsync_folder
+from holdfast.core.errors import BadUse
+from holdfast.core.link import ENV_ATTEMPT, ENV_RUN
+
+WRITER_NAME: Final = ".holdfast-writer"
+PATIENCE_S: Final = 10.0
+"""How long a former writer may take to end, or to finish its last save."""
+_POLL_S: Final = 0.05
+_logger = logging.getLogger("holdfast")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Identity:
+    """The run that a process belongs to, and which start of it this is; `run` is empty where that is not known."""
+
+    run: str = ""
+    generation: int | None = None
+
+    @classmethod
+    def of_this_process(cls, run: str | None = None) -> Self:
+        """Return what the supervisor says; `run` where there is no supervisor."""
+        supervised = os.environ.get(ENV_RUN, "")
+        if not supervised:
+            return cls(run=run or "")
+        with contextlib.suppress(ValueError):
+            return cls(run=supervised, generation=int(os.environ.get(ENV_ATTEMPT, "")))
+        return cls(run=supervised)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Holder:
+    """What `.holdfast-writer` says; `since_s` in seconds since the Unix epoch."""
+
+    run: str
+    generation: int
+    host: str
+    pid: int
+    since_s: float
+    token: str
+
+    def __str__(self) -> str:
+        run = f"run {self.run!r}, attempt {self.generation}, " if self.run else ""
+        since = datetime.fromtimestamp(self.since_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+        return f"{run}process {self.pid} on {self.host}, since {since}"
+
+
+@dataclass(eq=False)
+class WriterLease:
+    """The right of this process to save into a folder, from `acquire` until `release`, one for all who share it."""
+
+    path: Path
+    holder: Holder
+    fd: int
+    users: int = 1
+
+    def release(self) -> None:
+        """Let go; with the last who shares it, another process may take it."""
+        with _registering:
+            self.users -= 1
+            if self.users or self.fd < 0:
+                return
+            os.close(self.fd)
+            self.fd = -1
+            if _held.get(str(self.path)) is self:
+                del _held[str(self.path)]
+
+
+_held: dict[str, WriterLease] = {}
+"""Of this process, by file."""
+_registering = threading.Lock()
+
+
+def acquire(
+    folder: Path, who: Identity, *, now_s: float, set_aside: Callable[[], object] | None = None
+) -> WriterLease:
+    """Become the writer of a folder.
+
+    A former writer that is dead, and one of an earlier generation of the same run, are taken over from: at once, or
+    once a save that is being finished has ended, for which it waits `PATIENCE_S`.
+
+    Args:
+        folder: of the checkpoints.
+        who: the run of this process.
+        now_s: seconds since the Unix epoch.
+        set_aside: called once no other process saves there, before this one is named: checkpoints of another run then
+            keep nothing from being taken over.
+
+    Raises:
+        BadUse: another process saves into it, or its checkpoints are another run's.
+        OSError: the folder cannot be written.
+    """
+    path = Path(os.path.realpath(folder)) / WRITER_NAME
+    with _registering:
+        if (shared := _held.get(str(path))) is not None and _is_at(shared.fd, path):
+            shared.users += 1
+            return shared
+    until_s = time.monotonic() + PATIENCE_S
+    while True:
+        with _former(path) as (former, fd):
+            is_free = fd is None or _try_lock(fd)
+            is_other_run = former is not None and bool(former.run and who.run) and former.run != who.run
+            if not is_free:
+                if not is_other_run and time.monotonic() < until_s:
+                    time.sleep(_POLL_S)
+                    continue
+                if former is None or not _is_newer(who, former):
+                    raise BadUse(
+                        f"{folder} is saved into by another process ({former or 'unknown'}). End that one first, or "
+                        "give this one another folder; a Checkpointer that only restores takes read_only=True."
+                    )
+            elif former is not None and is_other_run and set_aside is None and has_steps(folder):
+                raise BadUse(_of_another_run(folder, former, who))
+            if fd is not None and not _is_at(fd, path):  # another one was faster
+                continue
+            while former is not None and time.monotonic() < until_s and has_unfinished(folder):
+                time.sleep(_POLL_S)
+            if set_aside is not None:
+                set_aside()
+            lease = _take(path, former, who, now_s)
+        if lease is not None:
+            with _registering:
+                _held[str(path)] = lease
+            return lease
+
+
+def read_holder(folder: Path) -> Holder | None:
+    """Return who saves into a folder, or did last; None where that cannot be read."""
+    try:
+        return _parse((folder / WRITER_NAME).read_bytes())
+    except OSError:
+        return None
+
+
+def has_steps(folder: Path) -> bool:
+    """Return whether a folder has anything that has a checkpoint's name."""
+    try:
+        return any(parse_name(path.name) is not None for path in folder.iterdir())
+    except FileNotFoundError:
+        return False
+
+
+def _of_another_run(folder: Path, former: Holder, who: Identity) -> str:
+    return (
+        f"{folder} has the checkpoints of another run ({former}), and this is run {who.run!r}. Go on "
+        f"with that run (`holdfast run --resume {former.run}`, or run={former.run!r}), or give this one another "
+        "folder, or set the checkpoints aside with Checkpointer(fresh=True) or `holdfast run --fresh`. To go on from "
+        f"them as run {who.run!r}, delete {folder / WRITER_NAME} first."
+    )
+
+
+def _is_newer(who: Identity, former: Holder) -> bool:
+    return bool(who.run) and who.run == former.run and who.generation is not None and who.generation > former.generation
+
+
+@contextlib.contextmanager
+def _former(path: Path) -> Iterator[tuple[Holder | None, int | None]]:
+    """Yield who wrote the file, and its descriptor; both None where there is none."""
+    try:
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        yield None, None
+        return
+    try:
+        yield _parse(os.pread(fd, 1 << 16, 0)), fd
+    finally:
+        os.close(fd)
+
+
+def _take(path: Path, former: Holder | None, who: Identity, now_s: float) -> WriterLease | None:
+    """Put a file of our own there; None where another process was faster."""
+    last = 0 if former is None or former.run != who.run else former.generation
+    holder = Holder(
+        run=who.run,
+        generation=last + 1 if who.generation is None else who.generation,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        since_s=now_s,
+        token=secrets.token_hex(8),
+    )
+    _remove_leftovers(path)
+    temporary = path.with_name(f"{path.name}.{holder.token}.tmp")
+    with contextlib.ExitStack() as undo:
+        writing = os.open(temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        undo.callback(os.close, writing)
+        undo.callback(temporary.unlink, missing_ok=True)
+        fd = _locked(temporary, writing)
+        undo.callback(os.close, fd)
+        os.write(writing, json.dumps(asdict(holder)).encode() + b"\n")
+        os.fsync(writing)
+        if not _put(temporary, path, replaces=former is not None or path.exists()):
+            return None
+        fsync_folder(path.parent)
+        undo.pop_all()
+        os.close(writing)
+    return WriterLease(path=path, holder=holder, fd=fd)
+
+
+def _locked(path: Path, writing: int) -> int:
+    """A descriptor that holds the lock; one for writing would keep a disk from being mounted read-only."""
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno == errno.EBADF:  # NFS gives this lock for writing alone
+            os.close(fd)
+            fd = os.dup(writing)
+            _try_lock(fd)
+    return fd
+
+
+def _put(temporary: Path, path: Path, *, replaces: bool) -> bool:
+    """Give the file its name; False where another process has done so first."""
+    if not replaces:
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        except OSError as error:
+            _logger.debug("this file system has no hard links: %s", error)
+        else:
+            temporary.unlink()
+            return True
+    temporary.replace(path)
+    return True
+
+
+def _remove_leftovers(path: Path) -> None:
+    """Delete what processes left that were killed while they took it."""
+    for left in path.parent.glob(f"{path.name}.*.tmp"):
+        with contextlib.suppress(OSError):
+            fd = os.open(left, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                if _try_lock(fd):
+                    left.unlink()
+            finally:
+                os.close(fd)
+
+
+def _try_lock(fd: int) -> bool:
+    """Return False where another process holds it; True also where the file system has no locks."""
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        _logger.debug("this file system has no locks: %s", error)
+    return True
+
+
+def _is_at(fd: int, path: Path) -> bool:
+    try:
+        return fd >= 0 and os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _parse(content: bytes) -> Holder | None:
+    try:
+        told = json.loads(content)
+        return Holder(
+            run=str(told["run"]),
+            generation=int(told["generation"]),
+            host=str(told["host"]),
+            pid=int(told["pid"]),
+            since_s=float(told["since_s"]),
+            token=str(told["token"]),
+        )
+    except DAMAGED_JSON:
+        return None
+
+
+def _after_fork() -> None:
+    """A child, such as a worker of a data loader, must not hold the lease once the trainer is dead."""
+    global _registering  # noqa: PLW0603 - of this process
+    for lease in _held.values():
+        os.close(lease.fd)
+        lease.fd = -1
+    _held.clear()
+    _registering = threading.Lock()  # another thread may have held it
+
+
+os.register_at_fork(after_in_child=_after_fork)

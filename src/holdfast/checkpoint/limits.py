@@ -1,0 +1,49 @@
+"""Limits of a process or its node that a save can reach, by the names under which they are set."""
+
+import errno
+import resource
+from pathlib import Path
+from typing import Final
+
+_RAISE: Final = "Raise that limit where the job is started"
+
+
+def in_words(error: BaseException) -> str:
+    """Return what an error says, and which limit it has reached and how much that allows, if it is one of these."""
+    found = _limit(error) if isinstance(error, OSError) else None
+    return str(error) if found is None else f"{error}; {found[0]}"
+
+
+def advice_on(error: BaseException) -> str:
+    """Return what to do about the limit that an error has reached; empty where it is none of these.
+
+    An error that has only an `errno`, such as another rank's, will do.
+    """
+    found = _limit(error)
+    return "" if found is None else found[1]
+
+
+def _limit(error: BaseException) -> tuple[str, str] | None:
+    code = getattr(error, "errno", None)
+    if code == errno.EMFILE:
+        count, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        allowed = f"`ulimit -n` allows a process {count:,} open files"
+        return allowed, f"{_RAISE} (`ulimit -n`), or keep fewer files open in the script."
+    if code == errno.ENFILE:
+        allowed = f"`sysctl fs.file-max` allows all processes of the node together {_file_max()} open files"
+        return allowed, "Raise that limit of the node (`sysctl fs.file-max`), or run fewer processes there."
+    if code == errno.EFBIG:
+        size_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        if size_bytes == resource.RLIM_INFINITY:
+            allowed = "`ulimit -f` allows files of any size, and the file system does not"
+            return allowed, "Give Checkpointer a folder of another file system."
+        allowed = f"`ulimit -f` allows a process files of {size_bytes:,} bytes"
+        return allowed, f"{_RAISE} (`ulimit -f unlimited`)."
+    return None
+
+
+def _file_max() -> str:
+    try:
+        return f"{int(Path('/proc/sys/fs/file-max').read_text()):,}"
+    except (OSError, ValueError):  # to read it, a file must be opened
+        return "so many"

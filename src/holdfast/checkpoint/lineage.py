@@ -1,0 +1,89 @@
+"""Which checkpoints of a folder training has gone on from, and which it has left behind.
+
+Each manifest names its parent: the checkpoint that the state descends from. When training goes back and saves again, a
+branch begins, and what lies beyond the parent is abandoned: it stays, and is not restored unless it is named. The list
+of abandoned saves is `.holdfast-line` in the folder. It is written before the first save of the branch gets its name:
+a crash between the two leaves the parent as the newest. What is in no list, such as a copy from elsewhere, counts.
+
+Nothing here needs torch.
+"""
+
+import json
+import logging
+from collections.abc import Collection, Iterable
+from pathlib import Path
+from typing import Final, Protocol
+
+from holdfast.checkpoint.manifest import DAMAGED_JSON, Save
+from holdfast.core.atomic import write_atomic
+
+LINE_NAME: Final = ".holdfast-line"
+_logger = logging.getLogger("holdfast")
+
+
+class Known(Protocol):
+    """What must be known of a checkpoint; `save` is empty where its manifest cannot be read."""
+
+    @property
+    def step(self) -> int:
+        """Its step."""
+
+    @property
+    def save(self) -> str:
+        """The name of its save."""
+
+    @property
+    def parent(self) -> Save | None:
+        """The checkpoint that it descends from; None: not known."""
+
+
+def read_abandoned(folder: Path) -> frozenset[Save]:
+    """Return the saves that are listed as abandoned; none where the list is missing or cannot be read."""
+    try:
+        content = json.loads((folder / LINE_NAME).read_bytes())
+        return frozenset(Save(step=int(each["step"]), save=str(each["save"])) for each in content["abandoned"])
+    except FileNotFoundError:
+        pass
+    except (OSError, *DAMAGED_JSON) as error:
+        _logger.warning("Which steps of %s are abandoned is not known (%s: %s).", folder, LINE_NAME, error)
+    return frozenset()
+
+
+def note_abandoned(folder: Path, abandoned: Collection[Save]) -> None:
+    """Replace the list of abandoned saves.
+
+    Raises:
+        OSError: it could not be written.
+    """
+    saves = [{"step": each.step, "save": each.save} for each in sorted(abandoned, key=lambda each: each.step)]
+    write_atomic(folder / LINE_NAME, json.dumps({"abandoned": saves}).encode() + b"\n")
+
+
+def is_abandoned(one: Known, abandoned: Collection[Save]) -> bool:
+    """Return whether a checkpoint is listed; one whose manifest cannot be read is known by its step."""
+    if one.save:
+        return Save(step=one.step, save=one.save) in abandoned
+    return any(each.step == one.step for each in abandoned)
+
+
+def left_behind(
+    present: Iterable[Known], abandoned: Collection[Save], *, step: int, parent: Save | None
+) -> frozenset[Save]:
+    """Return what is abandoned once a save of `step`, which descends from `parent`, has its name.
+
+    The parent and its ancestors are not. Everything beyond the oldest of them that is known is. Without a parent,
+    everything from `step` on is: nothing tells what the state descends from, and steps below may be of its line.
+    """
+    by_save = {Save(step=one.step, save=one.save): one for one in present}
+    line: set[Save] = set()
+    beyond = step - 1
+    while parent is not None and parent not in line:
+        beyond = parent.step
+        if parent not in by_save:  # deleted since
+            break
+        line.add(parent)
+        parent = by_save[parent].parent
+        if parent is None:
+            beyond -= 1
+    # The step's own former save is replaced; until then a crash leaves it as it was.
+    return frozenset(save for save in by_save if save not in line and (save in abandoned or save.step > beyond))

@@ -1,0 +1,381 @@
+"""Before ranks wait for each other in a collective they say in the job's store what they are about to do.
+
+So ranks that do not act together are found in seconds, and said in one sentence with the ranks: other steps, `save`
+here and `restore` there, a rank that has gone on without saving, a call on rank 0 alone. A collective would wait until
+its time is over, and then say which socket it waited for.
+
+| key, behind the group and its count of beginnings | value |
+|---|---|
+| `M` | what the first rank to come is about to do |
+| `M/RANK`, `M/count` | what this rank is about to do; how many ranks are about to do the same |
+| `M/end` | `ok` once all are, else the sentence that all of them raise |
+| `questions`, `question/Q`, `answer/Q/RANK` | a rank that waits asks the missing ones where they are (`_Lobby`) |
+
+M names the Checkpointer, the thread and the number of the meeting.
+"""
+
+import atexit
+import contextlib
+import json
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import psutil
+import torch.distributed as dist
+import xxhash
+
+from holdfast.checkpoint.peers import own_place
+from holdfast.checkpoint.ranks import Ranks
+from holdfast.checkpoint.replica_notes import ranks_text
+from holdfast.core.errors import BadUse
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+_logger = logging.getLogger("holdfast")
+WARN_AFTER_S: Final = 5.0
+"""Ranks come within less, but where one still evaluates or compiles."""
+STUCK_S: Final = 12.0
+"""A rank that is so long at one place in a collective, or in backward, waits for the ranks that wait for it."""
+SILENT_S: Final = 20.0
+"""A rank whose threads all stand still for so long has ended, or was stopped."""
+NEVER_S: Final = 60.0
+"""For ranks that have never called `save` or `restore`, where the lowest rank alone has come."""
+_SHARE: Final = 0.6
+"""Of the time that the training's own collectives wait: the sentence is to come before theirs."""
+_ANSWER_S: Final = 3.0
+_LONGEST_LOOK_S: Final = 5.0
+_LOOK_EVERY_S: Final = 1.0
+_ENDING_S: Final = 5.0
+_LEAST_PAUSE_S: Final = 0.001
+_SHORT_PAUSE_S: Final = 0.01
+_MOST_PAUSE_S: Final = 0.25
+_OK: Final = "ok"
+_OWN: Final = str(Path(__file__).parents[1])
+_WAITING: Final = ("/torch/distributed/", "/torch/autograd/")
+
+
+class Meeting:
+    """Where the ranks of one Checkpointer meet."""
+
+    def __init__(self, process_group: dist.ProcessGroup | None) -> None:
+        """Answer ranks that wait, from now on; nothing is asked before the first call."""
+        _lobby(process_group)
+        self._process_group = process_group
+        self._lobby: _Lobby | None = None
+        self._number = 0
+        self._counts: dict[str, int] = {}
+
+    def called(self, step: int) -> None:
+        """Record a call of `save`, due or not, for ranks that wait for this one."""
+        lobby = self._lobby if self._lobby is not None and self._lobby.is_open() else self._enter()
+        if lobby is not None:
+            lobby.calls[self._number] = lobby.calls[self._number][0] + 1, step
+
+    def await_all(self, call: str, step: int | None = None, *, thread: str = "call") -> None:
+        """Return once all ranks are about to do the same, or where that cannot be found out.
+
+        Args:
+            call: `save` or `restore`.
+            step: the step to save, or to restore.
+            thread: `call`, or `stage` for what is not in the user's call.
+
+        Raises:
+            BadUse: ranks are about to do something else, or do not come.
+        """
+        lobby = self._enter()
+        if lobby is None:
+            return
+        count = self._counts[thread] = self._counts.get(thread, 0) + 1
+        intent = call if step is None else f"{call} at step {step}"
+        meeting = _One(lobby, f"{self._number}/{thread}/{count}", call, step, intent, is_in_call=thread == "call")
+        try:
+            meeting.hold()
+        except (RuntimeError, ValueError, LookupError) as error:  # of the store; a BadUse is a ValueError, too
+            if isinstance(error, BadUse):
+                raise
+            _logger.debug("what the other ranks are about to do is not known: %s", error)
+            return
+        if count > 1:
+            lobby.forget(f"{self._number}/{thread}/{count - 1}")
+
+    def _enter(self) -> "_Lobby | None":
+        lobby = _lobby(self._process_group)
+        if lobby is not None and lobby is not self._lobby:
+            self._lobby, self._number, self._counts = lobby, len(lobby.calls) + 1, {}
+            lobby.calls[self._number] = 0, -1
+        return lobby
+
+    def close(self) -> None:
+        """Let ranks that wait for this one know that it comes no more."""
+        if self._lobby is not None and self._lobby.is_open():
+            with contextlib.suppress(RuntimeError, ValueError):
+                self._lobby.store.set(f"closed/{self._number}/{self._lobby.rank}", "1")
+
+
+class _Lobby:
+    """What one rank of a group has in common with the others: a part of the job's store.
+
+    A thread looks there for questions, and answers how often this rank has called `save`, and where its main thread is.
+    """
+
+    def __init__(self, ranks: Ranks, default: Any, store: Any, timeout_s: float) -> None:
+        self.rank, self.world_size = ranks.rank, ranks.world_size
+        self.timeout_s = timeout_s
+        self.calls: dict[int, tuple[int, int]] = {}
+        """How often `save` of each Checkpointer was called, and with which step last; all ranks number them alike."""
+        self._default = weakref.ref(default)
+        self._members = [ranks.of_job(rank) for rank in range(ranks.world_size)]
+        name = xxhash.xxh3_64_hexdigest(",".join(map(str, self._members)).encode())
+        # A store may outlive a default group: each of them has its own part.
+        began = store.add(f"holdfast/{name}/{self.rank}", 1)
+        self._prefix = f"holdfast/{name}/{began}"
+        self.store.set(f"here/{self.rank}", json.dumps([_processes(), os.getpid()]))
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._answer, name="holdfast-answers", daemon=True)
+        self._thread.start()
+        # Python ends a thread that is in the store's code in a way that ends the process with SIGABRT.
+        atexit.register(self._end)
+
+    def _end(self) -> None:
+        self._ended.set()
+        self._thread.join(_ENDING_S)
+
+    @property
+    def store(self) -> Any:
+        """The part of the job's store that is this group's.
+
+        Raises:
+            RuntimeError, ValueError: the default group is gone.
+        """
+        # Nothing keeps the store: rank 0 listens at its port for as long as it lives, and may make another there.
+        if not self.is_open():
+            raise RuntimeError("the default group was destroyed")
+        return dist.PrefixStore(self._prefix, dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
+
+    def is_open(self) -> bool:
+        """Whether its default group is still that of the job."""
+        return self._default() is _default_group()
+
+    def forget(self, key: str) -> None:
+        """Delete what was said in a meeting that all ranks have left."""
+        with contextlib.suppress(RuntimeError, ValueError):
+            self.store.delete_key(f"{key}/{self.rank}")
+            if self.rank == 0:
+                for name in (key, f"{key}/count", f"{key}/end"):
+                    self.store.delete_key(name)
+
+    def has_ended(self, rank: int) -> bool:
+        """Whether the process of a rank of this node, as far as that is known, lives no more."""
+        if not self.store.check([f"here/{rank}"]):
+            return False
+        processes, pid = json.loads(self.store.get(f"here/{rank}"))
+        if processes != _processes():
+            return False
+        try:
+            return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return True
+
+    def ask(self, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
+        """Return the answers of those ranks that answer soon."""
+        number = self.store.add("questions", 1)
+        self.store.set(f"question/{number}", "?")
+        answers: dict[int, dict[str, Any]] = {}
+        until_s = time.monotonic() + _ANSWER_S
+        while len(answers) < len(ranks) and time.monotonic() < until_s:
+            time.sleep(_MOST_PAUSE_S)
+            for rank in ranks:
+                key = f"answer/{number}/{rank}"
+                if rank not in answers and self.store.check([key]):
+                    answers[rank] = json.loads(self.store.get(key))
+        return answers
+
+    def _answer(self) -> None:
+        pid, answered = os.getpid(), 0
+        with contextlib.suppress(RuntimeError, ValueError):  # the store has gone, maybe with its rank
+            while os.getpid() == pid and self.is_open():
+                while self.store.check([f"question/{answered + 1}"]):
+                    answered += 1
+                    told = {"calls": self.calls.copy(), **_whereabouts()}
+                    self.store.set(f"answer/{answered}/{self.rank}", json.dumps(told))
+                if self._ended.wait(max(_LOOK_EVERY_S, self.world_size / 1000)):
+                    break
+
+
+class _One:
+    """One meeting, as one rank holds it."""
+
+    def __init__(self, lobby: _Lobby, key: str, call: str, step: int | None, intent: str, *, is_in_call: bool) -> None:
+        self._lobby = lobby
+        self._key = key
+        self._call = call
+        self._step = step
+        self._intent = intent
+        self._is_call_of_save = is_in_call and call == "save"
+        self._number = key.partition("/")[0]
+        self._calls, _ = lobby.calls[int(self._number)]
+        self._stuck: dict[int, tuple[str, float]] = {}
+        self._silent: dict[int, float] = {}
+
+    def hold(self) -> None:
+        store, key, rank = self._lobby.store, self._key, self._lobby.rank
+        first_rank, first_intent = json.loads(store.compare_set(key, "", json.dumps([rank, self._intent])))
+        store.set(f"{key}/{rank}", self._intent)
+        if first_intent != self._intent:
+            told = sorted([(first_rank, first_intent), (rank, self._intent)])
+            self._end(
+                f"Ranks do not act together: {' and '.join(f'rank {each} calls {intent}' for each, intent in told)}. "
+                "save and restore are collective: call them on all ranks, at the same steps."
+            )
+        elif store.add(f"{key}/count", 1) == self._lobby.world_size:
+            self._end(_OK)
+            return
+        self._wait(is_first=first_rank == rank)
+
+    def _wait(self, *, is_first: bool) -> None:
+        where, waited_s, looked_s = "", 0.0, time.monotonic()
+        pause_s, has_warned = _LEAST_PAUSE_S, False
+        # A rank alone looks after the missing ones, another one only where that does not come to an end.
+        limit_s = self._lobby.timeout_s * _SHARE * (1.0 if is_first else 1.2)
+        look_at_s = min(WARN_AFTER_S, limit_s / 2)
+        while not self._lobby.store.check([f"{self._key}/end"]):
+            now_s = time.monotonic()
+            # Where it is much longer, this process was stopped, and maybe the missing ones were, too.
+            waited_s, looked_s = waited_s + min(now_s - looked_s, _LONGEST_LOOK_S), now_s
+            if waited_s > min(limit_s, look_at_s if is_first else limit_s) and (missing := self._missing()):
+                why = ""
+                if waited_s <= limit_s:
+                    why, where = self._look(missing, waited_s)
+                if why or waited_s > limit_s:
+                    self._end(self._sentence(missing, waited_s, why or where))
+                    return
+                if not has_warned:
+                    has_warned = True
+                    _logger.warning("%s", self._sentence(missing, waited_s, where))
+                look_at_s = waited_s + WARN_AFTER_S
+            time.sleep(pause_s)
+            # All ranks of a large job look into one store; of a small one, none holds up the others' step for long.
+            pause_s = min(pause_s * 1.5, max(_SHORT_PAUSE_S, min(self._lobby.world_size / 10_000, _MOST_PAUSE_S)))
+        self._end(self._lobby.store.get(f"{self._key}/end").decode())
+
+    def _end(self, how: str) -> None:
+        """End the meeting for all ranks; another rank may have done so before.
+
+        Raises:
+            BadUse: it has not ended well.
+        """
+        ended = self._lobby.store.compare_set(f"{self._key}/end", "", how).decode()
+        if ended != _OK:
+            raise BadUse(ended)
+
+    def _missing(self) -> list[int]:
+        store = self._lobby.store
+        return [rank for rank in range(self._lobby.world_size) if not store.check([f"{self._key}/{rank}"])]
+
+    def _look(self, missing: Sequence[int], waited_s: float) -> tuple[str, str]:
+        """Return what proves that a missing rank will not come, and else where those are that answer."""
+        lobby = self._lobby
+        for rank in missing:
+            if lobby.store.check([f"closed/{self._number}/{rank}"]):
+                return f"rank {rank} has closed its Checkpointer", ""
+            if lobby.has_ended(rank):
+                return f"rank {rank} has ended", ""
+        answers = lobby.ask(missing)
+        for rank in missing:
+            if rank in answers or not lobby.store.check([f"here/{rank}"]):
+                self._silent.pop(rank, None)
+            elif waited_s - self._silent.setdefault(rank, waited_s) >= SILENT_S:
+                return f"rank {rank} does not answer: it has ended, or was stopped", ""
+        for rank, told in answers.items():
+            calls, step = told["calls"].get(self._number, (0, -1))
+            if self._is_call_of_save and calls > self._calls:
+                return f"rank {rank} has gone on to step {step} without it", ""
+            if self._is_call_of_save and step != self._step and calls == self._calls > 0:
+                return f"rank {rank} has called save at step {step} instead", ""
+            place, since_s = self._stuck.get(rank, ("", waited_s))
+            since_s = since_s if told["place"] == place else waited_s
+            self._stuck[rank] = told["place"], since_s
+            if told["is_waiting"] and waited_s - since_s >= STUCK_S:
+                return f"rank {rank} waits in {told['where']}, for the ranks that wait here", ""
+        if (
+            not answers
+            and not self._silent
+            and waited_s > NEVER_S
+            and lobby.rank == 0
+            and len(missing) == lobby.world_size - 1
+        ):
+            return "they have never called save or restore", ""
+        return "", "; ".join(f"rank {rank} is in {told['where']}" for rank, told in [*answers.items()][:3])
+
+    def _sentence(self, missing: Sequence[int], waited_s: float, what: str) -> str:
+        added = f" ({what})" if what else ""
+        have = "has" if len(missing) == 1 else "have"
+        return (
+            f"{self._call} is collective, and {ranks_text(missing)} {have} not called {self._intent} within "
+            f"{waited_s:.0f} s{added}. Call it on all ranks at the same steps, not on some of them."
+        )
+
+
+_lobbies: dict[tuple[int, ...], _Lobby] = {}
+_making = threading.Lock()
+
+
+def _lobby(process_group: dist.ProcessGroup | None) -> _Lobby | None:
+    """Return where the ranks of a group meet; None where there is one rank, or no store."""
+    ranks = Ranks(process_group)
+    default = _default_group()
+    if ranks.world_size == 1 or default is None:
+        return None
+    key = () if process_group is None else tuple(ranks.of_job(rank) for rank in range(ranks.world_size))
+    with _making:
+        found = _lobbies.get(key)
+        if found is None or not found.is_open():
+            try:
+                store = dist.distributed_c10d._get_default_store()
+                found = _lobbies[key] = _Lobby(ranks, default, store, _timeout_s(default))
+            except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # MPI has none
+                _logger.debug("ranks cannot say what they are about to do: %s", error)
+                return None
+    return found
+
+
+def _processes() -> str:
+    """Return what tells the processes of this node, or container, from those of others."""
+    return f"{own_place().node} {Path('/proc/self/ns/pid').readlink()}"
+
+
+def _default_group() -> Any:
+    return dist.GroupMember.WORLD if dist.is_available() and dist.is_initialized() else None
+
+
+def _timeout_s(default: Any) -> float:
+    """Return how long the shortest-tempered collective of a group waits."""
+    found: list[timedelta] = []
+    for device in default._device_types:
+        with contextlib.suppress(RuntimeError, AttributeError):
+            found.append(default._get_backend(device).options._timeout)
+    return min(found, default=dist.distributed_c10d.default_pg_timeout).total_seconds()
+
+
+def _whereabouts() -> dict[str, Any]:
+    """Return where the main thread is: at which place, in words, and whether it is where collectives are waited for."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    places: list[str] = []
+    where, is_waiting = "", False
+    while frame is not None:
+        file = frame.f_code.co_filename
+        places.append(f"{file}:{frame.f_lasti}")
+        if not where:  # else it is what has called the script
+            is_waiting |= any(each in file for each in _WAITING)
+        if not where and "/torch/" not in file and not file.startswith(_OWN):
+            where = f"{Path(file).name}:{frame.f_lineno} ({frame.f_code.co_name})"
+        frame = frame.f_back
+    return {"place": xxhash.xxh3_64_hexdigest("\n".join(places).encode()), "where": where, "is_waiting": is_waiting}

@@ -1,0 +1,75 @@
+"""The metrics that a save notes on its checkpoint: given to `save`, or those that `run.step` had of the same step."""
+
+import contextlib
+import logging
+import math
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import torch
+
+from holdfast.core.errors import BadUse
+
+_MOST: Final = 100
+_LONGEST: Final = 100
+"""Characters of a name. All of them travel in one message to the writing process."""
+_logger = logging.getLogger("holdfast")
+
+
+def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    """Check what a user gives; tensors are only looked at, since reading one of a GPU would wait for it.
+
+    Raises:
+        BadUse: a name or a value is not allowed; the message names it.
+    """
+    if not isinstance(metrics, Mapping) or len(metrics) > _MOST:
+        raise BadUse(f"metrics is {type(metrics).__name__}; allowed is a dict of at most {_MOST} names and numbers.")
+    checked: dict[str, Any] = {}
+    for name, value in metrics.items():
+        if not isinstance(name, str) or not 0 < len(name) <= _LONGEST:
+            raise BadUse(f"metrics has a name {name!r}. Give text of up to {_LONGEST} characters, such as 'val_loss'.")
+        if isinstance(value, torch.Tensor):
+            if value.numel() != 1 or value.is_complex():
+                raise BadUse(f"metrics has a {tuple(value.shape)} tensor as {name!r}. Give one number.")
+            checked[name] = value.detach()
+            continue
+        number = math.nan
+        if not isinstance(value, str | bytes):
+            with contextlib.suppress(TypeError, ValueError, OverflowError):
+                number = float(value)
+        if not math.isfinite(number):
+            raise BadUse(f"metrics has {value!r} as {name!r}; allowed is a number that is not infinite and no NaN.")
+        checked[name] = number
+    return checked
+
+
+def read_metrics(metrics: Mapping[str, Any], boundaries: Iterable[torch.cuda.Event]) -> dict[str, float]:
+    """Read the numbers, in a thread beside the training; what is none, or not finite, is left out.
+
+    Args:
+        metrics: name to number, or to what can be made one, such as a tensor of one element.
+        boundaries: events of GPUs after which the tensors hold what they are to hold.
+    """
+    found = {}
+    for name, value in list(metrics.items())[:_MOST]:
+        try:
+            number = _number(value, boundaries)
+        except Exception as error:  # the user's values may be anything, and the save matters more
+            _logger.debug("metric %r is left out: %s", name, error)
+            continue
+        if math.isfinite(number) and 0 < len(name) <= _LONGEST:
+            found[name] = number
+        else:
+            _logger.debug("metric %r is left out: it is %s", name, number)
+    return found
+
+
+def _number(value: Any, boundaries: Iterable[torch.cuda.Event]) -> float:
+    if not isinstance(value, torch.Tensor) or not value.is_cuda:
+        return float(value)
+    # On a stream of its own: on the training's it would wait for all that the training has ordered since.
+    stream: torch.cuda.Stream = torch.cuda.Stream(value.device)  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(stream):
+        for boundary in boundaries:
+            stream.wait_event(boundary)
+        return float(value)

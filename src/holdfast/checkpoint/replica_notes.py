@@ -1,0 +1,92 @@
+"""What ranks found of state that several of them have, and which entries differ. Nothing here needs torch."""
+
+import itertools
+import sys
+from array import array
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final, Self
+
+import xxhash
+
+_NUMBERS: Final = 3
+"""Of one entry: a key of its name, a key of its place in the tensor, a digest of its bytes, each of 64 bits."""
+_NAMED: Final = 20
+"""So many entries are named at most: the message to the trainer has a limit."""
+_NAME_LENGTH: Final = 200
+_SHOWN: Final = 3
+
+
+def name_key(name: str) -> int:
+    """Return the number that stands for the flat name of an entry."""
+    return xxhash.xxh3_64_intdigest(name.encode())
+
+
+def pack(entries: Iterable[tuple[int, int, int]]) -> bytes:
+    """Return the key of the name, the key of the place and the digest of each entry as bytes."""
+    return _little(array("Q", itertools.chain.from_iterable(entries))).tobytes()
+
+
+def _little(numbers: "array[int]") -> "array[int]":
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers
+
+
+@dataclass(frozen=True, kw_only=True)
+class Differing:
+    """Entries whose replicas differ: `count` of them, and of the first ones the name and the ranks, as text."""
+
+    count: int = 0
+    entries: tuple[tuple[str, str], ...] = ()
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def of_json(cls, told: Mapping[str, Any]) -> Self:
+        """Return what `as_json` was called of."""
+        return cls(count=told["count"], entries=tuple((name, ranks) for name, ranks in told["entries"]))
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name!r} ({ranks})" for name, ranks in self.entries[:_SHOWN])
+        return shown if self.count <= _SHOWN else f"{shown} and {self.count - _SHOWN} more"
+
+
+def compare(groups: Sequence[tuple[Sequence[int], bytes]], names: Iterable[str]) -> Differing:
+    """Compare each entry with its replica on the lowest rank that has one.
+
+    Args:
+        groups: ranks, in order, and the packed entries that they have alike.
+        names: the flat names that may differ.
+
+    Returns:
+        The entries that differ, with the ranks that differ from that lowest one.
+    """
+    first: dict[tuple[int, int], int] = {}
+    differing: dict[int, set[int]] = {}
+    for ranks, packed in sorted(groups, key=lambda group: group[0][0]):
+        numbers = _little(array("Q", packed))
+        places = zip(numbers[::_NUMBERS], numbers[1::_NUMBERS], strict=True)
+        for place, digest in zip(places, numbers[2::_NUMBERS], strict=True):
+            if first.setdefault(place, digest) != digest:
+                differing.setdefault(place[0], set()).update(ranks)
+    if not differing:
+        return Differing()
+    named = {key: name for name in names if (key := name_key(name)) in differing}
+    entries = sorted((named.get(key, "?")[:_NAME_LENGTH], ranks_text(ranks)) for key, ranks in differing.items())
+    return Differing(count=len(differing), entries=tuple(entries[:_NAMED]))
+
+
+def ranks_text(ranks: Iterable[int]) -> str:
+    """Return `rank 1` or `ranks 1-3, 5`; of many ranges the first ones."""
+    found: list[list[int]] = []
+    for rank in sorted(ranks):
+        if found and found[-1][-1] == rank - 1:
+            found[-1][1:] = [rank]
+        else:
+            found.append([rank])
+    shown = ", ".join("-".join(map(str, each)) for each in found[:_SHOWN])
+    more = ", …" if len(found) > _SHOWN else ""
+    return f"rank{'s' if len(found) > 1 or len(found[0]) > 1 else ''} {shown}{more}"

@@ -1,0 +1,221 @@
+"""One rank of a test of several; run as `meeting_ranks.py FOLDER RANK WORLD_SIZE SCENARIO…`. Exits 0 when all is well.
+
+Ranks do not save together, and each of them is told so; the limits are short.
+"""
+
+import logging
+import os
+import signal
+import sys
+import threading
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from waiting import until
+
+from holdfast.checkpoint import Checkpointer, meeting, scan
+from holdfast.checkpoint.manifest import read_manifest
+from holdfast.core.errors import BadUse
+
+STATE = {"t": torch.ones(3)}
+
+
+def refused(work, *texts):
+    with pytest.raises(BadUse) as raised:
+        work()
+    for text in texts:
+        assert text in str(raised.value), (text, str(raised.value))
+
+
+def restored(folder, **options):
+    """Return a Checkpointer that all ranks have used."""
+    ckpt = Checkpointer(folder, **options)
+    assert ckpt.restore({"t": torch.zeros(3)}) in (0, 1)
+    return ckpt
+
+
+def rank_0_alone_saves(folder, rank, world_size):
+    """The others go on to the next step, where they wait for rank 0."""
+    ckpt = restored(folder)
+    if rank == 0:
+        refused(
+            lambda: ckpt.save(1, STATE),
+            "save is collective, and rank 1 has not called save at step 1",
+            "rank 1 waits in meeting_ranks.py:",
+            "Call it on all ranks",
+        )
+    dist.barrier()
+    assert not scan(folder)
+
+
+def rank_0_alone_saves_first(folder, rank, world_size):
+    """The others have made their Checkpointers and not used them."""
+    ckpt = Checkpointer(folder)
+    if rank == 0:
+        refused(
+            lambda: ckpt.save(1, STATE), "rank 1 has not called save at step 1", "rank 1 waits in meeting_ranks.py:"
+        )
+    dist.barrier()
+
+
+def rank_0_alone_has_a_later_save(folder, rank, world_size):
+    ckpt = restored(folder)
+    ckpt.save(1, STATE).result()
+    if rank == 0:
+        refused(lambda: ckpt.save(2, STATE).result(), "rank 1 has not called save at step 2", "waits in meeting_ranks")
+    dist.barrier()
+    assert [info.step for info in scan(folder)] == [1]
+
+
+def ranks_save_at_other_steps(folder, rank, world_size):
+    """Both at once; afterwards they save together."""
+    ckpt = restored(folder)
+    text = "Ranks do not act together: rank 0 calls save at step 1 and rank 1 calls save at step 2. save"
+    refused(lambda: ckpt.save(1 + rank, STATE), text)
+    ckpt.save(3, STATE).result()
+    refused(lambda: ckpt.save(4 + rank, STATE).result(), "rank 0 calls save at step 4 and rank 1 calls save at step 5")
+    ckpt.save(6, STATE).result()
+
+
+def a_step_is_due_on_one_rank(folder, rank, world_size):
+    ckpt = restored(folder, every=2)
+    if rank:
+        refused(lambda: ckpt.save(2, STATE), "rank 0 has not called save at step 2", "rank 0 has called save at step 1")
+    else:
+        assert ckpt.save(1, STATE).step is None
+    dist.barrier()
+    assert not scan(folder)
+
+
+def a_rank_is_a_step_ahead(folder, rank, world_size):
+    """It has found that the step is not due."""
+    ckpt = restored(folder, every=2 + rank)
+    if rank:
+        assert ckpt.save(2, STATE).step is None
+        dist.barrier()
+    else:
+        working = threading.Thread(target=dist.barrier)
+        working.start()
+        refused(lambda: ckpt.save(2, STATE), "rank 1 has not called save at step 2", "rank 1 waits in")
+        working.join()
+
+
+def one_saves_and_one_restores(folder, rank, world_size):
+    ckpt = restored(folder)
+    work = (lambda: ckpt.save(1, STATE), lambda: ckpt.restore({"t": torch.zeros(3)}))[rank]
+    refused(work, "rank 0 calls save at step 1 and rank 1 calls restore")
+
+
+def one_has_closed(folder, rank, world_size):
+    ckpt = restored(folder)
+    if rank:
+        ckpt.close()
+    else:
+        refused(lambda: ckpt.save(1, STATE), "rank 1 has closed its Checkpointer")
+    dist.barrier()
+
+
+def a_slow_rank_is_waited_for(folder, rank, world_size):
+    """Rank 0 has warned, and the other one comes."""
+    warned = folder.with_suffix(".warned")
+
+    class Heard(logging.Handler):
+        def emit(self, record):
+            if "has not called save at step 1" in record.getMessage():
+                warned.write_text(record.getMessage())
+
+    heard = Heard()
+    logging.getLogger("holdfast").addHandler(heard)
+    ckpt = restored(folder)
+    if rank:
+        until(warned.exists)
+    ckpt.save(1, STATE).result()
+    logging.getLogger("holdfast").removeHandler(heard)
+    assert "rank 1 is in waiting.py" in warned.read_text()
+    assert [info.step for info in scan(folder)] == [1]
+
+
+def a_rank_does_not_answer(folder, rank, world_size):
+    ckpt = restored(folder)
+    goes_on = threading.Event()
+    before = meeting._whereabouts
+    meeting._whereabouts = before if rank == 0 else (lambda: goes_on.wait() and before())
+    if rank == 0:
+        refused(lambda: ckpt.save(1, STATE), "rank 1 does not answer: it has ended, or was stopped")
+        folder.with_suffix(".seen").touch()
+    else:
+        until(folder.with_suffix(".seen").exists)
+        goes_on.set()
+    meeting._whereabouts = before
+    dist.barrier()
+
+
+def a_rank_was_killed(folder, rank, world_size):
+    """It cannot take part in what comes after."""
+    ckpt = restored(folder)
+    if rank:
+        os.kill(os.getpid(), signal.SIGKILL)
+    refused(lambda: ckpt.save(1, STATE), "rank 1 has not called save at step 1", "rank 1 has ended")
+    folder.with_suffix(".passed").touch()
+    os._exit(0)
+
+
+def ranks_have_other_folders(folder, rank, world_size):
+    own = folder / str(rank)
+    text = f"The folder of rank 1, {folder / '1'}, is not that of rank 0, {folder / '0'}. Give"
+    refused(lambda: Checkpointer(own).save(1, STATE), text)
+    refused(lambda: Checkpointer(own).restore(dict(STATE)), text)
+    assert not list(own.iterdir())
+    (folder / "link").symlink_to(folder / "0") if rank == 0 else None
+    dist.barrier()
+    ckpt = Checkpointer(folder / "link" if rank else own)
+    ckpt.save(1, STATE).result()
+    assert ckpt.restore(dict(STATE)) == 1
+
+
+def entries_may_differ_but_not_in_kind(folder, rank, world_size):
+    with Checkpointer(folder) as ckpt:
+        ckpt.save(1, {**STATE, **({} if rank else {"best": 1.0})}).result()
+        refused(lambda: ckpt.save(2, {"x": torch.ones(2) if rank else 1.0}), "Ranks 0 and 1 disagree about 'x'")
+    state = {"t": torch.zeros(3), "best": 0.0}
+    assert Checkpointer(folder, read_only=True).restore(state) == 1
+    assert state["best"] == 1.0
+
+
+def a_group_of_the_ranks_saves(folder, rank, world_size):
+    """Rank 0 does something else, and has none of it."""
+    group = dist.new_group([1, 2])
+    if rank == 0:
+        refused(lambda: Checkpointer(folder, process_group=group), "not in process_group")
+    else:
+        for step in (1, 2):  # a second group of theirs, after the first
+            with Checkpointer(folder, process_group=group, sigterm_grace_s=60) as ckpt:
+                training = {"t": torch.full((3,), float(step)), f"of-{rank}": step}
+                path = ckpt.save(step, training, per_rank={"rank": rank}).result()
+                state, mine = {"t": torch.zeros(3)}, {"rank": 0}
+                assert ckpt.restore(state, per_rank=mine) == step
+                assert (state["t"].tolist(), mine) == ([step] * 3, {"rank": rank})
+            assert read_manifest(path, step=step).world_size == 2
+            assert [each["rank"] for each in Checkpointer(folder).per_rank_states(step)] == [1, 2]
+    dist.barrier()
+
+
+def main(folder, rank, world_size, *names):
+    torch.set_num_threads(1)
+    meeting.WARN_AFTER_S, meeting.STUCK_S, meeting.SILENT_S, meeting._LOOK_EVERY_S = 0.5, 4.0, 10.0, 0.05
+    timeout = timedelta(seconds=600)
+    init_method = f"file://{folder}/store-{world_size}"
+    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size, timeout=timeout)
+    for name in names:
+        sys.stdout.write(f"{name}\n")
+        sys.stdout.flush()
+        globals()[name](Path(folder) / name, rank, world_size)
+        dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), *sys.argv[4:])
