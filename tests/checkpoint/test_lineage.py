@@ -221,7 +221,9 @@ def test_a_list_that_cannot_be_read_is_said(went_back, caplog, content):
 
 
 def info_of(step, *, parent=None, save=None, **fields):
-    return CheckpointInfo(step=step, path=f"/c/{step}", state="written", save=save or f"s{step}", parent=parent, **fields)
+    return CheckpointInfo(
+        step=step, path=f"/c/{step}", state="written", save=save or f"s{step}", parent=parent, **fields
+    )
 
 
 def saved(step):
@@ -270,7 +272,13 @@ def test_prune_reads_the_newest_of_the_line_before_it_deletes(went_back):
 
 def test_ls_says_which_are_abandoned(went_back):
     said = CliRunner().invoke(command, ["ls", str(went_back)]).output
-    assert [("abandoned" in line) for line in said.splitlines() if "step-00" in line] == [True, True, False, False, False]
+    assert [("abandoned" in line) for line in said.splitlines() if "step-00" in line] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
     told = json.loads(CliRunner().invoke(command, ["ls", str(went_back), "--json"]).output)
     assert [row["step"] for row in told["checkpoints"] if row["abandoned"]] == [40, 30]
 
@@ -296,7 +304,7 @@ def test_the_log_names_what_is_restored(tmp_path, caplog):
 
 def test_nothing_is_written_for_a_save_that_abandons_nothing(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(commit, "scan", lambda folder: asked.append(folder))
+    monkeypatch.setattr(commit, "scan", asked.append)
     order = Order(folder=tmp_path, step=5, save="s-5", created_at_s=1.0, keep=Retention(), ancestors=(saved(4),))
     for step in (3, 4):
         (tmp_path / f"step-{step:010}").mkdir()

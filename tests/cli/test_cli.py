@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 import subprocess
 import sys
 
@@ -381,3 +382,51 @@ def test_the_command_line_is_what_was_agreed():
         "checkpoint export": ["--hf-config", "--json", "--name-map", "--safetensors"],
         "checkpoint restore": ["--entry", "--json", "--to"],
     }
+
+
+@pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
+@pytest.mark.parametrize("command", [["rules", "ls"], ["rules", "ls", "--json"], ["runs", "ls"], ["--help"]])
+def test_closed_streams_print_no_traceback_and_the_ledger_does_not_take_their_place(tmp_path, command, closed):
+    redirections = " ".join(f"{fd}>&-" for fd in closed)
+    shell = f'exec "$@" {redirections}'
+    done = subprocess.run(
+        ["bash", "-c", shell, "bash", sys.executable, "-m", "holdfast.cli.main", *command],
+        env={**os.environ, "HOLDFAST_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    with Ledger.open(ledger_url(tmp_path)) as ledger:
+        assert ledger.runs() == []
+
+
+def test_a_pipe_whose_reader_leaves_prints_no_traceback(tmp_path):
+    shell = f"{sys.executable} -m holdfast.cli.main rules ls --json | true"
+    done = subprocess.run(
+        ["bash", "-c", shell],
+        env={**os.environ, "HOLDFAST_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stderr == ""
+
+
+def test_run_without_torch_says_what_to_install_before_anything_is_recorded(tmp_path):
+    program = (
+        "import importlib.util as util\nfind = util.find_spec\n"
+        "util.find_spec = lambda name, *package: None if name == 'torch' else find(name, *package)\n"
+        "from holdfast.cli.main import main\nmain()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program, "run", "--", sys.executable, "-c", "print(1)"],
+        env={**os.environ, "HOLDFAST_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "holdfast: `holdfast run` needs torch: pip install 'holdfast[train]'\n"
+    with Ledger.open(ledger_url(tmp_path)) as ledger:
+        assert ledger.runs() == []

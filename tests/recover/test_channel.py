@@ -44,7 +44,7 @@ def test_messages_pass_both_ways_and_the_end_is_told():
         client = await connect(server)
         client.send({"kind": "step", "step": 1})
         await heard_kinds(heard, 2)
-        server.send_to_ranks({"kind": "propose", "proposal": 1, "step": 5})
+        server.send({"kind": "propose", "proposal": 1, "step": 5}, to="rank")
         assert await asyncio.to_thread(client.receive) == {"kind": "propose", "proposal": 1, "step": 5}
         client.close()
         assert await heard_kinds(heard, 3) == ["hello", "step", "gone"]

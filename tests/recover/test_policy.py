@@ -33,10 +33,11 @@ from holdfast.recover.policy import (
 LIMITS = RestartLimits(max_restarts=3, window_s=100.0, backoff_first_s=2.0, backoff_max_s=7.0)
 
 
-def diagnosed(root="a", step=10, *, helps=True, outside=False):
+def diagnosed(root="a", step=10, *, checkpoint=None, helps=True, outside=False):
     return Diagnosed(
         fingerprint=root,
         step=step,
+        checkpoint_step=checkpoint,
         summary=f"Root {root}.",
         mitigation="Mend it.",
         restart_helps=helps,
@@ -66,12 +67,12 @@ def test_a_job_that_ends_well_is_completed():
 def test_first_failure_after_progress_restarts_at_once():
     state, actions = play([(0, Begin()), *crash(5)])
     assert state.phase is Phase.RUNNING
-    assert [type(action) for action in actions] == [Launch, Diagnose, Resolve, Launch]
+    assert [type(action) for action in actions] == [Launch, Terminate, Diagnose, Resolve, Launch]
 
 
-def test_a_failed_rank_leaves_the_launcher_time_and_then_everything_is_killed():
+def test_when_a_rank_fails_the_others_are_asked_to_end_and_after_a_while_killed():
     state, actions = play([(0, Begin()), (5, RankFailed()), (5 + LIMITS.teardown_grace_s - 0.1, Tick())])
-    assert actions == [Launch()]
+    assert actions == [Launch(), Terminate()]
     state, actions = play([(5 + LIMITS.teardown_grace_s, Tick()), (30, Tick())], state)
     assert actions == [Kill()], "killed once, when the grace is over"
 
@@ -97,9 +98,68 @@ def test_never_loops_on_the_same_root_at_the_same_step(second_step):
     assert "same root" in actions[-1].outcome
 
 
-def test_the_same_root_at_another_step_is_restarted():
-    state, _ = play([(0, Begin()), *crash(5, step=10), *crash(10, step=20)])
+def run_through(failures, limits=LIMITS, state=None):
+    """Fail at each (time, root, step, checkpoint), with time for every wait in between; returns the last state."""
+    state, actions = state or State(phase=Phase.RUNNING), []
+    for at_s, root, step, checkpoint in failures:
+        state, _ = play([(at_s - 0.01, Tick())], state, limits)
+        state, actions = play(crash(at_s, root, step, checkpoint=checkpoint), state, limits)
+    return state, actions
+
+
+def test_the_same_root_at_a_later_step_is_restarted():
+    state, _ = run_through([(5, "a", 10, None), (10, "a", 20, None)])
     assert state.phase is Phase.RUNNING
+
+
+def test_a_newer_checkpoint_is_progress_where_no_step_is_reported():
+    newer = [(at_s, "a", None, at_s) for at_s in range(1, 60)]
+    state, _ = run_through(newer)
+    assert state.phase is Phase.RUNNING
+    state, actions = run_through([(61, "a", None, 59)], state=state)
+    assert state.phase is Phase.ENDED, "no newer one"
+    assert "gained nothing" in actions[-1].outcome
+
+
+def test_a_step_further_with_the_same_checkpoint_is_no_loop_and_one_back_is():
+    state, _ = run_through([(5, "a", 100, 90), (10, "a", 102, 90)])
+    assert state.phase is Phase.RUNNING
+    assert run_through([(15, "a", 100, 90)], state=state)[0].phase is Phase.ENDED
+
+
+def test_roots_that_take_turns_at_one_step_come_back():
+    state, actions = run_through([(10, "a", 100, None), (20, "b", 100, None), (40, "a", 100, None)])
+    assert state.phase is Phase.ENDED
+    assert "The same root came back at step 100" in actions[-1].outcome
+
+
+def test_a_job_of_which_nothing_is_known_gains_by_its_time():
+    limits = replace(LIMITS, max_restarts=99)
+    slow = [(at_s * limits.blind_gain_s + 1, "a", None, None) for at_s in range(1, 30)]
+    state, _ = run_through(slow, limits)
+    assert (state.phase, state.vain_at_s) == (Phase.RUNNING, ())
+
+
+def test_a_job_of_which_nothing_is_known_may_fail_a_few_times_in_no_time():
+    limits = replace(LIMITS, max_restarts=99)
+    quick = [(20 * number, "a", None, None) for number in range(1, limits.blind_retries + 1)]
+    state, _ = run_through(quick, limits)
+    assert state.phase is Phase.WAITING
+    assert run_through([(500, "a", None, None)], limits, state)[0].phase is Phase.ENDED
+
+
+def test_a_job_that_reports_steps_and_makes_none_is_not_taken_for_one_of_which_nothing_is_known():
+    state, actions = run_through([(5, "a", 0, None), (LIMITS.blind_gain_s + 50, "a", 0, None)])
+    assert state.phase is Phase.ENDED
+    assert "before the first step" in actions[-1].outcome
+
+
+def test_what_ends_a_run_does_not_advise_a_restart():
+    """The rules' advice for what a restart mends says that one goes on."""
+    failing = [(0, Begin()), *crash(5), *crash(10)]
+    end = play(failing)[1][-1]
+    assert "Mend it." not in end.outcome
+    assert end.outcome.endswith("Mend the cause, then `holdfast run --resume`.")
 
 
 def test_another_root_at_the_same_step_is_restarted_after_a_wait():
@@ -128,16 +188,27 @@ def test_a_cause_outside_the_job_is_waited_for():
     assert state.deadline_s == 5 + LIMITS.outside_wait_s
 
 
-def test_the_budget_is_per_window():
-    state = State(phase=Phase.RUNNING)
-    for index in range(LIMITS.max_restarts):
-        state, _ = play(crash(index, root=str(index), step=10 * (index + 1)), state)
-    assert state.phase is Phase.RUNNING
-    spent, actions = play(crash(50, root="x", step=500), state)
+def test_the_budget_counts_restarts_without_a_gain():
+    state, _ = run_through([(10 * number, str(number), 10, None) for number in range(1, LIMITS.max_restarts + 1)])
+    assert state.phase is Phase.WAITING
+    spent, actions = run_through([(50, "x", 10, None)], state=state)
     assert spent.phase is Phase.ENDED
     assert actions[-1].exit_code == 3
-    later, _ = play(crash(LIMITS.window_s + 10, root="x", step=500), state)
-    assert later.phase is Phase.RUNNING, "restarts older than the window no longer count"
+    gained, _ = run_through([(50, "x", 500, None)], state=state)
+    assert (gained.phase, gained.vain_at_s) == (Phase.RUNNING, ()), "a gain gives the budget back"
+    later, _ = run_through([(LIMITS.window_s + 40, "x", 10, None)], state=state)
+    assert later.phase is Phase.WAITING, "what is older than the window no longer counts"
+
+
+def test_no_restart_is_allowed_where_none_is():
+    _, actions = run_through([(5, "a", 10, None)], replace(LIMITS, max_restarts=0))
+    assert actions[-1].exit_code == 3
+
+
+def test_a_storm_that_gains_goes_on_for_ever():
+    """A fault a minute, of one root, each after 500 steps."""
+    state, _ = run_through([(60 * number, "a", 500 * number, None) for number in range(1, 500)])
+    assert state.phase is Phase.RUNNING
 
 
 def test_stop_saves_first():
@@ -162,6 +233,11 @@ def test_ranks_that_cannot_save_are_asked_to_end_and_then_killed():
     assert (state.phase, actions[-1]) == (Phase.LEAVING, Terminate())
     _, actions = play([(6 + LIMITS.teardown_grace_s, Tick())], state)
     assert actions == [Kill()]
+
+
+def test_ranks_do_not_wait_for_one_that_failed_to_stop():
+    state, actions = play([(0, Begin()), (5, StopAsked("x")), (6, RankFailed())])
+    assert (state.phase, actions[-1]) == (Phase.LEAVING, Terminate())
 
 
 def test_a_job_that_completes_while_asked_to_stop_is_complete():
@@ -220,7 +296,7 @@ EVENTS = st.one_of(
 @given(st.lists(st.tuples(st.floats(0, 50), EVENTS), max_size=60))
 def test_whatever_happens(history):
     """Never two jobs at once, nothing after the end, the budget is kept, and a dead run stays dead."""
-    state, now_s, running, ended, launches_s = State(), 0.0, False, False, []
+    state, now_s, running, ended = State(), 0.0, False, False
     for wait_s, event in history:
         now_s += wait_s
         if isinstance(event, JobExited):
@@ -235,10 +311,9 @@ def test_whatever_happens(history):
             if isinstance(action, Launch):
                 assert not running, "two jobs at once"
                 running = True
-                launches_s.append(now_s)
+                in_vain = [at_s for at_s in state.vain_at_s if now_s - at_s < LIMITS.window_s]
+                assert len(in_vain) < LIMITS.max_restarts
             ended = ended or isinstance(action, End)
-        recent = [at_s for at_s in launches_s if now_s - at_s < LIMITS.window_s / 2]
-        assert len(recent) <= LIMITS.max_restarts + 1
     assert ended == (state.phase is Phase.ENDED)
 
 

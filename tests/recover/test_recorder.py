@@ -48,10 +48,10 @@ def recorder(tmp_path, ledger, clock, complaints):
     recorder.close()
 
 
-def incident(clock, step=7, fingerprint="f"):
+def incident(clock, step=7, fingerprint="f", attempt=1):
     return Incident(
         run_id="r",
-        attempt=1,
+        attempt=attempt,
         kind="exit",
         rank=0,
         step=step,
@@ -99,12 +99,26 @@ def test_what_a_dead_supervisor_had_learnt_is_remembered(recorder, ledger, clock
     recorder.attempt_began(1)
     incident_id = recorder.incident(incident(clock, step=7, fingerprint="f"))
     recorder.resolved(incident_id, policy.Resolve(action="restart", explanation=""))
+    clock.advance(1000)
+    recorder.checkpoint({"step": 7, "path": "p", "size_bytes": 1, "stall_s": 0.0})
+    recorder.attempt_began(2)
+    recorder.incident(incident(clock, step=None, fingerprint="g", attempt=2))
+    recorder.incident(incident(clock, step=8, fingerprint="f", attempt=2))
     clock.advance(30)
-    state = recorder.remembered()
-    assert state.failed_at == (("f", 7),)
-    assert state.last_failed_step == 7
-    (restart_at_s,) = state.restarts_at_s
-    assert clock.monotonic_s() - restart_at_s == pytest.approx(30)
+    state = recorder.remembered(policy.RestartLimits())
+    assert state.struck == ("g", "f"), "the checkpoint was a gain over the first, and since then there was none"
+    assert (state.best_step, state.best_checkpoint_step) == (8, 7)
+    (in_vain_at_s,) = state.vain_at_s
+    assert clock.monotonic_s() - in_vain_at_s == pytest.approx(30)
+
+
+def test_a_dead_supervisor_of_a_silent_job_is_remembered_by_time(recorder, clock):
+    limits = policy.RestartLimits()
+    for number, lived_s in enumerate((5, limits.blind_gain_s + 1, 5), 1):
+        recorder.attempt_began(number)
+        clock.advance(lived_s)
+        recorder.incident(incident(clock, step=None, attempt=number))
+    assert recorder.remembered(limits).struck == ("f", "f"), "the second attempt lived for long"
 
 
 def test_a_new_recorder_goes_on_where_the_last_one_was(recorder, tmp_path, ledger, clock):

@@ -53,6 +53,7 @@ def test_a_stop_saves_the_same_step_on_all_ranks_and_a_resume_goes_on_from_it(pl
             process.send_signal(signal.SIGINT if how == "Ctrl-C" else signal.SIGTERM)
         _, err = process.communicate(timeout=60)
     assert process.returncode == 4, err
+    assert f"Stopped by {'holdfast runs stop' if how == 'runs stop' else how}." in err
     (saved,) = catalog.scan(folder)
     assert catalog.verify(saved).state == "verified"
     assert saved.step >= 20

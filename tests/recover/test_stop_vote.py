@@ -81,3 +81,16 @@ def test_ranks_that_run_freely_all_stop_at_the_same_step(seed):
         thread.join(30)
     assert len(set(stopped_at)) == 1
     assert stopped_at[0] is not None
+
+
+def test_ranks_that_report_no_steps_are_found_by_their_votes():
+    """Else the proposals would double from 0, past the step of a long training by as much as it has made."""
+    vote = StopVote(frozenset({0, 1}), None)
+    agreements = [_StopAgreement(), _StopAgreement()]
+    for agreement, step in zip(agreements, (1030, 1029), strict=True):
+        assert not agreement.reached(step)
+    proposal = vote.propose(None)
+    for rank, agreement in enumerate(agreements):
+        decision = vote.voted(rank, {**proposal, **agreement.vote(proposal["proposal"], proposal["step"])})
+    assert decision["commit"] is False
+    assert 1030 < vote.propose(None)["step"] <= 1032

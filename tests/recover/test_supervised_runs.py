@@ -156,6 +156,8 @@ def test_exit_0_without_a_step_is_said(place):
     [
         (["--", "python", "no-such-script.py"], "There is no script 'no-such-script.py'"),
         (["--", "no-such-program"], "There is no program 'no-such-program'"),
+        (["--", ""], "There is no program ''"),
+        (["--", "."], "There is no program '.'"),
         ([], "Nothing to run"),
         (["--nproc", "0", "--", "python", "job.py"], "--nproc is 0; it must be at least 1"),
         (["--window-s", "-1", "--", "python", "job.py"], "--window-s is -1.0; it must be more than 0"),

@@ -45,6 +45,17 @@ def check_from_zero(name: str, value: Any) -> None:
         raise BadUse(f"{name} is {value!r}; allowed is a number from 0 on.")
 
 
+def check_limits(**limits: Any) -> None:
+    """Check each limit that is not None for a number above 0.
+
+    Raises:
+        BadUse: one is none.
+    """
+    for name, limit in limits.items():
+        if limit is not None:
+            check_above_zero(name, limit)
+
+
 def check_whole(name: str, value: Any, *, least: int) -> int:
     """Check for a whole number from `least` on, and return it as an int.
 

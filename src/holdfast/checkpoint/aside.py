@@ -24,12 +24,16 @@ def is_of_others(folder: Path, who: Identity) -> bool:
 def set_aside(folder: Path) -> Path:
     """Move all checkpoints of a folder, and what is known of them, into `aside-N` there; return that.
 
-    What was pushed to storage stays noted in the folder: it is not to be fetched from there. Each moves in one step, and the folder gets its name once all are in it. What a crash leaves, the next call finishes.
+    The list of what was pushed to storage stays in the folder, so that nothing of it is fetched from there. Each
+    checkpoint moves in one step, and the new folder gets its name once all are in it. After a crash the next call
+    finishes.
 
     Raises:
         OSError: one could not be moved.
     """
-    numbers = {int(match[1]): match[2] is not None for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
+    numbers = {
+        int(match[1]): match[2] is not None for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))
+    }
     unfinished = [number for number, is_unfinished in numbers.items() if is_unfinished]
     number = unfinished[0] if unfinished else max(numbers, default=0) + 1
     hidden, final = folder / f".aside-{number}.tmp", folder / f"aside-{number}"
@@ -42,5 +46,7 @@ def set_aside(folder: Path) -> Path:
     fsync_folder(hidden)
     hidden.rename(final)
     fsync_folder(folder)
-    _logger.warning("The checkpoints of %s are set aside in %s; delete them there once nobody needs them.", folder, final)
+    _logger.warning(
+        "The checkpoints of %s are set aside in %s; delete them there once nobody needs them.", folder, final
+    )
     return final

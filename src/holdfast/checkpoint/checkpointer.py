@@ -5,7 +5,6 @@ import logging
 import os
 from collections.abc import Callable, Mapping, MutableMapping
 from concurrent.futures import Future
-from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from types import TracebackType
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self
 from holdfast.checkpoint.arguments import (
     check_above_zero,
     check_from_zero,
+    check_limits,
     check_one_of,
     check_there,
     check_whole,
@@ -24,6 +24,7 @@ from holdfast.checkpoint.aside import is_of_others
 from holdfast.checkpoint.catalog import CheckpointInfo, scan, verify
 from holdfast.checkpoint.closing import Work, close_at_exit, close_when_dropped, is_good_order
 from holdfast.checkpoint.contents import check_named
+from holdfast.checkpoint.data_workers import spare_workers
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.filling import Terms, per_rank_states
 from holdfast.checkpoint.folders import step_path
@@ -34,9 +35,9 @@ from holdfast.checkpoint.metrics import check_metrics
 from holdfast.checkpoint.one_folder import check_alike
 from holdfast.checkpoint.opening import open_checkpoint
 from holdfast.checkpoint.outcomes import OnFailure, Outcomes
-from holdfast.checkpoint.pushing import Pusher, fetch_instead, fetch_newer
+from holdfast.checkpoint.pushing import Pusher, fetch_together
 from holdfast.checkpoint.ranks import Ranks
-from holdfast.checkpoint.restore import RestoredStep, restore_newest
+from holdfast.checkpoint.restore import RestoredStep, restore_newest, restored_event
 from holdfast.checkpoint.retention import Best, Retention, best_first
 from holdfast.checkpoint.save_handle import SaveHandle, StaysHere
 from holdfast.checkpoint.shape import Busy, Options, Replicas
@@ -44,7 +45,7 @@ from holdfast.checkpoint.sigterm import Sigterm
 from holdfast.checkpoint.votes import Votes
 from holdfast.core.clock import SystemClock
 from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound, SaveFailed, StateMismatch
-from holdfast.core.link import ENV_FRESH, Unsupervised, job_link, numbers_of
+from holdfast.core.link import ENV_FRESH, Unsupervised, connected_link, job_link, numbers_of
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -157,14 +158,12 @@ class Checkpointer(StaysHere):
         check_one_of("replicas", replicas, ("spread", "check", "rank0"))
         check_one_of("when_busy", when_busy, ("wait", "skip", "replace"))
         check_above_zero("timeout_s", timeout_s)
-        for name, limit in {
-            "max_write_mib_s": max_write_mib_s,
-            "max_memory_gib": max_memory_gib,
-            "sigterm_grace_s": sigterm_grace_s,
-            "keep_in_memory_s": keep_in_memory_s,
-        }.items():
-            if limit is not None:
-                check_above_zero(name, limit)
+        check_limits(
+            max_write_mib_s=max_write_mib_s,
+            max_memory_gib=max_memory_gib,
+            sigterm_grace_s=sigterm_grace_s,
+            keep_in_memory_s=keep_in_memory_s,
+        )
         if max_device_memory_gib is not None:
             check_from_zero("max_device_memory_gib", max_device_memory_gib)
         if peer_memory and keep_in_memory_s is None:
@@ -205,9 +204,12 @@ class Checkpointer(StaysHere):
             ),
         )
         self._sigterm: Sigterm | None = None
-        if sigterm_grace_s is not None and isinstance(job_link(), Unsupervised):
-            self._sigterm = Sigterm(sigterm_grace_s, functools.partial(_newest_known, self._outcomes, self._folder))
+        link = job_link() if read_only else connected_link()
+        if sigterm_grace_s is not None and isinstance(link, Unsupervised):
+            self._sigterm = Sigterm(sigterm_grace_s, functools.partial(self._outcomes.newest_known, self._folder))
             self._sigterm.install()
+        if not isinstance(link, Unsupervised):
+            spare_workers()
         self._work = Work(
             folder=self._folder,
             identity=self._identity,
@@ -336,8 +338,7 @@ class Checkpointer(StaysHere):
             self._engine.meeting.await_all("restore", step)
         check_alike(ranks, self._folder)
         terms = Terms(strict=strict, rng=rng)
-        if rename is not None:
-            ranks.together(functools.partial(_set_renaming, terms, rename))
+        ranks.together(functools.partial(terms.rename_by, rename))
         # Now, though there may be no checkpoint: else it would be known after the first failure alone.
         for part in (state, {} if per_rank is None else per_rank):
             ranks.together(functools.partial(check_named, part))
@@ -350,14 +351,7 @@ class Checkpointer(StaysHere):
             is_fresh = self._fresh and not ranks.first(lambda: has_steps(self._folder))
             if self._pusher is not None and not is_fresh:
                 self._work.pid = os.getpid()
-                remote = self._pusher.remote
-                at_length = functools.partial(ranks.first_at_length, signs=lambda: remote.signs, section="restore")
-                if step is None:
-                    at_length(functools.partial(fetch_newer, remote, self._folder))
-
-                def from_storage(damaged: int, above: int) -> int | None:
-                    return at_length(functools.partial(fetch_instead, remote, self._folder, damaged, above))
-
+                from_storage = fetch_together(ranks, self._pusher.remote, self._folder, newer=step is None)
             try:
                 checkpoint, passed_over = restore_newest(
                     *(ranks, self._folder, state, per_rank, from_storage),
@@ -382,17 +376,7 @@ class Checkpointer(StaysHere):
             _logger.info("Restored step %d%s, saved at %s, from %s.", manifest.step, of_run, saved_at, checkpoint.path)
             if self._pusher is not None:
                 self._pusher.start()  # the newest may not be there yet, and no save may follow
-            link.emit(
-                "restored",
-                {
-                    "step": checkpoint.manifest.step,
-                    "path": str(checkpoint.path),
-                    "restore_s": restore_s,
-                    "tier": checkpoint.files.tier,
-                    "bytes_read": checkpoint.files.bytes_read,
-                    "passed_over": [asdict(item) | {"path": str(item.path)} for item in passed_over],
-                },
-            )
+            link.emit("restored", restored_event(checkpoint, passed_over, restore_s=restore_s))
         if strict:
             return checkpoint.manifest.step
         restored = RestoredStep(checkpoint.manifest.step)
@@ -557,7 +541,9 @@ class Checkpointer(StaysHere):
             is_last, has_passed = self._votes.hear((told, has_passed))
         except CheckpointError as error:
             if self._sigterm is not None and told:
-                _logger.error("SIGTERM: step %d is not saved: %s %s", step, error, self._newest_known())  # noqa: TRY400
+                _logger.error(
+                    "SIGTERM: step %d is not saved: %s %s", step, error, self._outcomes.newest_known(self._folder)
+                )  # noqa: TRY400
                 self._sigterm.leave()
             raise
         return is_last, by_step or has_passed
@@ -576,11 +562,8 @@ class Checkpointer(StaysHere):
             self._begin(handle, step, state, per_rank, metrics, must=True)
             _logger.warning("SIGTERM: step %d is saved, in %s.", step, handle.result())
         except Exception as error:  # whatever it is, the process ends
-            _logger.error("SIGTERM: %s %s", error, self._newest_known())  # noqa: TRY400
+            _logger.error("SIGTERM: %s %s", error, self._outcomes.newest_known(self._folder))  # noqa: TRY400
         self._sigterm.leave()
-
-    def _newest_known(self) -> str:
-        return _newest_known(self._outcomes, self._folder)
 
     def _begin(
         self,
@@ -614,18 +597,5 @@ class Checkpointer(StaysHere):
         self._outcomes.follow(outcome, handle, save=self._engine.last_save, must=must)
 
 
-def _set_renaming(terms: Terms, rename: "Rename") -> None:
-    from holdfast.checkpoint.renaming import Renaming  # few need it, and its regular expressions
-
-    terms.renaming = Renaming(rename)
-
-
 def _tell_of_push(told: Mapping[str, Any]) -> None:
     job_link().emit("push_failed" if "failed" in told else "pushed", dict(told))
-
-
-def _newest_known(outcomes: Outcomes, folder: Path) -> str:
-    """Without a look at the storage, which may hang."""
-    if outcomes.newest is None:
-        return f"This process knows of no checkpoint; `holdfast checkpoint ls {folder}` lists those there are."
-    return f"The newest checkpoint is {outcomes.newest}."

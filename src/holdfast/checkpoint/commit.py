@@ -64,11 +64,11 @@ class Fenced(RankFailed):
 class Order:
     """One save.
 
-    `save` tells it from every other one; `keep` and `damaged` are for what is deleted after it. `metrics`: by name, what
-    is noted on the checkpoint as it gets its name. `run` and `lease` (its token) are the writer's, see `lease`; the token
-    is empty where there is no lease, and None where steps are no line of one training, so that none is abandoned.
-    `ancestors`: what was saved or restored before, newest first, of which some may have failed: the newest that is there
-    is the parent.
+    `save` tells it from every other one; `keep` and `damaged` are for what is deleted after it. `metrics`: by name,
+    what is noted on the checkpoint as it gets its name. `run` and `lease` (its token) are the writer's, see `lease`;
+    the token is empty where there is no lease, and None where steps are no line of one training: then no step is
+    abandoned. `ancestors`: what was saved or restored before, newest first, of which some may have failed: the newest
+    that is there is the parent.
     """
 
     folder: Path
@@ -289,7 +289,7 @@ def _prepare(order: Order, notes: Sequence[dict[str, Any]], *, torch: str, metad
 
 
 def _parent(order: Order) -> Save | None:
-    """Return the newest ancestor that is there; where none is, the oldest: it was restored, and may be deleted since."""
+    """Return the newest ancestor that is there, else the oldest: it was restored, and may be deleted since."""
     earlier = [each for each in order.ancestors if each.step < order.step]
     for each in earlier:
         with suppress(ManifestError, OSError):

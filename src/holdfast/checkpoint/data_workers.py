@@ -2,17 +2,27 @@
 
 torchrun and Slurm send SIGTERM to whole process groups. A worker of PyTorch's dies of it, of which the trainer hears by
 an exception in the midst of its step, before it saves.
+
+`outlive_sigterm` is for a loader; `spare_workers` does the same for every loader of a supervised process.
 """
 
 import functools
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections.abc import Callable
+from typing import Any
+
+from torch.utils.data import dataloader
 
 from holdfast.checkpoint.arguments import check_above_zero
+from holdfast.checkpoint.replacing import replaced
 from holdfast.checkpoint.sigterm import EXIT_CODE
+
+SUPERVISED_GRACE_S = 3600.0
+"""So long a worker outlives a SIGTERM under a supervisor, which ends it with its trainer long before."""
 
 
 def outlive_sigterm(grace_s: float, worker_init_fn: Callable[[int], object] | None = None) -> "functools.partial[None]":
@@ -31,6 +41,27 @@ def outlive_sigterm(grace_s: float, worker_init_fn: Callable[[int], object] | No
     """
     check_above_zero("grace_s", grace_s)
     return functools.partial(_outlive_sigterm, grace_s, worker_init_fn)
+
+
+def spare_workers() -> None:
+    """Have the workers of every DataLoader that this process starts from now on outlive SIGTERM."""
+    _spare(dataloader._MultiProcessingDataLoaderIter)
+    stateful = sys.modules.get("torchdata.stateful_dataloader.stateful_dataloader")
+    if stateful is not None:
+        _spare(stateful._StatefulMultiProcessingDataLoaderIter)
+
+
+@functools.cache
+def _spare(iterator: Any) -> None:
+    begin = iterator.__init__
+
+    @functools.wraps(begin)
+    def begin_spared(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
+        init_fn = outlive_sigterm(SUPERVISED_GRACE_S, loader.worker_init_fn)
+        with replaced(loader, "worker_init_fn", init_fn):
+            begin(self, loader, *args, **kwargs)
+
+    iterator.__init__ = begin_spared
 
 
 def _outlive_sigterm(grace_s: float, worker_init_fn: Callable[[int], object] | None, worker: int) -> None:

@@ -19,7 +19,7 @@ from holdfast.checkpoint.ranks import Ranks
 from holdfast.core.errors import StateMismatch
 
 if TYPE_CHECKING:
-    from holdfast.checkpoint.renaming import Renaming
+    from holdfast.checkpoint.renaming import Rename, Renaming
 
 _logger = logging.getLogger("holdfast")
 
@@ -41,6 +41,17 @@ class Terms:
     renaming: "Renaming | None" = None
     missing: tuple[str, ...] = ()
     unexpected: tuple[str, ...] = ()
+
+    def rename_by(self, rename: "Rename | None") -> None:
+        """Read the name map, if one is given.
+
+        Raises:
+            BadUse: `rename` is no name map.
+        """
+        if rename is not None:
+            from holdfast.checkpoint.renaming import Renaming  # few need it, and its regular expressions
+
+            self.renaming = Renaming(rename)
 
 
 def restore_into(

@@ -65,6 +65,12 @@ class Outcomes:
         number = self._begun
         outcome.add_done_callback(lambda done: self._ended(done, handle, slowdown_s, number, save, must=must))
 
+    def newest_known(self, folder: "Path") -> str:
+        """Name the newest checkpoint without a look at the storage, which may hang."""
+        if self.newest is None:
+            return f"This process knows of no checkpoint; `holdfast checkpoint ls {folder}` lists those there are."
+        return f"The newest checkpoint is {self.newest}."
+
     def raise_unseen(self) -> None:
         """Tell of the first failure that nobody has heard of.
 

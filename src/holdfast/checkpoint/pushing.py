@@ -1,6 +1,7 @@
 """The trainer's side of the process that pushes checkpoints to object storage, and what is fetched from there."""
 
 import contextlib
+import functools
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ from holdfast.checkpoint.catalog import CheckpointInfo, scan
 from holdfast.checkpoint.folders import remove_leftovers, step_path
 from holdfast.checkpoint.objects import Patience
 from holdfast.checkpoint.pushed import pushed_names
+from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.remote import Remote
 from holdfast.checkpoint.remote_catalog import RemoteCheckpoint
 from holdfast.core.errors import CheckpointError, DamagedCheckpoint, NotFound, NoVerifiedCheckpoint
@@ -141,6 +143,18 @@ class Pusher:
             if "step" in told:
                 self._told(told)
         process.stdout.close()
+
+
+def fetch_together(ranks: Ranks, remote: Remote, folder: Path, *, newer: bool) -> Callable[[int, int], int | None]:
+    """Fetch what storage has that is newer, if `newer`; return `fetch_instead` for all ranks. Both are collective."""
+    at_length = functools.partial(ranks.first_at_length, signs=lambda: remote.signs, section="restore")
+    if newer:
+        at_length(functools.partial(fetch_newer, remote, folder))
+
+    def instead(damaged: int, above: int) -> int | None:
+        return at_length(functools.partial(fetch_instead, remote, folder, damaged, above))
+
+    return instead
 
 
 def fetch_newer(remote: Remote, folder: Path) -> None:

@@ -3,7 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable, MutableMapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -239,6 +239,20 @@ def _of_the_line(folder: Path) -> list[CheckpointInfo]:
             "nothing of that was saved. Restore one of them by its step, or move them away to start over."
         )
     return line
+
+
+def restored_event(
+    checkpoint: OpenCheckpoint, passed_over: Sequence[PassedOver], *, restore_s: float
+) -> dict[str, Any]:
+    """Return what the event `restored` holds."""
+    return {
+        "step": checkpoint.manifest.step,
+        "path": str(checkpoint.path),
+        "restore_s": restore_s,
+        "tier": checkpoint.files.tier,
+        "bytes_read": checkpoint.files.bytes_read,
+        "passed_over": [asdict(item) | {"path": str(item.path)} for item in passed_over],
+    }
 
 
 def _is_gone(path: Path) -> bool:

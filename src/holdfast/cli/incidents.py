@@ -86,7 +86,7 @@ def show(place: Place, incident_id: str, as_json: bool) -> None:
         return
     found = incident.diagnosis
     rank = "" if incident.rank is None else f", rank {incident.rank}"
-    step = "before the first step" if incident.step is None else f"after step {incident.step}"
+    step = f"after step {incident.step}" if incident.step else "before the first step"
     click.echo(
         f"Incident {incident_id} of run {incident.run_id}, attempt {incident.attempt}: {incident.kind} {step}{rank}"
     )

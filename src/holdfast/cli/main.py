@@ -65,10 +65,23 @@ def cli(context: click.Context, ledger: str | None) -> None:
     context.obj = Place(home, ledger or ledger_url(home))
 
 
+def _open_closed_streams() -> None:
+    """Put the null device where a standard stream is closed (`>&-`): else the next file would get its number."""
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
+
+
 def main() -> None:
     """The `holdfast` program."""
+    _open_closed_streams()
     try:
         code = cli.main(standalone_mode=False)
+        sys.stdout.flush()
     except HoldfastError as error:
         click.echo(f"holdfast: {error}", err=True)
         sys.exit(error.exit_code)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 SETTINGS = (
     ("--nproc", "nproc", "Ranks on this node."),
-    ("--max-restarts", "restarts.max_restarts", "Restarts within the window."),
+    ("--max-restarts", "restarts.max_restarts", "Restarts in a row that may gain nothing, within the window."),
     ("--window-s", "restarts.window_s", "The window of the restart budget."),
     ("--hang-factor", "hangs.factor", "A hang: a state that cannot be work, for this many median step times …"),
     ("--hang-floor-s", "hangs.floor_s", "… and at least this long."),

@@ -1,12 +1,15 @@
 """The seam between a rank's code and whoever supervises it.
 
-`holdfast.attach()` sets the process's link; the checkpoint room reads it. Where nobody supervises, the link is
-`Unsupervised`: it records nothing and never asks for a stop.
+`holdfast.attach()` sets the process's link; the checkpoint room reads it. A Checkpointer and the integrations connect
+by `connected_link`, so that a supervisor also hears from a script that does not attach. Where no supervisor started
+the process, the link is `Unsupervised`: it records nothing and never asks for a stop.
 """
 
+import importlib
+import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, SupportsFloat
 
 ENV_RUN: Final = "HOLDFAST_RUN"
 """The id of the run that a supervised rank belongs to."""
@@ -14,10 +17,26 @@ ENV_ATTEMPT: Final = "HOLDFAST_ATTEMPT"
 """Which start of that run it belongs to."""
 ENV_FRESH: Final = "HOLDFAST_FRESH"
 """Set to 1 where checkpoints of other runs are to be set aside."""
+ENV_CONNECT: Final = "HOLDFAST_CONNECT"
+"""`MODULE:FUNCTION`, which sets the link of this process; a supervisor sets this variable for its ranks."""
+Number = float | SupportsFloat
+"""A number, or a tensor of one element."""
 
 
 class JobLink(Protocol):
     """What a rank tells its supervisor and hears from it. Every method returns at once but where it says so."""
+
+    def watch(self) -> None:
+        """Announce that this process will report its steps, so that the supervisor finds a hang by their absence."""
+        ...
+
+    def take_back_sigterm(self) -> None:
+        """Have SIGTERM wait for the supervisor again, where a trainer has put its own handler in place of this one."""
+        ...
+
+    def step(self, step: int, loss: Number | None, metrics: Mapping[str, Number]) -> None:
+        """Report that `step` steps are completed, with this one's loss and other numbers."""
+        ...
 
     def emit(self, kind: str, data: Mapping[str, Any]) -> None:
         """Send an event of plain JSON values. Never blocks, never raises."""
@@ -45,6 +64,15 @@ class JobLink(Protocol):
 class Unsupervised:
     """The link of a process that nobody supervises."""
 
+    def watch(self) -> None:
+        """See `JobLink.watch`."""
+
+    def take_back_sigterm(self) -> None:
+        """See `JobLink.take_back_sigterm`."""
+
+    def step(self, step: int, loss: Number | None, metrics: Mapping[str, Number]) -> None:
+        """See `JobLink.step`."""
+
     def emit(self, kind: str, data: Mapping[str, Any]) -> None:
         """See `JobLink.emit`: nobody listens."""
 
@@ -67,6 +95,15 @@ _numbers: tuple[int, Mapping[str, Any]] = (-1, {})
 
 def job_link() -> JobLink:
     """The link of this process."""
+    return _link
+
+
+def connected_link() -> JobLink:
+    """Return the link of this process, which is connected first where a supervisor started the process."""
+    connect = os.environ.get(ENV_CONNECT)
+    if connect is not None and isinstance(_link, Unsupervised):
+        module, _, function = connect.partition(":")
+        getattr(importlib.import_module(module), function)()
     return _link
 
 

@@ -70,6 +70,11 @@ class RunPaths:
         return self.attempt_logs(attempt) / "observer.log"
 
     @property
+    def stop_asked(self) -> Path:
+        """There once `holdfast runs stop` asked the supervisor to stop."""
+        return self.root / "stop-asked"
+
+    @property
     def supervisor_log(self) -> Path:
         """What a detached supervisor printed."""
         return self.logs / "supervisor.log"

@@ -190,6 +190,7 @@ def exit_as(returncode: int) -> None:
     import resource
 
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the core that matters was the other's
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {-returncode})
     if returncode != -signal.SIGKILL:
         signal.signal(-returncode, signal.SIG_DFL)
     os.kill(os.getpid(), -returncode)

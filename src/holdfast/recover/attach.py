@@ -2,9 +2,15 @@
 
 Supervised, a thread sends what the script tells and hears when to stop; nothing here waits on the network in the
 training loop. Where nobody supervises, the same calls work and nobody listens.
+
+A supervised rank does not end by SIGTERM at once, unless its script has a handler of its own: a scheduler sends that
+signal to every process of a job, and the supervisor then has the ranks save first. The rank reports the signal, and
+acts on it when the supervisor sends `terminate`: where nothing can be saved, or the run is not to stop.
 """
 
 import atexit
+import contextlib
+import ctypes
 import math
 import os
 import queue
@@ -13,10 +19,11 @@ import threading
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, SupportsFloat, TypeVar
+from types import FrameType
+from typing import Any, TypeVar
 
-from holdfast.core.errors import BadUse
-from holdfast.core.link import Unsupervised, note_numbers, set_job_link
+from holdfast.core.errors import BadUse, ChannelError
+from holdfast.core.link import JobLink, Number, Unsupervised, note_numbers, set_job_link
 from holdfast.core.whole import whole_number
 from holdfast.recover.channel import ENV_ADDRESS, ENV_TOKEN, ChannelClient, Peer
 from holdfast.recover.stacks import thread_stacks
@@ -28,8 +35,6 @@ WAITING_STEPS = 10_000
 """A loop faster than the channel skips reports beyond so many unsent ones; its last step is always reported."""
 
 _N = TypeVar("_N")
-Number = float | SupportsFloat
-"""A number, or a tensor of one element."""
 
 
 class Run:
@@ -38,7 +43,7 @@ class Run:
     Not for several threads at once: one process is one rank with one loop.
     """
 
-    def __init__(self, link: "_Link | None") -> None:
+    def __init__(self, link: JobLink | None) -> None:
         self._link = link
         self._fallback = Unsupervised()
 
@@ -86,6 +91,7 @@ class Run:
 
 
 _run: Run | None = None
+_link: "_Link | None" = None
 
 
 def attach() -> Run:
@@ -99,16 +105,29 @@ def attach() -> Run:
     global _run  # noqa: PLW0603 - one process is one rank
     if _run is not None:
         return _run
-    address, token = os.environ.get(ENV_ADDRESS), os.environ.pop(ENV_TOKEN, None)
-    # The token is taken out of the environment, so that a program started by this rank cannot pose as it.
-    if address is None or token is None:
-        _run = Run(None)
-        return _run
-    peer = Peer.of_this_process("rank")
-    link = _Link(ChannelClient(address, token, peer))
-    set_job_link(link)
+    link = _connect()
+    if link is not None:
+        link.watch()
     _run = Run(link)
     return _run
+
+
+def connect_quietly() -> None:
+    """Connect this process as `attach` does, without a promise of steps; do nothing where that is not possible."""
+    with contextlib.suppress(ChannelError):
+        _connect()
+
+
+def _connect() -> "_Link | None":
+    global _link  # noqa: PLW0603 - see `attach`
+    address, token = os.environ.get(ENV_ADDRESS), os.environ.get(ENV_TOKEN)
+    if _link is None and address is not None and token is not None:
+        _link = _Link(ChannelClient(address, token, Peer.of_this_process("rank")))
+        # So that a program started by this rank cannot pose as it.
+        del os.environ[ENV_TOKEN]
+        set_job_link(_link)
+        _link.hold_sigterm()
+    return _link
 
 
 class _Link:
@@ -123,9 +142,39 @@ class _Link:
         self._skipped: dict[str, Any] | None = None
         self._pid = os.getpid()
         self._open_sections: list[tuple[str, float | None]] = []
+        self._is_watched = False
+        self._holds_sigterm = False
         threading.Thread(target=self._send_all, name="holdfast-send", daemon=True).start()
         threading.Thread(target=self._receive_all, name="holdfast-receive", daemon=True).start()
+        os.register_at_fork(after_in_child=self._give_back_sigterm)
         atexit.register(self._flush)
+
+    def watch(self) -> None:
+        if not self._is_watched:
+            self._is_watched = True
+            self._outgoing.put({"kind": "watch"})
+
+    def hold_sigterm(self) -> None:
+        is_main = threading.current_thread() is threading.main_thread()
+        self._holds_sigterm = is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+        self.take_back_sigterm()
+
+    def take_back_sigterm(self) -> None:
+        if self._holds_sigterm and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, self._sigterm)
+
+    def _sigterm(self, _number: int, _frame: FrameType | None) -> None:
+        self._outgoing.put({"kind": "sigterm"})
+
+    def _give_back_sigterm(self) -> None:
+        if signal.getsignal(signal.SIGTERM) == self._sigterm:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+    def _terminate(self) -> None:
+        if signal.getsignal(signal.SIGTERM) == self._sigterm:
+            # By the C library: Python changes handlers in the main thread alone, which a collective may hold up.
+            ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
+            os.kill(os.getpid(), signal.SIGTERM)
 
     def step(self, step: int, loss: Number | None, metrics: Mapping[str, Number]) -> None:
         now_s = time.monotonic()
@@ -207,6 +256,8 @@ class _Link:
                     self._stop.decide(int(message["proposal"]), commit=bool(message["commit"]))
                 elif message["kind"] == "look":
                     self._answer_look()
+                elif message["kind"] == "terminate":
+                    self._terminate()
         except OSError:
             pass
         # Without a supervisor nobody would ever end or restart this job: a rank does not outlive it.
@@ -248,13 +299,13 @@ class _StopAgreement:
         self._stop_step = 0
         self._decided: bool | None = None
 
-    def vote(self, proposal: int, step: int) -> dict[str, bool]:
+    def vote(self, proposal: int, step: int) -> dict[str, Any]:
         with self._changed:
             last = self._last_save_step
             yes = last is None or last < step
             if yes:
                 self._proposal, self._stop_step, self._decided = proposal, step, None
-            return {"yes": yes, "saves": last is not None}
+            return {"yes": yes, "saves": last is not None, "step": last}
 
     def decide(self, proposal: int, *, commit: bool) -> None:
         with self._changed:

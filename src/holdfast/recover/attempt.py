@@ -29,6 +29,8 @@ class AttemptView:
     rank_pids: dict[int, int] = field(default_factory=dict)
     """The process of each rank: the one that attached, before that the one its shim started."""
     attached: set[int] = field(default_factory=set)
+    watched: set[int] = field(default_factory=set)
+    """The attached ranks that report steps; the others only save checkpoints."""
     steps: dict[int, int] = field(default_factory=dict)
     """The last step each rank reported."""
     exits: list[RankExit] = field(default_factory=list)
@@ -61,17 +63,19 @@ class AttemptView:
             if peer.role == "rank":
                 self.attached.add(rank)
                 self.rank_pids[rank] = peer.pid
-                self.detector.attached(rank, now_s)
+        elif kind == "watch" and rank in self.attached:
+            self._watch(rank, now_s)
         elif kind == "started":
             self.rank_pids.setdefault(rank, int(message["pid"]))
             self.launcher = parent_of(peer.pid)
         elif kind == "stacks" and peer.role == "rank":
             self.answers[rank] = stand_of(message["threads"])
         elif kind == "step" and rank in self.attached:
+            self._watch(rank, now_s)
             self.steps[rank] = int(message["step"])
             self._went_on(int(message["step"]), now_s)
             self.detector.stepped(rank, int(message["step"]), float(message["step_s"]), now_s)
-        elif kind == "section" and rank in self.attached:
+        elif kind == "section" and rank in self.watched:
             limit_s = None if message["limit_s"] is None else float(message["limit_s"])
             self.detector.section(rank, now_s, is_open=bool(message["open"]), limit_s=limit_s)
         elif kind == "exited":
@@ -93,6 +97,11 @@ class AttemptView:
     def launcher_ended(self, returncode: int) -> None:
         """Take in how the launcher ended (negative: its signal, or of the guard above it); ranks may still end."""
         self.launcher_ended_first |= returncode < 0 and self.culprit is None and not self.killed
+
+    def _watch(self, rank: int, now_s: float) -> None:
+        if rank not in self.watched:
+            self.watched.add(rank)
+            self.detector.attached(rank, now_s)
 
     def _exited(self, rank: int, pid: int, returncode: int, at_monotonic_s: float) -> None:
         self.detector.finished(rank)
@@ -138,6 +147,13 @@ class AttemptView:
     def last_step(self) -> int | None:
         """The highest step that any rank completed."""
         return max(self.steps.values(), default=None)
+
+    @property
+    def steps_completed(self) -> int | None:
+        """The steps of the training completed by now; None where no rank reports steps."""
+        if self.last_step is not None or not self.watched:
+            return self.last_step
+        return 0 if self.restored is None else int(self.restored["step"])
 
     @property
     def first_failure(self) -> RankExit | None:

@@ -8,13 +8,16 @@ and nothing that arrives is unpickled or executed.
 | rank, shim | `hello` | `token`, `role` ("rank" or "shim"), `attempt`, `rank`, `local_rank`, `world_size`, `pid` |
 | shim | `started` | `pid` |
 | shim | `exited` | `pid`, `returncode` (negative: the signal), `at_monotonic_s`, `log_bytes`, `log_dropped_bytes` |
+| rank | `watch` | : it will report steps, so that its silence means something |
+| rank | `sigterm` | : it got that signal, and does not act on it yet |
 | rank | `step` | `step`, `step_s`, `at_s`, `loss`, `metrics` |
 | rank | `section` | `name`, `open`, `limit_s` |
 | rank | `event` | `event`, `data`: for the ledger |
-| rank | `vote` | `proposal`, `yes`, `saves` |
+| rank | `vote` | `proposal`, `yes`, `saves`, `step`: of the last save, or null |
 | rank | `stopped` | `step` |
 | rank | `stacks` | `threads`: where each stands, see `stacks` |
 | supervisor | `welcome` | |
+| supervisor | `terminate` | : end by SIGTERM; a shim sends that to its rank |
 | supervisor | `propose` | `proposal`, `step`: save and stop at the first save of `step` or later |
 | supervisor | `decide` | `proposal`, `commit` |
 | supervisor | `look` | : answer with `stacks` |
@@ -127,12 +130,17 @@ class ChannelServer:
         host, port = self._server.sockets[0].getsockname()[:2]
         return f"{host}:{port}"
 
-    def send_to_ranks(self, message: dict[str, Any]) -> None:
-        """Send to every attached rank; one that is gone or does not read is passed over."""
+    def send(self, message: dict[str, Any], *, to: str | None = None, only: Peer | None = None) -> int:
+        """Send to every peer of the role `to`, by default of each, or to `only` one; return to how many."""
         line = encode(message)
-        for peer, writer in self._writers.items():
-            if peer.role == "rank" and not writer.is_closing():
-                writer.write(line)
+        writers = [
+            writer
+            for peer, writer in self._writers.items()
+            if to in (None, peer.role) and only in (None, peer) and not writer.is_closing()
+        ]
+        for writer in writers:
+            writer.write(line)
+        return len(writers)
 
     async def close(self) -> None:
         """Stop listening and hang up on everyone."""

@@ -2,12 +2,15 @@
 
 It adopts every orphan below it, and kills all of them when the launcher ends, and when its standard input does:
 the supervisor closed it, or is gone in whatever way. What holds a dead rank's memory for the next attempt it leaves to
-the supervisor, with which that ends. `TERMINATE` on standard input is passed on to the launcher as
-SIGTERM, which passes it on to the ranks. The guard keeps what the launcher itself prints on standard error in a
+the supervisor, with which that ends. The guard keeps what the launcher itself prints on standard error in a
 bounded log. While it lives it holds the run's lock, which it inherited.
+
+A scheduler may send SIGTERM to every process of a job. What to do about it is decided by the supervisor: the guard, the
+launcher and the shims block the signal, which children inherit, and only a shim unblocks it for its rank.
 """
 
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -20,7 +23,6 @@ from holdfast.core.processes import become_subreaper, die_with_parent, exit_as, 
 from holdfast.core.rotating_log import RotatingLog
 
 CHUNK_BYTES = 64 * 1024
-TERMINATE = b"t"
 WRITING_S = 10.0
 """How long a rank's writing process may go on; storage that hangs must not keep the job from starting again."""
 
@@ -29,6 +31,7 @@ def main() -> None:
     """`guard LOG MAX_BYTES -- LAUNCHER …`: run the launcher, end as it ends."""
     log_path, max_bytes, dashes, *command = sys.argv[1:]
     assert dashes == "--"
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     become_subreaper()
     log = RotatingLog(Path(log_path), max_bytes=int(max_bytes))
     try:
@@ -44,7 +47,7 @@ def main() -> None:
     assert launcher.stderr is not None
     reader = threading.Thread(target=_keep, args=(launcher.stderr, log), daemon=True)
     reader.start()
-    threading.Thread(target=_obey, args=(launcher,), daemon=True).start()
+    threading.Thread(target=_end_with_supervisor, daemon=True).start()
     returncode = launcher.wait()
     _end_all()
     reader.join(1.0)
@@ -56,9 +59,8 @@ def _keep(stream: IO[bytes], log: RotatingLog) -> None:
         log.write(chunk)
 
 
-def _obey(launcher: subprocess.Popen[bytes]) -> None:
-    while os.read(sys.stdin.fileno(), 1) == TERMINATE:
-        launcher.terminate()
+def _end_with_supervisor() -> None:
+    os.read(sys.stdin.fileno(), 1)  # until its end
     _end_all()
 
 

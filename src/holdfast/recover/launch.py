@@ -12,11 +12,10 @@ from dataclasses import dataclass
 
 from holdfast.checkpoint.keeping import ENV_SUPERVISOR
 from holdfast.core.failure_history import FailureHistory
-from holdfast.core.link import ENV_ATTEMPT, ENV_FRESH, ENV_RUN
+from holdfast.core.link import ENV_ATTEMPT, ENV_CONNECT, ENV_FRESH, ENV_RUN
 from holdfast.core.paths import RunPaths
 from holdfast.core.processes import kill_descendants
 from holdfast.recover import channel, rank_shim
-from holdfast.recover.guard import TERMINATE
 from holdfast.recover.spec import MIB, SHIM, RunSpec
 
 LAUNCHER_LOG_BYTES = 4 * MIB
@@ -30,12 +29,6 @@ class Job:
     """The processes of one attempt."""
 
     guard: asyncio.subprocess.Process
-
-    def terminate(self) -> None:
-        """Have the launcher send every rank SIGTERM."""
-        assert self.guard.stdin is not None
-        if not self.guard.stdin.is_closing():
-            self.guard.stdin.write(TERMINATE)
 
     def kill(self) -> None:
         """End all of them with SIGKILL; `wait` returns soon after."""
@@ -76,6 +69,7 @@ async def launch(
         ENV_SUPERVISOR: str(os.getpid()),
         channel.ENV_ADDRESS: address,
         channel.ENV_TOKEN: token,
+        ENV_CONNECT: "holdfast.recover.attach:connect_quietly",
         ENV_RUN: paths.run_id,
         ENV_ATTEMPT: str(attempt),
         ENV_FRESH: "1" if spec.fresh else "",

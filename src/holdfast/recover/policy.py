@@ -4,10 +4,14 @@
 runs in the same way under a virtual clock. `TABLE` is the whole of it: a pair of phase and event that is not there
 changes nothing.
 
-A restart is worth it when the diagnosis says so, the budget of restarts within the window is not spent, and the
-same root did not already fail at the same step. The first restart after progress is immediate; each further one
-without progress waits twice as long as the one before. Only what lies outside the job (storage, network) may strike
-again at the same step, a few times, since waiting can mend it.
+An attempt has gained something when it reached a higher step than every attempt before it, or when a newer checkpoint
+became durable. Where a job reports neither steps nor checkpoints, an attempt that lived for `blind_gain_s` has gained.
+
+A restart is worth it when the diagnosis says so, the budget is not spent, and the same root did not already strike
+since something was gained last. The budget counts the restarts in a row that gained nothing; a run that gains goes on
+for ever. The first restart after a gain is immediate; each further one waits twice as long as the one before. What
+lies outside the job (storage, network) may strike a few times without a gain, since waiting can mend it; and so may
+any root of a job that reports neither steps nor checkpoints, since its gains cannot be seen.
 """
 
 from collections.abc import Callable
@@ -20,13 +24,18 @@ class RestartLimits:
     """How often, how fast and how long; the defaults suit a run of days."""
 
     max_restarts: int = 20
+    """So many restarts in a row that gained nothing, within `window_s`, end the run; 0: the first failure does."""
     window_s: float = 3600.0
     backoff_first_s: float = 2.0
     backoff_max_s: float = 300.0
     outside_wait_s: float = 30.0
     """The first wait where the cause lies outside the job (storage, network) and must pass by itself."""
     outside_retries: int = 4
-    """How often such a cause may strike at the same step."""
+    """How often such a cause may strike without a gain."""
+    blind_retries: int = 10
+    """How often any cause may strike a job that reports neither steps nor checkpoints, without a gain."""
+    blind_gain_s: float = 600.0
+    """How long an attempt of such a job must live to have gained something: longer than most jobs need to start."""
     teardown_grace_s: float = 10.0
     """How long the ranks may take to end by themselves, after one failed or when all saved: for last words."""
     stop_grace_s: float = 60.0
@@ -39,7 +48,7 @@ class Phase(Enum):
     IDLE = "idle"
     RUNNING = "running"
     FAILING = "failing"
-    """A rank failed; the launcher is ending the others."""
+    """A rank failed; the others are asked to end."""
     DIAGNOSING = "diagnosing"
     WAITING = "waiting"
     """Before a restart."""
@@ -82,7 +91,9 @@ class Diagnosed:
     fingerprint: str
     """The same for the same root."""
     step: int | None
-    """Steps completed by then."""
+    """Steps completed by then; None where the job reports none."""
+    checkpoint_step: int | None = None
+    """The newest durable checkpoint by then; None where none is known."""
     summary: str
     """The cause, a sentence."""
     mitigation: str
@@ -170,13 +181,16 @@ class State:
     phase: Phase = Phase.IDLE
     deadline_s: float | None = None
     """When the present phase is over by itself, monotonic seconds."""
-    restarts_at_s: tuple[float, ...] = ()
-    """The restarts of the last window."""
-    failed_at: tuple[tuple[str, int | None], ...] = ()
-    """Every root that was restarted from, with the step it struck at."""
-    last_failed_step: int | None = None
-    in_vain: int = 0
-    """Restarts in a row that gained no step."""
+    launched_at_s: float = 0.0
+    """When the present attempt began, monotonic seconds."""
+    vain_at_s: tuple[float, ...] = ()
+    """The failures in a row that followed on a restart and had gained nothing."""
+    struck: tuple[str, ...] = ()
+    """The roots that struck since something was gained last."""
+    best_step: int | None = None
+    """The highest step at any failure."""
+    best_checkpoint_step: int | None = None
+    """The newest durable checkpoint at any failure."""
     stop_by: str | None = None
     """Who asked to stop, once somebody did."""
 
@@ -190,12 +204,13 @@ def decide(limits: RestartLimits, state: State, event: Event, now_s: float) -> D
     return rule(limits, state, event, now_s) if rule is not None else (state, ())
 
 
-def _launch(_limits: RestartLimits, state: State, _event: Event, _now_s: float) -> Decision:
-    return replace(state, phase=Phase.RUNNING, deadline_s=None), (Launch(),)
+def _launch(_limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
+    return replace(state, phase=Phase.RUNNING, deadline_s=None, launched_at_s=now_s), (Launch(),)
 
 
 def _await_teardown(limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
-    return replace(state, phase=Phase.FAILING, deadline_s=now_s + limits.teardown_grace_s), ()
+    failing = replace(state, phase=Phase.FAILING, deadline_s=now_s + limits.teardown_grace_s)
+    return failing, (Terminate(),)
 
 
 def _kill_frozen(_limits: RestartLimits, state: State, _event: Event, _now_s: float) -> Decision:
@@ -219,50 +234,70 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
     assert isinstance(event, Diagnosed)
     if state.stop_by is not None:
         return _resolved(state, _stopped(state), f"{state.stop_by} asked to stop, so it was not restarted.")
-    at = f"at step {event.step}" if event.step is not None else "before the first step"
     if not event.restart_helps:
         why = f"A restart does not mend this. {event.summary}"
         return _resolved(state, _failed(f"{why} {event.mitigation}"), why)
-    if _times_struck(state, event) >= (limits.outside_retries if event.waits_for_outside else 1):
-        why = f"The same root came back {at} after a restart. {event.summary}"
-        return _resolved(state, _failed(f"{why} {event.mitigation}"), why)
-    recent = tuple(at_s for at_s in state.restarts_at_s if now_s - at_s < limits.window_s)
-    if len(recent) >= limits.max_restarts:
-        budget = f"The budget of {limits.max_restarts} restarts in {limits.window_s:g} s is spent."
+    failed = after_failure(limits, state, event, now_s)
+    if failed.struck.count(event.fingerprint) > _retries(limits, failed, event):
+        at = f"at step {event.step}" if event.step else "before the first step"
+        why = f"The same root came back {at} after a restart that gained nothing. {event.summary}"
+        return _resolved(failed, _failed(f"{why} Mend the cause, then `holdfast run --resume`."), why)
+    recent = sum(now_s - at_s < limits.window_s for at_s in failed.vain_at_s)
+    if recent >= limits.max_restarts:
+        budget = f"The budget of {limits.max_restarts} restarts without a gain in {limits.window_s:g} s is spent."
         why = f"{budget} The last failure: {event.summary}"
         next_step = "Mend the cause, or raise --max-restarts, then `holdfast run --resume`."
-        return _resolved(state, End(state="failed", exit_code=3, outcome=f"{why} {next_step}"), why)
-    gained = state.last_failed_step is None or (event.step or 0) > state.last_failed_step
-    in_vain = 0 if gained else state.in_vain + 1
+        return _resolved(failed, End(state="failed", exit_code=3, outcome=f"{why} {next_step}"), why)
+    in_vain = len(failed.vain_at_s)
     if event.waits_for_outside:
         longer_s = min(limits.backoff_max_s, limits.outside_wait_s * 2**in_vain)
         wait_s = max(limits.outside_wait_s, longer_s)
     else:
         wait_s = min(limits.backoff_max_s, limits.backoff_first_s * 2 ** (in_vain - 1)) if in_vain else 0.0
     waited = f" after {wait_s:g} s" if wait_s else ""
-    why = f"A restart helps here: restart {len(recent) + 1} of {limits.max_restarts} in this window{waited}."
-    waiting = replace(
-        state,
-        phase=Phase.WAITING,
-        deadline_s=now_s + wait_s,
-        restarts_at_s=(*recent, now_s),
-        failed_at=(*state.failed_at, (event.fingerprint, event.step)),
-        last_failed_step=max(event.step or 0, state.last_failed_step or 0),
-        in_vain=in_vain,
-    )
-    resolve = Resolve(action="restart", explanation=why)
+    counted = f", though {recent} of {limits.max_restarts} restarts gained nothing" if recent else ""
+    resolve = Resolve(action="restart", explanation=f"A restart helps here{counted}{waited}.")
+    waiting = replace(failed, phase=Phase.WAITING, deadline_s=now_s + wait_s)
     if wait_s == 0.0:
         relaunched, actions = _launch(limits, waiting, event, now_s)
         return relaunched, (resolve, *actions)
     return waiting, (resolve,)
 
 
-def _times_struck(state: State, event: Diagnosed) -> int:
-    # One step either way is the same step: a rank's last report may die with it.
-    return sum(
-        fingerprint == event.fingerprint and abs((step or 0) - (event.step or 0)) <= 1
-        for fingerprint, step in state.failed_at
+def after_failure(limits: RestartLimits, state: State, failure: Diagnosed, now_s: float) -> State:
+    """Return `state` with what a failure at `now_s` shows of the attempt that began at `state.launched_at_s`."""
+    gained = not state.struck or _has_gained(limits, state, failure, now_s)
+    return replace(
+        state,
+        vain_at_s=() if gained else (*state.vain_at_s, now_s),
+        struck=(failure.fingerprint,) if gained else (*state.struck, failure.fingerprint),
+        best_step=_higher(state.best_step, failure.step),
+        best_checkpoint_step=_higher(state.best_checkpoint_step, failure.checkpoint_step),
     )
+
+
+def _has_gained(limits: RestartLimits, state: State, failure: Diagnosed, now_s: float) -> bool:
+    if _is_blind(state, failure):
+        return now_s - state.launched_at_s >= limits.blind_gain_s
+    if failure.checkpoint_step is not None and failure.checkpoint_step > (state.best_checkpoint_step or 0):
+        return True
+    # One step more is the same step: a rank's last report may die with it.
+    return failure.step is not None and failure.step > (state.best_step or 0) + 1
+
+
+def _is_blind(state: State, failure: Diagnosed) -> bool:
+    known = (state.best_step, state.best_checkpoint_step, failure.step, failure.checkpoint_step)
+    return all(step is None for step in known)
+
+
+def _retries(limits: RestartLimits, failed: State, event: Diagnosed) -> int:
+    if _is_blind(failed, event):
+        return limits.blind_retries
+    return limits.outside_retries if event.waits_for_outside else 1
+
+
+def _higher(best: int | None, step: int | None) -> int | None:
+    return max((each for each in (best, step) if each is not None), default=None)
 
 
 def _launch_when_due(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
@@ -356,6 +391,7 @@ TABLE: dict[tuple[Phase, type[Event]], Rule] = {
     (Phase.WAITING, StopAsked): _stop_waiting,
     (Phase.STOPPING, StateSaved): _let_leave,
     (Phase.STOPPING, CannotSave): _terminate,
+    (Phase.STOPPING, RankFailed): _terminate,
     (Phase.STOPPING, StopAsked): _kill_leaving,
     (Phase.STOPPING, JobFrozen): _kill_leaving,
     (Phase.STOPPING, Tick): _kill_when_due,

@@ -2,10 +2,12 @@
 
 torchrun starts this in place of Python (`PYTHON_EXEC`, or `--no-python` in front of any command); it starts the
 rank's real command as its child, keeps what that prints in a bounded log, says exactly how it ended, and then ends
-in the same way, so that the launcher notices no difference. It imports neither torch nor psutil: it costs some
+in the same way, so that the launcher notices no difference. It sends its rank SIGTERM where the supervisor asks for
+that; the launcher's own SIGTERM is blocked (see `guard`). It imports neither torch nor psutil: it costs some
 10 MB and 50 ms a rank.
 """
 
+import contextlib
 import os
 import queue
 import signal
@@ -64,13 +66,13 @@ def _run(command: list[str], peer: Peer, client: ChannelClient, log: RotatingLog
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env=environment,
-            preexec_fn=die_with_parent,  # noqa: PLW1509 - no thread runs yet
+            preexec_fn=_begin_rank,  # noqa: PLW1509 - no thread runs yet
         )
     except OSError as error:
         log.write(f"holdfast: cannot start {command[0]}: {error}\n".encode())
         return 127
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda received, _frame: child.send_signal(received))
+    signal.signal(signal.SIGINT, lambda received, _frame: child.send_signal(received))
+    threading.Thread(target=_obey, args=(client, child), daemon=True).start()
     _tell(client, {"kind": "started", "pid": child.pid})
     assert child.stdout is not None
     echo = _Echo(peer) if os.environ.get(ENV_ECHO) == "1" else None
@@ -93,6 +95,18 @@ def _run(command: list[str], peer: Peer, client: ChannelClient, log: RotatingLog
     if echo is not None:
         echo.finish()
     return returncode
+
+
+def _begin_rank() -> None:
+    die_with_parent()
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # the guard blocked it
+
+
+def _obey(client: ChannelClient, child: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(OSError):
+        while (message := client.receive()) is not None:
+            if message["kind"] == "terminate":
+                child.terminate()
 
 
 def _tell(client: ChannelClient, message: dict[str, object]) -> None:

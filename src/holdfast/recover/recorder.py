@@ -6,6 +6,7 @@ end because its history has a gap. Everything else about the run goes on as if i
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from holdfast.core.clock import Clock
@@ -46,6 +47,8 @@ class Recorder:
         """The number of the newest attempt, 0 before the first."""
         self.any_step = any(one.first_step_at_s is not None for one in ledger.attempts(self._run_id))
         """Whether any attempt reported a step."""
+        self.checkpoint_step: int | None = None
+        """The step of the newest checkpoint that was recorded here."""
 
     def close(self) -> None:
         """Let go of the journal."""
@@ -79,6 +82,7 @@ class Recorder:
     @_or_complain
     def checkpoint(self, data: dict[str, Any]) -> None:
         """A durable checkpoint, as its `checkpoint` event tells of it."""
+        self.checkpoint_step = int(data["step"])
         self._ledger.add_checkpoint(
             Checkpoint(
                 run_id=self._run_id,
@@ -136,16 +140,29 @@ class Recorder:
         """How often the job has failed so far."""
         return FailureHistory.of_run(self._ledger.attempts(self._run_id), self._ledger.incidents(self._run_id))
 
-    def remembered(self) -> policy.State:
-        """What a dead supervisor of this run had learnt: the roots it saw and the restarts it spent.
+    def remembered(self, limits: policy.RestartLimits) -> policy.State:
+        """What a dead supervisor of this run had learnt: the roots it saw, and what was gained in between.
 
         Raises:
             LedgerError: the ledger cannot be read.
         """
-        incidents = self._ledger.incidents(self._run_id)
         since_epoch_s = self._clock.now_s() - self._clock.monotonic_s()
-        return policy.State(
-            failed_at=tuple((str(one.diagnosis.get("fingerprint")), one.step) for one in incidents),
-            restarts_at_s=tuple(one.detected_at_s - since_epoch_s for one in incidents if one.action == "restart"),
-            last_failed_step=max((one.step or 0 for one in incidents), default=None),
-        )
+        began_s = {one.number: one.started_at_s for one in self._ledger.attempts(self._run_id)}
+        checkpoints = self._ledger.checkpoints(self._run_id)
+        state = policy.State()
+        for incident in self._ledger.incidents(self._run_id):
+            at_s = incident.detected_at_s
+            durable = [one.step for one in checkpoints if one.committed_at_s <= at_s]
+            failure = policy.Diagnosed(
+                fingerprint=str(incident.diagnosis.get("fingerprint")),
+                step=incident.step,
+                checkpoint_step=max(durable, default=None),
+                summary="",
+                mitigation="",
+                restart_helps=True,
+            )
+            launched_at_s = began_s.get(incident.attempt, at_s) - since_epoch_s
+            state = policy.after_failure(
+                limits, replace(state, launched_at_s=launched_at_s), failure, at_s - since_epoch_s
+            )
+        return state

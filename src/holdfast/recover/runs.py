@@ -1,6 +1,7 @@
 """Begin, resume, supervise, stop and remove runs: what the commands of the same names do."""
 
 import asyncio
+import contextlib
 import os
 import re
 import secrets
@@ -107,12 +108,13 @@ def supervise(run_id: str, ledger: Ledger, home: Path, *, observer: Observer, ec
     spec = RunSpec.from_options(run.command, run.cwd, run.options)
     lock = RunLock.acquire(paths.lock, timeout_s=TEARDOWN_TIMEOUT_S)
     try:
+        paths.stop_asked.unlink(missing_ok=True)
         attempts = ledger.attempts(run_id)
         _close_lost_attempts(run, ledger)
         ledger.set_run(run_id, state="running", pid=os.getpid(), ended_at_s=None, exit_code=None, outcome="")
         supervisor = Supervisor(spec, paths, ledger, lock, observer=observer, echo=echo)
         lost = run.state == "running" and bool(attempts)
-        return asyncio.run(_until_the_end(supervisor, resumed=lost))
+        return asyncio.run(_until_the_end(supervisor, paths, resumed=lost))
     finally:
         lock.release()
 
@@ -130,10 +132,14 @@ def _close_lost_attempts(run: Run, ledger: Ledger) -> None:
         )
 
 
-async def _until_the_end(supervisor: Supervisor, *, resumed: bool) -> Outcome:
+async def _until_the_end(supervisor: Supervisor, paths: RunPaths, *, resumed: bool) -> Outcome:
     loop = asyncio.get_running_loop()
+
+    def stop(by: str) -> None:
+        supervisor.ask_to_stop("holdfast runs stop" if by == "SIGTERM" and paths.stop_asked.exists() else by)
+
     for number, by in STOPPERS.items():
-        loop.add_signal_handler(number, supervisor.ask_to_stop, by)
+        loop.add_signal_handler(number, stop, by)
     try:
         return await supervisor.run(resumed=resumed)
     finally:
@@ -178,6 +184,8 @@ def stop_run(run: Run, home: Path, *, timeout_s: float) -> None:
     if not is_alive(paths.lock):
         raise BadUse(f"Run {run.run_id} is not going. `holdfast runs show {run.run_id}` tells how it ended.")
     pid = holder_pid(paths.lock)
+    with contextlib.suppress(OSError):  # a full disk: it is stopped all the same
+        paths.stop_asked.touch()
     try:
         if pid is not None:
             os.kill(pid, signal.SIGTERM)

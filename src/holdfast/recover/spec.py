@@ -1,5 +1,6 @@
 """What a run is: the command, and how it is supervised. Validated before any work."""
 
+import importlib.util
 import shlex
 import shutil
 import sys
@@ -64,6 +65,8 @@ class RunSpec:
                 raise BadUse(f"{SHIM} is missing. Install Holdfast anew, or use `holdfast run --nproc N -- python …`.")
             self._check_torchrun(rest)
             return
+        if importlib.util.find_spec("torch") is None:
+            raise BadUse("`holdfast run` needs torch: pip install 'holdfast[train]'")
         script = rest[0] if rest else None
         is_python = Path(program).name.startswith("python")
         if is_python and script is not None and not script.startswith("-") and not (Path(self.cwd) / script).is_file():
@@ -98,7 +101,7 @@ class RunSpec:
         The latter for whoever did not activate its environment, or has a `python3` but no `python`.
         """
         name = self.command[0]
-        beside = Path(sys.executable).with_name(name) if "/" not in name else Path(self.cwd) / name
+        beside = Path(self.cwd) / name if "/" in name else Path(sys.executable).parent / name
         return shutil.which(name) or shutil.which(str(beside))
 
     def launcher_command(self) -> list[str]:

@@ -22,12 +22,14 @@ class StopVote:
         self.can_save = True
         """False once every rank said that it never called `save`."""
         self._saves: dict[int, bool] = {}
+        self._last_save_step = 0
 
     def propose(self, last_step: int | None) -> dict[str, Any]:
         """The message that opens a vote; each further one looks twice as far ahead."""
         self._proposal += 1
         self._yes.clear()
-        step = (last_step or 0) + self._lead_steps
+        # A rank that reports no steps still tells by its vote where it is.
+        step = max(last_step or 0, self._last_save_step) + self._lead_steps
         self._lead_steps *= 2
         return {"kind": "propose", "proposal": self._proposal, "step": step}
 
@@ -37,6 +39,7 @@ class StopVote:
             return None
         self._yes[rank] = bool(message["yes"])
         self._saves[rank] = bool(message["saves"])
+        self._last_save_step = max(self._last_save_step, int(message.get("step") or 0))
         if set(self._yes) != self._ranks:
             return None
         self.can_save = any(self._saves.values())

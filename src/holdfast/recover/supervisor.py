@@ -32,6 +32,8 @@ from holdfast.recover.stop_vote import StopVote
 TICK_S = 0.1
 STANDSTILL_S = 2.0
 """A tick this late means that the supervisor itself stood still (suspended, starved), not the job."""
+SIGTERM_HOLD_S = 5.0
+"""How long after a rank's SIGTERM the supervisor's own may come."""
 NO_STEP = (
     "It ended without reporting a step, so its progress could not be watched. If it trains, add "
     "`run = holdfast.attach()` and `run.step(step, loss=loss)` to it; if it should have trained, see "
@@ -104,7 +106,7 @@ class Supervisor:
         """
         self._ended = asyncio.get_running_loop().create_future()
         if resumed:
-            self._state = self._recorder.remembered()
+            self._state = self._recorder.remembered(self._spec.restarts)
         try:
             await self._channel.start()
             self._spawn(self._tick_forever())
@@ -144,12 +146,14 @@ class Supervisor:
             match message["kind"]:
                 case "hello" if began:
                     self._recorder.event("started", {"world_size": peer.world_size})
-                case "step" if peer.rank == min(self._view.attached):
+                case "step" if peer.rank == min(self._view.watched, default=None):
                     self._stepped(peer, message)
                 case "event":
                     self._event(peer, str(message["event"]), dict(message["data"]))
                 case "vote" if self._vote is not None:
                     self._voted(self._vote, peer.rank, message)
+                case "sigterm":
+                    self._hold_sigterm(peer)
                 case "stopped" if self._vote is not None and self._vote.left(peer.rank):
                     self._tell(policy.StateSaved())
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -204,11 +208,23 @@ class Supervisor:
         decision = vote.voted(rank, message)
         if decision is None:
             return
-        self._channel.send_to_ranks(decision)
+        self._channel.send(decision, to="rank")
         if not vote.can_save:
             self._tell(policy.CannotSave())
         elif not decision["commit"]:
-            self._channel.send_to_ranks(vote.propose(self._view.last_step))
+            self._channel.send(vote.propose(self._view.last_step), to="rank")
+
+    def _hold_sigterm(self, peer: Peer) -> None:
+        """Give a rank that got SIGTERM back to its signal, where the run is not asked to stop within a while.
+
+        A scheduler sends SIGTERM to every process of a job, this one among them, and the ranks first save their state.
+        """
+
+        def let_go() -> None:
+            if peer.attempt == self._view.number and self._state.stop_by is None:
+                self._channel.send({"kind": "terminate"}, only=peer)
+
+        asyncio.get_running_loop().call_later(SIGTERM_HOLD_S, let_go)
 
     async def _tick_forever(self) -> None:
         last_s = self._clock.monotonic_s()
@@ -236,7 +252,7 @@ class Supervisor:
         pids = {rank: view.rank_pids[rank] for rank in view.detector.living}
         used = await asyncio.to_thread(lambda: {rank: activity(pid) for rank, pid in pids.items()})
         view.looked(used, now_s)
-        self._channel.send_to_ranks({"kind": "look"})
+        self._channel.send({"kind": "look"}, to="rank")
 
     # What is done about it
 
@@ -258,8 +274,8 @@ class Supervisor:
             case policy.Terminate():
                 if self._job is None:  # still being started: there is no rank to ask
                     self._kill_asked = True
-                else:
-                    self._job.terminate()
+                elif not self._channel.send({"kind": "terminate"}):
+                    self._job.kill()
             case policy.Kill():
                 self._kill_asked = self._view.killed = True
                 if self._job is not None:
@@ -325,7 +341,7 @@ class Supervisor:
         elif view.culprit is not None:
             fault_at_s = now_s - monotonic_s + view.culprit.at_monotonic_s
         self._detected = (fault_at_s, now_s)
-        self._failed_after = view.last_step
+        self._failed_after = view.steps_completed
         told = {"kind": "hang" if view.frozen else "exit", "rank": None if view.in_doubt else view.blamed_rank}
         self._observe("incident", told)
 
@@ -360,6 +376,7 @@ class Supervisor:
             policy.Diagnosed(
                 fingerprint=diagnosis.fingerprint,
                 step=self._failed_after,
+                checkpoint_step=self._recorder.checkpoint_step,
                 summary=diagnosis.summary,
                 mitigation=diagnosis.mitigation,
                 restart_helps=diagnosis.restart_helps,
@@ -387,7 +404,7 @@ class Supervisor:
             self._tell(policy.CannotSave())
             return
         self._vote = StopVote(frozenset(living), self._view.detector.median_step_s)
-        self._channel.send_to_ranks(self._vote.propose(self._view.last_step))
+        self._channel.send(self._vote.propose(self._view.last_step), to="rank")
 
     def _end(self, end: policy.End) -> None:
         sentence = " ".join([end.outcome, *self._remarks(end)])
@@ -408,7 +425,7 @@ class Supervisor:
     def _remarks(self, end: policy.End) -> list[str]:
         remarks = []
         if end.state == "completed" and not self._recorder.any_step:
-            restored = self._view.restored
+            restored = self._view.restored if self._view.watched else None
             done = f"It restored step {restored['step']} and had no step left to make." if restored else NO_STEP
             remarks.append(done.format(run_id=self._paths.run_id))
         if end.state == "stopped":

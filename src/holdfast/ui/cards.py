@@ -44,7 +44,7 @@ def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
     incident, found = cost.incident, cost.incident.diagnosis
     who = "A rank" if incident.rank is None else f"Rank {incident.rank}"
     what = "frozen" if incident.kind == "hang" else "exited"
-    step = "before its first step" if incident.step is None else f"at step {incident.step}"
+    step = f"at step {incident.step}" if incident.step else "before its first step"
     evidence = _evidence(found, incident.run_id)
     figures = [KeyFigure(name="to detect", value=words.duration(cost.seconds_to_detect), note="")]
     if cost.seconds_to_restart is not None:

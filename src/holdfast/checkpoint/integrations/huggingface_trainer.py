@@ -17,6 +17,7 @@ import json
 import logging
 import os
 import tempfile
+import time
 from contextlib import ExitStack
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -25,8 +26,9 @@ from typing import Any, Final
 from holdfast.checkpoint import Checkpointer, outlive_sigterm
 from holdfast.checkpoint.integrations import missing
 from holdfast.checkpoint.integrations.generators import Generators
-from holdfast.checkpoint.integrations.replacing import replaced
+from holdfast.checkpoint.integrations.reporting import Reporter
 from holdfast.checkpoint.ranks import Ranks
+from holdfast.checkpoint.replacing import replaced
 from holdfast.core.errors import BadUse
 
 try:
@@ -62,6 +64,10 @@ class HoldfastCallback(TrainerCallback):
         self._saved_step = 0
         self._has_saved_end = False
         self._replaced = ExitStack()
+        self._reporter = Reporter()
+        self._step_began_s = 0.0
+        self._tokens = 0
+        self._speed: dict[str, float] = {}
 
     def resume(self, trainer: Trainer) -> str | None:
         """What to pass as `resume_from_checkpoint`: None where there is no checkpoint.
@@ -94,6 +100,7 @@ class HoldfastCallback(TrainerCallback):
         self._replaced.close()  # of a training that broke off
         self._saved_step = state.global_step
         self._has_saved_end = False
+        self._reporter.begin(state.global_step)
         loader = kwargs.get("train_dataloader")
         loader = getattr(loader, "base_dataloader", loader)  # accelerate wraps that of which workers are made
         if self._sigterm_grace_s is not None and loader is not None:
@@ -120,6 +127,7 @@ class HoldfastCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Save what the last step of an epoch has left; or go on from there."""
+        self._reporter.leave()
         if state.epoch is None or state.epoch == int(state.epoch):  # else it was saved within it, before a step
             self._generators.put_back()
         self._save(state)
@@ -128,13 +136,54 @@ class HoldfastCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Save what the step before has left; or go on from there."""
+        self._reporter.step(state.global_step)  # where it was to be logged, and was not
+        self._reporter.leave()
         self._generators.put_back()
         self._save(state)
+        self._step_began_s, self._tokens = time.monotonic(), state.num_input_tokens_seen
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Report the step, or leave that to its line of the log, which has the loss; mark an evaluation."""
+        step_s = max(time.monotonic() - self._step_began_s, 1e-9)
+        samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
+        self._speed = {"samples_per_second": samples / step_s}
+        if state.num_input_tokens_seen > self._tokens:
+            self._speed["tokens_per_second"] = (state.num_input_tokens_seen - self._tokens) / step_s
+        if not control.should_log:
+            self._reporter.step(state.global_step, **self._speed)
+        if control.should_evaluate:
+            self._reporter.enter("evaluate")
+
+    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Report the step with what is logged of it."""
+        logs = kwargs.get("logs") or {}
+        if "loss" in logs:
+            shown = {name: logs.get(name) for name in ("grad_norm", "learning_rate")}
+            self._reporter.step(state.global_step, loss=logs["loss"], **self._speed, **shown)
+
+    def on_prediction_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Mark an evaluation, also one that the script calls."""
+        self._reporter.enter("evaluate")
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """End the evaluation."""
+        self._reporter.leave()
+
+    def on_predict(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
+    ) -> None:
+        """End the prediction."""
+        self._reporter.leave()
 
     def on_epoch_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Save what the last step of all has left: what follows may put the best weights in place of its own."""
+        self._reporter.step(state.global_step, **self._speed)
+        if control.should_evaluate:
+            self._reporter.enter("evaluate")
         if control.should_training_stop:
             self._save(state, is_end=True)
             self._has_saved_end = True
@@ -146,6 +195,7 @@ class HoldfastCallback(TrainerCallback):
         self._replaced.close()
         if not self._has_saved_end:
             self._save(state, is_end=True)
+        self._reporter.end()
         self._ckpt.wait()
 
     def _save(self, state: TrainerState, *, is_end: bool = False) -> None:

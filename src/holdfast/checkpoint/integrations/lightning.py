@@ -13,6 +13,8 @@ at the end of an epoch, before the next epoch orders its batches.
 
 import logging
 import os
+import time
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
@@ -20,8 +22,9 @@ from holdfast.checkpoint import Checkpointer
 from holdfast.checkpoint.arguments import checkpoint_folder
 from holdfast.checkpoint.integrations import missing
 from holdfast.checkpoint.integrations.generators import Generators
-from holdfast.checkpoint.integrations.replacing import replaced
+from holdfast.checkpoint.integrations.reporting import Reporter
 from holdfast.checkpoint.ranks import Ranks
+from holdfast.checkpoint.replacing import replaced
 from holdfast.core.errors import BadUse, StateMismatch
 
 try:
@@ -55,6 +58,8 @@ class HoldfastCheckpoint(Checkpoint):
         self._saved_step = 0
         self._was_read = False
         self._replaced = ExitStack()
+        self._reporter = Reporter()
+        self._step_began_s = 0.0
         self.plugin = HoldfastCheckpointIO(self)
 
     def ckpt_path(self) -> str | None:
@@ -104,6 +109,8 @@ class HoldfastCheckpoint(Checkpoint):
         if self._ckpt._sigterm is not None:
             # Lightning's handler has each rank break off at the end of its own batch, before all could save.
             self._ckpt._sigterm.take_back()
+        self._reporter.begin(trainer.global_step)
+        self._step_began_s = time.monotonic()
         loop = trainer.fit_loop
         if loop.restarted_mid_epoch:
             self._generators.put_back()
@@ -124,8 +131,9 @@ class HoldfastCheckpoint(Checkpoint):
             loop._resuming_from_checkpoint = False
             self._generators.put_back()
 
-    def on_train_batch_end(self, trainer: Trainer, module: Any, *_args: Any, **_kwargs: Any) -> None:
+    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, *_args: Any, **_kwargs: Any) -> None:
         """Save, within an epoch, once the module has ended the batch, too: of that it hears next."""
+        self._report(trainer, outputs)
         if trainer.is_last_batch:
             return
         end_batch = module.on_train_batch_end
@@ -147,11 +155,37 @@ class HoldfastCheckpoint(Checkpoint):
     def on_train_end(self, trainer: Trainer, _module: Any) -> None:
         """Save, and wait until all is durable."""
         self._save(trainer, is_end=True)
+        self._reporter.end()
         self._ckpt.wait()
+
+    def on_validation_start(self, _trainer: Trainer, _module: Any) -> None:
+        """Mark an evaluation."""
+        self._reporter.enter("evaluate")
+
+    def on_validation_end(self, _trainer: Trainer, _module: Any) -> None:
+        """End the evaluation."""
+        self._reporter.leave()
+        self._step_began_s = time.monotonic()
+
+    on_test_start = on_predict_start = on_validation_start
+    on_test_end = on_predict_end = on_validation_end
 
     def on_exception(self, _trainer: Trainer, _module: Any, _error: BaseException) -> None:
         """Leave the module as it was."""
         self._replaced.close()
+
+    def _report(self, trainer: Trainer, outputs: Any) -> None:
+        if trainer.global_step == self._reporter.step_reported:  # gradients are accumulated over batches
+            return
+        now_s = time.monotonic()
+        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
+        batch_size = getattr(trainer.train_dataloader, "batch_size", None)
+        samples = (
+            (batch_size if isinstance(batch_size, int) else 0) * trainer.accumulate_grad_batches * trainer.world_size
+        )
+        rate = samples / max(now_s - self._step_began_s, 1e-9) if samples else None
+        self._step_began_s = now_s
+        self._reporter.step(trainer.global_step, loss=loss, samples_per_second=rate)
 
     def _save(self, trainer: Trainer, *, is_end: bool = False) -> None:
         if trainer.fast_dev_run:

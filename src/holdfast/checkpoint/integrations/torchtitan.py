@@ -8,6 +8,7 @@ save of the model alone, Hugging Face's format) is left to it.
 """
 
 import re
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +19,7 @@ from holdfast.checkpoint import Checkpointer, SaveHandle, scan
 from holdfast.checkpoint.filling import restore_into
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.integrations import missing
+from holdfast.checkpoint.integrations.reporting import Reporter
 from holdfast.checkpoint.manifest import Save
 from holdfast.checkpoint.opening import open_together
 from holdfast.checkpoint.ranks import Ranks
@@ -48,9 +50,14 @@ class HoldfastCheckpointManager(CheckpointManager):
         super().__init__(replace(config, async_mode="disabled", keep_latest_k=0), **parts)  # type: ignore[call-arg]
         if self.enable:
             self._ckpt = Checkpointer(self.folder, every=config.interval, keep=config.keep_latest_k or None)
+        self._reporter = Reporter()
+        self._losses: dict[int, float] = {}
+        self._tokens: int | None = None
+        self._step_ended_s = 0.0
 
     @torch.no_grad()
     def _save(self, curr_step: int, last_step: bool = False) -> bool:
+        self._report(curr_step)
         if self.load_only:
             return False
         if last_step and self.last_save_model_only:
@@ -63,8 +70,44 @@ class HoldfastCheckpointManager(CheckpointManager):
         self.save_future: SaveHandle | None = handle
         return handle.step is not None
 
+    def _watch(self) -> None:
+        """Have the trainer's loss, speed and validation reported, before its first step."""
+        self._reporter.begin(0)
+        trainer = self.states.get("train_state")
+        processor, validator = (getattr(trainer, name, None) for name in ("metrics_processor", "validator"))
+        if processor is not None:
+            log = processor.log
+
+            def log_and_note(step: int, global_avg_loss: float, *args: Any, **kwargs: Any) -> None:
+                self._losses[step] = global_avg_loss
+                log(step, global_avg_loss, *args, **kwargs)
+
+            processor.log = log_and_note
+        if validator is not None:
+            validate = validator.validate
+
+            def validate_in_section(*args: Any, **kwargs: Any) -> Any:
+                self._reporter.enter("evaluate")
+                try:
+                    return validate(*args, **kwargs)
+                finally:
+                    self._reporter.leave()
+                    self._step_ended_s = time.monotonic()
+
+            validator.validate = validate_in_section
+
+    def _report(self, step: int) -> None:
+        tokens, now_s = getattr(self.states.get("train_state"), "ntokens_seen", None), time.monotonic()
+        rate = None
+        if tokens is not None and self._tokens is not None:
+            rate = (tokens - self._tokens) / max(now_s - self._step_ended_s, 1e-9)
+        self._tokens, self._step_ended_s = tokens, now_s
+        loss = self._losses.pop(step, None)
+        self._reporter.step(step, loss=loss, tokens_per_second=rate)
+
     @torch.no_grad()
     def _load(self, step: int = -1) -> bool:
+        self._watch()
         ranks = Ranks()
         steps = ranks.first(lambda: [info.step for info in scan(self.folder)])
         if step not in steps and (step != -1 or not steps):

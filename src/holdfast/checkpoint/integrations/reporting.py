@@ -1,0 +1,56 @@
+"""What a trainer reports to the supervisor that started it: its steps, and where it makes none for a while."""
+
+from contextlib import ExitStack
+from typing import Final
+
+from holdfast.core.link import JobLink, Number, Unsupervised, connected_link
+
+END_LIMIT_S: Final = 6 * 3600.0
+"""How long a script may go on after its training: a last evaluation, an export, an upload."""
+
+
+class Reporter:
+    """Reports one trainer's progress; without a supervisor it does nothing."""
+
+    def __init__(self) -> None:
+        """Report nothing until `begin`."""
+        self._link: JobLink = Unsupervised()
+        self._open = ExitStack()
+        self._name: str | None = None
+        self._has_ended = False
+        self.step_reported = 0
+        """The last step that was reported, or that training began after."""
+
+    def begin(self, step: int) -> None:
+        """Announce the steps of a training that begins after `step`; a section that is open ends."""
+        self._link = connected_link()
+        self._link.watch()
+        self._link.take_back_sigterm()
+        self.step_reported = step
+        self._has_ended = False
+        self.leave()
+
+    def step(self, step: int, *, loss: Number | None = None, **metrics: Number | None) -> None:
+        """Report that `step` is completed, unless it is reported already."""
+        if step > self.step_reported:
+            self.step_reported = step
+            self._link.step(step, loss, {name: value for name, value in metrics.items() if value is not None})
+
+    def enter(self, name: str, *, limit_s: float | None = None) -> None:
+        """Mark a stretch without steps from here to `leave`, in place of another one; it may be marked already."""
+        if name != self._name:
+            self._open.close()
+            self._name = name
+            self._open.enter_context(self._link.section(name, limit_s=limit_s))
+
+    def leave(self) -> None:
+        """End the stretch without steps; after the training the next one begins."""
+        self._name = None
+        self._open.close()
+        if self._has_ended:
+            self.end()
+
+    def end(self) -> None:
+        """Mark all that follows the training."""
+        self._has_ended = True
+        self.enter("end", limit_s=END_LIMIT_S)

@@ -1,0 +1,131 @@
+"""SIGTERM to every process of a job at once, as systemd and Slurm send it: saved once, at one step of all ranks."""
+
+from contextlib import suppress
+
+import psutil
+import pytest
+import torch
+
+from holdfast.checkpoint import catalog
+
+TRAIN = """
+import pathlib, time
+import torch
+import torch.distributed as dist
+import holdfast
+
+ATTACH
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+weights = torch.zeros(1000)
+last = pathlib.Path("last-step")
+ckpt = holdfast.Checkpointer("checkpoints", every=1000)
+state = {"weights": weights}
+step = ckpt.restore(state)
+batches = BATCHES
+while not last.exists() or step < int(last.read_text()):
+    time.sleep(0.02)
+    step += 1
+    next(batches)
+    gradient = torch.rand(1000)
+    dist.all_reduce(gradient)
+    weights += gradient
+    STEP
+    ckpt.save(step, state)
+    if dist.get_rank() == 0:
+        pathlib.Path("progress").write_text(str(step))
+torch.save(weights, f"final-{dist.get_rank()}.pt")
+"""
+FORMS = {
+    "attached": ("run = holdfast.attach()", "iter(int, 1)", "run.step(step)"),
+    "unmodified": ("", "iter(int, 1)", ""),
+    "workers": (
+        "run = holdfast.attach()",
+        "iter(torch.utils.data.DataLoader(range(10**9), num_workers=1, generator=torch.Generator()))",
+        "run.step(step)",
+    ),
+}
+"""Attached; one that only has a Checkpointer; one that has workers of a DataLoader, which get the signal, too."""
+
+
+def train(place, form="attached"):
+    text = TRAIN
+    for word, by in zip(("ATTACH", "BATCHES", "STEP"), FORMS[form], strict=True):
+        text = text.replace(word, by)
+    return ["run", "--name", "r", "--nproc", "2", "--", "python", place.job(text)]
+
+
+def has_reached(place, step):
+    progress = place.folder / "progress"
+    return lambda: progress.exists() and int(progress.read_text() or 0) >= step
+
+
+def sigterm_to_all(process):
+    supervisor = psutil.Process(process.pid)
+    for each in [*supervisor.children(recursive=True), supervisor]:  # the ranks hear of it first
+        with suppress(psutil.NoSuchProcess):
+            each.terminate()
+
+
+def undisturbed(steps):
+    torch.manual_seed(0)
+    weights = torch.zeros(1000)
+    for _ in range(steps):
+        weights += torch.rand(1000) * 2
+    return weights
+
+
+@pytest.mark.parametrize(
+    "form", ["attached", pytest.param("unmodified", marks=pytest.mark.slow), pytest.param("workers")]
+)
+def test_sigterm_to_every_process_saves_once_and_a_resume_is_bit_identical(place, form):
+    """Nothing is due for a thousand steps: what is saved was saved for the stop."""
+    with place.start(*train(place, form)) as process:
+        place.wait_until(has_reached(place, 20))
+        sigterm_to_all(process)
+        _, err = process.communicate(timeout=90)
+    assert process.returncode == 4, err
+    assert "Stopped by SIGTERM." in err
+    (saved,) = catalog.scan(place.folder / "checkpoints")
+    assert int((place.folder / "progress").read_text()) in (saved.step, saved.step - 1)
+    assert catalog.verify(saved).state == "verified"
+    assert saved.step >= 20
+    assert f"State is safe at step {saved.step}" in err
+    with place.ledger() as ledger:
+        assert ledger.incidents("r") == []
+    (place.folder / "last-step").write_text(str(saved.step + 5))
+    code, _, err = place.holdfast("run", "--resume", "r")
+    assert code == 0, err
+    for rank in range(2):
+        assert torch.equal(torch.load(place.folder / f"final-{rank}.pt"), undisturbed(saved.step + 5))
+
+
+def test_a_second_sigterm_to_every_process_ends_it_without_saving(place):
+    """The ranks stand still before the step at which they would save."""
+    script = train(place)
+    place.job((place.folder / "job.py").read_text().replace("    next(batches)", "    time.sleep(3600 * (step > 5))"))
+    with place.start(*script) as process:
+        place.wait_until(has_reached(place, 5))
+        sigterm_to_all(process)
+        while "saving state" not in process.stderr.readline():
+            pass
+        sigterm_to_all(process)
+        process.communicate(timeout=90)
+    assert process.returncode == 4
+    assert catalog.scan(place.folder / "checkpoints") == []
+
+
+@pytest.mark.slow
+def test_a_rank_that_alone_gets_sigterm_ends_by_it_and_the_run_goes_on(place):
+    with place.start(*train(place)) as process:
+        place.wait_until(has_reached(place, 5))
+        children = psutil.Process(process.pid).children(recursive=True)
+        (victim,) = (each for each in children if each.cmdline()[1:] == ["job.py"] and each.environ()["RANK"] == "1")
+        victim.terminate()
+        with place.ledger() as ledger:
+            place.wait_until(lambda: ledger.incidents("r"))
+            (place.folder / "last-step").write_text("0")
+            process.communicate(timeout=90)
+            (incident,) = ledger.incidents("r")
+    assert (incident.rank, incident.action) == (1, "restart")
+    assert process.returncode == 0
