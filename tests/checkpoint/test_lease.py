@@ -109,7 +109,9 @@ def test_a_holder_that_is_ending_is_waited_for(tmp_path, other):
 
 def test_a_child_of_a_dead_trainer_holds_nothing(tmp_path):
     """As a worker of a data loader does that outlives it."""
-    code = HOLD.replace("time.sleep(600)", "import os\nchild = os.fork()\nif child: print(child, flush=True)\ntime.sleep(600)")
+    code = HOLD.replace(
+        "time.sleep(600)", "import os\nchild = os.fork()\nif child: print(child, flush=True)\ntime.sleep(600)"
+    )
     process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), "", "0"], stdout=subprocess.PIPE, text=True)
     process.stdout.readline()
     child = int(process.stdout.readline())
@@ -180,7 +182,9 @@ def test_checkpoints_of_another_run_are_refused_with_the_ways_out(tmp_path, supe
     with Checkpointer(tmp_path, run="old") as ckpt:
         ckpt.save(1, state_of(1)).result()
     supervised("new", 1)
-    with pytest.raises(BadUse, match=r"another run \(run 'old', .*this is run 'new'.*--resume old.*fresh=True.*--fresh"):
+    with pytest.raises(
+        BadUse, match=r"another run \(run 'old', .*this is run 'new'.*--resume old.*fresh=True.*--fresh"
+    ):
         Checkpointer(tmp_path).restore(state_of(0))
     assert [info.step for info in scan(tmp_path)] == [1]
     (tmp_path / WRITER_NAME).unlink()  # the last way out
@@ -198,7 +202,9 @@ def test_without_two_names_the_newest_is_gone_on_from(tmp_path, theirs, ours):
 def test_a_state_that_does_not_fit_is_refused_with_the_ways_out(tmp_path):
     with Checkpointer(tmp_path) as ckpt:
         ckpt.save(1, state_of(1)).result()
-    with pytest.raises(StateMismatch, match="give this job another folder, or set the checkpoints aside with fresh=True"):
+    with pytest.raises(
+        StateMismatch, match="give this job another folder, or set the checkpoints aside with fresh=True"
+    ):
         Checkpointer(tmp_path).restore({"w": torch.zeros(5)})
 
 

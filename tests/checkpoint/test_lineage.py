@@ -221,7 +221,9 @@ def test_a_list_that_cannot_be_read_is_said(went_back, caplog, content):
 
 
 def info_of(step, *, parent=None, save=None, **fields):
-    return CheckpointInfo(step=step, path=f"/c/{step}", state="written", save=save or f"s{step}", parent=parent, **fields)
+    return CheckpointInfo(
+        step=step, path=f"/c/{step}", state="written", save=save or f"s{step}", parent=parent, **fields
+    )
 
 
 def saved(step):
@@ -270,7 +272,13 @@ def test_prune_reads_the_newest_of_the_line_before_it_deletes(went_back):
 
 def test_ls_says_which_are_abandoned(went_back):
     said = CliRunner().invoke(command, ["ls", str(went_back)]).output
-    assert [("abandoned" in line) for line in said.splitlines() if "step-00" in line] == [True, True, False, False, False]
+    assert [("abandoned" in line) for line in said.splitlines() if "step-00" in line] == [
+        True,
+        True,
+        False,
+        False,
+        False,
+    ]
     told = json.loads(CliRunner().invoke(command, ["ls", str(went_back), "--json"]).output)
     assert [row["step"] for row in told["checkpoints"] if row["abandoned"]] == [40, 30]
 

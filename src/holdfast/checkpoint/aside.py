@@ -29,7 +29,9 @@ def set_aside(folder: Path) -> Path:
     Raises:
         OSError: one could not be moved.
     """
-    numbers = {int(match[1]): match[2] is not None for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))}
+    numbers = {
+        int(match[1]): match[2] is not None for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))
+    }
     unfinished = [number for number, is_unfinished in numbers.items() if is_unfinished]
     number = unfinished[0] if unfinished else max(numbers, default=0) + 1
     hidden, final = folder / f".aside-{number}.tmp", folder / f"aside-{number}"
@@ -42,5 +44,7 @@ def set_aside(folder: Path) -> Path:
     fsync_folder(hidden)
     hidden.rename(final)
     fsync_folder(folder)
-    _logger.warning("The checkpoints of %s are set aside in %s; delete them there once nobody needs them.", folder, final)
+    _logger.warning(
+        "The checkpoints of %s are set aside in %s; delete them there once nobody needs them.", folder, final
+    )
     return final

@@ -99,9 +99,7 @@ _held: dict[str, WriterLease] = {}
 _registering = threading.Lock()
 
 
-def acquire(
-    folder: Path, who: Identity, *, now_s: float, set_aside: Callable[[], object] | None = None
-) -> WriterLease:
+def acquire(folder: Path, who: Identity, *, now_s: float, set_aside: Callable[[], object] | None = None) -> WriterLease:
     """Become the writer of a folder.
 
     A former writer that is dead, and one of an earlier generation of the same run, are taken over from: at once, or

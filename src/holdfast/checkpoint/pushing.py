@@ -125,7 +125,7 @@ class Pusher:
     @staticmethod
     def _let_go(process: "subprocess.Popen[bytes]") -> None:
         assert process.stdin is not None, "it is a pipe"
-        with contextlib.suppress(OSError):  # it has died
+        with contextlib.suppress(OSError, ValueError):  # it has died, and it was let go
             process.stdin.write(b"\n")  # its end alone is not seen where a child that was forked holds it open
             process.stdin.close()
 
@@ -141,6 +141,7 @@ class Pusher:
             if "step" in told:
                 self._told(told)
         process.stdout.close()
+        self._let_go(process)  # it has ended
 
 
 def fetch_newer(remote: Remote, folder: Path) -> None:
