@@ -52,7 +52,7 @@ def print_checkpoints(folder: Path, found: "Sequence[Row]", *, as_json: bool) ->
     if not found:
         click.echo(f"No checkpoints in {folder}.")
         return
-    rows = [
+    rows: list[tuple[Any, ...]] = [
         (o.step, o.state, _line(o), mib(o.size_bytes), when(o.created_at_s), o.path, marks_in_words(o.marks), o.reason)
         for o in found
     ]
