@@ -14,7 +14,6 @@ import sys
 from pathlib import Path
 
 import torch
-
 from waiting import contents
 
 from holdfast.checkpoint import Checkpointer, scan, verify

@@ -170,7 +170,7 @@ def test_the_last_save_of_a_dead_trainer_is_waited_for(tmp_path, monkeypatch):
 
     def waits(_seconds):
         seen.append(read_holder(tmp_path).since_s)
-        os.rename(staging, tmp_path / "step-0000000001")
+        staging.rename(tmp_path / "step-0000000001")
 
     monkeypatch.setattr(time, "sleep", waits)
     acquire(tmp_path, Identity(), now_s=2.0)
@@ -330,7 +330,7 @@ def test_a_writing_process_that_is_taken_over_from_takes_up_nothing(tmp_path):
     pid = ckpt._engine._writer.pid
     os.kill(pid, signal.SIGSTOP)
     handle = ckpt.save(2, state_of(2))
-    os.replace(_holder_file(tmp_path), tmp_path / WRITER_NAME)
+    _holder_file(tmp_path).replace(tmp_path / WRITER_NAME)
     os.kill(pid, signal.SIGCONT)
     with pytest.raises(SaveFailed, match="has been taken over by"):
         handle.result()

@@ -304,7 +304,7 @@ def test_the_log_names_what_is_restored(tmp_path, caplog):
 
 def test_nothing_is_written_for_a_save_that_abandons_nothing(tmp_path, monkeypatch):
     asked = []
-    monkeypatch.setattr(commit, "scan", lambda folder: asked.append(folder))
+    monkeypatch.setattr(commit, "scan", asked.append)
     order = Order(folder=tmp_path, step=5, save="s-5", created_at_s=1.0, keep=Retention(), ancestors=(saved(4),))
     for step in (3, 4):
         (tmp_path / f"step-{step:010}").mkdir()

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from images import Enough, Part, again, hand_made, is_whole, order_of, part_of, sealed
-
 from waiting import contents
 
 from holdfast.checkpoint import Checkpointer, persist, scan, verify

@@ -38,7 +38,7 @@ class CheckpointInfo:
     `state`: `written` (manifest and sizes are right), `verified` (every byte too), `incomplete` (no
     manifest), `damaged`; of the last two `reason` says why, and `unread` that it could not be read, which may pass.
     `created_at_s` is in seconds since the Unix epoch, None where the manifest cannot tell. `marks`: what became known
-    of it later; `state` does not depend on it. `save`, `run`, `parent`: see `Manifest`; empty where that cannot be read.
+    of it later; `state` does not depend on it. `save`, `run`, `parent`: see `Manifest`; empty where it cannot be read.
     `abandoned`: training has gone back and on from an earlier step, see `lineage`.
     """
 

@@ -56,8 +56,8 @@ class Order:
     """One save.
 
     `save` tells it from every other one; `keep` and `damaged` are for what is deleted after it. `run` and `lease` (its
-    token) are the writer's, see `lease`; the token is empty where there is no lease, and None where steps are no line of
-    one training, so that none is abandoned. `ancestors`: what was saved or
+    token) are the writer's, see `lease`; the token is empty where there is no lease, and None where steps are no line
+    of one training, so that none is abandoned. `ancestors`: what was saved or
     restored before, newest first, of which some may have failed: the newest that is there is the parent.
     """
 
@@ -233,7 +233,7 @@ def _prepare(order: Order, *, world_size: int, torch: str, metadata: bytes, wait
 
 
 def _parent(order: Order) -> Save | None:
-    """Return the newest ancestor that is there; where none is, the oldest: it was restored, and may be deleted since."""
+    """Return the newest ancestor that is there; where none is, the oldest: it was restored, and may be gone."""
     earlier = [each for each in order.ancestors if each.step < order.step]
     for each in earlier:
         with suppress(ManifestError, OSError):
