@@ -24,8 +24,8 @@ def is_of_others(folder: Path, who: Identity) -> bool:
 def set_aside(folder: Path) -> Path:
     """Move all checkpoints of a folder, and what is known of them, into `aside-N` there; return that.
 
-    What was pushed to storage stays noted in the folder: it is not to be fetched from there. Each moves in one step, and
-    the folder gets its name once all are in it. What a crash leaves, the next call finishes.
+    What was pushed to storage stays noted in the folder: it is not to be fetched from there. Each moves in one step,
+    and the folder gets its name once all are in it. What a crash leaves, the next call finishes.
 
     Raises:
         OSError: one could not be moved.
