@@ -541,9 +541,8 @@ class Checkpointer(StaysHere):
             is_last, has_passed = self._votes.hear((told, has_passed))
         except CheckpointError as error:
             if self._sigterm is not None and told:
-                _logger.error(
-                    "SIGTERM: step %d is not saved: %s %s", step, error, self._outcomes.newest_known(self._folder)
-                )  # noqa: TRY400
+                newest = self._outcomes.newest_known(self._folder)
+                _logger.error("SIGTERM: step %d is not saved: %s %s", step, error, newest)  # noqa: TRY400
                 self._sigterm.leave()
             raise
         return is_last, by_step or has_passed

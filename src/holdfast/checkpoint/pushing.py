@@ -127,7 +127,7 @@ class Pusher:
     @staticmethod
     def _let_go(process: "subprocess.Popen[bytes]") -> None:
         assert process.stdin is not None, "it is a pipe"
-        with contextlib.suppress(OSError):  # it has died
+        with contextlib.suppress(OSError, ValueError):  # it has died, and it was let go
             process.stdin.write(b"\n")  # its end alone is not seen where a child that was forked holds it open
             process.stdin.close()
 
@@ -143,6 +143,7 @@ class Pusher:
             if "step" in told:
                 self._told(told)
         process.stdout.close()
+        self._let_go(process)  # it has ended
 
 
 def fetch_together(ranks: Ranks, remote: Remote, folder: Path, *, newer: bool) -> Callable[[int, int], int | None]:
