@@ -151,6 +151,7 @@ def on_frozen_disk(kind: str, ground: Ground, folder: Path, stall_s: float, coun
         left = place / ".step-0000000001.dead.tmp"
         with Checkpointer(place, keep=None, on_failure="warn", timeout_s=timeout_s) as ckpt:
             if number % 2:
+                ckpt.restore({})  # which takes the folder for this process, as the first save would
                 left.mkdir()
             else:
                 state = state_of(ground.seed, STEPS[0])

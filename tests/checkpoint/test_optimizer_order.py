@@ -342,3 +342,19 @@ def test_stock_pytorch_reads_it_as_it_was(tmp_path):
     dcp.load(state, checkpoint_id=tmp_path / "step-0000000001")
     assert state["model"]["q.weight"].equal(model.q.weight)
     assert state["optimizer"]["param_groups"] == optimizer.state_dict()["param_groups"]
+
+
+def test_a_placeholder_whose_numbers_name_nothing_is_filled_by_its_keys(tmp_path):
+    _, optimizer = trained(*(made := Model(), adam(made)))
+    saved = optimizer.state_dict()
+    save(tmp_path, {"optimizer": saved})
+    blank = {
+        "state": {
+            number: {key: torch.zeros_like(value) for key, value in saved["state"][number].items()}
+            for number in saved["state"]
+        },
+        "param_groups": [{**saved["param_groups"][0], "params": [0, 0, 0]}],
+    }
+    restore(tmp_path, {"optimizer": blank})
+    assert blank["param_groups"] == saved["param_groups"]
+    assert all(are_equal(blank["state"][number], saved["state"][number]) for number in saved["state"])

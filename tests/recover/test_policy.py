@@ -33,11 +33,12 @@ from holdfast.recover.policy import (
 LIMITS = RestartLimits(max_restarts=3, window_s=100.0, backoff_first_s=2.0, backoff_max_s=7.0)
 
 
-def diagnosed(root="a", step=10, *, checkpoint=None, helps=True, outside=False):
+def diagnosed(root="a", step=10, *, checkpoint=None, has_stepped=True, helps=True, outside=False):
     return Diagnosed(
         fingerprint=root,
         step=step,
         checkpoint_step=checkpoint,
+        has_stepped=has_stepped,
         summary=f"Root {root}.",
         mitigation="Mend it.",
         restart_helps=helps,
@@ -125,6 +126,18 @@ def test_a_step_further_with_the_same_checkpoint_is_no_loop_and_one_back_is():
     state, _ = run_through([(5, "a", 100, 90), (10, "a", 102, 90)])
     assert state.phase is Phase.RUNNING
     assert run_through([(15, "a", 100, 90)], state=state)[0].phase is Phase.ENDED
+
+
+def test_a_root_may_strike_once_in_the_loop_and_once_in_the_start_that_follows():
+    """As two kills from outside do, one after the other."""
+    state, _ = play(
+        [(0, Begin()), *crash(5, step=13, checkpoint=10), *crash(7, step=10, checkpoint=10, has_stepped=False)]
+    )
+    assert state.phase is Phase.WAITING
+    again = crash(20, step=10, checkpoint=10, has_stepped=False)
+    state, actions = play([(15, Tick()), *again], state)
+    assert state.phase is Phase.ENDED
+    assert "same root" in actions[-1].outcome
 
 
 def test_roots_that_take_turns_at_one_step_come_back():

@@ -106,7 +106,9 @@ def test_what_a_dead_supervisor_had_learnt_is_remembered(recorder, ledger, clock
     recorder.incident(incident(clock, step=8, fingerprint="f", attempt=2))
     clock.advance(30)
     state = recorder.remembered(policy.RestartLimits())
-    assert state.struck == ("g", "f"), "the checkpoint was a gain over the first, and since then there was none"
+    assert [root for root, _ in state.struck] == ["g", "f"], (
+        "the checkpoint was a gain over the first, and since then there was none"
+    )
     assert (state.best_step, state.best_checkpoint_step) == (8, 7)
     (in_vain_at_s,) = state.vain_at_s
     assert clock.monotonic_s() - in_vain_at_s == pytest.approx(30)
@@ -118,7 +120,18 @@ def test_a_dead_supervisor_of_a_silent_job_is_remembered_by_time(recorder, clock
         recorder.attempt_began(number)
         clock.advance(lived_s)
         recorder.incident(incident(clock, step=None, attempt=number))
-    assert recorder.remembered(limits).struck == ("f", "f"), "the second attempt lived for long"
+    struck = recorder.remembered(limits).struck
+    assert struck == (("f", False), ("f", False)), "the second attempt lived for long"
+
+
+def test_a_dead_supervisor_s_failures_are_remembered_with_whether_a_step_was_made(recorder, clock):
+    for number in (1, 2):
+        recorder.attempt_began(number)
+        if number == 1:
+            recorder.first_step(0, clock.now_s())
+        clock.advance(5)
+        recorder.incident(incident(clock, step=7, attempt=number))
+    assert recorder.remembered(policy.RestartLimits()).struck == (("f", True), ("f", False))
 
 
 def test_a_new_recorder_goes_on_where_the_last_one_was(recorder, tmp_path, ledger, clock):

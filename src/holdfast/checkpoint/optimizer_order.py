@@ -78,6 +78,9 @@ def numbered(state: Mapping[Any, Any], read: Callable[[Any], Any], names: Names 
     groups = [read(group["params"]) for group in state["param_groups"]]
     if not all(isinstance(group, list) and all(isinstance(each, int | str) for each in group) for group in groups):
         return None
+    flat = list(chain(*groups))
+    if len(set(flat)) < len(flat):  # a placeholder, whose numbers name nothing
+        return None
     sizes = [len(group) for group in groups]
     if names is not None and [len(each) for each in names] != sizes:
         names = None

@@ -8,10 +8,11 @@ An attempt has gained something when it reached a higher step than every attempt
 became durable. Where a job reports neither steps nor checkpoints, an attempt that lived for `blind_gain_s` has gained.
 
 A restart is worth it when the diagnosis says so, the budget is not spent, and the same root did not already strike
-since something was gained last. The budget counts the restarts in a row that gained nothing; a run that gains goes on
-for ever. The first restart after a gain is immediate; each further one waits twice as long as the one before. What
-lies outside the job (storage, network) may strike a few times without a gain, since waiting can mend it; and so may
-any root of a job that reports neither steps nor checkpoints, since its gains cannot be seen.
+since something was gained last, at the same place: before an attempt's first step, or after it. The budget counts the
+restarts in a row that gained nothing; a run that gains goes on for ever. The first restart after a gain is immediate;
+each further one waits twice as long as the one before. What lies outside the job (storage, network) may strike a few
+times without a gain, since waiting can mend it; and so may any root of a job that reports neither steps nor
+checkpoints, since its gains cannot be seen.
 """
 
 from collections.abc import Callable
@@ -92,6 +93,8 @@ class Diagnosed:
     """The same for the same root."""
     step: int | None
     """Steps completed by then; None where the job reports none."""
+    has_stepped: bool = False
+    """Whether the attempt completed a step."""
     checkpoint_step: int | None = None
     """The newest durable checkpoint by then; None where none is known."""
     summary: str
@@ -185,8 +188,8 @@ class State:
     """When the present attempt began, monotonic seconds."""
     vain_at_s: tuple[float, ...] = ()
     """The failures in a row that followed on a restart and had gained nothing."""
-    struck: tuple[str, ...] = ()
-    """The roots that struck since something was gained last."""
+    struck: tuple[tuple[str, bool], ...] = ()
+    """The roots that struck since something was gained last, each with whether its attempt had completed a step."""
     best_step: int | None = None
     """The highest step at any failure."""
     best_checkpoint_step: int | None = None
@@ -238,7 +241,7 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
         why = f"A restart does not mend this. {event.summary}"
         return _resolved(state, _failed(f"{why} {event.mitigation}"), why)
     failed = after_failure(limits, state, event, now_s)
-    if failed.struck.count(event.fingerprint) > _retries(limits, failed, event):
+    if failed.struck.count(_place(event)) > _retries(limits, failed, event):
         at = f"at step {event.step}" if event.step else "before the first step"
         why = f"The same root came back {at} after a restart that gained nothing. {event.summary}"
         return _resolved(failed, _failed(f"{why} Mend the cause, then `holdfast run --resume`."), why)
@@ -270,10 +273,15 @@ def after_failure(limits: RestartLimits, state: State, failure: Diagnosed, now_s
     return replace(
         state,
         vain_at_s=() if gained else (*state.vain_at_s, now_s),
-        struck=(failure.fingerprint,) if gained else (*state.struck, failure.fingerprint),
+        struck=(_place(failure),) if gained else (*state.struck, _place(failure)),
         best_step=_higher(state.best_step, failure.step),
         best_checkpoint_step=_higher(state.best_checkpoint_step, failure.checkpoint_step),
     )
+
+
+def _place(failure: Diagnosed) -> tuple[str, bool]:
+    # A start and a loop are two places: what is killed twice from outside may meet one of each.
+    return failure.fingerprint, failure.has_stepped
 
 
 def _has_gained(limits: RestartLimits, state: State, failure: Diagnosed, now_s: float) -> bool:

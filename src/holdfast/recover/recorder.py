@@ -147,21 +147,22 @@ class Recorder:
             LedgerError: the ledger cannot be read.
         """
         since_epoch_s = self._clock.now_s() - self._clock.monotonic_s()
-        began_s = {one.number: one.started_at_s for one in self._ledger.attempts(self._run_id)}
+        attempts = {one.number: one for one in self._ledger.attempts(self._run_id)}
         checkpoints = self._ledger.checkpoints(self._run_id)
         state = policy.State()
         for incident in self._ledger.incidents(self._run_id):
-            at_s = incident.detected_at_s
+            at_s, attempt = incident.detected_at_s, attempts.get(incident.attempt)
             durable = [one.step for one in checkpoints if one.committed_at_s <= at_s]
             failure = policy.Diagnosed(
                 fingerprint=str(incident.diagnosis.get("fingerprint")),
                 step=incident.step,
+                has_stepped=attempt is not None and attempt.first_step_at_s is not None,
                 checkpoint_step=max(durable, default=None),
                 summary="",
                 mitigation="",
                 restart_helps=True,
             )
-            launched_at_s = began_s.get(incident.attempt, at_s) - since_epoch_s
+            launched_at_s = (at_s if attempt is None else attempt.started_at_s) - since_epoch_s
             state = policy.after_failure(
                 limits, replace(state, launched_at_s=launched_at_s), failure, at_s - since_epoch_s
             )

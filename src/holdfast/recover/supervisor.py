@@ -376,6 +376,7 @@ class Supervisor:
             policy.Diagnosed(
                 fingerprint=diagnosis.fingerprint,
                 step=self._failed_after,
+                has_stepped=view.last_step is not None,
                 checkpoint_step=self._recorder.checkpoint_step,
                 summary=diagnosis.summary,
                 mitigation=diagnosis.mitigation,
