@@ -7,23 +7,26 @@ Exit code: 0 where everything passed in the first or in the second try, else 1.
 """
 
 import argparse
+import functools
 import json
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from xml.etree import ElementTree
 
 TARGETS_AT_ONCE = 2
-TARGET_LIMIT_S = 900.0
 CACHE = Path(".pytest_cache")
 PYTEST = [sys.executable, "-m", "pytest", "-o", f"cache_dir={CACHE}"]
 TESTS_FAILED = 1
 """The exit code of pytest that running tests again can change."""
+UNPASSED = {"failure", "error", "skipped"}
 
 
 @dataclass
@@ -38,13 +41,14 @@ class Verdict:
         (self.flaky if passed_again else self.red).append(name)
 
 
-def run_targets(once: Sequence[str], again: Sequence[str], verdict: Verdict) -> None:
+def run_targets(once: Sequence[str], again: Sequence[str], verdict: Verdict, *, limit_s: float) -> None:
     """Make every target, two at a time, then make the failed ones of `again` once more, one at a time."""
+    make = functools.partial(_make, limit_s=limit_s)
     with ThreadPoolExecutor(TARGETS_AT_ONCE) as pool:
         targets = [*once, *again]
-        failed = [target for target, passed in zip(targets, pool.map(_make, targets), strict=True) if not passed]
+        failed = [target for target, passed in zip(targets, pool.map(make, targets), strict=True) if not passed]
     for target in failed:
-        verdict.add(target, passed_again=target in again and _make(target))
+        verdict.add(target, passed_again=target in again and make(target))
 
 
 def run_tests(arguments: Sequence[str], verdict: Verdict) -> None:
@@ -60,36 +64,56 @@ def run_tests(arguments: Sequence[str], verdict: Verdict) -> None:
         verdict.add(f"pytest ended with exit code {first}", passed_again=False)
         return
     print(f"\n== once more, alone: {len(failed)} failed tests", flush=True)
+    report = CACHE / "second-run.xml"
     only_failed = ["--last-failed", "--last-failed-no-failures", "none", "--numprocesses", "1"]
-    second = subprocess.run([*PYTEST, *arguments, *only_failed], check=False).returncode
-    still = _last_failed() if second == TESTS_FAILED else set()
-    if second not in (0, TESTS_FAILED) or (second == TESTS_FAILED and not still):
+    second = subprocess.run([*PYTEST, *arguments, *only_failed, f"--junitxml={report}"], check=False).returncode
+    if second not in (0, TESTS_FAILED):
         verdict.add(f"pytest ended with exit code {second} in its second run", passed_again=False)
-    for name in sorted(failed | still):
-        verdict.add(name, passed_again=second in (0, TESTS_FAILED) and name not in still)
+    passed = _passed(report)
+    for name in sorted(failed):
+        verdict.add(name, passed_again=_junit_name(name) in passed)
 
 
-def _make(target: str) -> bool:
+def _passed(report: Path) -> set[str]:
+    """Return the names in a JUnit report of the tests that passed: none that failed or was skipped."""
+    if not report.exists():
+        return set()
+    cases = ElementTree.parse(report).iter("testcase")
+    return {f"{case.get('classname')}.{case.get('name')}" for case in cases if not UNPASSED & {one.tag for one in case}}
+
+
+def _junit_name(node_id: str) -> str:
+    """Return the class name and name that pytest's JUnit report gives a test."""
+    path, bracket, parameters = node_id.partition("[")
+    file, *names = path.split("::")
+    return ".".join([file.removesuffix(".py").replace("/", "."), *names]) + bracket + parameters
+
+
+def _make(target: str, limit_s: float) -> bool:
     """Run one target to its end or its limit, then print its output in one piece; return whether it passed."""
     began_s = time.monotonic()
+    # Into a file: a descendant that outlives the target may hold a pipe open.
+    output = tempfile.TemporaryFile()  # noqa: SIM115 - closed with this call's last reference
     process = subprocess.Popen(
         ["make", "--no-print-directory", target],
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        stdout=output,
         stderr=subprocess.STDOUT,
         start_new_session=True,
     )
+    has_ended = True
     try:
-        output, _ = process.communicate(timeout=TARGET_LIMIT_S)
+        process.wait(limit_s)
     except subprocess.TimeoutExpired:
+        has_ended = False
         os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        output += f"\nended after {TARGET_LIMIT_S:.0f} s".encode()
+        process.wait()
     took_s = time.monotonic() - began_s
-    title = f"== {target}: exit code {process.returncode} after {took_s:.0f} s\n"
-    sys.stdout.buffer.write(title.encode() + output + b"\n")
+    how = f"exit code {process.returncode} after" if has_ended else "ended for taking longer than"
+    output.seek(0)
+    sys.stdout.buffer.write(f"== {target}: {how} {took_s:.0f} s\n".encode() + output.read() + b"\n")
     sys.stdout.flush()
-    return process.returncode == 0
+    return has_ended and process.returncode == 0
 
 
 def _last_failed() -> set[str]:
@@ -108,9 +132,10 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--once", nargs="*", default=[], metavar="TARGET")
     parser.add_argument("--again", nargs="*", default=[], metavar="TARGET")
+    parser.add_argument("--limit-s", type=float, default=900.0, help="of each target; default: %(default)s")
     targets = parser.parse_args(own)
     verdict = Verdict()
-    run_targets(targets.once, targets.again, verdict)
+    run_targets(targets.once, targets.again, verdict, limit_s=targets.limit_s)
     if dashes:
         run_tests(pytest_arguments, verdict)
     for title, names in (("Flaky (failed, then passed alone)", verdict.flaky), ("Red", verdict.red)):

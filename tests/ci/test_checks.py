@@ -1,6 +1,7 @@
 """`make ci` runs failed checks once more: real make, real pytest, in a small project made for the purpose."""
 
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,6 +15,8 @@ good:
 	@echo good output
 bad:
 	@echo bad output; exit 3
+holds:
+	@echo held output; setsid sleep 120 & echo $$! > held; sleep 60
 shaky:
 	@mkdir made-once || exit 0; echo first try; exit 1
 """
@@ -33,13 +36,17 @@ def test_hangs_once():
     if first_time("hangs"): threading.Event().wait()
 def test_kills_its_worker_once():
     if first_time("dies"): os._exit(1)
+@pytest.mark.parametrize("name", ["a::b[c]"])
+def test_is_skipped_then(name):
+    if not first_time("skipped"): pytest.skip("not again")
+    assert False
 """
 
 
 @pytest.fixture
 def project(tmp_path):
     (tmp_path / "Makefile").write_text(MAKEFILE)
-    (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 5\ntimeout_method = thread\n")
+    (tmp_path / "pytest.ini").write_text("[pytest]\ntimeout = 20\ntimeout_method = thread\n")
     (tmp_path / "test_it.py").write_text(TESTS)
     return tmp_path
 
@@ -63,7 +70,9 @@ def names_under(title, output):
 
 
 def test_what_fails_once_is_flaky_and_green(project):
-    done = check(project, "--once", "good", "--again", "shaky", "--", "-k", "not bad", "--numprocesses", "1")
+    done = check(
+        project, "--once", "good", "--again", "shaky", "--", "-k", "not bad and not skipped", "--numprocesses", "1"
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     names = ("shaky", "hangs_once", "kills_its_worker_once")
     assert sorted(names_under("Flaky", done.stdout)) == sorted(
@@ -80,6 +89,20 @@ def test_what_fails_twice_is_red(project):
     assert names_under("Red", done.stdout) == ["bad", "test_it.py::test_bad"]
     assert names_under("Flaky", done.stdout.partition("\nRed")[0]) == ["test_it.py::test_shaky"]
     assert done.stdout.count("bad output") == 2
+
+
+def test_what_does_not_run_in_the_second_try_is_red(project):
+    done = check(project, "--", "-k", "skipped or shaky")
+    assert done.returncode == 1
+    assert names_under("Red", done.stdout) == ["test_it.py::test_is_skipped_then[a::b[c]]"]
+
+
+def test_a_target_is_ended_at_its_limit_whatever_holds_its_output(project):
+    done = check(project, "--once", "holds", "--limit-s", "3")
+    os.kill(int((project / "held").read_text()), signal.SIGKILL)
+    assert done.returncode == 1
+    assert "held output" in done.stdout
+    assert names_under("Red", done.stdout) == ["holds"]
 
 
 def test_lint_is_not_tried_again(project):
