@@ -43,9 +43,10 @@ def assert_nothing_is_left(before, pid, *dropped):
     assert not [thread for thread in threading.enumerate() if thread.name.startswith(("holdfast-stage", "holdfast-cl"))]
 
 
-def test_one_that_is_dropped_is_closed_with_its_last_save_safe(tmp_path):
-    before, ckpt = arenas(), Checkpointer(tmp_path)
-    ckpt.save(1, state_of(1))
+@pytest.mark.parametrize("every", [1, "auto"])
+def test_one_that_is_dropped_is_closed_with_its_last_save_safe(tmp_path, every):
+    before, ckpt = arenas(), Checkpointer(tmp_path, every=every)
+    ckpt.save(1, state_of(1), force=True)
     pid, dropped = ckpt._engine._writer.pid, weakref.ref(ckpt)
     del ckpt
     assert_nothing_is_left(before, pid, dropped)

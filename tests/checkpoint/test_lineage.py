@@ -1,15 +1,17 @@
 """Which checkpoint is the newest of its line: after training goes back, in a used folder, and after a crash between."""
 
+import errno
 import json
 import logging
 import os
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 from click.testing import CliRunner
 
-from holdfast.checkpoint import Checkpointer, commit, lineage, scan
+from holdfast.checkpoint import Checkpointer, commit, lineage, persist, scan
 from holdfast.checkpoint.catalog import CheckpointInfo, inspect
 from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.lease import read_holder
@@ -170,6 +172,23 @@ def test_where_all_is_abandoned_training_does_not_begin_anew(went_back):
         assert ckpt.has_any()
         with pytest.raises(NoVerifiedCheckpoint, match=r"were abandoned \(step 40, 30\)"):
             ckpt.restore(state_of(0))
+
+
+@pytest.mark.parametrize("is_damaged", [False, True])
+def test_on_a_full_disk_an_abandoned_checkpoint_is_not_the_one_that_must_be_whole(went_back, monkeypatch, is_damaged):
+    full = SimpleNamespace(free=0)
+    monkeypatch.setattr(persist.shutil, "disk_usage", lambda _: full)
+    if is_damaged:
+        file = next((went_back / "step-0000000025").glob("*.distcp"))
+        content = bytearray(file.read_bytes())
+        content[len(content) // 2] ^= 255
+        file.write_bytes(content)
+    before = {info.step for info in scan(went_back)}
+    order = Order(folder=went_back, step=26, save="x-1", created_at_s=2e9, keep=Retention(last=3))
+    while persist.make_room(order, errno.ENOSPC, 10**6, lambda _: None):
+        pass
+    left = {info.step for info in scan(went_back)}
+    assert (left == before) if is_damaged else (25 in left and left < before)
 
 
 def test_checkpoints_of_before_are_one_line_in_the_order_of_steps(tmp_path):

@@ -151,7 +151,7 @@ class Checkpointer(StaysHere):
         self._process_group = process_group
         _ = self._ranks  # this one is in it
         self._clock = SystemClock()
-        self._interval = make_interval(every, self._clock, devices=lambda: self._ranks.world_size)
+        self._interval = make_interval(every, self._clock, devices=lambda: Ranks(process_group).world_size)
         if keep is not None and not isinstance(keep, Retention):
             keep = Retention(last=check_whole("keep", keep, least=1))
         check_one_of("on_failure", on_failure, ("raise", "warn", "retry"))

@@ -171,10 +171,10 @@ class Engine:
 
     def close(self, *, in_good_order: bool = True) -> None:
         """Wait for every save, and let go of memory, process and group; see `Writer.close`."""
-        self.meeting.close()
         self.fence.close()
         self.optimizers.close()
         self.thread.wait()
+        self.meeting.close()  # only now: a save that others still wait with would end for them
         self.thread.close()
         self._shape.close(in_good_order=in_good_order)
         self._writer.close(in_good_order=in_good_order)

@@ -163,7 +163,10 @@ def make_room(
         going = deletable_for_room(found, damaged=order.damaged, keep=order.keep, now_s=order.created_at_s)
         if not going:
             return None
-        newest = next(info for info in found if info not in going and not is_damaged(info, order.damaged))
+        good = (info for info in found if info not in going and not is_damaged(info, order.damaged))
+        if (newest := next((info for info in good if not info.abandoned), None)) is None:
+            _logger.warning("%s is full, and nothing is deleted: none of the others is whole.", order.folder)
+            return None
         free_bytes = shutil.disk_usage(order.folder).free
         if code == errno.ENOSPC and free_bytes > max(newest.size_bytes, needed_bytes):  # of a quota it says nothing
             return None
