@@ -9,6 +9,8 @@ from typing import Literal
 from checkpoint_faulting.state import blank, difference, per_rank_of, state_of
 from holdfast.checkpoint import Checkpointer, scan, verify
 from holdfast.checkpoint.folders import step_path
+from holdfast.checkpoint.lease import WRITER_NAME
+from holdfast.checkpoint.lineage import LINE_NAME
 from holdfast.core.errors import HoldfastError, NoVerifiedCheckpoint
 
 Outcome = Literal["right", "silent", "stuck", "older", "crash", "executed", "left"]
@@ -84,5 +86,6 @@ def is_sentence(text: str) -> bool:
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Names beside those of checkpoints."""
-    return [path.name for path in folder.iterdir() if not path.name.startswith("step-") or "." in path.name]
+    """Names beside those of checkpoints, of the writer and of the line."""
+    names = {path.name for path in folder.iterdir()} - {WRITER_NAME, LINE_NAME}
+    return [name for name in names if not name.startswith("step-") or "." in name]
