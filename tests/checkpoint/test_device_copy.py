@@ -259,13 +259,16 @@ def test_weights_that_change_before_they_are_copied_are_found_and_named(tmp_path
 
 
 def test_a_change_that_pytorch_knows_of_is_found_without_attestation(tmp_path, gate):
-    weights = {name: torch.randn(LARGE, device=DEVICE) for name in "abc"}
+    weights = {name: torch.randn(LARGE, device=DEVICE, requires_grad=True) for name in "abc"}
+    optimizer = torch.optim.SGD(weights.values())  # what no optimizer has is copied in the call
     with holdfast.Checkpointer(tmp_path, every=1, max_device_memory_gib=0, on_failure="warn", attest=False) as ckpt:
+        optimizer.step()
         ckpt.save(1, {"weights": weights}).result()
         ckpt.before_update()
         gate.clear()
         handle = ckpt.save(2, {"weights": weights})
-        weights["c"].add_(1)
+        with torch.no_grad():
+            weights["c"].add_(1)
         gate.set()
         with pytest.raises(SaveFailed, match=r"'weights\.c' changed"):
             handle.result()
@@ -422,28 +425,6 @@ def test_what_a_forward_pass_changes_and_another_rank_writes_is_that_rank_s_to_l
         each.kill()
     assert [each.exitcode for each in ranks] == [0, 0]
     assert [info.step for info in holdfast.checkpoint.scan(tmp_path / "saves")] == [3, 2, 1]
-
-
-def test_what_a_plan_made_beside_the_training_takes_is_not_taken_in_the_call(tmp_path, monkeypatch):
-    gate, plan_anew = threading.Event(), Shape.plan_anew
-
-    def later(*arguments):
-        assert gate.wait(ENDS_S)
-        plan_anew(*arguments)
-
-    monkeypatch.setattr(Shape, "plan_anew", later)
-    gate.set()
-    state = {"first": torch.zeros(5, device=DEVICE), "second": torch.zeros(5, device=DEVICE)}
-    with holdfast.Checkpointer(tmp_path, attest=False, on_failure="warn") as ckpt:
-        ckpt.before_update()
-        ckpt.save(1, {"step": 1}).result(ENDS_S)  # nothing on a GPU: the next plan may be made in the thread
-        gate.clear()
-        handle = ckpt.save(2, state)
-        assert not handle.done()
-        state["second"].add_(1)
-        gate.set()
-        with pytest.raises(SaveFailed, match="'second' changed while it was copied"):
-            handle.result(ENDS_S)
 
 
 @pytest.mark.parametrize("attest", [True, False], ids=["attested", "not attested"])

@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from checkpoint_training import Training, assert_same
-from waiting import ENDS_S, until
+from waiting import ENDS_S, contents, until
 
 from holdfast.checkpoint import Checkpointer, early, save_thread, scan, shape, verify
 from holdfast.checkpoint.arena import ArenaError, State
@@ -217,7 +217,9 @@ def test_a_save_whose_writing_has_failed_before_its_copy_is_made_ends(tmp_path, 
 def test_where_no_process_can_be_started_the_other_ranks_hear_of_it(tmp_path, monkeypatch):
     """They would wait for this one's part as long as a save may take."""
     told = []
-    monkeypatch.setattr(save_thread, "abandon", lambda order, layout, why: told.append((order.step, layout.rank, why)))
+    monkeypatch.setattr(
+        save_thread, "abandon", lambda order, layout, why, **_: told.append((order.step, layout.rank, why))
+    )
     ckpt = Checkpointer(tmp_path, on_failure="raise")
     with monkeypatch.context() as patch:
         patch.setattr(sys, "executable", str(tmp_path / "gone"))
@@ -397,7 +399,7 @@ def test_a_change_that_pytorch_does_not_count_is_found_by_the_attestation(tmp_pa
     with pytest.raises(SaveFailed, match=r"Step 2 was not saved: what was staged of 'b' is not what it was") as told:
         handle.result(ENDS_S)
     assert "'a'" not in str(told.value)
-    assert [path.name for path in tmp_path.iterdir()] == ["step-0000000001"]
+    assert [path.name for path in contents(tmp_path)] == ["step-0000000001"]
 
     # It is known now, and copied in the call.
     held.clear()

@@ -331,19 +331,17 @@ class Checkpointer(StaysHere):
         self._await_saves()
         self._outcomes.raise_unseen()
         self._outcomes.unmade.clear()  # of steps that are trained again
-        ranks = self._ranks
+        ranks, link = self._ranks, job_link()
         if step is not None:
             step = check_whole("step", step, least=0)
-        with job_link().section("restore"):
-            self._engine.meeting.await_all("restore", step)
-        check_alike(ranks, self._folder)
-        terms = Terms(strict=strict, rng=rng)
-        ranks.together(functools.partial(terms.rename_by, rename))
-        # Now, though there may be no checkpoint: else it would be known after the first failure alone.
-        for part in (state, {} if per_rank is None else per_rank):
-            ranks.together(functools.partial(check_named, part))
-        link = job_link()
         with link.section("restore"):
+            self._engine.meeting.await_all("restore", step)
+            check_alike(ranks, self._folder)
+            terms = Terms(strict=strict, rng=rng)
+            ranks.together(functools.partial(terms.rename_by, rename))
+            # Now, though there may be no checkpoint: else it would be known after the first failure alone.
+            for part in (state, {} if per_rank is None else per_rank):
+                ranks.together(functools.partial(check_named, part))
             began_s = self._clock.monotonic_s()
             from_storage = None
             if not self._read_only:

@@ -197,7 +197,7 @@ class Devices:
             found = [tensors[place] for place in self._places]
         except IndexError:
             return []
-        if any(one.is_cuda for one in copied.values()):
+        if any(one.device in self for one in copied.values()):
             found = [copied.get(id(tensor), tensor) for tensor in found]
         return found if set(map(type, found)) <= PLAIN_TENSORS else list(map(local, found))
 

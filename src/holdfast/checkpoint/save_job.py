@@ -34,7 +34,6 @@ class SaveJob:
         sources: what each blob of the image is copied from.
         devices: the GPUs that some are on.
         taken: what is taken there.
-        is_late: it was taken beside the training, not in the call.
         digests: of what is live on the host; None: nothing is attested.
         error: why this rank could not take stock.
         failure: why it could not copy.
@@ -59,7 +58,6 @@ class SaveJob:
     sources: list[Any] = field(default_factory=list)
     devices: Devices | None = None
     taken: list[Taken] = field(default_factory=list)
-    is_late: bool = False
     digests: bytes | None = None
     error: Exception | None = None
     failure: Exception | None = None
@@ -80,7 +78,7 @@ class SaveJob:
             return []
         ids = {id(self.contents.tensors[place]) for place in places}
         leaves = self.contents.leaves(None)
-        settled = self.devices.settled(self.taken) if self.devices and not self.is_late else ()
+        settled = self.devices.settled(self.taken) if self.devices else ()
         return [name for name, leaf in leaves.items() if id(leaf) in ids and name not in settled]
 
     def changed_until_now(self) -> list[str]:

@@ -152,8 +152,6 @@ class Shape:
             self._kinds = _kinds(job.contents.tensors)
             self._choose_early(job.contents)
             self._rooms = [_room(value) for value in job.contents.tensors.values]
-            # Taken beside the training, in the thread: of a change until here only the versions tell.
-            job.is_late = not job.blocking
             self.take(job, overlaps=False)
 
         ranks.together(prepare)
