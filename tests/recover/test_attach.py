@@ -1,6 +1,7 @@
 """The rank's side by itself: outside supervision, and what it refuses."""
 
 import math
+import signal
 import subprocess
 import sys
 import threading
@@ -111,6 +112,111 @@ def test_a_save_within_an_evaluation_leaves_it_open_with_its_own_limit(run, sent
         ("evaluate", True, 50),
         ("evaluate", False, None),
     ]
+
+
+SIGNALLED = """
+import os, queue, signal, subprocess, sys, threading
+from holdfast.core.link import Unsupervised, job_link, set_job_link
+from holdfast.recover.attach import _Link
+
+class Client:
+    def __init__(self):
+        self.sent, self.orders = queue.SimpleQueue(), queue.SimpleQueue()
+
+    def send(self, message):
+        self.sent.put(message["kind"])
+
+    def receive(self):
+        return self.orders.get()
+
+client = Client()
+link = _Link(client)
+set_job_link(link)
+link.hold_sigterm()
+assert signal.getsignal(signal.SIGTERM) == link._sigterm
+
+def own(number, frame):
+    global calls
+    calls += 1
+    if callable(before):
+        before(number, frame)
+
+calls = 0
+before = None
+"""
+
+
+def signalled(script):
+    done = subprocess.run(
+        [sys.executable, "-c", SIGNALLED + script], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.stderr == ""
+    return done.returncode
+
+
+def test_a_handler_that_the_script_sets_later_is_not_overwritten():
+    assert (
+        signalled("""
+from holdfast.checkpoint.integrations.reporting import Reporter
+signal.signal(signal.SIGTERM, own)
+Reporter().begin(0)
+link.take_back_sigterm([own])
+os.kill(os.getpid(), signal.SIGTERM)
+assert (calls, signal.getsignal(signal.SIGTERM)) == (1, own)
+assert client.sent.get(timeout=30) == "watch"
+link.take_back_sigterm([own, link._sigterm])
+assert signal.getsignal(signal.SIGTERM) == link._sigterm, "as a trainer's handler that calls it is"
+os._exit(0)
+""")
+        == 0
+    )
+
+
+@pytest.mark.parametrize("told_first", [True, False])
+def test_a_handler_that_calls_the_one_before_it_loses_no_signal(told_first):
+    """The supervisor's `terminate` ends the rank, whether the signal or the message comes first."""
+    told = """
+client.orders.put({"kind": "terminate"})
+while not link._acts_on_sigterm:
+    threading.Event().wait(0.01)
+"""
+    got = "os.kill(os.getpid(), signal.SIGTERM)\n"
+    wait = "threading.Event().wait(50)\n"
+    script = "before = signal.signal(signal.SIGTERM, own)\n"
+    first = told + got if told_first else got + 'assert client.sent.get(timeout=30) == "sigterm"\n' + told
+    assert signalled(script + first + wait) == -signal.SIGTERM
+
+
+def test_a_process_that_lost_the_place_goes_on_without_a_supervisor():
+    displaced = """
+client.orders.put({"kind": "displaced"})
+while not isinstance(job_link(), Unsupervised):
+    threading.Event().wait(0.01)
+"""
+    assert signalled(displaced + "os._exit(3)") == 3
+    ended = "while True:\n    os.kill(os.getpid(), signal.SIGTERM)\n    threading.Event().wait(0.1)\n"
+    assert signalled(displaced + ended) == -signal.SIGTERM
+    held = 'os.kill(os.getpid(), signal.SIGTERM)\nassert client.sent.get(timeout=30) == "sigterm"\n'
+    assert signalled(held + displaced + "threading.Event().wait(50)") == -signal.SIGTERM
+
+
+def test_a_child_of_multiprocessing_does_not_connect_by_itself():
+    script = """
+import importlib, multiprocessing, os
+attach = importlib.import_module("holdfast.recover.attach")
+
+def connects():
+    attach._connect = lambda **_: os._exit(7)
+    attach.connect_quietly()
+
+child = multiprocessing.get_context("fork").Process(target=connects)
+child.start()
+child.join()
+assert child.exitcode == 0, child.exitcode
+connects()
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    assert (done.returncode, done.stderr) == (7, "")
 
 
 def test_a_loop_that_outruns_the_channel_still_reports_its_last_step():

@@ -3,17 +3,31 @@
 import asyncio
 import contextlib
 import json
+import os
 import socket
+import subprocess
+import sys
+from dataclasses import replace
 
 import pytest
 
 from holdfast.core.errors import ChannelError
-from holdfast.recover.channel import MAX_LINE_BYTES, ChannelClient, ChannelServer, Peer, decode, encode
+from holdfast.core.link import ENV_CONNECT
+from holdfast.recover.channel import (
+    ENV_ADDRESS,
+    ENV_TOKEN,
+    MAX_LINE_BYTES,
+    ChannelClient,
+    ChannelServer,
+    Peer,
+    decode,
+    encode,
+)
 
 RANK = Peer(role="rank", attempt=1, rank=0, local_rank=0, world_size=1, pid=1)
 
 
-def with_server(scenario):
+def with_server(scenario, timeout_s=30):
     """Run `scenario(server, heard)` beside a listening server; returns what was heard."""
     heard = []
 
@@ -25,7 +39,7 @@ def with_server(scenario):
         finally:
             await server.close()
 
-    asyncio.run(asyncio.wait_for(run(), 30))
+    asyncio.run(asyncio.wait_for(run(), timeout_s))
     return heard
 
 
@@ -63,6 +77,71 @@ def test_a_wrong_token_and_a_second_rank_of_the_same_number_are_turned_away():
         await heard_kinds(heard, 2)
 
     assert [message["kind"] for _, message in with_server(scenario)] == ["hello", "gone"]
+
+
+@pytest.mark.parametrize("holder", ["attached", "watched"])
+def test_a_rank_that_attached_or_reports_steps_keeps_its_place(holder):
+    async def scenario(server, heard):
+        client = await connect(server, peer=replace(RANK, is_attached=holder == "attached"))
+        client.send({"kind": "watch"})
+        await heard_kinds(heard, 2)
+        with pytest.raises(ChannelError, match="already there"):
+            await connect(server, peer=replace(RANK, pid=2, is_attached=True))
+        client.close()
+        await heard_kinds(heard, 3)
+
+    with_server(scenario)
+
+
+EVALUATION = """
+import sys, time
+from holdfast.core.link import Unsupervised, connected_link, job_link
+assert not isinstance(connected_link(), Unsupervised)
+print("connected", flush=True)
+sys.stdin.readline()
+while not isinstance(job_link(), Unsupervised):
+    time.sleep(0.01)
+job_link().emit("note", {})
+assert isinstance(connected_link(), Unsupervised)
+"""
+TRAINING = """
+import subprocess, sys
+import holdfast
+command = [sys.executable, "-c", sys.argv[1]]
+evaluation = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+assert evaluation.stdout.readline() == "connected\\n"
+run = holdfast.attach()
+run.step(1)
+evaluation.communicate("go on\\n", timeout=50)
+assert evaluation.returncode == 0
+"""
+
+
+def test_a_rank_that_attaches_takes_its_place_from_a_program_that_it_started_before():
+    """The program made a Checkpointer, which connects by itself; it goes on, and nothing more is heard of it."""
+
+    async def scenario(server, heard):
+        environment = {
+            **os.environ,
+            ENV_ADDRESS: server.address,
+            ENV_TOKEN: server.token,
+            ENV_CONNECT: "holdfast.recover.attach:connect_quietly",
+        }
+        command = [sys.executable, "-c", TRAINING, EVALUATION]
+        done = await asyncio.to_thread(
+            subprocess.run, command, env=environment, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        await heard_kinds(heard, 5)
+
+    heard = with_server(scenario, timeout_s=90)
+    assert [(peer.is_attached, message["kind"]) for peer, message in heard] == [
+        (False, "hello"),
+        (True, "hello"),
+        (True, "watch"),
+        (True, "step"),
+        (True, "gone"),
+    ]
 
 
 def test_nobody_listening_is_said():

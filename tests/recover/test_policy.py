@@ -33,7 +33,7 @@ from holdfast.recover.policy import (
 LIMITS = RestartLimits(max_restarts=3, window_s=100.0, backoff_first_s=2.0, backoff_max_s=7.0)
 
 
-def diagnosed(root="a", step=10, *, checkpoint=None, has_stepped=True, helps=True, outside=False):
+def diagnosed(root="a", step=10, *, checkpoint=None, has_stepped=True, helps=True, outside=False, **options):
     return Diagnosed(
         fingerprint=root,
         step=step,
@@ -43,6 +43,7 @@ def diagnosed(root="a", step=10, *, checkpoint=None, has_stepped=True, helps=Tru
         mitigation="Mend it.",
         restart_helps=helps,
         waits_for_outside=outside,
+        **options,
     )
 
 
@@ -147,10 +148,70 @@ def test_roots_that_take_turns_at_one_step_come_back():
 
 
 def test_a_job_of_which_nothing_is_known_gains_by_its_time():
-    limits = replace(LIMITS, max_restarts=99)
-    slow = [(at_s * limits.blind_gain_s + 1, "a", None, None) for at_s in range(1, 30)]
+    limits = RestartLimits()
+    slow = [(at_s * limits.window_s, "a", None, None) for at_s in range(1, 30)]
     state, _ = run_through(slow, limits)
     assert (state.phase, state.vain_at_s) == (Phase.RUNNING, ())
+
+
+def test_a_silent_job_that_fails_again_just_after_its_gain_waits():
+    limits, state, now_s, waits = RestartLimits(), State(phase=Phase.RUNNING), 0.0, []
+    for _ in range(40):
+        now_s = state.launched_at_s + limits.blind_gain_s + 1
+        state, _ = play(crash(now_s, step=None), state, limits)
+        waits.append((state.deadline_s or now_s) - now_s)
+        state, _ = play([(state.deadline_s or now_s, Tick())], state, limits)
+    assert (state.phase, state.vain_at_s) == (Phase.RUNNING, ()), "and it goes on for ever"
+    assert waits[:10] == [0, 2, 4, 8, 16, 32, 64, 128, 256, 300]
+    assert set(waits[10:]) == {300}
+
+
+def test_two_kills_from_outside_within_one_checkpoint_interval_end_nothing():
+    """A checkpoint every 500 steps: the second kill comes while what the first one cost is made up for."""
+    limits, state = RestartLimits(), State(phase=Phase.RUNNING)
+    state, _ = play(crash(600, step=1400, checkpoint=1000, killed_from_outside=True), state, limits)
+    waits, now_s = [], 600.0
+    for step in (1390, 1380, 1370, 1360):
+        now_s += 600
+        state, _ = play(crash(now_s, step=step, restored_step=1000, killed_from_outside=True), state, limits)
+        waits.append((state.deadline_s or now_s) - now_s)
+        state, _ = play([(now_s + 500, Tick())], state, limits)
+        if state.phase is Phase.ENDED:
+            break
+    assert waits[:3] == [2, 4, 8]
+    assert state.phase is Phase.ENDED, "but not for ever"
+
+
+def test_after_a_rollback_gains_are_counted_from_the_step_that_was_restored():
+    state, now_s = State(phase=Phase.RUNNING), 0.0
+    for step, restored in ((10_000, None), (6_000, 5_000), (7_000, 6_000), (8_000, 7_000)):
+        now_s += 1000
+        state, actions = play(crash(now_s, step=step, checkpoint=step, restored_step=restored), state)
+        assert (state.phase, actions[-1]) == (Phase.RUNNING, Launch()), step
+    assert (state.best_step, state.best_checkpoint_step) == (8_000, 8_000)
+
+
+def test_a_rollback_to_a_job_without_steps():
+    state = State(phase=Phase.RUNNING)
+    for at_s, saved, restored in ((1000, 10_000, None), (2000, 6_000, 5_000), (3000, 7_000, 6_000)):
+        state, actions = play(crash(at_s, step=None, checkpoint=saved, restored_step=restored), state)
+        assert (state.phase, actions[-1]) == (Phase.RUNNING, Launch()), saved
+
+
+def test_what_fails_at_the_same_step_again_after_a_rollback_gained_nothing():
+    state, _ = play(crash(10, step=10_000, checkpoint=10_000), State(phase=Phase.RUNNING))
+    state, actions = play(crash(500, step=10_000, checkpoint=10_000, restored_step=5_000), state)
+    assert state.phase is Phase.ENDED
+    assert "The same root came back at step 10000" in actions[-1].outcome
+
+
+def test_steps_that_are_lost_again_and_again_are_no_gain():
+    """Each attempt saves at step 6,000, and each next one finds that damaged and begins from step 5,000."""
+    state, now_s = State(phase=Phase.RUNNING), 0.0
+    for step in (9_000, 6_010, 6_040, 6_020):
+        now_s += 1000
+        state, _ = play(crash(now_s, step=step, checkpoint=6_000, restored_step=5_000), state)
+    assert state.phase is Phase.ENDED
 
 
 def test_a_job_of_which_nothing_is_known_may_fail_a_few_times_in_no_time():
@@ -173,6 +234,11 @@ def test_what_ends_a_run_does_not_advise_a_restart():
     end = play(failing)[1][-1]
     assert "Mend it." not in end.outcome
     assert end.outcome.endswith("Mend the cause, then `holdfast run --resume`.")
+
+
+def test_other_advice_is_given_again_where_a_root_that_came_back_ends_the_run():
+    end = play([(0, Begin()), *crash(5), *crash(10, advises_only_restart=False)])[1][-1]
+    assert end.outcome.endswith("Root a. Mend it. Mend the cause, then `holdfast run --resume`.")
 
 
 def test_another_root_at_the_same_step_is_restarted_after_a_wait():
@@ -253,9 +319,11 @@ def test_ranks_do_not_wait_for_one_that_failed_to_stop():
     assert (state.phase, actions[-1]) == (Phase.LEAVING, Terminate())
 
 
-def test_a_job_that_completes_while_asked_to_stop_is_complete():
-    _, actions = play([(0, Begin()), (5, StopAsked("x")), (6, JobExited(0))])
-    assert (actions[-1].state, actions[-1].exit_code) == ("completed", 0)
+@pytest.mark.parametrize("returncode", [0, 1])
+def test_a_job_that_ends_by_itself_while_asked_to_stop_is_stopped(returncode):
+    """Its own handler may have saved and left, which is no completion; one that was done resumes and ends at once."""
+    _, actions = play([(0, Begin()), (5, StopAsked("x")), (6, JobExited(returncode))])
+    assert (actions[-1].state, actions[-1].exit_code) == ("stopped", 4)
 
 
 def test_asked_twice_nothing_is_waited_for():

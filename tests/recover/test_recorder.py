@@ -100,8 +100,8 @@ def test_what_a_dead_supervisor_had_learnt_is_remembered(recorder, ledger, clock
     incident_id = recorder.incident(incident(clock, step=7, fingerprint="f"))
     recorder.resolved(incident_id, policy.Resolve(action="restart", explanation=""))
     clock.advance(1000)
-    recorder.checkpoint({"step": 7, "path": "p", "size_bytes": 1, "stall_s": 0.0})
     recorder.attempt_began(2)
+    recorder.checkpoint({"step": 7, "path": "p", "size_bytes": 1, "stall_s": 0.0})
     recorder.incident(incident(clock, step=None, fingerprint="g", attempt=2))
     recorder.incident(incident(clock, step=8, fingerprint="f", attempt=2))
     clock.advance(30)
@@ -112,6 +112,22 @@ def test_what_a_dead_supervisor_had_learnt_is_remembered(recorder, ledger, clock
     assert (state.best_step, state.best_checkpoint_step) == (8, 7)
     (in_vain_at_s,) = state.vain_at_s
     assert clock.monotonic_s() - in_vain_at_s == pytest.approx(30)
+
+
+@pytest.mark.parametrize("has_stepped", [True, False])
+def test_a_dead_supervisor_s_rollback_is_remembered(recorder, ledger, clock, has_stepped):
+    """Attempt 2 began from the state of step 40, since the checkpoint of step 100 was lost, and came to step 60."""
+    for attempt, begun_from, saved, failed_at in ((1, 0, 100, 100), (2, 40, 60, 60)):
+        recorder.attempt_began(attempt)
+        assert recorder.checkpoint_step is None
+        if attempt == 2:
+            recorder.event("restored", {"step": begun_from})
+        if has_stepped:
+            recorder.first_step(begun_from, clock.now_s())
+        recorder.checkpoint({"step": saved, "path": "p", "size_bytes": 1, "stall_s": 0.0})
+        recorder.incident(incident(clock, step=failed_at if has_stepped else None, attempt=attempt))
+    state = recorder.remembered(policy.RestartLimits())
+    assert (state.best_checkpoint_step, state.vain_at_s) == (60, ())
 
 
 def test_a_dead_supervisor_of_a_silent_job_is_remembered_by_time(recorder, clock):

@@ -135,6 +135,16 @@ def test_a_rank_that_dies_at_the_same_step_again_is_not_restarted_for_ever(place
     assert [incident.action for incident in incidents(place)] == ["restart", "stop"]
 
 
+def test_a_rank_that_is_killed_from_outside_twice_at_the_same_step_is_restarted_twice(place):
+    """Which rule of the diagnosis says that it was killed decides it."""
+    twice = "len(list(pathlib.Path().glob('killed-*'))) == 2"
+    kill = "pathlib.Path(f'killed-{attempt}').touch(); os.kill(os.getpid(), signal.SIGKILL)"
+    script = place.job(train(kill).replace("once.exists()", twice).replace("        once.touch()\n", ""))
+    code, _, err = place.holdfast("run", "--nproc", "2", "--", "python", script)
+    assert code == 0, err
+    assert [incident.action for incident in incidents(place)] == ["restart", "restart"]
+
+
 def test_a_spent_budget_is_an_exit_code_of_its_own(place):
     script = place.job(train("os.kill(os.getpid(), signal.SIGKILL)"))
     code, _, err = place.holdfast("run", "--nproc", "2", "--max-restarts", "0", "--", "python", script)

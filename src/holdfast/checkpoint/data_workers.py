@@ -3,7 +3,8 @@
 torchrun and Slurm send SIGTERM to whole process groups. A worker of PyTorch's dies of it, of which the trainer hears by
 an exception in the midst of its step, before it saves.
 
-`outlive_sigterm` is for a loader; `spare_workers` does the same for every loader of a supervised process.
+`outlive_sigterm` is for a loader, whose trainer may be anybody's. `spare_workers` does it for every loader of a
+supervised process: there a worker lives as long as its trainer, which ends it by SIGKILL.
 """
 
 import functools
@@ -13,6 +14,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 from torch.utils.data import dataloader
@@ -20,9 +22,6 @@ from torch.utils.data import dataloader
 from holdfast.checkpoint.arguments import check_above_zero
 from holdfast.checkpoint.replacing import replaced
 from holdfast.checkpoint.sigterm import EXIT_CODE
-
-SUPERVISED_GRACE_S = 3600.0
-"""So long a worker outlives a SIGTERM under a supervisor, which ends it with its trainer long before."""
 
 
 def outlive_sigterm(grace_s: float, worker_init_fn: Callable[[int], object] | None = None) -> "functools.partial[None]":
@@ -57,11 +56,32 @@ def _spare(iterator: Any) -> None:
 
     @functools.wraps(begin)
     def begin_spared(self: Any, loader: Any, *args: Any, **kwargs: Any) -> None:
-        init_fn = outlive_sigterm(SUPERVISED_GRACE_S, loader.worker_init_fn)
+        init_fn = functools.partial(_disregard_sigterm, loader.worker_init_fn)
         with replaced(loader, "worker_init_fn", init_fn):
             begin(self, loader, *args, **kwargs)
+        for worker in self._workers:
+            # PyTorch ends a worker that does not leave, and multiprocessing every daemon, by SIGTERM.
+            worker.terminate, worker._popen.terminate = worker.kill, worker._popen.kill
 
     iterator.__init__ = begin_spared
+
+
+def _disregard_sigterm(worker_init_fn: Callable[[int], object] | None, worker: int) -> None:
+    # A handler, and no blocked mask or SIG_IGN: a program that the worker starts begins with the default action.
+    signal.signal(signal.SIGTERM, _disregard)
+    signal.siginterrupt(signal.SIGTERM, False)
+    os.register_at_fork(after_in_child=_heed_sigterm)
+    if worker_init_fn is not None:
+        worker_init_fn(worker)
+
+
+def _disregard(_number: int, _frame: FrameType | None) -> None:
+    """Do nothing on SIGTERM."""
+
+
+def _heed_sigterm() -> None:
+    if signal.getsignal(signal.SIGTERM) is _disregard:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _outlive_sigterm(grace_s: float, worker_init_fn: Callable[[int], object] | None, worker: int) -> None:

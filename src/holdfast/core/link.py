@@ -7,7 +7,7 @@ the process, the link is `Unsupervised`: it records nothing and never asks for a
 
 import importlib
 import os
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Final, Protocol, SupportsFloat
 
@@ -30,8 +30,12 @@ class JobLink(Protocol):
         """Announce that this process will report its steps, so that the supervisor finds a hang by their absence."""
         ...
 
-    def take_back_sigterm(self) -> None:
-        """Have SIGTERM wait for the supervisor again, where a trainer has put its own handler in place of this one."""
+    def take_back_sigterm(self, replaced: Collection[Any]) -> None:
+        """Have SIGTERM wait for the supervisor again.
+
+        `replaced` are the handlers in whose place a trainer has put its own; nothing is done where this one is not
+        among them.
+        """
         ...
 
     def step(self, step: int, loss: Number | None, metrics: Mapping[str, Number]) -> None:
@@ -67,7 +71,7 @@ class Unsupervised:
     def watch(self) -> None:
         """See `JobLink.watch`."""
 
-    def take_back_sigterm(self) -> None:
+    def take_back_sigterm(self, replaced: Collection[Any]) -> None:
         """See `JobLink.take_back_sigterm`."""
 
     def step(self, step: int, loss: Number | None, metrics: Mapping[str, Number]) -> None:

@@ -12,13 +12,15 @@ import atexit
 import contextlib
 import ctypes
 import math
+import multiprocessing
 import os
 import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -105,7 +107,7 @@ def attach() -> Run:
     global _run  # noqa: PLW0603 - one process is one rank
     if _run is not None:
         return _run
-    link = _connect()
+    link = _connect(is_attached=True)
     if link is not None:
         link.watch()
     _run = Run(link)
@@ -113,16 +115,21 @@ def attach() -> Run:
 
 
 def connect_quietly() -> None:
-    """Connect this process as `attach` does, without a promise of steps; do nothing where that is not possible."""
-    with contextlib.suppress(ChannelError):
-        _connect()
+    """Connect this process as `attach` does, without a promise of steps; do nothing where that is not possible.
+
+    A child that multiprocessing started is not the rank.
+    """
+    if multiprocessing.parent_process() is None:
+        with contextlib.suppress(ChannelError):
+            _connect(is_attached=False)
 
 
-def _connect() -> "_Link | None":
+def _connect(*, is_attached: bool) -> "_Link | None":
     global _link  # noqa: PLW0603 - see `attach`
     address, token = os.environ.get(ENV_ADDRESS), os.environ.get(ENV_TOKEN)
     if _link is None and address is not None and token is not None:
-        _link = _Link(ChannelClient(address, token, Peer.of_this_process("rank")))
+        peer = replace(Peer.of_this_process("rank"), is_attached=is_attached)
+        _link = _Link(ChannelClient(address, token, peer))
         # So that a program started by this rank cannot pose as it.
         del os.environ[ENV_TOKEN]
         set_job_link(_link)
@@ -143,7 +150,9 @@ class _Link:
         self._pid = os.getpid()
         self._open_sections: list[tuple[str, float | None]] = []
         self._is_watched = False
-        self._holds_sigterm = False
+        self._got_sigterm = False
+        self._acts_on_sigterm = False
+        """Whether SIGTERM ends this process at once: it was told to end, or is not supervised any more."""
         threading.Thread(target=self._send_all, name="holdfast-send", daemon=True).start()
         threading.Thread(target=self._receive_all, name="holdfast-receive", daemon=True).start()
         os.register_at_fork(after_in_child=self._give_back_sigterm)
@@ -156,25 +165,41 @@ class _Link:
 
     def hold_sigterm(self) -> None:
         is_main = threading.current_thread() is threading.main_thread()
-        self._holds_sigterm = is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
-        self.take_back_sigterm()
+        if is_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            signal.signal(signal.SIGTERM, self._sigterm)
 
-    def take_back_sigterm(self) -> None:
-        if self._holds_sigterm and threading.current_thread() is threading.main_thread():
+    def take_back_sigterm(self, replaced: Collection[Any]) -> None:
+        if self._sigterm in replaced and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, self._sigterm)
 
     def _sigterm(self, _number: int, _frame: FrameType | None) -> None:
-        self._outgoing.put({"kind": "sigterm"})
+        self._got_sigterm = True
+        if self._acts_on_sigterm or os.getpid() != self._pid:  # a handler of the script's own may call this one
+            self._end_by_sigterm()
+        else:
+            self._outgoing.put({"kind": "sigterm"})
 
     def _give_back_sigterm(self) -> None:
         if signal.getsignal(signal.SIGTERM) == self._sigterm:
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
     def _terminate(self) -> None:
-        if signal.getsignal(signal.SIGTERM) == self._sigterm:
-            # By the C library: Python changes handlers in the main thread alone, which a collective may hold up.
-            ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
-            os.kill(os.getpid(), signal.SIGTERM)
+        self._acts_on_sigterm = True
+        if self._got_sigterm or signal.getsignal(signal.SIGTERM) == self._sigterm:
+            self._end_by_sigterm()
+
+    def _end_by_sigterm(self) -> None:
+        _reset_sigterm()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    def _leave_the_place(self) -> None:
+        """Go on without a supervisor: the process that is the rank attached after this one had connected."""
+        set_job_link(Unsupervised())
+        self._acts_on_sigterm = True
+        if self._got_sigterm:
+            self._end_by_sigterm()
+        elif signal.getsignal(signal.SIGTERM) == self._sigterm:
+            _reset_sigterm()
 
     def step(self, step: int, loss: Number | None, metrics: Mapping[str, Number]) -> None:
         now_s = time.monotonic()
@@ -228,10 +253,9 @@ class _Link:
             if isinstance(item, threading.Event):
                 item.set()
                 continue
-            try:
+            # The reader sees the same, and ends this process or has it go on without a supervisor.
+            with contextlib.suppress(OSError):
                 self._send(item)
-            except OSError:
-                return  # the reader sees the same and ends this process
 
     def _send(self, message: dict[str, Any]) -> None:
         try:
@@ -258,6 +282,9 @@ class _Link:
                     self._answer_look()
                 elif message["kind"] == "terminate":
                     self._terminate()
+                elif message["kind"] == "displaced":
+                    self._leave_the_place()
+                    return
         except OSError:
             pass
         # Without a supervisor nobody would ever end or restart this job: a rank does not outlive it.
@@ -322,6 +349,11 @@ class _StopAgreement:
             self._last_save_step = step
             agreed, self._proposal = bool(self._decided), None
             return agreed
+
+
+def _reset_sigterm() -> None:
+    # By the C library: Python changes handlers in the main thread alone, which a collective may hold up.
+    ctypes.CDLL(None).signal(int(signal.SIGTERM), None)
 
 
 def _detached(value: _N) -> _N:

@@ -5,7 +5,7 @@ and nothing that arrives is unpickled or executed.
 
 | from | `kind` | fields |
 |---|---|---|
-| rank, shim | `hello` | `token`, `role` ("rank" or "shim"), `attempt`, `rank`, `local_rank`, `world_size`, `pid` |
+| rank, shim | `hello` | `token`, and the fields of `Peer`; `role` is "rank" or "shim" |
 | shim | `started` | `pid` |
 | shim | `exited` | `pid`, `returncode` (negative: the signal), `at_monotonic_s`, `log_bytes`, `log_dropped_bytes` |
 | rank | `watch` | : it will report steps, so that its silence means something |
@@ -17,6 +17,7 @@ and nothing that arrives is unpickled or executed.
 | rank | `stopped` | `step` |
 | rank | `stacks` | `threads`: where each stands, see `stacks` |
 | supervisor | `welcome` | |
+| supervisor | `displaced` | : the rank is another process, which attached; this one goes on without a supervisor |
 | supervisor | `terminate` | : end by SIGTERM; a shim sends that to its rank |
 | supervisor | `propose` | `proposal`, `step`: save and stop at the first save of `step` or later |
 | supervisor | `decide` | `proposal`, `commit` |
@@ -89,6 +90,8 @@ class Peer:
     local_rank: int
     world_size: int
     pid: int
+    is_attached: bool = False
+    """Whether its script called `attach`, and not only made a Checkpointer."""
 
     @classmethod
     def of_this_process(cls, role: str) -> Self:
@@ -115,6 +118,7 @@ class ChannelServer:
     def __init__(self, on_message: OnMessage) -> None:
         self._on_message = on_message
         self._writers: dict[Peer, asyncio.StreamWriter] = {}
+        self._watched: set[Peer] = set()
         self._strangers = 0
         self._server: asyncio.Server | None = None
         self.token = secrets.token_hex(16)
@@ -161,8 +165,10 @@ class ChannelServer:
             self._on_message(peer, {"kind": "hello"})
             while line := await reader.readline():
                 message = decode(line)
-                if message is None or message["kind"] in ("hello", "gone"):
+                if message is None or message["kind"] in ("hello", "gone") or peer not in self._writers:
                     return
+                if message["kind"] == "watch":
+                    self._watched.add(peer)
                 self._on_message(peer, message)
         except (OSError, ValueError, TimeoutError):
             return  # cut, a line over the bound, or silent: all end in hanging up
@@ -194,12 +200,21 @@ class ChannelServer:
                 local_rank=int(hello["local_rank"]),
                 world_size=int(hello["world_size"]),
                 pid=int(hello["pid"]),
+                is_attached=hello.get("is_attached") is True,
             )
         except (KeyError, TypeError, ValueError):
             return None
         place = (peer.role, peer.attempt, peer.rank)
-        taken = any((other.role, other.attempt, other.rank) == place for other in self._writers)
-        return None if taken else peer
+        holder = next((other for other in self._writers if (other.role, other.attempt, other.rank) == place), None)
+        if holder is None:
+            return peer
+        if not peer.is_attached or holder.is_attached or holder in self._watched:
+            return None
+        # A program that a rank starts before it attaches, such as an evaluation, may have connected in its place.
+        writer = self._writers.pop(holder)
+        writer.write(encode({"kind": "displaced"}))
+        writer.close()
+        return peer
 
 
 class ChannelClient:

@@ -5,14 +5,16 @@ runs in the same way under a virtual clock. `TABLE` is the whole of it: a pair o
 changes nothing.
 
 An attempt has gained something when it reached a higher step than every attempt before it, or when a newer checkpoint
-became durable. Where a job reports neither steps nor checkpoints, an attempt that lived for `blind_gain_s` has gained.
+became durable. Where it began from an older checkpoint than the newest known one, that one is lost, and gains count
+from the older one. Where a job reports neither steps nor checkpoints, an attempt that lived for `blind_gain_s` has
+gained.
 
 A restart is worth it when the diagnosis says so, the budget is not spent, and the same root did not already strike
 since something was gained last, at the same place: before an attempt's first step, or after it. The budget counts the
 restarts in a row that gained nothing; a run that gains goes on for ever. The first restart after a gain is immediate;
 each further one waits twice as long as the one before. What lies outside the job (storage, network) may strike a few
-times without a gain, since waiting can mend it; and so may any root of a job that reports neither steps nor
-checkpoints, since its gains cannot be seen.
+times without a gain, since waiting can mend it; so may a kill from outside, since two kills can hit one stretch between
+checkpoints; and so may any root of a job that reports neither steps nor checkpoints, since its gains cannot be seen.
 """
 
 from collections.abc import Callable
@@ -32,7 +34,7 @@ class RestartLimits:
     outside_wait_s: float = 30.0
     """The first wait where the cause lies outside the job (storage, network) and must pass by itself."""
     outside_retries: int = 4
-    """How often such a cause may strike without a gain."""
+    """How often such a cause, or a kill from outside, may strike without a gain."""
     blind_retries: int = 10
     """How often any cause may strike a job that reports neither steps nor checkpoints, without a gain."""
     blind_gain_s: float = 600.0
@@ -41,6 +43,10 @@ class RestartLimits:
     """How long the ranks may take to end by themselves, after one failed or when all saved: for last words."""
     stop_grace_s: float = 60.0
     """How long a stop may take to save state first."""
+
+
+MAX_DOUBLINGS = 30
+"""A wait is not doubled more often; it is at its bound long before."""
 
 
 class Phase(Enum):
@@ -96,13 +102,19 @@ class Diagnosed:
     has_stepped: bool = False
     """Whether the attempt completed a step."""
     checkpoint_step: int | None = None
-    """The newest durable checkpoint by then; None where none is known."""
+    """The newest checkpoint that the attempt made durable; None where it made none."""
     summary: str
     """The cause, a sentence."""
     mitigation: str
     """What a person should do, a sentence."""
     restart_helps: bool
     waits_for_outside: bool = False
+    killed_from_outside: bool = False
+    """Whether a signal from outside ended a rank or the launcher, and the logs state no other root."""
+    advises_only_restart: bool = True
+    """Whether `mitigation` is advice for a run that is restarted, and so is left out where the run ends."""
+    restored_step: int | None = None
+    """Steps completed in the state that the attempt went on from; None where unknown."""
 
 
 @dataclass(frozen=True)
@@ -188,12 +200,16 @@ class State:
     """When the present attempt began, monotonic seconds."""
     vain_at_s: tuple[float, ...] = ()
     """The failures in a row that followed on a restart and had gained nothing."""
+    waits: int = 0
+    """The failures in a row that a wait follows: those in vain, and of a blind job all that come soon."""
     struck: tuple[tuple[str, bool], ...] = ()
     """The roots that struck since something was gained last, each with whether its attempt had completed a step."""
     best_step: int | None = None
-    """The highest step at any failure."""
+    """The highest step at any failure, of those since newer checkpoints were lost."""
     best_checkpoint_step: int | None = None
-    """The newest durable checkpoint at any failure."""
+    """The newest durable checkpoint at any failure, of those that are not lost."""
+    rolled_back_to: int | None = None
+    """The older checkpoint that an attempt began from when newer ones were lost last."""
     stop_by: str | None = None
     """Who asked to stop, once somebody did."""
 
@@ -244,19 +260,20 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
     if failed.struck.count(_place(event)) > _retries(limits, failed, event):
         at = f"at step {event.step}" if event.step else "before the first step"
         why = f"The same root came back {at} after a restart that gained nothing. {event.summary}"
-        return _resolved(failed, _failed(f"{why} Mend the cause, then `holdfast run --resume`."), why)
+        advice = "" if event.advises_only_restart else f" {event.mitigation}"
+        return _resolved(failed, _failed(f"{why}{advice} Mend the cause, then `holdfast run --resume`."), why)
     recent = sum(now_s - at_s < limits.window_s for at_s in failed.vain_at_s)
     if recent >= limits.max_restarts:
         budget = f"The budget of {limits.max_restarts} restarts without a gain in {limits.window_s:g} s is spent."
         why = f"{budget} The last failure: {event.summary}"
         next_step = "Mend the cause, or raise --max-restarts, then `holdfast run --resume`."
         return _resolved(failed, End(state="failed", exit_code=3, outcome=f"{why} {next_step}"), why)
-    in_vain = len(failed.vain_at_s)
+    waits = min(failed.waits, MAX_DOUBLINGS)
     if event.waits_for_outside:
-        longer_s = min(limits.backoff_max_s, limits.outside_wait_s * 2**in_vain)
+        longer_s = min(limits.backoff_max_s, limits.outside_wait_s * 2**waits)
         wait_s = max(limits.outside_wait_s, longer_s)
     else:
-        wait_s = min(limits.backoff_max_s, limits.backoff_first_s * 2 ** (in_vain - 1)) if in_vain else 0.0
+        wait_s = min(limits.backoff_max_s, limits.backoff_first_s * 2 ** (waits - 1)) if waits else 0.0
     waited = f" after {wait_s:g} s" if wait_s else ""
     counted = f", though {recent} of {limits.max_restarts} restarts gained nothing" if recent else ""
     resolve = Resolve(action="restart", explanation=f"A restart helps here{counted}{waited}.")
@@ -269,14 +286,30 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
 
 def after_failure(limits: RestartLimits, state: State, failure: Diagnosed, now_s: float) -> State:
     """Return `state` with what a failure at `now_s` shows of the attempt that began at `state.launched_at_s`."""
+    state = _rolled_back(state, failure)
     gained = not state.struck or _has_gained(limits, state, failure, now_s)
+    lived_s = now_s - state.launched_at_s
+    # Time alone shows no gain for sure: a blind job that fails again within `window_s` waits.
+    in_doubt = bool(state.struck) and _is_blind(state, failure) and lived_s < limits.window_s
     return replace(
         state,
         vain_at_s=() if gained else (*state.vain_at_s, now_s),
+        waits=0 if gained and not in_doubt else state.waits + 1,
         struck=(_place(failure),) if gained else (*state.struck, _place(failure)),
         best_step=_higher(state.best_step, failure.step),
         best_checkpoint_step=_higher(state.best_checkpoint_step, failure.checkpoint_step),
     )
+
+
+def _rolled_back(state: State, failure: Diagnosed) -> State:
+    """Return `state` with gains counted from where the attempt began, where newer checkpoints are lost."""
+    restored, newest = failure.restored_step, state.best_checkpoint_step
+    # A second loss down to the same step shows that what was gained since the first one did not last.
+    if restored is None or newest is None or restored >= newest or restored == state.rolled_back_to:
+        return state
+    if failure.step is not None and failure.step + 1 >= (state.best_step or 0):
+        return state  # it came back to the best place, and is compared with that
+    return replace(state, best_step=restored, best_checkpoint_step=restored, rolled_back_to=restored)
 
 
 def _place(failure: Diagnosed) -> tuple[str, bool]:
@@ -301,7 +334,7 @@ def _is_blind(state: State, failure: Diagnosed) -> bool:
 def _retries(limits: RestartLimits, failed: State, event: Diagnosed) -> int:
     if _is_blind(failed, event):
         return limits.blind_retries
-    return limits.outside_retries if event.waits_for_outside else 1
+    return limits.outside_retries if event.waits_for_outside or event.killed_from_outside else 1
 
 
 def _higher(best: int | None, step: int | None) -> int | None:
@@ -350,13 +383,6 @@ def _stop_waiting(_limits: RestartLimits, state: State, event: Event, _now_s: fl
     return _ended(state, _stopped(replace(state, stop_by=event.by)))
 
 
-def _exited_stopping(_limits: RestartLimits, state: State, event: Event, _now_s: float) -> Decision:
-    assert isinstance(event, JobExited)
-    if event.returncode == 0:  # by itself, before the ranks agreed on where to stop
-        return _ended(state, _completed())
-    return _ended(state, _stopped(state))
-
-
 def _stopped_now(_limits: RestartLimits, state: State, _event: Event, _now_s: float) -> Decision:
     return _ended(state, _stopped(state))
 
@@ -403,7 +429,7 @@ TABLE: dict[tuple[Phase, type[Event]], Rule] = {
     (Phase.STOPPING, StopAsked): _kill_leaving,
     (Phase.STOPPING, JobFrozen): _kill_leaving,
     (Phase.STOPPING, Tick): _kill_when_due,
-    (Phase.STOPPING, JobExited): _exited_stopping,
+    (Phase.STOPPING, JobExited): _stopped_now,
     (Phase.LEAVING, StopAsked): _kill_leaving,
     (Phase.LEAVING, Tick): _kill_when_due,
     (Phase.LEAVING, JobExited): _stopped_now,

@@ -15,6 +15,7 @@ from holdfast.core.failure_history import FailureHistory
 from holdfast.core.ledger import Attempt, Checkpoint, Event, Incident, Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.telemetry import StepJournal, StepRecord
+from holdfast.core.whole import whole_number
 from holdfast.recover import policy
 
 P = ParamSpec("P")
@@ -48,7 +49,7 @@ class Recorder:
         self.any_step = any(one.first_step_at_s is not None for one in ledger.attempts(self._run_id))
         """Whether any attempt reported a step."""
         self.checkpoint_step: int | None = None
-        """The step of the newest checkpoint that was recorded here."""
+        """The step of the newest checkpoint that the present attempt made durable."""
 
     def close(self) -> None:
         """Let go of the journal."""
@@ -65,7 +66,7 @@ class Recorder:
     @_or_complain
     def attempt_began(self, number: int) -> None:
         """A start of the job."""
-        self.attempt = number
+        self.attempt, self.checkpoint_step = number, None
         self._ledger.add_attempt(Attempt(run_id=self._run_id, number=number, started_at_s=self._clock.now_s()))
 
     @_or_complain
@@ -149,15 +150,23 @@ class Recorder:
         since_epoch_s = self._clock.now_s() - self._clock.monotonic_s()
         attempts = {one.number: one for one in self._ledger.attempts(self._run_id)}
         checkpoints = self._ledger.checkpoints(self._run_id)
+        restored = {
+            event.attempt: whole_number(event.data.get("step"))
+            for event in self._ledger.events(self._run_id, kind="restored")
+        }
         state = policy.State()
         for incident in self._ledger.incidents(self._run_id):
             at_s, attempt = incident.detected_at_s, attempts.get(incident.attempt)
-            durable = [one.step for one in checkpoints if one.committed_at_s <= at_s]
+            durable = [one.step for one in checkpoints if one.attempt == incident.attempt]
+            restored_step = restored.get(incident.attempt)
+            if attempt is not None and attempt.start_step is not None:
+                restored_step = attempt.start_step
             failure = policy.Diagnosed(
                 fingerprint=str(incident.diagnosis.get("fingerprint")),
                 step=incident.step,
                 has_stepped=attempt is not None and attempt.first_step_at_s is not None,
-                checkpoint_step=max(durable, default=None),
+                checkpoint_step=durable[-1] if durable else None,
+                restored_step=restored_step,
                 summary="",
                 mitigation="",
                 restart_helps=True,

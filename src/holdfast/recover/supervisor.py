@@ -16,6 +16,7 @@ from holdfast.core.ledger import Incident, Ledger
 from holdfast.core.paths import RunPaths
 from holdfast.core.processes import activity
 from holdfast.core.telemetry import StepRecord
+from holdfast.core.whole import whole_number
 from holdfast.diagnose import Diagnosis, diagnose
 from holdfast.diagnose.memory import Known
 from holdfast.recover import policy
@@ -42,6 +43,15 @@ NO_STEP = (
 
 RANK_EVENTS = ("restored", "checkpoint", "save_failed", "disk_full")
 """What ranks tell that the observer hears too; a script's own events are for the record."""
+
+KILLED = (
+    ("observer-killed",),
+    ("observer-terminated",),
+    ("observer-launcher",),
+    ("launcher-killed",),
+    ("task-killed",),
+)
+"""The rules that decide where a signal from outside ended a rank or the launcher, and the logs state no other root."""
 
 Observer = Callable[[str, Mapping[str, Any]], None]
 """Told what happens, as it happens: a kind (launch, step, restored, checkpoint, save_failed, disk_full, incident,
@@ -372,6 +382,7 @@ class Supervisor:
         self._summary = diagnosis.summary
         if view.frozen is not None and view.frozen.only_silence:  # it may have been at work
             self._summary += f" {diagnosis.mitigation}"
+        restored_step = None if view.restored is None else whole_number(view.restored.get("step"))
         self._tell(
             policy.Diagnosed(
                 fingerprint=diagnosis.fingerprint,
@@ -382,6 +393,10 @@ class Supervisor:
                 mitigation=diagnosis.mitigation,
                 restart_helps=diagnosis.restart_helps,
                 waits_for_outside=diagnosis.action == "wait_and_retry",
+                killed_from_outside=diagnosis.decided_by[:1] in KILLED,
+                # What is to be done about a hang is said although its action is a restart: it may be no hang.
+                advises_only_restart=diagnosis.action == "restart" and view.frozen is None,
+                restored_step=restored_step if view.start_step is None else view.start_step,
             )
         )
 

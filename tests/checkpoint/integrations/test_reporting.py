@@ -1,5 +1,6 @@
 """What the integrations report to a supervisor: steps, losses and speed, and where no step is to be expected."""
 
+import signal
 from contextlib import contextmanager
 from importlib.util import find_spec
 
@@ -7,7 +8,7 @@ import huggingface_training
 import lightning_training
 import pytest
 
-from holdfast.checkpoint.integrations.reporting import Reporter
+from holdfast.checkpoint.integrations.reporting import END_LIMIT_S, Reporter
 from holdfast.core import link as link_module
 from holdfast.core.link import Unsupervised
 
@@ -21,7 +22,7 @@ class Supervised(Unsupervised):
     def watch(self):
         self.reported.append("watch")
 
-    def take_back_sigterm(self):
+    def take_back_sigterm(self, replaced):
         self.reported.append("take back")
 
     def step(self, step, loss, metrics):
@@ -61,7 +62,8 @@ def test_hugging_faces_trainer(tmp_path, link):
         assert metrics.keys() == {"samples_per_second", "tokens_per_second", "grad_norm", "learning_rate"}
         assert metrics["tokens_per_second"] > metrics["samples_per_second"] > 0
     order = link.order()
-    assert order[:2] == ["watch", "take back"]
+    assert order[0] == "watch"
+    assert "take back" not in order, "this trainer has no handler of its own; one that is there is the script's"
     assert order.count("enter evaluate") == order.count("leave evaluate") == 3
     assert order[-1] == "enter end"
     link.reported.clear()
@@ -130,7 +132,6 @@ def test_torchtitan(tmp_path, link):
     assert all(metrics["tokens_per_second"] > 0 for _, _, metrics in link.steps[1:])
     assert link.order() == [
         "watch",
-        "take back",
         1,
         2,
         3,
@@ -140,6 +141,51 @@ def test_torchtitan(tmp_path, link):
         4,
     ]
     assert training.metrics_processor.logged == 4
+
+
+def test_what_follows_the_training_keeps_the_limit_of_the_end(monkeypatch):
+    limits = []
+
+    class Limits(Unsupervised):
+        def section(self, name, *, limit_s=None):
+            limits.append((name, limit_s))
+            return super().section(name)
+
+    monkeypatch.setattr(link_module, "_link", Limits())
+    reporter = Reporter()
+    reporter.begin(0)
+    reporter.enter("evaluate")
+    reporter.leave()
+    reporter.end()
+    reporter.enter("evaluate", limit_s=5)
+    reporter.leave()
+    reporter.begin(0)
+    reporter.enter("evaluate", limit_s=5)
+    end = END_LIMIT_S
+    assert limits == [("evaluate", None), ("end", end), ("evaluate", end), ("end", end), ("evaluate", 5)]
+
+
+@pytest.mark.parametrize("chains", [True, False])
+def test_lightnings_handler_alone_is_taken_the_place_of(tmp_path, monkeypatch, chains):
+    """A script's own handler, set after the callback was made, is what Lightning calls: it stays."""
+    replaced_by_lightning = []
+
+    class Taken(Supervised):
+        def take_back_sigterm(self, replaced):
+            replaced_by_lightning.extend(replaced)
+
+    def handler(_number, _frame):
+        pass
+
+    before = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(link_module, "_link", Taken())
+    try:
+        if chains:
+            signal.signal(signal.SIGTERM, handler)
+        lightning_training.train(tmp_path, every=100)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert (handler in replaced_by_lightning) == chains
 
 
 def test_without_a_supervisor_nothing_is_reported():

@@ -13,6 +13,7 @@ at the end of an epoch, before the next epoch orders its batches.
 
 import logging
 import os
+import signal
 import time
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -26,12 +27,14 @@ from holdfast.checkpoint.integrations.reporting import Reporter
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.replacing import replaced
 from holdfast.core.errors import BadUse, StateMismatch
+from holdfast.core.link import connected_link
 
 try:
     from lightning.fabric.plugins.io.torch_io import TorchCheckpointIO
     from lightning.pytorch import Trainer
     from lightning.pytorch.callbacks import Checkpoint
     from lightning.pytorch.loops import _Loop
+    from lightning.pytorch.trainer.connectors.signal_connector import _HandlersCompose
 except ImportError as error:
     raise missing(error, "lightning") from error
 
@@ -110,6 +113,9 @@ class HoldfastCheckpoint(Checkpoint):
             # Lightning's handler has each rank break off at the end of its own batch, before all could save.
             self._ckpt._sigterm.take_back()
         self._reporter.begin(trainer.global_step)
+        handler = signal.getsignal(signal.SIGTERM)
+        if isinstance(handler, _HandlersCompose):  # for the same reason; a script's own handler stays
+            connected_link().take_back_sigterm(handler.signal_handlers)
         self._step_began_s = time.monotonic()
         loop = trainer.fit_loop
         if loop.restarted_mid_epoch:

@@ -25,7 +25,6 @@ class Reporter:
         """Announce the steps of a training that begins after `step`; a section that is open ends."""
         self._link = connected_link()
         self._link.watch()
-        self._link.take_back_sigterm()
         self.step_reported = step
         self._has_ended = False
         self.leave()
@@ -37,11 +36,14 @@ class Reporter:
             self._link.step(step, loss, {name: value for name, value in metrics.items() if value is not None})
 
     def enter(self, name: str, *, limit_s: float | None = None) -> None:
-        """Mark a stretch without steps from here to `leave`, in place of another one; it may be marked already."""
+        """Mark a stretch without steps from here to `leave`, in place of another one; it may be marked already.
+
+        After the training a stretch has the limit of the end, which it takes the place of.
+        """
         if name != self._name:
             self._open.close()
             self._name = name
-            self._open.enter_context(self._link.section(name, limit_s=limit_s))
+            self._open.enter_context(self._link.section(name, limit_s=END_LIMIT_S if self._has_ended else limit_s))
 
     def leave(self) -> None:
         """End the stretch without steps; after the training the next one begins."""
@@ -53,4 +55,4 @@ class Reporter:
     def end(self) -> None:
         """Mark all that follows the training."""
         self._has_ended = True
-        self.enter("end", limit_s=END_LIMIT_S)
+        self.enter("end")

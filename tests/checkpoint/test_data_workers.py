@@ -1,0 +1,78 @@
+"""Workers of a supervised trainer's loaders outlive SIGTERM; what they start does not, and their trainer ends them."""
+
+import subprocess
+import sys
+import textwrap
+
+LONG_S = 120.0
+BEGIN = """
+import os, signal, subprocess, sys, time
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
+from holdfast.checkpoint.data_workers import spare_workers
+LONG_S = 60.0
+
+class Data(Dataset):
+    def __len__(self):
+        return 8
+
+spare_workers()
+"""
+
+
+def run(script):
+    command = [sys.executable, "-c", BEGIN + textwrap.dedent(script)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=LONG_S)
+    assert (done.returncode, done.stderr) == (0, ""), done.stderr
+
+
+def test_what_a_worker_starts_is_ended_by_sigterm():
+    run("""
+        def item(self, index):
+            program = subprocess.Popen(["sleep", "1000"])
+            program.terminate()
+            ended = [program.wait(LONG_S)]
+            ready, write = os.pipe()
+            if (child := os.fork()) == 0:
+                os.write(write, b".")
+                time.sleep(LONG_S)
+                os._exit(1)
+            os.read(ready, 1)
+            os.kill(child, signal.SIGTERM)
+            return [*ended, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])]
+
+        Data.__getitem__ = item
+        assert next(iter(DataLoader(Data(), num_workers=1, batch_size=None))) == [-signal.SIGTERM] * 2
+    """)
+
+
+def test_a_worker_outlives_sigterm_and_its_trainer_ends_it():
+    """By what PyTorch calls where a worker does not leave, and by what multiprocessing does at the trainer's end."""
+    run("""
+        def item(self, index):
+            if index >= 4:
+                time.sleep(1000)
+            return index
+
+        def begin(worker):
+            os.environ["BEGUN"] = str(worker)
+
+        def pid(self, index):
+            return item(self, index), os.getpid(), os.environ["BEGUN"]
+
+        Data.__getitem__ = pid
+        batches = iter(DataLoader(Data(), num_workers=2, batch_size=None, prefetch_factor=1, worker_init_fn=begin))
+        (_, first, one), (_, second, two) = next(batches), next(batches)
+        assert (one, two) == ("0", "1")
+        for worker in (first, second):
+            subprocess.run(["kill", str(worker)], check=True)
+        assert [next(batches)[0], next(batches)[0]] == [2, 3]
+        signal_handling._remove_worker_pids(id(batches))  # as PyTorch does before it ends them
+        one, two = batches._workers
+        one.terminate()
+        one.join(LONG_S)
+        two._popen.terminate()
+        two.join(LONG_S)
+        assert (one.exitcode, two.exitcode) == (-signal.SIGKILL, -signal.SIGKILL)
+        os._exit(0)
+    """)
