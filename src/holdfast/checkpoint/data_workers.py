@@ -17,8 +17,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-from torch.utils.data import dataloader
-
 from holdfast.checkpoint.arguments import check_above_zero
 from holdfast.checkpoint.replacing import replaced
 from holdfast.checkpoint.sigterm import EXIT_CODE
@@ -44,6 +42,8 @@ def outlive_sigterm(grace_s: float, worker_init_fn: Callable[[int], object] | No
 
 def spare_workers() -> None:
     """Have the workers of every DataLoader that this process starts from now on outlive SIGTERM."""
+    from torch.utils.data import dataloader  # the catalog, which imports this module, needs no torch
+
     _spare(dataloader._MultiProcessingDataLoaderIter)
     stateful = sys.modules.get("torchdata.stateful_dataloader.stateful_dataloader")
     if stateful is not None:
