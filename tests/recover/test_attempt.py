@@ -1,5 +1,7 @@
 """What the supervisor makes of what shims and ranks tell."""
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.diagnose import diagnose
@@ -45,6 +47,20 @@ def view():
 def test_the_process_that_attached_is_the_rank(view):
     assert view.rank_pids == {0: 20, 1: 21}
     assert (view.world_size, view.last_step) == (2, 3)
+
+
+def test_a_second_program_of_a_rank_is_watched_anew(view):
+    view.heard(RANKS[0], {"kind": "gone"}, 4.0)
+    view.heard(RANKS[1], {"kind": "gone"}, 4.0)
+    assert view.detector.living == {}
+    second = replace(RANKS[0], pid=40)
+    view.heard(second, {"kind": "hello"}, 5.0)
+    view.heard(second, {"kind": "watch"}, 5.0)
+    assert 0 not in view.steps
+    assert view.check(5.0 + 1799) is None
+    assert view.check(5.0 + 1801).limit_s == HangLimits().first_step_s
+    view.heard(second, step(1), 6.0)
+    assert (view.steps[0], list(view.detector.living)) == (1, [0])
 
 
 def test_the_rank_that_died_first_is_blamed_whoever_is_heard_first(view):

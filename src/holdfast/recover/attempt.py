@@ -61,6 +61,9 @@ class AttemptView:
         if kind == "hello":
             self.world_size = self.detector.world_size = peer.world_size
             if peer.role == "rank":
+                # A second program of the rank's command counts its steps anew.
+                self.watched.discard(rank)
+                self.steps.pop(rank, None)
                 self.attached.add(rank)
                 self.rank_pids[rank] = peer.pid
         elif kind == "watch" and rank in self.attached:
