@@ -1,5 +1,7 @@
 """The hang detector, told of steps, looks and time by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.recover.hang import HangDetector, HangLimits, Look
@@ -91,6 +93,14 @@ def test_a_lock_that_nobody_can_release_is_found_within_the_short_limit():
 def test_a_lock_is_no_sign_while_some_thread_or_child_works():
     detector, now_s = trained()
     assert first_alarm(detector, now_s, now_s + 79, standing(IN_REDUCE, IN_LOCK, cpu_per_s=0.5)) == (None, None)
+    detector, now_s = trained()
+
+    def reads(now_s):  # a worker reads from slow storage, which takes no CPU
+        return {
+            rank: replace(look, io_bytes=int(now_s * 1e6)) for rank, look in standing(IN_REDUCE, IN_LOCK)(now_s).items()
+        }
+
+    assert first_alarm(detector, now_s, now_s + 79, reads) == (None, None)
 
 
 def test_all_ranks_in_collectives_are_found_within_the_short_limit():

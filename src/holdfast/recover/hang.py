@@ -108,11 +108,12 @@ class _Rank:
         self.stand = stand or self.stand
         same = before is not None and stand is not None and before.stand == stand
         idle = before is not None and _idle(before, look, now_s - since_s)
+        quiet = before is not None and before.io_bytes == look.io_bytes
         place = None if stand is None else stand.place
-        stuck = idle and before is not None and before.state in STUCK_STATES and look.state in STUCK_STATES
-        stuck = stuck and before is not None and before.io_bytes == look.io_bytes
-        self.stuck_since_s = _since(self.stuck_since_s, since_s, holds=stuck)
-        self.locked_since_s = _since(self.locked_since_s, since_s, holds=same and idle and place is Place.LOCK)
+        stuck = before is not None and before.state in STUCK_STATES and look.state in STUCK_STATES
+        self.stuck_since_s = _since(self.stuck_since_s, since_s, holds=stuck and idle and quiet)
+        locked = same and place is Place.LOCK
+        self.locked_since_s = _since(self.locked_since_s, since_s, holds=locked and idle and quiet)
         waits = same and (place is Place.COLLECTIVE or (place is Place.BACKWARD and idle))
         self.waits_since_s = _since(self.waits_since_s, since_s, holds=waits)
 
