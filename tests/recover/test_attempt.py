@@ -55,6 +55,7 @@ def test_a_second_program_of_a_rank_is_watched_anew(view):
     assert view.detector.living == {}
     second = replace(RANKS[0], pid=40)
     view.heard(second, {"kind": "hello"}, 5.0)
+    assert view.steps[0] == 3, "until it will report its own"
     view.heard(second, {"kind": "watch"}, 5.0)
     assert 0 not in view.steps
     assert view.check(5.0 + 1799) is None

@@ -61,9 +61,7 @@ class AttemptView:
         if kind == "hello":
             self.world_size = self.detector.world_size = peer.world_size
             if peer.role == "rank":
-                # A second program of the rank's command counts its steps anew.
-                self.watched.discard(rank)
-                self.steps.pop(rank, None)
+                self.watched.discard(rank)  # it may be a second program of the rank's command
                 self.attached.add(rank)
                 self.rank_pids[rank] = peer.pid
         elif kind == "watch" and rank in self.attached:
@@ -104,6 +102,7 @@ class AttemptView:
     def _watch(self, rank: int, now_s: float) -> None:
         if rank not in self.watched:
             self.watched.add(rank)
+            self.steps.pop(rank, None)  # of a program before this one
             self.detector.attached(rank, now_s)
 
     def _exited(self, rank: int, pid: int, returncode: int, at_monotonic_s: float) -> None:

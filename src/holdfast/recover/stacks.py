@@ -149,6 +149,8 @@ def _is_thread_lock(frame: FrameType, loads: Sequence[dis.Instruction]) -> bool:
     for load in loads:
         if load.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             found = inspect.getattr_static(found, load.argval, None)
+        elif load.opname == "LOAD_GLOBAL":
+            found = frame.f_globals.get(load.argval)
         else:
             found = frame.f_locals.get(load.argval, frame.f_globals.get(load.argval))
     return isinstance(found, _THREAD_LOCKS)
