@@ -1,14 +1,17 @@
-"""Modules that are run in processes of their own."""
+"""Modules that are run in processes of their own, and what is seen of processes."""
 
+import os
 import site
 import subprocess
+import sys
 import sysconfig
 from pathlib import Path
 
+import psutil
 import pytest
 
 import holdfast
-from holdfast.core.processes import module_command
+from holdfast.core.processes import activity, module_command, parent_of, process_state
 
 FOUND_IN = str(Path(holdfast.__file__).parents[1])
 
@@ -48,3 +51,48 @@ def test_installed_packages_do_not_come_before_the_standard_library(monkeypatch)
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"purelib": FOUND_IN})
     assert "PYTHONPATH" not in module_command("holdfast")[1]
+
+
+def fork(tmp_path):
+    """A process with a child, both started; the child has read a megabyte."""
+    ready = tmp_path / "ready"
+    child = f"open('/dev/zero', 'rb', buffering=0).read(1 << 20); open({str(ready)!r}, 'w').close(); input()"
+    text = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {child!r}])"
+    started = subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE)
+    while not ready.exists():
+        assert started.poll() is None
+    return started
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts what is read")
+def test_the_activity_of_every_rank_takes_one_look_at_the_processes(tmp_path, monkeypatch):
+    looked = []
+    everything = psutil.process_iter
+    monkeypatch.setattr(psutil, "process_iter", lambda: (looked.append(1), everything())[1])
+    with fork(tmp_path) as started:
+        own = psutil.Process(started.pid).io_counters()
+        found = activity({0: started.pid, 1: os.getpid(), 2: started.pid})
+        assert looked == [1]
+        assert found[0][1] >= own.read_chars + 2**20
+        assert found[2][1] >= own.read_chars + 2**20
+        assert found[1][0] >= found[0][0] > 0
+        started.communicate(b"\n")
+    assert activity({0: started.pid}) == {0: None}
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "hidepid"), psutil.AccessDenied(1)])
+def test_processes_that_are_hidden_end_nothing(tmp_path, monkeypatch, error):
+    def refuse(*_arguments):
+        raise error
+
+    monkeypatch.setattr(psutil.Process, "ppid", refuse)
+    (cpu_s, _) = activity({0: os.getpid()})[0]
+    assert cpu_s > 0
+    assert parent_of(os.getpid()) is None
+    monkeypatch.setattr(psutil, "process_iter", refuse)
+    assert activity({0: os.getpid()}) == {0: None}
+    monkeypatch.setattr(psutil.Process, "status", refuse)
+    assert process_state(os.getpid()) == "hidden"
+    monkeypatch.undo()
+    monkeypatch.setattr(psutil.Process, "cpu_times", refuse)
+    assert activity({0: os.getpid()}) == {0: None}

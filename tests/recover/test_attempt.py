@@ -1,9 +1,11 @@
 """What the supervisor makes of what shims and ranks tell."""
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.diagnose import diagnose
-from holdfast.recover.attempt import LEFT_S, TOGETHER_S, AttemptView
+from holdfast.recover.attempt import TOGETHER_S, AttemptView
 from holdfast.recover.channel import Peer
 from holdfast.recover.hang import Frozen, HangLimits
 
@@ -45,6 +47,21 @@ def view():
 def test_the_process_that_attached_is_the_rank(view):
     assert view.rank_pids == {0: 20, 1: 21}
     assert (view.world_size, view.last_step) == (2, 3)
+
+
+def test_a_second_program_of_a_rank_is_watched_anew(view):
+    view.heard(RANKS[0], {"kind": "gone"}, 4.0)
+    view.heard(RANKS[1], {"kind": "gone"}, 4.0)
+    assert view.detector.living == {}
+    second = replace(RANKS[0], pid=40)
+    view.heard(second, {"kind": "hello"}, 5.0)
+    assert view.steps[0] == 3, "until it will report its own"
+    view.heard(second, {"kind": "watch"}, 5.0)
+    assert 0 not in view.steps
+    assert view.check(5.0 + 1799) is None
+    assert view.check(5.0 + 1801).limit_s == HangLimits().first_step_s
+    view.heard(second, step(1), 6.0)
+    assert (view.steps[0], list(view.detector.living)) == (1, [0])
 
 
 def test_the_rank_that_died_first_is_blamed_whoever_is_heard_first(view):
@@ -92,20 +109,57 @@ def test_a_rank_that_left_is_found_by_the_steps_of_the_others(view):
     assert (diagnosis.decided_by, diagnosis.scope) == (("observer-left",), {"rank": 1})
 
 
+WAITS = "torch.distributed.distributed_c10d"
+
+
 @pytest.mark.parametrize(
-    ("module", "left"), [("torch.distributed.distributed_c10d", True), ("train", False)], ids=["collective", "export"]
+    ("module", "writes", "section", "left"),
+    [
+        (WAITS, False, False, True),
+        (WAITS, True, False, False),
+        (WAITS, False, True, False),
+        ("train", False, False, False),
+    ],
+    ids=["collective", "merge", "end", "export"],
 )
-def test_a_rank_that_left_is_found_by_the_wait_of_the_others(view, module, left):
+def test_a_rank_that_left_is_found_by_the_wait_of_the_others(view, module, writes, section, left):
     view.heard(SHIMS[1], exited(0, 4.0), 4.0)
     view.heard(RANKS[1], {"kind": "gone"}, 4.0)
-    for second in range(int(LEFT_S) + 3):
+    if section:
+        view.heard(RANKS[0], {"kind": "section", "open": True, "limit_s": 21600}, 4.0)
+    floor_s = HangLimits().floor_s
+    for second in range(int(floor_s) + 3):
+        assert view.left is None or second > floor_s
         view.heard(RANKS[0], stacks(module, "all_reduce"), 5.0 + second)
-        view.looked({0: (1.0, 1)}, 5.0 + second)
+        view.looked({0: (1.0, second if writes else 1)}, 5.0 + second)
         assert view.check(5.0 + second) is None
     assert (view.blamed_rank == 1) is left
     view.heard(SHIMS[0], exited(-9, 30.0), 30.0)
     (standing, *_) = view.observations(0.0)
     assert ("rank 0 (pid 20) stands in a collective: all_reduce (file.py:7)" in standing) is left
+
+
+@pytest.mark.parametrize(
+    ("limit_s", "waited_s", "named"),
+    [
+        (None, 1801, ["run.section(", "limit_s=", "--section-limit-s"]),
+        (600, 601, ["run.section(", "limit_s=", "--section-limit-s"]),
+        (0, 1801, ["--first-step-limit-s"]),
+    ],
+    ids=["section", "own limit", "first step"],
+)
+def test_the_diagnosis_names_the_option_of_the_limit_that_was_passed(limit_s, waited_s, named):
+    view = AttemptView.begin(1, HangLimits())
+    for rank in RANKS:
+        view.heard(rank, {"kind": "hello"}, 0.0)
+        view.heard(rank, {"kind": "watch"}, 0.0)
+        if limit_s != 0:
+            view.heard(rank, step(1), 0.0)
+            view.heard(rank, {"kind": "section", "open": True, "limit_s": limit_s}, 0.0)
+    assert view.check(waited_s) is not None
+    diagnosis = diagnose([], view.context())
+    assert all(name in diagnosis.mitigation for name in named)
+    assert "--silence-limit-s" not in diagnosis.mitigation
 
 
 def test_ranks_that_end_with_their_launcher_are_not_blamed(view, monkeypatch):

@@ -1,5 +1,7 @@
 """The hang detector, told of steps, looks and time by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from holdfast.recover.hang import HangDetector, HangLimits, Look
@@ -91,6 +93,14 @@ def test_a_lock_that_nobody_can_release_is_found_within_the_short_limit():
 def test_a_lock_is_no_sign_while_some_thread_or_child_works():
     detector, now_s = trained()
     assert first_alarm(detector, now_s, now_s + 79, standing(IN_REDUCE, IN_LOCK, cpu_per_s=0.5)) == (None, None)
+    detector, now_s = trained()
+
+    def reads(now_s):  # a worker reads from slow storage, which takes no CPU
+        return {
+            rank: replace(look, io_bytes=int(now_s * 1e6)) for rank, look in standing(IN_REDUCE, IN_LOCK)(now_s).items()
+        }
+
+    assert first_alarm(detector, now_s, now_s + 79, reads) == (None, None)
 
 
 def test_all_ranks_in_collectives_are_found_within_the_short_limit():
@@ -181,23 +191,76 @@ def test_before_the_first_step_ranks_may_compile():
     for rank in (0, 1):
         detector.attached(rank, 0.0)
     assert first_alarm(detector, 0.0, 99.0, standing(IN_REDUCE, IN_REDUCE)) == (None, None)
-    assert detector.check(101.0, {}) is not None
+    frozen = detector.check(101.0, {})
+    assert (frozen.only_silence, frozen.option) == (True, "--first-step-limit-s")
 
 
-def test_a_section_has_its_own_limit_and_excuses_those_who_wait_for_it():
+def test_a_section_has_the_limit_of_silence_and_excuses_those_who_wait_for_it():
     detector, now_s = trained()
     detector.section(0, now_s, is_open=True, limit_s=None)
-    assert first_alarm(detector, now_s, now_s + 25, standing(IN_LOCK, IN_REDUCE)) == (None, None)
-    assert first_alarm(detector, now_s + 25, now_s + 49, standing(IN_REDUCE, IN_REDUCE)) == (None, None)
-    assert not detector.check(now_s + 51, {}).only_silence
-    detector, now_s = trained()
-    detector.section(0, now_s, is_open=True, limit_s=7.0)
-    assert detector.check(now_s + 7.1, {}).limit_s == 7.0
+    assert first_alarm(detector, now_s, now_s + 79, standing(IN_REDUCE, IN_REDUCE)) == (None, None)
+    frozen = detector.check(now_s + 81, {})
+    assert (frozen.limit_s, frozen.only_silence, frozen.option) == (80, True, "--section-limit-s")
     detector, now_s = trained()
     detector.section(0, now_s, is_open=True, limit_s=None)
     detector.section(0, now_s + 40, is_open=False, limit_s=None)
     assert detector.check(now_s + 40 + 79, {}) is None, "rank 1 was silent because it waited for rank 0"
-    assert detector.check(now_s + 40 + 81, {}) is not None
+    assert detector.check(now_s + 40 + 81, {}).option == "--silence-limit-s"
+
+
+def test_a_section_that_works_is_never_ended_before_a_pause_that_works():
+    for limits, limit_s in ((HangLimits(), 1800), (HangLimits(section_s=3600), 3600), (HangLimits(silence_s=60), 900)):
+        detector, now_s = trained(limits=limits)
+        detector.section(0, now_s, is_open=True, limit_s=None)
+        looks = standing(IN_CODE, IN_REDUCE, cpu_per_s=1.0)
+        frozen, after_s = first_alarm(detector, now_s, now_s + limit_s + 1, looks)
+        assert (frozen.limit_s, frozen.only_silence) == (limit_s, True)
+        assert after_s > limit_s
+
+
+def test_the_own_limit_of_a_section_holds_exactly():
+    for limit_s in (2.0, 70.0, 500.0):
+        detector, now_s = trained()
+        detector.section(0, now_s, is_open=True, limit_s=limit_s)
+        assert detector.check(now_s + limit_s - 0.1, {}) is None
+        frozen = detector.check(now_s + limit_s + 0.1, {})
+        assert (frozen.limit_s, frozen.only_silence, frozen.option) == (limit_s, False, "--section-limit-s")
+
+
+def test_a_longer_section_that_ended_is_learnt():
+    detector, now_s = trained()
+    detector.section(0, now_s, is_open=True, limit_s=300.0)
+    detector.section(0, now_s + 20, is_open=True, limit_s=None)  # a save within an evaluation
+    detector.section(0, now_s + 30, is_open=True, limit_s=300.0)
+    detector.resumed(1000.0)
+    now_s += 1200
+    detector.section(0, now_s, is_open=False, limit_s=None)
+    detector.section(0, now_s, is_open=True, limit_s=None)
+    assert detector.check(now_s + 399, {}) is None
+    assert detector.check(now_s + 401, {}).limit_s == 400
+    detector.section(0, now_s, is_open=False, limit_s=None)
+    assert detector.check(now_s + 81, {}).limit_s == 80, "between steps there is no section"
+
+
+@pytest.mark.parametrize("first_step", [True, False])
+def test_a_lock_and_a_stuck_process_are_found_in_a_section_too(first_step):
+    for looks, states in (
+        (standing(IN_LOCK, IN_REDUCE), {}),
+        (standing(IN_CODE, IN_REDUCE, state="disk-sleep"), {0: "disk-sleep"}),
+    ):
+        detector, now_s = trained(steps=0 if first_step else 5)
+        detector.section(0, now_s, is_open=True, limit_s=None)
+        frozen, after_s = first_alarm(detector, now_s, now_s + 60, looks, lambda _, states=states: states)
+        assert LIMITS.floor_s < after_s < 2 * LIMITS.floor_s
+        assert (frozen.rank, frozen.only_silence, frozen.limit_s) == (0, False, LIMITS.floor_s)
+        assert frozen.option is None
+
+
+def test_ranks_that_all_evaluate_may_wait_in_collectives():
+    detector, now_s = trained()
+    for rank in (0, 1):
+        detector.section(rank, now_s, is_open=True, limit_s=None)
+    assert first_alarm(detector, now_s, now_s + 79, standing(IN_REDUCE, IN_REDUCE)) == (None, None)
 
 
 def test_a_stopped_rank_is_found_in_a_section_too():
@@ -270,6 +333,13 @@ def test_a_rank_that_ended_has_the_others_looked_at_at_once():
     assert detector.all_wait_s(now_s + 11) == pytest.approx(11)
     detector.looked(standing(IN_REDUCE, IN_CODE)(now_s + 12), now_s + 12)
     assert detector.all_wait_s(now_s + 12) == 0
+
+
+def test_no_rank_is_looked_at_for_one_that_ended_while_another_is_in_a_section():
+    detector, now_s = trained(ranks=3)
+    detector.finished(2)
+    detector.section(1, now_s, is_open=True, limit_s=None)
+    assert not detector.look_due(now_s)
 
 
 def test_a_watcher_that_stood_still_blames_nobody():

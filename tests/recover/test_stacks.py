@@ -75,24 +75,78 @@ def test_a_wait_without_end_is_told_from_others(block, call, place):
     [
         ("time.sleep(1000)", True, Place.OTHER),
         ("held.acquire(True, 1000)", False, Place.OTHER),
-        ("held.acquire(True, 1000)", True, Place.LOCK),
+        ("threading.Event().wait(1000)", True, Place.OTHER),
+        ("shared.acquire()", True, Place.OTHER),
         ("held.acquire()", False, Place.LOCK),
     ],
-    ids=["one that sleeps", "one that gives up", "a monitor", "one that waits"],
+    ids=["one that sleeps", "one that gives up", "one that polls", "one that waits for a process", "one that waits"],
 )
 def test_a_lock_that_another_thread_may_release_is_none(call, daemon, place):
-    other = "pool = ThreadPoolExecutor()\npool.submit(int).result()\n"
+    other = "import multiprocessing\nshared = multiprocessing.Lock()\nshared.acquire()\n"
+    other += "pool = ThreadPoolExecutor()\npool.submit(int).result()\n"
     other += f"def other():\n    {call}\nthreading.Thread(target=other, daemon={daemon}).start()\n"
-    in_its_wait = "while not any(one['call'].startswith(('sleep', 'acquire')) for one in thread_stacks()): pass"
+    in_its_wait = (
+        "while not any(one['call'].startswith(('sleep', 'acquire', 'other')) for one in thread_stacks()): pass"
+    )
     assert stand_of(read("held.acquire()", "acquire", other + in_its_wait)).place is place
+
+
+@pytest.mark.parametrize(
+    ("block", "place"),
+    [
+        ("shared.acquire()", Place.OTHER),
+        ("[held, shared][1].acquire()", Place.OTHER),
+        ("box.shared.acquire()", Place.OTHER),
+        ("box.held.acquire()", Place.LOCK),
+        ("re_entered.acquire()", Place.LOCK),
+        ("held.acquire()", Place.LOCK),
+    ],
+)
+def test_a_lock_that_another_process_may_release_is_none(block, place):
+    prelude = (
+        "import multiprocessing\nfrom types import SimpleNamespace\n"
+        "shared = multiprocessing.Lock()\nshared.acquire()\nbox = SimpleNamespace(held=held, shared=shared)\n"
+        "re_entered, kept = threading.RLock(), threading.Event()\n"
+        "def keep():\n    re_entered.acquire()\n    kept.set()\n    held.acquire()\n"
+        "threading.Thread(target=keep, daemon=True).start()\nkept.wait()\n"
+        "while not any(one['call'] == 'acquire/0' for one in thread_stacks()): pass\n"
+    )
+    assert stand_of(read(block, "acquire", prelude)).place is place
+
+
+PREFETCH = """
+import queue
+
+def prefetch():  # as one over a DataLoader does
+    while True:
+        try:
+            batches.put(read.get(timeout=1000))
+        except queue.Empty:
+            continue
+
+batches, read = queue.Queue(), queue.Queue()
+threading.Thread(target=prefetch, daemon=True).start()
+while not any(one["call"].startswith("acquire/") for one in thread_stacks()): pass
+"""
+
+
+def test_a_prefetcher_that_waits_for_stalled_storage_may_go_on():
+    assert stand_of(read("batches.get()", "acquire", PREFETCH)).place is Place.OTHER
+
+
+def test_a_progress_bars_monitor_releases_no_lock():
+    bar = "from tqdm import tqdm\nbar = tqdm(total=3)\n"
+    bar += "while not any(one['module'] == 'tqdm._monitor' for one in thread_stacks()): pass\n"
+    assert stand_of(read("held.acquire()", "acquire", bar)).place is Place.LOCK
 
 
 def frame(module, function="f", line=1):
     return [module, module.rpartition(".")[2] + ".py", function, line]
 
 
-def thread(*frames, call="", main=True, name="MainThread", daemon=False, ours=False):
-    return {"main": main, "name": name, "daemon": daemon, "ours": ours, "call": call, "frames": list(frames)}
+def thread(*frames, call="", main=True, name="MainThread", daemon=False, ours=False, module="__main__"):
+    own = {"main": main, "name": name, "daemon": daemon, "ours": ours, "call": call, "frames": list(frames)}
+    return {**own, "module": module}
 
 
 @pytest.mark.parametrize(
@@ -113,8 +167,8 @@ def thread(*frames, call="", main=True, name="MainThread", daemon=False, ours=Fa
     ],
 )
 def test_places_of_pytorch(main, place):
-    idle = thread(frame("multiprocessing.connection"), call="poll/1", main=False, name="Thread-1 (_pin_memory_loop)")
-    assert stand_of([main, idle]).place is place
+    idle = thread(frame("multiprocessing.connection"), call="poll/1", main=False)
+    assert stand_of([main, {**idle, "module": "torch.utils.data._utils.pin_memory"}]).place is place
 
 
 def test_a_thread_of_holdfasts_releases_no_lock_of_the_user():

@@ -30,7 +30,7 @@ SETTINGS = (
     ("--hang-floor-s", "hangs.floor_s", "… and at least this long."),
     ("--silence-limit-s", "hangs.silence_s", "A hang: no step, where nothing else is known."),
     ("--first-step-limit-s", "hangs.first_step_s", "A hang before the first step."),
-    ("--section-limit-s", "hangs.section_s", "A hang in a save, restore or evaluation."),
+    ("--section-limit-s", "hangs.section_s", "A hang in a save, restore or evaluation, where silence has no more."),
     ("--stop-grace-s", "restarts.stop_grace_s", "How long a stop may take to save first."),
     ("--log-max-mib", "log_max_mib", "How much of each rank's output is kept."),
 )

@@ -3,6 +3,7 @@
 Linux's prctl is used where it is there; elsewhere those calls do nothing and the guard's sweep is what remains.
 """
 
+import contextlib
 import ctypes
 import getpass
 import os
@@ -11,6 +12,7 @@ import site
 import sys
 import sysconfig
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
@@ -112,45 +114,64 @@ def _is_left(process: object, spared: str | None, left: str | None) -> bool:
 
 
 def process_state(pid: int) -> str | None:
-    """What the kernel says of a process, as psutil names it ("stopped", "disk-sleep", …); None if it is gone."""
+    """What the kernel says of a process, as psutil names it ("stopped", "disk-sleep", …), or "hidden"; None if gone."""
     import psutil
 
     try:
         return _status(psutil.Process(pid))
     except psutil.NoSuchProcess:
         return None
+    except (psutil.Error, OSError):
+        return "hidden"
 
 
 def parent_of(pid: int) -> int | None:
-    """Return the parent of a process; None if the process is gone."""
+    """Return the parent of a process; None if the process is hidden or gone."""
     import psutil
 
     try:
         return int(psutil.Process(pid).ppid())
-    except psutil.NoSuchProcess:
+    except (psutil.Error, OSError):
         return None
 
 
-def activity(pid: int) -> tuple[float, int] | None:
-    """Return the CPU seconds, and the bytes read and written, of a process and its descendants; None if hidden or gone.
+def activity(pids: Mapping[int, int]) -> dict[int, tuple[float, int] | None]:
+    """Return what the process of each rank has used so far, with its descendants; None if that is hidden or gone.
 
-    Each counts what it has used so far. Descendants that ended are in their parents' numbers, as far as the parents
-    waited for them.
+    What they have used is CPU seconds, and a count of bytes that grows with each read and write. Descendants that ended
+    are in their parents' numbers, as far as the parents waited for them.
+
+    Args:
+        pids: the process of each rank.
     """
     import psutil
 
+    hidden = (psutil.Error, OSError)  # psutil leaves some errors of /proc as they are
+    children: dict[int, list[psutil.Process]] = {}
     try:
-        process = psutil.Process(pid)
-        family = [process, *process.children(recursive=True)]
-        cpu_s, size_bytes = _used(process)
-    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        for process in psutil.process_iter():
+            with contextlib.suppress(*hidden):
+                children.setdefault(process.ppid(), []).append(process)
+    except hidden:
+        return dict.fromkeys(pids)
+    return {rank: _activity(pid, children) for rank, pid in pids.items()}
+
+
+def _activity(pid: int, children: Mapping[int, Sequence[object]]) -> tuple[float, int] | None:
+    import psutil
+
+    try:
+        cpu_s, size_bytes = _used(psutil.Process(pid))
+    except (psutil.Error, OSError):
         return None
-    for one in family[1:]:
-        try:
+    below = list(children.get(pid, ()))
+    while below:
+        one = below.pop()
+        assert isinstance(one, psutil.Process)
+        below += children.get(one.pid, ())
+        with contextlib.suppress(psutil.Error, OSError):
             used_s, used_bytes = _used(one)
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
-        cpu_s, size_bytes = cpu_s + used_s, size_bytes + used_bytes
+            cpu_s, size_bytes = cpu_s + used_s, size_bytes + used_bytes
     return cpu_s, size_bytes
 
 
@@ -161,7 +182,8 @@ def _used(process: object) -> tuple[float, int]:
     io_bytes = 0
     if hasattr(process, "io_counters"):  # not on macOS
         io = process.io_counters()
-        io_bytes = getattr(io, "read_chars", io.read_bytes) + getattr(io, "write_chars", io.write_bytes)
+        # A mapped file's pages are read without a call that reads.
+        io_bytes = io.read_bytes + io.write_bytes + getattr(io, "read_chars", 0) + getattr(io, "write_chars", 0)
     return sum(process.cpu_times()[:4]), io_bytes
 
 

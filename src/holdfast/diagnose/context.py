@@ -4,6 +4,7 @@ import signal as signals
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+_PLACES = {"--section-limit-s": " for a section", "--first-step-limit-s": " for the first step"}
 _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a device", "Z": "dead"}
 
 
@@ -49,6 +50,8 @@ class Hang:
     limit_s: float | None = None
     only_silence: bool = False
     """No state was seen that cannot be work."""
+    option: str | None = None
+    """The option of `holdfast run` that sets the limit of silence at that place."""
     why: str | None = None
     """What else tells the frozen ranks apart, or what all ranks do."""
 
@@ -103,7 +106,8 @@ def _may_have_left(in_order: Sequence[RankExit]) -> Sequence[RankExit]:
 def _hang_lines(hang: Hang, job_step: int | None) -> list[str]:
     step = job_step if hang.last_step is None else hang.last_step
     only = ", since only silence is known" if hang.only_silence else ""
-    limit = "" if hang.limit_s is None else f" (limit {hang.limit_s:.1f} s{only})"
+    place = _PLACES.get(hang.option or "", "")
+    limit = "" if hang.limit_s is None else f" (limit {hang.limit_s:.1f} s{place}{only})"
     start = f"holdfast: no step for {hang.waited_s:.1f} s{limit} {_when(step, 'the')}"
     if not hang.ranks:
         return [f"{start}; no rank can be told apart" + (f": {hang.why}" if hang.why else "")]

@@ -15,7 +15,7 @@ from holdfast.recover.stacks import Stand, stand_of
 TOGETHER_S = 5.0
 """Ranks that complete the training end within this time of each other."""
 LEFT_S = 10.0
-"""So long the others wait in collectives for a rank that ended with code 0, before that is its failure."""
+"""At least so long the others wait in collectives for a rank that ended with code 0, before that is its failure."""
 CITED_FRAMES = 8
 
 
@@ -61,6 +61,7 @@ class AttemptView:
         if kind == "hello":
             self.world_size = self.detector.world_size = peer.world_size
             if peer.role == "rank":
+                self.watched.discard(rank)  # it may be a second program of the rank's command
                 self.attached.add(rank)
                 self.rank_pids[rank] = peer.pid
         elif kind == "watch" and rank in self.attached:
@@ -101,6 +102,7 @@ class AttemptView:
     def _watch(self, rank: int, now_s: float) -> None:
         if rank not in self.watched:
             self.watched.add(rank)
+            self.steps.pop(rank, None)  # of a program before this one
             self.detector.attached(rank, now_s)
 
     def _exited(self, rank: int, pid: int, returncode: int, at_monotonic_s: float) -> None:
@@ -137,7 +139,9 @@ class AttemptView:
     def check(self, now_s: float) -> Frozen | None:
         """Whether the job stands still now; remembered in `frozen`. A rank that left the others is put in `left`."""
         ended = [end for end in self.exits if end.exit_code == 0 and end.last_step is not None]
-        if self.left is None and ended and self.detector.all_wait_s(now_s) > LEFT_S:
+        # In a section at the end of the training, the others may go on in collectives without it.
+        may_have_left = self.left is None and ended and not self.detector.in_section
+        if may_have_left and self.detector.all_wait_s(now_s, quiet=True) > max(LEFT_S, self.detector.step_limit_s):
             self.left = min(ended, key=lambda end: end.at_monotonic_s)
         states = {rank: process_state(self.rank_pids[rank]) for rank in self.attached}
         self.frozen = self.detector.check(now_s, states)
@@ -197,6 +201,7 @@ class AttemptView:
                 waited_s=frozen.waited_s,
                 limit_s=frozen.limit_s,
                 only_silence=frozen.only_silence,
+                option=frozen.option,
                 why=frozen.why,
             )
         # What ends after the first failure by the launcher's SIGTERM, or by our SIGKILL of a frozen job, was ended.

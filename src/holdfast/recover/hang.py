@@ -5,9 +5,11 @@ the rank may evaluate, export, or upload after its last step, so it has `silence
 attempt made so far. With a second sign the limit is short: `factor` times the recent median step time, at least
 `floor_s`. The second sign is a state that cannot be work, seen at each look for as long as the limit: the process is
 stopped, or stuck in the kernel without finishing a read or write; its main thread waits for a lock that no thread of it
-can release; or all ranks wait in collectives. A section has a limit of its own, and so has the time before an attempt's
-first step, when ranks compile and load. While any rank is in a section, the others' silence is waiting for it and
-counts for nothing: a false alarm costs more than a late one.
+can release; or all ranks wait in collectives. A section may have a limit of its own. Without one it has the limit of
+silence, or twice the longest section of the attempt. Within a section only collectives are no sign, since an
+evaluation waits in them too. The time before an attempt's first step, when ranks compile and load, has a limit of its
+own. While any rank is in a section, the others' silence is waiting for it and counts for nothing: a false alarm costs
+more than a late one.
 
 What singles out the frozen rank, strongest first: the kernel says that its process is stopped or stuck; it alone is
 outside the collective in which the others wait; it waits for such a lock; it is behind the others.
@@ -30,7 +32,6 @@ LOOKS_WITHIN_LIMIT = 8
 """So many looks at a silent rank within its limit, from half of it on."""
 LONGEST_BETWEEN_LOOKS_S = 10.0
 SHORTEST_BETWEEN_LOOKS_S = 0.5
-BETWEEN_LOOKS_AFTER_EXIT_S = 1.0
 IDLE_CPU_SHARE = 0.05
 """A process that uses less of a core than this does no work; answering a look costs some."""
 
@@ -43,6 +44,7 @@ class HangLimits:
     floor_s: float = 60.0
     first_step_s: float = 1800.0
     section_s: float = 900.0
+    """In a section without a limit of its own, at least; never less than `silence_s`."""
     silence_s: float = 1800.0
     """Between steps, where nothing but silence is known."""
 
@@ -76,14 +78,21 @@ class Frozen:
     """What else tells the rank apart, or what all ranks do."""
     only_silence: bool = False
     """No second sign was seen."""
+    option: str | None = None
+    """The option that sets this limit of silence; None where a second sign was seen.
+
+    A section's own limit takes its place.
+    """
 
 
 @dataclass(kw_only=True)
 class _Rank:
     last_step: int | None = None
     last_sign_s: float
-    section_limit_s: float | None = None
+    section_since_s: float | None = None
     """None outside sections."""
+    section_limit_s: float | None = None
+    """The section's own limit, where it has one."""
     stopped_since_s: float | None = None
     done: bool = False
     look: Look | None = None
@@ -95,11 +104,13 @@ class _Rank:
     locked_since_s: float | None = None
     waits_since_s: float | None = None
     """Since when every look found it in the same wait for other ranks."""
+    quiet_since_s: float | None = None
+    """Since when it also has neither read nor written."""
 
     def sign(self, now_s: float) -> None:
         """It reported something: what was seen before counts no more."""
         self.last_sign_s, self.look, self.stand = now_s, None, None
-        self.stuck_since_s = self.locked_since_s = self.waits_since_s = None
+        self.stuck_since_s = self.locked_since_s = self.waits_since_s = self.quiet_since_s = None
 
     def looked(self, look: Look, now_s: float) -> None:
         before, self.look = self.look, look
@@ -108,13 +119,15 @@ class _Rank:
         self.stand = stand or self.stand
         same = before is not None and stand is not None and before.stand == stand
         idle = before is not None and _idle(before, look, now_s - since_s)
+        quiet = before is not None and before.io_bytes == look.io_bytes
         place = None if stand is None else stand.place
-        stuck = idle and before is not None and before.state in STUCK_STATES and look.state in STUCK_STATES
-        stuck = stuck and before is not None and before.io_bytes == look.io_bytes
-        self.stuck_since_s = _since(self.stuck_since_s, since_s, holds=stuck)
-        self.locked_since_s = _since(self.locked_since_s, since_s, holds=same and idle and place is Place.LOCK)
+        stuck = before is not None and before.state in STUCK_STATES and look.state in STUCK_STATES
+        self.stuck_since_s = _since(self.stuck_since_s, since_s, holds=stuck and idle and quiet)
+        locked = same and place is Place.LOCK
+        self.locked_since_s = _since(self.locked_since_s, since_s, holds=locked and idle and quiet)
         waits = same and (place is Place.COLLECTIVE or (place is Place.BACKWARD and idle))
         self.waits_since_s = _since(self.waits_since_s, since_s, holds=waits)
+        self.quiet_since_s = _since(self.quiet_since_s, since_s, holds=waits and quiet and look.io_bytes is not None)
 
 
 class HangDetector:
@@ -127,6 +140,7 @@ class HangDetector:
         self._ranks: dict[int, _Rank] = {}
         self._step_s: deque[float] = deque(maxlen=RECENT_STEPS)
         self._longest_pause_s = 0.0
+        self._longest_section_s = 0.0
         self._last_look_s: float | None = None
 
     def attached(self, rank: int, now_s: float) -> None:
@@ -145,7 +159,11 @@ class HangDetector:
     def section(self, rank: int, now_s: float, *, is_open: bool, limit_s: float | None) -> None:
         """A rank entered or left a section."""
         seen = self._ranks[rank]
-        seen.section_limit_s = (limit_s or self._limits.section_s) if is_open else None
+        if not is_open and seen.section_since_s is not None:
+            self._longest_section_s = max(self._longest_section_s, now_s - seen.section_since_s)
+        # A section within another one opens anew.
+        seen.section_since_s = (now_s if seen.section_since_s is None else seen.section_since_s) if is_open else None
+        seen.section_limit_s = limit_s or None
         # The others may have waited for this rank: from here on their silence is their own.
         for one in self._ranks.values() if not is_open else (seen,):
             one.sign(now_s)
@@ -161,6 +179,8 @@ class HangDetector:
             seen.sign(seen.last_sign_s + gap_s)
             if seen.stopped_since_s is not None:
                 seen.stopped_since_s += gap_s
+            if seen.section_since_s is not None:
+                seen.section_since_s += gap_s
 
     @property
     def step_limit_s(self) -> float:
@@ -172,6 +192,17 @@ class HangDetector:
     def silence_limit_s(self) -> float:
         """How long a rank between two steps may be silent where nothing else is known."""
         return max(self._limits.silence_s, self.step_limit_s, LONGEST_PAUSE_FACTOR * self._longest_pause_s)
+
+    @property
+    def section_limit_s(self) -> float:
+        """How long a rank in a section without a limit of its own may be silent where nothing else is known."""
+        learnt_s = LONGEST_PAUSE_FACTOR * self._longest_section_s
+        return max(self._limits.section_s, self.silence_limit_s, learnt_s)
+
+    @property
+    def in_section(self) -> bool:
+        """Whether any living rank is in a section."""
+        return any(seen.section_since_s is not None for seen in self.living.values())
 
     @property
     def median_step_s(self) -> float | None:
@@ -193,11 +224,11 @@ class HangDetector:
         patience_s = [
             (now_s - seen.last_sign_s, self._patience_s(seen))
             for seen in self.living.values()
-            if seen.section_limit_s is not None or not self._in_section
+            if seen.section_since_s is not None or not self.in_section
         ]
         between_s = [limit_s / LOOKS_WITHIN_LIMIT for silent_s, limit_s in patience_s if silent_s > limit_s / 2]
-        if 0 < len(self.living) < len(self._ranks):
-            between_s.append(BETWEEN_LOOKS_AFTER_EXIT_S)
+        if 0 < len(self.living) < len(self._ranks) and not self.in_section:
+            between_s.append(self.step_limit_s / LOOKS_WITHIN_LIMIT)
         if not between_s:
             return False
         rest_s = max(SHORTEST_BETWEEN_LOOKS_S, min(LONGEST_BETWEEN_LOOKS_S, *between_s))
@@ -210,11 +241,11 @@ class HangDetector:
             if rank in self._ranks:
                 self._ranks[rank].looked(look, now_s)
 
-    def all_wait_s(self, now_s: float) -> float:
-        """For how long every living rank has been seen to wait for others without a change."""
+    def all_wait_s(self, now_s: float, *, quiet: bool = False) -> float:
+        """For how long every living rank has been seen to wait for others, without a change; `quiet`: without I/O."""
         if len(self._ranks) < max(2, self.world_size):
             return 0.0
-        since_s = [seen.waits_since_s for seen in self.living.values()]
+        since_s = [seen.quiet_since_s if quiet else seen.waits_since_s for seen in self.living.values()]
         known_s = [one for one in since_s if one is not None]
         return now_s - max(known_s) if known_s and len(known_s) == len(since_s) else 0.0
 
@@ -226,20 +257,15 @@ class HangDetector:
                 seen.stopped_since_s = None
             elif seen.stopped_since_s is None:
                 seen.stopped_since_s = now_s
-        overdue = [
-            (only_silence, waited_s, limit_s)
-            for seen in living.values()
-            for only_silence, waited_s, limit_s in self._waits(seen, now_s)
-            if waited_s > limit_s
-        ]
-        all_wait_s = 0.0 if self._in_section or len(living) < len(self._ranks) else self.all_wait_s(now_s)
+        overdue = [wait for seen in living.values() for wait in self._waits(seen, now_s) if wait[1] > wait[2]]
+        all_wait_s = 0.0 if self.in_section or len(living) < len(self._ranks) else self.all_wait_s(now_s)
         if all_wait_s > self.step_limit_s and all(seen.last_step is not None for seen in living.values()):
-            overdue.append((False, all_wait_s, self.step_limit_s))
+            overdue.append((False, all_wait_s, self.step_limit_s, None))
         if not overdue:
             return None
-        only_silence, _, limit_s = min(overdue)
-        waited_s = max(waited_s for _, waited_s, _ in overdue)
-        if not self._in_section:  # a sign is first seen some time after the silence began
+        only_silence, _, limit_s, option = min(overdue, key=lambda one: one[:3])
+        waited_s = max(one[1] for one in overdue)
+        if not self.in_section:  # a sign is first seen some time after the silence began
             waited_s = max(now_s - seen.last_sign_s for seen in living.values())
         blamed, state, behind_at_step, why = _blame(living, process_states)
         if blamed is None and all_wait_s > 0:
@@ -252,32 +278,30 @@ class HangDetector:
             behind_at_step=behind_at_step,
             why=why,
             only_silence=only_silence,
+            option=option,
         )
 
-    @property
-    def _in_section(self) -> bool:
-        return any(seen.section_limit_s is not None for seen in self.living.values())
-
     def _patience_s(self, seen: _Rank) -> float:
-        if seen.section_limit_s is not None:
-            return seen.section_limit_s
+        if seen.section_since_s is not None:
+            return min(self.step_limit_s, seen.section_limit_s or self.step_limit_s)
         return self._limits.first_step_s if seen.last_step is None else self.step_limit_s
 
-    def _waits(self, seen: _Rank, now_s: float) -> list[tuple[bool, float, float]]:
-        """Each way in which it waits: whether only silence says so, for how long, and the limit."""
-        waits = []
+    def _waits(self, seen: _Rank, now_s: float) -> list[tuple[bool, float, float, str | None]]:
+        """Each way in which it waits: whether only silence says so, for how long, the limit, and the limit's option."""
+        waits: list[tuple[bool, float, float, str | None]] = []
         silent_s = now_s - seen.last_sign_s
-        if seen.section_limit_s is not None:
-            waits.append((False, silent_s, seen.section_limit_s))
-        elif not self._in_section and seen.last_step is None:
-            waits.append((False, silent_s, self._limits.first_step_s))
-        elif not self._in_section:
-            waits.append((True, silent_s, self.silence_limit_s))
-            signs = [seen.stuck_since_s, seen.locked_since_s]
-            waits += [(False, now_s - since_s, self.step_limit_s) for since_s in signs if since_s is not None]
-        if seen.stopped_since_s is not None:
-            # A stopped process will not go on by itself, in a section or before its first step either.
-            waits.append((False, now_s - seen.stopped_since_s, self.step_limit_s))
+        in_section, own_limit_s = seen.section_since_s is not None, seen.section_limit_s
+        if in_section:
+            waits.append((own_limit_s is None, silent_s, own_limit_s or self.section_limit_s, "--section-limit-s"))
+        elif not self.in_section and seen.last_step is None:
+            waits.append((True, silent_s, self._limits.first_step_s, "--first-step-limit-s"))
+        elif not self.in_section:
+            waits.append((True, silent_s, self.silence_limit_s, "--silence-limit-s"))
+        # A stopped process will not go on by itself, before its first step either.
+        signs = [seen.stopped_since_s]
+        if in_section or (seen.last_step is not None and not self.in_section):
+            signs += [seen.stuck_since_s, seen.locked_since_s]
+        waits += [(False, now_s - since_s, self.step_limit_s, None) for since_s in signs if since_s is not None]
         return waits
 
 

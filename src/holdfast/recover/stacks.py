@@ -5,6 +5,7 @@ that hangs. A rank whose native code keeps the interpreter's lock does not answe
 """
 
 import dis
+import inspect
 import sys
 import threading
 from collections.abc import Mapping, Sequence
@@ -31,6 +32,9 @@ _COLLECTIVES = frozenset(
 """Not all of torch.distributed: its checkpoints and its launcher do other work."""
 _DEVICE_CALLS = frozenset({"item", "cpu", "tolist", "numpy", "to", "synchronize", "wait"})
 """Native calls that wait for a GPU or for a collective started before."""
+_THREAD_LOCKS = (type(threading.Lock()), type(threading.RLock()))
+_MONITORS = frozenset({"tqdm._monitor", "torch.utils.data._utils.pin_memory"})
+"""Modules of threads that release nothing of the user's: all that waits for them waits with a time-out."""
 
 
 class Place(Enum):
@@ -71,12 +75,15 @@ def thread_stacks() -> list[dict[str, Any]]:
                 "name": "" if thread is None else thread.name[:TEXT_CHARACTERS],
                 "daemon": thread is not None and thread.daemon,
                 "ours": _is_ours(frames[ident]),
+                "module": _module(frames[ident]),
                 "call": _call(frames[ident]),
                 "frames": _frames(frames[ident], limit),
             }
         )
     if len(frames) > THREADS + 1:
-        found.append({"main": False, "name": "others", "daemon": False, "ours": False, "call": "", "frames": []})
+        found.append(
+            {"main": False, "name": "others", "daemon": False, "ours": False, "module": "", "call": "", "frames": []}
+        )
     return found
 
 
@@ -87,6 +94,16 @@ def _is_ours(frame: FrameType | None) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+def _module(frame: FrameType | None) -> str:
+    """Return the module of the function that a thread runs."""
+    module = ""
+    while frame is not None:
+        name = str(frame.f_globals.get("__name__", ""))
+        module = module if name == "threading" else name
+        frame = frame.f_back
+    return module[:TEXT_CHARACTERS]
 
 
 def _frames(frame: FrameType | None, limit: int) -> list[list[str | int]]:
@@ -101,7 +118,10 @@ def _frames(frame: FrameType | None, limit: int) -> list[list[str | int]]:
 
 
 def _call(frame: FrameType) -> str:
-    """The native call that a frame is in: its name and number of arguments, as `acquire/0`; `with` on entering one."""
+    """The native call that a frame is in: its name and number of arguments, as `acquire/0`; `with` on entering one.
+
+    `acquire/0` is a wait for a lock between threads; another process may release what else has that name.
+    """
     before = [one for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]
     if not before:
         return ""
@@ -112,12 +132,28 @@ def _call(frame: FrameType) -> str:
         return ""
     # What is called begins where the call begins: of `a.b.acquire()` the last load from there is `acquire`.
     start = now.positions.lineno, now.positions.col_offset
-    names = [
-        str(one.argval)
+    loads = [
+        one
         for one in before
         if one.opname in _LOADS and one.positions and (one.positions.lineno, one.positions.col_offset) == start
     ]
-    return f"{names[-1][:TEXT_CHARACTERS]}/{now.arg}" if names else ""
+    if not loads:
+        return ""
+    call = f"{str(loads[-1].argval)[:TEXT_CHARACTERS]}/{now.arg}"
+    return f"other {call}" if call == "acquire/0" and not _is_thread_lock(frame, loads[:-1]) else call
+
+
+def _is_thread_lock(frame: FrameType, loads: Sequence[dis.Instruction]) -> bool:
+    """Whether what the loads lead to is a lock of this process; reading attributes runs no code of the user's."""
+    found: Any = None
+    for load in loads:
+        if load.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            found = inspect.getattr_static(found, load.argval, None)
+        elif load.opname == "LOAD_GLOBAL":
+            found = frame.f_globals.get(load.argval)
+        else:
+            found = frame.f_locals.get(load.argval, frame.f_globals.get(load.argval))
+    return isinstance(found, _THREAD_LOCKS)
 
 
 def stand_of(threads: Sequence[Mapping[str, Any]]) -> Stand:
@@ -151,10 +187,9 @@ def _place(main: Mapping[str, Any], frames: Sequence[tuple[str, str]], others: S
 
 
 def _may_release(thread: Mapping[str, Any]) -> bool:
-    """Whether a thread may do something by itself: it waits neither for a lock nor for the next piece of work."""
+    """Whether a thread may go on by itself, such as at the end of a time-out or of a read, and release a lock then."""
     call, frames = str(thread["call"]), thread["frames"]
-    if thread["ours"] or "_pin_memory_loop" in str(thread["name"]) or call in ("acquire/0", "with"):
+    if thread["ours"] or thread.get("module") in _MONITORS or call in ("acquire/0", "with"):
         return False
-    if frames and (frames[0][0], frames[0][2]) == ("concurrent.futures.thread", "_worker"):
-        return False  # of an executor, without a task
-    return not (thread["daemon"] is True and call.startswith("acquire/"))
+    # Else only a thread of an executor without a task waits for others.
+    return not (frames and (frames[0][0], frames[0][2]) == ("concurrent.futures.thread", "_worker"))

@@ -243,9 +243,10 @@ class Supervisor:
             now_s = self._clock.monotonic_s()
             if now_s - last_s > STANDSTILL_S:
                 self._view.detector.resumed(now_s - last_s)
-            last_s = now_s
             if self._watching and self._view.detector.look_due(now_s):
-                await self._look(now_s)
+                await self._look()
+                now_s = self._clock.monotonic_s()
+            last_s = now_s  # after the look: the time that a look takes is no standstill
             if self._watching:
                 if self._view.check(now_s) is not None:
                     self._tell(policy.JobFrozen())
@@ -257,11 +258,11 @@ class Supervisor:
     def _watching(self) -> bool:
         return self._state.phase in (policy.Phase.RUNNING, policy.Phase.STOPPING)
 
-    async def _look(self, now_s: float) -> None:
+    async def _look(self) -> None:
         view = self._view
         pids = {rank: view.rank_pids[rank] for rank in view.detector.living}
-        used = await asyncio.to_thread(lambda: {rank: activity(pid) for rank, pid in pids.items()})
-        view.looked(used, now_s)
+        used = await asyncio.to_thread(activity, pids)
+        view.looked(used, self._clock.monotonic_s())
         self._channel.send({"kind": "look"}, to="rank")
 
     # What is done about it
