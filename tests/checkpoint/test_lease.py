@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -236,6 +237,94 @@ def test_fresh_without_a_name_sets_aside_each_time(tmp_path):
             ckpt.save(number + 1, state_of(number)).result()
     assert [len(scan(tmp_path / name)) for name in ("aside-1", "aside-2")] == [2, 2]
     assert [info.step for info in scan(tmp_path)] == [4, 3]
+
+
+@pytest.mark.parametrize("between", ["without a name", "without a file"])
+def test_a_fresh_run_goes_on_from_its_own_whatever_was_there_between(tmp_path, between):
+    options = {"run": "new", "fresh": True}
+    with Checkpointer(tmp_path, **options) as ckpt:
+        ckpt.save(10, state_of(10)).result()
+    if between == "without a name":
+        with Checkpointer(tmp_path) as ckpt:
+            assert ckpt.restore(state_of(0)) == 10
+        assert read_holder(tmp_path).run == "new"
+    else:
+        (tmp_path / WRITER_NAME).unlink()
+    with Checkpointer(tmp_path, **options) as ckpt:
+        assert ckpt.has_any()
+        assert ckpt.restore(state_of(0)) == 10
+    assert not list(tmp_path.glob("aside-*"))
+
+
+def test_a_fresh_run_takes_the_newest_checkpoint_for_its_own_not_an_older_one(tmp_path):
+    for run, step in (("new", 10), ("old", 20)):
+        with Checkpointer(tmp_path, run=run) as ckpt:
+            if run == "old":
+                (tmp_path / WRITER_NAME).unlink()
+            ckpt.save(step, state_of(step)).result()
+    (tmp_path / WRITER_NAME).unlink()
+    with Checkpointer(tmp_path, run="new", fresh=True) as ckpt:
+        assert ckpt.restore(state_of(0)) == 0
+    assert [info.step for info in scan(tmp_path / "aside-1")] == [20, 10]
+
+
+def test_a_process_without_a_name_does_not_open_the_folder_to_another_run(tmp_path):
+    with Checkpointer(tmp_path, run="a") as ckpt:
+        ckpt.save(100, state_of(100)).result()
+    with Checkpointer(tmp_path) as ckpt:
+        assert ckpt.restore(state_of(0)) == 100
+    with pytest.raises(BadUse, match=r"another run \(run 'a'.*this is run 'b'"):
+        Checkpointer(tmp_path, run="b").restore(state_of(0))
+    with Checkpointer(tmp_path, fresh=True) as ckpt:  # what is set aside names no run any more
+        ckpt.save(1, state_of(1)).result()
+    assert Checkpointer(tmp_path, run="b").restore(state_of(0)) == 1
+
+
+@pytest.mark.parametrize("cannot", ["move a checkpoint", "read who saves"])
+def test_a_fresh_run_that_cannot_set_the_old_aside_is_refused(tmp_path, monkeypatch, cannot):
+    with Checkpointer(tmp_path, run="old") as ckpt:
+        ckpt.save(3000, state_of(3000)).result()
+    real = os.open
+
+    def rename(path, _target):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    def open_file(path, *arguments, **named):
+        if str(path).endswith(WRITER_NAME):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        if cannot == "move a checkpoint":
+            patch.setattr(Path, "rename", rename)
+        else:
+            patch.setattr(os, "open", open_file)
+        named = "step-0000003000" if cannot == "move a checkpoint" else WRITER_NAME
+        with pytest.raises(BadUse, match=rf"could not be set aside: .*Permission denied: '.*{named}.*another folder"):
+            Checkpointer(tmp_path, run="new", fresh=True).restore(state_of(0))
+    assert [info.step for info in scan(tmp_path)] == [3000]
+
+
+@pytest.mark.parametrize("older_has", ["saved", "begun to save", "restored"])
+def test_fresh_sets_aside_what_an_older_one_of_the_same_process_has(tmp_path, older_has):
+    """As a cell of a notebook that is run again, while the name is bound to the older one."""
+    with Checkpointer(tmp_path) as ckpt:
+        ckpt.save(90, state_of(90)).result()
+    older = Checkpointer(tmp_path)
+    if older_has == "restored":
+        assert older.restore(state_of(0)) == 90
+    else:
+        handle = older.save(100, state_of(100))
+        if older_has == "saved":
+            handle.result()
+    with Checkpointer(tmp_path, fresh=True) as ckpt:
+        assert ckpt.restore(state_of(0)) == 0
+        ckpt.save(1, state_of(1)).result()
+        with pytest.raises((BadUse, SaveFailed), match="taken over"):
+            older.save(110, state_of(110)).result()
+    assert [info.step for info in scan(tmp_path / "aside-1")] == ([90] if older_has == "restored" else [100, 90])
+    assert [info.step for info in scan(tmp_path)] == [1]
+    older.close()
 
 
 @pytest.mark.parametrize("moved", [0, 1, 2, 3])

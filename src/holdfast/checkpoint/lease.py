@@ -20,7 +20,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self
@@ -110,13 +110,17 @@ def acquire(folder: Path, who: Identity, *, now_s: float, set_aside: Callable[[]
         who: the run of this process.
         now_s: seconds since the Unix epoch.
         set_aside: called once no other process saves there, before this one is named: checkpoints of another run then
-            keep nothing from being taken over.
+            keep nothing from being taken over. It may move the file of the lease away.
 
     Raises:
         BadUse: another process saves into it, or its checkpoints are another run's.
         OSError: the folder cannot be written.
     """
     path = Path(os.path.realpath(folder)) / WRITER_NAME
+    with _registering:
+        is_ours = (held := _held.get(str(path))) is not None and _is_at(held.fd, path)
+    if is_ours and set_aside is not None:
+        set_aside()
     with _registering:
         if (shared := _held.get(str(path))) is not None and _is_at(shared.fd, path):
             shared.users += 1
@@ -143,7 +147,9 @@ def acquire(folder: Path, who: Identity, *, now_s: float, set_aside: Callable[[]
                 time.sleep(_POLL_S)
             if set_aside is not None:
                 set_aside()
-            lease = _take(path, former, who, now_s)
+            # A process without a name does not change whose checkpoints these are, unless they have been set aside.
+            kept = former.run if former is not None and set_aside is None else ""
+            lease = _take(path, former, replace(who, run=who.run or kept), now_s)
         if lease is not None:
             with _registering:
                 _held[str(path)] = lease
