@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,6 +18,7 @@ import torch
 from waiting import contents, until
 
 from holdfast.checkpoint import Checkpointer, lease, scan, verify
+from holdfast.checkpoint.folders import Staging
 from holdfast.checkpoint.lease import WRITER_NAME, Identity, acquire, read_holder
 from holdfast.core.errors import BadUse, SaveFailed, StateMismatch
 from holdfast.core.link import ENV_ATTEMPT, ENV_FRESH, ENV_RUN
@@ -177,6 +179,92 @@ def test_the_last_save_of_a_dead_trainer_is_waited_for(tmp_path, monkeypatch):
     acquire(tmp_path, Identity(), now_s=2.0)
     os.close(fd)
     assert seen == [1.0]  # it was not fenced before it had ended
+
+
+class FakeTime:
+    """Passes while it is waited for; calls `at_each` with the seconds so far."""
+
+    def __init__(self, at_each):
+        self.now_s, self._at_each = 0.0, at_each
+
+    def monotonic(self):
+        return self.now_s
+
+    def sleep(self, _seconds):
+        self.now_s += 1.0
+        self._at_each(self.now_s)
+
+
+@pytest.fixture
+def unfinished(tmp_path):
+    """The last save of a dead trainer, which its writing process is at."""
+    acquire(tmp_path, Identity(run="a"), now_s=1.0).release()
+    staging = Staging(tmp_path, 2, "abcd-1")
+    (staging.path / "__0_0.distcp").touch()
+    yield staging
+    if staging.path.exists():
+        staging.abandon()
+
+
+def test_the_last_save_of_a_dead_trainer_is_waited_for_while_it_makes_progress(
+    tmp_path, monkeypatch, caplog, unfinished
+):
+    def write(now_s):
+        with (unfinished.path / "__0_0.distcp").open("ab") as file:
+            file.write(b"x")
+        if now_s == 90.0:
+            unfinished.commit()
+
+    fake = FakeTime(write)
+    monkeypatch.setattr(lease, "time", fake)
+    acquire(tmp_path, Identity(run="a"), now_s=2.0).release()
+    assert (fake.now_s, unfinished.path.exists()) == (90.0, False)
+    assert caplog.text.count("Waiting for the last save of run 'a', attempt 1, process") == 1
+
+
+@pytest.mark.parametrize(("progresses", "timeout_s", "waits_s"), [(False, 600.0, 10.0), (True, 35.0, 35.0)])
+def test_a_last_save_that_makes_none_or_never_ends_is_not_waited_for(
+    tmp_path, monkeypatch, caplog, unfinished, progresses, timeout_s, waits_s
+):
+    fake = FakeTime(lambda now_s: progresses and os.utime(unfinished.path / "__0_0.distcp", (now_s, now_s)))
+    monkeypatch.setattr(lease, "time", fake)
+    acquire(tmp_path, Identity(run="a"), now_s=2.0, timeout_s=timeout_s).release()
+    assert fake.now_s == waits_s
+    assert "is not waited for any longer" in caplog.text
+    assert unfinished.path.exists()
+
+
+def test_a_checkpointer_gives_the_last_save_of_another_its_own_time(tmp_path, monkeypatch, unfinished):
+    fake = FakeTime(lambda now_s: os.utime(unfinished.path / "__0_0.distcp", (now_s, now_s)))
+    monkeypatch.setattr(lease, "time", fake)
+    with Checkpointer(tmp_path, timeout_s=15.0) as ckpt:
+        assert ckpt.restore(state_of(0)) == 0
+    assert fake.now_s == 15.0
+
+
+@pytest.mark.parametrize(("host", "waits_s"), [("far", 120.0), (socket.gethostname(), 10.0)])
+@pytest.mark.parametrize("ours", ["a", ""])
+def test_a_writer_on_another_node_has_as_long_as_its_server_may_hold_its_locks(
+    tmp_path, monkeypatch, caplog, host, waits_s, ours
+):
+    holder = {"run": "a", "generation": 1, "host": host, "pid": 9, "since_s": 1.0, "token": "other"}
+    (tmp_path / WRITER_NAME).write_text(json.dumps(holder))
+    with (tmp_path / WRITER_NAME).open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        fake = FakeTime(lambda _: None)
+        monkeypatch.setattr(lease, "time", fake)
+        with pytest.raises(BadUse, match=f"saved into by another process .*process 9 on {host}"):
+            acquire(tmp_path, Identity(run=ours), now_s=2.0)
+        assert fake.now_s == waits_s
+        assert caplog.text.count(f"Waiting for the end of run 'a', attempt 1, process 9 on {host}") == 1
+        fake.now_s = 0.0
+        with pytest.raises(BadUse, match="saved into by another process"):
+            acquire(tmp_path, Identity(run="b"), now_s=2.0)
+        assert fake.now_s == 0.0
+        fake._at_each = lambda now_s: now_s == 90.0 and fcntl.flock(held, fcntl.LOCK_UN)
+        if host == "far":
+            assert acquire(tmp_path, Identity(run=ours), now_s=2.0).holder.run == "a"
+            assert fake.now_s == 90.0
 
 
 def test_checkpoints_of_another_run_are_refused_with_the_ways_out(tmp_path, supervised):

@@ -41,6 +41,7 @@ class Work:
         folder: of the checkpoints.
         identity: of its run.
         is_fresh: checkpoints of other runs are set aside.
+        timeout_s: how long the last save of a former writer may take.
         engine: its saves.
         votes: of all ranks.
         outcomes: of its saves.
@@ -55,6 +56,7 @@ class Work:
     folder: Path
     identity: Identity
     is_fresh: bool
+    timeout_s: float
     engine: Engine
     votes: Votes
     outcomes: Outcomes
@@ -115,7 +117,7 @@ class Work:
             return
         if self.is_fresh and not ranks.first(lambda: is_own(self.folder, self.identity)):
             self.begin_writing()  # an older one must not save what is not set aside
-        self.engine.lease = ranks.first(self._acquire)
+        self.engine.lease = ranks.first_at_length(self._acquire)
         self.engine.run = self.identity.run
         self._holds_in = os.getpid()
 
@@ -128,7 +130,7 @@ class Work:
 
         try:
             aside = begin_anew if self.is_fresh else None
-            lease = self.lease = acquire(folder, who, now_s=time.time(), set_aside=aside)
+            lease = self.lease = acquire(folder, who, now_s=time.time(), timeout_s=self.timeout_s, set_aside=aside)
         except OSError as error:  # a save there says so, too, if it fails
             if self.is_fresh and is_of_others(folder, who):
                 raise BadUse(
