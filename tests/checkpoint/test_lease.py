@@ -5,10 +5,12 @@ import fcntl
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -16,6 +18,7 @@ import torch
 from waiting import contents, until
 
 from holdfast.checkpoint import Checkpointer, lease, scan, verify
+from holdfast.checkpoint.folders import Staging
 from holdfast.checkpoint.lease import WRITER_NAME, Identity, acquire, read_holder
 from holdfast.core.errors import BadUse, SaveFailed, StateMismatch
 from holdfast.core.link import ENV_ATTEMPT, ENV_FRESH, ENV_RUN
@@ -178,6 +181,92 @@ def test_the_last_save_of_a_dead_trainer_is_waited_for(tmp_path, monkeypatch):
     assert seen == [1.0]  # it was not fenced before it had ended
 
 
+class FakeTime:
+    """Passes while it is waited for; calls `at_each` with the seconds so far."""
+
+    def __init__(self, at_each):
+        self.now_s, self._at_each = 0.0, at_each
+
+    def monotonic(self):
+        return self.now_s
+
+    def sleep(self, _seconds):
+        self.now_s += 1.0
+        self._at_each(self.now_s)
+
+
+@pytest.fixture
+def unfinished(tmp_path):
+    """The last save of a dead trainer, which its writing process is at."""
+    acquire(tmp_path, Identity(run="a"), now_s=1.0).release()
+    staging = Staging(tmp_path, 2, "abcd-1")
+    (staging.path / "__0_0.distcp").touch()
+    yield staging
+    if staging.path.exists():
+        staging.abandon()
+
+
+def test_the_last_save_of_a_dead_trainer_is_waited_for_while_it_makes_progress(
+    tmp_path, monkeypatch, caplog, unfinished
+):
+    def write(now_s):
+        with (unfinished.path / "__0_0.distcp").open("ab") as file:
+            file.write(b"x")
+        if now_s == 90.0:
+            unfinished.commit()
+
+    fake = FakeTime(write)
+    monkeypatch.setattr(lease, "time", fake)
+    acquire(tmp_path, Identity(run="a"), now_s=2.0).release()
+    assert (fake.now_s, unfinished.path.exists()) == (90.0, False)
+    assert caplog.text.count("Waiting for the last save of run 'a', attempt 1, process") == 1
+
+
+@pytest.mark.parametrize(("progresses", "timeout_s", "waits_s"), [(False, 600.0, 10.0), (True, 35.0, 35.0)])
+def test_a_last_save_that_makes_none_or_never_ends_is_not_waited_for(
+    tmp_path, monkeypatch, caplog, unfinished, progresses, timeout_s, waits_s
+):
+    fake = FakeTime(lambda now_s: progresses and os.utime(unfinished.path / "__0_0.distcp", (now_s, now_s)))
+    monkeypatch.setattr(lease, "time", fake)
+    acquire(tmp_path, Identity(run="a"), now_s=2.0, timeout_s=timeout_s).release()
+    assert fake.now_s == waits_s
+    assert "is not waited for any longer" in caplog.text
+    assert unfinished.path.exists()
+
+
+def test_a_checkpointer_gives_the_last_save_of_another_its_own_time(tmp_path, monkeypatch, unfinished):
+    fake = FakeTime(lambda now_s: os.utime(unfinished.path / "__0_0.distcp", (now_s, now_s)))
+    monkeypatch.setattr(lease, "time", fake)
+    with Checkpointer(tmp_path, timeout_s=15.0) as ckpt:
+        assert ckpt.restore(state_of(0)) == 0
+    assert fake.now_s == 15.0
+
+
+@pytest.mark.parametrize(("host", "waits_s"), [("far", 120.0), (socket.gethostname(), 10.0)])
+@pytest.mark.parametrize("ours", ["a", ""])
+def test_a_writer_on_another_node_has_as_long_as_its_server_may_hold_its_locks(
+    tmp_path, monkeypatch, caplog, host, waits_s, ours
+):
+    holder = {"run": "a", "generation": 1, "host": host, "pid": 9, "since_s": 1.0, "token": "other"}
+    (tmp_path / WRITER_NAME).write_text(json.dumps(holder))
+    with (tmp_path / WRITER_NAME).open() as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        fake = FakeTime(lambda _: None)
+        monkeypatch.setattr(lease, "time", fake)
+        with pytest.raises(BadUse, match=f"saved into by another process .*process 9 on {host}"):
+            acquire(tmp_path, Identity(run=ours), now_s=2.0)
+        assert fake.now_s == waits_s
+        assert caplog.text.count(f"Waiting for the end of run 'a', attempt 1, process 9 on {host}") == 1
+        fake.now_s = 0.0
+        with pytest.raises(BadUse, match="saved into by another process"):
+            acquire(tmp_path, Identity(run="b"), now_s=2.0)
+        assert fake.now_s == 0.0
+        fake._at_each = lambda now_s: now_s == 90.0 and fcntl.flock(held, fcntl.LOCK_UN)
+        if host == "far":
+            assert acquire(tmp_path, Identity(run=ours), now_s=2.0).holder.run == "a"
+            assert fake.now_s == 90.0
+
+
 def test_checkpoints_of_another_run_are_refused_with_the_ways_out(tmp_path, supervised):
     with Checkpointer(tmp_path, run="old") as ckpt:
         ckpt.save(1, state_of(1)).result()
@@ -236,6 +325,94 @@ def test_fresh_without_a_name_sets_aside_each_time(tmp_path):
             ckpt.save(number + 1, state_of(number)).result()
     assert [len(scan(tmp_path / name)) for name in ("aside-1", "aside-2")] == [2, 2]
     assert [info.step for info in scan(tmp_path)] == [4, 3]
+
+
+@pytest.mark.parametrize("between", ["without a name", "without a file"])
+def test_a_fresh_run_goes_on_from_its_own_whatever_was_there_between(tmp_path, between):
+    options = {"run": "new", "fresh": True}
+    with Checkpointer(tmp_path, **options) as ckpt:
+        ckpt.save(10, state_of(10)).result()
+    if between == "without a name":
+        with Checkpointer(tmp_path) as ckpt:
+            assert ckpt.restore(state_of(0)) == 10
+        assert read_holder(tmp_path).run == "new"
+    else:
+        (tmp_path / WRITER_NAME).unlink()
+    with Checkpointer(tmp_path, **options) as ckpt:
+        assert ckpt.has_any()
+        assert ckpt.restore(state_of(0)) == 10
+    assert not list(tmp_path.glob("aside-*"))
+
+
+def test_a_fresh_run_takes_the_newest_checkpoint_for_its_own_not_an_older_one(tmp_path):
+    for run, step in (("new", 10), ("old", 20)):
+        with Checkpointer(tmp_path, run=run) as ckpt:
+            if run == "old":
+                (tmp_path / WRITER_NAME).unlink()
+            ckpt.save(step, state_of(step)).result()
+    (tmp_path / WRITER_NAME).unlink()
+    with Checkpointer(tmp_path, run="new", fresh=True) as ckpt:
+        assert ckpt.restore(state_of(0)) == 0
+    assert [info.step for info in scan(tmp_path / "aside-1")] == [20, 10]
+
+
+def test_a_process_without_a_name_does_not_open_the_folder_to_another_run(tmp_path):
+    with Checkpointer(tmp_path, run="a") as ckpt:
+        ckpt.save(100, state_of(100)).result()
+    with Checkpointer(tmp_path) as ckpt:
+        assert ckpt.restore(state_of(0)) == 100
+    with pytest.raises(BadUse, match=r"another run \(run 'a'.*this is run 'b'"):
+        Checkpointer(tmp_path, run="b").restore(state_of(0))
+    with Checkpointer(tmp_path, fresh=True) as ckpt:  # what is set aside names no run any more
+        ckpt.save(1, state_of(1)).result()
+    assert Checkpointer(tmp_path, run="b").restore(state_of(0)) == 1
+
+
+@pytest.mark.parametrize("cannot", ["move a checkpoint", "read who saves"])
+def test_a_fresh_run_that_cannot_set_the_old_aside_is_refused(tmp_path, monkeypatch, cannot):
+    with Checkpointer(tmp_path, run="old") as ckpt:
+        ckpt.save(3000, state_of(3000)).result()
+    real = os.open
+
+    def rename(path, _target):
+        raise PermissionError(errno.EACCES, "Permission denied", str(path))
+
+    def open_file(path, *arguments, **named):
+        if str(path).endswith(WRITER_NAME):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, *arguments, **named)
+
+    with monkeypatch.context() as patch:
+        if cannot == "move a checkpoint":
+            patch.setattr(Path, "rename", rename)
+        else:
+            patch.setattr(os, "open", open_file)
+        named = "step-0000003000" if cannot == "move a checkpoint" else WRITER_NAME
+        with pytest.raises(BadUse, match=rf"could not be set aside: .*Permission denied: '.*{named}.*another folder"):
+            Checkpointer(tmp_path, run="new", fresh=True).restore(state_of(0))
+    assert [info.step for info in scan(tmp_path)] == [3000]
+
+
+@pytest.mark.parametrize("older_has", ["saved", "begun to save", "restored"])
+def test_fresh_sets_aside_what_an_older_one_of_the_same_process_has(tmp_path, older_has):
+    """As a cell of a notebook that is run again, while the name is bound to the older one."""
+    with Checkpointer(tmp_path) as ckpt:
+        ckpt.save(90, state_of(90)).result()
+    older = Checkpointer(tmp_path)
+    if older_has == "restored":
+        assert older.restore(state_of(0)) == 90
+    else:
+        handle = older.save(100, state_of(100))
+        if older_has == "saved":
+            handle.result()
+    with Checkpointer(tmp_path, fresh=True) as ckpt:
+        assert ckpt.restore(state_of(0)) == 0
+        ckpt.save(1, state_of(1)).result()
+        with pytest.raises((BadUse, SaveFailed), match="taken over"):
+            older.save(110, state_of(110)).result()
+    assert [info.step for info in scan(tmp_path / "aside-1")] == ([90] if older_has == "restored" else [100, 90])
+    assert [info.step for info in scan(tmp_path)] == [1]
+    older.close()
 
 
 @pytest.mark.parametrize("moved", [0, 1, 2, 3])

@@ -15,7 +15,7 @@ from holdfast.checkpoint import Checkpointer, commit, lineage, persist, scan
 from holdfast.checkpoint.catalog import CheckpointInfo, inspect
 from holdfast.checkpoint.commit import Order
 from holdfast.checkpoint.lease import read_holder
-from holdfast.checkpoint.lineage import LINE_NAME, left_behind, read_abandoned
+from holdfast.checkpoint.lineage import LINE_NAME, left_behind, left_by_newest, read_abandoned
 from holdfast.checkpoint.manifest import MANIFEST_NAME, Save, parse_manifest, read_manifest
 from holdfast.checkpoint.pruning import prune
 from holdfast.checkpoint.pushing import fetch_newer
@@ -270,6 +270,25 @@ def test_what_a_save_leaves_behind(present, before, step, parent, left):
         infos, {saved(each) for each in before}, step=step, parent=saved(parent) if parent is not None else None
     )
     assert sorted(each.step for each in found) == left
+
+
+@pytest.mark.parametrize(
+    ("present", "left"),
+    [
+        ([(20, 10, 1), (30, 20, 2)], []),
+        ([(20, 10, 1), (40, 20, 2), (25, 20, 3)], [40]),
+        ([(40, 39, 2), (25, 24, 3)], [40]),  # parents that were never pushed
+        ([(3000, 2999, 1), (10, None, 2), (20, 10, 3)], [3000]),
+        ([(20, 10, 1), (40, 20, 2), (25, 20, 3), (50, 40, 4)], [25]),  # gone on from what was left behind
+        ([(20, 10, 9), (30, 20, 2), (40, 30, 3)], []),  # a clock that was wrong
+        ([(20, 10, 1), (40, 20, 3), (25, 20, 3)], []),  # nobody can tell
+        ([(40, None, 1), (25, None, 2)], []),  # of earlier versions
+        ([], []),
+    ],
+)
+def test_what_the_newest_shows_to_be_left_behind(present, left):
+    infos = [info_of(step, parent=saved(of) if of else None, created_at_s=at_s) for step, of, at_s in present]
+    assert sorted(each.step for each in left_by_newest(infos)) == left
 
 
 def test_abandoned_steps_do_not_count_for_the_line_and_are_kept_by_the_same_rules():

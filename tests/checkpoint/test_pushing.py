@@ -778,3 +778,76 @@ def test_a_look_at_storage_that_gets_on_gives_signs_where_there_is_a_checkpoint_
     remote = Remote(there.as_uri())
     pushing_module.fetch_newer(remote, tmp_path)
     assert remote.signs > 0
+
+
+def save_all(folder, url, *steps, sign=1, **options):
+    """Save and push each, and restore nothing."""
+    with Checkpointer(folder, push_to=url, keep=None, **options) as ckpt:
+        for step in steps:
+            ckpt.save(step, state_of(sign * step)).result()
+            until(lambda step=step: is_pushed(folder, url, step))
+
+
+def restored(folder, url, **options):
+    state = state_of(0)
+    step = Checkpointer(folder, push_to=url, **options).restore(state)
+    return step, state["value"]
+
+
+def test_of_storage_that_two_runs_share_each_has_its_own(tmp_path, there):
+    url = there.as_uri()
+    save_all(tmp_path / "old", url, 3000, run="old")
+    with pytest.raises(
+        BadUse,
+        match=r"another run alone \(run 'old', step 3000\).*this is run 'new'.*--resume old.*fresh=True.*fetch\(",
+    ):
+        restored(tmp_path / "refused", url, run="new")
+    fresh = {"run": "new", "fresh": True}
+    ckpt = Checkpointer(tmp_path / "begun", push_to=url, **fresh)
+    assert not ckpt.has_any()
+    assert ckpt.restore(state_of(0)) == 0
+    ckpt.close()
+    save_all(tmp_path / "new", url, 10, 20, **fresh)
+    assert restored(tmp_path / "lost 1", url, run="new") == (20, 20)
+    assert Checkpointer(tmp_path / "lost 2", push_to=url, **fresh).has_any()
+    assert restored(tmp_path / "lost 2", url, **fresh) == (20, 20)
+    assert restored(tmp_path / "lost 3", url, run="old") == (3000, 3000)
+    assert restored(tmp_path / "new", url, run="new") == (20, 20)  # which has some: what is newer is another run's
+
+
+def test_what_another_run_has_in_storage_is_not_fetched_in_the_place_of_a_damaged_one(tmp_path, there):
+    folder, url = tmp_path / "new", there.as_uri()
+    save_all(tmp_path / "old", url, 15, run="old")
+    save_all(folder, url, 10, run="new")
+    with Checkpointer(folder, run="new") as ckpt:
+        ckpt.restore(state_of(0))
+        ckpt.save(20, state_of(20)).result()
+    flip(step_path(folder, 20) / "__0_0.distcp")
+    assert restored(folder, url, run="new") == (10, 10)
+
+
+def test_what_training_left_behind_is_not_fetched_unless_its_step_is_asked_for(tmp_path, there):
+    folder, url = tmp_path / "lost", there.as_uri()
+    save_all(folder, url, 20, 30, 40)
+    with Checkpointer(folder, push_to=url, keep=None) as ckpt:
+        assert ckpt.restore(state_of(0), step=20) == 20
+        ckpt.save(25, state_of(-25)).result()
+    new = tmp_path / "new"
+    assert restored(new, url) == (25, -25)
+    assert restored(new, url) == (25, -25)  # where it is the only one
+    flip(step_path(new, 25) / "__0_0.distcp")
+    flip(next(there.glob("step-0000000025.*/__0_0.distcp")))
+    assert restored(new, url) == (20, 20)
+    state = state_of(0)
+    assert Checkpointer(tmp_path / "asked", push_to=url).restore(state, step=40) == 40
+
+
+def test_what_training_left_behind_takes_no_place_of_those_that_stay_in_storage(tmp_path, there):
+    folder, url = tmp_path / "here", there.as_uri()
+    save_all(folder, url, 20, 30, 40)
+    with Checkpointer(folder, push_to=url, keep=None, keep_pushed=2) as ckpt:
+        assert ckpt.restore(state_of(0), step=20) == 20
+        for step in (25, 45):
+            ckpt.save(step, state_of(-step)).result()
+            until(lambda step=step: is_pushed(folder, url, step))
+    assert steps_of(url) == [45, 40, 30, 25]

@@ -5,20 +5,32 @@ import re
 from pathlib import Path
 from typing import Final
 
+from holdfast.checkpoint.catalog import scan
 from holdfast.checkpoint.folders import parse_name
 from holdfast.checkpoint.lease import WRITER_NAME, Identity, has_steps, read_holder
 from holdfast.checkpoint.lineage import LINE_NAME
 from holdfast.core.atomic import fsync_folder
 
 _NAME: Final = re.compile(r"\.?aside-(\d+)(\.tmp)?")
+_UNFINISHED: Final = ".aside-*.tmp"
 _logger = logging.getLogger("holdfast")
+
+
+def is_own(folder: Path, who: Identity) -> bool:
+    """Return whether the last writer of a folder, or the newest checkpoint of its line, is of this run."""
+    if not who.run:
+        return False
+    holder = read_holder(folder)
+    if holder is not None and holder.run == who.run:
+        return True
+    if any(folder.glob(_UNFINISHED)):  # the newest may be set aside already
+        return False
+    return next((info.run for info in scan(folder) if not info.abandoned), "") == who.run
 
 
 def is_of_others(folder: Path, who: Identity) -> bool:
     """Return whether a folder has checkpoints that a fresh run of this identity sets aside: all but its own."""
-    holder = read_holder(folder)
-    is_own = holder is not None and bool(who.run) and holder.run == who.run
-    return not is_own and (has_steps(folder) or any(folder.glob(".aside-*.tmp")))
+    return (has_steps(folder) or any(folder.glob(_UNFINISHED))) and not is_own(folder, who)
 
 
 def set_aside(folder: Path) -> Path:

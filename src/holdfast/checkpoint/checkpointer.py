@@ -29,13 +29,13 @@ from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.filling import Terms, per_rank_states
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.interval import Every, make_interval
-from holdfast.checkpoint.lease import Identity, has_steps
+from holdfast.checkpoint.lease import Identity
 from holdfast.checkpoint.manifest import Save, read_manifest
 from holdfast.checkpoint.metrics import check_metrics
 from holdfast.checkpoint.one_folder import check_alike
 from holdfast.checkpoint.opening import open_checkpoint
 from holdfast.checkpoint.outcomes import OnFailure, Outcomes
-from holdfast.checkpoint.pushing import Pusher, fetch_together
+from holdfast.checkpoint.pushing import Asked, Pusher, fetch_together, has_any
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.restore import RestoredStep, restore_newest, restored_event
 from holdfast.checkpoint.retention import Best, Retention, best_first
@@ -214,6 +214,7 @@ class Checkpointer(StaysHere):
             folder=self._folder,
             identity=self._identity,
             is_fresh=self._fresh,
+            timeout_s=timeout_s,
             engine=self._engine,
             votes=self._votes,
             outcomes=self._outcomes,
@@ -346,10 +347,9 @@ class Checkpointer(StaysHere):
             from_storage = None
             if not self._read_only:
                 self._work.hold(ranks)
-            is_fresh = self._fresh and not ranks.first(lambda: has_steps(self._folder))
-            if self._pusher is not None and not is_fresh:
-                self._work.pid = os.getpid()
-                from_storage = fetch_together(ranks, self._pusher.remote, self._folder, newer=step is None)
+            if self._pusher is not None and (self._identity.run or not self._fresh):
+                self._work.pid, asked = os.getpid(), Asked(self._identity.run, self._fresh, newer=step is None)
+                from_storage = fetch_together(ranks, self._pusher.remote, self._folder, asked)
             try:
                 checkpoint, passed_over = restore_newest(
                     *(ranks, self._folder, state, per_rank, from_storage),
@@ -416,7 +416,7 @@ class Checkpointer(StaysHere):
         """
         if self._fresh and is_of_others(self._folder, self._identity):  # which are to be set aside
             return False
-        return bool(scan(self._folder) or (self._pusher is not None and self._pusher.remote.scan()))
+        return bool(scan(self._folder)) or has_any(self._pusher, Asked(self._identity.run, self._fresh))
 
     def per_rank_states(self, step: int) -> list[dict[str, Any]]:
         """What each rank had saved under `per_rank` at `step`, in the order of ranks. Not collective.

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from holdfast.checkpoint.aside import is_of_others, set_aside
+from holdfast.checkpoint.aside import is_of_others, is_own, set_aside
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.lease import Identity, WriterLease, acquire
 from holdfast.checkpoint.outcomes import Outcomes
@@ -41,6 +41,7 @@ class Work:
         folder: of the checkpoints.
         identity: of its run.
         is_fresh: checkpoints of other runs are set aside.
+        timeout_s: how long the last save of a former writer may take.
         engine: its saves.
         votes: of all ranks.
         outcomes: of its saves.
@@ -55,6 +56,7 @@ class Work:
     folder: Path
     identity: Identity
     is_fresh: bool
+    timeout_s: float
     engine: Engine
     votes: Votes
     outcomes: Outcomes
@@ -109,20 +111,32 @@ class Work:
         """Take the right to save into the folder, once. Collective.
 
         Raises:
-            BadUse: another process has it, or the checkpoints there are another run's.
+            BadUse: another process has it, or the checkpoints there are another run's, or cannot be set aside.
         """
         if self._holds_in == os.getpid():
             return
-        self.engine.lease = ranks.first(self._acquire)
+        if self.is_fresh and not ranks.first(lambda: is_own(self.folder, self.identity)):
+            self.begin_writing()  # an older one must not save what is not set aside
+        self.engine.lease = ranks.first_at_length(self._acquire)
         self.engine.run = self.identity.run
         self._holds_in = os.getpid()
 
     def _acquire(self) -> str:
         who, folder = self.identity, self.folder
-        aside = functools.partial(set_aside, folder) if self.is_fresh and is_of_others(folder, who) else None
+
+        def begin_anew() -> None:
+            if is_of_others(folder, who):
+                set_aside(folder)
+
         try:
-            lease = self.lease = acquire(folder, who, now_s=time.time(), set_aside=aside)
+            aside = begin_anew if self.is_fresh else None
+            lease = self.lease = acquire(folder, who, now_s=time.time(), timeout_s=self.timeout_s, set_aside=aside)
         except OSError as error:  # a save there says so, too, if it fails
+            if self.is_fresh and is_of_others(folder, who):
+                raise BadUse(
+                    f"The checkpoints of {folder} could not be set aside: {error}. Make them writable or move them "
+                    "away, or give this run another folder."
+                ) from error
             _logger.warning("Another process that saves into %s would not be noticed: %s", folder, error)
             return ""
         return lease.holder.token
@@ -166,6 +180,7 @@ class Work:
 
 _writing: dict[str, Work] = {}
 """Of this process, by folder: what saves into it."""
+os.register_at_fork(after_in_child=_writing.clear)
 
 
 def close_at_exit(work: Work) -> functools.partial[None]:

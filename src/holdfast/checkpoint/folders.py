@@ -180,6 +180,17 @@ def has_unfinished(folder: Path) -> bool:
     return any(_has_changed_lately(path) if is_locked is None else is_locked for path, is_locked in told)
 
 
+def traces_of_unfinished(folder: Path) -> frozenset[tuple[str, int, int]]:
+    """Return what changes as long as a save that is being prepared in `folder` makes progress."""
+    traces = set()
+    for staging in folder.glob(_LEFTOVERS[0]):
+        with contextlib.suppress(OSError):  # it has its name now
+            for path in (staging, *staging.rglob("*")):
+                stat = path.stat()
+                traces.add((str(path), stat.st_size, stat.st_mtime_ns))
+    return frozenset(traces)
+
+
 def is_being_written(path: Path) -> bool:
     """Whether a living process prepares the save in the hidden folder `path`, as far as its lock tells."""
     return bool(_is_locked(path))

@@ -20,12 +20,12 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final, Self
 
-from holdfast.checkpoint.folders import has_unfinished, parse_name
+from holdfast.checkpoint.folders import has_unfinished, parse_name, traces_of_unfinished
 from holdfast.checkpoint.manifest import DAMAGED_JSON
 from holdfast.core.atomic import fsync_folder
 from holdfast.core.errors import BadUse
@@ -33,7 +33,9 @@ from holdfast.core.link import ENV_ATTEMPT, ENV_RUN
 
 WRITER_NAME: Final = ".holdfast-writer"
 PATIENCE_S: Final = 10.0
-"""How long a former writer may take to end, or to finish its last save."""
+"""How long a former writer may take to end, and its last save may make no progress."""
+PATIENCE_ACROSS_NODES_S: Final = 120.0
+"""The same where it ran on another node: a server of NFS holds the locks of a dead client for 90 s."""
 _POLL_S: Final = 0.05
 _logger = logging.getLogger("holdfast")
 
@@ -99,18 +101,26 @@ _held: dict[str, WriterLease] = {}
 _registering = threading.Lock()
 
 
-def acquire(folder: Path, who: Identity, *, now_s: float, set_aside: Callable[[], object] | None = None) -> WriterLease:
+def acquire(
+    folder: Path,
+    who: Identity,
+    *,
+    now_s: float,
+    timeout_s: float = 600.0,
+    set_aside: Callable[[], object] | None = None,
+) -> WriterLease:
     """Become the writer of a folder.
 
     A former writer that is dead, and one of an earlier generation of the same run, are taken over from: at once, or
-    once a save that is being finished has ended, for which it waits `PATIENCE_S`.
+    once a save that is being finished has ended, or has made no progress for `PATIENCE_S`.
 
     Args:
         folder: of the checkpoints.
         who: the run of this process.
         now_s: seconds since the Unix epoch.
+        timeout_s: how long that save may take at most.
         set_aside: called once no other process saves there, before this one is named: checkpoints of another run then
-            keep nothing from being taken over.
+            keep nothing from being taken over. It may move the file of the lease away.
 
     Raises:
         BadUse: another process saves into it, or its checkpoints are another run's.
@@ -118,16 +128,25 @@ def acquire(folder: Path, who: Identity, *, now_s: float, set_aside: Callable[[]
     """
     path = Path(os.path.realpath(folder)) / WRITER_NAME
     with _registering:
+        is_ours = (held := _held.get(str(path))) is not None and _is_at(held.fd, path)
+    if is_ours and set_aside is not None:
+        set_aside()
+    with _registering:
         if (shared := _held.get(str(path))) is not None and _is_at(shared.fd, path):
             shared.users += 1
             return shared
-    until_s = time.monotonic() + PATIENCE_S
+    began_s, traces, is_said = time.monotonic(), traces_of_unfinished(path.parent), False
     while True:
         with _former(path) as (former, fd):
             is_free = fd is None or _try_lock(fd)
             is_other_run = former is not None and bool(former.run and who.run) and former.run != who.run
             if not is_free:
-                if not is_other_run and time.monotonic() < until_s:
+                if not is_other_run and time.monotonic() < began_s + _patience_s(former, who):
+                    if not is_said:
+                        _logger.warning(
+                            "Waiting for the end of %s, which saves into %s.", former or "a process", folder
+                        )
+                    is_said = True
                     time.sleep(_POLL_S)
                     continue
                 if former is None or not _is_newer(who, former):
@@ -139,11 +158,13 @@ def acquire(folder: Path, who: Identity, *, now_s: float, set_aside: Callable[[]
                 raise BadUse(_of_another_run(folder, former, who))
             if fd is not None and not _is_at(fd, path):  # another one was faster
                 continue
-            while former is not None and time.monotonic() < until_s and has_unfinished(folder):
-                time.sleep(_POLL_S)
+            if former is not None:
+                _await_last_save(folder, former, traces, began_s=began_s, timeout_s=timeout_s)
             if set_aside is not None:
                 set_aside()
-            lease = _take(path, former, who, now_s)
+            # A process without a name does not change whose checkpoints these are, unless they have been set aside.
+            kept = former.run if former is not None and set_aside is None else ""
+            lease = _take(path, former, replace(who, run=who.run or kept), now_s)
         if lease is not None:
             with _registering:
                 _held[str(path)] = lease
@@ -177,6 +198,32 @@ def _of_another_run(folder: Path, former: Holder, who: Identity) -> str:
 
 def _is_newer(who: Identity, former: Holder) -> bool:
     return bool(who.run) and who.run == former.run and who.generation is not None and who.generation > former.generation
+
+
+def _patience_s(former: Holder | None, who: Identity) -> float:
+    """Return how long to wait for the former writer to end."""
+    if former is None or former.host == socket.gethostname() or _is_newer(who, former):
+        return PATIENCE_S
+    return PATIENCE_ACROSS_NODES_S
+
+
+def _await_last_save(
+    folder: Path, former: Holder, traces: frozenset[tuple[str, int, int]], *, began_s: float, timeout_s: float
+) -> None:
+    """Wait for what a former writer is saving, while it makes progress; `traces` are what it was at `began_s`."""
+    until_s, is_said = began_s + PATIENCE_S, False
+    while has_unfinished(folder):
+        now_s = time.monotonic()
+        if now_s >= until_s:
+            before, traces = traces, traces_of_unfinished(folder)
+            if traces == before or now_s >= began_s + timeout_s:
+                _logger.warning("The last save of %s in %s is not waited for any longer.", former, folder)
+                return
+            until_s = min(now_s + PATIENCE_S, began_s + timeout_s)
+        if not is_said:
+            _logger.warning("Waiting for the last save of %s in %s to end.", former, folder)
+        is_said = True
+        time.sleep(_POLL_S)
 
 
 @contextlib.contextmanager

@@ -37,6 +37,14 @@ class Known(Protocol):
         """The checkpoint that it descends from; None: not known."""
 
 
+class Dated(Known, Protocol):
+    """What must be known of a checkpoint that no list accounts for."""
+
+    @property
+    def created_at_s(self) -> float | None:
+        """When it was saved, in seconds since the Unix epoch."""
+
+
 def read_abandoned(folder: Path) -> frozenset[Save]:
     """Return the saves that are listed as abandoned; none where the list is missing or cannot be read."""
     try:
@@ -87,3 +95,20 @@ def left_behind(
             beyond -= 1
     # The step's own former save is replaced; until then a crash leaves it as it was.
     return frozenset(save for save in by_save if save not in line and (save in abandoned or save.step > beyond))
+
+
+def left_by_newest(present: Iterable[Dated]) -> frozenset[Save]:
+    """Return what the checkpoint that was saved last shows to be abandoned, where no list says so, as in storage.
+
+    It descends from a step below them, and they were saved before it. What descends from it is not abandoned.
+    """
+    found = [one for one in present if one.save and one.created_at_s is not None]
+    newest = max(found, key=lambda one: one.created_at_s or 0.0, default=None)
+    if newest is None or newest.parent is None:
+        return frozenset()
+    earlier = [one for one in found if one.created_at_s != newest.created_at_s]
+    later = {Save(step=newest.step, save=newest.save)}
+    for one in sorted(earlier, key=lambda one: one.step):
+        if one.parent in later:
+            later.add(Save(step=one.step, save=one.save))
+    return left_behind(earlier, (), step=newest.step, parent=newest.parent) - later

@@ -9,17 +9,19 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 from holdfast.checkpoint.catalog import CheckpointInfo, scan
 from holdfast.checkpoint.folders import remove_leftovers, step_path
+from holdfast.checkpoint.lineage import Dated, is_abandoned, left_by_newest
 from holdfast.checkpoint.objects import Patience
 from holdfast.checkpoint.pushed import pushed_names
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.remote import Remote
 from holdfast.checkpoint.remote_catalog import RemoteCheckpoint
-from holdfast.core.errors import CheckpointError, DamagedCheckpoint, NotFound, NoVerifiedCheckpoint
+from holdfast.core.errors import BadUse, CheckpointError, DamagedCheckpoint, NotFound, NoVerifiedCheckpoint
 from holdfast.core.link import job_link
 from holdfast.core.processes import module_command
 
@@ -146,25 +148,60 @@ class Pusher:
         self._let_go(process)  # it has ended
 
 
-def fetch_together(ranks: Ranks, remote: Remote, folder: Path, *, newer: bool) -> Callable[[int, int], int | None]:
-    """Fetch what storage has that is newer, if `newer`; return `fetch_instead` for all ranks. Both are collective."""
+@dataclass(frozen=True)
+class Asked:
+    """Whose checkpoints may be fetched.
+
+    Attributes:
+        run: the name of this run. Where it has one, those of a run with another name are not fetched.
+        is_fresh: those without a name are not fetched either.
+        newer: what is newer is fetched. Else one step is asked for, which may be of any line.
+    """
+
+    run: str = ""
+    is_fresh: bool = False
+    newer: bool = True
+
+    def offers(self, there: RemoteCheckpoint) -> bool:
+        """Return whether it may be fetched."""
+        of = "" if there.manifest is None else there.manifest.run
+        return of == self.run or not (self.is_fresh or (of and self.run))
+
+
+_ANY: Final = Asked()
+
+
+def has_any(pusher: Pusher | None, asked: Asked) -> bool:
+    """Return whether storage has something that `restore` takes or refuses.
+
+    Raises:
+        NotFound, StorageFailed: storage cannot be reached.
+    """
+    if pusher is None or (asked.is_fresh and not asked.run):
+        return False
+    return any(asked.offers(each) or not asked.is_fresh for each in pusher.remote.scan())
+
+
+def fetch_together(ranks: Ranks, remote: Remote, folder: Path, asked: Asked) -> Callable[[int, int], int | None]:
+    """Fetch what is newer, if that is asked; return `fetch_instead` for all ranks. Both are collective."""
     at_length = functools.partial(ranks.first_at_length, signs=lambda: remote.signs, section="restore")
-    if newer:
-        at_length(functools.partial(fetch_newer, remote, folder))
+    if asked.newer:
+        at_length(functools.partial(fetch_newer, remote, folder, asked))
 
     def instead(damaged: int, above: int) -> int | None:
-        return at_length(functools.partial(fetch_instead, remote, folder, damaged, above))
+        return at_length(functools.partial(fetch_instead, remote, folder, damaged, above, asked))
 
     return instead
 
 
-def fetch_newer(remote: Remote, folder: Path) -> None:
-    """Fetch the newest whole checkpoint of storage, where `folder` has none as new.
+def fetch_newer(remote: Remote, folder: Path, asked: Asked = _ANY) -> None:
+    """Fetch the newest whole checkpoint of the line in storage, where `folder` has none as new.
 
     Where the folder has a checkpoint, what was pushed from there and is not there any more was taken away, and does not
     come back: it is said. Where fetching is not possible, a checkpoint of the folder is good enough; that is said, too.
 
     Raises:
+        BadUse: storage has checkpoints of another run alone, and there is nothing else.
         NotFound, StorageFailed: storage cannot be reached, and there is nothing else.
         CheckpointError: there is no room for it, and nothing else.
         NoVerifiedCheckpoint: storage has checkpoints, none of which is whole, and there is nothing else.
@@ -173,7 +210,11 @@ def fetch_newer(remote: Remote, folder: Path) -> None:
     newest = next((info.step for info in here if info.state == "written" and not info.abandoned), -1)
     passed_over: list[str] = []
     try:
-        for there in _not_taken_away(remote, folder, here, above=newest):
+        found = remote.scan(above=newest, patience=_HURRIED if newest >= 0 else None)
+        offered = _offered(found, asked)
+        if found and not (offered or here or asked.is_fresh):
+            raise BadUse(_of_another_run(remote, folder, found[0], asked.run))
+        for there in _not_taken_away(remote, folder, here, offered, above=newest):
             reason = there.reason or _fetch(remote, folder, there)
             if not reason:
                 return
@@ -190,16 +231,19 @@ def fetch_newer(remote: Remote, folder: Path) -> None:
         )
 
 
-def fetch_instead(remote: Remote, folder: Path, step: int, above: int) -> int | None:
+def fetch_instead(remote: Remote, folder: Path, step: int, above: int, asked: Asked = _ANY) -> int | None:
     """Fetch the newest whole checkpoint that storage has of `step`, which is damaged in `folder`, or of an older one.
 
     One of a step up to `above`, which `folder` has, too, is not fetched. Between them a policy may have deleted what
-    storage has, so nobody can tell what a person took away, and it is fetched, too. Returns the step; None where there
-    is none, or it cannot be had.
+    storage has, so nobody can tell what a person took away, and it is fetched, too. What training has left behind is
+    fetched where its step is asked for. Returns the step; None where there is none, or it cannot be had.
     """
     try:
-        for there in remote.scan(above=above, patience=_HURRIED if above >= 0 else None):
-            if there.step <= step:
+        found = remote.scan(above=above, patience=_HURRIED if above >= 0 else None)
+        offered = _offered(found, asked)
+        left = left_by_newest(each.manifest for each in offered if each.manifest and asked.newer)
+        for there in offered:
+            if there.step <= step and not (there.manifest and is_abandoned(there.manifest, left)):
                 reason = there.reason or _fetch(remote, folder, there)
                 if not reason:
                     return there.step
@@ -210,17 +254,20 @@ def fetch_instead(remote: Remote, folder: Path, step: int, above: int) -> int | 
 
 
 def _not_taken_away(
-    remote: Remote, folder: Path, here: Sequence[CheckpointInfo], *, above: int
+    remote: Remote, folder: Path, here: Sequence[CheckpointInfo], offered: Sequence[RemoteCheckpoint], *, above: int
 ) -> Iterator[RemoteCheckpoint]:
-    """What storage has of steps beyond `above`, the folder's newest (-1: it has none), but for what was taken away.
+    """Yield what storage has beyond `above`, the folder's newest step (-1: it has none), and training goes on from.
 
-    Of a step whose newest save was taken away, the saves that it replaced are none to go on from either.
+    What was taken away is left out, and what training has left behind. Of a step whose newest save was taken away, the
+    saves that it replaced are none to go on from either.
     """
     present = {info.step for info in here}
     abandoned = {info.step for info in here if info.abandoned}
     pushed = pushed_names(folder, remote.url) if above >= 0 else []
     taken_away: set[int] = set()
-    for there in remote.scan(above=above, patience=_HURRIED if above >= 0 else None):
+    line: list[Dated] = [info for info in here if not info.abandoned]
+    left = left_by_newest([*line, *(each.manifest for each in offered if each.manifest)])
+    for there in offered:
         if there.name in pushed and there.step not in present:
             if not taken_away:
                 _logger.warning(
@@ -229,8 +276,26 @@ def _not_taken_away(
                     *(there.step, folder, remote.url, there.step, str(folder)),
                 )
             taken_away.add(there.step)
-        if there.step not in taken_away | abandoned:
+        if there.step not in taken_away | abandoned and not (there.manifest and is_abandoned(there.manifest, left)):
             yield there
+
+
+def _offered(found: Sequence[RemoteCheckpoint], asked: Asked) -> list[RemoteCheckpoint]:
+    """Leave out what is of another run."""
+    offered = [each for each in found if asked.offers(each)]
+    if others := sorted({each.step for each in found} - {each.step for each in offered}):
+        _logger.info("Not fetched from storage, as they are of another run: steps %s.", others)
+    return offered
+
+
+def _of_another_run(remote: Remote, folder: Path, there: RemoteCheckpoint, run: str) -> str:
+    of = "" if there.manifest is None else there.manifest.run
+    return (
+        f"{remote.url} has checkpoints of another run alone (run {of!r}, step {there.step}), and this is run {run!r}. "
+        f"Go on with that run (`holdfast run --resume {of}`, or run={of!r}), or give this one another push_to, or "
+        "begin anew with Checkpointer(fresh=True) or `holdfast run --fresh`, which leave them there. To go on from "
+        f"them as run {run!r}: Remote({remote.url!r}).fetch({there.step}, {str(folder)!r})."
+    )
 
 
 def _fetch(remote: Remote, folder: Path, there: RemoteCheckpoint) -> str:

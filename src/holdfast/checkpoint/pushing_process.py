@@ -28,6 +28,7 @@ from typing import Any, Final
 
 from holdfast.checkpoint.catalog import CheckpointInfo, scan
 from holdfast.checkpoint.folders import has_unfinished
+from holdfast.checkpoint.lineage import is_abandoned, left_by_newest
 from holdfast.checkpoint.manifest import MANIFEST_NAME, UnreadError
 from holdfast.checkpoint.marks import release, want
 from holdfast.checkpoint.messages import readable
@@ -208,9 +209,12 @@ class Pushing:
     def _delete_old(self, pushed: int) -> None:
         """Later steps are of a run that went on from elsewhere: what was pushed now does not go for them."""
         if self._keep is not None:
-            there = {each.step for each in self._remote.scan() if each.state == "written" and each.step <= pushed}
-            for step in sorted(there, reverse=True)[self._keep :]:
-                self._remote.delete(step)
+            there = [each for each in self._remote.scan() if each.state == "written" and each.step <= pushed]
+            left = left_by_newest(each.manifest for each in there if each.manifest)
+            line = {each.step for each in there if each.manifest and not is_abandoned(each.manifest, left)}
+            for steps in (line, {each.step for each in there} - line):
+                for step in sorted(steps, reverse=True)[self._keep :]:
+                    self._remote.delete(step)
 
     def _has_ended(self, timeout_s: float) -> bool:
         """Whether the trainer has closed it or is dead, which a child that it forked may keep from being its end."""
