@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from waiting import until
+from waiting import ENDS_S, until
 
 from holdfast.checkpoint import Checkpointer, meeting, scan
 from holdfast.checkpoint.manifest import read_manifest
-from holdfast.core.errors import BadUse
+from holdfast.core.errors import BadUse, SaveFailed
 
 STATE = {"t": torch.ones(3)}
 
@@ -212,6 +212,30 @@ def a_group_of_the_ranks_saves(folder, rank, world_size):
                 assert (state["t"].tolist(), mine) == ([step] * 3, {"rank": rank})
             assert read_manifest(path, step=step).world_size == 2
             assert [each["rank"] for each in Checkpointer(folder).per_rank_states(step)] == [1, 2]
+    dist.barrier()
+
+
+def a_group_is_destroyed_before_its_saves_have_ended(folder, rank, world_size):
+    """Who these ranks are is what they were when the saves began."""
+    group = dist.new_group([1, 2])
+    if rank:
+        ckpt = Checkpointer(folder, process_group=group)
+        ckpt.save(1, STATE).result()
+        ckpt.before_update()  # from now on a save does not wait for its copy
+        goes_on, thread = threading.Event(), ckpt._engine.thread
+        thread._pool.submit(goes_on.wait)
+        good = ckpt.save(2, STATE)
+        dist.destroy_process_group(group)
+        goes_on.set()
+        assert good.result(ENDS_S) is not None
+        thread._agree = lambda *_: (_ for _ in ()).throw(SaveFailed("Step 3 was not saved."))
+        bad = ckpt.save(3, STATE)
+        until(bad.done)
+        with pytest.raises(SaveFailed, match="Step 3"):
+            ckpt.close()
+        with pytest.raises(SaveFailed, match="Step 3"):
+            bad.result(ENDS_S)
+        refused(lambda: Checkpointer(folder, process_group=group), "process_group has been destroyed")
     dist.barrier()
 
 

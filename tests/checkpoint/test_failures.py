@@ -103,6 +103,7 @@ match sys.argv[2]:
         except HoldfastError as error:
             print(error)
     case "files of the writing process":
+        checkpointer.save(0, state).result()  # so that the process has all arenas before it may open no more
         attempt(1)
         pid = checkpointer._engine._writer.pid
         resource.prlimit(pid, resource.RLIMIT_NOFILE, (4, 10_000))

@@ -47,7 +47,7 @@ def test_ranks_that_do_not_do_the_same_are_refused(tmp_path):
 
 
 def test_a_group_of_the_ranks_saves_and_restores(tmp_path):
-    run(SCRIPT, tmp_path, 3, "a_group_of_the_ranks_saves")
+    run(SCRIPT, tmp_path, 3, "a_group_of_the_ranks_saves", "a_group_is_destroyed_before_its_saves_have_ended")
 
 
 def test_a_rank_that_was_killed_is_named(tmp_path):
