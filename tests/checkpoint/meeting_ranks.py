@@ -8,17 +8,18 @@ import os
 import signal
 import sys
 import threading
+import time
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-from waiting import until
+from waiting import ENDS_S, until
 
 from holdfast.checkpoint import Checkpointer, meeting, scan
 from holdfast.checkpoint.manifest import read_manifest
-from holdfast.core.errors import BadUse
+from holdfast.core.errors import BadUse, SaveFailed
 
 STATE = {"t": torch.ones(3)}
 
@@ -95,12 +96,9 @@ def a_rank_is_a_step_ahead(folder, rank, world_size):
     ckpt = restored(folder, every=2 + rank)
     if rank:
         assert ckpt.save(2, STATE).step is None
-        dist.barrier()
     else:
-        working = threading.Thread(target=dist.barrier)
-        working.start()
         refused(lambda: ckpt.save(2, STATE), "rank 1 has not called save at step 2", "rank 1 waits in")
-        working.join()
+    dist.barrier()
 
 
 def one_saves_and_one_restores(folder, rank, world_size):
@@ -138,19 +136,33 @@ def a_slow_rank_is_waited_for(folder, rank, world_size):
     assert [info.step for info in scan(folder)] == [1]
 
 
-def a_rank_does_not_answer(folder, rank, world_size):
+def a_rank_stands_in_a_collective_while_its_thread_comes(folder, rank, world_size):
+    """The thread of the last rank still stages what came before; the main thread waits for rank 0."""
     ckpt = restored(folder)
-    goes_on = threading.Event()
-    before = meeting._whereabouts
-    meeting._whereabouts = before if rank == 0 else (lambda: goes_on.wait() and before())
-    if rank == 0:
-        refused(lambda: ckpt.save(1, STATE), "rank 1 does not answer: it has ended, or was stopped")
-        folder.with_suffix(".seen").touch()
+    ckpt.save(1, STATE).result()
+    ckpt.before_update()  # from now on a save does not wait for its copy
+    thread_comes = threading.Event()
+    if rank:
+        ckpt._engine.thread._pool.submit(thread_comes.wait)
+    handle = ckpt.save(2, STATE)
+    if rank:
+        beside = threading.Thread(target=lambda: (until(folder.with_suffix(".looked").exists), thread_comes.set()))
+        beside.start()
+        dist.barrier()
+        beside.join()
     else:
-        until(folder.with_suffix(".seen").exists)
-        goes_on.set()
-    meeting._whereabouts = before
-    dist.barrier()
+        looks, ask = [], meeting._Lobby.ask
+
+        def counted(*arguments):
+            looks.append(time.monotonic())
+            return ask(*arguments)
+
+        meeting._Lobby.ask = counted
+        until(lambda: handle.done() or (looks and looks[-1] - looks[0] > 3 * meeting.STUCK_S))
+        meeting._Lobby.ask = ask
+        folder.with_suffix(".looked").touch()
+        dist.barrier()
+    handle.result()
 
 
 def a_rank_was_killed(folder, rank, world_size):
@@ -203,9 +215,33 @@ def a_group_of_the_ranks_saves(folder, rank, world_size):
     dist.barrier()
 
 
+def a_group_is_destroyed_before_its_saves_have_ended(folder, rank, world_size):
+    """Who these ranks are is what they were when the saves began."""
+    group = dist.new_group([1, 2])
+    if rank:
+        ckpt = Checkpointer(folder, process_group=group)
+        ckpt.save(1, STATE).result()
+        ckpt.before_update()  # from now on a save does not wait for its copy
+        goes_on, thread = threading.Event(), ckpt._engine.thread
+        thread._pool.submit(goes_on.wait)
+        good = ckpt.save(2, STATE)
+        dist.destroy_process_group(group)
+        goes_on.set()
+        assert good.result(ENDS_S) is not None
+        thread._agree = lambda *_: (_ for _ in ()).throw(SaveFailed("Step 3 was not saved."))
+        bad = ckpt.save(3, STATE)
+        until(bad.done)
+        with pytest.raises(SaveFailed, match="Step 3"):
+            ckpt.close()
+        with pytest.raises(SaveFailed, match="Step 3"):
+            bad.result(ENDS_S)
+        refused(lambda: Checkpointer(folder, process_group=group), "process_group has been destroyed")
+    dist.barrier()
+
+
 def main(folder, rank, world_size, *names):
     torch.set_num_threads(1)
-    meeting.WARN_AFTER_S, meeting.STUCK_S, meeting.SILENT_S, meeting._LOOK_EVERY_S = 0.5, 4.0, 10.0, 0.05
+    meeting.WARN_AFTER_S, meeting.STUCK_S, meeting._LOOK_EVERY_S = 0.5, 4.0, 0.05
     timeout = timedelta(seconds=600)
     init_method = f"file://{folder}/store-{world_size}"
     dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size, timeout=timeout)

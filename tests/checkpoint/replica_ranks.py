@@ -9,9 +9,11 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from waiting import until
 
 from holdfast.checkpoint import Checkpointer
 from holdfast.checkpoint.metadata import read_metadata
@@ -193,6 +195,16 @@ def what_differs_is_refused(folder, rank, world_size):
     assert not [*path.glob("*rank-*"), *path.glob(".*.tmp")]
 
 
+def a_refusal_is_raised(folder, rank, world_size):
+    """By default, too: no later save makes up for it."""
+    with Checkpointer(folder, replicas="check") as ckpt:
+        refused = ckpt.save(1, {"own": rank})
+        until(refused.done)
+        with pytest.raises(SaveFailed, match="the state differs by rank"):
+            ckpt.save(2, {"own": rank})
+        assert ckpt.save(3, {"own": 1}).result() is not None
+
+
 SCENARIOS = {
     each.__name__: each
     for each in (
@@ -201,6 +213,7 @@ SCENARIOS = {
         the_lowest_rank_that_has_it_writes_it,
         what_differs_is_named_once,
         what_differs_is_refused,
+        a_refusal_is_raised,
     )
 }
 

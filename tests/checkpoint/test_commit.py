@@ -2,9 +2,12 @@
 
 import contextlib
 import errno
+import json
 import os
+import re
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +16,9 @@ from waiting import until
 
 from holdfast.checkpoint import verify
 from holdfast.checkpoint.commit import Order, RankFailed, is_committed, leave_note
+from holdfast.checkpoint.failures import explain
 from holdfast.checkpoint.folders import failure_path
+from holdfast.checkpoint.lease import WRITER_NAME
 from holdfast.checkpoint.manifest import FileEntry, ManifestError
 from holdfast.checkpoint.persist import NotAttested
 
@@ -234,6 +239,18 @@ def test_a_note_of_a_file_that_is_not_there_is_found_out(tmp_path, parts):
         leave_note(order, rank, [FileEntry(path=f"__{rank}_0.distcp", size_bytes=1, checksum="xxh3_128:0")])
     with pytest.raises(ManifestError, match=r"__1_0.distcp is missing"):
         parts[0].persist(order, wait=patience())
+
+
+def test_of_a_folder_that_is_taken_over_nothing_is_written_and_all_ranks_say_why(tmp_path, parts):
+    holder = {"run": "a", "generation": 2, "host": "h", "pid": 9, "since_s": 1.0, "token": "other"}
+    (tmp_path / WRITER_NAME).write_text(json.dumps(holder))
+    order = replace(order_of(tmp_path, 1), lease="own")
+    rank_0 = {"progress": lambda _: pytest.fail("written")}
+    raised = at_once(parts, order, rank_0=rank_0)
+    assert [error.is_final for error in raised] == [True] * WORLD
+    [told] = {explain(order, 1, error) for error in raised}
+    assert re.fullmatch(rf"Step 1 was not saved: {tmp_path} has been taken over by .*\. This process is to end\.", told)
+    assert [name for name in names_in(tmp_path) if not name.endswith(".failed")] == [WRITER_NAME]
 
 
 def test_a_failure_of_one_save_says_nothing_of_the_next_of_its_step(tmp_path, parts):

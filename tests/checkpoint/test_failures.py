@@ -103,6 +103,7 @@ match sys.argv[2]:
         except HoldfastError as error:
             print(error)
     case "files of the writing process":
+        checkpointer.save(0, state).result()  # so that the process has all arenas before it may open no more
         attempt(1)
         attempt(2)  # by now the writing process has both snapshots' memory
         pid = checkpointer._engine._writer.pid

@@ -10,14 +10,16 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
+from images import hand_made, order_of
 from waiting import contents, until
 
-from holdfast.checkpoint import Checkpointer, lease, scan, verify
+from holdfast.checkpoint import Checkpointer, lease, scan, verify, writing_process
 from holdfast.checkpoint.folders import Staging
 from holdfast.checkpoint.lease import WRITER_NAME, Identity, acquire, read_holder
 from holdfast.core.errors import BadUse, SaveFailed, StateMismatch
@@ -513,6 +515,39 @@ def test_a_writing_process_that_is_taken_over_from_takes_up_nothing(tmp_path):
         handle.result()
     until(lambda: not list(tmp_path.glob(".step-*")))
     assert [info.step for info in scan(tmp_path)] == [1]
+
+
+def test_a_trainer_that_is_taken_over_from_ends_at_its_next_call(tmp_path):
+    """By default a save that fails is made again; this one would train on for nothing."""
+    ckpt = Checkpointer(tmp_path)
+    ckpt.save(1, state_of(1)).result()
+    _holder_file(tmp_path).replace(tmp_path / WRITER_NAME)
+    until(ckpt.save(2, state_of(2)).done)
+    with pytest.raises(
+        SaveFailed, match=r"Step 2 was not saved: .* has been taken over by .*This process is to end\.$"
+    ):
+        ckpt.save(3, state_of(3))
+    ckpt.close()
+
+
+def test_a_trainer_that_is_taken_over_from_deletes_nothing_of_its_successor(tmp_path):
+    ckpt = Checkpointer(tmp_path)
+    ckpt.save(1, state_of(1)).result()
+    _holder_file(tmp_path).replace(tmp_path / WRITER_NAME)
+    unfinished = tmp_path / ".step-0000000009.abcd-1.tmp"
+    unfinished.mkdir()
+    os.kill(ckpt._engine._writer.pid, signal.SIGKILL)  # another one looks for what dead processes left
+    with pytest.raises(SaveFailed, match="has been taken over by"):
+        ckpt.save(2, state_of(2)).result()
+    ckpt.close()
+    assert unfinished.is_dir()
+
+
+def test_a_full_disk_is_the_successor_s_to_make_room_on(tmp_path, monkeypatch):
+    monkeypatch.setattr(writing_process, "make_room", lambda *_: pytest.fail("deleted"))
+    _holder_file(tmp_path).replace(tmp_path / WRITER_NAME)
+    order = replace(order_of(tmp_path, 2), lease="own")
+    assert not writing_process.Service._make_room(None, order, hand_made(), errno.ENOSPC)
 
 
 def _holder_file(folder):

@@ -23,7 +23,7 @@ def test_of_three_ranks_the_lowest_that_has_an_entry_writes_it(tmp_path):
 
 
 def test_what_differs_is_named_once_or_refused(tmp_path):
-    run(SCRIPT, tmp_path, 2, "what_differs_is_named_once", "what_differs_is_refused")
+    run(SCRIPT, tmp_path, 2, "what_differs_is_named_once", "what_differs_is_refused", "a_refusal_is_raised")
 
 
 def packed(**digests):

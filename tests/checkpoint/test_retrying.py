@@ -7,21 +7,19 @@ import pytest
 import torch.distributed as dist
 from waiting import ENDS_S
 
-from holdfast.checkpoint import retrying
+from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.retrying import TRIES, Retry
 
 
 class Job:
     """Two ranks that share a store. `failed` has one of them find a failure."""
 
-    def __init__(self, monkeypatch, patience_s):
+    def __init__(self, patience_s):
         store = dist.HashStore()
         self.ranks = [Retry(patience_s=patience_s, default_store=lambda: store) for _ in range(2)]
-        self._monkeypatch = monkeypatch
 
     def failed(self, rank, save="a"):
-        self._monkeypatch.setattr(retrying, "Ranks", lambda: SimpleNamespace(rank=rank, world_size=2))
-        return self.ranks[rank].failed(save)
+        return self.ranks[rank].failed(save, SimpleNamespace(rank=rank, world_size=2))
 
     def close(self):
         for each in self.ranks:
@@ -29,11 +27,11 @@ class Job:
 
 
 @pytest.fixture
-def job(monkeypatch):
+def job():
     made = []
 
     def make(patience_s=ENDS_S):
-        made.append(Job(monkeypatch, patience_s))
+        made.append(Job(patience_s))
         return made[-1]
 
     yield make
@@ -51,7 +49,7 @@ def test_without_a_failure_no_call_is_one(job):
 
 def test_one_rank_alone_makes_it_at_its_next_call_and_once():
     retry = Retry()
-    retry.failed("a")
+    retry.failed("a", Ranks())
     assert calls(retry, 3) == [True, False, False]
 
 
@@ -108,13 +106,12 @@ def test_what_all_ranks_find_in_one_call_needs_no_agreement(job):
     assert calls(two.ranks[0], 2) == [True, False]
 
 
-def test_a_store_that_is_gone_costs_the_try_alone(monkeypatch):
+def test_a_store_that_is_gone_costs_the_try_alone():
     def gone():
         raise RuntimeError("Connection reset by peer")
 
-    monkeypatch.setattr(retrying, "Ranks", lambda: SimpleNamespace(rank=1, world_size=2))
     retry = Retry(default_store=gone)
-    retry.failed("a")
+    retry.failed("a", SimpleNamespace(rank=1, world_size=2))
     assert calls(retry, 2) == [False, False]
 
 

@@ -48,16 +48,17 @@ _NO_ROOM_TO_SAY: Final = {"failed": "no room is left to say why", "errno": errno
 
 
 class RankFailed(Exception):
-    """A rank could not write its part; `errno` where the system said why, `advice`: what to do, where that is known."""
+    """A rank could not write its part.
 
-    def __init__(self, reason: str, errno: int | None = None, advice: str = "") -> None:
+    `errno` where the system said why, `advice`: what to do, where that is known. `is_final`: another save would fail
+    for the same reason.
+    """
+
+    def __init__(self, reason: str, errno: int | None = None, advice: str = "", *, is_final: bool = False) -> None:
         super().__init__(reason)
         self.errno = errno
         self.advice = advice
-
-
-class Fenced(RankFailed):
-    """Another process has taken over the folder."""
+        self.is_final = is_final
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,6 +133,8 @@ def leave_failure(order: Order, rank: int, world_size: int, error: Exception) ->
     told = {"failed": in_words(error), "errno": getattr(error, "errno", None)}
     if advice := getattr(error, "advice", ""):
         told["advice"] = advice
+    if getattr(error, "is_final", False):
+        told["is_final"] = True
     path = failure_path(order.folder, order.step, order.save) if rank == 0 else _note(order, rank)
     if world_size == 1:
         return
@@ -200,7 +203,7 @@ def commit(
         notes = _await_notes(order, world_size, wait)
         differing = _compare(order, notes, replicated)
         if differing.count and refuses:
-            raise RankFailed(f"the state differs by rank: {differing}", advice=_PER_RANK)
+            raise RankFailed(f"the state differs by rank: {differing}", advice=_PER_RANK, is_final=True)
         _prepare(order, notes, torch=torch, metadata=metadata)
     # Only now: whoever takes this up after a crash finds the notes or the manifest.
     for rank in range(world_size):
@@ -210,10 +213,21 @@ def commit(
     if order.metrics:  # now, so that what is deleted after this save is judged by them
         note_metrics(order.staging, order.metrics, now_s=order.created_at_s)
     if order.lease is not None:
-        _check_lease(order)
+        check_lease(order)
         _leave_behind(order, _parent(order))
     staging.commit(final_is_damaged=order.final in order.damaged)
     return differing
+
+
+def check_lease(order: Order) -> None:
+    """Check that this process still has the right to write into the folder.
+
+    Raises:
+        RankFailed: another process has taken over the folder.
+    """
+    holder = read_holder(order.folder) if order.lease else None
+    if holder is not None and holder.token != order.lease:
+        raise RankFailed(f"{order.folder} has been taken over by {holder}. This process is to end", is_final=True)
 
 
 def has_left_note(order: Order, rank: int) -> bool:
@@ -229,7 +243,7 @@ def check_not_failed(order: Order) -> None:
         RankFailed: rank 0 has given the save up.
     """
     if (told := _read(failure_path(order.folder, order.step, order.save))) is not None:
-        raise RankFailed(told["failed"], told["errno"], told.get("advice", ""))
+        raise _failed(told)
 
 
 def retract(order: Order, rank: int, names: Sequence[str]) -> None:
@@ -252,7 +266,7 @@ def _await_notes(order: Order, world_size: int, wait: Callable[[], None]) -> lis
             if rank in notes or (told := _read(_note(order, rank))) is None:
                 continue
             if "failed" in told:
-                raise RankFailed(f"rank {rank}: {told['failed']}", told["errno"], told.get("advice", ""))
+                raise _failed(told, f"rank {rank}: ")
             notes[rank] = told
         if len(notes) == world_size:
             return [notes[rank] for rank in range(world_size)]
@@ -298,10 +312,9 @@ def _parent(order: Order) -> Save | None:
     return earlier[-1] if earlier else None
 
 
-def _check_lease(order: Order) -> None:
-    holder = read_holder(order.folder)
-    if order.lease and holder is not None and holder.token != order.lease:
-        raise Fenced(f"{order.folder} has been taken over by {holder}. This process is to end")
+def _failed(told: dict[str, Any], of: str = "") -> RankFailed:
+    final = told.get("is_final", False)
+    return RankFailed(of + told["failed"], told["errno"], told.get("advice", ""), is_final=final)
 
 
 def _leave_behind(order: Order, parent: Save | None) -> None:

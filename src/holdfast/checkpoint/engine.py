@@ -61,6 +61,7 @@ class Engine:
         self._seats = Seats(self._writer, max_bytes=options.max_memory_bytes, spares_newest=options.keep_s > 0)
         self.optimizers = OptimizerTensors()
         self._shape = Shape(options, self._writer, self._seats, self.optimizers)
+        self._training: Ranks | None = None  # `_ranks` are the same with a group of their own
         self._ranks: Ranks | None = None
         self._session = ""
         self._named = ParameterNames()
@@ -178,8 +179,8 @@ class Engine:
         self.thread.close()
         self._shape.close(in_good_order=in_good_order)
         self._writer.close(in_good_order=in_good_order)
-        if self._ranks is not None:
-            Ranks(self._options.process_group).let_go(self._ranks.group)
+        if self._training is not None and self._ranks is not None:
+            self._training.let_go(self._ranks.group)
 
     def _begin(self, step: int) -> Ranks:
         """What the first save needs. Collective.
@@ -189,7 +190,7 @@ class Engine:
         """
         # A group of its own: its collectives run in a thread, beside those of the training.
         self.meeting.await_all("save", step)
-        training = Ranks(self._options.process_group)
+        training = self._training = Ranks(self._options.process_group)
         ranks = Ranks(training.new_group()) if training.distributed else training
         try:
             self._begin_with(ranks)

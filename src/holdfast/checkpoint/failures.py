@@ -4,7 +4,7 @@ import errno
 import shutil
 
 from holdfast.checkpoint.catalog import scan
-from holdfast.checkpoint.commit import FULL, Fenced, Order
+from holdfast.checkpoint.commit import FULL, Order
 from holdfast.checkpoint.limits import advice_on, in_words
 from holdfast.core.errors import HoldfastError
 
@@ -18,7 +18,7 @@ def explain(order: Order, needed_bytes: int, error: Exception) -> str:
         error: what happened.
     """
     folder = order.folder
-    if isinstance(error, Fenced):
+    if getattr(error, "is_final", False) and not getattr(error, "advice", ""):  # storage is not the reason
         return f"Step {order.step} was not saved: {error}."
     try:
         good = next((info for info in scan(folder) if info.state == "written" and not info.abandoned), None)

@@ -8,10 +8,13 @@ its time is over, and then say which socket it waited for.
 |---|---|
 | `M` | what the first rank to come is about to do |
 | `M/RANK`, `M/count` | what this rank is about to do; how many ranks are about to do the same |
-| `M/end` | `ok` once all are, else the sentence that all of them raise |
+| `M/end` | `ok` once all are, else the kind of error and the sentence that all of them raise |
 | `questions`, `question/Q`, `answer/Q/RANK` | a rank that waits asks the missing ones where they are (`_Lobby`) |
 
 M names the Checkpointer, the thread and the number of the meeting.
+
+A rank that does not answer may be healthy: it may import modules, or load a large pickle. Such a rank is only warned
+about until the time limit of the meeting. It has ended only where the kernel of this node says so.
 """
 
 import atexit
@@ -34,7 +37,7 @@ import xxhash
 from holdfast.checkpoint.peers import own_place
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.replica_notes import ranks_text
-from holdfast.core.errors import BadUse
+from holdfast.core.errors import BadUse, HoldfastError, SaveFailed
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -44,10 +47,6 @@ WARN_AFTER_S: Final = 5.0
 """Ranks come within less, but where one still evaluates or compiles."""
 STUCK_S: Final = 12.0
 """A rank that is so long at one place in a collective, or in backward, waits for the ranks that wait for it."""
-SILENT_S: Final = 20.0
-"""A rank whose threads all stand still for so long has ended, or was stopped."""
-NEVER_S: Final = 60.0
-"""For ranks that have never called `save` or `restore`, where the lowest rank alone has come."""
 _SHARE: Final = 0.6
 """Of the time that the training's own collectives wait: the sentence is to come before theirs."""
 _ANSWER_S: Final = 3.0
@@ -67,48 +66,54 @@ class Meeting:
 
     def __init__(self, process_group: dist.ProcessGroup | None) -> None:
         """Answer ranks that wait, from now on; nothing is asked before the first call."""
-        _lobby(process_group)
-        self._process_group = process_group
+        # A group may be destroyed before the last save has ended.
+        self._ranks = None if process_group is None else Ranks(process_group)
+        _lobby(self._ranks or Ranks())
         self._lobby: _Lobby | None = None
         self._number = 0
         self._counts: dict[str, int] = {}
 
     def called(self, step: int) -> None:
         """Record a call of `save`, due or not, for ranks that wait for this one."""
-        lobby = self._lobby if self._lobby is not None and self._lobby.is_open() else self._enter()
+        lobby = self._enter()
         if lobby is not None:
             lobby.calls[self._number] = lobby.calls[self._number][0] + 1, step
 
-    def await_all(self, call: str, step: int | None = None, *, thread: str = "call") -> None:
+    def await_all(self, call: str, step: int | None = None, *, group: dist.ProcessGroup | None = None) -> None:
         """Return once all ranks are about to do the same, or where that cannot be found out.
 
         Args:
             call: `save` or `restore`.
             step: the step to save, or to restore.
-            thread: `call`, or `stage` for what is not in the user's call.
+            group: where this is not in the user's call but in a thread: the group of the collective that follows there.
+                Its time limit is then the one of the meeting.
 
         Raises:
-            BadUse: ranks are about to do something else, or do not come.
+            BadUse: ranks are about to do something else, or do not come to the user's call.
+            SaveFailed: a rank does not come to the meeting in the thread.
         """
         lobby = self._enter()
         if lobby is None:
             return
+        thread = "call" if group is None else "stage"
         count = self._counts[thread] = self._counts.get(thread, 0) + 1
-        intent = call if step is None else f"{call} at step {step}"
-        meeting = _One(lobby, f"{self._number}/{thread}/{count}", call, step, intent, is_in_call=thread == "call")
+        limit_s = lobby.timeout_s * _SHARE if group is None else _timeout_s(group)
+        meeting = _One(lobby, f"{self._number}/{thread}/{count}", call, step, limit_s, is_in_call=group is None)
         try:
             meeting.hold()
-        except (RuntimeError, ValueError, LookupError) as error:  # of the store; a BadUse is a ValueError, too
-            if isinstance(error, BadUse):
-                raise
+        except HoldfastError:
+            raise
+        except (RuntimeError, ValueError, LookupError) as error:  # of the store
             _logger.debug("what the other ranks are about to do is not known: %s", error)
             return
         if count > 1:
             lobby.forget(f"{self._number}/{thread}/{count - 1}")
 
     def _enter(self) -> "_Lobby | None":
-        lobby = _lobby(self._process_group)
-        if lobby is not None and lobby is not self._lobby:
+        if self._lobby is not None and self._lobby.is_open():
+            return self._lobby
+        lobby = _lobby(self._ranks or Ranks())
+        if lobby is not None:
             self._lobby, self._number, self._counts = lobby, len(lobby.calls) + 1, {}
             lobby.calls[self._number] = 0, -1
         return lobby
@@ -184,13 +189,13 @@ class _Lobby:
         except psutil.NoSuchProcess:
             return True
 
-    def ask(self, ranks: Sequence[int]) -> dict[int, dict[str, Any]]:
-        """Return the answers of those ranks that answer soon."""
+    def ask(self, ranks: Sequence[int], end: str) -> dict[int, dict[str, Any]]:
+        """Return the answers of those ranks that answer soon, and before there is a value of the key `end`."""
         number = self.store.add("questions", 1)
         self.store.set(f"question/{number}", "?")
         answers: dict[int, dict[str, Any]] = {}
         until_s = time.monotonic() + _ANSWER_S
-        while len(answers) < len(ranks) and time.monotonic() < until_s:
+        while len(answers) < len(ranks) and time.monotonic() < until_s and not self.store.check([end]):
             time.sleep(_MOST_PAUSE_S)
             for rank in ranks:
                 key = f"answer/{number}/{rank}"
@@ -213,17 +218,20 @@ class _Lobby:
 class _One:
     """One meeting, as one rank holds it."""
 
-    def __init__(self, lobby: _Lobby, key: str, call: str, step: int | None, intent: str, *, is_in_call: bool) -> None:
+    def __init__(
+        self, lobby: _Lobby, key: str, call: str, step: int | None, limit_s: float, *, is_in_call: bool
+    ) -> None:
         self._lobby = lobby
         self._key = key
         self._call = call
         self._step = step
-        self._intent = intent
+        self._limit_s = limit_s
+        self._intent = call if step is None else f"{call} at step {step}"
+        self._is_in_call = is_in_call
         self._is_call_of_save = is_in_call and call == "save"
         self._number = key.partition("/")[0]
         self._calls, _ = lobby.calls[int(self._number)]
         self._stuck: dict[int, tuple[str, float]] = {}
-        self._silent: dict[int, float] = {}
 
     def hold(self) -> None:
         store, key, rank = self._lobby.store, self._key, self._lobby.rank
@@ -231,12 +239,15 @@ class _One:
         store.set(f"{key}/{rank}", self._intent)
         if first_intent != self._intent:
             told = sorted([(first_rank, first_intent), (rank, self._intent)])
+            calls = " and ".join(f"rank {each} calls {intent}" for each, intent in told)
             self._end(
-                f"Ranks do not act together: {' and '.join(f'rank {each} calls {intent}' for each, intent in told)}. "
-                "save and restore are collective: call them on all ranks, at the same steps."
+                BadUse(
+                    f"Ranks do not act together: {calls}. "
+                    "save and restore are collective: call them on all ranks, at the same steps."
+                )
             )
         elif store.add(f"{key}/count", 1) == self._lobby.world_size:
-            self._end(_OK)
+            self._end()
             return
         self._wait(is_first=first_rank == rank)
 
@@ -244,18 +255,19 @@ class _One:
         where, waited_s, looked_s = "", 0.0, time.monotonic()
         pause_s, has_warned = _LEAST_PAUSE_S, False
         # A rank alone looks after the missing ones, another one only where that does not come to an end.
-        limit_s = self._lobby.timeout_s * _SHARE * (1.0 if is_first else 1.2)
+        limit_s = self._limit_s * (1.0 if is_first else 1.2)
         look_at_s = min(WARN_AFTER_S, limit_s / 2)
         while not self._lobby.store.check([f"{self._key}/end"]):
             now_s = time.monotonic()
             # Where it is much longer, this process was stopped, and maybe the missing ones were, too.
             waited_s, looked_s = waited_s + min(now_s - looked_s, _LONGEST_LOOK_S), now_s
             if waited_s > min(limit_s, look_at_s if is_first else limit_s) and (missing := self._missing()):
-                why = ""
-                if waited_s <= limit_s:
-                    why, where = self._look(missing, waited_s)
-                if why or waited_s > limit_s:
-                    self._end(self._sentence(missing, waited_s, why or where))
+                if waited_s > limit_s:
+                    self._end(self._absence(missing, waited_s, where))
+                    return
+                error, where = self._look(missing, waited_s)
+                if error is not None:
+                    self._end(error)
                     return
                 if not has_warned:
                     has_warned = True
@@ -264,56 +276,69 @@ class _One:
             time.sleep(pause_s)
             # All ranks of a large job look into one store; of a small one, none holds up the others' step for long.
             pause_s = min(pause_s * 1.5, max(_SHORT_PAUSE_S, min(self._lobby.world_size / 10_000, _MOST_PAUSE_S)))
-        self._end(self._lobby.store.get(f"{self._key}/end").decode())
+        self._end()
 
-    def _end(self, how: str) -> None:
-        """End the meeting for all ranks; another rank may have done so before.
+    def _end(self, error: HoldfastError | None = None) -> None:
+        """End the meeting for all ranks, with the error that all of them raise; another rank may have done so before.
 
         Raises:
-            BadUse: it has not ended well.
+            BadUse, SaveFailed: it has not ended well.
         """
+        how = _OK if error is None else json.dumps([isinstance(error, SaveFailed), str(error)])
         ended = self._lobby.store.compare_set(f"{self._key}/end", "", how).decode()
         if ended != _OK:
-            raise BadUse(ended)
+            is_failure, sentence = json.loads(ended)
+            raise SaveFailed(sentence) if is_failure else BadUse(sentence)
 
     def _missing(self) -> list[int]:
         store = self._lobby.store
         return [rank for rank in range(self._lobby.world_size) if not store.check([f"{self._key}/{rank}"])]
 
-    def _look(self, missing: Sequence[int], waited_s: float) -> tuple[str, str]:
-        """Return what proves that a missing rank will not come, and else where those are that answer."""
+    def _look(self, missing: Sequence[int], waited_s: float) -> tuple[HoldfastError | None, str]:
+        """Return the error where it is proved that a missing rank will not come, and else where missing ranks are."""
         lobby = self._lobby
         for rank in missing:
             if lobby.store.check([f"closed/{self._number}/{rank}"]):
-                return f"rank {rank} has closed its Checkpointer", ""
+                return BadUse(self._sentence(missing, waited_s, f"rank {rank} has closed its Checkpointer")), ""
             if lobby.has_ended(rank):
-                return f"rank {rank} has ended", ""
-        answers = lobby.ask(missing)
-        for rank in missing:
-            if rank in answers or not lobby.store.check([f"here/{rank}"]):
-                self._silent.pop(rank, None)
-            elif waited_s - self._silent.setdefault(rank, waited_s) >= SILENT_S:
-                return f"rank {rank} does not answer: it has ended, or was stopped", ""
+                return self._absence(missing, waited_s, f"rank {rank} has ended"), ""
+        answers = lobby.ask(missing, f"{self._key}/end")
         for rank, told in answers.items():
-            calls, step = told["calls"].get(self._number, (0, -1))
-            if self._is_call_of_save and calls > self._calls:
-                return f"rank {rank} has gone on to step {step} without it", ""
-            if self._is_call_of_save and step != self._step and calls == self._calls > 0:
-                return f"rank {rank} has called save at step {step} instead", ""
-            place, since_s = self._stuck.get(rank, ("", waited_s))
-            since_s = since_s if told["place"] == place else waited_s
-            self._stuck[rank] = told["place"], since_s
-            if told["is_waiting"] and waited_s - since_s >= STUCK_S:
-                return f"rank {rank} waits in {told['where']}, for the ranks that wait here", ""
-        if (
-            not answers
-            and not self._silent
-            and waited_s > NEVER_S
-            and lobby.rank == 0
-            and len(missing) == lobby.world_size - 1
-        ):
-            return "they have never called save or restore", ""
-        return "", "; ".join(f"rank {rank} is in {told['where']}" for rank, told in [*answers.items()][:3])
+            if why := self._contradiction(rank, told, waited_s):
+                return BadUse(self._sentence(missing, waited_s, why)), ""
+        places = {rank: f"is in {told['where']}" for rank, told in answers.items()}
+        for rank in missing:
+            if rank not in places:
+                has_come = lobby.store.check([f"here/{rank}"])
+                places[rank] = "does not answer" if has_come else "has made no Checkpointer yet"
+        return None, "; ".join(f"rank {rank} {place}" for rank, place in [*places.items()][:3])
+
+    def _contradiction(self, rank: int, told: dict[str, Any], waited_s: float) -> str:
+        """Return what a rank that has answered does instead of coming; empty where it may come yet."""
+        calls, step = told["calls"].get(self._number, (0, -1))
+        if self._is_call_of_save and calls > self._calls:
+            return f"rank {rank} has gone on to step {step} without it"
+        if self._is_call_of_save and step != self._step and calls == self._calls > 0:
+            return f"rank {rank} has called save at step {step} instead"
+        place, since_s = self._stuck.get(rank, ("", waited_s))
+        since_s = since_s if told["place"] == place else waited_s
+        self._stuck[rank] = told["place"], since_s
+        # The thread of a rank that has called save comes by itself, while the main thread may wait for others.
+        may_come = not self._is_in_call and step >= (self._step or 0)
+        if told["is_waiting"] and not may_come and waited_s - since_s >= STUCK_S:
+            return f"rank {rank} waits in {told['where']}, for the ranks that wait here"
+        return ""
+
+    def _absence(self, missing: Sequence[int], waited_s: float, what: str) -> HoldfastError:
+        """Return the error where ranks have not come and do nothing else instead."""
+        if self._is_in_call:
+            return BadUse(self._sentence(missing, waited_s, what))
+        added = f" ({what})" if what else ""
+        has, its = ("has", "its log") if len(missing) == 1 else ("have", "their logs")
+        return SaveFailed(
+            f"Step {self._step} was not saved: {ranks_text(missing)} {has} not begun to save it within "
+            f"{waited_s:.0f} s{added}. Look at {its}."
+        )
 
     def _sentence(self, missing: Sequence[int], waited_s: float, what: str) -> str:
         added = f" ({what})" if what else ""
@@ -328,13 +353,12 @@ _lobbies: dict[tuple[int, ...], _Lobby] = {}
 _making = threading.Lock()
 
 
-def _lobby(process_group: dist.ProcessGroup | None) -> _Lobby | None:
-    """Return where the ranks of a group meet; None where there is one rank, or no store."""
-    ranks = Ranks(process_group)
+def _lobby(ranks: Ranks) -> _Lobby | None:
+    """Return where ranks meet; None where there is one rank, or no store."""
     default = _default_group()
     if ranks.world_size == 1 or default is None:
         return None
-    key = () if process_group is None else tuple(ranks.of_job(rank) for rank in range(ranks.world_size))
+    key = () if ranks.group is None else tuple(ranks.of_job(rank) for rank in range(ranks.world_size))
     with _making:
         found = _lobbies.get(key)
         if found is None or not found.is_open():
@@ -356,12 +380,12 @@ def _default_group() -> Any:
     return dist.GroupMember.WORLD if dist.is_available() and dist.is_initialized() else None
 
 
-def _timeout_s(default: Any) -> float:
+def _timeout_s(group: Any) -> float:
     """Return how long the shortest-tempered collective of a group waits."""
     found: list[timedelta] = []
-    for device in default._device_types:
+    for device in group._device_types:
         with contextlib.suppress(RuntimeError, AttributeError):
-            found.append(default._get_backend(device).options._timeout)
+            found.append(group._get_backend(device).options._timeout)
     return min(found, default=dist.distributed_c10d.default_pg_timeout).total_seconds()
 
 

@@ -39,11 +39,12 @@ class Outcomes:
     ) -> None:
         """`interval` is told what each save costs."""
         self._process_group = process_group
+        self._ranks: Ranks | None = None
         self._interval = interval
         self._on_failure = on_failure
         self.unseen: list[HoldfastError] = []
         self.unmade: list[HoldfastError] = []
-        self.retry = Retry(process_group=process_group)
+        self.retry = Retry()
         self._begun = self._made = self._unmade = 0
         """How many saves have begun, and which of them became durable last, and failed last."""
         self.damaged: set[Path] = set()
@@ -63,7 +64,10 @@ class Outcomes:
         slowdown_s = self.lost.slowdown_s
         self._begun += 1
         number = self._begun
-        outcome.add_done_callback(lambda done: self._ended(done, handle, slowdown_s, number, save, must=must))
+        if self._ranks is None:  # now: the group may be destroyed before the save has ended
+            self._ranks = Ranks(self._process_group)
+        ranks = self._ranks
+        outcome.add_done_callback(lambda done: self._ended(done, handle, slowdown_s, number, save, ranks, must=must))
 
     def newest_known(self, folder: "Path") -> str:
         """Name the newest checkpoint without a look at the storage, which may hang."""
@@ -96,15 +100,16 @@ class Outcomes:
         slowdown_before_s: float,
         number: int,
         save: str,
+        ranks: Ranks,
         *,
         must: bool,
     ) -> None:
         """Whoever listens must not keep the one who waits from hearing it."""
         error = done.exception()
         saved = done.result() if error is None else None
-        if isinstance(error, HoldfastError):
-            self._failed(error, number, save, must=must)
         try:
+            if isinstance(error, HoldfastError):
+                self._failed(error, number, save, ranks, must=must)
             if saved is not None:
                 self._made = max(self._made, number)
                 if number > self._unmade:  # one that was begun later may have failed first
@@ -112,8 +117,9 @@ class Outcomes:
                 self.retry.succeeded()
                 self.damaged.discard(saved.path)
                 self.newest = saved.path
-                self._tell(saved, self.lost.slowdown_s - slowdown_before_s if self.lost.can_tell else None)
-            elif isinstance(error, SaveFailed) and Ranks(self._process_group).rank == 0:
+                if ranks.rank == 0:  # the others' clocks do not count either
+                    self._tell(saved, self.lost.slowdown_s - slowdown_before_s if self.lost.can_tell else None)
+            elif isinstance(error, SaveFailed) and ranks.rank == 0:
                 told = {"step": handle.step, "reason": str(error), "errno": error.errno}
                 job_link().emit("save_failed", told)
         except Exception:
@@ -124,15 +130,15 @@ class Outcomes:
             else:
                 handle._outcome.set_exception(error)
 
-    def _failed(self, error: HoldfastError, number: int, save: str, *, must: bool) -> None:
+    def _failed(self, error: HoldfastError, number: int, save: str, ranks: Ranks, *, must: bool) -> None:
         if self._on_failure == "raise":
             self.unseen.append(error)
         elif self._on_failure == "warn":
             _logger.warning("%s", error)
-        elif not isinstance(error, SaveFailed):  # another try would fail as well
+        elif not isinstance(error, SaveFailed) or error.is_final:  # another try would fail as well
             self.unseen.append(error)
         else:
-            in_a_row = self.retry.failed(save)
+            in_a_row = self.retry.failed(save, ranks)
             if must:
                 self.unseen.append(error)
             elif number > self._made:
@@ -158,8 +164,6 @@ class Outcomes:
         job_link().emit("replicas_differ", {"step": saved.step, **differing.as_json()})
 
     def _tell(self, saved: Saved, slowdown_s: float | None) -> None:
-        if Ranks(self._process_group).rank != 0:  # whose clock does not count either
-            return
         told = saved_event(saved, slowdown_s=slowdown_s)
         job_link().emit("checkpoint", told)
         self._tell_of_differing(saved)

@@ -17,6 +17,7 @@ from holdfast.checkpoint.commit import (
     Order,
     RankFailed,
     await_commit,
+    check_lease,
     check_not_failed,
     commit,
     has_left_note,
@@ -190,6 +191,7 @@ def _see_through(part: Part) -> Differing:
         if layout.rank:
             _join(order)
         else:
+            check_lease(order)
             staging = Staging(order.folder, order.step, order.save)
         if not has_left_note(order, layout.rank):
             leave_note(order, layout.rank, _write(part), part.replicas)

@@ -26,7 +26,10 @@ class Ranks:
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self.group = group
         self.distributed = dist.is_available() and dist.is_initialized()
-        self.rank = dist.get_rank(group) if self.distributed else 0
+        try:
+            self.rank = dist.get_rank(group) if self.distributed else 0
+        except ValueError as error:
+            raise BadUse("process_group has been destroyed. Close the Checkpointer before its group.") from error
         self.world_size = dist.get_world_size(group) if self.distributed else 1
         if self.rank < 0:
             raise BadUse("This rank is not in process_group. Make the Checkpointer on the ranks of that group alone.")

@@ -40,12 +40,10 @@ class Retry:
     def __init__(
         self,
         *,
-        process_group: dist.ProcessGroup | None = None,
         patience_s: float = PATIENCE_S,
         default_store: Callable[[], Any] | None = None,
     ) -> None:
-        """Wait for the ranks of `process_group`; `default_store` returns a store that all of them share."""
-        self._process_group = process_group
+        """Wait for the other ranks so long; `default_store` returns a store that all of them share."""
         self._patience_s = patience_s
         self._default_store = default_store or _default_store
         self._lock = threading.Lock()
@@ -69,13 +67,13 @@ class Retry:
                     self._open.remove(agreement)
         return is_due
 
-    def failed(self, save: str) -> int:
+    def failed(self, save: str, ranks: Ranks) -> int:
         """Record that a save has failed, in any thread; return how many have in a row.
 
         Args:
             save: what all ranks call it; empty: all ranks have found the failure in the same call.
+            ranks: those that make it again.
         """
-        ranks = Ranks(self._process_group)
         with self._lock:
             self._in_a_row += 1
             is_worth_it = self._in_a_row <= TRIES

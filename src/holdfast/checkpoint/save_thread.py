@@ -163,7 +163,7 @@ class SaveThread:
 
     def _agree(self, job: SaveJob, ranks: Ranks) -> bool:
         """Have a plan that fits on every rank, and the sources by it; False: all ranks skip this save."""
-        self._meeting.await_all("save", job.order.step, thread="stage")
+        self._meeting.await_all("save", job.order.step, group=ranks.group)
         waiting = self._waiting()
 
         def look() -> tuple[int, bool, bool, bool, bool, str]:

@@ -434,7 +434,7 @@ class Writer:
             outstanding.ended.set_exception(NotAttestedError(said["failed"], said["pieces"]))
         elif "failed" in said:
             failed = SaveFailed(said["failed"])
-            failed.errno = said["errno"]
+            failed.errno, failed.is_final = said["errno"], said["is_final"]
             outstanding.ended.set_exception(failed)
         else:
             names = ("seconds", "digest", "size_bytes")

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from holdfast.checkpoint.arena import Arena, ArenaError, State
-from holdfast.checkpoint.commit import Order, RankFailed
+from holdfast.checkpoint.commit import Order, RankFailed, check_lease
 from holdfast.checkpoint.failures import explain
 from holdfast.checkpoint.keeping import ENV_SUPERVISOR, PROCESS_NAME, Keeper, Snapshot
 from holdfast.checkpoint.layout import Layout
@@ -169,7 +169,7 @@ class Service:
         try:
             with contextlib.suppress(ArenaError):  # taken back for a newer step: other ranks are to hear of it
                 claim()
-            if layout.rank == 0 and not self._has_tidied:
+            if layout.rank == 0 and not self._has_tidied and _may_write(order):
                 delete_leftovers(order, self._moved)
                 self._has_tidied = True
             differing = self._persist(
@@ -188,8 +188,11 @@ class Service:
                 )
             )
         except Exception as error:
-            ended["failed"] = explain(order, layout.size_bytes, error)
-            ended["errno"] = getattr(error, "errno", None)
+            ended |= {
+                "failed": explain(order, layout.size_bytes, error),
+                "errno": getattr(error, "errno", None),
+                "is_final": getattr(error, "is_final", False),
+            }
             if isinstance(error, NotAttested):
                 ended["pieces"] = error.pieces[:_PIECES]
             with contextlib.suppress(ArenaError):  # the trainer has given it up
@@ -201,7 +204,7 @@ class Service:
                 self._peer.offer(snapshot)
             ended |= _committed(order, layout.rank, differing)
         self._say({"ended": {**ended, "seconds": time.monotonic() - began_s}})
-        if layout.rank == 0:
+        if layout.rank == 0 and _may_write(order):
             self._tidy(order, layout, ended)
 
     def _tidy(self, order: Order, layout: Layout, ended: dict[str, Any]) -> None:
@@ -221,6 +224,8 @@ class Service:
                     raise
 
     def _make_room(self, order: Order, layout: Layout, code: int | None) -> bool:
+        if not _may_write(order):
+            return False
         deleted = make_room(order, code, layout.size_bytes, self._moved)
         if deleted is not None:
             told = {"folder": str(order.folder), "deleted": str(deleted.path), "size_bytes": deleted.size_bytes}
@@ -275,6 +280,14 @@ class Service:
                 except OSError:
                     pass
                 return _let_go_of_stderr()  # the trainer is gone; what it ordered is done all the same
+
+
+def _may_write(order: Order) -> bool:
+    """Return whether no other process has taken over the folder, whose files this one must not delete."""
+    with contextlib.suppress(RankFailed):
+        check_lease(order)
+        return True
+    return False
 
 
 def _committed(order: Order, rank: int, differing: Differing) -> dict[str, Any]:

@@ -50,9 +50,13 @@ class CheckpointError(HoldfastError):
 
 
 class SaveFailed(CheckpointError):
-    """A save did not become durable; every earlier checkpoint is untouched. `errno`: where the system gave one."""
+    """A save did not become durable; every earlier checkpoint is untouched.
+
+    `errno`: where the system gave one. `is_final`: another try would fail as well.
+    """
 
     errno: int | None = None
+    is_final: bool = False
 
 
 class NoVerifiedCheckpoint(CheckpointError):
