@@ -82,7 +82,8 @@ class Run:
 
         Args:
             name: what it is, for the record.
-            limit_s: seconds after which it counts as a hang all the same; None: the run's `--section-limit-s`.
+            limit_s: seconds after which it counts as a hang all the same; None: the
+                larger of the run's `--section-limit-s` and `--silence-limit-s`.
         """
         with (self._link or self._fallback).section(name, limit_s=limit_s):
             yield
