@@ -10,14 +10,19 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `closing` | how it ends: closed, at exit, dropped, or taken over from |
 | `sigterm` | the last save, when the process is asked to end (`data_workers`: they outlive that) |
 | `votes` | what some rank wants, known to all at the same step |
+| `retrying` | the call at which all ranks make a failed save again |
 | `saved_event` | what is told of a save |
 | `ranks` | every rank does its part, and all go on or all raise the same error |
+| `meeting` | ranks that do not call `save` or `restore` together are found (`one_folder`: nor into one folder) |
 | `contents` | what one rank puts into a checkpoint (`rng`: its random generators) |
 | `tree` | a nested state as flat leaves and a skeleton of its shape (`skeletons`: those that are stored) |
 | `engine` | one rank's saves (`save_job`: each), from the call until they are durable |
 | `fence` | the optimizer's step waits until what is saved is copied |
 | `shape` | what the saves of a state of one shape share |
 | `plan` | who writes what, and where (`image`: as bytes; `layout`: what of it the writing process knows) |
+| `ownership` | the tensors that only an optimizer's step changes |
+| `early` | the tensors that are copied in the call of `save` |
+| `replicas` | digests of what several ranks have (`replica_notes`: compared at the commit) |
 | `stage` | live tensors into an `arena`, shared memory that holds one snapshot (`seats`: saves take turns in them) |
 | `turns` | the thread that does it leaves Python's lock to the training |
 | `devices` | what lies on GPUs, a `device_copy` each (`device_memory`, `device_staging`, `pinning`) |
@@ -35,7 +40,7 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `folders` | folders appear whole and disappear at once (`retention`: which ones go) |
 | `lineage` | which of them training has left behind (`lease`: one writer a folder; `aside`: what another run left) |
 | `catalog` | which checkpoints a folder holds, and whether each is whole |
-| `marks` | what became known of one later: verified, pinned, wanted, its metrics (`marks_lock`: one writer at a time) |
+| `marks` | what became known of one later: verified, pinned, wanted (`metrics`; `marks_lock`: one writer at a time) |
 | `pruning` | deleting by a policy, by hand |
 | `foreign` | what can be checked of one that PyTorch alone wrote (`blobs`: its values) |
 | `inventory` | what one holds (`comparing`: how two differ; `one_file`: the state as one file) |
@@ -51,7 +56,7 @@ PyTorch reads, and later the same state, bit for bit. The stages, in order, one 
 | `export` | its model as a Hugging Face folder |
 | `names` | which of its tensors is which of the model's (`huggingface`: what the model has) |
 | `conversion` | those tensors, streamed as safetensors (`converting`: in a process of its own) |
-| `integrations` | all of this inside of other people's trainers |
+| `integrations` | all of this inside of other people's trainers (`replacing`: their attributes, for a while) |
 
 The catalog, the marks, the pruning and the writing process need no torch, and importing them imports none.
 """
