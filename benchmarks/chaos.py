@@ -1,15 +1,16 @@
-"""A supervised training whose processes are killed again and again: it must end with every bit as if left alone.
+"""Kill the processes of a supervised training again and again, and check that every bit ends as in an undisturbed run.
 
 Each run is `holdfast run` of two gloo ranks (`workers/chaos_training.py`: DDP, BatchNorm, a queue of features and the
-counters of balanced experts written in forward, dropout, AdamW), of which one process after the other gets SIGKILL:
-a rank, the launcher, or the process that writes a rank's checkpoints. Of four kills three come at a random moment of a
-random step, training or saving; one comes within seconds of such a kill, while the job starts again. No two in a row
-meet a start: a supervisor may take that for a job that cannot start.
+counters of balanced experts written in forward, dropout, AdamW). One process after the other gets SIGKILL: a rank, the
+launcher, or the process that writes a rank's checkpoints. Of four kills, three come at a random moment of a random
+step, training or saving. One kill comes within seconds of such a kill, while the job starts again. No two kills in a
+row meet a start: a supervisor may take that for a job that cannot start.
 
-In the end weights, optimizer state, schedule and random generators of both ranks, and the buffers of rank 0, which DDP
-gives to all, are compared bit for bit with those of the same script under plain torchrun, without Holdfast, checkpoints
-or kills. Where the command gives up, `holdfast run --resume` goes on, and a person is counted, who would have had to do
-that. No peer: torchrun does not survive its own death. Leaves with 1 if a must is not met.
+At the end, the weights, optimizer state, schedule and random generators of both ranks are compared bit for bit with a
+run of the same script under plain torchrun, without Holdfast, checkpoints or kills. The buffers of rank 0, which DDP
+gives to all ranks, are compared as well. Where the command gives up, `holdfast run --resume` continues the run, and the
+benchmark counts a person, who would have had to resume the run. There is no peer: torchrun does not survive its own
+death. The exit status is 1 if a must is not met.
 """
 
 import json
@@ -53,18 +54,18 @@ RUNS, KILLS = 5, 40
 QUICK_RUNS, QUICK_KILLS = 1, 2
 SAVE_EVERY = 5
 STEPS_A_KILL = 15
-"""So many that a checkpoint comes between two kills, which are at least two thirds of it apart."""
+"""Steps for each kill: a checkpoint comes between two kills, which are at least two thirds of this number apart."""
 LAST_STEPS = 10
 START_S = 3.0
-"""No longer than from a kill to the first new step; a kill that is to meet a start comes within it."""
+"""Seconds within which a kill that is to meet a start comes: at most the time from a kill to the first new step."""
 PATIENCE_S = 400.0
-"""Without a new step for so long, a run is given up. The longest wait before a restart is 300 s."""
+"""Seconds without a new step after which a run is given up. The longest wait before a restart is 300 s."""
 PEOPLE = 20
-"""A run that needs more of them is given up."""
+"""Limit for the people that a run needs; a run that needs more of them is given up."""
 VICTIMS = {"rank": 5, "launcher": 2, "writing process": 3}
-"""How often each is struck, of ten kills."""
+"""The number of kills of each kind of process, of ten kills."""
 DEADLY = {name: VICTIMS[name] for name in ("rank", "launcher")}
-"""The job is restarted after them; a writing process is by the rank itself."""
+"""The victims after which the job is restarted; the rank itself restarts a writing process."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,32 +76,32 @@ class Blow:
     at_step: int | None
     wait_s: float
     draw: float
-    """Which of several victims, from 0 to 1."""
+    """The choice among several victims, from 0 to 1."""
 
 
 @dataclass(kw_only=True)
 class Struck:
-    """What one run showed."""
+    """The results of one run."""
 
     seed: int
     steps: int
     kills: Counter[str] = field(default_factory=Counter)
     restarts: int = 0
     people: list[str] = field(default_factory=list)
-    """Why the command gave up, each time."""
+    """The reason for each time that the command gave up."""
     steps_again: int = 0
     differing: list[str] | None = None
-    """What is not as in the undisturbed run, by rank and name; None: it did not come to its end."""
+    """The differences from the undisturbed run, by rank and name; None: the run did not come to its end."""
     wall_s: float = 0.0
 
     @property
     def is_identical(self) -> bool:
-        """Whether it ended with the same bits."""
+        """Return whether the run ended with the same bits."""
         return self.differing == []
 
 
 def plan(kills: int, source: random.Random) -> tuple[list[Blow], int]:
-    """The kills of a run, and how many steps it has."""
+    """Return the kills of a run, and the number of its steps."""
     blows: list[Blow] = []
     at_step = 0
     for number in range(kills):
@@ -121,7 +122,7 @@ def plan(kills: int, source: random.Random) -> tuple[list[Blow], int]:
 
 
 def victims() -> dict[str, list[psutil.Process]]:
-    """The processes of the job that live, by what they are."""
+    """Return the living processes of the job, by kind."""
     found: dict[str, list[psutil.Process]] = {name: [] for name in VICTIMS}
     for process in psutil.Process().children(recursive=True):
         with suppress(psutil.NoSuchProcess):
@@ -138,12 +139,12 @@ def victims() -> dict[str, list[psutil.Process]]:
 
 
 def newest_step(folder: Path) -> int:
-    """The highest step that rank 0 has completed, in whatever attempt."""
+    """Return the highest step that rank 0 has completed, in any attempt."""
     return max((step for _pid, step in journal(folder)), default=0)
 
 
 def journal(folder: Path) -> list[tuple[int, int]]:
-    """Process and step, of each step that rank 0 has completed."""
+    """Return the process and the step, for each step that rank 0 has completed."""
     path = folder / "steps-0.txt"
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
     # A line that a kill has cut in two is joined with the next.
@@ -151,7 +152,7 @@ def journal(folder: Path) -> list[tuple[int, int]]:
 
 
 class Run:
-    """One run under kills, with a person beside it who only ever resumes it."""
+    """One run under kills, with a person beside it who only ever resumes the run."""
 
     def __init__(self, folder: Path, struck: Struck) -> None:
         self._folder = folder
@@ -159,10 +160,10 @@ class Run:
         self._process: Popen[bytes] | None = None
 
     def conduct(self, blows: Sequence[Blow]) -> None:
-        """Start it, strike it, and see it to its end.
+        """Start the run, strike it, and wait for its end.
 
         Raises:
-            DoesNotWork: it does not come to its end.
+            DoesNotWork: the run does not come to its end.
         """
         worker = (sys.executable, SCRIPT, str(self._struck.steps), "--save-every", str(SAVE_EVERY))
         start = (*HOLDFAST, "run", "--name", "r", "--no-echo", "--nproc", str(WORLD_SIZE), "--", *worker)
@@ -182,10 +183,10 @@ class Run:
             start = (*HOLDFAST, "run", "--no-echo", "--resume", "r")
 
     def _strike(self, blow: Blow) -> bool:
-        """Whether the kill has come; False: the command has ended before.
+        """Kill a process; return False if the command has ended before.
 
         Raises:
-            DoesNotWork: there is no step, or nobody to kill, for too long.
+            DoesNotWork: there is no step, or no process to kill, for too long.
         """
         if blow.at_step is not None and not self._wait(lambda: newest_step(self._folder) >= (blow.at_step or 0)):
             return False
@@ -196,18 +197,18 @@ class Run:
                 raise DoesNotWork(f"no process of the job for {PATIENCE_S:.0f} s")
             living = victims()
             kind = blow.victim if living[blow.victim] else next((name for name in VICTIMS if living[name]), None)
-            if kind is None:  # none of them is there yet, or any more
+            if kind is None:  # no victim is there yet, or any more
                 time.sleep(0.02)
                 continue
             victim = living[kind][int(blow.draw * len(living[kind]))]
-            with suppress(psutil.NoSuchProcess):  # it has just ended by itself
+            with suppress(psutil.NoSuchProcess):  # the victim has just ended by itself
                 victim.send_signal(signal.SIGKILL)
                 self._struck.kills[kind] += 1
                 return True
         return False
 
     def _wait(self, holds: Callable[[], bool]) -> bool:
-        """Whether it holds before the command ends.
+        """Wait until `holds` returns true; return False if the command ends before.
 
         Raises:
             DoesNotWork: no step is completed for too long.
@@ -229,7 +230,7 @@ class Run:
 
 
 def final_of(folder: Path) -> dict[str, str]:
-    """The digests of everything that both ranks held in the end, by rank and name."""
+    """Return the digests of everything that both ranks held in the end, by rank and name."""
     return {
         f"rank {rank}: {name}": digest
         for rank in range(WORLD_SIZE)
@@ -238,7 +239,7 @@ def final_of(folder: Path) -> dict[str, str]:
 
 
 def undisturbed(steps: int) -> tuple[dict[str, str], float]:
-    """What the script ends with under plain torchrun, and its wall time."""
+    """Return the digests that the script ends with under plain torchrun, and its wall time."""
     with tempfile.TemporaryDirectory(prefix="holdfast-chaos-") as name:
         folder = Path(name)
         command = (*TORCHRUN, "--standalone", f"--nproc-per-node={WORLD_SIZE}", SCRIPT, str(steps), "--bare")
@@ -250,7 +251,7 @@ def undisturbed(steps: int) -> tuple[dict[str, str], float]:
 
 
 def strike(seed: int, kills: int, expected: dict[str, str]) -> Struck:
-    """Make one run under kills, and compare how it ends."""
+    """Make one run under kills, and compare its end with `expected`."""
     blows, steps = plan(kills, random.Random(seed))
     struck = Struck(seed=seed, steps=steps)
     with tempfile.TemporaryDirectory(prefix="holdfast-chaos-", ignore_cleanup_errors=True) as name:
@@ -273,7 +274,7 @@ def strike(seed: int, kills: int, expected: dict[str, str]) -> Struck:
 
 
 def rows_of(all_struck: Sequence[Struck], *, kills: int, alone_s: float) -> list[Row]:
-    """All runs together, then each one's wall time."""
+    """Return the rows of all runs together, then each run's wall time."""
     count = len(all_struck)
     struck_kills = sum((one.kills for one in all_struck), Counter[str]())
     return [

@@ -1,11 +1,11 @@
-"""A rank of the training that `chaos.py` strikes: two gloo ranks, DDP, and a model whose forward writes buffers.
+"""Train on one rank of the job that `chaos.py` strikes: two gloo ranks, DDP, and a model whose forward writes buffers.
 
     chaos_training.py STEPS [--save-every N] [--step-s SECONDS] [--queue-mib MIB] [--bare]
 
-What each step computes follows from the seed, the step, the rank and the state, dropout's random generator included.
-After each step rank R adds a line `pid step` to `steps-R.txt` of the current folder. In the end it writes the digests
-of what it holds to `final-R.json`; of the buffers rank 0 alone, since DDP overwrites the others' at the next step.
-`--bare`: without Holdfast.
+The results of each step follow from the seed, the step, the rank and the state, dropout's random generator included.
+After each step, rank R adds a line `pid step` to `steps-R.txt` of the current folder. In the end, rank R writes the
+digests of its state to `final-R.json`. Only rank 0 writes the digests of the buffers, since DDP overwrites the other
+ranks' buffers at the next step. With `--bare`, the script trains without Holdfast.
 """
 
 import argparse
@@ -30,11 +30,11 @@ import holdfast
 SEED = 7
 WIDTH, BATCH, BLOCKS, EXPERTS, CLASSES = 64, 16, 6, 8, 10
 BALANCE = 1e-3
-"""By how much an expert's bias changes a step, as DeepSeek-V3 balances its load."""
+"""The change of an expert's bias in a step, as DeepSeek-V3 balances its load."""
 
 
 class Model(nn.Module):
-    """BatchNorm's statistics, a queue of features (as in MoCo), and experts that are balanced without a loss."""
+    """A model with BatchNorm's statistics, a queue of features (as in MoCo), and experts balanced without a loss."""
 
     def __init__(self, queue_length: int) -> None:
         super().__init__()
@@ -51,7 +51,7 @@ class Model(nn.Module):
         self.register_buffer("tokens_per_expert", torch.zeros(EXPERTS, dtype=torch.int64))
 
     def forward(self, inputs: Tensor) -> tuple[Tensor, Tensor]:
-        """Class scores, and the similarity to the queue."""
+        """Return the class scores, and the similarity to the queue."""
         features = inputs
         for block in self.blocks:
             features = features + block(features)
@@ -71,7 +71,7 @@ class Model(nn.Module):
 
 
 def batch_of(step: int, rank: int) -> tuple[Tensor, Tensor]:
-    """The data of a step, whatever happened before it."""
+    """Return the data of a step, independent of all that happened before the step."""
     source = torch.Generator().manual_seed(SEED + 2 * step + rank)
     return torch.randn(BATCH, WIDTH, generator=source), torch.randint(CLASSES, (BATCH,), generator=source)
 
@@ -80,7 +80,7 @@ def train(args: argparse.Namespace) -> None:
     rank = dist.get_rank()
     torch.manual_seed(SEED)
     model = Model(args.queue_mib * 2**20 // (4 * WIDTH))
-    torch.manual_seed(SEED + 1 + rank)  # of the dropout
+    torch.manual_seed(SEED + 1 + rank)  # for the dropout
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.steps)
@@ -116,7 +116,7 @@ def train(args: argparse.Namespace) -> None:
 
 
 def digests(held: Any, name: str = "") -> Iterator[tuple[str, str]]:
-    """The name and digest of everything in a state dict."""
+    """Yield the name and digest of each leaf of a state dict."""
     if isinstance(held, Mapping | Sequence) and not isinstance(held, str):
         pairs = held.items() if isinstance(held, Mapping) else enumerate(held)
         for key, value in pairs:
@@ -139,7 +139,7 @@ def main() -> None:
     torch.use_deterministic_algorithms(True)
     dist.init_process_group("gloo")
     train(parser.parse_args())
-    gc.collect()  # of the DDP module, which would keep the group's threads beyond its end
+    gc.collect()  # the DDP module would keep the group's threads beyond the group's end
     dist.destroy_process_group()
 
 

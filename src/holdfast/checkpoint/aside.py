@@ -1,4 +1,4 @@
-"""Setting aside what other runs have saved into a folder: moved into a folder of its own there, never deleted."""
+"""Set aside checkpoints that other runs have saved into a folder: move them into a subfolder, and never delete them."""
 
 import logging
 import re
@@ -17,31 +17,34 @@ _logger = logging.getLogger("holdfast")
 
 
 def is_own(folder: Path, who: Identity) -> bool:
-    """Return whether the last writer of a folder, or the newest checkpoint of its line, is of this run."""
+    """Return whether the last writer of a folder, or the newest checkpoint of its line, belongs to this run."""
     if not who.run:
         return False
     holder = read_holder(folder)
     if holder is not None and holder.run == who.run:
         return True
-    if any(folder.glob(_UNFINISHED)):  # the newest may be set aside already
+    if any(folder.glob(_UNFINISHED)):  # the newest checkpoint may be set aside already
         return False
     return next((info.run for info in scan(folder) if not info.abandoned), "") == who.run
 
 
 def is_of_others(folder: Path, who: Identity) -> bool:
-    """Return whether a folder has checkpoints that a fresh run of this identity sets aside: all but its own."""
+    """Return whether a folder has checkpoints that a fresh run of this identity sets aside.
+
+    A fresh run sets aside all checkpoints but its own.
+    """
     return (has_steps(folder) or any(folder.glob(_UNFINISHED))) and not is_own(folder, who)
 
 
 def set_aside(folder: Path) -> Path:
-    """Move all checkpoints of a folder, and what is known of them, into `aside-N` there; return that.
+    """Move all checkpoints of a folder and their records into `aside-N` there, and return the path of `aside-N`.
 
-    The list of what was pushed to storage stays in the folder, so that nothing of it is fetched from there. Each
-    checkpoint moves in one step, and the new folder gets its name once all are in it. After a crash the next call
-    finishes.
+    The list of checkpoints pushed to storage stays in the folder, so that none of them is fetched from storage. Each
+    checkpoint moves in one step. The new folder gets its name once all checkpoints are in it. After a crash, the next
+    call finishes the move.
 
     Raises:
-        OSError: one could not be moved.
+        OSError: a checkpoint could not be moved.
     """
     numbers = {
         int(match[1]): match[2] is not None for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))
@@ -50,7 +53,7 @@ def set_aside(folder: Path) -> Path:
     number = unfinished[0] if unfinished else max(numbers, default=0) + 1
     hidden, final = folder / f".aside-{number}.tmp", folder / f"aside-{number}"
     hidden.mkdir(exist_ok=True)
-    # What is known of them goes last: until then they are abandoned steps of that run, as before.
+    # The records move last: until then the checkpoints stay abandoned steps of that run, as before.
     names = [path.name for path in folder.iterdir() if parse_name(path.name) is not None]
     for name in (*names, LINE_NAME, WRITER_NAME):
         if (folder / name).exists() or (folder / name).is_symlink():

@@ -1,7 +1,7 @@
-"""How a Checkpointer comes to its end: closed, at the end of the script, dropped without a word, or taken over from.
+"""Close a Checkpointer: by a call, at the end of the script, when its object is dropped, or after a takeover.
 
-What it has at work is held here, apart from the object that the user holds: so that object can be dropped, and what it
-had at work is closed, its last save durable.
+`Work` holds the running parts of a Checkpointer, apart from the object that the user holds. The user can therefore
+drop that object: the running parts are then closed, and the last save becomes durable.
 """
 
 import atexit
@@ -30,27 +30,27 @@ from holdfast.core.link import job_link
 
 _logger = logging.getLogger("holdfast")
 _DROPPED_WAIT_S: Final = 30.0
-"""Whoever drops it waits so long for its last save, which goes on being written after that."""
+"""Seconds that dropping a Checkpointer waits for its last save; the save continues after that time."""
 
 
 @dataclass(eq=False, kw_only=True)
 class Work:
-    """What one Checkpointer has at work.
+    """The running parts of one Checkpointer.
 
     Attributes:
-        folder: of the checkpoints.
-        identity: of its run.
-        is_fresh: checkpoints of other runs are set aside.
+        folder: the checkpoint folder.
+        identity: the identity of the run.
+        is_fresh: whether checkpoints of other runs are set aside.
         timeout_s: how long the last save of a former writer may take.
-        engine: its saves.
-        votes: of all ranks.
-        outcomes: of its saves.
-        pusher: where it pushes.
-        sigterm: where it listens for that.
-        pid: the process that it is at work in. One that is forked from that must not end what belongs there.
+        engine: the engine that makes the saves.
+        votes: the votes of all ranks.
+        outcomes: the outcomes of the saves.
+        pusher: the pusher to storage, if there is one.
+        sigterm: the handler of SIGTERM, if there is one.
+        pid: the process that the parts work in. A process forked from this one must not end the parts.
         lease: the right to save, on rank 0.
-        is_closed: it is, or is being closed.
-        taken_over: by another Checkpointer of this process.
+        is_closed: whether the Checkpointer is closed or being closed.
+        taken_over: whether another Checkpointer of this process has taken over.
     """
 
     folder: Path
@@ -71,23 +71,23 @@ class Work:
 
     @property
     def is_another_s(self) -> bool:
-        """Whether it is at work in another process, from which this one was forked."""
+        """Return whether the parts work in another process, from which this process was forked."""
         return self.pid not in (None, os.getpid())
 
     def close(self, *, in_good_order: bool, awaits_push: bool | None = None) -> None:
-        """Wait for every save in flight, and let go of all.
+        """Wait for every save in flight, and release all parts.
 
         Args:
-            in_good_order: nothing is to be kept for a successor.
-            awaits_push: whether to wait until the newest checkpoint is in storage; None: where it is in good order.
+            in_good_order: whether nothing is to be kept for a successor.
+            awaits_push: whether to wait until the newest checkpoint is in storage; None: as `in_good_order`.
 
         Raises:
-            SaveFailed: one is not durable, and nobody was told.
+            SaveFailed: a save is not durable, and no call has reported the failure yet.
         """
         if self.is_another_s or self.is_closed:
             return
         self.is_closed = True
-        with contextlib.ExitStack() as parts:  # each is closed, from the last to the first, though another one fails
+        with contextlib.ExitStack() as parts:  # all are closed, from the last to the first, even if one fails
             parts.callback(self._has_ended)
             if self.sigterm is not None:
                 parts.callback(self.sigterm.close)
@@ -108,15 +108,15 @@ class Work:
         self._ended.set()
 
     def hold(self, ranks: Ranks) -> None:
-        """Take the right to save into the folder, once. Collective.
+        """Acquire the right to save into the folder, once. Collective.
 
         Raises:
-            BadUse: another process has it, or the checkpoints there are another run's, or cannot be set aside.
+            BadUse: another process has the right, or the checkpoints there are another run's, or cannot be set aside.
         """
         if self._holds_in == os.getpid():
             return
         if self.is_fresh and not ranks.first(lambda: is_own(self.folder, self.identity)):
-            self.begin_writing()  # an older one must not save what is not set aside
+            self.begin_writing()  # a save of an older Checkpointer must not follow the setting aside
         self.engine.lease = ranks.first_at_length(self._acquire)
         self.engine.run = self.identity.run
         self._holds_in = os.getpid()
@@ -131,7 +131,7 @@ class Work:
         try:
             aside = begin_anew if self.is_fresh else None
             lease = self.lease = acquire(folder, who, now_s=time.time(), timeout_s=self.timeout_s, set_aside=aside)
-        except OSError as error:  # a save there says so, too, if it fails
+        except OSError as error:  # a save there reports the error, too, if it fails
             if self.is_fresh and is_of_others(folder, who):
                 raise BadUse(
                     f"The checkpoints of {folder} could not be set aside: {error}. Make them writable or move them "
@@ -145,7 +145,7 @@ class Work:
         """Take over from another Checkpointer of this process that saves into the folder, if there is one.
 
         Raises:
-            BadUse: another one has taken over from this one.
+            BadUse: another Checkpointer has taken over from this one.
         """
         self.check_not_taken_over()
         former = _writing.get(self._key)
@@ -158,14 +158,14 @@ class Work:
                 )
             former.taken_over = True
             _close_quietly(former, awaits_push=False)
-            former._ended.wait()  # another thread may be at it
+            former._ended.wait()  # another thread may be closing `former`
         _writing[self._key] = self
 
     def check_not_taken_over(self) -> None:
-        """Refuse to go on once another Checkpointer has begun to save into the folder.
+        """Check that no other Checkpointer has begun to save into the folder.
 
         Raises:
-            BadUse: it has.
+            BadUse: another Checkpointer of this process has taken over.
         """
         if self.taken_over:
             raise BadUse(
@@ -179,31 +179,37 @@ class Work:
 
 
 _writing: dict[str, Work] = {}
-"""Of this process, by folder: what saves into it."""
+"""The work that saves into each folder, in this process, by folder."""
 os.register_at_fork(after_in_child=_writing.clear)
 
 
 def close_at_exit(work: Work) -> functools.partial[None]:
-    """Close it at the end of the script; what is returned does so now, and is what `atexit` has to let go."""
+    """Close `work` at the end of the script, and return a function that closes `work` now.
+
+    The returned function is the one to unregister from `atexit`.
+    """
     closer = functools.partial(_at_exit, weakref.ref(work))
     atexit.register(closer)
     return closer
 
 
 def close_when_dropped(holder: object, work: Work, closer: functools.partial[None]) -> None:
-    """Close it once `holder`, the only one who can save with it, is dropped."""
+    """Close `work` once `holder`, the only object that can save with `work`, is dropped."""
     weakref.finalize(holder, _dropped, work, closer).atexit = False
 
 
 def is_good_order(error: BaseException | None) -> bool:
-    """Whether a training that ends with `error` has come to its end, or was asked to, and is not to be gone on with."""
+    """Return whether a training that ends with `error` is over, so that no successor continues the training.
+
+    A training is over if it has finished, or if it was stopped on request.
+    """
     if isinstance(error, SystemExit):
         return error.code in (None, 0, EXIT_CODE)
     return not isinstance(error, Exception)
 
 
 def _at_exit(work: "weakref.ref[Work]") -> None:
-    """A script that ends without closing it has its last save, or is told."""
+    """Close `work` at the end of a script that left `work` open, and log a failure of the last save."""
     if (open_still := work()) is None:
         return
     try:
@@ -213,18 +219,21 @@ def _at_exit(work: "weakref.ref[Work]") -> None:
 
 
 def _dropped(work: Work, closer: functools.partial[None]) -> None:
-    """In a thread of its own: whoever collects garbage may be any thread, one of ours too, and hold any lock."""
+    """Close `work` in a separate thread.
+
+    The garbage collector may run in any thread, also in one of Holdfast's, and that thread may hold any lock.
+    """
     if work.is_another_s:
         return
     atexit.unregister(closer)
     if work.is_closed:
         return
     if work.sigterm is not None and threading.current_thread() is threading.main_thread():
-        work.sigterm.close()  # which only this thread can
+        work.sigterm.close()  # only this thread can close the handler
     thread = threading.Thread(target=_close_quietly, args=(work,), name="holdfast-close")
     try:
         thread.start()
-    except RuntimeError:  # the interpreter ends, or no thread is left
+    except RuntimeError:  # the interpreter is ending, or no thread can be started
         _close_quietly(work)
         return
     if not threading.current_thread().name.startswith("holdfast"):
@@ -232,7 +241,7 @@ def _dropped(work: Work, closer: functools.partial[None]) -> None:
 
 
 def _close_quietly(work: Work, *, awaits_push: bool = True) -> None:
-    """Close it where nobody is there to hear of a failure but the log."""
+    """Close `work` and log a failure, since no caller is there to receive the error."""
     try:
         work.close(in_good_order=True, awaits_push=awaits_push)
     except HoldfastError as error:

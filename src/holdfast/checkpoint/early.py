@@ -1,12 +1,13 @@
-"""Which tensors are copied in the call of `save`, before training goes on, and the memory that they are copied into.
+"""Choose the tensors that the call of `save` copies before training goes on, and keep memory for their copies.
 
-The optimizer's step waits for the copy of a snapshot; forward and backward do not. So what only an optimizer's step
-changes may be copied beside them, and everything else is copied in the call, as far as that is affordable:
+The optimizer's step waits for the copy of a snapshot; forward and backward do not. Tensors that only an optimizer's
+step changes may therefore be copied while forward and backward run. All other tensors are copied in the call, as far
+as the copies are affordable:
 
-| tensors | up to `BUDGET_BYTES` for all together | above it |
+| tensors | up to `BUDGET_BYTES` for all together | above this budget |
 |---|---|---|
-| buffers of modules, and what was found to change | copied in the call | the call returns once all is copied |
-| what is not known, such as a raw dict of averages | copied in the call | digests find a change; without, as above |
+| buffers of modules, and tensors that were found to change | copied in the call | the call returns once all is copied |
+| other tensors, such as a raw dict of averages | copied in the call | digests find a change; without them, as above |
 | parameters that no optimizer changes | copied in the call | digests, or PyTorch's version counters, find a change |
 """
 
@@ -22,26 +23,26 @@ from holdfast.checkpoint.plan import local
 from holdfast.checkpoint.tree import KIND, PLAIN_TENSORS
 
 BUDGET_BYTES: Final = 256 << 20
-"""Of tensors that forward may write to, copied in the call: some 30 ms, and as much memory."""
+"""Limit for tensors that forward may write to and that the call copies: some 30 ms, and as much memory."""
 SMALL_BYTES: Final = 16 << 10
-"""A tensor up to this size is copied in the call, whatever writes to it, as the counters of an optimizer are."""
+"""Size up to which the call copies a tensor, independent of its writers, such as the counters of an optimizer."""
 SMALL_ALL_BYTES: Final = 1 << 20
 SMALL_COUNT: Final = 512
-"""All of them together, at most: below a millisecond."""
+"""Limits for all small tensors together, in bytes and in number: the copy takes less than a millisecond."""
 
 
 class Changes(enum.Enum):
-    """What may write to a tensor between two steps of an optimizer."""
+    """The code that may write to a tensor between two steps of an optimizer."""
 
     NOTHING = enum.auto()
     FORWARD = enum.auto()
     UNKNOWN = enum.auto()
     LOOSE = enum.auto()
-    """A parameter of a module that no optimizer changes: it is frozen, or an average."""
+    """A parameter of a module that no optimizer changes: a frozen parameter, or an average."""
 
 
 def changes_of(contents: Contents, optimizers: OptimizerTensors, learnt: Collection[str]) -> list[Changes]:
-    """Return for each tensor of a state what may write to it; `learnt` names those that were found changed."""
+    """Return which code may write to each tensor of a state; `learnt` names the tensors that were found changed."""
     tensors = contents.tensors
     modules = [each for each in contents.objects if isinstance(each, torch.nn.Module)]
     buffers = sharing_memory(tensors, (buffer for module in modules for buffer in module.buffers()))
@@ -56,7 +57,7 @@ def changes_of(contents: Contents, optimizers: OptimizerTensors, learnt: Collect
     def one(place: int) -> Changes:
         if buffers[place] or id(tensors[place]) in found:
             return Changes.FORWARD
-        if owned[place] and not frozen[place]:  # an optimizer is given frozen ones, too, and never changes them
+        if owned[place] and not frozen[place]:  # an optimizer may hold frozen ones, too, and never changes them
             return Changes.NOTHING
         return Changes.LOOSE if loose[place] else Changes.UNKNOWN
 
@@ -72,18 +73,19 @@ def choose_early(
     packed: Collection[int] = (),
     budget_bytes: int,
 ) -> tuple[list[int], bool]:
-    """Choose what is copied in the call.
+    """Choose the tensors that are copied in the call.
 
     Args:
-        tensors: of the state.
-        changes: what may write to each.
-        attest: whether digests find what changes all the same.
-        but_on: GPUs that take snapshots of their own; only what must be is copied there by itself.
-        packed: the places of those that such a GPU copies in the call in any case.
-        budget_bytes: of all together.
+        tensors: the tensors of the state.
+        changes: which code may write to each tensor.
+        attest: whether digests find changes that happen nevertheless.
+        but_on: GPUs that take snapshots of their own. On these GPUs, only tensors that must be copied in the call are
+            copied separately.
+        packed: the places of tensors that such a GPU copies in the call in any case.
+        budget_bytes: the limit for all copies together.
 
     Returns:
-        The places of those that are, and whether the call has to wait until the rest is copied, too.
+        The places of the chosen tensors, and whether the call has to wait until the other tensors are copied, too.
     """
     own = list(map(local, tensors))
     early = set(small_places(tensors, but_on=but_on))
@@ -109,7 +111,7 @@ def choose_early(
 
 
 def small_places(tensors: Sequence[torch.Tensor], *, but_on: Collection[torch.device] = ()) -> list[int]:
-    """Which tensors are copied for being small, of those that are not on the GPUs that `but_on` names."""
+    """Return the places of tensors that are copied because they are small, except on the GPUs in `but_on`."""
     own = list(map(local, tensors))
     small = [place for place, each in enumerate(own) if each.device not in but_on and each.nbytes <= SMALL_BYTES]
     return _smallest(own, small, SMALL_ALL_BYTES, most=SMALL_COUNT)
@@ -118,7 +120,10 @@ def small_places(tensors: Sequence[torch.Tensor], *, but_on: Collection[torch.de
 def _smallest(
     own: Sequence[torch.Tensor], places: Iterable[int], left_bytes: int, *, most: int | None = None
 ) -> list[int]:
-    """The smallest first, and of one type and shape all or none: some of twenty thousand would be as good as none."""
+    """Choose the smallest tensors first, and all or none of one type and shape.
+
+    To copy only some of twenty thousand equal tensors would be as good as to copy none.
+    """
     alike: dict[Any, list[int]] = {}
     for place in places:
         alike.setdefault((own[place].nbytes, *KIND(own[place])), []).append(place)
@@ -131,25 +136,28 @@ def _smallest(
 
 
 class EarlyCopies:
-    """Memory for what is copied in the call; the next one, by when all of it is in an arena, uses it again."""
+    """Memory for the copies that the call makes.
+
+    The next call uses the memory again; by then all copies are in a snapshot buffer.
+    """
 
     def __init__(self) -> None:
-        """There is none before it is needed."""
+        """Allocate no memory before the first copies."""
         self._places: list[int] = []
         self._kinds: list[Any] = []
         self._copies: list[torch.Tensor] = []
         self._are_plain = False
 
-    @torch.inference_mode(mode=False)  # what is made in it cannot be written to outside
+    @torch.inference_mode(mode=False)  # tensors made in inference mode cannot be written to outside
     @torch.no_grad()
     def take(self, tensors: Sequence[torch.Tensor], places: Iterable[int]) -> dict[int, torch.Tensor]:
-        """Copy those of `tensors` that are in `places`; the copies by the `id` of what is live."""
+        """Copy the tensors at `places`; return each copy by the `id` of the live tensor."""
         places = [place for place in places if place < len(tensors)]
         live = [tensors[place] for place in places]
         kinds = list(map(KIND, live))
         are_plain = PLAIN_TENSORS.issuperset(map(type, live))
         if are_plain and self._are_plain and places == self._places and kinds == self._kinds:
-            _copy(self._copies, live)  # there may be thousands of them
+            _copy(self._copies, live)  # there may be thousands of tensors
         else:
             self._copies = self._like(live, kinds, places)
             self._are_plain = are_plain and all(tensor.is_cpu for tensor in live)
@@ -157,7 +165,7 @@ class EarlyCopies:
         return dict(zip(map(id, live), self._copies, strict=True))
 
     def _like(self, live: list[torch.Tensor], kinds: list[Any], places: list[int]) -> list[torch.Tensor]:
-        """Copies, in the memory of the former ones where these are alike."""
+        """Return copies, in the memory of the former copies where these are alike."""
         kept = {
             place: (kind, copy)
             for place, kind, copy in zip(self._places, self._kinds, self._copies, strict=True)

@@ -1,4 +1,4 @@
-"""Which names of a module's state are judged by code of the user's, so that a fresh module is no template for them."""
+"""Find the names of a module's state that the user's code judges, so that a fresh module is no template for them."""
 
 from collections.abc import Callable, Iterable
 from typing import Any, Final
@@ -11,7 +11,7 @@ _EXTRA_STATE: Final = torch.nn.modules.module._EXTRA_STATE_KEY_SUFFIX
 
 
 def judges_all(entry: Any) -> bool:
-    """Whether the `load_state_dict` of an object is neither that of PyTorch's modules nor that of its optimizers."""
+    """Return whether an object has a `load_state_dict` other than the ones of PyTorch's modules and optimizers."""
     if isinstance(entry, torch.nn.Module):
         return type(entry).load_state_dict is not torch.nn.Module.load_state_dict
     if isinstance(entry, torch.optim.Optimizer):
@@ -20,10 +20,10 @@ def judges_all(entry: Any) -> bool:
 
 
 def judged_names(module: torch.nn.Module, here: Iterable[Any], saved: Iterable[Any]) -> Callable[[Any], bool]:
-    """Tell whether the module's own code judges a name of its state.
+    """Return a function that tests whether the module's own code judges a name of its state.
 
-    That is a name below a module that has its own `_load_from_state_dict` or a hook before loading, and an extra state
-    that is there on both sides, `here` and in the `saved` names.
+    The module's own code judges names below a module that has its own `_load_from_state_dict` or a hook before loading.
+    The module's own code also judges an extra state that is there on both sides, `here` and in the `saved` names.
     """
     prefixes = tuple(
         without_wrappers(f"{path}." if path else "")
@@ -39,12 +39,12 @@ def judged_names(module: torch.nn.Module, here: Iterable[Any], saved: Iterable[A
 
 
 def loads_by_itself(module: torch.nn.Module) -> bool:
-    """Whether code of the user's loads some of it."""
+    """Return whether the user's code loads some of the state of `module`."""
     return any(map(_has_own_loading, module.modules()))
 
 
 def _has_own_loading(module: torch.nn.Module) -> bool:
-    # What PyTorch's own modules override only fills in what older versions have not saved.
+    # The overrides of PyTorch's own modules only fill in values that older versions have not saved.
     loads = type(module)._load_from_state_dict
     is_torchs = (getattr(loads, "__module__", None) or "").partition(".")[0] == "torch"
     return bool(module._load_state_dict_pre_hooks) or not is_torchs

@@ -1,12 +1,13 @@
-"""One writer a folder: who saves into it, a lock that a crash releases, and who takes over from whom.
+"""Lease a checkpoint folder to one writer: a lock that a crash releases, and the rules for a takeover.
 
-`.holdfast-writer` names the writer: run, generation (the attempt), host, process, since when, and a token. Its process
-holds flock(2) on that file, so the kernel releases the lease when the process ends, however it ends. Linux passes
-flock on to the servers of NFS, and of Lustre and GPFS where they are mounted so. A file system without locks detects
-no second writer: whoever comes later takes over there.
+`.holdfast-writer` names the writer: run, generation (the attempt), host, process, time of acquisition, and a token.
+The named process holds flock(2) on that file, so the kernel releases the lease when the process ends for any reason.
+Linux passes flock on to the servers of NFS, and of Lustre and GPFS if they are mounted with flock. On a file system
+without locks, a second writer is not detected: the later process takes over there.
 
-Whoever takes over puts a new file, already locked, in the place of the former. Each save is checked against the token
-before it gets its name, so the saves of a former writer that comes back fail. Nothing here needs torch.
+A process that takes over puts a new file, already locked, in the place of the former file. Each save is checked
+against the token before the save gets its name, so the saves of a former writer that comes back fail. Nothing here
+needs torch.
 """
 
 import contextlib
@@ -33,23 +34,23 @@ from holdfast.core.link import ENV_ATTEMPT, ENV_RUN
 
 WRITER_NAME: Final = ".holdfast-writer"
 PATIENCE_S: Final = 10.0
-"""How long a former writer may take to end, and its last save may make no progress."""
+"""Seconds that a former writer may take to end, and that its last save may go without progress."""
 PATIENCE_ACROSS_NODES_S: Final = 120.0
-"""The same where it ran on another node: a server of NFS holds the locks of a dead client for 90 s."""
+"""The same limit for a former writer on another node: an NFS server holds a dead client's locks for 90 s."""
 _POLL_S: Final = 0.05
 _logger = logging.getLogger("holdfast")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Identity:
-    """The run that a process belongs to, and which start of it this is; `run` is empty where that is not known."""
+    """The run of a process, and which start of the run the process is; `run` is empty if the run is unknown."""
 
     run: str = ""
     generation: int | None = None
 
     @classmethod
     def of_this_process(cls, run: str | None = None) -> Self:
-        """Return what the supervisor says; `run` where there is no supervisor."""
+        """Return the identity that the supervisor has set; without a supervisor, the identity of `run`."""
         supervised = os.environ.get(ENV_RUN, "")
         if not supervised:
             return cls(run=run or "")
@@ -60,7 +61,7 @@ class Identity:
 
 @dataclass(frozen=True, kw_only=True)
 class Holder:
-    """What `.holdfast-writer` says; `since_s` in seconds since the Unix epoch."""
+    """The contents of `.holdfast-writer`; `since_s` is in seconds since the Unix epoch."""
 
     run: str
     generation: int
@@ -77,7 +78,10 @@ class Holder:
 
 @dataclass(eq=False)
 class WriterLease:
-    """The right of this process to save into a folder, from `acquire` until `release`, one for all who share it."""
+    """The right of this process to save into a folder, from `acquire` until `release`.
+
+    All users in the process share one lease.
+    """
 
     path: Path
     holder: Holder
@@ -85,7 +89,7 @@ class WriterLease:
     users: int = 1
 
     def release(self) -> None:
-        """Let go; with the last who shares it, another process may take it."""
+        """Give up one share of the lease; after the last share, another process may acquire the lease."""
         with _registering:
             self.users -= 1
             if self.users or self.fd < 0:
@@ -97,7 +101,7 @@ class WriterLease:
 
 
 _held: dict[str, WriterLease] = {}
-"""Of this process, by file."""
+"""The leases of this process, by file."""
 _registering = threading.Lock()
 
 
@@ -111,19 +115,20 @@ def acquire(
 ) -> WriterLease:
     """Become the writer of a folder.
 
-    A former writer that is dead, and one of an earlier generation of the same run, are taken over from: at once, or
-    once a save that is being finished has ended, or has made no progress for `PATIENCE_S`.
+    This process takes over from a former writer that is dead, and from one of an earlier generation of the same run.
+    The takeover happens at once, or once a save that is being finished has ended, or has made no progress for
+    `PATIENCE_S`.
 
     Args:
-        folder: of the checkpoints.
-        who: the run of this process.
-        now_s: seconds since the Unix epoch.
+        folder: the checkpoint folder.
+        who: the identity of this process.
+        now_s: the time, in seconds since the Unix epoch.
         timeout_s: how long that save may take at most.
-        set_aside: called once no other process saves there, before this one is named: checkpoints of another run then
-            keep nothing from being taken over. It may move the file of the lease away.
+        set_aside: a function that is called once no other process saves there, before this process is named. With this
+            function, checkpoints of another run do not prevent a takeover. The function may move the lease file away.
 
     Raises:
-        BadUse: another process saves into it, or its checkpoints are another run's.
+        BadUse: another process saves into the folder, or the checkpoints there are another run's.
         OSError: the folder cannot be written.
     """
     path = Path(os.path.realpath(folder)) / WRITER_NAME
@@ -156,13 +161,13 @@ def acquire(
                     )
             elif former is not None and is_other_run and set_aside is None and has_steps(folder):
                 raise BadUse(_of_another_run(folder, former, who))
-            if fd is not None and not _is_at(fd, path):  # another one was faster
+            if fd is not None and not _is_at(fd, path):  # another process was faster
                 continue
             if former is not None:
                 _await_last_save(folder, former, traces, began_s=began_s, timeout_s=timeout_s)
             if set_aside is not None:
                 set_aside()
-            # A process without a name does not change whose checkpoints these are, unless they have been set aside.
+            # A process without a run keeps the run of the checkpoints, unless the checkpoints have been set aside.
             kept = former.run if former is not None and set_aside is None else ""
             lease = _take(path, former, replace(who, run=who.run or kept), now_s)
         if lease is not None:
@@ -172,7 +177,7 @@ def acquire(
 
 
 def read_holder(folder: Path) -> Holder | None:
-    """Return who saves into a folder, or did last; None where that cannot be read."""
+    """Return the present or last writer of a folder; None if the writer cannot be read."""
     try:
         return _parse((folder / WRITER_NAME).read_bytes())
     except OSError:
@@ -180,7 +185,7 @@ def read_holder(folder: Path) -> Holder | None:
 
 
 def has_steps(folder: Path) -> bool:
-    """Return whether a folder has anything that has a checkpoint's name."""
+    """Return whether a folder has any entry with a checkpoint's name."""
     try:
         return any(parse_name(path.name) is not None for path in folder.iterdir())
     except FileNotFoundError:
@@ -210,7 +215,10 @@ def _patience_s(former: Holder | None, who: Identity) -> float:
 def _await_last_save(
     folder: Path, former: Holder, traces: frozenset[tuple[str, int, int]], *, began_s: float, timeout_s: float
 ) -> None:
-    """Wait for what a former writer is saving, while it makes progress; `traces` are what it was at `began_s`."""
+    """Wait for the save that a former writer has left unfinished, while the save makes progress.
+
+    `traces` are the traces of the save at `began_s`.
+    """
     until_s, is_said = began_s + PATIENCE_S, False
     while has_unfinished(folder):
         now_s = time.monotonic()
@@ -228,7 +236,7 @@ def _await_last_save(
 
 @contextlib.contextmanager
 def _former(path: Path) -> Iterator[tuple[Holder | None, int | None]]:
-    """Yield who wrote the file, and its descriptor; both None where there is none."""
+    """Yield the writer that the file names, and the descriptor of the file; both are None if there is no file."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
     except FileNotFoundError:
@@ -241,7 +249,7 @@ def _former(path: Path) -> Iterator[tuple[Holder | None, int | None]]:
 
 
 def _take(path: Path, former: Holder | None, who: Identity, now_s: float) -> WriterLease | None:
-    """Put a file of our own there; None where another process was faster."""
+    """Put a file of this process in the place of the lease; return None if another process was faster."""
     last = 0 if former is None or former.run != who.run else former.generation
     holder = Holder(
         run=who.run,
@@ -270,12 +278,15 @@ def _take(path: Path, former: Holder | None, who: Identity, now_s: float) -> Wri
 
 
 def _locked(path: Path, writing: int) -> int:
-    """A descriptor that holds the lock; one for writing would keep a disk from being mounted read-only."""
+    """Return a descriptor that holds the lock.
+
+    The descriptor is read-only: one for writing would keep a disk from being mounted read-only.
+    """
     fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno == errno.EBADF:  # NFS gives this lock for writing alone
+        if error.errno == errno.EBADF:  # NFS grants this lock only to a descriptor for writing
             os.close(fd)
             fd = os.dup(writing)
             _try_lock(fd)
@@ -283,7 +294,7 @@ def _locked(path: Path, writing: int) -> int:
 
 
 def _put(temporary: Path, path: Path, *, replaces: bool) -> bool:
-    """Give the file its name; False where another process has done so first."""
+    """Give the file its name; return False if another process has done so first."""
     if not replaces:
         try:
             os.link(temporary, path)
@@ -299,7 +310,7 @@ def _put(temporary: Path, path: Path, *, replaces: bool) -> bool:
 
 
 def _remove_leftovers(path: Path) -> None:
-    """Delete what processes left that were killed while they took it."""
+    """Delete the files of processes that were killed while they acquired the lease."""
     for left in path.parent.glob(f"{path.name}.*.tmp"):
         with contextlib.suppress(OSError):
             fd = os.open(left, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
@@ -311,7 +322,10 @@ def _remove_leftovers(path: Path) -> None:
 
 
 def _try_lock(fd: int) -> bool:
-    """Return False where another process holds it; True also where the file system has no locks."""
+    """Lock a file; return False if another process holds the lock.
+
+    On a file system without locks, return True.
+    """
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -344,13 +358,16 @@ def _parse(content: bytes) -> Holder | None:
 
 
 def _after_fork() -> None:
-    """A child, such as a worker of a data loader, must not hold the lease once the trainer is dead."""
-    global _registering  # noqa: PLW0603 - of this process
+    """Close the leases in a child process.
+
+    A child, such as a worker of a data loader, must not hold the lease once the trainer is dead.
+    """
+    global _registering  # noqa: PLW0603 - the lock of this process
     for lease in _held.values():
         os.close(lease.fd)
         lease.fd = -1
     _held.clear()
-    _registering = threading.Lock()  # another thread may have held it
+    _registering = threading.Lock()  # another thread may have held the lock
 
 
 os.register_at_fork(after_in_child=_after_fork)

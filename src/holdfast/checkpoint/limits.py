@@ -1,4 +1,4 @@
-"""Limits of a process or its node that a save can reach, by the names under which they are set."""
+"""Name the limits of a process or its node that a save can reach, as the commands that set them do."""
 
 import errno
 import resource
@@ -9,15 +9,18 @@ _RAISE: Final = "Raise that limit where the job is started"
 
 
 def in_words(error: BaseException) -> str:
-    """Return what an error says, and which limit it has reached and how much that allows, if it is one of these."""
+    """Return the text of an error, with the limit that the error has reached and the value of the limit.
+
+    An error of another kind has only its own text.
+    """
     found = _limit(error) if isinstance(error, OSError) else None
     return str(error) if found is None else f"{error}; {found[0]}"
 
 
 def advice_on(error: BaseException) -> str:
-    """Return what to do about the limit that an error has reached; empty where it is none of these.
+    """Return advice on the limit that an error has reached; empty if the error reaches none of these limits.
 
-    An error that has only an `errno`, such as another rank's, will do.
+    An error that has only an `errno`, such as another rank's error, is enough.
     """
     found = _limit(error)
     return "" if found is None else found[1]
@@ -45,5 +48,5 @@ def _limit(error: BaseException) -> tuple[str, str] | None:
 def _file_max() -> str:
     try:
         return f"{int(Path('/proc/sys/fs/file-max').read_text()):,}"
-    except (OSError, ValueError):  # to read it, a file must be opened
+    except (OSError, ValueError):  # reading the limit opens a file, too
         return "so many"

@@ -1,9 +1,10 @@
-"""Which checkpoints of a folder training has gone on from, and which it has left behind.
+"""Record which checkpoints of a folder training has continued from, and which ones training has abandoned.
 
 Each manifest names its parent: the checkpoint that the state descends from. When training goes back and saves again, a
-branch begins, and what lies beyond the parent is abandoned: it stays, and is not restored unless it is named. The list
-of abandoned saves is `.holdfast-line` in the folder. It is written before the first save of the branch gets its name:
-a crash between the two leaves the parent as the newest. What is in no list, such as a copy from elsewhere, counts.
+branch begins, and the checkpoints beyond the parent are abandoned. An abandoned checkpoint stays, and is restored only
+if the user names it. The list of abandoned saves is `.holdfast-line` in the folder. The list is written before the
+first save of the branch gets its name: a crash between the two leaves the parent as the newest checkpoint. A checkpoint
+in no list, such as a copy from elsewhere, is not abandoned.
 
 Nothing here needs torch.
 """
@@ -22,31 +23,31 @@ _logger = logging.getLogger("holdfast")
 
 
 class Known(Protocol):
-    """What must be known of a checkpoint; `save` is empty where its manifest cannot be read."""
+    """The facts of a checkpoint that the lineage depends on; `save` is empty if the manifest cannot be read."""
 
     @property
     def step(self) -> int:
-        """Its step."""
+        """Return the step of the checkpoint."""
 
     @property
     def save(self) -> str:
-        """The name of its save."""
+        """Return the name of the save."""
 
     @property
     def parent(self) -> Save | None:
-        """The checkpoint that it descends from; None: not known."""
+        """Return the checkpoint that this one descends from; None if unknown."""
 
 
 class Dated(Known, Protocol):
-    """What must be known of a checkpoint that no list accounts for."""
+    """The facts of a checkpoint that the lineage depends on where no list records the checkpoint."""
 
     @property
     def created_at_s(self) -> float | None:
-        """When it was saved, in seconds since the Unix epoch."""
+        """Return the time of the save, in seconds since the Unix epoch."""
 
 
 def read_abandoned(folder: Path) -> frozenset[Save]:
-    """Return the saves that are listed as abandoned; none where the list is missing or cannot be read."""
+    """Return the saves that are listed as abandoned; none if the list is missing or cannot be read."""
     try:
         content = json.loads((folder / LINE_NAME).read_bytes())
         return frozenset(Save(step=int(each["step"]), save=str(each["save"])) for each in content["abandoned"])
@@ -61,14 +62,14 @@ def note_abandoned(folder: Path, abandoned: Collection[Save]) -> None:
     """Replace the list of abandoned saves.
 
     Raises:
-        OSError: it could not be written.
+        OSError: the list could not be written.
     """
     saves = [{"step": each.step, "save": each.save} for each in sorted(abandoned, key=lambda each: each.step)]
     write_atomic(folder / LINE_NAME, json.dumps({"abandoned": saves}).encode() + b"\n")
 
 
 def is_abandoned(one: Known, abandoned: Collection[Save]) -> bool:
-    """Return whether a checkpoint is listed; one whose manifest cannot be read is known by its step."""
+    """Return whether a checkpoint is listed; without a readable manifest, compare only the step."""
     if one.save:
         return Save(step=one.step, save=one.save) in abandoned
     return any(each.step == one.step for each in abandoned)
@@ -77,30 +78,32 @@ def is_abandoned(one: Known, abandoned: Collection[Save]) -> bool:
 def left_behind(
     present: Iterable[Known], abandoned: Collection[Save], *, step: int, parent: Save | None
 ) -> frozenset[Save]:
-    """Return what is abandoned once a save of `step`, which descends from `parent`, has its name.
+    """Return the saves that are abandoned once a save of `step`, which descends from `parent`, has its name.
 
-    The parent and its ancestors are not. Everything beyond the oldest of them that is known is. Without a parent,
-    everything from `step` on is: nothing tells what the state descends from, and steps below may be of its line.
+    The parent and its ancestors are not abandoned. All saves beyond the oldest known one of them are abandoned. Without
+    a parent, all saves from `step` on are abandoned: the origin of the state is unknown, and lower steps may be of its
+    line.
     """
     by_save = {Save(step=one.step, save=one.save): one for one in present}
     line: set[Save] = set()
     beyond = step - 1
     while parent is not None and parent not in line:
         beyond = parent.step
-        if parent not in by_save:  # deleted since
+        if parent not in by_save:  # the parent was deleted since
             break
         line.add(parent)
         parent = by_save[parent].parent
         if parent is None:
             beyond -= 1
-    # The step's own former save is replaced; until then a crash leaves it as it was.
+    # The former save of this step is replaced; until then, a crash leaves that save unchanged.
     return frozenset(save for save in by_save if save not in line and (save in abandoned or save.step > beyond))
 
 
 def left_by_newest(present: Iterable[Dated]) -> frozenset[Save]:
-    """Return what the checkpoint that was saved last shows to be abandoned, where no list says so, as in storage.
+    """Return the saves that the last-made checkpoint shows to be abandoned, where there is no list, as in storage.
 
-    It descends from a step below them, and they were saved before it. What descends from it is not abandoned.
+    The last-made checkpoint descends from a step below the abandoned saves. The abandoned saves were made before the
+    last-made checkpoint. A save that descends from the last-made checkpoint is not abandoned.
     """
     found = [one for one in present if one.save and one.created_at_s is not None]
     newest = max(found, key=lambda one: one.created_at_s or 0.0, default=None)

@@ -1,20 +1,20 @@
-"""Before ranks wait for each other in a collective they say in the job's store what they are about to do.
+"""Record in the job's store which call each rank is about to make, before ranks wait for each other in a collective.
 
-So ranks that do not act together are found in seconds, and said in one sentence with the ranks: other steps, `save`
-here and `restore` there, a rank that has gone on without saving, a call on rank 0 alone. A collective would wait until
-its time is over, and then say which socket it waited for.
+Ranks that do not act together are therefore found in seconds, and one sentence reports them: other steps, `save` here
+and `restore` there, a rank that has gone on without saving, a call on rank 0 alone. A collective would wait until its
+timeout, and then report only the socket that the collective waited for.
 
-| key, behind the group and its count of beginnings | value |
+| key, after the group and its count of beginnings | value |
 |---|---|
-| `M` | what the first rank to come is about to do |
-| `M/RANK`, `M/count` | what this rank is about to do; how many ranks are about to do the same |
-| `M/end` | `ok` once all are, else the kind of error and the sentence that all of them raise |
-| `questions`, `question/Q`, `answer/Q/RANK` | a rank that waits asks the missing ones where they are (`_Lobby`) |
+| `M` | the call that the first rank to arrive is about to make |
+| `M/RANK`, `M/count` | the call that this rank is about to make; the number of ranks that are about to make this call |
+| `M/end` | `ok` once all ranks are about to make this call, else the kind of error and the sentence that all raise |
+| `questions`, `question/Q`, `answer/Q/RANK` | a waiting rank's requests for the places of missing ranks (`_Lobby`) |
 
 M names the Checkpointer, the thread and the number of the meeting.
 
-A rank that does not answer may be healthy: it may import modules, or load a large pickle. Such a rank is only warned
-about until the time limit of the meeting. It has ended only where the kernel of this node says so.
+A rank that does not answer may be healthy: the rank may import modules, or load a large pickle. Until the time limit of
+the meeting, such a rank only causes a warning. A rank counts as ended only if the kernel of this node reports the end.
 """
 
 import atexit
@@ -44,11 +44,11 @@ if TYPE_CHECKING:
 
 _logger = logging.getLogger("holdfast")
 WARN_AFTER_S: Final = 5.0
-"""Ranks come within less, but where one still evaluates or compiles."""
+"""Seconds before a warning. Ranks arrive in less time, unless one rank still evaluates or compiles."""
 STUCK_S: Final = 12.0
-"""A rank that is so long at one place in a collective, or in backward, waits for the ranks that wait for it."""
+"""Seconds at one place in a collective or in backward after which a rank counts as waiting for the ranks here."""
 _SHARE: Final = 0.6
-"""Of the time that the training's own collectives wait: the sentence is to come before theirs."""
+"""Share of the timeout of the training's own collectives: the sentence must come before their error."""
 _ANSWER_S: Final = 3.0
 _LONGEST_LOOK_S: Final = 5.0
 _LOOK_EVERY_S: Final = 1.0
@@ -62,10 +62,10 @@ _WAITING: Final = ("/torch/distributed/", "/torch/autograd/")
 
 
 class Meeting:
-    """Where the ranks of one Checkpointer meet."""
+    """A meeting point for the ranks of one Checkpointer."""
 
     def __init__(self, process_group: dist.ProcessGroup | None) -> None:
-        """Answer ranks that wait, from now on; nothing is asked before the first call."""
+        """Answer waiting ranks from now on; send no question before the first call."""
         # A group may be destroyed before the last save has ended.
         self._ranks = None if process_group is None else Ranks(process_group)
         _lobby(self._ranks or Ranks())
@@ -74,22 +74,22 @@ class Meeting:
         self._counts: dict[str, int] = {}
 
     def called(self, step: int) -> None:
-        """Record a call of `save`, due or not, for ranks that wait for this one."""
+        """Record a call of `save`, due or not, for ranks that wait for this rank."""
         lobby = self._enter()
         if lobby is not None:
             lobby.calls[self._number] = lobby.calls[self._number][0] + 1, step
 
     def await_all(self, call: str, step: int | None = None, *, group: dist.ProcessGroup | None = None) -> None:
-        """Return once all ranks are about to do the same, or where that cannot be found out.
+        """Wait until all ranks are about to make the same call; return also if that cannot be determined.
 
         Args:
             call: `save` or `restore`.
             step: the step to save, or to restore.
-            group: where this is not in the user's call but in a thread: the group of the collective that follows there.
-                Its time limit is then the one of the meeting.
+            group: for a meeting in a thread, not in the user's call: the group of the collective that follows there.
+                The meeting then has the time limit of this group.
 
         Raises:
-            BadUse: ranks are about to do something else, or do not come to the user's call.
+            BadUse: ranks are about to make another call, or do not come to the user's call.
             SaveFailed: a rank does not come to the meeting in the thread.
         """
         lobby = self._enter()
@@ -103,7 +103,7 @@ class Meeting:
             meeting.hold()
         except HoldfastError:
             raise
-        except (RuntimeError, ValueError, LookupError) as error:  # of the store
+        except (RuntimeError, ValueError, LookupError) as error:  # errors of the store
             _logger.debug("what the other ranks are about to do is not known: %s", error)
             return
         if count > 1:
@@ -119,34 +119,35 @@ class Meeting:
         return lobby
 
     def close(self) -> None:
-        """Let ranks that wait for this one know that it comes no more."""
+        """Record, for ranks that wait for this rank, that this rank will not come any more."""
         if self._lobby is not None and self._lobby.is_open():
             with contextlib.suppress(RuntimeError, ValueError):
                 self._lobby.store.set(f"closed/{self._number}/{self._lobby.rank}", "1")
 
 
 class _Lobby:
-    """What one rank of a group has in common with the others: a part of the job's store.
+    """The part of the job's store that one rank of a group shares with the other ranks.
 
-    A thread looks there for questions, and answers how often this rank has called `save`, and where its main thread is.
+    A thread looks there for questions. The thread answers with the number of calls of `save` on this rank, and with the
+    place of the main thread.
     """
 
     def __init__(self, ranks: Ranks, default: Any, store: Any, timeout_s: float) -> None:
         self.rank, self.world_size = ranks.rank, ranks.world_size
         self.timeout_s = timeout_s
         self.calls: dict[int, tuple[int, int]] = {}
-        """How often `save` of each Checkpointer was called, and with which step last; all ranks number them alike."""
+        """The calls of `save` of each Checkpointer, and the step of the last; all ranks number Checkpointers alike."""
         self._default = weakref.ref(default)
         self._members = [ranks.of_job(rank) for rank in range(ranks.world_size)]
         name = xxhash.xxh3_64_hexdigest(",".join(map(str, self._members)).encode())
-        # A store may outlive a default group: each of them has its own part.
+        # A store may outlive a default group: each default group has its own part.
         began = store.add(f"holdfast/{name}/{self.rank}", 1)
         self._prefix = f"holdfast/{name}/{began}"
         self.store.set(f"here/{self.rank}", json.dumps([_processes(), os.getpid()]))
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._answer, name="holdfast-answers", daemon=True)
         self._thread.start()
-        # Python ends a thread that is in the store's code in a way that ends the process with SIGABRT.
+        # At exit, Python ends a thread in the store's code in a way that ends the process with SIGABRT.
         atexit.register(self._end)
 
     def _end(self) -> None:
@@ -155,22 +156,22 @@ class _Lobby:
 
     @property
     def store(self) -> Any:
-        """The part of the job's store that is this group's.
+        """Return the part of the job's store that belongs to this group.
 
         Raises:
             RuntimeError, ValueError: the default group is gone.
         """
-        # Nothing keeps the store: rank 0 listens at its port for as long as it lives, and may make another there.
+        # Keep no reference to the store: rank 0 listens at its port while the store lives, and may make another there.
         if not self.is_open():
             raise RuntimeError("the default group was destroyed")
         return dist.PrefixStore(self._prefix, dist.distributed_c10d._get_default_store())  # type: ignore[attr-defined]
 
     def is_open(self) -> bool:
-        """Whether its default group is still that of the job."""
+        """Return whether the default group of this lobby is still the default group of the job."""
         return self._default() is _default_group()
 
     def forget(self, key: str) -> None:
-        """Delete what was said in a meeting that all ranks have left."""
+        """Delete the records of a meeting that all ranks have left."""
         with contextlib.suppress(RuntimeError, ValueError):
             self.store.delete_key(f"{key}/{self.rank}")
             if self.rank == 0:
@@ -178,7 +179,7 @@ class _Lobby:
                     self.store.delete_key(name)
 
     def has_ended(self, rank: int) -> bool:
-        """Whether the process of a rank of this node, as far as that is known, lives no more."""
+        """Return whether the process of a rank on this node has ended, as far as that is known."""
         if not self.store.check([f"here/{rank}"]):
             return False
         processes, pid = json.loads(self.store.get(f"here/{rank}"))
@@ -190,7 +191,7 @@ class _Lobby:
             return True
 
     def ask(self, ranks: Sequence[int], end: str) -> dict[int, dict[str, Any]]:
-        """Return the answers of those ranks that answer soon, and before there is a value of the key `end`."""
+        """Return the answers of those `ranks` that answer soon, and before the key `end` has a value."""
         number = self.store.add("questions", 1)
         self.store.set(f"question/{number}", "?")
         answers: dict[int, dict[str, Any]] = {}
@@ -205,7 +206,7 @@ class _Lobby:
 
     def _answer(self) -> None:
         pid, answered = os.getpid(), 0
-        with contextlib.suppress(RuntimeError, ValueError):  # the store has gone, maybe with its rank
+        with contextlib.suppress(RuntimeError, ValueError):  # the store is gone, maybe with its rank
             while os.getpid() == pid and self.is_open():
                 while self.store.check([f"question/{answered + 1}"]):
                     answered += 1
@@ -216,7 +217,7 @@ class _Lobby:
 
 
 class _One:
-    """One meeting, as one rank holds it."""
+    """One meeting, as one rank takes part in it."""
 
     def __init__(
         self, lobby: _Lobby, key: str, call: str, step: int | None, limit_s: float, *, is_in_call: bool
@@ -254,12 +255,12 @@ class _One:
     def _wait(self, *, is_first: bool) -> None:
         where, waited_s, looked_s = "", 0.0, time.monotonic()
         pause_s, has_warned = _LEAST_PAUSE_S, False
-        # A rank alone looks after the missing ones, another one only where that does not come to an end.
+        # Only the first rank looks after the missing ranks; another rank does so only if the first one does not finish.
         limit_s = self._limit_s * (1.0 if is_first else 1.2)
         look_at_s = min(WARN_AFTER_S, limit_s / 2)
         while not self._lobby.store.check([f"{self._key}/end"]):
             now_s = time.monotonic()
-            # Where it is much longer, this process was stopped, and maybe the missing ones were, too.
+            # After a much longer pause, this process was stopped, and maybe the missing ranks were, too.
             waited_s, looked_s = waited_s + min(now_s - looked_s, _LONGEST_LOOK_S), now_s
             if waited_s > min(limit_s, look_at_s if is_first else limit_s) and (missing := self._missing()):
                 if waited_s > limit_s:
@@ -274,15 +275,17 @@ class _One:
                     _logger.warning("%s", self._sentence(missing, waited_s, where))
                 look_at_s = waited_s + WARN_AFTER_S
             time.sleep(pause_s)
-            # All ranks of a large job look into one store; of a small one, none holds up the others' step for long.
+            # All ranks of a large job poll one store. In a small job, no rank may delay the others' step for long.
             pause_s = min(pause_s * 1.5, max(_SHORT_PAUSE_S, min(self._lobby.world_size / 10_000, _MOST_PAUSE_S)))
         self._end()
 
     def _end(self, error: HoldfastError | None = None) -> None:
-        """End the meeting for all ranks, with the error that all of them raise; another rank may have done so before.
+        """End the meeting for all ranks, with the error that all of them raise.
+
+        Another rank may have ended the meeting before.
 
         Raises:
-            BadUse, SaveFailed: it has not ended well.
+            BadUse, SaveFailed: the meeting has ended with an error.
         """
         how = _OK if error is None else json.dumps([isinstance(error, SaveFailed), str(error)])
         ended = self._lobby.store.compare_set(f"{self._key}/end", "", how).decode()
@@ -295,7 +298,7 @@ class _One:
         return [rank for rank in range(self._lobby.world_size) if not store.check([f"{self._key}/{rank}"])]
 
     def _look(self, missing: Sequence[int], waited_s: float) -> tuple[HoldfastError | None, str]:
-        """Return the error where it is proved that a missing rank will not come, and else where missing ranks are."""
+        """Return an error if a missing rank is proved never to come, else the places of the missing ranks."""
         lobby = self._lobby
         for rank in missing:
             if lobby.store.check([f"closed/{self._number}/{rank}"]):
@@ -314,7 +317,7 @@ class _One:
         return None, "; ".join(f"rank {rank} {place}" for rank, place in [*places.items()][:3])
 
     def _contradiction(self, rank: int, told: dict[str, Any], waited_s: float) -> str:
-        """Return what a rank that has answered does instead of coming; empty where it may come yet."""
+        """Return the action that keeps an answering rank from coming; empty if the rank may still come."""
         calls, step = told["calls"].get(self._number, (0, -1))
         if self._is_call_of_save and calls > self._calls:
             return f"rank {rank} has gone on to step {step} without it"
@@ -323,14 +326,14 @@ class _One:
         place, since_s = self._stuck.get(rank, ("", waited_s))
         since_s = since_s if told["place"] == place else waited_s
         self._stuck[rank] = told["place"], since_s
-        # The thread of a rank that has called save comes by itself, while the main thread may wait for others.
+        # The thread of a rank that has called save comes by itself, while the main thread may wait for other ranks.
         may_come = not self._is_in_call and step >= (self._step or 0)
         if told["is_waiting"] and not may_come and waited_s - since_s >= STUCK_S:
             return f"rank {rank} waits in {told['where']}, for the ranks that wait here"
         return ""
 
     def _absence(self, missing: Sequence[int], waited_s: float, what: str) -> HoldfastError:
-        """Return the error where ranks have not come and do nothing else instead."""
+        """Return the error for ranks that have not come and make no other call instead."""
         if self._is_in_call:
             return BadUse(self._sentence(missing, waited_s, what))
         added = f" ({what})" if what else ""
@@ -354,7 +357,7 @@ _making = threading.Lock()
 
 
 def _lobby(ranks: Ranks) -> _Lobby | None:
-    """Return where ranks meet; None where there is one rank, or no store."""
+    """Return the lobby where `ranks` meet; None if there is only one rank, or no store."""
     default = _default_group()
     if ranks.world_size == 1 or default is None:
         return None
@@ -365,14 +368,14 @@ def _lobby(ranks: Ranks) -> _Lobby | None:
             try:
                 store = dist.distributed_c10d._get_default_store()
                 found = _lobbies[key] = _Lobby(ranks, default, store, _timeout_s(default))
-            except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # MPI has none
+            except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # MPI has no store
                 _logger.debug("ranks cannot say what they are about to do: %s", error)
                 return None
     return found
 
 
 def _processes() -> str:
-    """Return what tells the processes of this node, or container, from those of others."""
+    """Return a name that separates the processes of this node, or container, from all other processes."""
     return f"{own_place().node} {Path('/proc/self/ns/pid').readlink()}"
 
 
@@ -381,7 +384,7 @@ def _default_group() -> Any:
 
 
 def _timeout_s(group: Any) -> float:
-    """Return how long the shortest-tempered collective of a group waits."""
+    """Return the shortest timeout of the collectives of a group, in seconds."""
     found: list[timedelta] = []
     for device in group._device_types:
         with contextlib.suppress(RuntimeError, AttributeError):
@@ -390,14 +393,14 @@ def _timeout_s(group: Any) -> float:
 
 
 def _whereabouts() -> dict[str, Any]:
-    """Return where the main thread is: at which place, in words, and whether it is where collectives are waited for."""
+    """Return the main thread's place, the place in words, and whether collectives are waited for at this place."""
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     places: list[str] = []
     where, is_waiting = "", False
     while frame is not None:
         file = frame.f_code.co_filename
         places.append(f"{file}:{frame.f_lasti}")
-        if not where:  # else it is what has called the script
+        if not where:  # else the frame belongs to the caller of the script
             is_waiting |= any(each in file for each in _WAITING)
         if not where and "/torch/" not in file and not file.startswith(_OWN):
             where = f"{Path(file).name}:{frame.f_lineno} ({frame.f_code.co_name})"

@@ -1,4 +1,4 @@
-"""The metrics that a save notes on its checkpoint: given to `save`, or those that `run.step` had of the same step."""
+"""Check and read the metrics of a checkpoint: given to `save`, or given to `run.step` for the same step."""
 
 import contextlib
 import logging
@@ -12,12 +12,14 @@ from holdfast.core.errors import BadUse
 
 _MOST: Final = 100
 _LONGEST: Final = 100
-"""Characters of a name. All of them travel in one message to the writing process."""
+"""Limit for the characters of a name. All metrics travel in one message to the writing process."""
 _logger = logging.getLogger("holdfast")
 
 
 def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Check what a user gives; tensors are only looked at, since reading one of a GPU would wait for it.
+    """Check the metrics that a user gives.
+
+    Tensors are only inspected, since reading a tensor on a GPU would wait for the GPU.
 
     Raises:
         BadUse: a name or a value is not allowed; the message names it.
@@ -44,11 +46,11 @@ def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_metrics(metrics: Mapping[str, Any], boundaries: Iterable[torch.cuda.Event]) -> dict[str, float]:
-    """Read the numbers, in a thread beside the training; what is none, or not finite, is left out.
+    """Read the numbers, in a thread beside the training; leave out values that are not numbers or not finite.
 
     Args:
-        metrics: name to number, or to what can be made one, such as a tensor of one element.
-        boundaries: events of GPUs after which the tensors hold what they are to hold.
+        metrics: from a name to a number, or to a value that converts to a number, such as a tensor of one element.
+        boundaries: events of GPUs after which the tensors hold their final values.
     """
     found = {}
     for name, value in list(metrics.items())[:_MOST]:
@@ -67,7 +69,7 @@ def read_metrics(metrics: Mapping[str, Any], boundaries: Iterable[torch.cuda.Eve
 def _number(value: Any, boundaries: Iterable[torch.cuda.Event]) -> float:
     if not isinstance(value, torch.Tensor) or not value.is_cuda:
         return float(value)
-    # On a stream of its own: on the training's it would wait for all that the training has ordered since.
+    # Use a separate stream: on the training's stream, the read would wait for all work that was queued since.
     stream: torch.cuda.Stream = torch.cuda.Stream(value.device)  # type: ignore[no-untyped-call]
     with torch.cuda.stream(stream):
         for boundary in boundaries:

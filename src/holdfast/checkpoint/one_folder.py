@@ -1,4 +1,4 @@
-"""Whether all ranks have one checkpoint folder: each writes its part there, and reads those of others."""
+"""Check that all ranks have one checkpoint folder: each rank writes its part there, and reads the others' parts."""
 
 import contextlib
 import secrets
@@ -12,15 +12,15 @@ from holdfast.core.errors import BadUse
 
 
 def check_shared(ranks: Ranks, folder: Path) -> None:
-    """Check that each rank sees in its folder what rank 0 makes in that of its own. Collective.
+    """Check that each rank sees in its folder the subfolder that rank 0 makes in the folder of rank 0. Collective.
 
     Raises:
-        BadUse: some do not.
-        OSError: rank 0 cannot write there.
+        BadUse: some ranks do not see the subfolder.
+        OSError: rank 0 cannot write to its folder.
     """
     if ranks.world_size == 1:
         return
-    # One that a crash leaves goes with what other saves have left.
+    # A subfolder that a crash leaves is deleted with the leftovers of other saves.
     name = f".step-shared.{secrets.token_hex(4)}.tmp"
     name = ranks.first(lambda: (folder / name).mkdir() or name)  # type: ignore[func-returns-value]
     try:
@@ -33,10 +33,10 @@ def check_shared(ranks: Ranks, folder: Path) -> None:
 
 
 def check_alike(ranks: Ranks, folder: Path) -> None:
-    """Check, before anything is written, that ranks of one node which name the folder otherwise have the same one.
+    """Check, before any write, that ranks of one node which name the folder differently have the same folder.
 
     Raises:
-        BadUse: some do not.
+        BadUse: some ranks have another folder.
     """
 
     def look() -> tuple[str, str, tuple[int, int]]:
@@ -45,7 +45,7 @@ def check_alike(ranks: Ranks, folder: Path) -> None:
 
     found = ranks.together(look)
     path, node, place = found[0]
-    # One folder of a network may have several numbers, where it is mounted more than once.
+    # A network folder may have several device numbers, if the folder is mounted more than once.
     others = [rank for rank, (own, at, inode) in enumerate(found) if own != path and at == node and inode != place]
     _refuse([own for own, _, _ in found], others)
 

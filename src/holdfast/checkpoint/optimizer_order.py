@@ -1,7 +1,8 @@
-"""An optimizer's state is by number: which saved number is which of the parameters here, and does its state fit them.
+"""Match the numbers in an optimizer's saved state with the parameters here, and check that the state fits them.
 
-By name, where both sides have names: those of the models beside it (`parameter_names`), or those that
-`named_parameters()` gave to the optimizer (`param_names`). Else by position, as PyTorch does.
+Parameters are matched by name if both sides have names: the names from the models beside the optimizer
+(`parameter_names`), or the names that `named_parameters()` gave to the optimizer (`param_names`). Otherwise, parameters
+are matched by position, as PyTorch does.
 """
 
 from collections import Counter
@@ -18,21 +19,28 @@ _SHAPED_LIKE_PARAMETERS: Final = {
     *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta"),
     *("exp_inf", "prev", "step_size", "sum", "ax"),
 }
-"""What the optimizers of `torch.optim` keep in the shape of the parameter."""
+"""The state that the optimizers of `torch.optim` keep in the shape of the parameter."""
 _ANY_ENTRY: Final = "*"
 _SHOWN: Final = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Numbered:
-    """One side. `groups`: the numbers of the parameters. `names`: by the models; `own_names`: by the optimizer."""
+    """The parameters of one side, saved or here.
+
+    `groups`: the numbers of the parameters. `names`: the names from the models. `own_names`: the names from the
+    optimizer.
+    """
 
     groups: list[list[Any]]
     names: Names | None = None
     own_names: Names | None = None
 
     def renamed(self, name: Callable[[str], str | None]) -> Self:
-        """The same with other names; `name` takes one with an entry, which those that it gave itself are without."""
+        """Return the same parameters with other names.
+
+        `name` takes a name with an entry. The names from the optimizer have no entry, so `*` stands for the entry.
+        """
 
         def own(given: str) -> str | None:
             new = name(f"{_ANY_ENTRY}.{given}")
@@ -43,9 +51,11 @@ class Numbered:
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Of each number here the saved number, None: it has none. Of each group here the saved group, likewise.
+    """The order in which saved state is put into an optimizer.
 
-    `problem`: why there is no order, else empty. `missing`, `unexpected`: names that only one side has.
+    `numbers`: for each number here the saved number, or None if there is none. `groups`: for each group here the saved
+    group, or None if there is none. `problem`: why there is no order, else empty. `missing`, `unexpected`: names that
+    only one side has.
     """
 
     numbers: dict[Any, Any] = field(default_factory=dict)
@@ -56,30 +66,30 @@ class Order:
 
 
 def has_groups(state: Any) -> bool:
-    """Whether it is the state of an optimizer, or the skeleton of one, that numbers parameters in groups."""
+    """Return whether `state` is an optimizer's state, or a skeleton of one, that numbers parameters in groups."""
     groups = state.get("param_groups") if isinstance(state, Mapping) else None
     return isinstance(groups, list) and all(isinstance(group, Mapping) and "params" in group for group in groups)
 
 
 def plain_leaves(skeleton: Mapping[Any, Any]) -> list[str]:
-    """The flat names of what has to be read before an order is found."""
+    """Return the flat names of the leaves that have to be read before an order is found."""
     leaves = [group.get(key) for group in skeleton["param_groups"] for key in ("params", "param_names")]
     return [leaf for leaf in leaves if isinstance(leaf, str)]
 
 
 def numbered(state: Mapping[Any, Any], read: Callable[[Any], Any], names: Names | None) -> Numbered | None:
-    """What a state, or the skeleton of one, says of its parameters; None where it is of another kind.
+    """Return the parameters of an optimizer's state, or of a skeleton of one; None if the state is of another kind.
 
     Args:
-        state: for which `has_groups` is true.
-        read: from a value in a group to what it stands for.
-        names: those that the models give.
+        state: a state for which `has_groups` is true.
+        read: from a value in a group to the content that the value stands for.
+        names: the names from the models.
     """
     groups = [read(group["params"]) for group in state["param_groups"]]
     if not all(isinstance(group, list) and all(isinstance(each, int | str) for each in group) for group in groups):
         return None
     flat = list(chain(*groups))
-    if len(set(flat)) < len(flat):  # a placeholder, whose numbers name nothing
+    if len(set(flat)) < len(flat):  # a placeholder, whose numbers stand for no parameters
         return None
     sizes = [len(group) for group in groups]
     if names is not None and [len(each) for each in names] != sizes:
@@ -98,12 +108,12 @@ def find_order(name: str, saved: Numbered, here: Numbered, *, are_same_models: b
     """Find the order in which saved state is put into an optimizer.
 
     Args:
-        name: of its entry.
-        saved: what the checkpoint says.
-        here: what the optimizer says.
+        name: the name of the optimizer's entry.
+        saved: the parameters in the checkpoint.
+        here: the parameters of the optimizer.
         are_same_models: whether the models whose names are compared are there on both sides, and judge no names by
             code of their own.
-        strict: whether both must have the same parameters in the same groups.
+        strict: whether both sides must have the same parameters in the same groups.
     """
     one, other, is_certain = _names(saved, here, are_same_models=are_same_models)
     sizes, sizes_here = ([len(group) for group in each.groups] for each in (saved, here))
@@ -138,13 +148,13 @@ def find_order(name: str, saved: Numbered, here: Numbered, *, are_same_models: b
 
 
 def arranged(skeleton: Mapping[Any, Any], order: Order, numbers: Collection[Any]) -> Skeleton:
-    """The skeleton of a saved state in the order here; `numbers` are those that the saved groups have.
+    """Return the skeleton of a saved state in the order here; `numbers` are the numbers in the saved groups.
 
-    What names and numbers the parameters is left out of the groups: that is the optimizer's own.
+    The keys that name and number the parameters are left out of the groups: the optimizer has its own.
     """
     states = skeleton.get("state", {})
     state = {here: states[saved] for here, saved in order.numbers.items() if saved is not None and saved in states}
-    # What is not by a parameter's number belongs to the optimizer as a whole.
+    # State under a key that is no parameter's number belongs to the optimizer as a whole.
     state |= {key: value for key, value in states.items() if key not in numbers}
     saved_groups = skeleton["param_groups"]
     groups = [
@@ -164,18 +174,20 @@ def misfit(
     *,
     is_of_torch: bool,
 ) -> str:
-    """Why a tensor of the saved state cannot be a parameter's, or nothing.
+    """Return why a tensor of the saved state cannot belong to its parameter; empty if all tensors fit.
 
-    Optimizers keep tensors of any shape. Only one that had its parameter's shape when it was saved, as far as that is
-    known, or may be taken for one that had, must have its shape now.
+    Optimizers keep tensors of any shape. A tensor must have its parameter's shape now only if the tensor had its
+    parameter's shape when it was saved. If the saved shape of the parameter is unknown, a tensor counts as one that had
+    this shape if the shapes under its key are a permutation of the shapes here, or if `torch.optim` keeps the key in
+    this shape.
 
     Args:
-        name: of the entry.
+        name: the name of the entry.
         states: the skeleton of the saved state, by saved number.
-        order: what goes where.
-        shapes: of the parameters here, by number.
-        shape_of: from a flat name to the shape that was saved; None: it is no tensor.
-        saved_shapes: of the parameters when they were saved, by saved number, as far as they are known.
+        order: the order in which saved state is put into the optimizer.
+        shapes: the shapes of the parameters here, by number.
+        shape_of: from a flat name to the saved shape; None: the leaf is no tensor.
+        saved_shapes: the shapes of the parameters when they were saved, by saved number, as far as they are known.
         is_of_torch: whether the optimizer is one of `torch.optim`.
     """
     found: dict[Any, list[tuple[Any, Any, Shape]]] = {}
@@ -202,7 +214,7 @@ def misfit(
 def _names(
     saved: Numbered, here: Numbered, *, are_same_models: bool
 ) -> tuple[list[str | None], list[str | None], bool]:
-    """The names to compare, by position, empty text where unknown, and whether they are of one kind."""
+    """Return the names to compare, by position, None where unknown, and whether the names are of one kind."""
     ways = [
         (saved.names, here.names, are_same_models),
         (saved.own_names, here.own_names, True),
@@ -227,12 +239,12 @@ def _flat(names: Names) -> list[str | None]:
 
 
 def _within(names: Names | None) -> Names | None:
-    """Names without the entry that each is in."""
+    """Return names without the entry that each name is in."""
     return names and [[name and name.partition(".")[2] for name in group] for group in names]
 
 
 def _labels(names: Sequence[str | None]) -> list[str]:
-    """A text for each: what has no name is told by its place among those that have none."""
+    """Return a label for each name; number the parameters without a name."""
     count = 0
     labels = []
     for name in names:
@@ -247,7 +259,10 @@ def _by_position(flat: list[Any], flat_here: list[Any], groups: int) -> Order:
 
 
 def _groups(numbers: Mapping[Any, Any], saved: Numbered, here: Numbered, *, strict: bool) -> list[int | None] | None:
-    """Of each group here the saved one that has the same parameters; not `strict`: that has the first of them."""
+    """Return for each group here the saved group that has the same parameters.
+
+    If not `strict`, return the saved group that has the first of these parameters.
+    """
     group_of = {number: place for place, group in enumerate(saved.groups) for number in group}
     empty = [place for place, group in enumerate(saved.groups) if not group]
     found: list[int | None] = []

@@ -1,7 +1,7 @@
-"""Which tensors only an optimizer's step changes: parameters of optimizers, and the state that optimizers keep.
+"""Find the tensors that only an optimizer's step changes: parameters of optimizers, and the state of optimizers.
 
-All other tensors (buffers of modules, averages, metrics) may be written by forward or backward, and may differ between
-ranks that hold replicas of one model.
+Forward or backward may write all other tensors (buffers of modules, averages, metrics). These tensors may differ
+between ranks that hold replicas of one model.
 """
 
 import threading
@@ -17,12 +17,12 @@ _Place = tuple[torch.device, int]
 
 
 class OptimizerTensors:
-    """Record the optimizers of this process as they step, without keeping them alive."""
+    """Record of the optimizers of this process that have stepped, which does not keep the optimizers alive."""
 
     def __init__(self) -> None:
         """Watch every optimizer's step from now on, until `close`."""
         seen: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        # Another thread may go through them while one is added.
+        # Another thread may iterate over the optimizers while one is added.
         lock = threading.Lock()
         self._seen, self._lock = seen, lock
 
@@ -38,7 +38,7 @@ class OptimizerTensors:
         self._unhook()
 
     def add(self, optimizers: Iterable[torch.optim.Optimizer]) -> None:
-        """Record optimizers that may not have stepped yet, such as those of a state to be saved."""
+        """Record optimizers that may not have stepped yet, such as optimizers of a state to be saved."""
         with self._lock:
             self._seen.update(optimizers)
 
@@ -57,7 +57,7 @@ class OptimizerTensors:
     def _tensors(self) -> Iterator[torch.Tensor]:
         with self._lock:
             optimizers = list(self._seen)
-        # Lists, because an optimizer may make its state meanwhile.
+        # Iterate over lists, because an optimizer may make its state meanwhile.
         for optimizer in optimizers:
             for group in list(optimizer.param_groups):
                 yield from list(group["params"])

@@ -1,4 +1,4 @@
-"""The names of the parameters that the numbers in an optimizer's state stand for, as the models beside it have them."""
+"""Find the names of the parameters that the numbers in an optimizer's state stand for, in the models beside it."""
 
 import weakref
 from collections.abc import Iterator, Mapping
@@ -10,22 +10,25 @@ from torch.distributed.tensor import DTensor
 from holdfast.checkpoint.tree import PLAIN_TENSORS, without_wrappers
 
 Names = list[list[str | None]]
-"""By group and place; None where no entry of the state has that parameter."""
+"""The names by group and place; None if no entry of the state has the parameter."""
 Parts = tuple[tuple[Mapping[str, Any], Mapping[str, Any]], ...]
-"""Of the state and of `per_rank`: the entries as the user gives them, and the same with their `state_dict()`s."""
+"""For the state and for `per_rank`: the entries as the user gives them, and the entries with their `state_dict()`s."""
 
 
 class ParameterNames:
-    """Those of the optimizers of a state that is saved again and again, looked up when the optimizers change."""
+    """The parameter names of the optimizers of a repeatedly saved state, found again when the optimizers change."""
 
     def __init__(self) -> None:
-        """Nothing is looked up yet."""
+        """Begin without names."""
         self._seen: list[Any] = []
         self._found: tuple[dict[str, Names], ...] = ()
 
     def of(self, *parts: tuple[Mapping[str, Any], Mapping[str, Any]]) -> tuple[dict[str, Names], ...]:
-        """For each of `parts`, the names of each optimizer's parameters; the same objects while nothing changes."""
-        # Numbers of objects that have died are given again, so the optimizers themselves are compared as well.
+        """Return, for each of `parts`, the names of each optimizer's parameters.
+
+        While the optimizers do not change, the returned objects are the same.
+        """
+        # Python reuses the ids of dead objects, so the optimizers themselves are compared as well.
         seen = [
             (list(entries), name, weakref.ref(entry), [list(map(id, group["params"])) for group in entry.param_groups])
             for entries, _ in parts
@@ -38,9 +41,10 @@ class ParameterNames:
 
 
 def parameter_names(*parts: tuple[Mapping[str, Any], Mapping[str, Any]]) -> tuple[dict[str, Names], ...]:
-    """Find the names of the parameters of each optimizer: ENTRY.NAME, without what wrappers add.
+    """Find the names of the parameters of each optimizer: ENTRY.NAME, without the parts that wrappers add.
 
-    Of several names, as tied weights have, it is the first in the order of text. An optimizer without any is left out.
+    Of several names, as tied weights have, the first in the order of text is chosen. An optimizer without any names is
+    left out.
     """
     optimizers = [
         {name: entry for name, entry in entries.items() if isinstance(entry, torch.optim.Optimizer)}
@@ -50,7 +54,7 @@ def parameter_names(*parts: tuple[Mapping[str, Any], Mapping[str, Any]]) -> tupl
         return tuple({} for _ in parts)
     known: dict[Any, str] = {}
     for key, name in _named(parts):
-        name = without_wrappers(name)  # noqa: PLW2901 - it is the same
+        name = without_wrappers(name)  # noqa: PLW2901 - the same name
         known[key] = min(known.get(key, name), name)
 
     def name_of(parameter: Any) -> str | None:
@@ -74,7 +78,7 @@ def _named(parts: Parts) -> Iterator[tuple[Any, str]]:
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[Any, str]]:
-    """A state dict has tensors that share the memory of the parameters."""
+    """Yield the place and name of each tensor in a state dict, which shares the memory of the parameters."""
     if isinstance(value, torch.Tensor):
         if (place := _place(value)) is not None:
             yield place, name
@@ -84,7 +88,7 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[Any, str]]:
 
 
 def _place(tensor: torch.Tensor) -> Any:
-    """Where it lies; None where that tells nothing, as of one that wraps others."""
+    """Return the place of a tensor in memory; None if the place identifies no tensor, as for a wrapper of others."""
     own = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
     if type(own) not in PLAIN_TENSORS or own.layout is not torch.strided or not own.numel() or not own.data_ptr():
         return None

@@ -1,4 +1,4 @@
-"""A dict of the user's top-level entries, and the skeleton that it is restored from."""
+"""Restore a dict of the user's top-level entries from a skeleton."""
 
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import Any
@@ -29,8 +29,8 @@ class Part:
     """The entries of `state`, or of `per_rank`.
 
     Attributes:
-        entries: as the user gives them.
-        targets: the same with the `state_dict()`s of objects.
+        entries: the entries as the user gives them.
+        targets: the same entries with the `state_dict()`s of objects.
         described: the flat name of the names of the optimizers' parameters.
     """
 
@@ -45,9 +45,9 @@ class Part:
         """Take each object's state.
 
         Args:
-            entries: see above.
-            skeleton: of what the checkpoint has for them.
-            described: see above.
+            entries: see the class.
+            skeleton: the skeleton of these entries in the checkpoint.
+            described: see the class.
             lost_empty: whether the checkpoint does not record empty dicts.
         """
         self.entries = entries
@@ -66,7 +66,7 @@ class Part:
         self._rearranged: set[str] = set()
 
     def plain_leaves(self) -> list[str]:
-        """The flat names of what `arrange` needs."""
+        """Return the flat names of the leaves that `arrange` needs."""
         leaves = [leaf for name in self._optimizers for leaf in plain_leaves(self._skeleton[name])]
         return [*leaves, self.described] if leaves else []
 
@@ -80,10 +80,10 @@ class Part:
         """Put the saved state of each optimizer into the order of its parameters.
 
         Args:
-            fit: is told what does not fit.
+            fit: records each misfit.
             known: the plain values of `plain_leaves`, as far as they are there.
-            names: of the parameters of each optimizer here.
-            renamed: from a saved name of a parameter, with its entry, to the one here.
+            names: the names of the parameters of each optimizer here.
+            renamed: from a saved name of a parameter, with its entry, to the name here.
         """
         described = known.get(self.described)
         saved_names = described[0] if isinstance(described, tuple) and described else {}
@@ -102,7 +102,7 @@ class Part:
                 self._rearrange(name, saved, here)
 
     def look(self, fit: Fit) -> None:
-        """Compare what is not judged by an object's own code."""
+        """Compare the state that no object's own code judges."""
         for name, own in self._own.items():
             if name not in self._skeleton:
                 fit.require(name, self.targets[name])
@@ -118,7 +118,7 @@ class Part:
             self._skeleton[name] = taken if own is _nothing else {**taken, **_within(own, skeleton)}
 
     def adopt(self, fit: Fit) -> None:
-        """Take the rest as it is; once `look` of all parts is done."""
+        """Take the rest of the state unchanged, once `look` of all parts is done."""
         for name, own in self._own.items():
             target, skeleton = self.targets[name], self._skeleton.get(name, {})
             if own is _all:
@@ -128,10 +128,12 @@ class Part:
                     fit.adopt(f"{name}.{key}", target.get(key, ABSENT), part)
 
     def put(self, fit: Fit, loaded: Mapping[str, Any]) -> None:
-        """Put in what was read for `fit`, which is told what a module's own code leaves out.
+        """Put the values that were read for `fit` into the entries.
+
+        `fit` records the names that a module's own code leaves out.
 
         Raises:
-            StateMismatch: the code of an object refuses it.
+            StateMismatch: the code of an object refuses its state.
         """
         seen: set[int] = set()
         for name, entry in self.entries.items():
@@ -151,7 +153,7 @@ class Part:
                 fit.unexpected += (f"{name}.{key}" for key in left_out.unexpected_keys)
         except HoldfastError:
             raise
-        except Exception as error:  # it is the user's
+        except Exception as error:  # an error of the user's code
             reason = next(iter(str(error).strip().splitlines()), "")
             raise StateMismatch(
                 f"load_state_dict of {name!r} failed ({type(error).__name__}: {reason}). "
@@ -176,7 +178,7 @@ class Part:
         return filled
 
     def _arrange(self, fit: Fit, name: str, entry: torch.optim.Optimizer, saved: Numbered, here: Numbered) -> None:
-        """That of an optimizer which PyTorch's own code restores."""
+        """Arrange the state of an optimizer that PyTorch's own code restores."""
         skeleton = self._skeleton[name]
         order = find_order(name, saved, here, are_same_models=self._are_same_models(saved, here), strict=fit.strict)
         problem = order.problem
@@ -199,9 +201,10 @@ class Part:
         self._skeleton[name] = arranged(skeleton, order, {number for group in saved.groups for number in group})
 
     def _rearrange(self, name: str, saved: Numbered, here: Numbered) -> None:
-        """A plain state of an optimizer, or that of one with code of its own, which may do as it likes.
+        """Arrange a plain state of an optimizer, or the state of an optimizer with code of its own.
 
-        Only where both sides name the same parameters is it put into the order here.
+        Such code may treat the state in any way. The state is put into the order here only if both sides name the same
+        parameters.
         """
         order = find_order(name, saved, here, are_same_models=False)
         numbers = [number for group in saved.groups for number in group]
@@ -210,11 +213,11 @@ class Part:
             self._skeleton[name] = arranged(self._skeleton[name], order, set(numbers))
 
     def _compared(self, name: str) -> Any:
-        """What of the state is compared with the checkpoint's."""
+        """Return the part of the state that is compared with the checkpoint."""
         target = self.targets[name]
         if name not in self._rearranged:
             return target
-        # What the checkpoint does not have of a group, an optimizer keeps: options of a newer PyTorch, and numbering.
+        # An optimizer keeps the keys of a group that the checkpoint lacks: options of a newer PyTorch, and numbering.
         is_optimizer = isinstance(self.entries[name], torch.optim.Optimizer)
         groups = [
             {key: value for key, value in group.items() if key in saved or not (is_optimizer or key in _NUMBERING)}
@@ -223,7 +226,7 @@ class Part:
         return {**target, "param_groups": groups}
 
     def _judged(self, name: str) -> Callable[[Any], bool]:
-        """Tells which keys of an entry are judged by an object's own code."""
+        """Return a function that tests whether an object's own code judges a key of the entry."""
         entry, target, skeleton = self.entries[name], self.targets[name], self._skeleton.get(name)
         if not has_state_dict(entry):
             return _nothing
@@ -234,7 +237,7 @@ class Part:
         return _nothing
 
     def _are_same_models(self, saved: Numbered, here: Numbered) -> bool:
-        """Whether each name is of an entry that is on both sides and whose own code does not judge names."""
+        """Return whether each name is of an entry on both sides whose own code does not judge names."""
         entries = [
             name
             for name, entry in self.entries.items()
@@ -248,7 +251,7 @@ class Part:
 
 
 def _names(value: Any) -> Names | None:
-    """Those that a checkpoint has, if they are what they ought to be."""
+    """Return the parameter names of a checkpoint; None if they are malformed."""
     try:
         return [[None if name is None else without_wrappers(name) for name in group] for group in value]
     except TypeError:
@@ -256,7 +259,7 @@ def _names(value: Any) -> Names | None:
 
 
 def _shapes(optimizer: torch.optim.Optimizer, here: Numbered) -> dict[Any, tuple[int, ...]]:
-    """Of its parameters, by number."""
+    """Return the shapes of an optimizer's parameters, by number."""
     if [len(group["params"]) for group in optimizer.param_groups] != [len(group) for group in here.groups]:
         return {}
     return {
@@ -268,7 +271,7 @@ def _shapes(optimizer: torch.optim.Optimizer, here: Numbered) -> dict[Any, tuple
 
 
 def _saved_shapes(fit: Fit, saved: Numbered) -> dict[Any, tuple[int, ...]]:
-    """Of the parameters when they were saved, by number, as far as the models were saved beside the optimizer."""
+    """Return the saved shapes of parameters, by number, as far as the models were saved beside the optimizer."""
     found = {}
     for numbers, names in zip(saved.groups, saved.names or (), strict=False):
         for number, name in zip(numbers, names, strict=True):
@@ -294,7 +297,10 @@ def _nothing(_key: Any) -> bool:
 
 
 def _refused(name: str, entry: Any, target: Any, skeleton: Any) -> list[str]:
-    """What `load_state_dict` would refuse of a checkpoint in which all is that `target`, its state, has."""
+    """Return the problems that `load_state_dict` would have with a checkpoint that has all keys of `target`.
+
+    `target` is the state of `entry`.
+    """
     if not isinstance(skeleton, dict) or not isinstance(target, Mapping):
         return []
     if isinstance(entry, torch.nn.Module):

@@ -1,4 +1,4 @@
-"""A checkpoint whose tensors have other names than the state has them: `rename` of `Checkpointer.restore`."""
+"""Rename the tensors of a checkpoint to the names that the state has: `rename` of `Checkpointer.restore`."""
 
 import copy
 import os
@@ -12,21 +12,23 @@ from holdfast.checkpoint.tree import Skeleton
 from holdfast.core.errors import BadUse
 
 Rename = Mapping[str, Any] | str | os.PathLike[str]
-"""Names in the checkpoint to names in the state, a whole name map as `names` describes it, or a file with one."""
+"""Names in the checkpoint to names in the state, a whole name map as `names` describes it, or a file with a map."""
 
 
 class Renaming:
-    """A name map at work. Names in it may be whole, with the entry of the state, or come after the entry.
+    """A name map in use.
+
+    Names in the map may be whole, with the entry of the state, or come after the entry.
 
     Attributes:
-        transposed: flat names of the tensors that were stored the other way round.
+        transposed: flat names of the tensors that were stored transposed.
     """
 
     def __init__(self, rename: Rename) -> None:
-        """Read it.
+        """Read the name map.
 
         Raises:
-            BadUse: it is no name map.
+            BadUse: `rename` is no name map.
         """
         if isinstance(rename, Mapping):
             are_names = all(isinstance(each, str) for each in rename.values())
@@ -36,15 +38,15 @@ class Renaming:
         self.transposed: set[str] = set()
 
     def name(self, name: str) -> str | None:
-        """The name here of a tensor that the checkpoint calls `name`, with its entry; None: it is dropped.
+        """Return the name here of the checkpoint's tensor `name`, with its entry; None: the tensor is dropped.
 
         Raises:
-            BadUse: two rules say different things of it.
+            BadUse: two rules contradict each other for the tensor.
         """
         return self._name(name)[0]
 
     def skeleton(self, skeleton: Mapping[Any, Any], is_tensor: Callable[[str], bool]) -> dict[Any, Any]:
-        """A skeleton with each tensor where the state has it. That of an optimizer stays as it is.
+        """Return a skeleton with each tensor where the state has it; leave the skeletons of optimizers unchanged.
 
         Raises:
             BadUse: two tensors get one name, or an entry of the map fits none.
@@ -63,7 +65,7 @@ class Renaming:
     def _take_out(
         self, node: dict[Any, Any], prefix: str, is_tensor: Callable[[str], bool]
     ) -> list[tuple[tuple[dict[Any, Any], str], str, str]]:
-        """Remove what has another name here from `node`; the place, the name, and the leaf of each."""
+        """Remove the tensors with another name here from `node`; return each one's place, name and leaf."""
         moved = []
         for key, part in list(node.items()):
             name = f"{prefix}{key}"
@@ -80,11 +82,11 @@ class Renaming:
         return moved
 
     def _name(self, name: str) -> tuple[str | None, bool]:
-        """The name here, and whether the tensor was stored the other way round."""
+        """Return the name here, and whether the tensor was stored transposed."""
         entry, _, rest = name.partition(".")
         prefix = self._map.prefix
         for before, old in ((f"{entry}.", rest), ("", name)) if prefix is None else ((f"{entry}.", name),):
-            old = without_wrapper_parts(old)  # noqa: PLW2901 - it is the same
+            old = without_wrapper_parts(old)  # noqa: PLW2901 - the same name
             if prefix is not None:
                 if not old.startswith(prefix):
                     break
@@ -96,7 +98,7 @@ class Renaming:
 
 
 def _place(node: tuple[dict[Any, Any], str], name: str, leaf: Skeleton, root: dict[Any, Any], where: str) -> None:
-    """Put a leaf beside those that it was among, or into another entry."""
+    """Put a leaf beside its former neighbors, or into another entry."""
     place, prefix = node
     key = name.removeprefix(prefix)
     if not prefix or key == name:

@@ -1,4 +1,7 @@
-"""What ranks found of state that several of them have, and which entries differ. Nothing here needs torch."""
+"""Pack and compare the digests of state that several ranks have, and name the entries that differ.
+
+Nothing here needs torch.
+"""
 
 import itertools
 import sys
@@ -10,9 +13,9 @@ from typing import Any, Final, Self
 import xxhash
 
 _NUMBERS: Final = 3
-"""Of one entry: a key of its name, a key of its place in the tensor, a digest of its bytes, each of 64 bits."""
+"""Numbers of one entry: a key of its name, a key of its place in the tensor, a digest of its bytes, each of 64 bits."""
 _NAMED: Final = 20
-"""So many entries are named at most: the message to the trainer has a limit."""
+"""Limit for the entries that are named: the message to the trainer has a limit."""
 _NAME_LENGTH: Final = 200
 _SHOWN: Final = 3
 
@@ -35,18 +38,18 @@ def _little(numbers: "array[int]") -> "array[int]":
 
 @dataclass(frozen=True, kw_only=True)
 class Differing:
-    """Entries whose replicas differ: `count` of them, and of the first ones the name and the ranks, as text."""
+    """Entries whose replicas differ: `count` of them, and the names and ranks of the first ones, as text."""
 
     count: int = 0
     entries: tuple[tuple[str, str], ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as plain JSON values."""
+        """Return the differing entries as plain JSON values."""
         return asdict(self)
 
     @classmethod
     def of_json(cls, told: Mapping[str, Any]) -> Self:
-        """Return what `as_json` was called of."""
+        """Return the object that `as_json` was called on."""
         return cls(count=told["count"], entries=tuple((name, ranks) for name, ranks in told["entries"]))
 
     def __str__(self) -> str:
@@ -58,11 +61,11 @@ def compare(groups: Sequence[tuple[Sequence[int], bytes]], names: Iterable[str])
     """Compare each entry with its replica on the lowest rank that has one.
 
     Args:
-        groups: ranks, in order, and the packed entries that they have alike.
+        groups: ranks, in order, and the packed entries that these ranks have alike.
         names: the flat names that may differ.
 
     Returns:
-        The entries that differ, with the ranks that differ from that lowest one.
+        The entries that differ, with the ranks that differ from that lowest rank.
     """
     first: dict[tuple[int, int], int] = {}
     differing: dict[int, set[int]] = {}
@@ -80,7 +83,7 @@ def compare(groups: Sequence[tuple[Sequence[int], bytes]], names: Iterable[str])
 
 
 def ranks_text(ranks: Iterable[int]) -> str:
-    """Return `rank 1` or `ranks 1-3, 5`; of many ranges the first ones."""
+    """Return `rank 1` or `ranks 1-3, 5`; of many ranges, only the first ones."""
     found: list[list[int]] = []
     for rank in sorted(ranks):
         if found and found[-1][-1] == rank - 1:

@@ -1,7 +1,7 @@
-"""Digests of state that several ranks have, by which the commit finds what differs (`replica_notes`).
+"""Digest state that several ranks have, so that the commit finds entries that differ (`replica_notes`).
 
-A digest depends on the type, the shape and the bytes of an entry, and on whether it is on a GPU, where it is taken
-without a copy to the host.
+A digest depends on the type, the shape and the bytes of an entry, and on whether the entry is on a GPU. On a GPU, the
+digest is taken without a copy to the host.
 """
 
 import ctypes
@@ -20,7 +20,7 @@ from holdfast.checkpoint.replica_notes import name_key, pack
 
 _THREADS: Final = min(4, len(os.sched_getaffinity(0)))
 _BATCH_BYTES: Final = 16 << 20
-"""So much is digested by one row of kernels, which take four times as much memory meanwhile."""
+"""Bytes that one row of kernels digests; the kernels take four times as much memory meanwhile."""
 _MASK: Final = (1 << 64) - 1
 _FACTORS: Final = (-7046029288634856825, -4417276706812531889, 1609587929392839161)
 """Odd constants of xxHash, as signed integers of 64 bits."""
@@ -37,12 +37,12 @@ def digest_replicas(
     """Digest the entries that other ranks have as well, for the note of this rank.
 
     Args:
-        replicated: those entries.
+        replicated: the entries that other ranks have as well.
         leaves: the state, by flat name.
-        copied: the copies that the call made of some tensors, by the `id` of what is live.
+        copied: the copies that the call made of some tensors, by the `id` of the live tensor.
         owned: the tensors that only an optimizer's step changes.
-        all_stand_still: nothing changes meanwhile. Else tensors are left out that are neither copied nor owned: forward
-            may write to them.
+        all_stand_still: whether nothing changes meanwhile. If not, tensors that are neither copied nor owned are left
+            out: forward may write to them.
     """
     values, tensors = [], []
     for index in replicated:
@@ -60,7 +60,7 @@ def digest_replicas(
 
 @torch.no_grad()
 def digest_tensors(tensors: Sequence[torch.Tensor]) -> list[int | None]:
-    """Return a digest of the type, the shape and the bytes of each; None where PyTorch shows no bytes of it."""
+    """Return a digest of the type, the shape and the bytes of each tensor; None if PyTorch shows no bytes of it."""
     digests: list[int | None] = [None] * len(tensors)
     with ThreadPoolExecutor(_THREADS) as pool:
         numbers = [number for number, each in enumerate(tensors) if each.is_cpu]
@@ -78,7 +78,10 @@ def digest_tensors(tensors: Sequence[torch.Tensor]) -> list[int | None]:
 
 
 def position_sums(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """Return for each tensor a sum of its words, each mixed with its position, modulo 2 ** 64; where it lies."""
+    """Return for each tensor a sum of its words, each mixed with its position, modulo 2 ** 64.
+
+    The sum is computed where the tensor lies.
+    """
     totals: list[int] = []
     batch: list[tuple[int, int, torch.Tensor]] = []
     sums: list[tuple[list[int], torch.Tensor]] = []
@@ -108,7 +111,7 @@ def position_sums(tensors: Iterable[torch.Tensor]) -> list[int]:
 
 
 def _mixed(batch: Sequence[tuple[int, int, torch.Tensor]]) -> tuple[list[int], torch.Tensor]:
-    """Return the sum of each part of a batch; a few kernels for all of them."""
+    """Return the sum of each part of a batch, with a few kernels for all parts."""
     parts = [words for _, _, words in batch]
     device, lengths = parts[0].device, torch.tensor([len(each) for each in parts], device="cpu")
     ends = lengths.cumsum(0)
@@ -123,7 +126,7 @@ def _mixed(batch: Sequence[tuple[int, int, torch.Tensor]]) -> tuple[list[int], t
         mixed ^= mixed >> 29
     if len(parts) == 1:
         sums = mixed.sum().reshape(1)
-    else:  # a sum for each part, exact as it is modulo 2 ** 64
+    else:  # a sum for each part, exact since it is modulo 2 ** 64
         sums = mixed.cumsum(0)[(ends - 1).to(device)]
         sums = sums - torch.nn.functional.pad(sums[:-1], (1, 0))
     return [number for number, _, _ in batch], sums
@@ -136,7 +139,7 @@ def _sums_on(device: torch.device, tensors: Sequence[torch.Tensor]) -> list[int]
     stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(current)
     with torch.cuda.stream(stream):
-        return position_sums(tensors)  # its results are on the host once the stream is through
+        return position_sums(tensors)  # the results are on the host once the stream has finished
 
 
 def _digest_on_host(tensor: torch.Tensor) -> int | None:

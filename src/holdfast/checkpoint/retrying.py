@@ -1,14 +1,14 @@
-"""When a failed save is made again: all ranks save at the same call of `save`, and a call without a failure costs none.
+"""Repeat a failed save: all ranks save at the same call of `save`, and a call without a failure costs nothing.
 
 Each rank finds by itself that a save has failed: the note of the rank that failed reaches the writing process of rank
-0, and the note of rank 0 reaches the others (`commit`). They find it during different steps. Each then records, in the
-store of the process group, the number of the last call of `save` that it has begun, from a thread of its own, and its
-next call waits for what is agreed: the call after the last one that any rank has begun. No rank is past that call,
-since each waits at the first call after the one that it recorded.
+0, and the note of rank 0 reaches the other ranks (`commit`). The ranks find the failure during different steps. Each
+rank then records the number of the last call of `save` that the rank has begun, in the store of the process group, from
+a separate thread. The next call on the rank waits for the agreed call: the call after the last one that any rank has
+begun. No rank is past that call, since each rank waits at the first call after the one that the rank recorded.
 
-A rank that finds the failure only much later, or never (its trainer has died, or its own part of the save timed out and
-the others' did not), keeps the others waiting for `PATIENCE_S` at most: who waits so long records that this failure is
-not made up for by itself. The next due save is made in any case.
+A rank may find the failure only much later, or never: its trainer has died, or its own part of the save timed out and
+the other parts did not. Such a rank keeps the other ranks waiting for `PATIENCE_S` at most: a rank that has waited so
+long records that no separate save makes up for this failure. The next due save is made in any case.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ from holdfast.core.link import job_link
 
 _logger = logging.getLogger("holdfast")
 TRIES: Final = 3
-"""Saves that are made again at once; what fails more often in a row is left to the next due step."""
+"""Failed saves in a row that are repeated at once; after more failures, the next due step saves again."""
 PATIENCE_S: Final = 30.0
 _LOOK_EVERY_S: Final = 0.005
 _LOOK_SELDOM_S: Final = 0.25
@@ -35,7 +35,7 @@ _NEVER: Final = "never"
 
 
 class Retry:
-    """Of the saves of one Checkpointer. All ranks call `begin_call` equally often."""
+    """Retries of the saves of one Checkpointer. All ranks call `begin_call` equally often."""
 
     def __init__(
         self,
@@ -43,7 +43,7 @@ class Retry:
         patience_s: float = PATIENCE_S,
         default_store: Callable[[], Any] | None = None,
     ) -> None:
-        """Wait for the other ranks so long; `default_store` returns a store that all of them share."""
+        """Wait for the other ranks for `patience_s`; `default_store` returns a store that all ranks share."""
         self._patience_s = patience_s
         self._default_store = default_store or _default_store
         self._lock = threading.Lock()
@@ -54,7 +54,7 @@ class Retry:
         self._closed = threading.Event()
 
     def begin_call(self) -> bool:
-        """Count a call of `save`; return whether all ranks make a failed save up in it."""
+        """Count a call of `save`; return whether all ranks repeat a failed save in this call."""
         with self._lock:
             self._calls += 1
             call, agreements = self._calls, tuple(self._open)
@@ -68,11 +68,11 @@ class Retry:
         return is_due
 
     def failed(self, save: str, ranks: Ranks) -> int:
-        """Record that a save has failed, in any thread; return how many have in a row.
+        """Record that a save has failed, in any thread; return the number of failed saves in a row.
 
         Args:
-            save: what all ranks call it; empty: all ranks have found the failure in the same call.
-            ranks: those that make it again.
+            save: the name of the save on all ranks; empty: all ranks have found the failure in the same call.
+            ranks: the ranks that repeat the save.
         """
         with self._lock:
             self._in_a_row += 1
@@ -97,7 +97,7 @@ class Retry:
             self._in_a_row = 0
 
     def close(self) -> None:
-        """End the threads, or wait a few seconds: the store may not answer."""
+        """End the threads; wait only a few seconds for each, since the store may not answer."""
         self._closed.set()
         with self._lock:
             agreements = tuple(self._open)
@@ -106,7 +106,7 @@ class Retry:
 
 
 class _Agreement:
-    """About one failed save."""
+    """The agreement of all ranks about one failed save."""
 
     def __init__(self, store: Any, ranks: Ranks, call: int, patience_s: float, closed: threading.Event) -> None:
         self._store = store
@@ -128,12 +128,12 @@ class _Agreement:
         self._thread.start()
 
     def finish(self, limit_s: float) -> None:
-        """Wait until the thread has ended."""
+        """Wait for the end of the thread, up to `limit_s`."""
         if self._thread is not None:
             self._thread.join(limit_s)
 
     def result(self) -> int | None:
-        """Wait for the call that all ranks save in; None: there is none."""
+        """Wait for the agreement; return the call that all ranks save in, or None if there is none."""
         if self._agreed is None:
             with job_link().section("save"):
                 self._agreed = self._await()

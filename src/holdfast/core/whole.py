@@ -1,4 +1,4 @@
-"""Whole numbers, of whatever type a training loop counts in."""
+"""Recognize whole numbers, of any type that a training loop counts in."""
 
 import operator
 from typing import Any

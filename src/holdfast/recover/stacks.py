@@ -1,7 +1,7 @@
-"""Where the threads of a rank stand: a thread of the rank reads the stacks, the supervisor says what they mean.
+"""Read the stacks of a rank's threads: a thread of the rank reads them, and the supervisor interprets them.
 
-Reading needs no signal, debugger or source file, so it neither disturbs a rank that works nor waits for a file system
-that hangs. A rank whose native code keeps the interpreter's lock does not answer.
+Reading needs no signal, debugger or source file. The reading thread therefore neither disturbs a rank that works nor
+waits for a file system that hangs. A rank whose native code keeps the interpreter's lock does not answer.
 """
 
 import dis
@@ -17,7 +17,7 @@ from typing import Any
 MAIN_FRAMES = 24
 OTHER_FRAMES = 2
 THREADS = 32
-"""Of more threads than this the rest is left out, so that a message stays within the channel's bound."""
+"""Limit for the threads of a message: the rest is left out, so that the message stays within the channel's bound."""
 TEXT_CHARACTERS = 160
 
 _LOADS = frozenset({"LOAD_METHOD", "LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF"})
@@ -29,20 +29,20 @@ _COLLECTIVES = frozenset(
         "torch.nn.parallel.distributed",
     }
 )
-"""Not all of torch.distributed: its checkpoints and its launcher do other work."""
+"""Modules of collectives, not all of torch.distributed: its checkpoints and its launcher do other work."""
 _DEVICE_CALLS = frozenset({"item", "cpu", "tolist", "numpy", "to", "synchronize", "wait"})
 """Native calls that wait for a GPU or for a collective started before."""
 _THREAD_LOCKS = (type(threading.Lock()), type(threading.RLock()))
 _MONITORS = frozenset({"tqdm._monitor", "torch.utils.data._utils.pin_memory"})
-"""Modules of threads that release nothing of the user's: all that waits for them waits with a time-out."""
+"""Modules of threads that release nothing for the user's code: each wait for these threads has a timeout."""
 
 
 class Place(Enum):
-    """What a main thread is doing, as far as its stack says."""
+    """The work of a main thread, as far as its stack shows."""
 
     COLLECTIVE = "a collective"
     BACKWARD = "the backward pass"
-    """It may compute or wait for gradients of other ranks."""
+    """The backward pass may compute or wait for gradients of other ranks."""
     DEVICE = "a wait for the device"
     LOCK = "a lock that no thread of it can release"
     OTHER = "other code"
@@ -50,7 +50,7 @@ class Place(Enum):
 
 @dataclass(frozen=True)
 class Stand:
-    """Where a rank's main thread stands."""
+    """The position of a rank's main thread."""
 
     place: Place
     frames: tuple[str, ...]
@@ -88,7 +88,7 @@ def thread_stacks() -> list[dict[str, Any]]:
 
 
 def _is_ours(frame: FrameType | None) -> bool:
-    """Whether Holdfast's own code is among the callers."""
+    """Return whether Holdfast's own code is among the callers."""
     while frame is not None:
         if str(frame.f_globals.get("__name__", "")).startswith("holdfast."):
             return True
@@ -118,9 +118,10 @@ def _frames(frame: FrameType | None, limit: int) -> list[list[str | int]]:
 
 
 def _call(frame: FrameType) -> str:
-    """The native call that a frame is in: its name and number of arguments, as `acquire/0`; `with` on entering one.
+    """Return the native call that a frame is in: name and number of arguments, as `acquire/0`; `with` on entering one.
 
-    `acquire/0` is a wait for a lock between threads; another process may release what else has that name.
+    `acquire/0` is a wait for a lock between threads. Another object may have a method of this name, and another process
+    may release that object: such a call is `other acquire/0`.
     """
     before = [one for one in dis.get_instructions(frame.f_code) if one.offset <= frame.f_lasti]
     if not before:
@@ -130,7 +131,7 @@ def _call(frame: FrameType) -> str:
         return "with"
     if not now.opname.startswith("CALL") or now.positions is None or now.positions.lineno is None:
         return ""
-    # What is called begins where the call begins: of `a.b.acquire()` the last load from there is `acquire`.
+    # The callee begins where the call begins: in `a.b.acquire()`, the last load from there is `acquire`.
     start = now.positions.lineno, now.positions.col_offset
     loads = [
         one
@@ -144,7 +145,7 @@ def _call(frame: FrameType) -> str:
 
 
 def _is_thread_lock(frame: FrameType, loads: Sequence[dis.Instruction]) -> bool:
-    """Whether what the loads lead to is a lock of this process; reading attributes runs no code of the user's."""
+    """Return whether the loads lead to a lock of this process; reading attributes runs no code of the user's."""
     found: Any = None
     for load in loads:
         if load.opname in ("LOAD_ATTR", "LOAD_METHOD"):
@@ -157,7 +158,7 @@ def _is_thread_lock(frame: FrameType, loads: Sequence[dis.Instruction]) -> bool:
 
 
 def stand_of(threads: Sequence[Mapping[str, Any]]) -> Stand:
-    """Say where the main thread of a rank stands, from what `thread_stacks` returned there.
+    """Return the position of the main thread of a rank, from the stacks that `thread_stacks` returned there.
 
     Raises:
         KeyError, TypeError, ValueError: the message is malformed.
@@ -180,16 +181,19 @@ def _place(main: Mapping[str, Any], frames: Sequence[tuple[str, str]], others: S
             break
     if call.partition("/")[0] in _DEVICE_CALLS:
         return Place.DEVICE
-    # What waits in Holdfast's own code waits for a process of Holdfast's.
+    # A wait in Holdfast's own code is a wait for a process of Holdfast.
     if call in ("acquire/0", "with") and not main["ours"] and not any(_may_release(one) for one in others):
         return Place.LOCK
     return Place.OTHER
 
 
 def _may_release(thread: Mapping[str, Any]) -> bool:
-    """Whether a thread may go on by itself, such as at the end of a time-out or of a read, and release a lock then."""
+    """Return whether a thread may go on by itself and then release a lock.
+
+    A thread may go on by itself at the end of a timeout or of a read, for example.
+    """
     call, frames = str(thread["call"]), thread["frames"]
     if thread["ours"] or thread.get("module") in _MONITORS or call in ("acquire/0", "with"):
         return False
-    # Else only a thread of an executor without a task waits for others.
+    # Else only a thread of an executor without a task waits for other threads.
     return not (frames and (frames[0][0], frames[0][2]) == ("concurrent.futures.thread", "_worker"))

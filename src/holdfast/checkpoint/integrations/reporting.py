@@ -1,4 +1,4 @@
-"""What a trainer reports to the supervisor that started it: its steps, and where it makes none for a while."""
+"""Report a trainer's progress to the supervisor that started it: the steps, and the stretches without steps."""
 
 from contextlib import ExitStack
 from typing import Final
@@ -6,11 +6,11 @@ from typing import Final
 from holdfast.core.link import JobLink, Number, Unsupervised, connected_link
 
 END_LIMIT_S: Final = 6 * 3600.0
-"""How long a script may go on after its training: a last evaluation, an export, an upload."""
+"""Seconds that a script may go on after its training: for a last evaluation, an export, an upload."""
 
 
 class Reporter:
-    """Reports one trainer's progress; without a supervisor it does nothing."""
+    """Reporter of one trainer's progress. Without a supervisor, a reporter does nothing."""
 
     def __init__(self) -> None:
         """Report nothing until `begin`."""
@@ -19,10 +19,10 @@ class Reporter:
         self._name: str | None = None
         self._has_ended = False
         self.step_reported = 0
-        """The last step that was reported, or that training began after."""
+        """The last step that was reported, or the step after which training began."""
 
     def begin(self, step: int) -> None:
-        """Announce the steps of a training that begins after `step`; a section that is open ends."""
+        """Announce the steps of a training that begins after `step`; end an open section."""
         self._link = connected_link()
         self._link.watch()
         self.step_reported = step
@@ -30,15 +30,16 @@ class Reporter:
         self.leave()
 
     def step(self, step: int, *, loss: Number | None = None, **metrics: Number | None) -> None:
-        """Report that `step` is completed, unless it is reported already."""
+        """Report that `step` is completed, unless the step is reported already."""
         if step > self.step_reported:
             self.step_reported = step
             self._link.step(step, loss, {name: value for name, value in metrics.items() if value is not None})
 
     def enter(self, name: str, *, limit_s: float | None = None) -> None:
-        """Mark a stretch without steps from here to `leave`, in place of another one; it may be marked already.
+        """Mark a stretch without steps from here to `leave`, in place of another stretch.
 
-        After the training a stretch has the limit of the end, which it takes the place of.
+        A stretch that is marked already goes on. After the training, a stretch replaces the end and has the limit of
+        the end.
         """
         if name != self._name:
             self._open.close()
@@ -46,7 +47,7 @@ class Reporter:
             self._open.enter_context(self._link.section(name, limit_s=END_LIMIT_S if self._has_ended else limit_s))
 
     def leave(self) -> None:
-        """End the stretch without steps; after the training the next one begins."""
+        """End the stretch without steps; after the training, begin the end again."""
         self._name = None
         self._open.close()
         if self._has_ended:
