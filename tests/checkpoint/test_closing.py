@@ -36,16 +36,21 @@ def arenas():
     return found
 
 
+def at_work():
+    """The arenas and threads of Checkpointers; those of another test may still be there."""
+    names = ("holdfast-stage", "holdfast-cl")
+    return arenas() | {thread for thread in threading.enumerate() if thread.name.startswith(names)}
+
+
 def assert_nothing_is_left(before, pid, *dropped):
     assert [each() for each in dropped] == [None] * len(dropped)
     until(lambda: not psutil.pid_exists(pid))
-    assert not arenas() - before
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith(("holdfast-stage", "holdfast-cl"))]
+    assert not at_work() - before
 
 
 @pytest.mark.parametrize("every", [1, "auto"])
 def test_one_that_is_dropped_is_closed_with_its_last_save_safe(tmp_path, every):
-    before, ckpt = arenas(), Checkpointer(tmp_path, every=every)
+    before, ckpt = at_work(), Checkpointer(tmp_path, every=every)
     ckpt.save(1, state_of(1), force=True)
     pid, dropped = ckpt._engine._writer.pid, weakref.ref(ckpt)
     del ckpt
@@ -54,7 +59,7 @@ def test_one_that_is_dropped_is_closed_with_its_last_save_safe(tmp_path, every):
 
 
 def test_a_cell_that_is_run_again_and_again_has_one_process_and_its_memory(tmp_path):
-    before, ckpt, pids, made = arenas(), None, [], []
+    before, ckpt, pids, made = at_work(), None, [], []
     for step in (1, 2, 3):
         ckpt = Checkpointer(tmp_path)
         ckpt.save(step, state_of(step)).result()
@@ -69,7 +74,7 @@ def test_a_cell_that_is_run_again_and_again_has_one_process_and_its_memory(tmp_p
 
 @pytest.mark.parametrize("name", ["MainThread", "holdfast-stage_0"])
 def test_one_in_a_cycle_is_closed_by_whatever_thread_collects_it(tmp_path, name):
-    before, holder = arenas(), [Checkpointer(tmp_path, sigterm_grace_s=5)]
+    before, holder = at_work(), [Checkpointer(tmp_path, sigterm_grace_s=5)]
     handler = signal.getsignal(signal.SIGTERM)
     holder.append(holder)
     holder[0].save(1, state_of(1))

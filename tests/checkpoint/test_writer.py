@@ -436,16 +436,16 @@ def test_a_trainer_does_not_wait_until_its_order_is_heard(monkeypatch):
     """Orders that are taken back pile up while one save is written, and the optimizer's step waits for who sends."""
     orders, written = [], threading.Event()
 
-    def write_slowly(_service, message):
+    def write_slowly(_service, message, _replicas):
         written.wait(ENDS_S)
-        orders.append(message["order"])
+        orders.append(message["save"])
 
     monkeypatch.setattr(Service, "_save", write_slowly)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     serving = threading.Thread(target=Service(theirs, os.getpid(), 0.0).serve)
     serving.start()
     count = 2000  # a socket holds a tenth of that
-    sending = threading.Thread(target=lambda: [send(ours, {"order": number}) for number in range(count)], daemon=True)
+    sending = threading.Thread(target=lambda: [send(ours, {"save": number}) for number in range(count)], daemon=True)
     sending.start()
     sending.join(ENDS_S / 2)
     was_sent = not sending.is_alive()

@@ -35,6 +35,8 @@ _logger = logging.getLogger("holdfast")
 _NAME = re.compile(r"step-(\d{10,})(\.replaced)?")
 _LEFTOVERS = (".step-*.tmp", ".deleting-*")
 _FAILURES = ".step-*.failed"
+_LINES = "..holdfast-line.*.tmp"
+"""Temporary files of `lineage`, which the one writer of a folder alone writes."""
 _ABANDONED_AFTER_S = 300.0
 
 
@@ -237,7 +239,7 @@ def remove_leftovers(folder: Path, *, but_of: str = "", progress: Callable[[int]
     def of_others(pattern: str) -> Iterator[Path]:
         return (path for path in folder.glob(pattern) if not but_of or f".{but_of}-" not in path.name)
 
-    for told in of_others(_FAILURES):
+    for told in (*of_others(_FAILURES), *folder.glob(_LINES)):
         with contextlib.suppress(OSError):  # it is of a save whose name nobody takes again
             told.unlink()
     for pattern in _LEFTOVERS:
