@@ -286,6 +286,7 @@ def test_the_command_line_is_what_was_agreed():
             "--eval-option",
             "--eval-suite",
             "--first-step-limit-s",
+            "--fresh",
             "--hang-factor",
             "--hang-floor-s",
             "--json",
