@@ -926,3 +926,15 @@ def test_a_save_while_the_interpreter_ends_is_refused_and_nothing_hangs(tmp_path
     assert ended.returncode == 0, ended.stderr
     assert "Save before the script ends" in ended.stdout
     assert steps_in(tmp_path) == [1]
+
+
+def test_other_ranks_hear_of_a_close_only_once_every_save_has_ended(tmp_path, held, monkeypatch):
+    """One that is still to meet the others would fail for them."""
+    ckpt = overlapping(tmp_path)
+    ckpt.save(1, {"t": torch.zeros(10_000)}).result(ENDS_S)
+    held.clear()
+    handle, done = ckpt.save(2, {"t": torch.zeros(10_000)}), []
+    monkeypatch.setattr(ckpt._engine.meeting, "close", lambda: done.append(handle.done()))
+    threading.Timer(0.1, held.set).start()
+    ckpt.close()
+    assert done == [True]

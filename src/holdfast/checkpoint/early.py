@@ -23,7 +23,7 @@ from holdfast.checkpoint.plan import local
 from holdfast.checkpoint.tree import KIND, PLAIN_TENSORS
 
 BUDGET_BYTES: Final = 256 << 20
-"""Limit for tensors that forward may write to and that the call copies: some 30 ms, and as much memory."""
+"""Limit for tensors that forward may write to and that the call copies, which takes as much memory again."""
 SMALL_BYTES: Final = 16 << 10
 """Size up to which the call copies a tensor, independent of its writers, such as the counters of an optimizer."""
 SMALL_ALL_BYTES: Final = 1 << 20
