@@ -184,7 +184,7 @@ def _telemetry_parts(where: str) -> Iterator[Part]:
 
 def read_part(part: Part, result: Path) -> None:
     """What a worker does: read the part and write its result, a folder that is there whole or not at all."""
-    building = result
+    building = result.with_name(f".{result.name}.tmp")
     shutil.rmtree(building, ignore_errors=True)
     if part.telemetry:
         convert_telemetry(part.telemetry, building, metric=part.metric)
