@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from checkpointing import durable, gpu, growth, limits, lost, resharding, restoring, surviving
+from checkpointing import buffers, durable, gpu, growth, limits, lost, resharding, restoring, surviving
 from checkpointing.sizes import FULL, QUICK, Sizes
 from common.jobs import adopt_orphans
 from common.machine import OthersLoad, Quiet
@@ -32,6 +32,7 @@ PARTS: dict[str, Part] = {
     "surviving": surviving.rows,
     "reshard": resharding.rows,
     "growth": growth.rows,
+    "buffers": buffers.rows,
     "gpu": gpu.rows,
 }
 COLUMNS = (

@@ -70,6 +70,10 @@ class Sizes:
     """Of the whole state that those ranks share."""
     small_mib: int
     saves: int
+    buffers_mib: int
+    """Of a module, which each save copies in its call."""
+    buffer_pairs: int
+    """Of a save with such buffers and one without."""
     limits_bytes: int
     gpu_bytes: float = 36e9
     """Of a GPU's state, at most."""
@@ -103,6 +107,8 @@ FULL = Sizes(
     shard_mib=1024,
     small_mib=32,
     saves=1000,
+    buffers_mib=128,
+    buffer_pairs=21,
     limits_bytes=1024**3,
 )
 QUICK = Sizes(
@@ -133,5 +139,7 @@ QUICK = Sizes(
     shard_mib=48,
     small_mib=4,
     saves=20,
+    buffers_mib=16,
+    buffer_pairs=5,
     limits_bytes=64 * 1024**2,
 )

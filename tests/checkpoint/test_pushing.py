@@ -851,3 +851,11 @@ def test_what_training_left_behind_takes_no_place_of_those_that_stay_in_storage(
             ckpt.save(step, state_of(-step)).result()
             until(lambda step=step: is_pushed(folder, url, step))
     assert steps_of(url) == [45, 40, 30, 25]
+
+
+def test_one_that_is_dropped_leaves_the_push_to_its_process(tmp_path, there, monkeypatch):
+    waits = []
+    monkeypatch.setattr(pushing_module.Pusher, "close", lambda _self, *, wait: waits.append(wait))
+    ckpt = Checkpointer(tmp_path / "here", push_to=there.as_uri())
+    del ckpt
+    assert waits == [False]

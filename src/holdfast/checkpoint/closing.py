@@ -157,7 +157,7 @@ class Work:
                     "This Checkpointer takes over %s from another one of this process, which is closed.", self.folder
                 )
             former.taken_over = True
-            _close_quietly(former, awaits_push=False)
+            _close_quietly(former)
             former._ended.wait()  # another thread may be closing `former`
         _writing[self._key] = self
 
@@ -240,9 +240,12 @@ def _dropped(work: Work, closer: functools.partial[None]) -> None:
         thread.join(_DROPPED_WAIT_S)
 
 
-def _close_quietly(work: Work, *, awaits_push: bool = True) -> None:
-    """Close `work` and log a failure, since no caller is there to receive the error."""
+def _close_quietly(work: Work) -> None:
+    """Close `work` and log a failure, since no caller is there to receive the error.
+
+    The pushing process goes on by itself: to drop or replace a Checkpointer must not wait for storage.
+    """
     try:
-        work.close(in_good_order=True, awaits_push=awaits_push)
+        work.close(in_good_order=True, awaits_push=False)
     except HoldfastError as error:
         _logger.error("%s", error)  # noqa: TRY400 - a sentence, not a traceback
