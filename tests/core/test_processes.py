@@ -96,3 +96,22 @@ def test_processes_that_are_hidden_end_nothing(tmp_path, monkeypatch, error):
     monkeypatch.undo()
     monkeypatch.setattr(psutil.Process, "cpu_times", refuse)
     assert activity({0: os.getpid()}) == {0: None}
+
+
+def test_what_ranks_ask_of_the_store_is_no_activity_of_the_rank_that_serves_it():
+    from torch.distributed import TCPStore
+
+    text = (
+        "import sys; from torch.distributed import TCPStore\n"
+        "store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
+        "print(store.port, flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        store = TCPStore("127.0.0.1", int(server.stdout.readline()))
+        store.set("key", "value")
+        before, io = activity({0: server.pid})[0], psutil.Process(server.pid).io_counters()
+        for _ in range(100):
+            store.get("key")
+        assert psutil.Process(server.pid).io_counters().read_chars > io.read_chars
+        assert activity({0: server.pid})[0][1] == before[1]
+        server.communicate()

@@ -15,18 +15,24 @@ run = holdfast.attach()
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 4))
 once = pathlib.Path("fault-happened")
+ckpt = holdfast.Checkpointer("checkpoints", every=100)
+ckpt.restore({"model": model.module})
 
 def fault():
     FAULT
 
 for step in range(1, 13):
     model(torch.ones(2, 4)).sum().backward()
+    ckpt.save(step, {"model": model.module})
     run.step(step)
     if step == 8 and dist.get_rank() == VICTIM and not once.exists():
         once.touch()
         fault()
 """
-"""Two ranks that wait for each other in the backward pass; the fault strikes after a step was reported."""
+"""Two ranks that wait for each other in the backward pass; the fault strikes after a step was reported.
+
+Their Checkpointers go on looking into the store that rank 0 serves.
+"""
 
 ALONE = """
 import os, pathlib, sys, time

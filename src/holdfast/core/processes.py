@@ -184,7 +184,21 @@ def _used(process: object) -> tuple[float, int]:
         io = process.io_counters()
         # A mapped file's pages are read without a call that reads.
         io_bytes = io.read_bytes + io.write_bytes + getattr(io, "read_chars", 0) + getattr(io, "write_chars", 0)
-    return sum(process.cpu_times()[:4]), io_bytes
+    return sum(process.cpu_times()[:4]), io_bytes - _store_io_bytes(process.pid)
+
+
+def _store_io_bytes(pid: int) -> int:
+    """Return the bytes that PyTorch's TCPStore has read and written in a process that is its server.
+
+    All ranks poll the store, also while they wait for the rank that has the server.
+    """
+    served_bytes = 0
+    for thread in Path(f"/proc/{pid}/task").glob("*"):
+        with contextlib.suppress(OSError):  # the thread has ended
+            if (thread / "comm").read_text().startswith("pt_tcpstore"):
+                numbers = dict(line.split(": ") for line in (thread / "io").read_text().splitlines())
+                served_bytes += int(numbers["rchar"]) + int(numbers["wchar"])
+    return served_bytes
 
 
 def _status(process: object) -> str | None:
