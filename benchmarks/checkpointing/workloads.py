@@ -107,13 +107,21 @@ class Llama:
 
 
 class ManyTensors:
-    """Many tensors of equal size; the amount of work is operations so small that Python's own time decides."""
+    """Many tensors of equal size, such as the experts of a model, which an optimizer without moments updates.
+
+    The amount of work is operations so small that Python's own time decides.
+    """
 
     def __init__(self, *, count: int, tensor_bytes: int) -> None:
         _one_thread()
         tensors = {f"expert{number}": torch.randn(tensor_bytes // 4) for number in range(count)}
         self.state: dict[str, Any] = {"model": tensors}
         self.tensors = list(tensors.values())
+        parameters = [nn.Parameter(tensor) for tensor in self.tensors]
+        gradient = torch.ones(tensor_bytes // 4)
+        for parameter in parameters:
+            parameter.grad = gradient
+        self._optimizer = torch.optim.SGD(parameters, lr=1.0, foreach=True)
         self._small = torch.ones(64)
 
     def state_dict(self) -> dict[str, Any]:
@@ -131,8 +139,7 @@ class ManyTensors:
 
     def update(self) -> None:
         """See `Workload`."""
-        for tensor in self.tensors:
-            tensor.add_(1)
+        self._optimizer.step()
 
     def settle(self) -> None:
         """See `Workload`."""
