@@ -164,3 +164,38 @@ def test_a_checkpoint_on_disk_that_is_larger_than_a_file_may_be(tmp_path):
     assert "`ulimit -f` allows a process files of 3,000,000 bytes" in told
     assert f"The last good step is 1 ({first}). Raise that limit" in told
     assert last == str(tmp_path / "step-0000000003")
+
+
+RESTORES = """
+import os, resource, sys
+import torch
+import holdfast
+from holdfast.core.errors import CheckpointError
+
+state = {"t": torch.ones(10)}
+with holdfast.Checkpointer(sys.argv[1]) as ckpt:
+    ckpt.save(1, state)
+ckpt, taken = holdfast.Checkpointer(sys.argv[1]), []
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096))
+try:
+    while True:
+        taken.append(os.open(os.devnull, os.O_RDONLY))
+except OSError:
+    pass
+try:
+    ckpt.restore(state)
+except CheckpointError as error:
+    told = str(error)
+for one in taken:
+    os.close(one)
+print(told)
+print(ckpt.restore(state))
+"""
+
+
+def test_a_restore_that_may_open_no_more_files(tmp_path):
+    words = [sys.executable, "-c", RESTORES, str(tmp_path)]
+    told, step = subprocess.run(words, capture_output=True, text=True, check=True, timeout=600).stdout.splitlines()
+    assert told.startswith("The state was not restored: [Errno 24]")
+    assert "`ulimit -n` allows a process 64 open files. Raise that limit" in told
+    assert step == "1"

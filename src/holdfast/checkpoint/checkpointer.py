@@ -30,6 +30,7 @@ from holdfast.checkpoint.filling import Terms, per_rank_states
 from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.interval import Every, make_interval
 from holdfast.checkpoint.lease import Identity
+from holdfast.checkpoint.limits import naming_limits
 from holdfast.checkpoint.manifest import Save, read_manifest
 from holdfast.checkpoint.metrics import check_metrics
 from holdfast.checkpoint.one_folder import check_alike
@@ -335,7 +336,7 @@ class Checkpointer(StaysHere):
         ranks, link = self._ranks, job_link()
         if step is not None:
             step = check_whole("step", step, least=0)
-        with link.section("restore"):
+        with link.section("restore"), naming_limits("The state was not restored"):
             self._engine.meeting.await_all("restore", step)
             check_alike(ranks, self._folder)
             terms = Terms(strict=strict, rng=rng)

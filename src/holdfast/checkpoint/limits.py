@@ -2,8 +2,12 @@
 
 import errno
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
+
+from holdfast.core.errors import CheckpointError
 
 _RAISE: Final = "Raise that limit where the job is started"
 
@@ -24,6 +28,21 @@ def advice_on(error: BaseException) -> str:
     """
     found = _limit(error)
     return "" if found is None else found[1]
+
+
+@contextmanager
+def naming_limits(consequence: str) -> Iterator[None]:
+    """Raise an error that has reached one of these limits as a `CheckpointError` with the limit and advice.
+
+    Raises:
+        CheckpointError: a limit was reached; the message begins with `consequence`.
+    """
+    try:
+        yield
+    except OSError as error:
+        if advice := advice_on(error):
+            raise CheckpointError(f"{consequence}: {in_words(error)}. {advice}") from error
+        raise
 
 
 def _limit(error: BaseException) -> tuple[str, str] | None:

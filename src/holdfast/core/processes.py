@@ -17,10 +17,12 @@ from pathlib import Path
 
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 PR_SET_CHILD_SUBREAPER = 36
+_LOOKS_BETWEEN_REQUESTS = 20
+"""Attempts to read two counts between which no rank polls the store."""
 
 
 def whoami() -> str:
-    """Who says so: the user of this process."""
+    """Return the name of the user of this process, `unknown` where the system has none."""
     try:
         return getpass.getuser()
     except (OSError, KeyError):  # no such user in this container
@@ -114,7 +116,10 @@ def _is_left(process: object, spared: str | None, left: str | None) -> bool:
 
 
 def process_state(pid: int) -> str | None:
-    """What the kernel says of a process, as psutil names it ("stopped", "disk-sleep", …), or "hidden"; None if gone."""
+    """Return the kernel's state of a process by psutil's name ("stopped", "disk-sleep", …).
+
+    The state is "hidden" where it may not be read, and None once the process is gone.
+    """
     import psutil
 
     try:
@@ -181,24 +186,38 @@ def _used(process: object) -> tuple[float, int]:
     assert isinstance(process, psutil.Process)
     io_bytes = 0
     if hasattr(process, "io_counters"):  # not on macOS
-        io = process.io_counters()
-        # A mapped file's pages are read without a call that reads.
-        io_bytes = io.read_bytes + io.write_bytes + getattr(io, "read_chars", 0) + getattr(io, "write_chars", 0)
-    return sum(process.cpu_times()[:4]), io_bytes - _store_io_bytes(process.pid)
+        servers = _store_threads(process.pid)
+        for _ in range(_LOOKS_BETWEEN_REQUESTS):
+            served_bytes, io = _io_bytes(servers), process.io_counters()
+            # A mapped file's pages are read without a call that reads.
+            io_bytes = io.read_bytes + io.write_bytes + getattr(io, "read_chars", 0) + getattr(io, "write_chars", 0)
+            io_bytes -= served_bytes
+            if _io_bytes(servers) == served_bytes:  # else the two counts are of different moments
+                break
+    return sum(process.cpu_times()[:4]), io_bytes
 
 
-def _store_io_bytes(pid: int) -> int:
-    """Return the bytes that PyTorch's TCPStore has read and written in a process that is its server.
+def _store_threads(pid: int) -> list[Path]:
+    """Return the threads of a process that serve PyTorch's TCPStore, as folders of /proc.
 
-    All ranks poll the store, also while they wait for the rank that has the server.
+    All ranks poll the store, also while they wait for the rank that serves it: this is no activity of that rank.
     """
-    served_bytes = 0
+    found = []
     for thread in Path(f"/proc/{pid}/task").glob("*"):
         with contextlib.suppress(OSError):  # the thread has ended
             if (thread / "comm").read_text().startswith("pt_tcpstore"):
-                numbers = dict(line.split(": ") for line in (thread / "io").read_text().splitlines())
-                served_bytes += int(numbers["rchar"]) + int(numbers["wchar"])
-    return served_bytes
+                found.append(thread)
+    return found
+
+
+def _io_bytes(threads: Sequence[Path]) -> int:
+    """Return the bytes that threads have read and written by system calls."""
+    size_bytes = 0
+    for thread in threads:
+        with contextlib.suppress(OSError):  # the thread has ended
+            numbers = dict(line.split(": ") for line in (thread / "io").read_text().splitlines())
+            size_bytes += int(numbers["rchar"]) + int(numbers["wchar"])
+    return size_bytes
 
 
 def _status(process: object) -> str | None:

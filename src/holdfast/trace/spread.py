@@ -39,7 +39,7 @@ FAILED_LINES: Final = 5
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """What one worker reads: job records, or one telemetry file."""
+    """The input of one worker: job records, or one telemetry file."""
 
     jobs: str = ""
     """`NAME=PATH` or a path, as `load` takes it."""
@@ -78,7 +78,7 @@ def load_spread(
     """Read job records and telemetry with many workers.
 
     Args:
-        paths: as `load` takes them; every file is a part, of a store every month of submission.
+        paths: paths as for `load`. Every file is a part; in a store, every month of submission is a part.
         compare: traces that are only there to be compared with, as `load` takes them.
         metrics: telemetry, as `load` takes it; every file is a part. A store has its aggregates already, and one client
             is enough for a Prometheus: both are read here, after the parts.
@@ -183,7 +183,7 @@ def _telemetry_parts(where: str) -> Iterator[Part]:
 
 
 def read_part(part: Part, result: Path) -> None:
-    """What a worker does: read the part and write its result, a folder that is there whole or not at all."""
+    """Read a part and write its result, as a worker does. The folder `result` appears whole or not at all."""
     building = result.with_name(f".{result.name}.tmp")
     shutil.rmtree(building, ignore_errors=True)
     if part.telemetry:
