@@ -41,12 +41,18 @@ class Verdict:
         (self.flaky if passed_again else self.red).append(name)
 
 
-def run_targets(once: Sequence[str], again: Sequence[str], verdict: Verdict, *, limit_s: float) -> None:
+def run_targets(
+    once: Sequence[str], again: Sequence[str], verdict: Verdict, *, limit_s: float
+) -> None:
     """Make every target, two at a time, then make the failed ones of `again` once more, one at a time."""
     make = functools.partial(_make, limit_s=limit_s)
     with ThreadPoolExecutor(TARGETS_AT_ONCE) as pool:
         targets = [*once, *again]
-        failed = [target for target, passed in zip(targets, pool.map(make, targets), strict=True) if not passed]
+        failed = [
+            target
+            for target, passed in zip(targets, pool.map(make, targets), strict=True)
+            if not passed
+        ]
     for target in failed:
         verdict.add(target, passed_again=target in again and make(target))
 
@@ -66,7 +72,9 @@ def run_tests(arguments: Sequence[str], verdict: Verdict) -> None:
     print(f"\n== once more, alone: {len(failed)} failed tests", flush=True)
     report = CACHE / "second-run.xml"
     only_failed = ["--last-failed", "--last-failed-no-failures", "none", "--numprocesses", "1"]
-    second = subprocess.run([*PYTEST, *arguments, *only_failed, f"--junitxml={report}"], check=False).returncode
+    second = subprocess.run(
+        [*PYTEST, *arguments, *only_failed, f"--junitxml={report}"], check=False
+    ).returncode
     if second not in (0, TESTS_FAILED):
         verdict.add(f"pytest ended with exit code {second} in its second run", passed_again=False)
     passed = _passed(report)
@@ -79,7 +87,11 @@ def _passed(report: Path) -> set[str]:
     if not report.exists():
         return set()
     cases = ElementTree.parse(report).iter("testcase")
-    return {f"{case.get('classname')}.{case.get('name')}" for case in cases if not UNPASSED & {one.tag for one in case}}
+    return {
+        f"{case.get('classname')}.{case.get('name')}"
+        for case in cases
+        if not UNPASSED & {one.tag for one in case}
+    }
 
 
 def _junit_name(node_id: str) -> str:
@@ -129,16 +141,23 @@ def main(argv: Sequence[str]) -> int:
     own, dashes, pytest_arguments = list(argv), "--" in argv, []
     if dashes:
         own, pytest_arguments = own[: own.index("--")], own[own.index("--") + 1 :]
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--once", nargs="*", default=[], metavar="TARGET")
     parser.add_argument("--again", nargs="*", default=[], metavar="TARGET")
-    parser.add_argument("--limit-s", type=float, default=900.0, help="of each target; default: %(default)s")
+    parser.add_argument(
+        "--limit-s", type=float, default=900.0, help="of each target; default: %(default)s"
+    )
     targets = parser.parse_args(own)
     verdict = Verdict()
     run_targets(targets.once, targets.again, verdict, limit_s=targets.limit_s)
     if dashes:
         run_tests(pytest_arguments, verdict)
-    for title, names in (("Flaky (failed, then passed alone)", verdict.flaky), ("Red", verdict.red)):
+    for title, names in (
+        ("Flaky (failed, then passed alone)", verdict.flaky),
+        ("Red", verdict.red),
+    ):
         if names:
             print(f"\n{title}:", *names, sep="\n  ", flush=True)
     return 1 if verdict.red else 0

@@ -166,7 +166,17 @@ class Run:
             DoesNotWork: the run does not come to its end.
         """
         worker = (sys.executable, SCRIPT, str(self._struck.steps), "--save-every", str(SAVE_EVERY))
-        start = (*HOLDFAST, "run", "--name", "r", "--no-echo", "--nproc", str(WORLD_SIZE), "--", *worker)
+        start = (
+            *HOLDFAST,
+            "run",
+            "--name",
+            "r",
+            "--no-echo",
+            "--nproc",
+            str(WORLD_SIZE),
+            "--",
+            *worker,
+        )
         waiting = list(blows)
         while True:
             with job(start, self._folder) as self._process:
@@ -177,7 +187,9 @@ class Run:
             if code == 0:
                 return
             self._struck.people.append(f"exit code {code}: {last_words(self._folder, 1)}")
-            say(f"seed {self._struck.seed}, at step {newest_step(self._folder)}: {self._struck.people[-1]}")
+            say(
+                f"seed {self._struck.seed}, at step {newest_step(self._folder)}: {self._struck.people[-1]}"
+            )
             if len(self._struck.people) > PEOPLE:
                 raise DoesNotWork(f"it needed a person more than {PEOPLE} times")
             start = (*HOLDFAST, "run", "--no-echo", "--resume", "r")
@@ -188,7 +200,9 @@ class Run:
         Raises:
             DoesNotWork: there is no step, or no process to kill, for too long.
         """
-        if blow.at_step is not None and not self._wait(lambda: newest_step(self._folder) >= (blow.at_step or 0)):
+        if blow.at_step is not None and not self._wait(
+            lambda: newest_step(self._folder) >= (blow.at_step or 0)
+        ):
             return False
         time.sleep(blow.wait_s)
         until_s = time.monotonic() + PATIENCE_S
@@ -196,7 +210,11 @@ class Run:
             if time.monotonic() > until_s:
                 raise DoesNotWork(f"no process of the job for {PATIENCE_S:.0f} s")
             living = victims()
-            kind = blow.victim if living[blow.victim] else next((name for name in VICTIMS if living[name]), None)
+            kind = (
+                blow.victim
+                if living[blow.victim]
+                else next((name for name in VICTIMS if living[name]), None)
+            )
             if kind is None:  # no victim is there yet, or any more
                 time.sleep(0.02)
                 continue
@@ -220,7 +238,9 @@ class Run:
             if (now_done := len(journal(self._folder))) > done:
                 done, since_s = now_done, time.monotonic()
             if time.monotonic() - since_s > PATIENCE_S:
-                raise DoesNotWork(f"no step for {PATIENCE_S:.0f} s; the highest is {newest_step(self._folder)}")
+                raise DoesNotWork(
+                    f"no step for {PATIENCE_S:.0f} s; the highest is {newest_step(self._folder)}"
+                )
             time.sleep(POLL_S)
         return True
 
@@ -242,10 +262,20 @@ def undisturbed(steps: int) -> tuple[dict[str, str], float]:
     """Return the digests that the script ends with under plain torchrun, and its wall time."""
     with tempfile.TemporaryDirectory(prefix="holdfast-chaos-") as name:
         folder = Path(name)
-        command = (*TORCHRUN, "--standalone", f"--nproc-per-node={WORLD_SIZE}", SCRIPT, str(steps), "--bare")
+        command = (
+            *TORCHRUN,
+            "--standalone",
+            f"--nproc-per-node={WORLD_SIZE}",
+            SCRIPT,
+            str(steps),
+            "--bare",
+        )
         began_s = time.monotonic()
         with job(command, folder) as process:
-            if not wait_until(lambda: process.poll() is not None, timeout_s=PATIENCE_S) or process.returncode:
+            if (
+                not wait_until(lambda: process.poll() is not None, timeout_s=PATIENCE_S)
+                or process.returncode
+            ):
                 raise DoesNotWork(f"the script does not train by itself:\n{last_words(folder)}")
         return final_of(folder), time.monotonic() - began_s
 
@@ -299,14 +329,24 @@ def rows_of(all_struck: Sequence[Struck], *, kills: int, alone_s: float) -> list
             unit="kills",
             must=Must("=", count * kills),
         ),
-        *(Row(measure=f"kills of a {victim}", ours=struck_kills[victim], unit="kills") for victim in VICTIMS),
-        Row(measure="restarts of the job", ours=sum(one.restarts for one in all_struck), unit="restarts"),
+        *(
+            Row(measure=f"kills of a {victim}", ours=struck_kills[victim], unit="kills")
+            for victim in VICTIMS
+        ),
+        Row(
+            measure="restarts of the job",
+            ours=sum(one.restarts for one in all_struck),
+            unit="restarts",
+        ),
         Row(
             measure=f"steps computed again, of {sum(one.steps for one in all_struck)}",
             ours=sum(one.steps_again for one in all_struck),
             unit="steps",
         ),
-        *(Row(measure=f"seed {one.seed}: wall time", ours=one.wall_s, limit=alone_s, unit="s") for one in all_struck),
+        *(
+            Row(measure=f"seed {one.seed}: wall time", ours=one.wall_s, limit=alone_s, unit="s")
+            for one in all_struck
+        ),
     ]
 
 
@@ -345,8 +385,16 @@ def main() -> int:
     notes = [
         "limit: none of it, and the wall time of the same script under plain torchrun, without checkpoints and kills",
         others.sentence(),
-        *(f"seed {one.seed}, {n} times: {why}" for one in all_struck for why, n in Counter(one.people).items()),
-        *(f"seed {one.seed}: different are {', '.join(one.differing[:8])}" for one in all_struck if one.differing),
+        *(
+            f"seed {one.seed}, {n} times: {why}"
+            for one in all_struck
+            for why, n in Counter(one.people).items()
+        ),
+        *(
+            f"seed {one.seed}: different are {', '.join(one.differing[:8])}"
+            for one in all_struck
+            if one.differing
+        ),
     ]
     rows = rows_of(all_struck, kills=kills, alone_s=alone_s)
     report("Chaos", rows, notes=notes, json_file=args.json)

@@ -11,7 +11,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from checkpointing import buffers, durable, gpu, growth, limits, lost, resharding, restoring, surviving
+from checkpointing import (
+    buffers,
+    durable,
+    gpu,
+    growth,
+    limits,
+    lost,
+    resharding,
+    restoring,
+    surviving,
+)
 from checkpointing.sizes import FULL, QUICK, Sizes
 from common.jobs import adopt_orphans
 from common.machine import OthersLoad, Quiet
@@ -47,8 +57,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = _options(arguments)
     adopt_orphans()
     tempfile.tempdir = options.dir and str(options.dir)
-    sizes, rounds = (QUICK, 1) if options.quick else (replace(FULL, gpu_bytes=options.gpu_gb * 1e9), options.rounds)
-    quiet = Quiet(patience_s=0, window_s=GLANCE_S) if options.quick else Quiet(patience_s=PATIENCE_S)
+    sizes, rounds = (
+        (QUICK, 1)
+        if options.quick
+        else (replace(FULL, gpu_bytes=options.gpu_gb * 1e9), options.rounds)
+    )
+    quiet = (
+        Quiet(patience_s=0, window_s=GLANCE_S) if options.quick else Quiet(patience_s=PATIENCE_S)
+    )
     failures: list[str] = []
 
     def rows_of(name: str, folder: Path) -> Iterator[Row]:
@@ -56,7 +72,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return (replace(row, must=None) for row in rows) if options.quick else rows
 
     with OthersLoad() as load:
-        found = run_parts(options.only or list(PARTS), rows_of, file=options.json, failures=failures)
+        found = run_parts(
+            options.only or list(PARTS), rows_of, file=options.json, failures=failures
+        )
     told = f"medians of {rounds} round{'s' * (rounds > 1)}"
     notes = (COLUMNS, LOST, told, load.sentence(), quiet.sentence(), *failures)
     report("Checkpointing", found, notes=notes)
@@ -75,7 +93,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
         f"{(__doc__ or '').partition(chr(10))[0]} Besides: --dir DIR, on the disk to measure, for the checkpoints; "
         "--gpu-gb N, a limit to the GPU's state."
     )
-    return argparse.Namespace(**vars(options), **vars(parse_arguments(about, rest, rounds=ROUNDS, parts=tuple(PARTS))))
+    return argparse.Namespace(
+        **vars(options), **vars(parse_arguments(about, rest, rounds=ROUNDS, parts=tuple(PARTS)))
+    )
 
 
 if __name__ == "__main__":

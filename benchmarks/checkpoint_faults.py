@@ -95,29 +95,44 @@ def run_all(jobs: Iterable[plan.Job]) -> dict[str, Tally]:
     return found
 
 
-def rows_of(found: Mapping[str, Tally], peer: Mapping[str, int], left: int, wanted: int) -> list[Row]:
+def rows_of(
+    found: Mapping[str, Tally], peer: Mapping[str, int], left: int, wanted: int
+) -> list[Row]:
     """The table."""
     outcomes = sum((tally.outcomes for tally in found.values()), Counter[str]())
-    rows = [Row(measure="injections", ours=outcomes.total(), unit="faults", must=Must(">=", wanted))]
+    rows = [
+        Row(measure="injections", ours=outcomes.total(), unit="faults", must=Must(">=", wanted))
+    ]
     rows += [
         Row(measure=meaning, ours=outcomes[outcome], unit="faults", must=Must("=", 0))
         for outcome, meaning in MEANT.items()
     ]
-    rows.append(Row(measure="processes, mounts and shared memory at the end", ours=left, unit="", must=Must("=", 0)))
+    rows.append(
+        Row(
+            measure="processes, mounts and shared memory at the end",
+            ours=left,
+            unit="",
+            must=Must("=", 0),
+        )
+    )
     for kind, tally in sorted(found.items(), key=lambda item: list(item[1].outcomes) == []):
         if tally.skipped:
             rows.append(Row(measure=f"  {kind}: skipped, {tally.skipped}", unit=""))
             continue
         wrong = tally.count - tally.outcomes["right"]
         measure = f"  {kind}, of {tally.count}: not as it must be"
-        rows.append(Row(measure=measure, ours=wrong, peer=peer.get(kind), unit="faults", must=Must("=", 0)))
+        rows.append(
+            Row(measure=measure, ours=wrong, peer=peer.get(kind), unit="faults", must=Must("=", 0))
+        )
     return rows
 
 
 def what_is_there() -> set[str]:
     """Processes below this one, mounts, files in shared memory."""
     children = psutil.Process().children(recursive=True)
-    living = {f"process {child.pid}" for child in children if child.status() != psutil.STATUS_ZOMBIE}
+    living = {
+        f"process {child.pid}" for child in children if child.status() != psutil.STATUS_ZOMBIE
+    }
     mounts = {line for line in Path("/proc/self/mounts").read_text().splitlines() if OURS in line}
     return living | mounts | set(map(str, SHARED_MEMORY.glob(f"{OURS}*")))
 
@@ -135,7 +150,9 @@ def main() -> int:
             ground = make(Path(name) / "ground", args.seed)
             (scratch := Path(name) / "scratch").mkdir()
             found = run_all(plan.jobs(ground, scratch, sizes))
-            peer = Fork(stock.silently_wrong, Path(name) / "stock", args.seed, sizes.damages).answer()
+            peer = Fork(
+                stock.silently_wrong, Path(name) / "stock", args.seed, sizes.damages
+            ).answer()
         left = what_is_there() - there
     for kind, tally in found.items():
         for wrong in tally.wrong[:SHOWN]:

@@ -50,7 +50,17 @@ def show(seed: int, steps: int) -> Shown:
     with tempfile.TemporaryDirectory(prefix="holdfast-demo-") as name:
         folder = Path(name)
         out = folder / "report"
-        command = (*HOLDFAST, "demo", "--seed", str(seed), "--steps", str(steps), "--out", str(out), "--json")
+        command = (
+            *HOLDFAST,
+            "demo",
+            "--seed",
+            str(seed),
+            "--steps",
+            str(steps),
+            "--out",
+            str(out),
+            "--json",
+        )
         began_s = time.monotonic()
         with job(command, folder) as process:
             try:
@@ -64,7 +74,9 @@ def show(seed: int, steps: int) -> Shown:
         try:
             return shown_by(seed, wall_s, out / "holdfast", code)
         except Exception as error:  # a ledger that cannot be read is a failed seed, told as one
-            return Shown(seed=seed, wall_s=wall_s, failures=(f"exit code {code}; its ledger: {error}",))
+            return Shown(
+                seed=seed, wall_s=wall_s, failures=(f"exit code {code}; its ledger: {error}",)
+            )
 
 
 def shown_by(seed: int, wall_s: float, home: Path, code: int | None) -> Shown:
@@ -73,14 +85,18 @@ def shown_by(seed: int, wall_s: float, home: Path, code: int | None) -> Shown:
         struck, reference = (summarize(ledger, home, run) for run in ("faults", "reference"))
         injected = [event.data for event in ledger.events("faults", "fault_injected")]
     found = [(cost.incident.kind, cost.incident.rank) for cost in struck.incidents]
-    expected = [("hang" if fault["fault"] == "SIGSTOP" else "exit", fault["rank"]) for fault in injected]
+    expected = [
+        ("hang" if fault["fault"] == "SIGSTOP" else "exit", fault["rank"]) for fault in injected
+    ]
     identical = struck.proof is not None and bool(struck.proof["identical"])
     right_ranks = sum(one == other for one, other in zip(found, expected, strict=False))
     checks = {
         f"exit code {code}": code == 0,
         "the final weights differ": identical,
         f"{struck.interventions} interventions": struck.interventions == 0,
-        f"injected were {[fault['fault'] for fault in injected]}": sorted(one["fault"] for one in injected)
+        f"injected were {[fault['fault'] for fault in injected]}": sorted(
+            one["fault"] for one in injected
+        )
         == sorted(FAULTS),
         f"incidents {found}, faults {expected}": found == expected,
     }
@@ -150,7 +166,13 @@ def rows_of(shown: Sequence[Shown]) -> list[Row]:
             unit="faults",
             must=Must("=", faults),
         ),
-        Row(measure="interventions by people", ours=interventions, limit=0, unit="", must=Must("=", 0)),
+        Row(
+            measure="interventions by people",
+            ours=interventions,
+            limit=0,
+            unit="",
+            must=Must("=", 0),
+        ),
     ]
     for fault in FAULTS:
         for words, name, unit in (
@@ -170,7 +192,12 @@ def rows_of(shown: Sequence[Shown]) -> list[Row]:
         assert one.struck is not None
         assert one.reference is not None
         rows += [
-            Row(measure=f"seed {one.seed}: ETTR", ours=one.struck.ettr, limit=one.reference.ettr, unit=""),
+            Row(
+                measure=f"seed {one.seed}: ETTR",
+                ours=one.struck.ettr,
+                limit=one.reference.ettr,
+                unit="",
+            ),
             Row(
                 measure=f"seed {one.seed}: the struck run, its wall time",
                 ours=one.struck.wall_s,
@@ -189,12 +216,23 @@ def main() -> int:
     with OthersLoad() as others:
         for seed in range(args.seed, args.seed + seeds):
             shown.append(show(seed, steps))
-            say(f"seed {seed}: {'; '.join(shown[-1].failures) or 'as it must be'}, {shown[-1].wall_s:.0f} s")
-    columns = ("seed", "weights", "interv.", "ranks", "ETTR", "detect s", "restart s", "steps lost", "wall s", "wrong")
-    print_table(f"holdfast demo, {steps} steps", columns, _seed_lines(shown))
-    limit = (
-        "limit: the same seed's run that is left alone; ETTR counts start-up as lost, which is much of a run this short"
+            say(
+                f"seed {seed}: {'; '.join(shown[-1].failures) or 'as it must be'}, {shown[-1].wall_s:.0f} s"
+            )
+    columns = (
+        "seed",
+        "weights",
+        "interv.",
+        "ranks",
+        "ETTR",
+        "detect s",
+        "restart s",
+        "steps lost",
+        "wall s",
+        "wrong",
     )
+    print_table(f"holdfast demo, {steps} steps", columns, _seed_lines(shown))
+    limit = "limit: the same seed's run that is left alone; ETTR counts start-up as lost, which is much of a run this short"  # noqa: E501
     values = (
         "detect, restart and steps lost: a value for each of the three incidents in the order they struck; the hang "
         "floor is 3 s, so that no frozen rank can be detected much sooner"

@@ -86,7 +86,12 @@ def _speed(bench: Bench) -> Iterator[Row]:
     options = bench.options
     rounds = 1 if options.quick else options.rounds
     yield from speed.rows(
-        bench.folder, bench.quiet, options.nvrx, quick=options.quick, rounds=rounds, seed=options.seed
+        bench.folder,
+        bench.quiet,
+        options.nvrx,
+        quick=options.quick,
+        rounds=rounds,
+        seed=options.seed,
     )
 
 
@@ -124,7 +129,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = options.only or list(PARTS)
         found = run_parts(chosen, rows_of, file=options.json, failures=notes)
     notes += [load.sentence(), quiet.sentence()]
-    notes.append("ours: Holdfast; peer: NVIDIA's restart agent, or who stands in [brackets]; shares are 0 to 1")
+    notes.append(
+        "ours: Holdfast; peer: NVIDIA's restart agent, or who stands in [brackets]; shares are 0 to 1"
+    )
     report("Diagnosis", found, notes=notes)
     return 0 if all(row.met is not False for row in found) else 1
 
@@ -139,7 +146,9 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     own.add_argument("--calibrate", action="store_true")
     options, rest = own.parse_known_args(given)
     about = f"{(__doc__ or '').partition(chr(10))[0]} {OPTIONS}"
-    return argparse.Namespace(**vars(options), **vars(parse_arguments(about, rest, rounds=ROUNDS, parts=tuple(PARTS))))
+    return argparse.Namespace(
+        **vars(options), **vars(parse_arguments(about, rest, rounds=ROUNDS, parts=tuple(PARTS)))
+    )
 
 
 def _calibrate(bench: Bench) -> int:

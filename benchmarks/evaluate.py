@@ -21,9 +21,7 @@ ROUNDS = 5
 PATIENCE_S = 60.0
 GLANCE_S = 0.1
 """At the machine before each measurement of a quick run, which waits for nobody."""
-COLUMNS = (
-    "ours: Holdfast; peer, limit: as the row says in brackets, else as benchmarks/README.md does; must: asked of ours"
-)
+COLUMNS = "ours: Holdfast; peer, limit: as the row says in brackets, else as benchmarks/README.md does; must: asked of ours"  # noqa: E501
 Part = Callable[..., Iterator[Row]]
 PARTS: dict[str, Part] = {
     "bound": brute_force.rows,
@@ -46,7 +44,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.environ.update(OFFLINE)
     chosen = options.only or [name for name in PARTS if name not in BY_NAME_ONLY]
     rounds = 1 if options.quick else options.rounds
-    quiet = Quiet(patience_s=0, window_s=GLANCE_S) if options.quick else Quiet(patience_s=PATIENCE_S)
+    quiet = (
+        Quiet(patience_s=0, window_s=GLANCE_S) if options.quick else Quiet(patience_s=PATIENCE_S)
+    )
     failures: list[str] = []
 
     def rows_of(name: str, folder: Path) -> Iterator[Row]:

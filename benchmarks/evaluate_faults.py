@@ -121,7 +121,9 @@ def strike(seed: int, samples: Sequence[int], most_kills: int, expected: dict[st
     return struck
 
 
-def _run_under_kills(under: StruckEvaluation, chance: random.Random, struck: Struck, most_kills: int) -> None:
+def _run_under_kills(
+    under: StruckEvaluation, chance: random.Random, struck: Struck, most_kills: int
+) -> None:
     began_s = since_s = time.monotonic()
     command = under.start()
     # One blow in five comes at any time from the start on, the others once work is under way.
@@ -132,7 +134,10 @@ def _run_under_kills(under: StruckEvaluation, chance: random.Random, struck: Str
         if command.poll() is not None or time.monotonic() - began_s > TIMEOUT_S:
             break
         victims = chance.choice(VICTIMS)
-        if victims == ("client",) and sum(kill.victims == victims for kill in struck.kills) >= MOST_OF_ONE_CLIENT:
+        if (
+            victims == ("client",)
+            and sum(kill.victims == victims for kill in struck.kills) >= MOST_OF_ONE_CLIENT
+        ):
             continue
         kill = _kill(under, victims, chance, since_s)
         if kill is None:
@@ -151,7 +156,9 @@ def _wait(command: Any, seconds: float) -> None:
         time.sleep(0.005)
 
 
-def _kill(under: StruckEvaluation, victims: tuple[Role, ...], chance: random.Random, since_s: float) -> Kill | None:
+def _kill(
+    under: StruckEvaluation, victims: tuple[Role, ...], chance: random.Random, since_s: float
+) -> Kill | None:
     living, by_agent = under.processes(), under.engines_by_agent()
     if not all(living[role] for role in victims):
         return None
@@ -159,7 +166,9 @@ def _kill(under: StruckEvaluation, victims: tuple[Role, ...], chance: random.Ran
     dead = [pid for role in victims if (pid := under.kill(role, chance)) is not None]
     if len(dead) < len(victims):
         return None
-    engines = set(dead) & set(living["engine"]) | {engine for pid in dead for engine in by_agent.get(pid, ())}
+    engines = set(dead) & set(living["engine"]) | {
+        engine for pid in dead for engine in by_agent.get(pid, ())
+    }
     return Kill(
         victims=victims,
         at_s=at_s,
@@ -175,13 +184,19 @@ def _judge(under: StruckEvaluation, struck: Struck) -> None:
     record = under.record()
     killed_s = {pid: kill.at_s for kill in struck.kills for pid in kill.engines}
     for kill in struck.kills:
-        if "command" in kill.victims:  # all engines end after it, once they have said what they finished
+        if (
+            "command" in kill.victims
+        ):  # all engines end after it, once they have said what they finished
             killed_s |= dict.fromkeys(kill.before - killed_s.keys(), kill.at_s)
     kept = [(kill.kept_s, set(kill.kept)) for kill in struck.kills]
     struck.redone = len(redone(record, killed_s, kept))
     for place, kill in enumerate(struck.kills):
         until_s = struck.kills[place + 1].at_s if place + 1 < len(struck.kills) else float("inf")
-        asked = {(line.key, line.pid) for line in record if line.what == "asked" and kill.at_s < line.at_s}
+        asked = {
+            (line.key, line.pid)
+            for line in record
+            if line.what == "asked" and kill.at_s < line.at_s
+        }
         answered_s = [
             line.at_s
             for line in record
@@ -192,7 +207,9 @@ def _judge(under: StruckEvaluation, struck: Struck) -> None:
             for line in record
             if line.what == "finished" and line.at_s > kill.at_s and line.pid not in kill.before
         ]
-        is_under_way = any(line.what == "finished" and kill.since_s < line.at_s < kill.at_s for line in record)
+        is_under_way = any(
+            line.what == "finished" and kill.since_s < line.at_s < kill.at_s for line in record
+        )
         if (
             is_under_way
             and "command" not in kill.victims
@@ -240,10 +257,14 @@ def rows_of(struck: Sequence[Struck], wanted: int) -> list[Row]:
             )
         )
     for victims in VICTIMS:
-        own_s = sorted(seconds for one in struck for whom, seconds in one.recovered_s if whom == victims)
+        own_s = sorted(
+            seconds for one in struck for whom, seconds in one.recovered_s if whom == victims
+        )
         count = sum(kill.victims == victims for kill in kills)
         who = " and ".join(victims)
-        rows.append(Row(measure=f"  {who}, median of {count} kills", ours=_quantile(own_s, 0.5), unit="s"))
+        rows.append(
+            Row(measure=f"  {who}, median of {count} kills", ours=_quantile(own_s, 0.5), unit="s")
+        )
         rows.append(Row(measure=f"  {who}, longest", ours=_quantile(own_s, 1.0), unit="s"))
     for name, share in (("median", 0.5), ("longest", 1.0)):
         rows.append(
@@ -273,13 +294,19 @@ def main() -> int:
     with OthersLoad() as others:
         expected = undisturbed(samples)
         while (made := sum(len(one.kills) for one in struck)) < wanted:
-            one = strike(chance.randrange(2**32), samples, min(KILLS_A_RUN, wanted - made), expected)
+            one = strike(
+                chance.randrange(2**32), samples, min(KILLS_A_RUN, wanted - made), expected
+            )
             struck.append(one)
-            verdict = "as it must be" if one.identical and not one.redone and not one.left else "WRONG"
+            verdict = (
+                "as it must be" if one.identical and not one.redone and not one.left else "WRONG"
+            )
             blows = Counter("+".join(kill.victims) for kill in one.kills)
             say(f"{made + len(one.kills)} kills, seed {one.seed}: {dict(blows)}: {verdict}")
             if verdict == "WRONG":
-                say(f"identical {one.identical}, redone {one.redone}, left {one.left}\n{one.output}")
+                say(
+                    f"identical {one.identical}, redone {one.redone}, left {one.left}\n{one.output}"
+                )
     notes = (
         f"{NODES} nodes of one engine each on this machine, {sum(samples)} requests a run",
         "a kill before the first answer of its command, or after which nothing was left to ask, has no figure",

@@ -17,7 +17,17 @@ from typing import Any
 
 import psutil
 
-from common.jobs import HOLDFAST, TORCHRUN, WORKERS, DoesNotWork, adopt_orphans, job, last_words, say, wait_until
+from common.jobs import (
+    HOLDFAST,
+    TORCHRUN,
+    WORKERS,
+    DoesNotWork,
+    adopt_orphans,
+    job,
+    last_words,
+    say,
+    wait_until,
+)
 from common.machine import OthersLoad, Quiet
 from common.table import Row, parse_arguments, report
 
@@ -114,14 +124,24 @@ def step_rows(size: Size, seed: int, quiet: Quiet) -> list[Row]:
         for name in list(launchers) if number % 2 == 0 else list(reversed(launchers)):
             quiet.wait()
             one = _train(launchers[name], size.steps, seed)
-            say(f"steps, round {number + 1}, {name}: median {statistics.median(one.step_s) * 1000:.1f} ms")
+            say(
+                f"steps, round {number + 1}, {name}: median {statistics.median(one.step_s) * 1000:.1f} ms"
+            )
             found[name].append(one)
-    medians_s = {name: [statistics.median(one.step_s) for one in runs] for name, runs in found.items()}
-    ours_s, peer_s = (statistics.median(step_s for one in found[name] for step_s in one.step_s) for name in launchers)
-    calm_ours_s, calm_peer_s = (
-        statistics.quantiles([step_s for one in found[name] for step_s in one.step_s], n=10)[0] for name in launchers
+    medians_s = {
+        name: [statistics.median(one.step_s) for one in runs] for name, runs in found.items()
+    }
+    ours_s, peer_s = (
+        statistics.median(step_s for one in found[name] for step_s in one.step_s)
+        for name in launchers
     )
-    ratios = [mine / theirs for mine, theirs in zip(medians_s["ours"], medians_s["peer"], strict=True)]
+    calm_ours_s, calm_peer_s = (
+        statistics.quantiles([step_s for one in found[name] for step_s in one.step_s], n=10)[0]
+        for name in launchers
+    )
+    ratios = [
+        mine / theirs for mine, theirs in zip(medians_s["ours"], medians_s["peer"], strict=True)
+    ]
     noise = max(medians_s["peer"]) / min(medians_s["peer"])
     # Whichever of the two such a ratio would favour: it would tell of the machine.
     # One run of the peer does not tell how much it differs from itself.
@@ -137,7 +157,13 @@ def step_rows(size: Size, seed: int, quiet: Quiet) -> list[Row]:
         )
 
     rows = [
-        Row(measure="training step, median", ours=ours_s * 1000, peer=peer_s * 1000, limit=peer_s * 1000, unit="ms"),
+        Row(
+            measure="training step, median",
+            ours=ours_s * 1000,
+            peer=peer_s * 1000,
+            limit=peer_s * 1000,
+            unit="ms",
+        ),
         ratio("medians", ours_s / peer_s),
         ratio("10th percentiles", calm_ours_s / calm_peer_s),
         ratio("medians of the lowest pair of runs", min(ratios)),
@@ -155,7 +181,9 @@ def step_rows(size: Size, seed: int, quiet: Quiet) -> list[Row]:
                 f"around the ranks are {sorted(one.memory_mib)} instead of {kinds}: the sum would be wrong"
             )
     memory = {
-        name: {kind: statistics.median(one.memory_mib.get(kind, 0.0) for one in runs) for kind in kinds}
+        name: {
+            kind: statistics.median(one.memory_mib.get(kind, 0.0) for one in runs) for kind in kinds
+        }
         for name, runs in found.items()
     }
     rows += [
@@ -167,7 +195,9 @@ def step_rows(size: Size, seed: int, quiet: Quiet) -> list[Row]:
         )
         for kind in kinds
     ]
-    added = {name: sum(kinds.values()) - kinds.get("torchrun", 0.0) for name, kinds in memory.items()}
+    added = {
+        name: sum(kinds.values()) - kinds.get("torchrun", 0.0) for name, kinds in memory.items()
+    }
     rows.append(
         Row(
             measure="memory, shims + guard + supervisor",
@@ -184,12 +214,19 @@ def _train(launcher: tuple[str, ...], steps: int, seed: int) -> Trained:
     with tempfile.TemporaryDirectory(prefix="holdfast-overhead-") as temporary:
         folder = Path(temporary)
         result = folder / "moments.json"
-        script = (str(WORKERS / "timed_demo.py"), str(result), "--checkpoints", str(folder / "checkpoints"))
+        script = (
+            str(WORKERS / "timed_demo.py"),
+            str(result),
+            "--checkpoints",
+            str(folder / "checkpoints"),
+        )
         options = {"--steps": steps, "--save-every": steps, "--eval-every": steps, "--seed": seed}
         arguments = [str(word) for option in options.items() for word in option]
         with job((*launcher, *script, *arguments), folder) as process:
             training = result.with_suffix(".training")
-            wait_until(lambda: training.exists() or process.poll() is not None, timeout_s=JOB_TIMEOUT_S)
+            wait_until(
+                lambda: training.exists() or process.poll() is not None, timeout_s=JOB_TIMEOUT_S
+            )
             memory_mib = _memory_mib(process.pid) if process.poll() is None else {}
             moments_s = _answer_of(process, folder, result)
         if len(moments_s) != steps:

@@ -23,7 +23,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-from common.jobs import HOLDFAST, TORCHRUN, WORKERS, DoesNotWork, adopt_orphans, job, last_words, say, wait_until
+from common.jobs import (
+    HOLDFAST,
+    TORCHRUN,
+    WORKERS,
+    DoesNotWork,
+    adopt_orphans,
+    job,
+    last_words,
+    say,
+    wait_until,
+)
 from common.machine import OthersLoad, Quiet
 from common.table import Must, Row, parse_arguments, report
 from holdfast.core.ledger import Ledger
@@ -50,8 +60,23 @@ class Contender:
     environment: dict[str, str] = field(default_factory=dict)
 
 
-TORCHRUN_RESTARTS = (*TORCHRUN, "--standalone", f"--nproc-per-node={WORLD_SIZE}", "--max-restarts=3", SCRIPT)
-HOLDFAST_RUN = (*HOLDFAST, "run", "--name", "r", "--nproc", str(WORLD_SIZE), "--hang-floor-s", str(HANG_FLOOR_S))
+TORCHRUN_RESTARTS = (
+    *TORCHRUN,
+    "--standalone",
+    f"--nproc-per-node={WORLD_SIZE}",
+    "--max-restarts=3",
+    SCRIPT,
+)
+HOLDFAST_RUN = (
+    *HOLDFAST,
+    "run",
+    "--name",
+    "r",
+    "--nproc",
+    str(WORLD_SIZE),
+    "--hang-floor-s",
+    str(HANG_FLOOR_S),
+)
 OURS = Contender(name="holdfast", command=(*HOLDFAST_RUN, "--", sys.executable, SCRIPT))
 SHARED = Contender(name="torchrun, its default store", command=TORCHRUN_RESTARTS)
 UNSHARED = Contender(
@@ -95,12 +120,19 @@ def read_steps(folder: Path, rank: int) -> list[Step]:
     """What a rank wrote so far; a line not yet whole is left out."""
     path = folder / f"steps-{rank}.txt"
     lines = path.read_text().split("\n")[:-1] if path.exists() else []
-    return [Step(float(at_s), int(pid), int(step)) for at_s, pid, step in (line.split() for line in lines)]
+    return [
+        Step(float(at_s), int(pid), int(step))
+        for at_s, pid, step in (line.split() for line in lines)
+    ]
 
 
 def strike(contender: Contender, fault: str, source: random.Random, *, bound_s: float) -> Round:
     """One round: start the job, strike it, wait for a new step of every rank."""
-    rank, after_step, offset_s = source.randrange(WORLD_SIZE), source.randrange(6, 16), source.uniform(0.0, 0.06)
+    rank, after_step, offset_s = (
+        source.randrange(WORLD_SIZE),
+        source.randrange(6, 16),
+        source.uniform(0.0, 0.06),
+    )
     with tempfile.TemporaryDirectory(prefix="holdfast-restart-") as name:
         folder = Path(name)
         with job(contender.command, folder, environment=contender.environment) as process:
@@ -119,7 +151,10 @@ def strike(contender: Contender, fault: str, source: random.Random, *, bound_s: 
             os.kill(read_steps(folder, rank)[-1].pid, FAULTS[fault])
 
             def first_new_steps() -> list[Step]:
-                found = ([step for step in read_steps(folder, one) if step.pid not in old_pids] for one in (0, 1))
+                found = (
+                    [step for step in read_steps(folder, one) if step.pid not in old_pids]
+                    for one in (0, 1)
+                )
                 return [steps[0] for steps in found if steps]
 
             # A launcher that gave up will not bring a new step any more.
@@ -128,15 +163,21 @@ def strike(contender: Contender, fault: str, source: random.Random, *, bound_s: 
                 timeout_s=bound_s,
             )
             steps = first_new_steps()
-            first_step_s = max(step.at_s for step in steps) - fault_at_s if len(steps) == WORLD_SIZE else None
+            first_step_s = (
+                max(step.at_s for step in steps) - fault_at_s if len(steps) == WORLD_SIZE else None
+            )
             if contender is not OURS:
                 return Round(first_step_s=first_step_s)
             if first_step_s is None:
-                say(f"holdfast did not recover from {fault} of rank {rank}:\n{last_words(folder, 30)}")
+                say(
+                    f"holdfast did not recover from {fault} of rank {rank}:\n{last_words(folder, 30)}"
+                )
             return _with_ledger(folder, fault, rank, fault_at_s, first_step_s)
 
 
-def _with_ledger(folder: Path, fault: str, rank: int, fault_at_s: float, first_step_s: float | None) -> Round:
+def _with_ledger(
+    folder: Path, fault: str, rank: int, fault_at_s: float, first_step_s: float | None
+) -> Round:
     """One round of ours, with what our supervisor wrote down."""
     with Ledger.open(ledger_url(folder / ".holdfast")) as ledger:
         incidents, attempts = ledger.incidents("r"), ledger.attempts("r")
@@ -145,15 +186,24 @@ def _with_ledger(folder: Path, fault: str, rank: int, fault_at_s: float, first_s
         return Round(first_step_s=first_step_s)
     incident = incidents[0]
     parts_s = {}
-    if first_step_s is not None and len(attempts) > 1 and started_at_s and attempts[0].ended_at_s is not None:
+    if (
+        first_step_s is not None
+        and len(attempts) > 1
+        and started_at_s
+        and attempts[0].ended_at_s is not None
+    ):
         ended_at_s = attempts[0].ended_at_s
         moments_s = (incident.detected_at_s, ended_at_s, attempts[1].started_at_s, started_at_s[0])
         between = itertools.pairwise((*moments_s, fault_at_s + first_step_s))
-        parts_s = {part: after_s - before_s for part, (before_s, after_s) in zip(PARTS, between, strict=True)}
+        parts_s = {
+            part: after_s - before_s
+            for part, (before_s, after_s) in zip(PARTS, between, strict=True)
+        }
     return Round(
         first_step_s=first_step_s,
         detected_s=incident.detected_at_s - fault_at_s,
-        right_rank=incident.rank == rank and incident.kind == ("hang" if fault == "SIGSTOP" else "exit"),
+        right_rank=incident.rank == rank
+        and incident.kind == ("hang" if fault == "SIGSTOP" else "exit"),
         parts_s=parts_s,
     )
 
@@ -165,7 +215,11 @@ def fresh_start_s() -> float:
         port = listener.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="holdfast-restart-") as name:
         folder = Path(name)
-        common = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(WORLD_SIZE)}
+        common = {
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "WORLD_SIZE": str(WORLD_SIZE),
+        }
         command = (sys.executable, SCRIPT, "--bare")
         began_s = time.time()
         with (
@@ -181,16 +235,24 @@ def fresh_start_s() -> float:
 
             wait_until(lambda: trained() or ended(), timeout_s=START_TIMEOUT_S)
             if not trained():
-                raise DoesNotWork(f"{SCRIPT} does not train without a launcher:\n{last_words(folder)}")
+                raise DoesNotWork(
+                    f"{SCRIPT} does not train without a launcher:\n{last_words(folder)}"
+                )
             return max(read_steps(folder, one)[0].at_s for one in (0, 1)) - began_s
 
 
-def measure(source: random.Random, quiet: Quiet, *, quick: bool, rounds: int) -> tuple[Found, list[float]]:
+def measure(
+    source: random.Random, quiet: Quiet, *, quick: bool, rounds: int
+) -> tuple[Found, list[float]]:
     """All rounds, interleaved, in a random order within each; and the fresh starts, shuffled among them."""
     found: Found = {}
     starts_s: list[float] = []
     for number in range(rounds):
-        plan: list[tuple[Contender, str] | None] = [(OURS, "SIGKILL"), (OURS, "SIGSTOP"), (UNSHARED, "SIGKILL")]
+        plan: list[tuple[Contender, str] | None] = [
+            (OURS, "SIGKILL"),
+            (OURS, "SIGSTOP"),
+            (UNSHARED, "SIGKILL"),
+        ]
         if not quick:
             plan.append((SHARED, "SIGKILL"))
             plan += [(peer, "SIGSTOP") for peer in PEERS if number == 0]
@@ -201,12 +263,18 @@ def measure(source: random.Random, quiet: Quiet, *, quick: bool, rounds: int) ->
             quiet.wait()
             if planned is None:
                 starts_s.append(fresh_start_s())
-                say(f"round {number + 1} of {rounds}: fresh start: first step after {starts_s[-1]:.2f} s")
+                say(
+                    f"round {number + 1} of {rounds}: fresh start: first step after {starts_s[-1]:.2f} s"
+                )
                 continue
             contender, fault = planned
             bound_s = QUICK_BOUND_S if quick and contender is not OURS else RECOVERY_BOUND_S[fault]
             one = strike(contender, fault, source, bound_s=bound_s)
-            took = "not recovered" if one.first_step_s is None else f"first new step after {one.first_step_s:.2f} s"
+            took = (
+                "not recovered"
+                if one.first_step_s is None
+                else f"first new step after {one.first_step_s:.2f} s"
+            )
             say(f"round {number + 1} of {rounds}: {fault}, {contender.name}: {took}")
             found.setdefault((fault, contender.name), []).append(one)
     return found, starts_s
@@ -225,7 +293,9 @@ def rows_of(found: Found, limit_s: float) -> list[Row]:
         right = sum(one.right_rank for one in ours)
         rows += [
             Row(measure=f"{fault}: recovered, of {count}", ours=recovered, **all_rounds),
-            Row(measure=f"{fault}: right rank and kind named, of {count}", ours=right, **all_rounds),
+            Row(
+                measure=f"{fault}: right rank and kind named, of {count}", ours=right, **all_rounds
+            ),
             Row(
                 measure=f"{fault} → detected, median",
                 ours=_picked(statistics.median, [one.detected_s for one in ours]),
@@ -258,13 +328,19 @@ def rows_of(found: Found, limit_s: float) -> list[Row]:
             )
             if theirs_s:
                 compared = True
-                rows += _first_step_rows(fault, peer.name, ours_s, theirs_s, detect_limit_s + limit_s)
+                rows += _first_step_rows(
+                    fault, peer.name, ours_s, theirs_s, detect_limit_s + limit_s
+                )
         if not compared:
-            rows += _first_step_rows(fault, "no peer recovered", ours_s, [], detect_limit_s + limit_s)
+            rows += _first_step_rows(
+                fault, "no peer recovered", ours_s, [], detect_limit_s + limit_s
+            )
     return rows
 
 
-def _first_step_rows(fault: str, peer: str, ours_s: list[float], theirs_s: list[float], limit_s: float) -> list[Row]:
+def _first_step_rows(
+    fault: str, peer: str, ours_s: list[float], theirs_s: list[float], limit_s: float
+) -> list[Row]:
     """Seconds to the first new step of the rounds that recovered."""
     rows = [
         Row(
@@ -319,7 +395,9 @@ def main() -> int:
             unit="s",
         )
     )
-    bounds = ", ".join(f"{bound_s:.0f} s after {fault}" for fault, bound_s in RECOVERY_BOUND_S.items())
+    bounds = ", ".join(
+        f"{bound_s:.0f} s after {fault}" for fault, bound_s in RECOVERY_BOUND_S.items()
+    )
     peer_bound = f" ({QUICK_BOUND_S:.0f} s for the peers with --quick)" if args.quick else ""
     setting = (
         f"{WORLD_SIZE} gloo ranks, steps of 0.06 s, a checkpoint every 5 steps, hang floor {HANG_FLOOR_S:g} s; "
@@ -335,7 +413,9 @@ def main() -> int:
         "since silence counts from the last step)"
     )
     notes = [setting, not_recovered, limit, quiet.sentence(), others.sentence()]
-    kills_s = _present(one.first_step_s for (fault, _), some in found.items() if fault == "SIGKILL" for one in some)
+    kills_s = _present(
+        one.first_step_s for (fault, _), some in found.items() if fault == "SIGKILL" for one in some
+    )
     below = sum(first_s < limit_s for first_s in kills_s)
     if below:
         notes.append(
@@ -343,7 +423,11 @@ def main() -> int:
             "the machine was too busy for the seconds of this run to be compared"
         )
     report("Fault → first new step", rows, notes=notes, json_file=args.json)
-    broken = [fault for fault in FAULTS if all(one.first_step_s is None for one in found[fault, OURS.name])]
+    broken = [
+        fault
+        for fault in FAULTS
+        if all(one.first_step_s is None for one in found[fault, OURS.name])
+    ]
     if broken:
         say(f"restart.py: holdfast never recovered from {' or '.join(broken)}")
         return 1

@@ -61,10 +61,16 @@ def write_wide(path: Path, *, gpus: int, samples: int, seed: int) -> None:
     busy = generator.random(gpus) < 0.65
     times = np.datetime64("2023-07-01T00:00:00") + 15 * np.arange(samples).astype("timedelta64[s]")
     with path.open("wb") as file:
-        file.write(("Time," + ",".join(f"10.1.{node}.{gpu}" for node, gpu in _places(gpus)) + "\n").encode())
+        file.write(
+            (
+                "Time," + ",".join(f"10.1.{node}.{gpu}" for node, gpu in _places(gpus)) + "\n"
+            ).encode()
+        )
         for at in times:
             busy ^= generator.random(gpus) < 0.01
-            values = np.where(busy, generator.integers(85, 101, gpus), generator.integers(0, 100, gpus) // 97)
+            values = np.where(
+                busy, generator.integers(85, 101, gpus), generator.integers(0, 100, gpus) // 97
+            )
             values[generator.random(gpus) < 0.01] = 101
             stamp = str(at).replace("T", " ").encode() + b"+08:00,"
             file.write(stamp + b",".join(texts[values].tolist()) + b"\n")
@@ -112,7 +118,11 @@ def job_rows(size: Size, folder: Path, quiet: Quiet, seed: int) -> Iterator[Row]
     for number in range(size.rounds):
         say(f"jobs, round {number + 1} of {size.rounds}")
         quiet.wait()
-        reports.append(measure((*HOLDFAST, "trace", "report", str(trace), "-o", str(folder / "report")), folder))
+        reports.append(
+            measure(
+                (*HOLDFAST, "trace", "report", str(trace), "-o", str(folder / "report")), folder
+            )
+        )
         quiet.wait()
         peers.append(_answer(measure((*NOTEBOOK, str(trace)), folder)))
         quiet.wait()
@@ -141,7 +151,9 @@ def job_rows(size: Size, folder: Path, quiet: Quiet, seed: int) -> Iterator[Row]
               must=Must(">=", 4) if size.full else None)  # fmt: skip
     slowest = 0.0
     for name in asked[0]:
-        one, peer = (statistics.median(seconds[name] for seconds in some) for some in (asked, peers))
+        one, peer = (
+            statistics.median(seconds[name] for seconds in some) for some in (asked, peers)
+        )
         slowest = max(slowest, one / peer)
         yield Row(measure=f"question alone: {name}", ours=one, peer=peer, unit="s")
     yield Row(measure="the slowest question, ours over the notebook's", ours=slowest, unit="x",
@@ -181,7 +193,13 @@ def telemetry_rows(size: Size, folder: Path, quiet: Quiet, seed: int) -> Iterato
     named = f"{file_gb:.2f} GB of {size.gpus:,} GPUs"
     yield Row(measure=f"{named}: exact CDF (peer: DuckDB)", ours=wall_s["ours"], peer=wall_s["duckdb"], limit=limit_s,
               unit="s")  # fmt: skip
-    yield Row(measure="the same (peer: Polars)", ours=wall_s["ours"], peer=wall_s["polars"], limit=limit_s, unit="s")
+    yield Row(
+        measure="the same (peer: Polars)",
+        ours=wall_s["ours"],
+        peer=wall_s["polars"],
+        limit=limit_s,
+        unit="s",
+    )
     yield Row(measure="ours over the faster of them", ours=wall_s["ours"] / fastest_s, unit="x",
               must=Must("<=", 1.3) if size.full else None)  # fmt: skip
     yield Row(
@@ -203,7 +221,9 @@ def telemetry_rows(size: Size, folder: Path, quiet: Quiet, seed: int) -> Iterato
         yield from _growth(size, folder, quiet, wide, file_gb, wall_s["ours"])
 
 
-def _growth(size: Size, folder: Path, quiet: Quiet, wide: Path, file_gb: float, once_s: float) -> Iterator[Row]:
+def _growth(
+    size: Size, folder: Path, quiet: Quiet, wide: Path, file_gb: float, once_s: float
+) -> Iterator[Row]:
     many = folder / "many" / "GPU_UTIL.csv"
     many.parent.mkdir()
     write_years(wide, many, size.copies)
@@ -218,7 +238,9 @@ def _growth(size: Size, folder: Path, quiet: Quiet, wide: Path, file_gb: float, 
         unit="x",
     )
     per_gb_s = one.wall_s / (size.copies * file_gb)
-    yield Row(measure=f"{TELEMETRY_GB} GB, extrapolated", ours=TELEMETRY_GB * per_gb_s / 60, unit="min")
+    yield Row(
+        measure=f"{TELEMETRY_GB} GB, extrapolated", ours=TELEMETRY_GB * per_gb_s / 60, unit="min"
+    )
 
 
 # Twins

@@ -32,7 +32,9 @@ def main() -> None:
             print(f"{analysis.__name__}: {result.caption}")
             (options.out / f"{analysis.__name__}.csv").write_text(result.table.csv())
             result.figure().savefig(options.out / f"{analysis.__name__}.pdf")
-        largest = trace.query("SELECT job_id, gpu_num, duration_s FROM jobs ORDER BY gpu_time_s DESC LIMIT 3")
+        largest = trace.query(
+            "SELECT job_id, gpu_num, duration_s FROM jobs ORDER BY gpu_time_s DESC LIMIT 3"
+        )
         for job_id, gpus, duration_s in largest.rows():
             print(f"{job_id}: {gpus:.0f} GPUs for {duration_s / 3600:.1f} h")
 

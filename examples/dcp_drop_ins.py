@@ -50,7 +50,9 @@ def main() -> None:
         if step % args.save_every == 0:
             saved.result()  # raises if the save before is not durable
             path = step_path(args.checkpoints, step)
-            saved = dcp.async_save(state, checkpoint_id=path, storage_writer=HoldfastWriter(), async_stager=stager)
+            saved = dcp.async_save(
+                state, checkpoint_id=path, storage_writer=HoldfastWriter(), async_stager=stager
+            )
             print(f"step {step} loss {loss.item():.4f}", flush=True)
     saved.result()
     stager.close()

@@ -36,7 +36,11 @@ def make_model(folder: Path) -> Path:
     )
     tokenizer.train_from_iterator([" ".join(WORDS)] * 20, trainer)
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="</s>", model_max_length=128
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="</s>",
+        model_max_length=128,
     )
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -54,7 +58,11 @@ def make_suite(folder: Path) -> Path:
     tasks.mkdir(parents=True, exist_ok=True)
     rng = random.Random(0)
     rows = [
-        {"text": " ".join(rng.choices(WORDS, k=8)), "choices": rng.sample(WORDS, 3), "answer": rng.randrange(3)}
+        {
+            "text": " ".join(rng.choices(WORDS, k=8)),
+            "choices": rng.sample(WORDS, 3),
+            "answer": rng.randrange(3),
+        }
         for _ in range(20)
     ]
     (tasks / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -101,7 +109,9 @@ def main() -> None:
 
     for score in evaluation.scores:
         print(f"{score.task} {score.metric} {score.value:.4f} of {score.samples} samples")
-    print(f"It took {evaluation.makespan_s:.1f} s; no schedule could have gone below {evaluation.bound_s:.1f} s.")
+    print(
+        f"It took {evaluation.makespan_s:.1f} s; no schedule could have gone below {evaluation.bound_s:.1f} s."
+    )
     for cause, seconds in evaluation.account.items():
         print(f"{seconds:.1f} engine-seconds: {cause}")
     print(f"All of it, with a picture: {evaluation.folder}/report.html")

@@ -39,7 +39,9 @@ class ByteModel(nn.Module):
 
 def draw(text: Tensor, step: int) -> tuple[Tensor, Tensor]:
     """This rank's part of the batch of a step, which depends on nothing else: no position has to be saved."""
-    starts = torch.randint(len(text) - CONTEXT - 1, (32,), generator=torch.Generator().manual_seed(step))
+    starts = torch.randint(
+        len(text) - CONTEXT - 1, (32,), generator=torch.Generator().manual_seed(step)
+    )
     windows = torch.stack([text[start : start + CONTEXT + 1].long() for start in starts.tolist()])
     mine = windows[dist.get_rank() :: dist.get_world_size()]
     return mine[:, :-1], mine[:, -1]

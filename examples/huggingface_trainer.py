@@ -36,7 +36,11 @@ def main() -> None:
     torch.set_num_threads(1)
     set_seed(0)
     config = LlamaConfig(
-        vocab_size=256, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2
+        vocab_size=256,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
     )
     saves = HoldfastCallback(args.checkpoints, every=args.save_every, keep=3)  # Holdfast (1)
     trainer = Trainer(

@@ -9,7 +9,9 @@ import lightning.pytorch as pl
 import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
-from torchdata.stateful_dataloader import StatefulDataLoader  # says where it is, so that an epoch goes on where it was
+from torchdata.stateful_dataloader import (
+    StatefulDataLoader,
+)  # says where it is, so that an epoch goes on where it was
 
 from holdfast.checkpoint.integrations.lightning import HoldfastCheckpoint
 from holdfast.demo.corpus import load_corpus

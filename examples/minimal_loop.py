@@ -23,7 +23,11 @@ def main() -> None:
 
     torch.manual_seed(0)
     model = nn.Sequential(
-        nn.Embedding(256, 32), nn.Flatten(), nn.Linear(CONTEXT * 32, 256), nn.GELU(), nn.Linear(256, 256)
+        nn.Embedding(256, 32),
+        nn.Flatten(),
+        nn.Linear(CONTEXT * 32, 256),
+        nn.GELU(),
+        nn.Linear(256, 256),
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     sampler = Sampler(load_corpus().train, batch_size=128, context=CONTEXT, seed=0)

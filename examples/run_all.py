@@ -20,7 +20,13 @@ def run(title: str, command: list[str], folder: Path) -> str:
     print(f"\n== {title}", flush=True)
     environment = {**os.environ, "HOLDFAST_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, env=environment, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+        command,
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
     )
     print(done.stdout[-600:] + done.stderr[-600:], flush=True)
     if done.returncode != 0:
@@ -61,24 +67,42 @@ def ddp(folder: Path) -> None:
 
 def integrations(folder: Path) -> None:
     """Those with a trainer of somebody else; FSDP2's goes on with another number of ranks."""
-    starts = [([PYTHON], name, 20) for name in ("huggingface_trainer", "lightning_trainer", "dcp_drop_ins")]
-    starts += [(TORCHRUN, "fsdp2", 20), ([PYTHON, "-m", "torch.distributed.run", "--standalone"], "fsdp2", 30)]
+    starts = [
+        ([PYTHON], name, 20)
+        for name in ("huggingface_trainer", "lightning_trainer", "dcp_drop_ins")
+    ]
+    starts += [
+        (TORCHRUN, "fsdp2", 20),
+        ([PYTHON, "-m", "torch.distributed.run", "--standalone"], "fsdp2", 30),
+    ]
     for launcher, name, steps in starts:
         script = [str(HERE / f"{name}.py"), "--steps", str(steps), "--save-every", "10"]
-        run(f"{name}.py to step {steps}", [*launcher, *script, "--checkpoints", str(folder / name)], folder)
+        run(
+            f"{name}.py to step {steps}",
+            [*launcher, *script, "--checkpoints", str(folder / name)],
+            folder,
+        )
         if not (folder / name / f"step-{steps:010}" / "holdfast.json").exists():
             sys.exit(f"{name}.py did not save step {steps}")
 
 
 def evaluate(folder: Path) -> None:
     """An evaluation of a small model."""
-    run("evaluate.py", [PYTHON, str(HERE / "evaluate.py"), "--out", str(folder / "evaluation")], folder)
+    run(
+        "evaluate.py",
+        [PYTHON, str(HERE / "evaluate.py"), "--out", str(folder / "evaluation")],
+        folder,
+    )
 
 
 def diagnose(folder: Path) -> None:
     """A job that fails, diagnosed by the example itself and by the command."""
     failed = folder / "failed"
-    printed = run("failing_job.py", [PYTHON, str(HERE / "diagnose/failing_job.py"), "--out", str(failed)], folder)
+    printed = run(
+        "failing_job.py",
+        [PYTHON, str(HERE / "diagnose/failing_job.py"), "--out", str(failed)],
+        folder,
+    )
     if "KeyError: 'warmup'" not in printed or "'rank': 1" not in printed:
         sys.exit("failing_job.py was not diagnosed")
     run("holdfast diagnose of the same", [*HOLDFAST, "diagnose", str(failed)], folder)
@@ -86,10 +110,17 @@ def diagnose(folder: Path) -> None:
 
 def characterize(folder: Path) -> None:
     """A report on a generated trace."""
-    run("characterize.py", [PYTHON, str(HERE / "characterize.py"), "--out", str(folder / "trace")], folder)
+    run(
+        "characterize.py",
+        [PYTHON, str(HERE / "characterize.py"), "--out", str(folder / "trace")],
+        folder,
+    )
 
 
-EXAMPLES = {each.__name__: each for each in (minimal_loop, ddp, integrations, evaluate, diagnose, characterize)}
+EXAMPLES = {
+    each.__name__: each
+    for each in (minimal_loop, ddp, integrations, evaluate, diagnose, characterize)
+}
 
 
 def main() -> None:

@@ -15,7 +15,9 @@ import pytest
 if importlib.util.find_spec("hypothesis"):
     from hypothesis import HealthCheck, settings
 
-    settings.register_profile("holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    settings.register_profile(
+        "holdfast", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
     settings.load_profile("holdfast")
 
 # A shell starts what goes on in the background, and nohup its command, with Ctrl-C ignored, and children inherit that:
@@ -106,7 +108,10 @@ class LimitedGroup:
 
 def _parent_v1():
     """This process's own group, so that what its children take counts there."""
-    of = {line.split(":")[1]: line.split(":", 2)[2] for line in Path("/proc/self/cgroup").read_text().splitlines()}
+    of = {
+        line.split(":")[1]: line.split(":", 2)[2]
+        for line in Path("/proc/self/cgroup").read_text().splitlines()
+    }
     for mount in _mounts("cgroup"):
         if (mount / "memory.limit_in_bytes").exists() and os.access(mount, os.W_OK):
             own = mount / of.get("memory", "/")[1:]
@@ -120,7 +125,9 @@ def _parent_v2():
             if "memory" in (mount / "cgroup.controllers").read_text().split():
                 (mount / "cgroup.subtree_control").write_text("+memory")
                 return mount
-    pytest.skip("no writable mount of the memory controller of version 2, whose root may have limited groups")
+    pytest.skip(
+        "no writable mount of the memory controller of version 2, whose root may have limited groups"
+    )
 
 
 def _mounts(kind):

@@ -47,10 +47,32 @@ NAMES: Final = {
 }
 """Of x86-64, those that a commit makes or may make."""
 CHANGING: Final = frozenset(
-    ("write", "pwrite64", "fsync", "ftruncate", "rename", "mkdir", "rmdir", "unlink", "unlinkat", "openat", "fallocate")
+    (
+        "write",
+        "pwrite64",
+        "fsync",
+        "ftruncate",
+        "rename",
+        "mkdir",
+        "rmdir",
+        "unlink",
+        "unlinkat",
+        "openat",
+        "fallocate",
+    )
 )
-SKIPPED: Final = "" if platform.machine() == "x86_64" else "processes are stopped at their calls on x86-64 only"
-_CONT, _GETREGS, _SETREGS, _SYSCALL, _SEIZE, _INTERRUPT, _LISTEN = 7, 12, 13, 24, 0x4206, 0x4207, 0x4208
+SKIPPED: Final = (
+    "" if platform.machine() == "x86_64" else "processes are stopped at their calls on x86-64 only"
+)
+_CONT, _GETREGS, _SETREGS, _SYSCALL, _SEIZE, _INTERRUPT, _LISTEN = (
+    7,
+    12,
+    13,
+    24,
+    0x4206,
+    0x4207,
+    0x4208,
+)
 _GET_SYSCALL_INFO: Final = 0x420E
 _OPTIONS: Final = 1 | 8 | 0x100000  # TRACESYSGOOD, TRACECLONE, EXITKILL
 _EVENT_STOP: Final = 128
@@ -149,7 +171,12 @@ class Traced:
         if stop == signal.SIGTRAP | 0x80:
             self._at_call(tid)
             _ptrace(_SYSCALL, tid)
-        elif event == _EVENT_STOP and stop in (signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU):
+        elif event == _EVENT_STOP and stop in (
+            signal.SIGSTOP,
+            signal.SIGTSTP,
+            signal.SIGTTIN,
+            signal.SIGTTOU,
+        ):
             _ptrace(_LISTEN, tid)
         else:
             _ptrace(_SYSCALL, tid, 0 if event else stop)

@@ -48,6 +48,10 @@ class Case:
                 refused=scene.refused,
                 may_refuse=scene.may_refuse,
             )
-            return Verdict("executed", "a file that only its code makes") if scene.canary.exists() else verdict
+            return (
+                Verdict("executed", "a file that only its code makes")
+                if scene.canary.exists()
+                else verdict
+            )
         finally:
             shutil.rmtree(folder)

@@ -44,10 +44,14 @@ KINDS: Final = (KILLED, KILLED_ONE_OF_TWO, *RETURNED, DEAD, SHORT, STALLED)
 
 def order_of(folder: Path) -> Order:
     """To save step NEXT."""
-    return Order(folder=folder, step=NEXT, save="save-1", created_at_s=1.0, keep=Retention(last=KEEP))
+    return Order(
+        folder=folder, step=NEXT, save="save-1", created_at_s=1.0, keep=Retention(last=KEEP)
+    )
 
 
-def write(image: StagedImage, order: Order, memory: bytes | None = None, ends: Path | None = None) -> str:
+def write(
+    image: StagedImage, order: Order, memory: bytes | None = None, ends: Path | None = None
+) -> str:
     """What the writing process does with a sealed arena; nothing once it is durable, or why it is not.
 
     `ends`: waiting for other ranks is over once this is there.
@@ -95,7 +99,11 @@ class Commit:
         world_size = 2 if self.kind == KILLED_ONE_OF_TWO else 1
         self.ground.lay_down(world_size, folder / "checkpoints")
         try:
-            return self._run(folder / "checkpoints", world_size, random.Random(f"{self.ground.seed}/{self.number}"))
+            return self._run(
+                folder / "checkpoints",
+                world_size,
+                random.Random(f"{self.ground.seed}/{self.number}"),
+            )
         except Failed as error:
             return Verdict("stuck", str(error)), True
         finally:
@@ -105,9 +113,14 @@ class Commit:
         order, ends = order_of(folder), folder.parent / "ends"
         images = [self.ground.image(world_size, rank) for rank in range(world_size)]
         victim = chance.randrange(world_size)
-        forks = [Fork(write, image, order, None, ends, held=rank == victim) for rank, image in enumerate(images)]
+        forks = [
+            Fork(write, image, order, None, ends, held=rank == victim)
+            for rank, image in enumerate(images)
+        ]
         lost: list[str] = []
-        traced = Traced.seize(forks[victim].pid, lambda *call: self._strike(*call, order.final, lost, traced.struck))
+        traced = Traced.seize(
+            forks[victim].pid, lambda *call: self._strike(*call, order.final, lost, traced.struck)
+        )
         forks[victim].release()
         traced.run()
         if not traced.struck:
@@ -123,18 +136,24 @@ class Commit:
                 ends.touch()
                 forks.pop(victim)
         said = [fork.answer() for fork in forks]
-        return self._judge(folder, world_size, said, lost, must=is_taken_up or self.kind in (SHORT, STALLED)), True
+        return self._judge(
+            folder, world_size, said, lost, must=is_taken_up or self.kind in (SHORT, STALLED)
+        ), True
 
     @property
     def is_kill(self) -> bool:
         """Whether the process dies."""
         return self.kind in (KILLED, KILLED_ONE_OF_TWO)
 
-    def _strike(self, count: int, name: str, final: Path, lost: list[str], struck: list[str]) -> Strike | None:
+    def _strike(
+        self, count: int, name: str, final: Path, lost: list[str], struck: list[str]
+    ) -> Strike | None:
         if self.kind == SHORT:
             is_here = not struck and count >= self.call and name in ("write", "pwrite64")
             return Strike("short") if is_here else None
-        if count != self.call and not (self.kind == DEAD and count > self.call and name in CHANGING):
+        if count != self.call and not (
+            self.kind == DEAD and count > self.call and name in CHANGING
+        ):
             return None
         if self.is_kill:
             return Strike("kill")
@@ -144,7 +163,9 @@ class Commit:
             lost.append(name)
         return Strike("error", error=RETURNED.get(self.kind, errno.EIO))
 
-    def _judge(self, folder: Path, world_size: int, said: list[str], lost: list[str], *, must: bool) -> Verdict:
+    def _judge(
+        self, folder: Path, world_size: int, said: list[str], lost: list[str], *, must: bool
+    ) -> Verdict:
         """`must`: the save has to succeed."""
         is_durable = bool(said) and not any(said)
         if not all(map(is_sentence, filter(None, said))):
@@ -177,7 +198,9 @@ def calls_of(ground: Ground, scratch: Path, world_size: int) -> list[str]:
     folder = scratch / f"counted-{world_size}" / "checkpoints"
     ground.lay_down(world_size, folder)
     images = [ground.image(world_size, rank) for rank in range(world_size)]
-    forks = [Fork(write, image, order_of(folder), held=rank == 0) for rank, image in enumerate(images)]
+    forks = [
+        Fork(write, image, order_of(folder), held=rank == 0) for rank, image in enumerate(images)
+    ]
     traced = Traced.seize(forks[0].pid, lambda _count, _name: None)
     forks[0].release()
     traced.run()

@@ -39,7 +39,9 @@ class Scene:
 
     def aims(self) -> Sequence[int]:
         """The steps to damage: mostly the newest alone, at times the two newest, or all."""
-        return self.chance.choice([STEPS[-1:]] * 14 + [STEPS[-2:-1]] * 2 + [STEPS[-2:]] * 3 + [STEPS])
+        return self.chance.choice(
+            [STEPS[-1:]] * 14 + [STEPS[-2:-1]] * 2 + [STEPS[-2:]] * 3 + [STEPS]
+        )
 
 
 Damage = Callable[[Scene, Path], None]
@@ -91,7 +93,9 @@ def _misdirect(scene: Scene, checkpoint: Path) -> None:
     path = scene.chance.choice(data_files(checkpoint))
     content = bytearray(path.read_bytes())
     unit = scene.chance.choice((512, PAGE_BYTES, BLOCK_BYTES))
-    source, target = (scene.chance.randrange(0, len(content) // unit * unit or 1, unit) for _ in range(2))
+    source, target = (
+        scene.chance.randrange(0, len(content) // unit * unit or 1, unit) for _ in range(2)
+    )
     moved = content[source : source + unit]
     content[target : target + len(moved)] = moved
     rewrite(path, bytes(content[: path.stat().st_size]))
@@ -105,12 +109,17 @@ def _any_file(scene: Scene, checkpoint: Path) -> Path:
 def _truncate(scene: Scene, checkpoint: Path) -> None:
     path = _any_file(scene, checkpoint)
     content = path.read_bytes()
-    rewrite(path, content[: scene.chance.choice((0, len(content) - 1, scene.chance.randrange(len(content))))])
+    rewrite(
+        path,
+        content[: scene.chance.choice((0, len(content) - 1, scene.chance.randrange(len(content))))],
+    )
 
 
 def _append(scene: Scene, checkpoint: Path) -> None:
     path = _any_file(scene, checkpoint)
-    rewrite(path, path.read_bytes() + scene.chance.randbytes(scene.chance.choice((1, 8, PAGE_BYTES))))
+    rewrite(
+        path, path.read_bytes() + scene.chance.randbytes(scene.chance.choice((1, 8, PAGE_BYTES)))
+    )
 
 
 def _lose_file(scene: Scene, checkpoint: Path) -> None:
@@ -145,7 +154,9 @@ def _other_run(scene: Scene, checkpoint: Path) -> None:
 
 def _other_step(scene: Scene, checkpoint: Path) -> None:
     step = scene.chance.choice([each for each in STEPS if each != _step(checkpoint)])
-    _put_other(checkpoint, scene.ground.checkpoint(scene.world_size, step), _shard_names(scene, checkpoint))
+    _put_other(
+        checkpoint, scene.ground.checkpoint(scene.world_size, step), _shard_names(scene, checkpoint)
+    )
 
 
 def _other_head(scene: Scene, checkpoint: Path) -> None:
@@ -175,7 +186,9 @@ def _step(checkpoint: Path) -> int:
 DAMAGES: Final[dict[str, Damage]] = {
     "bit flips in .distcp": _flip_data,
     "bit flips in .metadata": lambda scene, checkpoint: _flip(scene, checkpoint / METADATA_NAME),
-    "bit flips in holdfast.json": lambda scene, checkpoint: _flip(scene, checkpoint / MANIFEST_NAME),
+    "bit flips in holdfast.json": lambda scene, checkpoint: _flip(
+        scene, checkpoint / MANIFEST_NAME
+    ),
     "lost pages": _lose_page,
     "misdirected writes": _misdirect,
     "truncated files": _truncate,

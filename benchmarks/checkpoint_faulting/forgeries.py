@@ -16,7 +16,13 @@ import xxhash
 from checkpoint_faulting.files import Damage, Scene, data_files, rewrite
 from checkpoint_faulting.ground import STEPS
 from holdfast.checkpoint.checksums import SIDECAR_SUFFIX, file_digests
-from holdfast.checkpoint.manifest import MANIFEST_NAME, Manifest, describe_file, read_manifest, write_manifest
+from holdfast.checkpoint.manifest import (
+    MANIFEST_NAME,
+    Manifest,
+    describe_file,
+    read_manifest,
+    write_manifest,
+)
 from holdfast.checkpoint.metadata import METADATA_NAME, read_metadata
 
 
@@ -61,7 +67,9 @@ def _sign(checkpoint: Path) -> None:
 
 def _rename_in_manifest(scene: Scene, checkpoint: Path, name: str) -> None:
     content = json.loads((checkpoint / MANIFEST_NAME).read_bytes())
-    scene.chance.choice([each for each in content["files"] if each["path"] != METADATA_NAME])["path"] = name
+    scene.chance.choice([each for each in content["files"] if each["path"] != METADATA_NAME])[
+        "path"
+    ] = name
     content.pop("digest")
     canonical = json.dumps(content, sort_keys=True, separators=(",", ":")).encode()
     content["digest"] = xxhash.xxh3_128(canonical).hexdigest()
@@ -70,7 +78,10 @@ def _rename_in_manifest(scene: Scene, checkpoint: Path, name: str) -> None:
 
 def _elsewhere(scene: Scene, checkpoint: Path) -> Path:
     """A file outside of the checkpoint, which might be taken for one of its own."""
-    return scene.ground.checkpoint(scene.world_size, STEPS[0], other=True) / data_files(checkpoint)[0].name
+    return (
+        scene.ground.checkpoint(scene.world_size, STEPS[0], other=True)
+        / data_files(checkpoint)[0].name
+    )
 
 
 def _path_in_manifest(scene: Scene, checkpoint: Path) -> None:
@@ -91,7 +102,9 @@ def _path_in_metadata(scene: Scene, checkpoint: Path) -> None:
     there = _elsewhere(scene, checkpoint)
     metadata = read_metadata(checkpoint)
     stored = scene.chance.choice(list(metadata.storage_data.values()))
-    stored.relative_path = scene.chance.choice((str(there), os.path.relpath(there, checkpoint), "/dev/zero", "."))
+    stored.relative_path = scene.chance.choice(
+        (str(there), os.path.relpath(there, checkpoint), "/dev/zero", ".")
+    )
     rewrite(checkpoint / METADATA_NAME, pickle.dumps(metadata))
     _sign(checkpoint)
 
@@ -100,7 +113,9 @@ def _place_in_metadata(scene: Scene, checkpoint: Path) -> None:
     """Something lies beyond the end of its file, or before its begin."""
     metadata = read_metadata(checkpoint)
     stored = scene.chance.choice(list(metadata.storage_data.values()))
-    name, value = scene.chance.choice((("offset", -1), ("offset", 1 << 62), ("length", 1 << 40), ("length", -5)))
+    name, value = scene.chance.choice(
+        (("offset", -1), ("offset", 1 << 62), ("length", 1 << 40), ("length", -5))
+    )
     setattr(stored, name, value)
     rewrite(checkpoint / METADATA_NAME, pickle.dumps(metadata))
     _sign(checkpoint)
@@ -119,12 +134,20 @@ def _special(scene: Scene, checkpoint: Path) -> None:
     """A pipe, a folder or a link in a circle in the place of a file."""
     path = scene.chance.choice([*data_files(checkpoint), checkpoint / METADATA_NAME])
     path.unlink()
-    make = (lambda: os.mkfifo(path), path.mkdir, lambda: path.symlink_to(path), lambda: path.symlink_to("/dev/zero"))
+    make = (
+        lambda: os.mkfifo(path),
+        path.mkdir,
+        lambda: path.symlink_to(path),
+        lambda: path.symlink_to("/dev/zero"),
+    )
     scene.chance.choice(make)()
 
 
 def _pickle_in_metadata(scene: Scene, checkpoint: Path) -> None:
-    rewrite(checkpoint / METADATA_NAME, pickle.dumps(_gadget(scene), protocol=scene.chance.choice((2, 4, 5))))
+    rewrite(
+        checkpoint / METADATA_NAME,
+        pickle.dumps(_gadget(scene), protocol=scene.chance.choice((2, 4, 5))),
+    )
     _sign(checkpoint)
 
 

@@ -31,7 +31,11 @@ class Fork:
         sys.stdout.flush()
         self.pid = os.fork()
         if self.pid == 0:
-            for fd in (self._reader, self._gate, *_gates):  # one that is held must not be held by others too
+            for fd in (
+                self._reader,
+                self._gate,
+                *_gates,
+            ):  # one that is held must not be held by others too
                 os.close(fd)
             _answer(work, arguments, writer, gate)
         os.close(writer)

@@ -73,15 +73,23 @@ class StagedImage:
     def store(self, folder: Path) -> None:
         """Keep it in files."""
         folder.mkdir()
-        for name, content in (("layout", self.layout.pack()), ("memory", self.memory), ("live", self.live)):
+        for name, content in (
+            ("layout", self.layout.pack()),
+            ("memory", self.memory),
+            ("live", self.live),
+        ):
             (folder / name).write_bytes(content)
         (folder / "places").write_text(json.dumps((self.slots, self.frames)))
 
     @classmethod
     def load(cls, folder: Path) -> "StagedImage":
         """What `store` kept."""
-        layout, memory, live = ((folder / name).read_bytes() for name in ("layout", "memory", "live"))
-        return cls(Layout.unpack(layout), memory, live, *json.loads((folder / "places").read_text()))
+        layout, memory, live = (
+            (folder / name).read_bytes() for name in ("layout", "memory", "live")
+        )
+        return cls(
+            Layout.unpack(layout), memory, live, *json.loads((folder / "places").read_text())
+        )
 
 
 def make(folder: Path, seed: int) -> Ground:
@@ -102,15 +110,24 @@ def make(folder: Path, seed: int) -> Ground:
     return ground
 
 
-def run_ranks(world_size: int, work: Callable[..., Any], folder: Path, *arguments: Any) -> list[Fork]:
+def run_ranks(
+    world_size: int, work: Callable[..., Any], folder: Path, *arguments: Any
+) -> list[Fork]:
     """Start `work(rank, world_size, folder, *arguments)` on some ranks, which meet before."""
     meeting = folder.with_suffix(".meeting")
-    return [Fork(_meet, rank, world_size, meeting, work, folder, *arguments) for rank in range(world_size)]
+    return [
+        Fork(_meet, rank, world_size, meeting, work, folder, *arguments)
+        for rank in range(world_size)
+    ]
 
 
-def _meet(rank: int, world_size: int, meeting: Path, work: Callable[..., Any], *arguments: Any) -> Any:
+def _meet(
+    rank: int, world_size: int, meeting: Path, work: Callable[..., Any], *arguments: Any
+) -> Any:
     if world_size > 1:
-        dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{meeting}", rank=rank, world_size=world_size
+        )
     answer = work(rank, world_size, *arguments)
     if world_size > 1:
         dist.destroy_process_group()
@@ -146,5 +163,8 @@ def stage(seed: int, rank: int, world_size: int) -> StagedImage:
             slots.append((blob.offset, len(source)))
         else:
             end = blob.data_offset + blob.data_bytes
-            frames += [(blob.offset, blob.data_offset - blob.offset), (end, blob.offset + blob.length - end)]
+            frames += [
+                (blob.offset, blob.data_offset - blob.offset),
+                (end, blob.offset + blob.length - end),
+            ]
     return StagedImage(plan.layout, bytes(memory), live_digests(plan, live), slots, frames)

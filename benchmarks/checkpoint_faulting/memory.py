@@ -60,12 +60,18 @@ class Staged:
             return Verdict("silent", "it was committed")
         attested = STEPS if why else (*STEPS, NEXT)
         verdict = judge(folder, self.ground.seed, world_size=1, attested=attested, least=STEPS[-1])
-        return Verdict("left", str(leftovers(folder))) if verdict.is_right and leftovers(folder) else verdict
+        return (
+            Verdict("left", str(leftovers(folder)))
+            if verdict.is_right and leftovers(folder)
+            else verdict
+        )
 
     def _spoil(self, image: StagedImage, memory: bytearray, chance: random.Random) -> None:
         if self.kind == STALE:
             other = self.ground.image(1, 0, other=True).memory
-            pieces = chance.sample(image.layout.pieces, chance.choice((1, 3, len(image.layout.pieces))))
+            pieces = chance.sample(
+                image.layout.pieces, chance.choice((1, 3, len(image.layout.pieces)))
+            )
             for begin, length in pieces:
                 page = slice(begin, begin + chance.choice((length, min(length, 4096))))
                 memory[page] = other[page]
@@ -105,7 +111,9 @@ def flip_in_arena(folder: Path, seed: int, count: int) -> list[Verdict]:
 
 def weights(seed: int, step: int) -> torch.Tensor:
     """Many tensors in one, to be taken apart."""
-    return torch.rand(TENSOR_COUNT, ELEMENTS, generator=torch.Generator().manual_seed(seed * 1009 + step))
+    return torch.rand(
+        TENSOR_COUNT, ELEMENTS, generator=torch.Generator().manual_seed(seed * 1009 + step)
+    )
 
 
 def change_during_copy(folder: Path, seed: int, kind: str, count: int) -> list[Verdict]:
@@ -120,7 +128,9 @@ def change_during_copy(folder: Path, seed: int, kind: str, count: int) -> list[V
             state = {name: tensor.clone() for name, tensor in state.items()}
             ckpt.save(1, state).result()
             # One that was found out is copied in the call from then on, so each is changed once.
-            for step, name in enumerate(chance.sample(names, min(TENSOR_COUNT // 2, count - len(verdicts))), start=2):
+            for step, name in enumerate(
+                chance.sample(names, min(TENSOR_COUNT // 2, count - len(verdicts))), start=2
+            ):
                 before = {each: tensor.clone() for each, tensor in state.items()}
                 handle = ckpt.save(step, state)
                 _change(state[name], kind, chance)
@@ -139,12 +149,18 @@ def _change(tensor: torch.Tensor, kind: str, chance: random.Random) -> None:
         ctypes.memset(tensor.data_ptr() + 4 * at, 0x41, 4 * (ELEMENTS - at))
 
 
-def _judge_change(ckpt: Checkpointer, step: int, handle: object, before: dict[str, torch.Tensor], name: str) -> Verdict:
+def _judge_change(
+    ckpt: Checkpointer, step: int, handle: object, before: dict[str, torch.Tensor], name: str
+) -> Verdict:
     """Either the save has failed and says of what, or it holds what was live when it was called."""
     try:
         handle.result()  # type: ignore[attr-defined]
     except SaveFailed as error:
-        return RIGHT if is_sentence(str(error)) and name in str(error) else Verdict("crash", str(error))
+        return (
+            RIGHT
+            if is_sentence(str(error)) and name in str(error)
+            else Verdict("crash", str(error))
+        )
     found = {each: torch.zeros_like(tensor) for each, tensor in before.items()}
     if ckpt.restore(found) != step:
         return Verdict("older", f"step {step} is said to be durable")

@@ -70,13 +70,17 @@ def judge(
         return Verdict("crash", f"{type(error).__name__}: {error}")
     if step not in attested or step in refused:
         return Verdict("silent", f"step {step} was restored")
-    differs = difference(state, state_of(seed, step)) or (own and difference(own, per_rank_of(seed, step, 0)))
+    differs = difference(state, state_of(seed, step)) or (
+        own and difference(own, per_rank_of(seed, step, 0))
+    )
     if differs:
         return Verdict("silent", f"{differs} of step {step} is wrong")
     newer = [info.step for info in scan(folder) if info.step > step and info.step not in refused]
     whole = [each for each in newer if verify(step_path(folder, each)).state == "verified"]
     if (whole and not may_refuse) or (least is not None and step < least):
-        return Verdict("older", f"step {step} was restored; {least} should be whole, and {whole} verify")
+        return Verdict(
+            "older", f"step {step} was restored; {least} should be whole, and {whole} verify"
+        )
     return RIGHT
 
 

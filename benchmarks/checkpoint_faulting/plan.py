@@ -113,23 +113,40 @@ def jobs(ground: Ground, scratch: Path, sizes: Sizes) -> Iterator[Job]:
     """All of them, those first that wait most."""
     seed = ground.seed
     for number, kind in enumerate(storage.FROZEN):
-        yield Batch(kind, storage.on_frozen_disk, (kind, ground, scratch / f"frozen-{number}", sizes.stall_s, 2))
+        yield Batch(
+            kind,
+            storage.on_frozen_disk,
+            (kind, ground, scratch / f"frozen-{number}", sizes.stall_s, 2),
+        )
     for kind in processes.AT_TIMES:
         for number in range(sizes.stops):
             yield processes.Blow(kind, number, 0, ground, scratch, sizes.silent_s)
-    for number, (kind, count) in enumerate(zip(storage.MOUNTED, (sizes.full_disks, sizes.locked_disks), strict=True)):
-        yield Batch(kind, storage.on_small_disk, (kind, ground, scratch / f"mounted-{number}", count))
-    yield Batch(storage.REQUESTS, storage.in_object_storage, (ground, scratch / "fetched", sizes.requests))
+    for number, (kind, count) in enumerate(
+        zip(storage.MOUNTED, (sizes.full_disks, sizes.locked_disks), strict=True)
+    ):
+        yield Batch(
+            kind, storage.on_small_disk, (kind, ground, scratch / f"mounted-{number}", count)
+        )
+    yield Batch(
+        storage.REQUESTS, storage.in_object_storage, (ground, scratch / "fetched", sizes.requests)
+    )
     yield Batch(ranks.KIND, ranks.disagree, (scratch / "ranks", seed, sizes.disagreements))
     yield Batch(memory.HELD, memory.flip_in_arena, (scratch / "held", seed, sizes.changes))
     for number, kind in enumerate(memory.CHANGES):
-        yield Batch(kind, memory.change_during_copy, (scratch / f"changed-{number}", seed, kind, sizes.changes))
+        yield Batch(
+            kind,
+            memory.change_during_copy,
+            (scratch / f"changed-{number}", seed, kind, sizes.changes),
+        )
     for kind in memory.KINDS:
         for number in range(sizes.staged):
             yield memory.Staged(kind, number, ground, scratch)
     yield from _struck(ground, scratch, sizes)
     for kind in cases.KINDS:
-        count = {**dict.fromkeys(files.HARMLESS, sizes.harmless), **dict.fromkeys(forgeries.FORGERIES, sizes.forgeries)}
+        count = {
+            **dict.fromkeys(files.HARMLESS, sizes.harmless),
+            **dict.fromkeys(forgeries.FORGERIES, sizes.forgeries),
+        }
         for number in range(count.get(kind, sizes.damages)):
             yield cases.Case(kind, number, ground, scratch)
 
@@ -137,7 +154,9 @@ def jobs(ground: Ground, scratch: Path, sizes: Sizes) -> Iterator[Job]:
 def _struck(ground: Ground, scratch: Path, sizes: Sizes) -> Iterator[Job]:
     """At system calls, of which there are as many as a commit makes that is left alone."""
     try:
-        alone, with_another = (Fork(commits.calls_of, ground, scratch, count).answer() for count in (1, 2))
+        alone, with_another = (
+            Fork(commits.calls_of, ground, scratch, count).answer() for count in (1, 2)
+        )
         in_process = Fork(processes.Blow(processes.WRITER, -1, 0, ground, scratch).calls).answer()
     except Failed as error:
         reason = SKIPPED or f"processes cannot be traced here ({str(error).splitlines()[-1]})"
@@ -147,12 +166,16 @@ def _struck(ground: Ground, scratch: Path, sizes: Sizes) -> Iterator[Job]:
     chance = random.Random(ground.seed)
     for kind in commits.KINDS:
         names = with_another if kind == commits.KILLED_ONE_OF_TWO else alone
-        every = [call for call, name in enumerate(names, start=1) if kind in ANYWHERE or name in CHANGING]
+        every = [
+            call for call, name in enumerate(names, start=1) if kind in ANYWHERE or name in CHANGING
+        ]
         is_few = kind in (commits.STALLED, commits.SHORT)
         count = len(every) if sizes.every_call and not is_few else min(sizes.calls, len(every))
         for number, call in enumerate(sorted(chance.sample(every, count))):
             yield commits.Commit(kind, number, call, ground, scratch)
     for place, kind in enumerate(processes.AT_CALLS):  # between them, they strike at every call
         mine = range(1 + place, in_process + 1, len(processes.AT_CALLS))
-        for number, call in enumerate(mine if sizes.every_call else chance.sample(mine, sizes.blows)):
+        for number, call in enumerate(
+            mine if sizes.every_call else chance.sample(mine, sizes.blows)
+        ):
             yield processes.Blow(kind, number, call, ground, scratch)

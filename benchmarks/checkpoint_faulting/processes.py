@@ -34,7 +34,9 @@ LATEST_S: Final = 0.03
 """A save is over by then."""
 
 
-def train(folder: Path, seed: int, say: int, go: int, silent_s: float, keep_s: float | None) -> None:
+def train(
+    folder: Path, seed: int, say: int, go: int, silent_s: float, keep_s: float | None
+) -> None:
     """Save step NEXT, tell who writes, and save the later ones once `go` is closed; tell of each that is durable."""
     writer._SILENT_S = silent_s  # type: ignore[misc]
 
@@ -78,7 +80,9 @@ class Blow:
         self.ground.lay_down(1, folder)
         (heard, say), (go, gate) = os.pipe(), os.pipe()
         keep_s = ENDS_S if self.kind == KEPT else None
-        trainer = Fork(_train_alone, heard, gate, folder, self.ground.seed, say, go, self.silent_s, keep_s)
+        trainer = Fork(
+            _train_alone, heard, gate, folder, self.ground.seed, say, go, self.silent_s, keep_s
+        )
         os.close(say)
         os.close(go)
         try:
@@ -99,7 +103,13 @@ class Blow:
             os.close(gate)
             time.sleep(random.Random(f"{self.ground.seed}/{self.number}").uniform(0, LATEST_S))
             try:
-                os.kill(*((writing, signal.SIGSTOP) if self.kind == STOPPED else (trainer, signal.SIGKILL)))
+                os.kill(
+                    *(
+                        (writing, signal.SIGSTOP)
+                        if self.kind == STOPPED
+                        else (trainer, signal.SIGKILL)
+                    )
+                )
             except ProcessLookupError:  # it has ended before
                 return 0, False
             return 0, True
@@ -109,7 +119,9 @@ class Blow:
             for victim in victims:
                 os.kill(victim, signal.SIGKILL)
 
-        traced = Traced.seize(writing, lambda count, _: Strike("kill") if count == self.call else None, kill)
+        traced = Traced.seize(
+            writing, lambda count, _: Strike("kill") if count == self.call else None, kill
+        )
         os.close(gate)
         traced.run()
         return len(traced.names), bool(traced.struck)
@@ -120,7 +132,9 @@ class Blow:
             return Verdict("stuck", f"the trainer did not go on: {told!r}")
         living = [] if self.kind == KEPT else _still_there([trainer, *_pids(told)])
         _await(lambda: self.kind != KEPT or not leftovers(folder))
-        durable = [int(line.split()[1]) for line in told.splitlines() if line.startswith(b"durable")]
+        durable = [
+            int(line.split()[1]) for line in told.splitlines() if line.startswith(b"durable")
+        ]
         verdict = judge(
             folder,
             self.ground.seed,
@@ -162,7 +176,11 @@ def _hear(fd: int, word: bytes | None) -> bytes:
 
 
 def _pids(told: bytes) -> list[int]:
-    return list(dict.fromkeys(int(line.split()[1]) for line in told.splitlines() if line.startswith(b"writer")))
+    return list(
+        dict.fromkeys(
+            int(line.split()[1]) for line in told.splitlines() if line.startswith(b"writer")
+        )
+    )
 
 
 def _still_there(pids: list[int]) -> list[int]:

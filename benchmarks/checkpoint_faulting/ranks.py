@@ -47,7 +47,10 @@ def _disagree_once(ckpt: Checkpointer, step: int, agreed: int, rank: int) -> Ver
     own = {"rank": -1}
     if ckpt.restore(found, per_rank=own) != agreed:
         return Verdict("older", f"step {agreed} was the last one saved")
-    if not torch.equal(found["a"], _state(agreed)["a"]) or (found["n"], own["rank"]) != (agreed, rank):
+    if not torch.equal(found["a"], _state(agreed)["a"]) or (found["n"], own["rank"]) != (
+        agreed,
+        rank,
+    ):
         return Verdict("silent", f"step {agreed} is wrong")
     return RIGHT
 

@@ -19,7 +19,9 @@ def state_of(seed: int, step: int) -> State:
 
     def bits(dtype: torch.dtype, *shape: int) -> torch.Tensor:
         count = math.prod(shape) * dtype.itemsize
-        raw = torch.randint(0, 2 if dtype is torch.bool else 256, (count,), dtype=torch.uint8, generator=chance)
+        raw = torch.randint(
+            0, 2 if dtype is torch.bool else 256, (count,), dtype=torch.uint8, generator=chance
+        )
         return raw.view(dtype).view(shape)
 
     return {
@@ -37,9 +39,12 @@ def state_of(seed: int, step: int) -> State:
         },
         "optimizer": {
             "state": {
-                number: {"step": bits(torch.float32), "average": bits(torch.float32, 40_000)} for number in (0, 1)
+                number: {"step": bits(torch.float32), "average": bits(torch.float32, 40_000)}
+                for number in (0, 1)
             },
-            "param_groups": [{"lr": 1e-3 / step, "betas": (0.9, 0.999), "params": [0, 1], "name": None}],
+            "param_groups": [
+                {"lr": 1e-3 / step, "betas": (0.9, 0.999), "params": [0, 1], "name": None}
+            ],
         },
         "sharded": {"rows": bits(torch.float32, 1001, 300)},
         "plain": {
@@ -54,7 +59,10 @@ def state_of(seed: int, step: int) -> State:
 
 def per_rank_of(seed: int, step: int, rank: int) -> State:
     """What differs by rank."""
-    return {"position": 1_000_000 * rank + 1000 * step + seed, "order": torch.arange(500) * (rank + 2) + step}
+    return {
+        "position": 1_000_000 * rank + 1000 * step + seed,
+        "order": torch.arange(500) * (rank + 2) + step,
+    }
 
 
 def on_ranks(state: State, world_size: int) -> State:
@@ -85,7 +93,9 @@ def difference(left: Any, right: Any, where: str = "state") -> str:
     if isinstance(left, Mapping) and isinstance(right, Mapping):
         if list(map(repr, left)) != list(map(repr, right)):
             return where
-        return next(filter(None, (difference(left[key], right[key], f"{where}.{key}") for key in left)), "")
+        return next(
+            filter(None, (difference(left[key], right[key], f"{where}.{key}") for key in left)), ""
+        )
     if isinstance(left, list) and isinstance(right, list) and len(left) == len(right):
         pairs = enumerate(zip(left, right, strict=True))
         return next(filter(None, (difference(*pair, f"{where}.{at}") for at, pair in pairs)), "")

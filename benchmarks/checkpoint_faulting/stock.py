@@ -48,7 +48,13 @@ def silently_wrong(folder: Path, seed: int, count: int) -> dict[str, int]:
     for kind in KINDS:
         for number in range(count):
             chance = random.Random(f"{seed}/{kind}/{number}")
-            scene = Scene(folder=folder / "stock", ground=ground, world_size=1, chance=chance, canary=folder / "none")
+            scene = Scene(
+                folder=folder / "stock",
+                ground=ground,
+                world_size=1,
+                chance=chance,
+                canary=folder / "none",
+            )
             ground.lay_down(1, scene.folder)
             path = scene.checkpoint(STEPS[-1])
             DAMAGES[kind](scene, path)

@@ -51,12 +51,18 @@ def own_mounts() -> None:
         Skipped: that is not allowed here.
     """
     libc = ctypes.CDLL(None, use_errno=True)
-    if os.geteuid() or libc.unshare(_CLONE_NEWNS) or libc.mount(b"none", b"/", None, _MS_PRIVATE, None):
+    if (
+        os.geteuid()
+        or libc.unshare(_CLONE_NEWNS)
+        or libc.mount(b"none", b"/", None, _MS_PRIVATE, None)
+    ):
         raise Skipped("mounting a file system of one's own needs root")
 
 
 def _run(*command: object) -> None:
-    ended = subprocess.run([str(word) for word in command], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, check=False
+    )
     if ended.returncode:
         raise Skipped(f"{command[0]} failed: {ended.stderr.strip()}")
 
@@ -109,7 +115,9 @@ def _save(ckpt: Checkpointer, seed: int) -> str:
     return ""
 
 
-def _judge(why: str, seed: int, place: Path, undo: Callable[[], None], *, must_fail: bool) -> Verdict:
+def _judge(
+    why: str, seed: int, place: Path, undo: Callable[[], None], *, must_fail: bool
+) -> Verdict:
     if why and not is_sentence(why):
         return Verdict("crash", why)
     if must_fail:
@@ -128,7 +136,9 @@ def _judge(why: str, seed: int, place: Path, undo: Callable[[], None], *, must_f
     return verdict
 
 
-def on_frozen_disk(kind: str, ground: Ground, folder: Path, stall_s: float, count: int) -> list[Verdict] | str:
+def on_frozen_disk(
+    kind: str, ground: Ground, folder: Path, stall_s: float, count: int
+) -> list[Verdict] | str:
     """Save onto an ext4 that is frozen for `stall_s` from then on; training must go on all the same.
 
     Every other save is the first one, which finds what a dead process left.
@@ -168,8 +178,16 @@ def _freeze(kind: str, ckpt: Checkpointer, seed: int, mounted: Path, stall_s: fl
     """One save while the file system stands still."""
     # In a session of its own: it thaws whatever becomes of this process, and of the name of the folder. It begins to
     # count once training has gone on, which its input's end says, or when that has taken too long.
-    words = ["sh", "-c", 'timeout "$2" cat; sleep "$1"; exec fsfreeze --unfreeze .', "thaw", str(stall_s)]
-    thaw = subprocess.Popen([*words, str(TRAINS_ON_S)], cwd=mounted, start_new_session=True, stdin=subprocess.PIPE)
+    words = [
+        "sh",
+        "-c",
+        'timeout "$2" cat; sleep "$1"; exec fsfreeze --unfreeze .',
+        "thaw",
+        str(stall_s),
+    ]
+    thaw = subprocess.Popen(
+        [*words, str(TRAINS_ON_S)], cwd=mounted, start_new_session=True, stdin=subprocess.PIPE
+    )
     assert thaw.stdin is not None
     _run("fsfreeze", "--freeze", mounted)
     try:
@@ -218,10 +236,15 @@ def in_object_storage(ground: Ground, folder: Path, failing: int) -> list[Verdic
     import storage_world
 
     moto.s3.models.S3_UPLOAD_PART_MIN_SIZE = 1
-    os.environ.update(AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret", AWS_REGION="us-east-1")
+    os.environ.update(
+        AWS_ACCESS_KEY_ID="key", AWS_SECRET_ACCESS_KEY="secret", AWS_REGION="us-east-1"
+    )
     verdicts = list[Verdict]()
     torch.set_num_threads(1)
-    with s3.serve() as url, storage_world.proxy(url, storage_world.by_chance(0.3, ground.seed)) as between:
+    with (
+        s3.serve() as url,
+        storage_world.proxy(url, storage_world.by_chance(0.3, ground.seed)) as between,
+    ):
         os.environ["AWS_ENDPOINT_URL"] = between.url
         for number in range(1_000_000):
             before = between.failed
@@ -232,7 +255,9 @@ def in_object_storage(ground: Ground, folder: Path, failing: int) -> list[Verdic
                 for step in STEPS[-2:]:
                     remote.push(ground.checkpoint(1, step))
                     remote.fetch(step, back)
-                verdict = judge(back, ground.seed, world_size=1, attested=STEPS[-2:], least=STEPS[-1])
+                verdict = judge(
+                    back, ground.seed, world_size=1, attested=STEPS[-2:], least=STEPS[-1]
+                )
             except StorageFailed as error:
                 verdict = RIGHT if is_sentence(str(error)) else Verdict("crash", str(error))
             shutil.rmtree(back, ignore_errors=True)

@@ -24,12 +24,18 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
     """
     quiet.wait()
     pairs = sizes.buffer_pairs * rounds
-    found = in_child(measure, folder / "case", folder=str(folder), buffers_mib=sizes.buffers_mib, pairs=pairs)
-    with_ms, without_ms, copy_ms = (1000 * statistics.median(found[name]) for name in ("with_s", "without_s", "copy_s"))
+    found = in_child(
+        measure, folder / "case", folder=str(folder), buffers_mib=sizes.buffers_mib, pairs=pairs
+    )
+    with_ms, without_ms, copy_ms = (
+        1000 * statistics.median(found[name]) for name in ("with_s", "without_s", "copy_s")
+    )
     yield Row(measure="buffers that the call copies", ours=sizes.buffers_mib, unit="MiB")
     yield Row(measure="call with these buffers", ours=with_ms, unit="ms")
     yield Row(measure="call without buffers", ours=without_ms, unit="ms")
-    yield Row(measure="difference (limit: memcpy)", ours=with_ms - without_ms, limit=copy_ms, unit="ms")
+    yield Row(
+        measure="difference (limit: memcpy)", ours=with_ms - without_ms, limit=copy_ms, unit="ms"
+    )
 
 
 def measure(*, folder: str, buffers_mib: int, pairs: int) -> dict[str, Any]:

@@ -37,7 +37,10 @@ class Child:
         Raises:
             DoesNotWork: it failed, or is not over within the time limit; with the reason, in a line.
         """
-        over = wait_until(lambda: self.result.exists() or self.process.poll() is not None, timeout_s=self.timeout_s)
+        over = wait_until(
+            lambda: self.result.exists() or self.process.poll() is not None,
+            timeout_s=self.timeout_s,
+        )
         if not over:
             raise DoesNotWork(f"not over within {self.timeout_s:.0f} s")
         if not self.result.exists():
@@ -66,7 +69,15 @@ def child(
     """Call `function(**arguments)`, which JSON must be able to hold, in a process; in the end kill all processes."""
     place.mkdir(parents=True, exist_ok=True)
     result = place / f"{function.__name__}.json"
-    words = (*launcher, "-m", __name__, function.__module__, function.__name__, json.dumps(arguments), str(result))
+    words = (
+        *launcher,
+        "-m",
+        __name__,
+        function.__module__,
+        function.__name__,
+        json.dumps(arguments),
+        str(result),
+    )
     path = os.pathsep.join(filter(None, (str(BENCHMARKS), os.environ.get("PYTHONPATH"))))
     with job(words, place, environment={"PYTHONPATH": path, "TMPDIR": str(place)}) as process:
         yield Child(process=process, folder=place, result=result, timeout_s=timeout_s)

@@ -25,10 +25,22 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
     """Medians over pairs; in every second pair the raw write comes first."""
     del rounds
     quiet.wait()
-    found = in_child(measure, folder / "case", folder=str(folder), state_mib=sizes.state_mib, pairs=sizes.durable_pairs)
+    found = in_child(
+        measure,
+        folder / "case",
+        folder=str(folder),
+        state_mib=sizes.state_mib,
+        pairs=sizes.durable_pairs,
+    )
     ours_s, raw_s = found["ours_s"], found["raw_s"]
     ratio = statistics.median(ours / limit for ours, limit in zip(ours_s, raw_s, strict=True))
-    yield Row(measure="÷ raw write, median of pairs", ours=ratio, limit=1, unit="ratio", must=Must("<=", 1.15))
+    yield Row(
+        measure="÷ raw write, median of pairs",
+        ours=ratio,
+        limit=1,
+        unit="ratio",
+        must=Must("<=", 1.15),
+    )
     for name, pick in (("median", statistics.median), ("lowest", min), ("highest", max)):
         yield Row(measure=f"durable after, {name}", ours=pick(ours_s), limit=pick(raw_s), unit="s")
 

@@ -32,18 +32,25 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
     if not torch.cuda.is_available():
         yield Row(measure="skipped: there is no CUDA device", unit="")
         return
-    size = replace(sizes.lost, shape={**sizes.lost.shape, "device": "cuda"}, savers=(OURS, ATTESTED, *PEERS))
+    size = replace(
+        sizes.lost, shape={**sizes.lost.shape, "device": "cuda"}, savers=(OURS, ATTESTED, *PEERS)
+    )
     if size.forward_backward_s is not None:
         room_bytes = min(sizes.gpu_bytes, _room_bytes(folder))
         if room_bytes < LEAST_BYTES:
-            yield Row(measure=f"skipped: there is room for a state of {room_bytes / 1e9:.1f} GB only", unit="")
+            yield Row(
+                measure=f"skipped: there is room for a state of {room_bytes / 1e9:.1f} GB only",
+                unit="",
+            )
             return
         size = _large(size, room_bytes, folder)
     found = lost.find(folder, quiet, size, rounds)
     yield Row(measure="state", ours=found.median(OURS, "state_bytes") / 1e9, unit="GB")
     yield Row(measure="a step without a save", ours=found.median(OURS, "plain_step_s"), unit="s")
     fence_ms = lost.percentile_99(found.times[OURS]["fence_s"]) * 1000
-    yield Row(measure="fence, 99th percentile", ours=fence_ms, limit=0, unit="ms", must=Must("<=", 10))
+    yield Row(
+        measure="fence, 99th percentile", ours=fence_ms, limit=0, unit="ms", must=Must("<=", 10)
+    )
     yield lost.call_row(found)
     for saver, limit in ((OURS, Must("<=", 0.5)), (ATTESTED, None)):
         name = "throughput lost" if saver == OURS else "throughput lost, attested"
@@ -52,7 +59,9 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
         yield Row(measure=name, ours=100 * share, peer=100 * theirs, limit=0, unit="%", must=limit)
     stall_s = {name: _stall_s(found, name) for name in (OURS, TORCH_SAVE)}
     ratio = stall_s[TORCH_SAVE] / stall_s[OURS]
-    yield Row(measure="stall: torch.save ÷ ours", ours=ratio, peer=1, unit="ratio", must=Must(">=", 1000))
+    yield Row(
+        measure="stall: torch.save ÷ ours", ours=ratio, peer=1, unit="ratio", must=Must(">=", 1000)
+    )
     yield from lost.each(found, lost.TIMES)
 
 
@@ -79,7 +88,13 @@ def _large(size: Training, room_bytes: float, folder: Path) -> Training:
     say(f"gpu: {layers} layers, {step_s:.2f} s of forward and backward")
     return replace(
         size,
-        shape={**size.shape, "layers": layers, "width": WIDTH, "inner": INNER, "vocabulary": VOCABULARY},
+        shape={
+            **size.shape,
+            "layers": layers,
+            "width": WIDTH,
+            "inner": INNER,
+            "vocabulary": VOCABULARY,
+        },
         amount=1024,
         forward_backward_s=step_s,
         pairs=PAIRS,

@@ -27,7 +27,9 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
     """Of the rank and of all processes that it started, beyond what the rank had before its first save."""
     del rounds
     quiet.wait()
-    found = in_child(measure, folder / "case", folder=str(folder), state_mib=sizes.small_mib, saves=sizes.saves)
+    found = in_child(
+        measure, folder / "case", folder=str(folder), state_mib=sizes.small_mib, saves=sizes.saves
+    )
     budget_mib = COPIES * sizes.small_mib + HELPER_MIB
     added = found["added_mib"]
     tenth = len(added) // 10
@@ -69,5 +71,7 @@ def measure(*, folder: str, state_mib: int, saves: int) -> dict[str, Any]:
 def _held_mib() -> float:
     """RSS and shared memory of this process and of those that it started; pages of several count once (PSS)."""
     own = psutil.Process()
-    pss_bytes = sum(process.memory_full_info().pss for process in (own, *own.children(recursive=True)))
+    pss_bytes = sum(
+        process.memory_full_info().pss for process in (own, *own.children(recursive=True))
+    )
     return pss_bytes / MIB

@@ -28,7 +28,9 @@ class Heard(Unsupervised):
         """
         found = [data.get("tier") for kind, data in self._events if kind == "restored"]
         if found[-1:] != [tier]:
-            raise DoesNotWork(f"restored from {found[-1] if found else 'nothing'} instead of {tier}")
+            raise DoesNotWork(
+                f"restored from {found[-1] if found else 'nothing'} instead of {tier}"
+            )
 
 
 def read_so_far() -> tuple[int, int]:

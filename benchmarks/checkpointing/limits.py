@@ -14,7 +14,9 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
     """Medians, in GB/s."""
     size_bytes = sizes.limits_bytes
     (folder / "read").mkdir()
-    (folder / "read" / "data").write_bytes(raw.BLOCK_BYTES * b"\1" * max(1, size_bytes // raw.BLOCK_BYTES))
+    (folder / "read" / "data").write_bytes(
+        raw.BLOCK_BYTES * b"\1" * max(1, size_bytes // raw.BLOCK_BYTES)
+    )
     source = raw.noise(size_bytes)
     ways: dict[str, Callable[[], float]] = {
         "memcpy, 1 thread": lambda: raw.memcpy_s(size_bytes),

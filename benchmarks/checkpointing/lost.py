@@ -51,23 +51,42 @@ class Found:
 
     def best_peer(self, name: str) -> float | None:
         """The lowest of a case that is not ours; None where none runs."""
-        return min((self.median(saver, name) for saver in self.times if saver not in SHORT), default=None)
+        return min(
+            (self.median(saver, name) for saver in self.times if saver not in SHORT), default=None
+        )
 
 
 def large_rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]:
     """A state of a few hundred large tensors, in a model that trains."""
     found = find(folder, quiet, sizes.lost, rounds)
     yield from _about(found)
-    peer_s, ours_s, least_s = found.best_peer("lost_s"), found.median(OURS, "lost_s"), found.median(WRITTEN, "lost_s")
+    peer_s, ours_s, least_s = (
+        found.best_peer("lost_s"),
+        found.median(OURS, "lost_s"),
+        found.median(WRITTEN, "lost_s"),
+    )
     written = "lost a save (limit: where a process only writes as much)"
-    yield Row(measure=written, ours=ours_s, peer=peer_s, limit=least_s, unit="s", must=Must("<=", 0.15))
+    yield Row(
+        measure=written, ours=ours_s, peer=peer_s, limit=least_s, unit="s", must=Must("<=", 0.15)
+    )
     attested_s = found.median(ATTESTED, "lost_s")
     yield Row(
-        measure="lost a save, attested", ours=attested_s, peer=peer_s, limit=least_s, unit="s", must=Must("<=", 0.35)
+        measure="lost a save, attested",
+        ours=attested_s,
+        peer=peer_s,
+        limit=least_s,
+        unit="s",
+        must=Must("<=", 0.35),
     )
     if peer_s is not None:
         ratio = peer_s / max(ours_s, RESOLUTION_S)
-        yield Row(measure="lost a save: best peer ÷ ours", ours=ratio, peer=1, unit="ratio", must=Must(">=", 15))
+        yield Row(
+            measure="lost a save: best peer ÷ ours",
+            ours=ratio,
+            peer=1,
+            unit="ratio",
+            must=Must(">=", 15),
+        )
     yield call_row(found)
     yield from each(found, TIMES)
 
@@ -77,7 +96,9 @@ def many_rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator
     found = find(folder, quiet, sizes.many, rounds)
     yield from _about(found)
     ours_s, peer_s = found.median(OURS, "lost_s"), found.best_peer("lost_s")
-    yield Row(measure="lost a save", ours=ours_s, peer=peer_s, limit=0, unit="s", must=Must("<=", 0.25))
+    yield Row(
+        measure="lost a save", ours=ours_s, peer=peer_s, limit=0, unit="s", must=Must("<=", 0.25)
+    )
     yield Row(
         measure="longest gap of the main thread (limit: without a save)",
         ours=found.median(OURS, "gap_s") * 1000,
@@ -145,7 +166,11 @@ def percentile_99(values: list[float]) -> float:
 def _about(found: Found) -> Iterator[Row]:
     """What was trained, and how far the figures of ours are apart."""
     yield Row(measure="state", ours=found.median(OURS, "state_bytes") / 1e9, unit="GB")
-    yield Row(measure="forward and backward, median", ours=found.median(OURS, "forward_backward_s"), unit="s")
+    yield Row(
+        measure="forward and backward, median",
+        ours=found.median(OURS, "forward_backward_s"),
+        unit="s",
+    )
     first, _, third = statistics.quantiles(found.times[OURS]["lost_s"], n=4)
     for name, lost_s in (("first", first), ("third", third)):
         yield Row(measure=f"lost a save, {name} quartile", ours=lost_s, unit="s")

@@ -62,8 +62,13 @@ def read_direct(folder: Path, *, huge_pages: bool = False) -> tuple[int, float]:
     """
     sizes = {path: path.stat().st_size for path in _files(folder)}
     handles = {path: os.open(path, os.O_RDONLY | os.O_DIRECT) for path in sizes}
-    places = [(path, offset) for path, size in sizes.items() for offset in range(0, size, BLOCK_BYTES)]
-    targets = [_in_huge_pages() if huge_pages else memoryview(mmap.mmap(-1, BLOCK_BYTES)) for _ in range(THREADS)]
+    places = [
+        (path, offset) for path, size in sizes.items() for offset in range(0, size, BLOCK_BYTES)
+    ]
+    targets = [
+        _in_huge_pages() if huge_pages else memoryview(mmap.mmap(-1, BLOCK_BYTES))
+        for _ in range(THREADS)
+    ]
     for target in targets:
         target[:] = bytes(BLOCK_BYTES)  # has its pages
 
@@ -82,7 +87,9 @@ def read_direct(folder: Path, *, huge_pages: bool = False) -> tuple[int, float]:
 
 
 def _in_huge_pages() -> memoryview:
-    memory = mmap.mmap(-1, BLOCK_BYTES + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory = mmap.mmap(
+        -1, BLOCK_BYTES + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    )
     memory.madvise(mmap.MADV_HUGEPAGE)
     begin = -ctypes.addressof(ctypes.c_char.from_buffer(memory)) % HUGE_PAGE_BYTES
     return memoryview(memory)[begin : begin + BLOCK_BYTES]
@@ -113,7 +120,9 @@ def memcpy_s(size_bytes: int) -> float:
 def hash_s(size_bytes: int) -> float:
     """Seconds to hash so many bytes with xxh3-128, a block at a time, one thread."""
     block = noise(BLOCK_BYTES)
-    return _seconds(lambda: [xxhash.xxh3_128_digest(block) for _ in range(size_bytes // BLOCK_BYTES)])
+    return _seconds(
+        lambda: [xxhash.xxh3_128_digest(block) for _ in range(size_bytes // BLOCK_BYTES)]
+    )
 
 
 def _files(folder: Path) -> list[Path]:

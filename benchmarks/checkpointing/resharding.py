@@ -107,7 +107,10 @@ def _state(shard_mib: int, *, fill: bool) -> dict[str, Any]:
     count = shard_mib * 1024**2 // (4 * WIDTH * TENSORS) + 1
     torch.manual_seed(0)
     make = torch.randn if fill else torch.zeros
-    return {f"weight{i}": distribute_tensor(make(count, WIDTH), mesh, [Shard(0)]) for i in range(TENSORS)}
+    return {
+        f"weight{i}": distribute_tensor(make(count, WIDTH), mesh, [Shard(0)])
+        for i in range(TENSORS)
+    }
 
 
 def _ranks(count: int) -> tuple[str, ...]:

@@ -24,9 +24,17 @@ from common.table import Must, Row
 def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]:
     """Medians of rounds, in turn."""
     quiet.wait()
-    found = in_child(measure, folder / "case", folder=str(folder), state_mib=sizes.state_mib, rounds=max(rounds, 3))
+    found = in_child(
+        measure,
+        folder / "case",
+        folder=str(folder),
+        state_mib=sizes.state_mib,
+        rounds=max(rounds, 3),
+    )
     share, of_huge = (
-        statistics.median(limit / ours for ours, limit in zip(found["ours"], found[name], strict=True))
+        statistics.median(
+            limit / ours for ours, limit in zip(found["ours"], found[name], strict=True)
+        )
         for name in ("raw", "huge")
     )
     median_s = {name: statistics.median(times_s) for name, times_s in found.items()}
@@ -49,7 +57,10 @@ def measure(*, folder: str, state_mib: int, rounds: int) -> dict[str, Any]:
 
     import holdfast
 
-    heard, workload = Heard(), ManyTensors(count=TENSORS, tensor_bytes=state_mib * 1024**2 // TENSORS)
+    heard, workload = (
+        Heard(),
+        ManyTensors(count=TENSORS, tensor_bytes=state_mib * 1024**2 // TENSORS),
+    )
     saved = [tensor.clone() for tensor in workload.tensors]
     place = Path(folder)
     _save(place, workload)
@@ -61,8 +72,12 @@ def measure(*, folder: str, state_mib: int, rounds: int) -> dict[str, Any]:
 
     def peer() -> None:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
-            state_dict_loader.load(workload.state, checkpoint_id=place / "peer" / "step-1", no_dist=True)
+            warnings.filterwarnings(
+                "ignore", message="torch.distributed is disabled", category=UserWarning
+            )
+            state_dict_loader.load(
+                workload.state, checkpoint_id=place / "peer" / "step-1", no_dist=True
+            )
 
     def restored_s(way: Callable[[], None], files: Path) -> float:
         for tensor in workload.tensors:
@@ -91,6 +106,8 @@ def _save(place: Path, workload: ManyTensors) -> None:
     ours.save(1)
     ours.wait()
     ours.close()
-    (place / "saved").rename(place / "ours")  # what is still in memory is of a folder of another name
+    (place / "saved").rename(
+        place / "ours"
+    )  # what is still in memory is of a folder of another name
     (place / "peer").mkdir()
     DcpSave(place / "peer", workload).save(1)

@@ -96,7 +96,9 @@ class DcpSave(Saver):
         from torch.distributed.checkpoint.state_dict_saver import save
 
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+            warnings.filterwarnings(
+                "ignore", message="torch.distributed is disabled", category=UserWarning
+            )
             writer = FileSystemWriter(self._place(step), thread_count=1, sync_files=True)
             save(self._workload.state_dict(), storage_writer=writer, no_dist=True)
         _sync_folder(self._place(step))
@@ -109,7 +111,14 @@ class DcpAsync(Saver):
     copies in a thread, into "shared" memory, into "pinned" memory, which is for a GPU's tensors, or into its "own".
     """
 
-    def __init__(self, folder: Path, workload: Workload, *, in_process: bool = False, stage: str | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        workload: Workload,
+        *,
+        in_process: bool = False,
+        stage: str | None = None,
+    ) -> None:
         from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
         from torch.distributed.checkpoint.state_dict_saver import AsyncCheckpointerType
 
@@ -119,7 +128,9 @@ class DcpAsync(Saver):
         self._staged: Any = None  # where copying is over when `save` returns
         self._saved: Any
         self._options: dict[str, Any] = {
-            "async_checkpointer_type": AsyncCheckpointerType.PROCESS if in_process else AsyncCheckpointerType.THREAD
+            "async_checkpointer_type": AsyncCheckpointerType.PROCESS
+            if in_process
+            else AsyncCheckpointerType.THREAD
         }
         if stage is not None:
             options = StagingOptions(
@@ -135,7 +146,9 @@ class DcpAsync(Saver):
         from torch.distributed.checkpoint.state_dict_saver import AsyncSaveResponse, async_save
 
         self._place(step).mkdir()
-        answer = async_save(self._workload.state_dict(), checkpoint_id=self._place(step), **self._options)
+        answer = async_save(
+            self._workload.state_dict(), checkpoint_id=self._place(step), **self._options
+        )
         if isinstance(answer, AsyncSaveResponse):
             self._staged, self._saved = answer.staging_completion, answer.upload_completion
         else:
@@ -212,7 +225,9 @@ class OnlyWritten(Saver):
     def __init__(self, folder: Path, workload: Workload) -> None:
         super().__init__(folder, workload)
         words = (sys.executable, "-m", raw.__name__, str(folder), str(size_bytes(workload)))
-        self._writing = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._writing = subprocess.Popen(
+            words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
         self.wait()  # until it has its memory
 
     def save(self, step: int) -> None:

@@ -4,7 +4,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from checkpointing.savers import ATTESTED, DCP_SHARED, OURS, SAVERS, SHORT, TORCH_CHECKPOINTING, WRITTEN
+from checkpointing.savers import (
+    ATTESTED,
+    DCP_SHARED,
+    OURS,
+    SAVERS,
+    SHORT,
+    TORCH_CHECKPOINTING,
+    WRITTEN,
+)
 
 _LITTLE = (*SHORT, DCP_SHARED, TORCH_CHECKPOINTING)
 """Those that lose so little that it takes many pairs to tell."""

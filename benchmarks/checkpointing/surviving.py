@@ -34,7 +34,10 @@ def rows(folder: Path, quiet: Quiet, sizes: Sizes, rounds: int) -> Iterator[Row]
 
 
 def _rank_rows(folder: Path, quiet: Quiet, sizes: Sizes) -> Iterator[Row]:
-    arguments: dict[str, Any] = {"folder": str(folder / "checkpoints"), "state_mib": sizes.state_mib}
+    arguments: dict[str, Any] = {
+        "folder": str(folder / "checkpoints"),
+        "state_mib": sizes.state_mib,
+    }
     quiet.wait()
     with child(hold, folder / "case", **arguments) as killed:
         killed.answer()
@@ -42,13 +45,29 @@ def _rank_rows(folder: Path, quiet: Quiet, sizes: Sizes) -> Iterator[Row]:
         raw.drop_caches(folder / "checkpoints")
         found = in_child(succeed, folder / "case", **arguments)
     beyond_s = found["restore_s"] - found["copy_s"]
-    yield Row(measure="restored in, beyond the copy", ours=beyond_s, limit=0, unit="s", must=Must("<=", 1))
-    yield Row(measure="restored in (limit: a copy)", ours=found["restore_s"], limit=found["copy_s"], unit="s")
-    yield Row(measure="read from disk ÷ the state", ours=found["read"], limit=0, unit="ratio", must=Must("<=", 0.01))
+    yield Row(
+        measure="restored in, beyond the copy", ours=beyond_s, limit=0, unit="s", must=Must("<=", 1)
+    )
+    yield Row(
+        measure="restored in (limit: a copy)",
+        ours=found["restore_s"],
+        limit=found["copy_s"],
+        unit="s",
+    )
+    yield Row(
+        measure="read from disk ÷ the state",
+        ours=found["read"],
+        limit=0,
+        unit="ratio",
+        must=Must("<=", 0.01),
+    )
 
 
 def _node_rows(folder: Path, quiet: Quiet, sizes: Sizes) -> Iterator[Row]:
-    arguments: dict[str, Any] = {"folder": str(folder / "checkpoints"), "state_mib": sizes.state_mib // NODES}
+    arguments: dict[str, Any] = {
+        "folder": str(folder / "checkpoints"),
+        "state_mib": sizes.state_mib // NODES,
+    }
     launcher = (*TORCHRUN, "--standalone", f"--nproc-per-node={NODES}")
     assert sys.executable == TORCHRUN[0]
     quiet.wait()
@@ -58,7 +77,12 @@ def _node_rows(folder: Path, quiet: Quiet, sizes: Sizes) -> Iterator[Row]:
             os.kill(pid, signal.SIGKILL)
         peer_s, disk_s = in_child(succeed_on_nodes, folder / "new", launcher=launcher, **arguments)
     yield Row(measure="held by the peer after it was durable", ours=found["held_s"], unit="s")
-    yield Row(measure="a lost node restored by its peer in (limit: from disk)", ours=peer_s, limit=disk_s, unit="s")
+    yield Row(
+        measure="a lost node restored by its peer in (limit: from disk)",
+        ours=peer_s,
+        limit=disk_s,
+        unit="s",
+    )
 
 
 def hold_on_nodes(*, folder: str, state_mib: int) -> dict[str, Any]:
@@ -163,7 +187,11 @@ def succeed(*, folder: str, state_mib: int) -> dict[str, Any]:
     for tensor, source in zip(workload.tensors, saved, strict=True):
         tensor.copy_(source)
     copy_s = time.perf_counter() - began_s
-    return {"restore_s": restore_s, "copy_s": copy_s, "read": read / sum(tensor.nbytes for tensor in saved)}
+    return {
+        "restore_s": restore_s,
+        "copy_s": copy_s,
+        "read": read / sum(tensor.nbytes for tensor in saved),
+    }
 
 
 def _workload(state_mib: int) -> ManyTensors:

@@ -101,7 +101,9 @@ def measure(*, open_files: int | None, **options: Any) -> dict[str, Any]:
     try:
         return _measure(**options)
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (before, most))  # for the answer, which is a file
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (before, most)
+        )  # for the answer, which is a file
 
 
 def _measure(
@@ -131,7 +133,11 @@ def _measure(
         times_s.clear()
     files = _open_files()
     blocks = list(_blocks(case, steps, pairs))
-    training = {"call_s": [*case.call_s], "fence_s": [*case.fence_s], "durable_s": [*case.durable_s]}
+    training = {
+        "call_s": [*case.call_s],
+        "fence_s": [*case.fence_s],
+        "durable_s": [*case.durable_s],
+    }
     for _ in range(calls):
         case.train(1, save=True)
     without, saved = blocks[::2], blocks[1::2]

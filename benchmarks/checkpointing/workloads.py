@@ -46,7 +46,9 @@ class Layer(nn.Module):
     def __init__(self, width: int, inner: int) -> None:
         super().__init__()
         self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.query, self.key, self.value, self.out = (
+            nn.Linear(width, width, bias=False) for _ in range(4)
+        )
         self.gate, self.up = (nn.Linear(width, inner, bias=False) for _ in range(2))
         self.down = nn.Linear(inner, width, bias=False)
 
@@ -54,7 +56,8 @@ class Layer(nn.Module):
         """(batch, tokens, width) to the same."""
         normed = self.norms[0](hidden)
         query, key, value = (
-            one(normed).unflatten(-1, (-1, HEAD_WIDTH)).transpose(1, 2) for one in (self.query, self.key, self.value)
+            one(normed).unflatten(-1, (-1, HEAD_WIDTH)).transpose(1, 2)
+            for one in (self.query, self.key, self.value)
         )
         attended = F.scaled_dot_product_attention(query, key, value, is_causal=True)
         hidden = hidden + self.out(attended.transpose(1, 2).flatten(-2))
@@ -66,7 +69,9 @@ class Layer(nn.Module):
 class Llama:
     """A model of Llama's shape and fp32 AdamW: 12 bytes a parameter; the amount of work is tokens."""
 
-    def __init__(self, *, layers: int, width: int, inner: int, vocabulary: int, device: str = "cpu") -> None:
+    def __init__(
+        self, *, layers: int, width: int, inner: int, vocabulary: int, device: str = "cpu"
+    ) -> None:
         _one_thread()
         with torch.device(device):
             self._embedding = nn.Embedding(vocabulary, width)
@@ -91,7 +96,9 @@ class Llama:
         self._optimizer.zero_grad()
         for first in range(0, amount, CONTEXT):
             count = min(CONTEXT, amount - first)
-            tokens = torch.randint(self._embedding.num_embeddings, (1, count + 1), device=self._device)
+            tokens = torch.randint(
+                self._embedding.num_embeddings, (1, count + 1), device=self._device
+            )
             logits = self._model(tokens[:, :-1])
             torch.autograd.backward(F.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten()))
         return 0.0

@@ -50,7 +50,9 @@ class Quiet:
     def wait(self) -> None:
         """Call while none of our own jobs runs. Returns in the end even if it is never quiet."""
         deadline_s = time.monotonic() + self._patience_s
-        while (cores := _busy_cores(self._window_s)) > QUIET_CORES and time.monotonic() < deadline_s:
+        while (
+            cores := _busy_cores(self._window_s)
+        ) > QUIET_CORES and time.monotonic() < deadline_s:
             pass
         self._cores.append(cores)
 
@@ -72,7 +74,13 @@ def _busy_cores(window_s: float) -> float:
 
 def _busy_s() -> float:
     times = psutil.cpu_times()
-    return float(times.user + times.nice + times.system + getattr(times, "irq", 0) + getattr(times, "softirq", 0))
+    return float(
+        times.user
+        + times.nice
+        + times.system
+        + getattr(times, "irq", 0)
+        + getattr(times, "softirq", 0)
+    )
 
 
 def _own_s() -> float:

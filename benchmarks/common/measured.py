@@ -20,7 +20,9 @@ class Measured:
     output: str
 
 
-def measure(command: Sequence[str], folder: Path, *, environment: Mapping[str, str] | None = None) -> Measured:
+def measure(
+    command: Sequence[str], folder: Path, *, environment: Mapping[str, str] | None = None
+) -> Measured:
     """Run `command` in `folder`.
 
     Raises:
@@ -47,5 +49,7 @@ def measure(command: Sequence[str], folder: Path, *, environment: Mapping[str, s
         wall_s = time.perf_counter() - began_s
         process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-        raise DoesNotWork(f"{' '.join(command)} left with {process.returncode}:\n{errors.read_text()[-2000:]}")
+        raise DoesNotWork(
+            f"{' '.join(command)} left with {process.returncode}:\n{errors.read_text()[-2000:]}"
+        )
     return Measured(wall_s=wall_s, rss_mib=used.ru_maxrss / 1024, output=output.read_text())

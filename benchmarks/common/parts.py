@@ -14,7 +14,11 @@ from holdfast.core.processes import kill_descendants
 
 
 def run_parts(
-    chosen: Sequence[str], rows_of: Callable[[str, Path], Iterator[Row]], *, file: Path | None, failures: list[str]
+    chosen: Sequence[str],
+    rows_of: Callable[[str, Path], Iterator[Row]],
+    *,
+    file: Path | None,
+    failures: list[str],
 ) -> list[Row]:
     """The rows of all `chosen` parts; `file` holds them from the first part on, and keeps what it had of other parts.
 
@@ -33,13 +37,19 @@ def run_parts(
     return found
 
 
-def _rows_of(name: str, rows_of: Callable[[str, Path], Iterator[Row]], failures: list[str]) -> list[Row]:
+def _rows_of(
+    name: str, rows_of: Callable[[str, Path], Iterator[Row]], failures: list[str]
+) -> list[Row]:
     """A part's rows; of one that fails those that it had, and one that says so."""
     found: list[Row] = []
-    with tempfile.TemporaryDirectory(prefix=f"holdfast-{name}-", ignore_cleanup_errors=True) as folder:
+    with tempfile.TemporaryDirectory(
+        prefix=f"holdfast-{name}-", ignore_cleanup_errors=True
+    ) as folder:
         try:
             for row in rows_of(name, Path(folder)):
-                found.append(row)  # one by one: what a part has measured is kept when it fails later
+                found.append(
+                    row
+                )  # one by one: what a part has measured is kept when it fails later
         except Exception as error:
             traceback.print_exc()
             failures.append(f"FAILED: {name}: {error}")

@@ -54,7 +54,9 @@ class Row:
         for name in ("ours", "peer", "limit"):
             value = getattr(self, name)
             if value is not None and not math.isfinite(value):
-                raise ValueError(f"{self.measure}: {name} is {value}; give None where there is no figure")
+                raise ValueError(
+                    f"{self.measure}: {name} is {value}; give None where there is no figure"
+                )
 
     def within(self, part: str) -> Self:
         """The same row of a part of a benchmark."""
@@ -91,13 +93,24 @@ def parse_arguments(
     `counts` are further ones, with a help each: whole numbers from 1 on, None where they are not given.
     """
     parser = argparse.ArgumentParser(description=description.partition("\n\n")[0])
-    parser.add_argument("--quick", action="store_true", help="a smoke test of less than a minute on two cores")
+    parser.add_argument(
+        "--quick", action="store_true", help="a smoke test of less than a minute on two cores"
+    )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there")
-    parser.add_argument("--seed", type=int, default=0, help="of everything random (default: %(default)s)")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of everything random (default: %(default)s)"
+    )
     if rounds is not None:
-        parser.add_argument("--rounds", type=int, default=rounds, help="of each measurement (default: %(default)s)")
+        parser.add_argument(
+            "--rounds", type=int, default=rounds, help="of each measurement (default: %(default)s)"
+        )
     if parts:
-        parser.add_argument("--only", action="append", choices=parts, help="run this part; may be given several times")
+        parser.add_argument(
+            "--only",
+            action="append",
+            choices=parts,
+            help="run this part; may be given several times",
+        )
     for name, words in (counts or {}).items():
         parser.add_argument(f"--{name}", type=int, metavar="N", help=words)
     options = parser.parse_args(arguments)
@@ -109,11 +122,19 @@ def parse_arguments(
     return options
 
 
-def report(title: str, rows: Sequence[Row], *, notes: Sequence[str] = (), json_file: Path | None = None) -> None:
+def report(
+    title: str, rows: Sequence[Row], *, notes: Sequence[str] = (), json_file: Path | None = None
+) -> None:
     """Print the rows and the notes below them; write the rows to `json_file`."""
     columns = ("measure", "ours", "peer", "limit", "unit", "must", "met")
     lines = [
-        (row.measure, *map(_number, (row.ours, row.peer, row.limit)), row.unit, row.must or "", _yes(row.met))
+        (
+            row.measure,
+            *map(_number, (row.ours, row.peer, row.limit)),
+            row.unit,
+            row.must or "",
+            _yes(row.met),
+        )
         for row in rows
     ]
     print_table(title, columns, lines)
@@ -121,16 +142,22 @@ def report(title: str, rows: Sequence[Row], *, notes: Sequence[str] = (), json_f
         console().print(f"• {note}", markup=False)
     if json_file is not None:
         json_file.parent.mkdir(parents=True, exist_ok=True)
-        json_file.write_text(json.dumps([row.to_json() for row in rows], indent=1, allow_nan=False) + "\n")
+        json_file.write_text(
+            json.dumps([row.to_json() for row in rows], indent=1, allow_nan=False) + "\n"
+        )
 
 
 def print_table(title: str, columns: Sequence[str], lines: Sequence[Sequence[object]]) -> None:
     """The first column is text, the others are figures."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     for number, column in enumerate(columns):
-        table.add_column(column, justify="left" if number == 0 else "right", no_wrap=number > 0, overflow="fold")
+        table.add_column(
+            column, justify="left" if number == 0 else "right", no_wrap=number > 0, overflow="fold"
+        )
     for line in lines:
-        table.add_row(*(Text(_number(cell) if isinstance(cell, float) else str(cell)) for cell in line))
+        table.add_row(
+            *(Text(_number(cell) if isinstance(cell, float) else str(cell)) for cell in line)
+        )
     console().print(table)
 
 

@@ -56,13 +56,20 @@ def laboratory_rows(judged: Judged) -> Iterator[Row]:
     """The laboratory's logs, kind by kind, and how well confidence tells right from wrong."""
     whole = [case for case in judged.cases if not case.root_removed]
     kept = [case for case in whole if case.kind != "ranks"]  # the peers read one file
-    yield Row(measure="logs, with variants", ours=len(judged.cases), unit="logs", must=Must(">=", LEAST_LOGS))
+    yield Row(
+        measure="logs, with variants",
+        ours=len(judged.cases),
+        unit="logs",
+        must=Must(">=", LEAST_LOGS),
+    )
     yield from _rows(judged, "reason", kept, reason_right, None)
     noisy = of_kind(kept, "noisy")
     first = [case for case in noisy if case.cascade_first]
     yield from _rows(judged, "reason, noisy", noisy, reason_right, Must(">=", 0.90))
     yield from _rows(judged, "reason, cascade printed first", first, reason_right, Must(">=", 0.85))
-    yield from _rows(judged, "reason, as recorded", of_kind(kept, "recorded"), reason_right, Must(">=", 0.93))
+    yield from _rows(
+        judged, "reason, as recorded", of_kind(kept, "recorded"), reason_right, Must(">=", 0.93)
+    )
     for kind in sorted({case.kind for case in whole} - {"noisy", "recorded"}):
         yield _row(judged, f"reason, {kind}", of_kind(whole, kind), reason_right)
     yield from _rows(judged, "root line cited", kept, root_cited, Must(">=", 0.90))
@@ -83,18 +90,36 @@ def confidence_rows(judged: Judged) -> Iterator[Row]:
         ours=calibration_error(said), unit="", must=Must("<=", 0.08),
     )  # fmt: skip
     wrong = confident_and_wrong(said)
-    yield Row(measure="confident (0.8) and wrong, of all logs", ours=wrong.share, unit="", must=Must("<=", 0.03))
+    yield Row(
+        measure="confident (0.8) and wrong, of all logs",
+        ours=wrong.share,
+        unit="",
+        must=Must("<=", 0.03),
+    )
     sure = [one for one in said if one[0] >= 0.8]
     yield Row(measure="wrong, of the confident", ours=confident_and_wrong(sure).share, unit="")
     everything = confidences(judged.cases, judged.ours)
-    yield Row(measure="expected calibration error, all programs", ours=calibration_error(everything), unit="")
+    yield Row(
+        measure="expected calibration error, all programs",
+        ours=calibration_error(everything),
+        unit="",
+    )
     kept, removed, fell = mean_confidences(judged.cases, judged.ours)
     yield Row(measure="mean confidence, root lines kept", ours=kept, unit="")
-    yield Row(measure="mean confidence, root lines removed", ours=removed, unit="", must=Must("<=", kept / 2))
-    yield Row(measure=f"confidence fell without the root [{fell.of} logs]", ours=fell.share, unit="")
+    yield Row(
+        measure="mean confidence, root lines removed",
+        ours=removed,
+        unit="",
+        must=Must("<=", kept / 2),
+    )
+    yield Row(
+        measure=f"confidence fell without the root [{fell.of} logs]", ours=fell.share, unit=""
+    )
 
 
-def _rows(judged: Judged, what: str, cases: Sequence[Case], judge: Judge, must: Must | None) -> Iterator[Row]:
+def _rows(
+    judged: Judged, what: str, cases: Sequence[Case], judge: Judge, must: Must | None
+) -> Iterator[Row]:
     """Ours beside NVIDIA's, with what is asked; then the baselines', which none is compared with."""
     yield _row(judged, what, cases, judge, must)
     for name, answers in judged.peers.items():
@@ -102,10 +127,14 @@ def _rows(judged: Judged, what: str, cases: Sequence[Case], judge: Judge, must: 
             yield Row(measure=f"{what} [{name}]", peer=theirs.share, unit="")
 
 
-def _row(judged: Judged, what: str, cases: Sequence[Case], judge: Judge, must: Must | None = None) -> Row:
+def _row(
+    judged: Judged, what: str, cases: Sequence[Case], judge: Judge, must: Must | None = None
+) -> Row:
     ours, theirs = tally(cases, judged.ours, judge), tally(cases, judged.peers.get(PEER, {}), judge)
     name = f"{what} ({ours.right} of {ours.of})"
-    return Row(measure=name, ours=ours.share, peer=theirs.share, unit="", must=must if ours.of else None)
+    return Row(
+        measure=name, ours=ours.share, peer=theirs.share, unit="", must=must if ours.of else None
+    )
 
 
 def _misplaced(judged: Judged, cases: Sequence[Case]) -> Row:
@@ -137,8 +166,15 @@ def calibration(judged: Judged) -> tuple[tuple[tuple[float, float], ...], str]:
     half = halves(judged.cases)
 
     def raw(which: int) -> list[tuple[float, bool]]:
-        cases = [case for case in judged.cases if half[case.program] == which and judged.ours[case.id].decided_by]
-        return [(raw_of(confidence, STEPS), right) for confidence, right in confidences(cases, judged.ours)]
+        cases = [
+            case
+            for case in judged.cases
+            if half[case.program] == which and judged.ours[case.id].decided_by
+        ]
+        return [
+            (raw_of(confidence, STEPS), right)
+            for confidence, right in confidences(cases, judged.ours)
+        ]
 
     measured, tested = raw(0), raw(1)
     steps = steps_of(measured)
@@ -165,7 +201,13 @@ def misses(judged: Judged) -> Iterator[dict[str, Any]]:
         if case.root_removed:
             wrong = ["reason"] if (answer.confidence or 0) >= 0.8 and "reason" in wrong else []
         if wrong:
-            yield {"id": case.id, "log": str(case.path), "kind": case.kind, "wrong": wrong, **_told(case, answer)}
+            yield {
+                "id": case.id,
+                "log": str(case.path),
+                "kind": case.kind,
+                "wrong": wrong,
+                **_told(case, answer),
+            }
 
 
 def _told(case: Case, answer: Answer) -> dict[str, Any]:

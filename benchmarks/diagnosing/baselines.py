@@ -101,8 +101,15 @@ def answer_of_line(number: int, line: str, **known: Any) -> Answer:
     """The answer of who has found one line and knows no more."""
     reason, rank = reason_of(line), _RANK.search(line)
     helps = CATEGORIES[reason] == "Infrastructure"
-    given = {"scope": {"rank": int(rank[1])} if rank else {}, "restart_helps": helps, "decided_by": "line", **known}
-    return Answer(reason=reason, root_lines=(number,), action="restart" if helps else "user_must_fix", **given)
+    given = {
+        "scope": {"rank": int(rank[1])} if rank else {},
+        "restart_helps": helps,
+        "decided_by": "line",
+        **known,
+    }
+    return Answer(
+        reason=reason, root_lines=(number,), action="restart" if helps else "user_must_fix", **given
+    )
 
 
 def _answer(found: tuple[int, str] | None) -> Answer:
@@ -112,7 +119,11 @@ def _answer(found: tuple[int, str] | None) -> Answer:
 
 
 def _errors(path: Path) -> Iterator[tuple[int, str]]:
-    return ((number, line) for number, line in _lines(path) if ERROR.search(line) and not _OF_A_STACK.search(line))
+    return (
+        (number, line)
+        for number, line in _lines(path)
+        if ERROR.search(line) and not _OF_A_STACK.search(line)
+    )
 
 
 def _lines(path: Path) -> Iterator[tuple[int, str]]:

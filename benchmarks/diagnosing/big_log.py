@@ -57,7 +57,9 @@ _RECOVERED: Final = (
         "2026-03-14 02:11:15 WARNING storage: attempt 1/5 failed for %(word)s: connection reset by peer, retrying in 2.0 s",
         "2026-03-14 02:11:17 INFO storage: attempt 2/5 succeeded",
     ),
-    ("node{node:02d} kernel: [883102.114203] mce: [Hardware Error]: Corrected error, no action required.",),
+    (
+        "node{node:02d} kernel: [883102.114203] mce: [Hardware Error]: Corrected error, no action required.",
+    ),
 )
 _WATCHDOG: Final = (
     "[rank{rank}]:[E314 05:22:19.114203 ProcessGroupNCCL.cpp:632] [Rank {rank}] Watchdog caught collective operation timeout:"
@@ -134,7 +136,9 @@ def _block(draw: random.Random) -> tuple[str, int, int]:
     for step in range(STEPS_PER_BLOCK):
         lines += [_filled("%(next)s" + line, draw) for line in _EACH_STEP]
         for _ in range(draw.randrange(4, 12)):
-            lines.append(_filled(draw.choice(_VARIED if draw.random() < _VARIED_SHARE else _CHATTER), draw))
+            lines.append(
+                _filled(draw.choice(_VARIED if draw.random() < _VARIED_SHARE else _CHATTER), draw)
+            )
         if step % 400 == 200:
             lines += _group(draw.choice(_RECOVERED), draw)
     text = "\n".join(lines) + "\n"

@@ -34,7 +34,8 @@ def steps_of(said: Iterable[tuple[float, bool]]) -> tuple[tuple[float, float], .
     for score, group in _grouped(said):
         blocks.append(_Block(score * len(group), sum(group), len(group)))
         while len(blocks) > 1 and (
-            blocks[-2].right / blocks[-2].size >= blocks[-1].right / blocks[-1].size or blocks[-2].size < LEAST_SAMPLES
+            blocks[-2].right / blocks[-2].size >= blocks[-1].right / blocks[-1].size
+            or blocks[-2].size < LEAST_SAMPLES
         ):
             last = blocks.pop()
             blocks[-1].score += last.score
@@ -42,7 +43,11 @@ def steps_of(said: Iterable[tuple[float, bool]]) -> tuple[tuple[float, float], .
             blocks[-1].size += last.size
     if len(blocks) > 1 and blocks[-1].size < LEAST_SAMPLES:
         last = blocks.pop()
-        blocks[-1] = _Block(blocks[-1].score + last.score, blocks[-1].right + last.right, blocks[-1].size + last.size)
+        blocks[-1] = _Block(
+            blocks[-1].score + last.score,
+            blocks[-1].right + last.right,
+            blocks[-1].size + last.size,
+        )
     return _strict([(block.score / block.size, block.share) for block in blocks])
 
 

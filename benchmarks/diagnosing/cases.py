@@ -64,12 +64,25 @@ def lab_cases(recorded: Path, variants: Path) -> list[Case]:
         log = recorded / "clean" / f"{label['id']}.log"
         roots = frozenset(label["root_lines"])
         found.append(
-            _case(label, id=label["id"], path=log, kind="recorded", root_lines=roots, faulty=_named(label, log))
+            _case(
+                label,
+                id=label["id"],
+                path=log,
+                kind="recorded",
+                root_lines=roots,
+                faulty=_named(label, log),
+            )
         )
         ranks = recorded / "ranks" / label["id"]
         if ranks.is_dir():  # file names tell the rank, so that each log names who is at fault
             found.append(
-                _case(label, id=f"{label['id']}.ranks", path=ranks, kind="ranks", faulty=label["faulty"] or {})
+                _case(
+                    label,
+                    id=f"{label['id']}.ranks",
+                    path=ranks,
+                    kind="ranks",
+                    faulty=label["faulty"] or {},
+                )
             )
     for label in _labels(variants):
         log, removed = variants / label["log"], bool(label.get("root_removed"))
@@ -101,7 +114,11 @@ def _case(label: Mapping[str, Any], **known: Any) -> Case:
 
 
 def _labels(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / "labels.jsonl").read_text().splitlines() if line.strip()]
+    return [
+        json.loads(line)
+        for line in (folder / "labels.jsonl").read_text().splitlines()
+        if line.strip()
+    ]
 
 
 def _named(label: Mapping[str, Any], log: Path) -> Mapping[str, Any]:
@@ -125,7 +142,9 @@ def halves(cases: Iterable[Case]) -> dict[str, int]:
     """
     known = list(cases)
     reasons = sorted({case.reason for case in known})
-    odd = {case.program: reasons.index(case.reason) for case in known}  # odd ones out go to either half by turns
+    odd = {
+        case.program: reasons.index(case.reason) for case in known
+    }  # odd ones out go to either half by turns
     return {program: (place + odd[program]) % 2 for program, place in places(known).items()}
 
 
@@ -137,7 +156,9 @@ def places(cases: Iterable[Case]) -> dict[str, int]:
     return {
         program: place
         for programs in by_reason.values()
-        for place, program in enumerate(sorted(programs, key=lambda name: hashlib.sha256(name.encode()).hexdigest()))
+        for place, program in enumerate(
+            sorted(programs, key=lambda name: hashlib.sha256(name.encode()).hexdigest())
+        )
     }
 
 
@@ -157,7 +178,9 @@ def laboratory(kept: Path | None, work: Path, *, quick: bool, seed: int) -> list
         for number, outcome in enumerate(record(chosen, recorded), 1):
             say(f"recorded {number}/{len(chosen)}: {outcome.program} {outcome.problem or ''}")
         if not (recorded / "labels.jsonl").exists():
-            raise DoesNotWork("the laboratory recorded nothing; run python -m holdfast.diagnose.lab record --out DIR")
+            raise DoesNotWork(
+                "the laboratory recorded nothing; run python -m holdfast.diagnose.lab record --out DIR"
+            )
     variants = work / "variants"
     shutil.rmtree(variants, ignore_errors=True)
     write_variants(recorded, variants, seed)
@@ -168,7 +191,11 @@ def _cheap(programs: Iterable[Any]) -> Iterator[Any]:
     """A few programs that do not import torch, each of another reason."""
     seen: set[str] = set()
     for program in programs:
-        if program.launcher != "torchrun" and program.dialect is None and program.reason not in seen:
+        if (
+            program.launcher != "torchrun"
+            and program.dialect is None
+            and program.reason not in seen
+        ):
             seen.add(program.reason)
             yield program
             if len(seen) == QUICK_PROGRAMS:

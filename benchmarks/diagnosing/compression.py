@@ -38,10 +38,18 @@ def squeeze(case: Case) -> Squeezed:
     roots = [text[number - 1] for number in case.root_lines]
     kept = any(
         line.line in case.root_lines
-        or (len(line.text.strip()) >= LEAST_CHARACTERS and any(line.text.strip() in root for root in roots))
+        or (
+            len(line.text.strip()) >= LEAST_CHARACTERS
+            and any(line.text.strip() in root for root in roots)
+        )
         for line in left.lines
     )
-    return Squeezed(case=case, bytes_in=case.path.stat().st_size, bytes_out=len(left.text.encode()), root_kept=kept)
+    return Squeezed(
+        case=case,
+        bytes_in=case.path.stat().st_size,
+        bytes_out=len(left.text.encode()),
+        root_kept=kept,
+    )
 
 
 def rows(cases: Sequence[Case], of: str) -> Iterator[Row]:
@@ -49,11 +57,17 @@ def rows(cases: Sequence[Case], of: str) -> Iterator[Row]:
     squeezed = [squeeze(case) for case in of_kind(cases, "noisy")]
     if not squeezed:
         return
-    bytes_in, bytes_out = sum(one.bytes_in for one in squeezed), sum(one.bytes_out for one in squeezed)
+    bytes_in, bytes_out = (
+        sum(one.bytes_in for one in squeezed),
+        sum(one.bytes_out for one in squeezed),
+    )
     lost = [one.case.id for one in squeezed if not one.root_kept]
     named = f" [lost: {', '.join(lost[:6])}]" if lost else ""
     yield Row(
-        measure=f"bytes in ÷ bytes out, {of}, noisy", ours=bytes_in / max(1, bytes_out), unit="", must=Must(">=", 200)
+        measure=f"bytes in ÷ bytes out, {of}, noisy",
+        ours=bytes_in / max(1, bytes_out),
+        unit="",
+        must=Must(">=", 200),
     )
     yield Row(
         measure=f"root line kept, {of}, noisy ({len(squeezed) - len(lost)} of {len(squeezed)}){named}",

@@ -55,18 +55,36 @@ def rows(cases: Sequence[Case], *, quick: bool) -> Iterator[Row]:
             folds.append(one)
             say(f"learning: {len(folds)} of {FOLDS * (1 if quick else TURNS)} done")
     asked = sum(one.asked for one in folds)
-    yield Row(measure=f"accuracy with all rules ({asked} logs)", ours=_part(folds, "with_all", asked), unit="")
-    yield Row(measure="accuracy without the reasons' rules", ours=_part(folds, "without", asked), unit="")
+    yield Row(
+        measure=f"accuracy with all rules ({asked} logs)",
+        ours=_part(folds, "with_all", asked),
+        unit="",
+    )
+    yield Row(
+        measure="accuracy without the reasons' rules", ours=_part(folds, "without", asked), unit=""
+    )
     for count, least in LESSONS.items():
         many = f"{count} confirmed incident{'s' * (count > 1)} a reason"
         after = sum(one.after[count] for one in folds)
         yield Row(measure=f"accuracy after {many}", ours=after / asked if asked else None, unit="")
-        yield Row(measure=f"gap closed by {many}", ours=gap_closed(folds, count), unit="", must=Must(">=", least))
+        yield Row(
+            measure=f"gap closed by {many}",
+            ours=gap_closed(folds, count),
+            unit="",
+            must=Must(">=", least),
+        )
         worse = [name for one in folds for name in one.worsened[count]]
         named = f" [{', '.join(worse[:_LISTED])}]" if worse else ""
-        yield Row(measure=f"earlier answers worsened by {many}{named}", ours=len(worse), unit="logs", must=Must("=", 0))
+        yield Row(
+            measure=f"earlier answers worsened by {many}{named}",
+            ours=len(worse),
+            unit="logs",
+            must=Must("=", 0),
+        )
         unjudged = sum(len(one.unjudged_worsened[count]) for one in folds)
-        yield Row(measure=f"answers that nobody had judged worsened by {many}", ours=unjudged, unit="logs")
+        yield Row(
+            measure=f"answers that nobody had judged worsened by {many}", ours=unjudged, unit="logs"
+        )
 
 
 def _part(folds: Sequence[Fold], what: str, asked: int) -> float | None:
@@ -90,7 +108,9 @@ def lessons(cases: Sequence[Case], reason: str, count: int) -> list[Case]:
     return sorted(of_reason, key=lambda case: (KINDS.index(case.kind), case.program))[:count]
 
 
-def _folds(cases: Sequence[Case], number: int, everything: Mapping[str, Answer], *, turns: int) -> Iterator[Fold]:
+def _folds(
+    cases: Sequence[Case], number: int, everything: Mapping[str, Answer], *, turns: int
+) -> Iterator[Fold]:
     """The turns of one fold."""
     place = places(cases)
     rules = _without({case.reason for case in cases if fold_of(case.reason) == number})
@@ -101,7 +121,9 @@ def _folds(cases: Sequence[Case], number: int, everything: Mapping[str, Answer],
         taught = [case for case in removed if place[case.program] % TURNS != turn]
         asked = [case for case in removed if place[case.program] % TURNS == turn]
         stored = [
-            case for case in left_in if place[case.program] % TURNS != turn and reason_right(case, before[case.id])
+            case
+            for case in left_in
+            if place[case.program] % TURNS != turn and reason_right(case, before[case.id])
         ]
         after: dict[int, int] = {}
         worsened: dict[bool, dict[int, list[str]]] = {False: {}, True: {}}
@@ -111,11 +133,15 @@ def _folds(cases: Sequence[Case], number: int, everything: Mapping[str, Answer],
             told = our_answers(cases, known=_learned([*confirmed, *stored], rules))
             after[count] = _right(asked, told)
             worse = [
-                case for case in cases if reason_right(case, before[case.id]) and not reason_right(case, told[case.id])
+                case
+                for case in cases
+                if reason_right(case, before[case.id]) and not reason_right(case, told[case.id])
             ]
             remembered = {one.id for one in (*confirmed, *stored)}
             for judged in (True, False):
-                worsened[judged][count] = [one.id for one in worse if (one.id in remembered) is judged]
+                worsened[judged][count] = [
+                    one.id for one in worse if (one.id in remembered) is judged
+                ]
         yield Fold(
             asked=len(asked), with_all=_right(asked, everything), without=_right(asked, before), after=after,
             worsened=worsened[True], unjudged_worsened=worsened[False],
@@ -143,7 +169,13 @@ def _learned(confirmed: Sequence[Case], rules: Any) -> Any:
     from holdfast.diagnose.memory import Known, learn
 
     incidents = [
-        Incident.of_log(case.path, reason=case.reason, root_lines=sorted(case.root_lines), rules=rules, key=case.id)
+        Incident.of_log(
+            case.path,
+            reason=case.reason,
+            root_lines=sorted(case.root_lines),
+            rules=rules,
+            key=case.id,
+        )
         for case in confirmed
     ]
     return Known.of(learn(incidents, rules, good=_good_runs()), incidents, base=rules.topics)

@@ -63,13 +63,18 @@ def answers(checkout: Path, logs: Sequence[Path]) -> list[Answer]:
     )  # fmt: skip
     found = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or len(found) != len(logs):
-        raise DoesNotWork(f"the restart agent answered {len(found)} of {len(logs)} logs:\n{done.stderr[-2000:]}")
+        raise DoesNotWork(
+            f"the restart agent answered {len(found)} of {len(logs)} logs:\n{done.stderr[-2000:]}"
+        )
     return [read(payload, log) for payload, log in zip(found, logs, strict=True)]
 
 
 def environment(checkout: Path | None) -> dict[str, str]:
     """For a process that imports these modules, and the extension's where there is a checkout."""
-    paths = [str(Path(__file__).parents[1]), *([str(checkout.resolve() / "src")] if checkout else [])]
+    paths = [
+        str(Path(__file__).parents[1]),
+        *([str(checkout.resolve() / "src")] if checkout else []),
+    ]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
 
 
@@ -78,14 +83,20 @@ def read(payload: Mapping[str, Any], log: Path) -> Answer:
     primary = _failure(payload)
     helps = payload["decision"] == "RESTART"
     known = {"restart_helps": helps, "action": "restart" if helps else "user_must_fix"}
-    scope = {key: _number(primary[key]) for key in ("rank", "node", "gpu") if primary.get(key) is not None}
+    scope = {
+        key: _number(primary[key])
+        for key in ("rank", "node", "gpu")
+        if primary.get(key) is not None
+    }
     if primary.get("line") is None:
         return Answer(reason="Unknown", **known)
     text = _line(log, primary["line"])
     failure_class = primary["failure_class"]
     answer = answer_of_line(primary["line"], text)
     reason = REASONS.get(failure_class) or reason_of(text)
-    return Answer(reason=reason, root_lines=answer.root_lines, scope=scope, decided_by=failure_class, **known)
+    return Answer(
+        reason=reason, root_lines=answer.root_lines, scope=scope, decided_by=failure_class, **known
+    )
 
 
 def _failure(payload: Mapping[str, Any]) -> Mapping[str, Any]:

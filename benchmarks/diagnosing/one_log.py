@@ -14,7 +14,11 @@ from pathlib import Path
 def main() -> None:
     _answer(*sys.argv[1:])
     # As the kernel counts since exec: what wait4 tells of a child is never less than what its parent held.
-    (peak,) = (line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM"))
+    (peak,) = (
+        line
+        for line in Path("/proc/self/status").read_text().splitlines()
+        if line.startswith("VmHWM")
+    )
     print(peak.split()[1], file=sys.stderr)
 
 

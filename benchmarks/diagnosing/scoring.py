@@ -106,7 +106,9 @@ _ADDRESS = re.compile(r"[\d.]+|[0-9a-f:]+")
 
 def _names(given: object, wanted: object, key: str) -> bool:
     given_ = [_plain(one, key) for one in (given if isinstance(given, list | tuple) else [given])]
-    wanted_ = {_plain(one, key) for one in (wanted if isinstance(wanted, list | tuple) else [wanted])}
+    wanted_ = {
+        _plain(one, key) for one in (wanted if isinstance(wanted, list | tuple) else [wanted])
+    }
     return len(given_) <= max(MOST_NAMES, len(wanted_)) and not wanted_.isdisjoint(given_)
 
 
@@ -140,13 +142,16 @@ def calibration_error(said: Sequence[tuple[float, bool]], bins: int = BINS) -> f
     for confidence, right in said:
         by_bin.setdefault(min(int(confidence * bins), bins - 1), []).append((confidence, right))
     return sum(
-        abs(sum(confidence for confidence, _ in held) - sum(right for _, right in held)) for held in by_bin.values()
+        abs(sum(confidence for confidence, _ in held) - sum(right for _, right in held))
+        for held in by_bin.values()
     ) / len(said)
 
 
 def confident_and_wrong(said: Sequence[tuple[float, bool]]) -> Tally:
     """How many of all answers are wrong with a confidence of 0.8 or more."""
-    return Tally(sum(confidence >= CONFIDENT and not right for confidence, right in said), len(said))
+    return Tally(
+        sum(confidence >= CONFIDENT and not right for confidence, right in said), len(said)
+    )
 
 
 def confidences(cases: Iterable[Case], answers: Mapping[str, Answer]) -> list[tuple[float, bool]]:
@@ -158,10 +163,18 @@ def confidences(cases: Iterable[Case], answers: Mapping[str, Answer]) -> list[tu
     ]
 
 
-def mean_confidences(cases: Sequence[Case], answers: Mapping[str, Answer]) -> tuple[float, float, Tally]:
+def mean_confidences(
+    cases: Sequence[Case], answers: Mapping[str, Answer]
+) -> tuple[float, float, Tally]:
     """Mean confidence of the recorded logs and of the same without their root's lines; how many of these fell."""
-    kept = {case.program: answers[case.id].confidence or 0.0 for case in cases if case.kind == "recorded"}
-    removed = {case.program: answers[case.id].confidence or 0.0 for case in cases if case.root_removed}
+    kept = {
+        case.program: answers[case.id].confidence or 0.0
+        for case in cases
+        if case.kind == "recorded"
+    }
+    removed = {
+        case.program: answers[case.id].confidence or 0.0 for case in cases if case.root_removed
+    }
     both = sorted(kept.keys() & removed.keys())
     if not both:
         return 0.0, 0.0, Tally(0, 0)

@@ -50,13 +50,17 @@ class Run:
     answer: dict[str, Any]
 
 
-def rows(folder: Path, quiet: Quiet, checkout: Path | None, *, quick: bool, rounds: int, seed: int) -> Iterator[Row]:
+def rows(
+    folder: Path, quiet: Quiet, checkout: Path | None, *, quick: bool, rounds: int, seed: int
+) -> Iterator[Row]:
     """The issue's row of speed, and everybody's on a smaller log."""
     sizes = QUICK if quick else FULL
     yield from _beside(folder, quiet, checkout, sizes.beside_bytes, rounds, seed)
     needed = sizes.big_bytes + ROOM_LEFT_BYTES
     if shutil.disk_usage(folder).free < needed:
-        raise DoesNotWork(f"{folder} has no room for {needed / 1e9:.0f} GB; set TMPDIR to a folder that has")
+        raise DoesNotWork(
+            f"{folder} has no room for {needed / 1e9:.0f} GB; set TMPDIR to a folder that has"
+        )
     say(f"writing {sizes.big_bytes / 1e9:g} GB")
     log = write_big_log(folder / "big.log", sizes.big_bytes, seed)
     try:
@@ -84,12 +88,18 @@ def _alone(log: BigLog, quiet: Quiet, checkout: Path | None) -> Iterator[Row]:
         measure=f"most memory, {size} [limit: reads it]", ours=ours.rss_mb, limit=read.rss_mb, unit="MB",
         must=Must("<=", 300),
     )  # fmt: skip
-    yield Row(measure=f"its root found, {size}", ours=float(_found(log, ours)), unit="", must=Must("=", 1))
+    yield Row(
+        measure=f"its root found, {size}", ours=float(_found(log, ours)), unit="", must=Must("=", 1)
+    )
 
 
 def _found(log: BigLog, run: Run) -> bool:
     cited = {line["line"] for line in run.answer["root_lines"]}
-    return run.answer["reason"] == REASON and log.root_line in cited and run.answer["scope"].get("rank") == GUILTY
+    return (
+        run.answer["reason"] == REASON
+        and log.root_line in cited
+        and run.answer["scope"].get("rank") == GUILTY
+    )
 
 
 def _beside(
@@ -104,7 +114,10 @@ def _beside(
             runs[name].append(run_on(name, log.path, checkout))
         say(f"speed: round {number + 1} of {rounds}")
     log.path.unlink()
-    speeds = {name: log.size_bytes / MB / statistics.median(run.cpu_s for run in runs[name]) for name in names}
+    speeds = {
+        name: log.size_bytes / MB / statistics.median(run.cpu_s for run in runs[name])
+        for name in names
+    }
     memory = {name: max(run.rss_mb for run in runs[name]) for name in names}
     size = f"{log.size_bytes / MB:.0f} MB"
     for name in names[1:-1]:
@@ -132,7 +145,11 @@ def run_on(system: str, log: Path, checkout: Path | None) -> Run:
     with out.open("wb") as output, err.open("wb") as errors:
         began_s = time.perf_counter()
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=output, stderr=errors, env=nvrx.environment(checkout)
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=errors,
+            env=nvrx.environment(checkout),
         )
         try:
             os.sched_setaffinity(process.pid, {core})
@@ -147,7 +164,12 @@ def run_on(system: str, log: Path, checkout: Path | None) -> Run:
     if process.returncode or not answers:
         raise DoesNotWork(f"{system} left with {process.returncode} on {log}:\n{said[-2000:]}")
     peak_kib = int(said.split()[-1])
-    return Run(cpu_s=used.ru_utime + used.ru_stime, wall_s=wall_s, rss_mb=peak_kib * 1024 / MB, answer=answers[-1])
+    return Run(
+        cpu_s=used.ru_utime + used.ru_stime,
+        wall_s=wall_s,
+        rss_mb=peak_kib * 1024 / MB,
+        answer=answers[-1],
+    )
 
 
 def _objects(lines: Sequence[str]) -> list[dict[str, Any]]:

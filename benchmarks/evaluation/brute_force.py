@@ -28,9 +28,17 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
               unit="instances", must=Must("=", 0))  # fmt: skip
     reached.sort()
     yield Row(
-        measure="the bound over the best of all schedules, median", ours=reached[count // 2], limit=1, unit="ratio"
+        measure="the bound over the best of all schedules, median",
+        ours=reached[count // 2],
+        limit=1,
+        unit="ratio",
     )
-    yield Row(measure="the bound over the best of all schedules, least", ours=reached[0], limit=1, unit="ratio")
+    yield Row(
+        measure="the bound over the best of all schedules, least",
+        ours=reached[0],
+        limit=1,
+        unit="ratio",
+    )
 
 
 def _tries() -> ModuleType:

@@ -54,14 +54,18 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
         yield from _rows_of(setting, folder, quiet, rounds=rounds, seed=seed, quick=quick)
 
 
-def _rows_of(setting: Setting, folder: Path, quiet: Quiet, *, rounds: int, seed: int, quick: bool) -> Iterator[Row]:
+def _rows_of(
+    setting: Setting, folder: Path, quiet: Quiet, *, rounds: int, seed: int, quick: bool
+) -> Iterator[Row]:
     asks, kinds = not quick, (True,) if quick else (True, False)
     mini = setting.miniature(seed)
     bound_s = bound_of(mini.workload, mini.cluster).seconds
     truth = scores_alone(mini.workload)
     known = mini.workload.history(0.2, seed)
     predicted_s = {
-        history: simulate(mini.workload, mini.cluster, history=known if history else (), seed=seed).makespan_s
+        history: simulate(
+            mini.workload, mini.cluster, history=known if history else (), seed=seed
+        ).makespan_s
         for history in kinds
     }
     runs: dict[bool, list[Emulated]] = {True: [], False: []}
@@ -74,7 +78,14 @@ def _rows_of(setting: Setting, folder: Path, quiet: Quiet, *, rounds: int, seed:
             one = emulate(mini, history=history, folder=place, timeout_s=timeout_s, seed=seed)
             shutil.rmtree(place)
             runs[history].append(one)
-            _say(setting, number, rounds, "history" if history else "no history", one.makespan_s, bound_s)
+            _say(
+                setting,
+                number,
+                rounds,
+                "history" if history else "no history",
+                one.makespan_s,
+                bound_s,
+            )
         if setting.times_paper is not None:
             quiet.wait()
             place = folder / f"paper-{setting.nodes}-{number}"
@@ -135,7 +146,10 @@ def _rows_of(setting: Setting, folder: Path, quiet: Quiet, *, rounds: int, seed:
         unit="copies",
         must=Must("=", 1),
     )
-    right = sum(scores == truth for scores in [one.scores for one in everyone] + [one.scores for one in papers])
+    right = sum(
+        scores == truth
+        for scores in [one.scores for one in everyone] + [one.scores for one in papers]
+    )
     yield Row(
         measure=f"{nodes}: runs with every score as computed alone, of {len(everyone) + len(papers)}",
         ours=right,
@@ -157,7 +171,9 @@ def _rows_of(setting: Setting, folder: Path, quiet: Quiet, *, rounds: int, seed:
     )
 
 
-def _say(setting: Setting, number: int, rounds: int, what: str, makespan_s: float, bound_s: float) -> None:
+def _say(
+    setting: Setting, number: int, rounds: int, what: str, makespan_s: float, bound_s: float
+) -> None:
     say(
         f"{setting.nodes} nodes, round {number + 1} of {rounds}: {what}: {makespan_s:.1f} s, "
         f"{makespan_s / bound_s:.3f} of the bound"

@@ -45,10 +45,15 @@ class Miniature:
 
     def of(self, models: int) -> "Miniature":
         """The same for a stream of models."""
-        return replace(self, workload=replace(self.workload, models=(SimModel(size_bytes=MODEL_BYTES),) * models))
+        return replace(
+            self,
+            workload=replace(self.workload, models=(SimModel(size_bytes=MODEL_BYTES),) * models),
+        )
 
 
-def miniature(*, seed: int = 0, thin: int = THIN, pace: float = PACE, tasks: int | None = None) -> Miniature:
+def miniature(
+    *, seed: int = 0, thin: int = THIN, pace: float = PACE, tasks: int | None = None
+) -> Miniature:
     """The suite of a seed; `tasks` takes some of its datasets, of every kind."""
     whole = paper_like(seed)
     every = 1 if tasks is None else max(1, len(whole.tasks) // tasks)

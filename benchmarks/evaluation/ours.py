@@ -81,10 +81,14 @@ class _Heard:
             case TaskOutcome(result=result, error=error):
                 self.errors += [error] if error else []
                 if result is not None and message.model == 0:
-                    self.scores |= {task: row["digest,none"] for task, row in result.results["results"].items()}
+                    self.scores |= {
+                        task: row["digest,none"] for task, row in result.results["results"].items()
+                    }
 
 
-def emulate(mini: Miniature, *, history: bool, folder: Path, timeout_s: float, seed: int = 0) -> Emulated:
+def emulate(
+    mini: Miniature, *, history: bool, folder: Path, timeout_s: float, seed: int = 0
+) -> Emulated:
     """Run the miniature's models on its cluster; all but the first are made known when every engine serves that.
 
     Args:
@@ -106,11 +110,15 @@ def emulate(mini: Miniature, *, history: bool, folder: Path, timeout_s: float, s
     files = CoordinatorFiles(folder)
     files.folder.mkdir(parents=True)
     os.environ[ENV_BEGAN] = str(folder / "began")
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(_BENCHMARKS), os.environ.get("PYTHONPATH"))))
+    os.environ["PYTHONPATH"] = os.pathsep.join(
+        filter(None, (str(_BENCHMARKS), os.environ.get("PYTHONPATH")))
+    )
     known = _history(config.suite, workload.history(0.2, seed)) if history else []
     files.history.write_bytes(encode_history(known))
     with serving(remote, cluster.store_bytes_per_s / MIB) as storage:
-        manifests = [describe(f"{storage.url}/step-{number}") for number in range(len(workload.models))]
+        manifests = [
+            describe(f"{storage.url}/step-{number}") for number in range(len(workload.models))
+        ]
         before_bytes = storage.sent_bytes()
         heard = _Heard()
         store = folder / "stores"
@@ -121,7 +129,12 @@ def emulate(mini: Miniature, *, history: bool, folder: Path, timeout_s: float, s
         session = Session(config, NodesWanted(nodes=cluster.nodes, agent_flags=flags), heard)
         models = [
             # As the command has it, tasks' clients need not wait for the weights: a tokenizer is there before.
-            AddModel(model=number, name=f"step-{number}", manifest=one, tokenizer=str(remote / f"step-{number}"))
+            AddModel(
+                model=number,
+                name=f"step-{number}",
+                manifest=one,
+                tokenizer=str(remote / f"step-{number}"),
+            )
             for number, one in enumerate(manifests)
         ]
         try:
@@ -134,7 +147,9 @@ def emulate(mini: Miniature, *, history: bool, folder: Path, timeout_s: float, s
             kill_descendants_but(storage.pid)
         remote_bytes = storage.sent_bytes() - before_bytes
     if heard.errors:
-        raise DoesNotWork(f"{len(heard.errors)} errors, the first: {heard.errors[0]} (logs: {folder}/logs)")
+        raise DoesNotWork(
+            f"{len(heard.errors)} errors, the first: {heard.errors[0]} (logs: {folder}/logs)"
+        )
     ends_s = tuple(heard.models[number] - began_s for number in range(len(models)))
     timeline = read_timeline(folder / "timeline.jsonl")
     return Emulated(
@@ -150,7 +165,11 @@ def emulate(mini: Miniature, *, history: bool, folder: Path, timeout_s: float, s
 
 
 async def _run(
-    session: Session, models: Sequence[AddModel], cluster: SimCluster, heard: _Heard, timeout_s: float
+    session: Session,
+    models: Sequence[AddModel],
+    cluster: SimCluster,
+    heard: _Heard,
+    timeout_s: float,
 ) -> tuple[float, tuple[float, float]]:
     running = asyncio.create_task(session.run())
     try:
@@ -175,7 +194,9 @@ async def _run(
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(asyncio.shield(running), END_TIMEOUT_S)
         if running.done() and running.exception():
-            raise DoesNotWork(f"the session ended: {running.exception()!r}") from running.exception()
+            raise DoesNotWork(
+                f"the session ended: {running.exception()!r}"
+            ) from running.exception()
         if len(heard.models) < len(models):
             raise DoesNotWork(f"the session ended early: {heard.errors or 'no error was told'}")
     finally:
@@ -192,11 +213,17 @@ async def _up(running: "asyncio.Task[int]", cluster: SimCluster) -> psutil.Proce
     deadline_s = time.monotonic() + START_TIMEOUT_S
     while time.monotonic() < deadline_s:
         if running.done():
-            raise DoesNotWork(f"the session ended before it began: {running.exception() or running.result()!r}")
+            raise DoesNotWork(
+                f"the session ended before it began: {running.exception() or running.result()!r}"
+            )
         for child in psutil.Process().children():
             with contextlib.suppress(psutil.NoSuchProcess, psutil.AccessDenied):
                 if "holdfast.evaluate.coordinator.server" in child.cmdline():
-                    dialled = [one for one in child.net_connections("tcp") if one.status == psutil.CONN_ESTABLISHED]
+                    dialled = [
+                        one
+                        for one in child.net_connections("tcp")
+                        if one.status == psutil.CONN_ESTABLISHED
+                    ]
                     if len(dialled) >= wanted:
                         await asyncio.sleep(SETTLE_S)
                         return child
@@ -230,7 +257,10 @@ def entries_of(workload: Workload) -> tuple[TaskEntry, ...]:
         synthetic_entry(
             task.name,
             # What a harness asks a log-probability of has one token more than its prompt.
-            prompt_tokens=[tokens - (not new) for tokens, new in zip(task.prompt_tokens, task.new_tokens, strict=True)],
+            prompt_tokens=[
+                tokens - (not new)
+                for tokens, new in zip(task.prompt_tokens, task.new_tokens, strict=True)
+            ],
             new_tokens=task.new_tokens,
             metric_s=task.metric_s if task.has_metric else (),
             max_new_tokens=task.max_new_tokens,
@@ -282,9 +312,13 @@ class _Alone:
                 answers.append(simulated_answer(request, new_tokens))
             measured = b""
             if sample.metric_key:
-                entry = msgspec.structs.replace(self._entry, options={"metric_s": [0.0] * len(samples)})
+                entry = msgspec.structs.replace(
+                    self._entry, options={"metric_s": [0.0] * len(samples)}
+                )
                 measured = self._harness.measure(entry, sample.sample, answers, self.facts)
-            answered.append(AnsweredSample(sample=sample.sample, answers=answers, measured=measured))
+            answered.append(
+                AnsweredSample(sample=sample.sample, answers=answers, measured=measured)
+            )
         return answered
 
     async def ask_one(self, sample: SampleRequests) -> AnsweredSample:

@@ -116,7 +116,9 @@ def run_paper(mini: Miniature, folder: Path, *, timeout_s: float) -> PaperRun:
         done = sorted((done_s - began_s, metric_s) for done_s, metric_s in shared.done)
         makespan_s = _with_metrics(done, METRIC_JOBS * cluster.nodes)
         jobs = METRIC_JOBS * cluster.nodes // POOL_PROCESSES
-        pooled_s = _with_metrics([(done_s, metric_s / POOL_PROCESSES) for done_s, metric_s in done], jobs)
+        pooled_s = _with_metrics(
+            [(done_s, metric_s / POOL_PROCESSES) for done_s, metric_s in done], jobs
+        )
         remote_bytes = storage.sent_bytes()
     return PaperRun(
         makespan_s=makespan_s,
@@ -134,9 +136,13 @@ def run_paper(mini: Miniature, folder: Path, *, timeout_s: float) -> PaperRun:
 def plan(mini: Miniature) -> tuple[list[Trial], float]:
     """The trials in their order, and how long they are predicted to take, with the best target."""
     workload, cluster = mini.workload, mini.cluster
-    total_s = sum(_engine_s(task, range(len(task)), cluster) for task in workload.tasks) / cluster.engines
+    total_s = (
+        sum(_engine_s(task, range(len(task)), cluster) for task in workload.tasks) / cluster.engines
+    )
     plans = [_ordered(_trials(mini, target * total_s)) for target in TARGETS]
-    return min(((trials, _predicted_s(trials, cluster)) for trials in plans), key=lambda found: found[1])
+    return min(
+        ((trials, _predicted_s(trials, cluster)) for trials in plans), key=lambda found: found[1]
+    )
 
 
 def _trials(mini: Miniature, target_s: float) -> list[Trial]:
@@ -157,13 +163,19 @@ def _trials(mini: Miniature, target_s: float) -> list[Trial]:
     # First fit, decreasing.
     bins: list[list[Trial]] = []
     for trial in sorted(small, key=lambda one: -one.engine_s):
-        room = next((b for b in bins if sum(one.engine_s for one in b) + trial.engine_s <= target_s), None)
+        room = next(
+            (b for b in bins if sum(one.engine_s for one in b) + trial.engine_s <= target_s), None
+        )
         if room is None:
             bins.append([trial])
         else:
             room.append(trial)
     return trials + [
-        Trial(parts=tuple(p for one in b for p in one.parts), engine_s=sum(one.engine_s for one in b), metric_s=0.0)
+        Trial(
+            parts=tuple(p for one in b for p in one.parts),
+            engine_s=sum(one.engine_s for one in b),
+            metric_s=0.0,
+        )
         for b in bins
     ]
 
@@ -183,14 +195,23 @@ def _engine_s(task: SimTask, places: range, cluster: SimCluster) -> float:
     """How long an engine takes for samples of a task: its work, or its longest sample in a full batch."""
     curve = cluster.curve
     full_step_s = curve.step_base_s + curve.max_batch * curve.step_sequence_s
-    work_s = sum(curve.saturated_s(task.prompt_tokens[place], task.new_tokens[place]) for place in places)
+    work_s = sum(
+        curve.saturated_s(task.prompt_tokens[place], task.new_tokens[place]) for place in places
+    )
     batch = min(curve.max_batch, len(places))
-    step_s = full_step_s if batch == curve.max_batch else curve.step_base_s + batch * curve.step_sequence_s
+    step_s = (
+        full_step_s
+        if batch == curve.max_batch
+        else curve.step_base_s + batch * curve.step_sequence_s
+    )
     return max(work_s, max((task.new_tokens[place] for place in places), default=0) * step_s)
 
 
 def _predicted_s(trials: Sequence[Trial], cluster: SimCluster) -> float:
-    load_s = max(MODEL_BYTES * cluster.nodes / cluster.store_bytes_per_s, MODEL_BYTES / cluster.node_bytes_per_s)
+    load_s = max(
+        MODEL_BYTES * cluster.nodes / cluster.store_bytes_per_s,
+        MODEL_BYTES / cluster.node_bytes_per_s,
+    )
     engines = [load_s] * cluster.engines
     done: list[tuple[float, float]] = []
     for trial in trials:
@@ -235,13 +256,18 @@ def _load(shared: _Cluster, node: int, url: str) -> None:
 def _work(shared: _Cluster, number: int) -> None:
     """One engine: trial after trial."""
     cluster = shared.mini.cluster
-    shared.loaded[number // cluster.engines_per_node].wait(max(0.0, shared.deadline_s - time.monotonic()))
+    shared.loaded[number // cluster.engines_per_node].wait(
+        max(0.0, shared.deadline_s - time.monotonic())
+    )
     while (trial := shared.next_trial()) is not None:
         time.sleep(cluster.engine_start_s + _copy_s(cluster))
         engine = EmulatedEngine(engine_spec(cluster, MODEL_BYTES))
-        places = [(task, place) for task, first, last in trial.parts for place in range(first, last)]
+        places = [
+            (task, place) for task, first, last in trial.parts for place in range(first, last)
+        ]
         requests: list[tuple[int, Request]] = [
-            (id_, shared.samples[task][place].requests[0]) for id_, (task, place) in enumerate(places)
+            (id_, shared.samples[task][place].requests[0])
+            for id_, (task, place) in enumerate(places)
         ]
         engine.submit(requests)
         left = len(requests)

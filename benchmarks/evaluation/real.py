@@ -24,7 +24,15 @@ from typing import Any
 from common.jobs import HOLDFAST, DoesNotWork, job, last_words, say, wait_until
 from common.machine import Quiet
 from common.table import Must, Row
-from evaluation.stock import AT_A_TIME, Scores, Stock, differences, environment, one_process, process_a_task
+from evaluation.stock import (
+    AT_A_TIME,
+    Scores,
+    Stock,
+    differences,
+    environment,
+    one_process,
+    process_a_task,
+)
 from evaluation.suite60 import Suite60, make_suite
 
 SAMPLED = 12
@@ -56,7 +64,12 @@ class Found:
 
 def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> Iterator[Row]:
     """The rows of the real suite."""
-    suite = make_suite(folder / "suite60", seed=seed, tasks=4 if quick else 60, checkpoints=1 if quick else CHECKPOINTS)
+    suite = make_suite(
+        folder / "suite60",
+        seed=seed,
+        tasks=4 if quick else 60,
+        checkpoints=1 if quick else CHECKPOINTS,
+    )
     if quick:
         yield from _smoke(suite, folder)
         return
@@ -83,7 +96,9 @@ def _smoke(suite: Suite60, folder: Path) -> Iterator[Row]:
     model, count = suite.model(), len(suite.tasks)
     with ThreadPoolExecutor(1) as aside:
         running = aside.submit(one_process, suite, model, _new(folder / "stock"), defaults=False)
-        found = warm(suite, _new(folder / "warm"), 1, checkpoints=1, engines=1, after_first=running.result)
+        found = warm(
+            suite, _new(folder / "warm"), 1, checkpoints=1, engines=1, after_first=running.result
+        )
         [(path, seconds, said)] = found
         stock = running.result()
     assert path == model
@@ -109,7 +124,9 @@ def _measure(
         tasks = sampling.sample(suite.tasks, SAMPLED)
         found.sampled.append(process_a_task(suite, tasks, model, place))
         found.wrong += differences(truth[model], found.sampled[-1].scores)
-        say(f"round {number + 1}: {len(tasks)} processes of one task each: {found.sampled[-1].wall_s:.1f} s")
+        say(
+            f"round {number + 1}: {len(tasks)} processes of one task each: {found.sampled[-1].wall_s:.1f} s"
+        )
     elif step == "whole":
         found.whole.append(one_process(suite, model, place))
         found.wrong += differences(found.whole[-1].scores, truth[model])
@@ -145,26 +162,46 @@ def _also_gpt2(suite: Suite60, folder: Path, found: Found, truth: dict[Path, Sco
 def _rows(found: Found, suite: Suite60) -> Iterator[Row]:
     count = len(suite.tasks)
     share = [count / len(one.each_s) for one in found.sampled]
-    naive_s = statistics.median(one.wall_s * times for one, times in zip(found.sampled, share, strict=True))
-    naive_cpu_s = statistics.median(one.cpu_s * times for one, times in zip(found.sampled, share, strict=True))
+    naive_s = statistics.median(
+        one.wall_s * times for one, times in zip(found.sampled, share, strict=True)
+    )
+    naive_cpu_s = statistics.median(
+        one.cpu_s * times for one, times in zip(found.sampled, share, strict=True)
+    )
     whole_s, whole_cpu_s = (
         statistics.median(getattr(one, name) for one in found.whole) for name in ("wall_s", "cpu_s")
     )
     cold_s, warm_s = statistics.median(found.cold_s), statistics.median(found.warm_s)
     naive = f"a stock process a task, {AT_A_TIME} at a time"
     for name, ours_s, least, whole_most in (("cold", cold_s, 15, 1.2), ("warm", warm_s, 50, 0.5)):
-        yield Row(measure=f"{count} tasks, {name} (peer: {naive})", ours=ours_s, peer=naive_s, unit="s")
         yield Row(
-            measure=f"{count} tasks, {name} (peer: one stock process for all)", ours=ours_s, peer=whole_s, unit="s"
+            measure=f"{count} tasks, {name} (peer: {naive})", ours=ours_s, peer=naive_s, unit="s"
+        )
+        yield Row(
+            measure=f"{count} tasks, {name} (peer: one stock process for all)",
+            ours=ours_s,
+            peer=whole_s,
+            unit="s",
         )
         yield Row(measure=f"{name}: times as fast as {naive}", ours=naive_s / ours_s, unit="x",
                   must=Must(">=", least))  # fmt: skip
         yield Row(measure=f"{name}: time over that of one stock process for all", ours=ours_s / whole_s, peer=1,
                   unit="ratio", must=Must("<=", whole_most))  # fmt: skip
     cold_cpu_s = statistics.median(found.cold_cpu_s)
-    yield Row(measure=f"CPU time, cold (peer: {naive})", ours=cold_cpu_s, peer=naive_cpu_s, unit="s")
-    yield Row(measure="CPU time, cold (peer: one stock process for all)", ours=cold_cpu_s, peer=whole_cpu_s, unit="s")
-    yield Row(measure=f"warm: the slowest of {len(found.warm_s)} checkpoints", ours=max(found.warm_s), unit="s")
+    yield Row(
+        measure=f"CPU time, cold (peer: {naive})", ours=cold_cpu_s, peer=naive_cpu_s, unit="s"
+    )
+    yield Row(
+        measure="CPU time, cold (peer: one stock process for all)",
+        ours=cold_cpu_s,
+        peer=whole_cpu_s,
+        unit="s",
+    )
+    yield Row(
+        measure=f"warm: the slowest of {len(found.warm_s)} checkpoints",
+        ours=max(found.warm_s),
+        unit="s",
+    )
     if found.ratios:
         yield Row(measure="cold: makespan over the run's own bound", ours=statistics.median(found.ratios), limit=1,
                   unit="ratio")  # fmt: skip
@@ -187,7 +224,16 @@ def cold(suite: Suite60, model: Path, folder: Path) -> tuple[float, float, dict[
     Raises:
         DoesNotWork: it failed or did not end in time.
     """
-    command = [*HOLDFAST, "eval", "run", "--suite", str(suite.toml), "--model", str(model), *AS_STOCK]
+    command = [
+        *HOLDFAST,
+        "eval",
+        "run",
+        "--suite",
+        str(suite.toml),
+        "--model",
+        str(model),
+        *AS_STOCK,
+    ]
     command += ["--engines-per-node", str(ENGINES), "--id", "cold"]
     before_s, began_s = _cpu_s(), time.monotonic()
     with job(command, folder, environment=environment(suite)) as process:
@@ -230,7 +276,9 @@ def warm(
             wait_until(partial(_ended, process, folder, wanted), timeout_s=RUN_TIMEOUT_S)
             seconds = time.monotonic() - began_s
             if not _has_results(folder, wanted):
-                raise DoesNotWork(f"holdfast eval watch did not evaluate checkpoint {step}:\n{last_words(folder, 30)}")
+                raise DoesNotWork(
+                    f"holdfast eval watch did not evaluate checkpoint {step}:\n{last_words(folder, 30)}"
+                )
             if step:
                 found.append((model, seconds, _results(folder, wanted)))
             else:
@@ -274,7 +322,9 @@ def _cpu_s() -> float:
     return sum(used)
 
 
-def stock_in_full(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> Iterator[Row]:
+def stock_in_full(
+    folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int
+) -> Iterator[Row]:
     """Every task in a stock process of its own, once; it takes many minutes."""
     del rounds
     suite = make_suite(folder / "suite60", seed=seed, tasks=4 if quick else 60)

@@ -31,7 +31,9 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
     del rounds, seed
     for nodes in (1, 4) if quick else NODES:
         quiet.wait()
-        one = load_on(nodes, folder / f"nodes-{nodes}", model_bytes=MODEL_BYTES // (4 if quick else 1))
+        one = load_on(
+            nodes, folder / f"nodes-{nodes}", model_bytes=MODEL_BYTES // (4 if quick else 1)
+        )
         named = f"{nodes} node{'s' * (nodes > 1)}"
         say(f"{named}: {one.copies:.6f} copies of the checkpoint read in {one.seconds:.1f} s")
         yield Row(measure=f"{named}: bytes read from storage over the checkpoint's size", ours=one.copies, limit=1,
@@ -47,7 +49,15 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
 class Loaded:
     """What it took to have one model on all nodes."""
 
-    def __init__(self, *, remote_bytes: int, model_bytes: int, said_bytes: int, seconds: float, limit_s: float) -> None:
+    def __init__(
+        self,
+        *,
+        remote_bytes: int,
+        model_bytes: int,
+        said_bytes: int,
+        seconds: float,
+        limit_s: float,
+    ) -> None:
         self.remote_bytes, self.model_bytes, self.said_bytes = remote_bytes, model_bytes, said_bytes
         self.seconds, self.limit_s = seconds, limit_s
 
@@ -88,12 +98,20 @@ def load_on(nodes: int, folder: Path, *, model_bytes: int = MODEL_BYTES) -> Load
 
 async def _fetch(nodes: int, manifest: ModelManifest, root: Path) -> list[Fetched]:
     token = os.urandom(8).hex()
-    stores = [NodeStore(root, f"node-{node}", 2 * MODEL_BYTES, token, SystemClock()) for node in range(nodes)]
+    stores = [
+        NodeStore(root, f"node-{node}", 2 * MODEL_BYTES, token, SystemClock())
+        for node in range(nodes)
+    ]
     try:
         peers = {node: await store.start() for node, store in enumerate(stores)}
         owners = assign(manifest, range(nodes))
         return list(
-            await asyncio.gather(*(store.fetch(0, manifest, owners, peers, node) for node, store in enumerate(stores)))
+            await asyncio.gather(
+                *(
+                    store.fetch(0, manifest, owners, peers, node)
+                    for node, store in enumerate(stores)
+                )
+            )
         )
     finally:
         for store in stores:

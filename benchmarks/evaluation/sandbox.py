@@ -54,11 +54,15 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
             yield from _rows_of(sandbox, world, quiet, quick=quick, rounds=rounds, seed=seed)
 
 
-def _rows_of(sandbox: Sandbox, world: Outside, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> Iterator[Row]:
+def _rows_of(
+    sandbox: Sandbox, world: Outside, quiet: Quiet, *, quick: bool, rounds: int, seed: int
+) -> Iterator[Row]:
     programs = [one for one in HOSTILE if sandbox.protection.namespaces or not one.needs_namespaces]
     if len(programs) < len(HOSTILE):
         left_out = " and ".join(repr(one.name) for one in HOSTILE if one.needs_namespaces)
-        say(f"Namespaces are not permitted here: {left_out} are left out, since only each file alone is bounded.")
+        say(
+            f"Namespaces are not permitted here: {left_out} are left out, since only each file alone is bounded."
+        )
     if quick:
         programs = programs[::2]
     order, failed = random.Random(f"{seed} hostile"), Counter[str]()
@@ -78,9 +82,15 @@ def _rows_of(sandbox: Sandbox, world: Outside, quiet: Quiet, *, quick: bool, rou
                 bare_ms.append(_bare_ms())
         mean_ms.append(1000 * statistics.fmean(took_s))
         fork_ms.append(_fork_ms())
-        say(f"round {number + 1} of {rounds}: {len(programs)} hostile programs, {mean_ms[-1]:.0f} ms each")
+        say(
+            f"round {number + 1} of {rounds}: {len(programs)} hostile programs, {mean_ms[-1]:.0f} ms each"
+        )
     limited = sum(one.wall_s is not None for one in programs)
-    right, bare, fork = len(programs) - len(failed), statistics.median(bare_ms), statistics.median(fork_ms)
+    right, bare, fork = (
+        len(programs) - len(failed),
+        statistics.median(bare_ms),
+        statistics.median(fork_ms),
+    )
     yield Row(measure=f"hostile programs tried, {limited} of them until their time limit of {TIME_LIMIT_S:g} s",
               ours=len(programs), limit=len(HOSTILE), unit="programs", must=Must(">=", LEAST))  # fmt: skip
     yield Row(measure="hostile programs contained, with the right verdict, in every round", ours=right,
@@ -107,5 +117,7 @@ def _bare_ms() -> float:
 
 def _fork_ms() -> float:
     """A fork of a small process, and its end; median of many."""
-    said = subprocess.run([sys.executable, "-I", "-S", "-c", FORK, str(FORKS)], check=True, capture_output=True)
+    said = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", FORK, str(FORKS)], check=True, capture_output=True
+    )
     return 1000 * float(said.stdout)

@@ -65,13 +65,17 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
     named = f"the real coordinator over TCP, {samples:,} samples, {engines:,} engines"
     yield Row(measure=f"{named}: completed, committed and delivered", ours=samples / real["wall_s"],
               unit="samples/s")  # fmt: skip
-    yield Row(measure=f"{named}: its CPU time a sample", ours=1e6 * real["cpu_s"] / samples, unit="us")
+    yield Row(
+        measure=f"{named}: its CPU time a sample", ours=1e6 * real["cpu_s"] / samples, unit="us"
+    )
     yield Row(measure=f"{named}: its memory", ours=real["rss_bytes"] / GB, unit="GB")
 
 
 def _in_a_process(*arguments: str) -> dict[str, float]:
     command = [sys.executable, "-m", "evaluation.scale", *arguments]
-    process = subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True
+    )
     try:
         said, _ = process.communicate(timeout=TIMEOUT_S)
     except subprocess.TimeoutExpired as error:
@@ -93,7 +97,10 @@ def _policy(samples: int, engines: int, seed: int) -> dict[str, float]:
             SimTask(
                 name=f"task-{number}",
                 prompt_tokens=array("i", (rng.randint(100, 1000) for _ in range(samples // tasks))),
-                new_tokens=array("i", (min(512, int(rng.lognormvariate(4.0, 0.8))) for _ in range(samples // tasks))),
+                new_tokens=array(
+                    "i",
+                    (min(512, int(rng.lognormvariate(4.0, 0.8))) for _ in range(samples // tasks)),
+                ),
                 max_new_tokens=512,
                 metric_s=array("f", bytes(4 * (samples // tasks))),
             )
@@ -117,7 +124,11 @@ def _policy(samples: int, engines: int, seed: int) -> dict[str, float]:
 def _coordinator(samples: int, engines: int, folder: Path) -> dict[str, float]:
     tasks = 20
     entries = tuple(
-        synthetic_entry(f"task-{number}", prompt_tokens=[64] * (samples // tasks), new_tokens=[8] * (samples // tasks))
+        synthetic_entry(
+            f"task-{number}",
+            prompt_tokens=[64] * (samples // tasks),
+            new_tokens=[8] * (samples // tasks),
+        )
         for number in range(tasks)
     )
     config = CoordinatorConfig(
@@ -178,7 +189,9 @@ class _Players:
     async def dial(self, role: str, name: str, **more: int) -> asyncio.StreamWriter:
         """Connect as somebody, and play them from then on."""
         reader, writer = await asyncio.open_connection("127.0.0.1", self._port, limit=1 << 24)
-        writer.write(wire.encode(wire.Hello(token="token", role=role, name=name, pid=os.getpid(), **more)))
+        writer.write(
+            wire.encode(wire.Hello(token="token", role=role, name=name, pid=os.getpid(), **more))
+        )
         part = asyncio.create_task(self._play(reader, writer))
         self._parts.add(part)
         return writer
@@ -189,8 +202,16 @@ class _Players:
         writer.close()
 
     async def _hear(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        body = encode_answer(Answer(tokens=b"\x05\x00\x00\x00" * 8, finish="stop", prompt_tokens=64, new_tokens=8))
-        curve = Curve(prefill_tokens_per_s=1e6, request_s=1e-5, step_base_s=1e-5, step_sequence_s=1e-6, max_batch=64)
+        body = encode_answer(
+            Answer(tokens=b"\x05\x00\x00\x00" * 8, finish="stop", prompt_tokens=64, new_tokens=8)
+        )
+        curve = Curve(
+            prefill_tokens_per_s=1e6,
+            request_s=1e-5,
+            step_base_s=1e-5,
+            step_sequence_s=1e-6,
+            max_batch=64,
+        )
         number = 0
         while True:
             message = await wire.read(reader)
@@ -212,10 +233,16 @@ class _Players:
                     now_s = time.monotonic()
                     number += 1
                     done = [
-                        wire.DoneRequest(key=key, body=body, new_tokens=8, started_s=now_s, finished_s=now_s)
+                        wire.DoneRequest(
+                            key=key, body=body, new_tokens=8, started_s=now_s, finished_s=now_s
+                        )
                         for key, _ in message.requests
                     ]
-                    writer.write(wire.encode(wire.Done(number=number, model=message.model, done=done, now_s=now_s)))
+                    writer.write(
+                        wire.encode(
+                            wire.Done(number=number, model=message.model, done=done, now_s=now_s)
+                        )
+                    )
                 case wire.Answers():
                     self._left -= len(message.samples)
                     if self._left == 0:
@@ -225,7 +252,9 @@ class _Players:
 
     async def _client(self, task: int) -> None:
         samples = [
-            wire.KeyedSample(sample=one.sample, requests=[keyed(request) for request in one.requests])
+            wire.KeyedSample(
+                sample=one.sample, requests=[keyed(request) for request in one.requests]
+            )
             for one in synthetic_samples(self._suite.entries[task])
         ]
         self._left += len(samples)

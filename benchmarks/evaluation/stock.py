@@ -51,7 +51,10 @@ class Stock:
 def one_process(suite: Suite60, model: Path, folder: Path, *, defaults: bool = True) -> Stock:
     """All tasks in one process; without `defaults` lm-eval does not read the thousands of files of its own tasks."""
     out = folder / "all.json"
-    names = [",".join(task.name for task in suite.tasks if task.chat_template is chat) for chat in (False, True)]
+    names = [
+        ",".join(task.name for task in suite.tasks if task.chat_template is chat)
+        for chat in (False, True)
+    ]
     script = str(WORKERS / "stock_lm_eval.py")
     command = [sys.executable, script, str(model), str(suite.task_folder), str(out), *names]
     command += ["defaults" if defaults else "none"]
@@ -75,7 +78,15 @@ def process_a_task(suite: Suite60, tasks: Sequence[TaskOf60], model: Path, folde
 
 def _one_task(suite: Suite60, task: TaskOf60, model: Path, folder: Path) -> tuple[Scores, float]:
     out = folder / task.name
-    command = [sys.executable, "-m", "lm_eval", "--model", "hf", "--model_args", f"pretrained={model}"]
+    command = [
+        sys.executable,
+        "-m",
+        "lm_eval",
+        "--model",
+        "hf",
+        "--model_args",
+        f"pretrained={model}",
+    ]
     command += ["--tasks", task.name, "--include_path", str(suite.task_folder), "--batch_size", "1"]
     command += ["--device", "cpu", "--output_path", str(out)]
     command += ["--apply_chat_template"] if task.chat_template else []
@@ -112,7 +123,9 @@ def _run(command: Sequence[str], log: Path, more: dict[str, str], timeout_s: flo
             process.wait()
     if code != 0:
         how = f"left with {code}" if code is not None else f"took longer than {timeout_s:.0f} s"
-        raise DoesNotWork(f"{' '.join(command[:6])} ... {how}:\n{log.read_text(errors='replace')[-2000:]}")
+        raise DoesNotWork(
+            f"{' '.join(command[:6])} ... {how}:\n{log.read_text(errors='replace')[-2000:]}"
+        )
 
 
 def _cpu_s() -> float:

@@ -61,7 +61,9 @@ class RangeServer:
                 await self._answer(method, path.partition("?")[0], wanted, writer)
         writer.close()
 
-    async def _answer(self, method: str, path: str, wanted: str, writer: asyncio.StreamWriter) -> None:
+    async def _answer(
+        self, method: str, path: str, wanted: str, writer: asyncio.StreamWriter
+    ) -> None:
         if path == "/.sent":
             await self._say(writer, "200 OK", str(self.sent_bytes).encode())
             return
@@ -71,7 +73,11 @@ class RangeServer:
             return
         size_bytes = file.stat().st_size
         first, last, status = 0, size_bytes - 1, "200 OK"
-        headers = ["Accept-Ranges: bytes", "Last-Modified: Sat, 01 Jan 2022 00:00:00 GMT", f'ETag: "{size_bytes}"']
+        headers = [
+            "Accept-Ranges: bytes",
+            "Last-Modified: Sat, 01 Jan 2022 00:00:00 GMT",
+            f'ETag: "{size_bytes}"',
+        ]
         if wanted.startswith("bytes="):
             begin, _, end = wanted.removeprefix("bytes=").partition("-")
             first, last, status = int(begin), min(int(end or last), last), "206 Partial Content"
@@ -116,13 +122,19 @@ def serving(folder: Path, mib_s: float) -> Iterator[Storage]:
     address.unlink(missing_ok=True)
     command = [sys.executable, "-m", "evaluation.storage", str(folder), "--mib-s", str(mib_s)]
     process = subprocess.Popen(
-        command, stdin=subprocess.PIPE, cwd=Path(__file__).parents[1], stdout=sys.stderr, start_new_session=True
+        command,
+        stdin=subprocess.PIPE,
+        cwd=Path(__file__).parents[1],
+        stdout=sys.stderr,
+        start_new_session=True,
     )
     try:
         deadline_s = time.monotonic() + START_TIMEOUT_S
         while not address.exists():
             if process.poll() is not None or time.monotonic() > deadline_s:
-                raise RuntimeError(f"the storage server does not start (exit code {process.poll()})")
+                raise RuntimeError(
+                    f"the storage server does not start (exit code {process.poll()})"
+                )
             time.sleep(0.02)
         yield Storage(f"http://127.0.0.1:{address.read_text()}", process.pid)
     finally:
@@ -139,7 +151,9 @@ def make_weights(folder: Path, size_bytes: int, number: int = 0) -> Path:
     """A folder that looks like a model's, with `size_bytes` of bytes where the weights would be."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({"model_type": "emulated", "number": number}))
-    header = json.dumps({"emulated": {"dtype": "U8", "shape": [size_bytes], "data_offsets": [0, size_bytes]}}).encode()
+    header = json.dumps(
+        {"emulated": {"dtype": "U8", "shape": [size_bytes], "data_offsets": [0, size_bytes]}}
+    ).encode()
     with (folder / "model.safetensors").open("wb") as file:
         file.write(len(header).to_bytes(8, "little") + header)
         for _ in range(0, size_bytes, MIB):
@@ -149,12 +163,16 @@ def make_weights(folder: Path, size_bytes: int, number: int = 0) -> Path:
 
 
 async def _serve(folder: Path, mib_s: float) -> None:
-    server = await asyncio.start_server(RangeServer(folder, mib_s).attend, "127.0.0.1", 0, backlog=512)
+    server = await asyncio.start_server(
+        RangeServer(folder, mib_s).attend, "127.0.0.1", 0, backlog=512
+    )
     partial = folder / ".address.partial"
     partial.write_text(str(server.sockets[0].getsockname()[1]))
     partial.rename(folder / ".address")
     closed = asyncio.Event()
-    asyncio.get_running_loop().add_reader(sys.stdin, lambda: closed.set() if not os.read(0, 1) else None)
+    asyncio.get_running_loop().add_reader(
+        sys.stdin, lambda: closed.set() if not os.read(0, 1) else None
+    )
     await closed.wait()
     os._exit(0)  # connections of readers that live on are of no interest
 

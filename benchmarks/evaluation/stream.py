@@ -22,7 +22,9 @@ SPARE_S = 60.0
 def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> Iterator[Row]:
     """Gaps, loading, bytes and scores of a stream of checkpoints that come while the first is evaluated."""
     models, nodes, tasks = (2, 1, 4) if quick else (4, 4, 20)
-    mini = miniature(seed=seed, pace=PACE / 8 if quick else PACE / 2, tasks=tasks).on(nodes).of(models)
+    mini = (
+        miniature(seed=seed, pace=PACE / 8 if quick else PACE / 2, tasks=tasks).on(nodes).of(models)
+    )
     truth = scores_alone(mini.workload)
     known = mini.workload.history(0.2, seed)
     predicted_s = simulate(mini.workload, mini.cluster, history=known, seed=seed).makespan_s
@@ -30,9 +32,15 @@ def rows(folder: Path, quiet: Quiet, *, quick: bool, rounds: int, seed: int) -> 
     for number in range(rounds):
         quiet.wait()
         place = folder / f"stream-{number}"
-        runs.append(emulate(mini, history=True, folder=place, timeout_s=SPARE_S + 3 * predicted_s, seed=seed))
+        runs.append(
+            emulate(
+                mini, history=True, folder=place, timeout_s=SPARE_S + 3 * predicted_s, seed=seed
+            )
+        )
         shutil.rmtree(place)
-        say(f"stream, round {number + 1} of {rounds}: {max(gaps_s(runs[-1])):.2f} s the longest gap")
+        say(
+            f"stream, round {number + 1} of {rounds}: {max(gaps_s(runs[-1])):.2f} s the longest gap"
+        )
     swap_s = mini.cluster.swap_s
     named = f"{models} checkpoints, {nodes} node{'s' * (nodes > 1)}, {mini.cluster.engines} engines"
     all_gaps_s = [gap_s for one in runs for gap_s in gaps_s(one)]

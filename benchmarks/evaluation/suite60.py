@@ -76,7 +76,10 @@ def make_suite(folder: Path, *, seed: int = 0, tasks: int = 60, checkpoints: int
     """Make the tasks, the suite and `checkpoints` models of each kind; `tasks` below 60 takes some of every kind."""
     (folder / "tasks").mkdir(parents=True, exist_ok=True)
     vocabulary = _vocabulary(seed)
-    made = [_make_task(folder / "tasks", kind, number, vocabulary, seed) for kind, number in _chosen(tasks)]
+    made = [
+        _make_task(folder / "tasks", kind, number, vocabulary, seed)
+        for kind, number in _chosen(tasks)
+    ]
     _make_models(folder / "models", vocabulary, seed, checkpoints)
     suite = Suite60(folder=folder, tasks=tuple(made))
     suite.toml.write_text(_toml(suite))
@@ -85,7 +88,9 @@ def make_suite(folder: Path, *, seed: int = 0, tasks: int = 60, checkpoints: int
 
 def _chosen(tasks: int) -> list[tuple[str, int]]:
     """Kinds dealt evenly, so that a few tasks are of all kinds."""
-    everything = [(position / count, kind, position) for kind, count in KINDS for position in range(count)]
+    everything = [
+        (position / count, kind, position) for kind, count in KINDS for position in range(count)
+    ]
     return [(kind, position) for _, kind, position in sorted(everything)[:tasks]]
 
 
@@ -102,13 +107,17 @@ def _toml(suite: Suite60) -> str:
 
 def _vocabulary(seed: int) -> list[str]:
     rng = random.Random(f"{seed} words")
-    syllables = [a + b for a in "bdfgklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "er", "il")]
+    syllables = [
+        a + b for a in "bdfgklmnprstvz" for b in ("a", "e", "i", "o", "u", "an", "er", "il")
+    ]
     return sorted({"".join(rng.choices(syllables, k=rng.randint(1, 3))) for _ in range(WORD_COUNT)})
 
 
 def _words(rng: random.Random, vocabulary: list[str], count: int) -> str:
     # A few words make most of a text, as in any language: the tokenizer finds pieces of several lengths.
-    return " ".join(vocabulary[int(len(vocabulary) * rng.random() ** 2)] for _ in range(max(1, count)))
+    return " ".join(
+        vocabulary[int(len(vocabulary) * rng.random() ** 2)] for _ in range(max(1, count))
+    )
 
 
 def _make_task(folder: Path, kind: str, number: int, vocabulary: list[str], seed: int) -> TaskOf60:
@@ -129,9 +138,13 @@ def _make_task(folder: Path, kind: str, number: int, vocabulary: list[str], seed
 
     for split, size in (("test", count), ("train", 24)):
         rows = [document() for _ in range(size)]
-        (folder / f"{name}_{split}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / f"{name}_{split}.jsonl").write_text(
+            "".join(json.dumps(row) + "\n" for row in rows)
+        )
     # JSON is YAML.
-    (folder / f"{name}.yaml").write_text(json.dumps(_config(folder, name, kind, number), indent=1) + "\n")
+    (folder / f"{name}.yaml").write_text(
+        json.dumps(_config(folder, name, kind, number), indent=1) + "\n"
+    )
     chat = kind != "rolling" and number % 4 == 3
     return TaskOf60(name=name, kind=kind, documents=count, chat_template=chat)
 
@@ -142,27 +155,50 @@ def _config(folder: Path, name: str, kind: str, number: int) -> dict[str, Any]:
         "task": name,
         "dataset_path": "json",
         "dataset_kwargs": {
-            "data_files": {split: str((folder / f"{name}_{split}.jsonl").absolute()) for split in ("test", "train")}
+            "data_files": {
+                split: str((folder / f"{name}_{split}.jsonl").absolute())
+                for split in ("test", "train")
+            }
         },
         "test_split": "test",
         "doc_to_text": "{{text}}",
         "metadata": {"version": 1.0},
     }
-    if kind in ("choice", "generate") and number % 3 == 1:  # examples are drawn at random from the training split
-        config |= {"training_split": "train", "fewshot_split": "train", "num_fewshot": 1 + number % 4}
+    if (
+        kind in ("choice", "generate") and number % 3 == 1
+    ):  # examples are drawn at random from the training split
+        config |= {
+            "training_split": "train",
+            "fewshot_split": "train",
+            "num_fewshot": 1 + number % 4,
+        }
     if kind == "choice":
         metrics = [{"metric": "acc", **mean}, {"metric": "acc_norm", **mean}]
         metrics += [{"metric": "acc_mutual_info", **mean}] if number % 4 == 2 else []
-        config |= {"output_type": "multiple_choice", "doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}"}
+        config |= {
+            "output_type": "multiple_choice",
+            "doc_to_choice": "{{choices}}",
+            "doc_to_target": "{{answer}}",
+        }
         return config | {"metric_list": metrics}
     if kind == "rolling":
-        metrics = [{"metric": metric} for metric in ("word_perplexity", "byte_perplexity", "bits_per_byte")]
-        config |= {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "{{text}}"}
+        metrics = [
+            {"metric": metric} for metric in ("word_perplexity", "byte_perplexity", "bits_per_byte")
+        ]
+        config |= {
+            "output_type": "loglikelihood_rolling",
+            "doc_to_text": "",
+            "doc_to_target": "{{text}}",
+        }
         return config | {"metric_list": metrics}
     config["doc_to_target"] = "{{target}}"
     if kind == "score":
         metrics = [{"metric": "acc", **mean}]
-        perplexity = {"metric": "perplexity", "aggregation": "perplexity", "higher_is_better": False}
+        perplexity = {
+            "metric": "perplexity",
+            "aggregation": "perplexity",
+            "higher_is_better": False,
+        }
         metrics += [perplexity] if number == 0 else []
         return config | {"output_type": "loglikelihood", "metric_list": metrics}
     config |= {
@@ -175,19 +211,27 @@ def _config(folder: Path, name: str, kind: str, number: int) -> dict[str, Any]:
         "metric_list": [{"metric": "exact_match", **mean}],
     }
     if number % 5 == 2:
-        config["metric_list"] += [{"metric": "bleu", "aggregation": "bleu", "higher_is_better": True}]
+        config["metric_list"] += [
+            {"metric": "bleu", "aggregation": "bleu", "higher_is_better": True}
+        ]
     if number % 5 == 3:
         config["filter_list"] = [
             {
                 "name": "first-word",
-                "filter": [{"function": "regex", "regex_pattern": r"([a-z]+)"}, {"function": "take_first"}],
+                "filter": [
+                    {"function": "regex", "regex_pattern": r"([a-z]+)"},
+                    {"function": "take_first"},
+                ],
             }
         ]
     if number % 5 == 4:
         config |= {
             "repeats": 3,
             "filter_list": [
-                {"name": "vote", "filter": [{"function": "majority_vote"}, {"function": "take_first"}]},
+                {
+                    "name": "vote",
+                    "filter": [{"function": "majority_vote"}, {"function": "take_first"}],
+                },
                 {"name": "first", "filter": [{"function": "take_first"}]},
             ],
         }
@@ -226,7 +270,10 @@ def _make_models(folder: Path, vocabulary: list[str], seed: int, checkpoints: in
         **special,
     )
     for number in range(checkpoints):
-        makers: list[tuple[str, Any, Any]] = [("llama", LlamaForCausalLM, llama), ("gpt2", GPT2LMHeadModel, gpt2)]
+        makers: list[tuple[str, Any, Any]] = [
+            ("llama", LlamaForCausalLM, llama),
+            ("gpt2", GPT2LMHeadModel, gpt2),
+        ]
         for name, kind, config in makers:
             torch.manual_seed(1000 * seed + number)
             kind(config).save_pretrained(folder / f"{name}-{number}")
@@ -267,9 +314,13 @@ def main() -> None:
     parser.add_argument("--tasks", type=int, default=60)
     parser.add_argument("--checkpoints", type=int, default=1)
     options = parser.parse_args()
-    made = make_suite(options.folder, seed=options.seed, tasks=options.tasks, checkpoints=options.checkpoints)
+    made = make_suite(
+        options.folder, seed=options.seed, tasks=options.tasks, checkpoints=options.checkpoints
+    )
     for task in made.tasks:
-        print(f"{task.name:12} {task.documents:4} documents{'  chat template' * task.chat_template}")
+        print(
+            f"{task.name:12} {task.documents:4} documents{'  chat template' * task.chat_template}"
+        )
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ class Model(nn.Module):
     def __init__(self, queue_length: int) -> None:
         super().__init__()
         self.blocks = nn.ModuleList(
-            nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.GELU(), nn.Dropout(0.1))
+            nn.Sequential(
+                nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.GELU(), nn.Dropout(0.1)
+            )
             for _ in range(BLOCKS)
         )
         self.gate = nn.Linear(WIDTH, EXPERTS)
@@ -73,7 +75,9 @@ class Model(nn.Module):
 def batch_of(step: int, rank: int) -> tuple[Tensor, Tensor]:
     """Return the data of a step, independent of all that happened before the step."""
     source = torch.Generator().manual_seed(SEED + 2 * step + rank)
-    return torch.randn(BATCH, WIDTH, generator=source), torch.randint(CLASSES, (BATCH,), generator=source)
+    return torch.randn(BATCH, WIDTH, generator=source), torch.randint(
+        CLASSES, (BATCH,), generator=source
+    )
 
 
 def train(args: argparse.Namespace) -> None:

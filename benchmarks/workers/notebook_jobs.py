@@ -45,7 +45,10 @@ def type_shares(jobs: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
 
 def boxes(jobs: pd.DataFrame) -> list[pd.Series]:
     jobs = jobs.sort_values(by="gpu_num", ascending=False)
-    return [jobs[jobs["type"] == kind]["gpu_num"].describe(percentiles=[0.25, 0.5, 0.75]) for kind in TYPES]
+    return [
+        jobs[jobs["type"] == kind]["gpu_num"].describe(percentiles=[0.25, 0.5, 0.75])
+        for kind in TYPES
+    ]
 
 
 def final_states(jobs: pd.DataFrame) -> tuple[pd.Series, pd.Series]:
@@ -63,7 +66,9 @@ QUESTIONS = {
     "duration by type": lambda jobs: [
         share_of_jobs(of_type(jobs, kind), DURATION_POINTS, "duration") for kind in TYPES
     ],
-    "queue by type": lambda jobs: [share_of_jobs(of_type(jobs, kind), QUEUE_POINTS, "queue") for kind in TYPES],
+    "queue by type": lambda jobs: [
+        share_of_jobs(of_type(jobs, kind), QUEUE_POINTS, "queue") for kind in TYPES
+    ],
     "final states": final_states,
 }
 

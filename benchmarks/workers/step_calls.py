@@ -33,7 +33,11 @@ def main() -> None:
             began_ns = time.perf_counter_ns()
             call(step, loss=loss)
             times_us.append((time.perf_counter_ns() - began_ns) / 1000)
-    answer = {"supervised": run.supervised, "step_us": step_us[WARM_UP:], "no_op_us": no_op_us[WARM_UP:]}
+    answer = {
+        "supervised": run.supervised,
+        "step_us": step_us[WARM_UP:],
+        "no_op_us": no_op_us[WARM_UP:],
+    }
     result.write_text(json.dumps(answer))
 
 

@@ -57,7 +57,11 @@ def cdf(path: str) -> dict[str, float]:
     found = value_counts(path, "GPU_UTIL")
     # The lower median, as the peers have it.
     median = found.values[(found.weights.cumsum() >= (found.total + 1) // 2).argmax()]
-    return {"n": found.total, "sum": float((found.values * found.weights).sum()), "median": float(median)}
+    return {
+        "n": found.total,
+        "sum": float((found.values * found.weights).sum()),
+        "median": float(median),
+    }
 
 
 def convert(path: str, folder: str) -> dict[str, float]:

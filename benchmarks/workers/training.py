@@ -34,7 +34,11 @@ def main() -> None:
     torch.manual_seed(rank)
     text = torch.tensor(list(Path(json.__file__).with_name("decoder.py").read_bytes()))
     model = nn.Sequential(
-        nn.Embedding(256, WIDTH), nn.Flatten(), nn.Linear(CONTEXT * WIDTH, WIDTH), nn.GELU(), nn.Linear(WIDTH, 256)
+        nn.Embedding(256, WIDTH),
+        nn.Flatten(),
+        nn.Linear(CONTEXT * WIDTH, WIDTH),
+        nn.GELU(),
+        nn.Linear(WIDTH, 256),
     )
     parallel = DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)

@@ -23,7 +23,9 @@ def answer(values: Sequence[float], counts: Sequence[int]) -> dict[str, float]:
     pairs = sorted(zip(values, counts, strict=True))
     n = sum(count for _, count in pairs)
     ranks = itertools.accumulate(count for _, count in pairs)
-    median = next(value for (value, _), rank in zip(pairs, ranks, strict=True) if rank >= (n + 1) // 2)
+    median = next(
+        value for (value, _), rank in zip(pairs, ranks, strict=True) if rank >= (n + 1) // 2
+    )
     return {"n": n, "sum": sum(value * count for value, count in pairs), "median": median}
 
 
@@ -101,7 +103,11 @@ def convert_by_duckdb(path: str, out: str) -> dict[str, float]:
 def by_parquet(path: str) -> dict[str, float]:
     import duckdb
 
-    found = duckdb.connect().execute(f"SELECT value, count(*) AS n FROM '{path}' GROUP BY value").fetchnumpy()
+    found = (
+        duckdb.connect()
+        .execute(f"SELECT value, count(*) AS n FROM '{path}' GROUP BY value")
+        .fetchnumpy()
+    )
     return answer(found["value"].tolist(), found["n"].tolist())
 
 

@@ -27,11 +27,20 @@ def characterization(folder: Path) -> Path:
     arguments = []
     for name in ("seren", "kalos"):
         twin = folder / name
-        subprocess.run([*HOLDFAST, "trace", "twin", "--like", name, "-o", twin, "--telemetry", "2000"], check=True)
-        arguments += [str(twin / f"trace_{name}.csv"), "--metrics", f"{name.title()}={twin / 'utilization' / name}"]
+        subprocess.run(
+            [*HOLDFAST, "trace", "twin", "--like", name, "-o", twin, "--telemetry", "2000"],
+            check=True,
+        )
+        arguments += [
+            str(twin / f"trace_{name}.csv"),
+            "--metrics",
+            f"{name.title()}={twin / 'utilization' / name}",
+        ]
         arguments += ["--reasons", f"{name.title()}={twin / f'reasons_{name}.csv'}"]
     out = folder / "trace-report"
-    subprocess.run([*HOLDFAST, "trace", "report", *arguments, "--durations", "released", "-o", out], check=True)
+    subprocess.run(
+        [*HOLDFAST, "trace", "report", *arguments, "--durations", "released", "-o", out], check=True
+    )
     return out / "index.html"
 
 
@@ -67,7 +76,11 @@ def photograph(page: Path, picture: Path, height: int, chromium: str, folder: Pa
 
 def main() -> None:
     """Make the pictures named on the command line, or all, and leave them beside this file."""
-    chromium = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+    chromium = (
+        shutil.which("chromium")
+        or shutil.which("chromium-browser")
+        or shutil.which("google-chrome")
+    )
     if chromium is None:
         sys.exit("This needs Chromium: apt-get install chromium")
     for name in sys.argv[1:] or PICTURES:

@@ -32,7 +32,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", type=Path, default=Path("failed-job"))
     folder = parser.parse_args().out
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    torchrun = [
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+    ]
     subprocess.run([*torchrun, "--log-dir", folder, "--redirects", "3", __file__], check=False)
 
     found = diagnose(folder)

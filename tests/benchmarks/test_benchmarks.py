@@ -62,7 +62,14 @@ def test_a_figure_that_json_has_not_is_refused(table, name):
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(0.0, "0"), (5.0, "5"), (0.00123, "0.00123"), (1.005, "1.00"), (52.74, "52.7"), (1234.5, "1234")],
+    [
+        (0.0, "0"),
+        (5.0, "5"),
+        (0.00123, "0.00123"),
+        (1.005, "1.00"),
+        (52.74, "52.7"),
+        (1234.5, "1234"),
+    ],
 )
 def test_figures_have_three_digits(table, tmp_path, capsys, value, text):
     table.report("T", [table.Row(measure="m", ours=value, unit="s")])
@@ -72,7 +79,9 @@ def test_figures_have_three_digits(table, tmp_path, capsys, value, text):
 def test_arguments_that_every_benchmark_has(table, tmp_path):
     args = table.parse_arguments("What it does.", ["--quick", "--json", "out.json", "--seed", "3"])
     assert (args.quick, args.json, args.seed) == (True, Path("out.json"), 3)
-    args = table.parse_arguments("What it does.", ["--only", "b", "--rounds", "2"], rounds=5, parts=("a", "b"))
+    args = table.parse_arguments(
+        "What it does.", ["--only", "b", "--rounds", "2"], rounds=5, parts=("a", "b")
+    )
     assert (args.only, args.rounds) == (["b"], 2)
     args = table.parse_arguments("What it does.", [])
     assert (args.quick, args.json, args.seed) == (False, None, 0)
@@ -87,17 +96,24 @@ def test_no_rounds_are_refused_in_a_sentence(table, capsys):
 @pytest.mark.parametrize("script", sorted(BENCHMARKS.glob("*.py")), ids=lambda path: path.stem)
 def test_every_benchmark_takes_the_options_and_says_what_it_measures(script):
     done = subprocess.run(
-        [sys.executable, str(script), "--help"], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, str(script), "--help"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert "--quick" in done.stdout
     assert "--json FILE" in done.stdout
 
 
-@pytest.mark.parametrize("results", sorted((BENCHMARKS / "results").glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "results", sorted((BENCHMARKS / "results").glob("*.json")), ids=lambda path: path.stem
+)
 def test_kept_results_belong_to_a_benchmark_and_have_its_shape(results):
     assert any(
-        results.stem == script.stem or results.stem.startswith(f"{script.stem}_") for script in BENCHMARKS.glob("*.py")
+        results.stem == script.stem or results.stem.startswith(f"{script.stem}_")
+        for script in BENCHMARKS.glob("*.py")
     )
     rows = json.loads(results.read_text())
     assert rows
@@ -108,14 +124,20 @@ def test_kept_results_belong_to_a_benchmark_and_have_its_shape(results):
 
 def test_a_telemetry_file_of_several_years_ascends_and_repeats_nothing(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(BENCHMARKS)
-    described = importlib.util.spec_from_file_location("benchmark_of_trace", BENCHMARKS / "trace.py")
+    described = importlib.util.spec_from_file_location(
+        "benchmark_of_trace", BENCHMARKS / "trace.py"
+    )
     trace = importlib.util.module_from_spec(described)
     monkeypatch.setitem(sys.modules, described.name, trace)
     described.loader.exec_module(trace)
     trace.write_wide(tmp_path / "once.csv", gpus=16, samples=50, seed=0)
     trace.write_years(tmp_path / "once.csv", tmp_path / "GPU_UTIL.csv", 3)
-    once, many = ((tmp_path / name).read_text().splitlines() for name in ("once.csv", "GPU_UTIL.csv"))
+    once, many = (
+        (tmp_path / name).read_text().splitlines() for name in ("once.csv", "GPU_UTIL.csv")
+    )
     assert many[:51] == once
-    assert [line.partition(",")[2] for line in many[1:]] == 3 * [line.partition(",")[2] for line in once[1:]]
+    assert [line.partition(",")[2] for line in many[1:]] == 3 * [
+        line.partition(",")[2] for line in once[1:]
+    ]
     scan = scan_wide(tmp_path / "GPU_UTIL.csv", METRICS["GPU_UTIL"])
     assert (scan.rows, scan.duplicates, scan.backward_steps) == (150, [], 0)

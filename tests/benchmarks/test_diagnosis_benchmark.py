@@ -93,7 +93,11 @@ def test_only_infrastructure_that_recovers_can_be_put_on_the_user(scoring, case)
 
 
 def test_a_tally_leaves_out_what_the_labels_or_the_system_do_not_say(scoring, case):
-    cases = [case(id="a", restart_helps=True), case(id="b", restart_helps=None), case(id="c", restart_helps=False)]
+    cases = [
+        case(id="a", restart_helps=True),
+        case(id="b", restart_helps=None),
+        case(id="c", restart_helps=False),
+    ]
     answers = {name: scoring.Answer(reason="", restart_helps=True) for name in "ab"}
     assert scoring.tally(cases, answers, scoring.restart_right) == scoring.Tally(1, 1)
     assert scoring.Tally(0, 0).share is None
@@ -109,7 +113,9 @@ def test_calibration_error_of_known_answers(scoring):
 
 
 def test_confident_and_wrong_counts_from_four_fifths_on(scoring):
-    assert scoring.confident_and_wrong([(0.8, False), (0.79, False), (0.9, True)]) == scoring.Tally(1, 3)
+    assert scoring.confident_and_wrong([(0.8, False), (0.79, False), (0.9, True)]) == scoring.Tally(
+        1, 3
+    )
 
 
 def test_confidence_without_the_root_is_compared_program_by_program(scoring, case):
@@ -132,7 +138,9 @@ def test_confidence_without_the_root_is_compared_program_by_program(scoring, cas
 
 def test_steps_rise_and_follow_what_was_measured(part):
     calibrating = part("diagnosing.calibrating")
-    said = [(0.2, number % 10 == 0) for number in range(200)] + [(0.9, number % 10 != 0) for number in range(200)]
+    said = [(0.2, number % 10 == 0) for number in range(200)] + [
+        (0.9, number % 10 != 0) for number in range(200)
+    ]
     steps = calibrating.steps_of(said)
     assert (steps[0][0], steps[-1][0]) == (0, 1)
     assert all(low[0] < high[0] and low[1] < high[1] for low, high in itertools.pairwise(steps))
@@ -168,7 +176,13 @@ def test_a_confidence_leads_back_to_its_raw_score(part):
 
 def test_a_log_names_a_rank_in_any_of_the_usual_ways(part):
     names = part("diagnosing.cases").names
-    for text in ("[rank1]: x", "[Rank 1] x", "  rank      : 1 (local_rank: 1)", "[default1]:x", "rank=1"):
+    for text in (
+        "[rank1]: x",
+        "[Rank 1] x",
+        "  rank      : 1 (local_rank: 1)",
+        "[default1]:x",
+        "rank=1",
+    ):
         assert names(text, "rank", 1), text
     for text in ("[rank11]: x", "ranks", "1 rank", "[rank0]: exit code 1"):
         assert not names(text, "rank", 1), text
@@ -178,7 +192,11 @@ def test_a_log_names_a_rank_in_any_of_the_usual_ways(part):
 
 def test_halves_hold_every_reason_and_do_not_depend_on_the_order(part, case):
     halves = part("diagnosing.cases").halves
-    cases = [case(id=f"{reason}{n}", program=f"{reason}{n}", reason=reason) for reason in "abc" for n in range(5)]
+    cases = [
+        case(id=f"{reason}{n}", program=f"{reason}{n}", reason=reason)
+        for reason in "abc"
+        for n in range(5)
+    ]
     found = halves(cases)
     assert found == halves(cases[::-1])
     for reason in "abc":
@@ -201,12 +219,25 @@ def test_the_laboratorys_cases_are_the_recorded_ones_and_their_variants(part, tm
         (tmp_path / folder / name).write_text(text)
     changed = [
         {**label, "id": f"p.{name}", "variant": name, "log": f"{name}/p.log", **more}
-        for name, more in (("unprefixed", {}), ("root_removed", {"root_removed": True, "root_lines": []}))
+        for name, more in (
+            ("unprefixed", {}),
+            ("root_removed", {"root_removed": True, "root_lines": []}),
+        )
     ]
     (tmp_path / "lab/labels.jsonl").write_text(json.dumps(label) + "\n")
-    (tmp_path / "variants/labels.jsonl").write_text("".join(json.dumps(one) + "\n" for one in changed))
-    found = {one.id: one for one in part("diagnosing.cases").lab_cases(tmp_path / "lab", tmp_path / "variants")}
-    assert [found[name].kind for name in sorted(found)] == ["recorded", "ranks", "root_removed", "unprefixed"]
+    (tmp_path / "variants/labels.jsonl").write_text(
+        "".join(json.dumps(one) + "\n" for one in changed)
+    )
+    found = {
+        one.id: one
+        for one in part("diagnosing.cases").lab_cases(tmp_path / "lab", tmp_path / "variants")
+    }
+    assert [found[name].kind for name in sorted(found)] == [
+        "recorded",
+        "ranks",
+        "root_removed",
+        "unprefixed",
+    ]
     assert found["p"].faulty == {"rank": 1}
     assert found["p.ranks"].path.is_dir()
     assert found["p.unprefixed"].faulty == {}, "without prefixes the log names no rank"
@@ -242,12 +273,24 @@ def test_the_restart_agents_answer_is_read_in_its_favour(part, tmp_path):
     nvrx = part("diagnosing.nvrx")
     log = tmp_path / "a.log"
     log.write_text("a\nRuntimeError: CUDA error: uncorrectable ECC error encountered\n")
-    primary = {"line": 2, "failure_class": "observed_exception", "rank": "1", "node": None, "gpu": None}
+    primary = {
+        "line": 2,
+        "failure_class": "observed_exception",
+        "rank": "1",
+        "node": None,
+        "gpu": None,
+    }
     answer = nvrx.read({"decision": "RESTART", "primary_failure": primary}, log)
     assert (answer.reason, answer.root_lines, dict(answer.scope)) == ("ECCError", (2,), {"rank": 1})
     assert (answer.restart_helps, answer.action) == (True, "restart")
-    answer = nvrx.read({"decision": "STOP", "primary_failure": {**primary, "failure_class": "cuda_oom"}}, log)
-    assert (answer.reason, answer.restart_helps, answer.action) == ("OutOfMemoryError", False, "user_must_fix")
+    answer = nvrx.read(
+        {"decision": "STOP", "primary_failure": {**primary, "failure_class": "cuda_oom"}}, log
+    )
+    assert (answer.reason, answer.restart_helps, answer.action) == (
+        "OutOfMemoryError",
+        False,
+        "user_must_fix",
+    )
     assert nvrx.read({"decision": "RESTART", "primary_failure": None}, log).reason == "Unknown"
     assert set(nvrx.REASONS.values()) <= set(CATEGORIES)
 
@@ -273,10 +316,18 @@ def test_the_generated_log_has_its_root_where_it_says(part, tmp_path):
     assert "uncorrectable ECC" in lines[log.root_line - 1]
     assert "%(" not in text
     assert "%%" not in text
-    steps = [int(line.split()[3].rstrip("/")) for line in lines if " iteration " in line and "samples" in line]
+    steps = [
+        int(line.split()[3].rstrip("/"))
+        for line in lines
+        if " iteration " in line and "samples" in line
+    ]
     assert steps == sorted(set(steps))
     said = diagnose(log.path)
-    assert (said.reason, said.root_lines[0].line, said.scope["rank"]) == (big_log.REASON, log.root_line, big_log.GUILTY)
+    assert (said.reason, said.root_lines[0].line, said.scope["rank"]) == (
+        big_log.REASON,
+        log.root_line,
+        big_log.GUILTY,
+    )
 
 
 # Compression
@@ -302,7 +353,12 @@ def test_the_gap_is_counted_over_all_folds(part):
 
     def fold(with_all, without, after):
         return learning.Fold(
-            asked=10, with_all=with_all, without=without, after={1: after}, worsened={1: ()}, unjudged_worsened={}
+            asked=10,
+            with_all=with_all,
+            without=without,
+            after={1: after},
+            worsened={1: ()},
+            unjudged_worsened={},
         )
 
     assert learning.gap_closed([fold(10, 2, 6), fold(9, 7, 9)], 1) == pytest.approx(6 / 10)
@@ -316,7 +372,11 @@ def test_lessons_are_of_many_programs_before_many_variants_of_one(part, case):
         for program in "ab" for kind in ("noisy", "recorded", "permuted")
     ]  # fmt: skip
     cases.append(case(id="other", program="c", kind="recorded", reason="KeyError"))
-    assert [one.id for one in learning.lessons(cases, "ECCError", 3)] == ["a.recorded", "b.recorded", "a.noisy"]
+    assert [one.id for one in learning.lessons(cases, "ECCError", 3)] == [
+        "a.recorded",
+        "b.recorded",
+        "a.noisy",
+    ]
 
 
 def test_each_reason_is_taken_out_in_one_fold_and_both_have_many(part):
@@ -331,7 +391,9 @@ def test_rules_without_a_reason_say_it_no_more(part, tmp_path):
     rules = part("diagnosing.learning")._without({"KeyError"})
     assert "KeyError" not in {rule.reason for rule in rules.rules}
     log = tmp_path / "a.log"
-    log.write_text("Traceback (most recent call last):\n  File \"a.py\", line 1, in <module>\nKeyError: 'tokens'\n")
+    log.write_text(
+        "Traceback (most recent call last):\n  File \"a.py\", line 1, in <module>\nKeyError: 'tokens'\n"
+    )
     ours = part("diagnosing.systems").ours
     assert ours(log).reason == "KeyError"
     assert ours(log, rules).reason != "KeyError"

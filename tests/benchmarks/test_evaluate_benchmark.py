@@ -24,7 +24,10 @@ def part(monkeypatch):
 def test_the_suite_is_the_same_for_a_seed_and_has_every_kind(part, monkeypatch, tmp_path):
     suite60 = part("evaluation.suite60")
     monkeypatch.setattr(suite60, "_make_models", lambda *_: None)
-    one, two, other = (suite60.make_suite(tmp_path / name, seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    one, two, other = (
+        suite60.make_suite(tmp_path / name, seed=seed)
+        for name, seed in (("a", 1), ("b", 1), ("c", 2))
+    )
     assert len(one.tasks) == 60
     assert one.tasks == two.tasks
     assert one.tasks != other.tasks
@@ -35,15 +38,22 @@ def test_the_suite_is_the_same_for_a_seed_and_has_every_kind(part, monkeypatch, 
         assert (one.task_folder / name).read_bytes() == (two.task_folder / name).read_bytes()
     loaded = load_suite(str(one.toml))
     assert [entry.name for entry in loaded.entries] == [task.name for task in one.tasks]
-    assert [entry.chat_template for entry in loaded.entries] == [task.chat_template for task in one.tasks]
-    fewshot = [json.loads(path.read_text()).get("num_fewshot", 0) for path in one.task_folder.glob("*.yaml")]
+    assert [entry.chat_template for entry in loaded.entries] == [
+        task.chat_template for task in one.tasks
+    ]
+    fewshot = [
+        json.loads(path.read_text()).get("num_fewshot", 0)
+        for path in one.task_folder.glob("*.yaml")
+    ]
     assert sum(shots > 0 for shots in fewshot) > 10
 
 
 def test_a_few_tasks_are_of_all_kinds(part, monkeypatch, tmp_path):
     suite60 = part("evaluation.suite60")
     monkeypatch.setattr(suite60, "_make_models", lambda *_: None)
-    assert {task.kind for task in suite60.make_suite(tmp_path, tasks=4).tasks} == {kind for kind, _ in suite60.KINDS}
+    assert {task.kind for task in suite60.make_suite(tmp_path, tasks=4).tasks} == {
+        kind for kind, _ in suite60.KINDS
+    }
 
 
 def test_the_papers_trials_hold_every_sample_once(part):
@@ -51,7 +61,10 @@ def test_the_papers_trials_hold_every_sample_once(part):
     mini = miniature.miniature(tasks=12).on(4)
     trials, predicted_s = paper.plan(mini)
     seen = collections.Counter(
-        (task, place) for trial in trials for task, first, last in trial.parts for place in range(first, last)
+        (task, place)
+        for trial in trials
+        for task, first, last in trial.parts
+        for place in range(first, last)
     )
     assert set(seen.values()) == {1}
     assert len(seen) == sum(len(task) for task in mini.workload.tasks)
@@ -70,7 +83,9 @@ def test_jobs_of_metrics_wait_for_their_trial_and_for_a_slot(part):
 def test_an_emulated_second_is_shorter_and_nothing_else(part):
     miniature = part("evaluation.miniature")
     slow, fast = miniature.miniature(pace=1.0), miniature.miniature(pace=0.1)
-    assert [len(task) for task in slow.workload.tasks] == [len(task) for task in fast.workload.tasks]
+    assert [len(task) for task in slow.workload.tasks] == [
+        len(task) for task in fast.workload.tasks
+    ]
     for whole, tenth in (
         (slow.cluster.engine_start_s, fast.cluster.engine_start_s),
         (slow.cluster.curve.alone_s(100, 100), fast.cluster.curve.alone_s(100, 100)),
@@ -114,7 +129,9 @@ def test_numbers_that_differ_in_one_bit_are_found(part):
     differences = part("evaluation.stock").differences
     theirs = {"t": {"acc,none": 0.1, "acc_stderr,none": "N/A", "p,none": math.nan}}
     assert differences({"t": dict(theirs["t"])}, theirs) == []
-    assert len(differences({"t": {**theirs["t"], "acc,none": math.nextafter(0.1, 1.0)}}, theirs)) == 1
+    assert (
+        len(differences({"t": {**theirs["t"], "acc,none": math.nextafter(0.1, 1.0)}}, theirs)) == 1
+    )
     assert len(differences({}, theirs)) == 3
 
 
@@ -133,13 +150,23 @@ def test_a_machine_that_permits_no_sandbox_is_told_in_a_row(part, monkeypatch, t
             None,
             met,
         )
-    assert "No hostile program was run. Generated code cannot be run safely" in capsys.readouterr().err
+    assert (
+        "No hostile program was run. Generated code cannot be run safely" in capsys.readouterr().err
+    )
 
 
 def test_parts_keep_the_rows_of_others_and_a_part_that_fails_its_own(part, monkeypatch, tmp_path):
     parts, table = part("common.parts"), part("common.table")
     file = tmp_path / "rows.json"
-    row = {"measure": "bound: m", "ours": 1, "peer": None, "limit": None, "unit": "s", "must": None, "met": None}
+    row = {
+        "measure": "bound: m",
+        "ours": 1,
+        "peer": None,
+        "limit": None,
+        "unit": "s",
+        "must": None,
+        "met": None,
+    }
     other = {**row, "measure": "scale: m"}
     file.write_text(json.dumps([row, other]))
 

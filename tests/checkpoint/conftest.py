@@ -86,7 +86,11 @@ def _same_random_numbers_in_every_test():
 def s3_credentials():
     """In the environment; those that every server here knows."""
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "REGION": "us-east-1"}.items():
+        for name, value in {
+            "ACCESS_KEY_ID": "key",
+            "SECRET_ACCESS_KEY": "secret",
+            "REGION": "us-east-1",
+        }.items():
             patch.setenv(f"AWS_{name}", value)
         yield
 

@@ -80,13 +80,17 @@ def seal(arena, layout, fill):
 def half_copied(arena, layout, fill, files):
     """Begin a use whose first `files` files are there; the notes tell of all of them."""
     for shard in layout.shards:
-        arena.image[shard.offset : shard.offset + shard.size_bytes] = bytes([fill]) * shard.size_bytes
+        arena.image[shard.offset : shard.offset + shard.size_bytes] = (
+            bytes([fill]) * shard.size_bytes
+        )
     generation = arena.begin(fill)
     arena.notes[: 8 * len(layout.pieces)] = piece_digests(arena.image, layout.pieces)
     for shard in layout.shards[files:]:
         arena.image[shard.offset : shard.offset + shard.size_bytes] = bytes(shard.size_bytes)
     if files:
-        arena.advance(layout.shards[files - 1].offset + layout.shards[files - 1].size_bytes, generation)
+        arena.advance(
+            layout.shards[files - 1].offset + layout.shards[files - 1].size_bytes, generation
+        )
     return generation
 
 

@@ -86,7 +86,9 @@ def _save_again(folder, rank, before, mend, *, after=lambda *_: None):
         if rank == 1:
             before(ckpt, tensor)
         handle = save()
-        if rank == 1:  # the other one goes on meanwhile, as far as it comes before it finds the failure
+        if (
+            rank == 1
+        ):  # the other one goes on meanwhile, as far as it comes before it finds the failure
             after(ckpt, tensor)
             until(handle.done)
             mend(ckpt)
@@ -109,7 +111,9 @@ def _save_again(folder, rank, before, mend, *, after=lambda *_: None):
 def replaced(folder, rank):
     """The ranks' disks differ; each save is durable on both, or given up on both."""
     outcomes = []
-    with Checkpointer(folder, when_busy="replace", keep=None, max_write_mib_s=(80, 160)[rank]) as ckpt:
+    with Checkpointer(
+        folder, when_busy="replace", keep=None, max_write_mib_s=(80, 160)[rank]
+    ) as ckpt:
         for step in range(12):
             ckpt.before_update()
             outcomes.append(ckpt.save(step, {f"of-{rank}": torch.full((6 << 20,), float(step))}))
@@ -129,7 +133,13 @@ def main(folder, rank):
     torch.set_num_threads(1)
     logging.getLogger("holdfast").setLevel(logging.CRITICAL)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
-    for scenario in (again_after_a_failure, again_after_a_change, by_time, replaced, by_time_in_slow_steps):
+    for scenario in (
+        again_after_a_failure,
+        again_after_a_change,
+        by_time,
+        replaced,
+        by_time_in_slow_steps,
+    ):
         scenario(f"{folder}/{scenario.__name__}", rank)
         dist.barrier()
     dist.destroy_process_group()

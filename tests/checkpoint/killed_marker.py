@@ -11,7 +11,9 @@ if __name__ == "__main__":
         number += 1
         # So much that it does not fit into one page.
         note_metrics(
-            Path(sys.argv[1]), {f"{sys.argv[2]}-{each:03}": number for each in range(200)}, now_s=float(number)
+            Path(sys.argv[1]),
+            {f"{sys.argv[2]}-{each:03}": number for each in range(200)},
+            now_s=float(number),
         )
         sys.stdout.write(f"{number}\n")
         sys.stdout.flush()

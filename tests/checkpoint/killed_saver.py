@@ -25,7 +25,11 @@ ENDS_S = 30.0
 
 
 def state_of(value):
-    return {"value": value, "big": torch.full((COUNT,), float(value)), "many": [torch.tensor(value)] * 5}
+    return {
+        "value": value,
+        "big": torch.full((COUNT,), float(value)),
+        "many": [torch.tensor(value)] * 5,
+    }
 
 
 def save_for_ever(folder, step, value, report):
@@ -83,7 +87,11 @@ class Reports:
 
     @property
     def _lines(self):
-        return [line.split() for line in self._content.decode().splitlines(keepends=True) if line.endswith("\n")]
+        return [
+            line.split()
+            for line in self._content.decode().splitlines(keepends=True)
+            if line.endswith("\n")
+        ]
 
     @property
     def writers(self):
@@ -95,7 +103,9 @@ class Reports:
 
 
 def await_end(pidfd):
-    assert select.select([pidfd], [], [], ENDS_S)[0], "the writing process goes on without its trainer"
+    assert select.select([pidfd], [], [], ENDS_S)[0], (
+        "the writing process goes on without its trainer"
+    )
     os.close(pidfd)
 
 
@@ -165,7 +175,13 @@ def main(folder, seed, times):
         state = {"value": -1, "big": torch.zeros(COUNT), "many": [torch.tensor(0)] * 5}
         restored = Checkpointer(folder).restore(state)
         # What was reported durable, or one of the two saves that were on their way.
-        assert (restored, state["value"]) >= (step, value), (restored, state["value"], step, value, names)
+        assert (restored, state["value"]) >= (step, value), (
+            restored,
+            state["value"],
+            step,
+            value,
+            names,
+        )
         assert state["value"] in range(value, value + 3), (state["value"], value)
         assert state["big"].eq(state["value"]).all()
         assert all(each.item() == state["value"] for each in state["many"])

@@ -32,7 +32,8 @@ def expected():
         },
         "optimizer": {
             "state": {
-                number: {"step": torch.tensor(3.0), "exp_avg": torch.full((4,), float(number))} for number in (0, 1)
+                number: {"step": torch.tensor(3.0), "exp_avg": torch.full((4,), float(number))}
+                for number in (0, 1)
             },
             "param_groups": [{"lr": 0.1, "betas": (0.9, 0.95), "foreach": None, "params": [0, 1]}],
         },

@@ -57,7 +57,9 @@ def rank_0_alone_saves_first(folder, rank, world_size):
     ckpt = Checkpointer(folder)
     if rank == 0:
         refused(
-            lambda: ckpt.save(1, STATE), "rank 1 has not called save at step 1", "rank 1 waits in meeting_ranks.py:"
+            lambda: ckpt.save(1, STATE),
+            "rank 1 has not called save at step 1",
+            "rank 1 waits in meeting_ranks.py:",
         )
     dist.barrier()
 
@@ -66,7 +68,11 @@ def rank_0_alone_has_a_later_save(folder, rank, world_size):
     ckpt = restored(folder)
     ckpt.save(1, STATE).result()
     if rank == 0:
-        refused(lambda: ckpt.save(2, STATE).result(), "rank 1 has not called save at step 2", "waits in meeting_ranks")
+        refused(
+            lambda: ckpt.save(2, STATE).result(),
+            "rank 1 has not called save at step 2",
+            "waits in meeting_ranks",
+        )
     dist.barrier()
     assert [info.step for info in scan(folder)] == [1]
 
@@ -77,14 +83,21 @@ def ranks_save_at_other_steps(folder, rank, world_size):
     text = "Ranks do not act together: rank 0 calls save at step 1 and rank 1 calls save at step 2. save"
     refused(lambda: ckpt.save(1 + rank, STATE), text)
     ckpt.save(3, STATE).result()
-    refused(lambda: ckpt.save(4 + rank, STATE).result(), "rank 0 calls save at step 4 and rank 1 calls save at step 5")
+    refused(
+        lambda: ckpt.save(4 + rank, STATE).result(),
+        "rank 0 calls save at step 4 and rank 1 calls save at step 5",
+    )
     ckpt.save(6, STATE).result()
 
 
 def a_step_is_due_on_one_rank(folder, rank, world_size):
     ckpt = restored(folder, every=2)
     if rank:
-        refused(lambda: ckpt.save(2, STATE), "rank 0 has not called save at step 2", "rank 0 has called save at step 1")
+        refused(
+            lambda: ckpt.save(2, STATE),
+            "rank 0 has not called save at step 2",
+            "rank 0 has called save at step 1",
+        )
     else:
         assert ckpt.save(1, STATE).step is None
     dist.barrier()
@@ -97,7 +110,9 @@ def a_rank_is_a_step_ahead(folder, rank, world_size):
     if rank:
         assert ckpt.save(2, STATE).step is None
     else:
-        refused(lambda: ckpt.save(2, STATE), "rank 1 has not called save at step 2", "rank 1 waits in")
+        refused(
+            lambda: ckpt.save(2, STATE), "rank 1 has not called save at step 2", "rank 1 waits in"
+        )
     dist.barrier()
 
 
@@ -146,7 +161,9 @@ def a_rank_stands_in_a_collective_while_its_thread_comes(folder, rank, world_siz
         ckpt._engine.thread._pool.submit(thread_comes.wait)
     handle = ckpt.save(2, STATE)
     if rank:
-        beside = threading.Thread(target=lambda: (until(folder.with_suffix(".looked").exists), thread_comes.set()))
+        beside = threading.Thread(
+            target=lambda: (until(folder.with_suffix(".looked").exists), thread_comes.set())
+        )
         beside.start()
         dist.barrier()
         beside.join()
@@ -191,7 +208,10 @@ def ranks_have_other_folders(folder, rank, world_size):
 def entries_may_differ_but_not_in_kind(folder, rank, world_size):
     with Checkpointer(folder) as ckpt:
         ckpt.save(1, {**STATE, **({} if rank else {"best": 1.0})}).result()
-        refused(lambda: ckpt.save(2, {"x": torch.ones(2) if rank else 1.0}), "Ranks 0 and 1 disagree about 'x'")
+        refused(
+            lambda: ckpt.save(2, {"x": torch.ones(2) if rank else 1.0}),
+            "Ranks 0 and 1 disagree about 'x'",
+        )
     state = {"t": torch.zeros(3), "best": 0.0}
     assert Checkpointer(folder, read_only=True).restore(state) == 1
     assert state["best"] == 1.0
@@ -235,7 +255,9 @@ def a_group_is_destroyed_before_its_saves_have_ended(folder, rank, world_size):
             ckpt.close()
         with pytest.raises(SaveFailed, match="Step 3"):
             bad.result(ENDS_S)
-        refused(lambda: Checkpointer(folder, process_group=group), "process_group has been destroyed")
+        refused(
+            lambda: Checkpointer(folder, process_group=group), "process_group has been destroyed"
+        )
     dist.barrier()
 
 
@@ -244,7 +266,9 @@ def main(folder, rank, world_size, *names):
     meeting.WARN_AFTER_S, meeting.STUCK_S, meeting._LOOK_EVERY_S = 0.5, 4.0, 0.05
     timeout = timedelta(seconds=600)
     init_method = f"file://{folder}/store-{world_size}"
-    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size, timeout=timeout)
+    dist.init_process_group(
+        "gloo", init_method=init_method, rank=rank, world_size=world_size, timeout=timeout
+    )
     for name in names:
         sys.stdout.write(f"{name}\n")
         sys.stdout.flush()

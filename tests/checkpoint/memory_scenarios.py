@@ -57,7 +57,11 @@ HEARD = Heard()
 
 
 def state_of(value):
-    return {"value": value, "big": torch.full((COUNT,), float(value)), "some": [torch.tensor(value)] * 3}
+    return {
+        "value": value,
+        "big": torch.full((COUNT,), float(value)),
+        "some": [torch.tensor(value)] * 3,
+    }
 
 
 def die(*_, **__):
@@ -256,7 +260,9 @@ def a_kill_at_any_instant_leaves_the_newest_from_memory_or_disk(folder):
         assert step >= max(newest, default=1)
         assert state["value"] == step == scan(folder)[0].step
         assert state["big"].eq(step).all()
-        assert not [each for each in HEARD.warnings if not each.startswith("Waiting for the last save")]
+        assert not [
+            each for each in HEARD.warnings if not each.startswith("Waiting for the last save")
+        ]
         tiers.append(HEARD.restored[-1]["tier"])
     assert set(tiers) == {"memory"}, tiers
 
@@ -273,10 +279,12 @@ def a_flipped_bit_is_found_and_the_disk_has_it_right(folder):
         found.close()
         assert_restored(place, 2, "disk")
         (warning,) = HEARD.warnings
-        assert warning.startswith("Step 2 is not taken from memory, but from disk: __0_0.distcp does not match"), (
+        assert warning.startswith(
+            "Step 2 is not taken from memory, but from disk: __0_0.distcp does not match"
+        ), warning
+        assert f"bytes {at // BLOCK_BYTES * BLOCK_BYTES:,}" in warning or "bytes 0 to" in warning, (
             warning
         )
-        assert f"bytes {at // BLOCK_BYTES * BLOCK_BYTES:,}" in warning or "bytes 0 to" in warning, warning
 
 
 @scenario

@@ -50,7 +50,10 @@ def values():
 
 
 def whole(tensors):
-    return {name: each.full_tensor() if isinstance(each, DTensor) else each for name, each in tensors.items()}
+    return {
+        name: each.full_tensor() if isinstance(each, DTensor) else each
+        for name, each in tensors.items()
+    }
 
 
 def same(left, right):
@@ -61,7 +64,9 @@ def same(left, right):
 
 def moments(model, optimizer):
     states = ShardedOptimizer(model, optimizer).state_dict()["state"]
-    return {f"{name}.{key}": value for name, state in states.items() for key, value in state.items()}
+    return {
+        f"{name}.{key}": value for name, state in states.items() for key, value in state.items()
+    }
 
 
 def four_save(folder, rank):
@@ -69,13 +74,19 @@ def four_save(folder, rank):
     model = parallelize_module(made(1), mesh["tensor"], dict(SPLIT))
     fully_shard(model, mesh=mesh["data"])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
-    tensors = {name: distribute_tensor(value, mesh, PLACEMENTS[name]) for name, value in values().items()}
+    tensors = {
+        name: distribute_tensor(value, mesh, PLACEMENTS[name]) for name, value in values().items()
+    }
     for step in (1, 2):
-        model(torch.randn(4, 6, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+        model(
+            torch.randn(4, 6, generator=torch.Generator().manual_seed(step))
+        ).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
     with Checkpointer(folder / "saved") as ckpt:
-        ckpt.save(2, {"model": model, "optimizer": ShardedOptimizer(model, optimizer), "tensors": tensors})
+        ckpt.save(
+            2, {"model": model, "optimizer": ShardedOptimizer(model, optimizer), "tensors": tensors}
+        )
     expected = whole(model.state_dict()), whole(moments(model, optimizer))
     if rank == 0:
         torch.save(expected, folder / "expected.pt")
@@ -96,10 +107,15 @@ def two_restore(folder):
     model = parallelize_module(made(2), mesh, dict(SPLIT))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, foreach=False)
     tensors = {
-        name: distribute_tensor(torch.zeros(SIZES), mesh, [Shard(number % 2)]) for number, name in enumerate(PLACEMENTS)
+        name: distribute_tensor(torch.zeros(SIZES), mesh, [Shard(number % 2)])
+        for number, name in enumerate(PLACEMENTS)
     }
     with Checkpointer(folder / "saved") as ckpt:
-        state = {"model": model, "optimizer": ShardedOptimizer(model, optimizer), "tensors": tensors}
+        state = {
+            "model": model,
+            "optimizer": ShardedOptimizer(model, optimizer),
+            "tensors": tensors,
+        }
         assert ckpt.restore(state) == 2
     expected = torch.load(folder / "expected.pt")
     same(whole(model.state_dict()), expected[0])

@@ -97,7 +97,9 @@ def lose(folder, *, lost=("a",), nodes=NODES, ranks=1, steps=(1,), then=lambda _
     assert set(on_nodes(folder, work, nodes=nodes, ranks=ranks)) == {-signal.SIGKILL}
 
 
-def assert_restored(folder, tier, *, nodes=("new", "b"), ranks=1, step=1, warnings=0, before=lambda _rank: None):
+def assert_restored(
+    folder, tier, *, nodes=("new", "b"), ranks=1, step=1, warnings=0, before=lambda _rank: None
+):
     def work(rank):
         before(rank)
         state, own = small(-1), {"rank": -1, "own": torch.zeros(COUNT)}

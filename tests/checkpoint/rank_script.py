@@ -41,7 +41,11 @@ def round_trip(folder, rank, world_size):
     for seed in (random.seed, np.random.seed, torch.manual_seed):
         seed(100 + rank)
     state = {**training.objects, "note": "the same"}
-    path = Checkpointer(folder).save(2, state, per_rank={"position": 1000 + rank, "t": torch.tensor(rank)}).result()
+    path = (
+        Checkpointer(folder)
+        .save(2, state, per_rank={"position": 1000 + rank, "t": torch.tensor(rank)})
+        .result()
+    )
     expected = draws()
 
     fresh = Training(seed=5)
@@ -117,7 +121,10 @@ def different_parts(folder, rank, world_size):
     }
     Checkpointer(folder).restore(target)
     assert torch.equal(target["sharded"].full_tensor(), full)
-    assert {key: value.tolist() for key, value in target["layers"].items()} == {0: [0, 0], 1: [1, 1]}
+    assert {key: value.tolist() for key, value in target["layers"].items()} == {
+        0: [0, 0],
+        1: [1, 1],
+    }
 
 
 def what_one_rank_does_at_length_is_waited_for(folder, rank, world_size):
@@ -162,7 +169,9 @@ def a_failure_that_only_warns_ends_no_rank(folder, rank, world_size):
 def one_rank_tells_of_a_save(folder, rank, world_size):
     """And the others do not read the manifest for nothing."""
     told, before = [], outcomes.saved_event
-    outcomes.saved_event = lambda saved, **options: told.append(saved.step) or before(saved, **options)
+    outcomes.saved_event = lambda saved, **options: (
+        told.append(saved.step) or before(saved, **options)
+    )
     try:
         with Checkpointer(folder) as ckpt:
             ckpt.save(1, {"t": torch.ones(2)}).result()
@@ -210,7 +219,11 @@ def what_fails_on_one_rank_in_a_restore_fails_on_all(folder, rank, world_size):
     before = restore.Predecessors
     restore.Predecessors = refuse if rank == 1 else before
     try:
-        expect(OSError, "too many open files", lambda: Checkpointer(folder).restore({"t": torch.ones(2)}))
+        expect(
+            OSError,
+            "too many open files",
+            lambda: Checkpointer(folder).restore({"t": torch.ones(2)}),
+        )
     finally:
         restore.Predecessors = before
 
@@ -218,7 +231,9 @@ def what_fails_on_one_rank_in_a_restore_fails_on_all(folder, rank, world_size):
 def main(folder, rank, world_size):
     torch.set_num_threads(1)
     logging.getLogger("holdfast").setLevel(logging.ERROR)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size
+    )
     for scenario in (
         round_trip,
         fallback,

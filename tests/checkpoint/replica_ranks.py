@@ -28,7 +28,12 @@ class Training:
         torch.manual_seed(0)
         self.rank = rank
         self.model = nn.Sequential(
-            nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU(), nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
+            nn.Linear(8, 16),
+            nn.BatchNorm1d(16),
+            nn.ReLU(),
+            nn.Linear(16, 16),
+            nn.BatchNorm1d(16),
+            nn.Linear(16, 4),
         )
         self.ddp = nn.parallel.DistributedDataParallel(self.model)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.05)
@@ -44,17 +49,29 @@ class Training:
             self.optimizer.step()
             self.loss = loss.item()
             with torch.no_grad():
-                for mine, now in zip(self.ema.state_dict().values(), self.model.state_dict().values(), strict=True):
+                for mine, now in zip(
+                    self.ema.state_dict().values(), self.model.state_dict().values(), strict=True
+                ):
                     mine.copy_(mine * 0.9 + now * 0.1)
         return self
 
     @property
     def state(self):
-        return {"model": self.model, "optimizer": self.optimizer, "ema": self.ema, "metrics": {"loss": self.loss}}
+        return {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "ema": self.ema,
+            "metrics": {"loss": self.loss},
+        }
 
     def copy(self):
         """Return what torch.save would write."""
-        parts = (self.model.state_dict(), self.optimizer.state_dict(), self.ema.state_dict(), self.loss)
+        parts = (
+            self.model.state_dict(),
+            self.optimizer.state_dict(),
+            self.ema.state_dict(),
+            self.loss,
+        )
         return copy.deepcopy(parts)
 
 
@@ -103,8 +120,14 @@ def what_differs_comes_from_rank_0(folder, rank, world_size):
         owned = {name for name in found if name.startswith("optimizer.state")} | {
             f"model.{name}" for name, _ in Training(rank).model.named_parameters()
         }
-        assert set().union(*(found[name] for name in owned)) == set(range(world_size)), "they are spread"
-        others = {name: ranks for name, ranks in found.items() if name not in owned and ".rank-" not in name}
+        assert set().union(*(found[name] for name in owned)) == set(range(world_size)), (
+            "they are spread"
+        )
+        others = {
+            name: ranks
+            for name, ranks in found.items()
+            if name not in owned and ".rank-" not in name
+        }
         assert len(others) > 20
         assert all(ranks == {0} for ranks in others.values()), others
 
@@ -116,10 +139,14 @@ def rank_0_writes_all(folder, rank, world_size):
 
 def the_lowest_rank_that_has_it_writes_it(folder, rank, world_size):
     """Another part of the state is on each rank but the first, as in a pipeline."""
-    state = {"own": {"bias": torch.full((2,), float(rank)), "count": rank}} if rank else {"first": 1}
+    state = (
+        {"own": {"bias": torch.full((2,), float(rank)), "count": rank}} if rank else {"first": 1}
+    )
     with Checkpointer(folder) as ckpt:
         path = ckpt.save(1, state).result()
-    assert {name: ranks for name, ranks in writers(path).items() if not name.startswith("holdfast")} == {
+    assert {
+        name: ranks for name, ranks in writers(path).items() if not name.startswith("holdfast")
+    } == {
         "own.bias": {1},
         "own.count": {1},
         "first": {0},
@@ -174,7 +201,10 @@ def what_differs_is_named_once(folder, rank, world_size):
     assert "step 21 holds" in second
     assert "'deep.0.rate' (rank 1), 'late' (rank 1), 'own' (rank 1). Put" in second
     assert [event["count"] for event in heard.events] == [2, 3]
-    assert [list(each) for each in heard.events[0]["entries"]] == [["deep.0.rate", "rank 1"], ["own", "rank 1"]]
+    assert [list(each) for each in heard.events[0]["entries"]] == [
+        ["deep.0.rate", "rank 1"],
+        ["own", "rank 1"],
+    ]
 
 
 def what_differs_is_refused(folder, rank, world_size):
@@ -186,12 +216,16 @@ def what_differs_is_refused(folder, rank, world_size):
                 message = str(error)
             else:
                 raise AssertionError("it is saved")
-            assert f"Step {step} was not saved: the state differs by rank: 'own' (rank 1)" in message
+            assert (
+                f"Step {step} was not saved: the state differs by rank: 'own' (rank 1)" in message
+            )
             assert "per_rank" in message
             assert "storage" not in message
         assert not list(folder.glob("step-*"))
         path = ckpt.save(3, {"same": torch.ones(3), "own": 1}, per_rank={"own": rank}).result()
-    assert sorted(each.name for each in path.parent.glob("*step*") if not each.name.endswith(".failed")) == [path.name]
+    assert sorted(
+        each.name for each in path.parent.glob("*step*") if not each.name.endswith(".failed")
+    ) == [path.name]
     assert not [*path.glob("*rank-*"), *path.glob(".*.tmp")]
 
 
@@ -223,7 +257,9 @@ def main(folder, rank, world_size, *names):
     logging.basicConfig(format="%(name)s %(levelname)s %(message)s", stream=sys.stdout)
     timeout = timedelta(seconds=600)
     init_method = f"file://{folder}/store-{world_size}-{names[0]}"
-    dist.init_process_group("gloo", init_method=init_method, rank=rank, world_size=world_size, timeout=timeout)
+    dist.init_process_group(
+        "gloo", init_method=init_method, rank=rank, world_size=world_size, timeout=timeout
+    )
     for name in names:
         SCENARIOS[name](Path(folder) / name, rank, world_size)
         dist.barrier()

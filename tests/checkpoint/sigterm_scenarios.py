@@ -74,7 +74,9 @@ def train(
     torch.set_num_threads(1)
     logging.basicConfig(filename=folder / f"log-{rank}", force=True)
     if world_size > 1:
-        dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size)
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size
+        )
     before()
     options |= {"every": every, "sigterm_grace_s": grace_s, "keep_in_memory_s": None}
     with Checkpointer(folder / "ckpt", **options) as ckpt:
@@ -198,7 +200,9 @@ def during_a_restore(folder):
 
 def the_handler_that_was_there_comes_last(folder):
     def before():
-        signal.signal(signal.SIGTERM, lambda number, _frame: (folder / "told").write_text(str(number)))
+        signal.signal(
+            signal.SIGTERM, lambda number, _frame: (folder / "told").write_text(str(number))
+        )
 
     trainer = Trainer(folder, before=before)
     trainer.says(b"5\n")
@@ -220,7 +224,10 @@ def storage_that_stalls_is_waited_for_no_longer_than_the_grace_time(folder):
     trainer.asked_to_end()
     trainer.left()
     os.kill(writer, signal.SIGKILL)
-    assert f"SIGTERM: 1.5 s of grace are over. The newest checkpoint is {scan(folder / 'ckpt')[0].path}" in log(folder)
+    assert (
+        f"SIGTERM: 1.5 s of grace are over. The newest checkpoint is {scan(folder / 'ckpt')[0].path}"
+        in log(folder)
+    )
     assert newest(folder) == step
 
 
@@ -338,7 +345,11 @@ def data_workers_outlive_it(folder):
 
 def has_pending(pid, number):
     """Whether a signal that was sent to a process is still to be heard by it."""
-    (told,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("ShdPnd:"))
+    (told,) = (
+        line
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines()
+        if line.startswith("ShdPnd:")
+    )
     return bool(int(told.split()[1], 16) >> (number - 1) & 1)
 
 
@@ -391,7 +402,10 @@ def two_ranks_told_at_different_steps(folder):
 
 
 def a_rank_that_stands_still_does_not_keep_the_other(folder):
-    trainers = [Trainer(folder, rank=rank, world_size=2, grace_s=1.5, every=5, waits=True) for rank in range(2)]
+    trainers = [
+        Trainer(folder, rank=rank, world_size=2, grace_s=1.5, every=5, waits=True)
+        for rank in range(2)
+    ]
     trainers[1].says(b"12\n")
     os.kill(trainers[1].pid, signal.SIGSTOP)
     trainers[0].asked_to_end()
@@ -405,7 +419,9 @@ def a_rank_that_stands_still_does_not_keep_the_other(folder):
 def writer_of(pid):
     """The process that writes for the trainer `pid`: its only child."""
     (child,) = [
-        child for task in Path(f"/proc/{pid}/task").iterdir() for child in (task / "children").read_text().split()
+        child
+        for task in Path(f"/proc/{pid}/task").iterdir()
+        for child in (task / "children").read_text().split()
     ]
     return int(child)
 

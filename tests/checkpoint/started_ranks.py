@@ -9,7 +9,9 @@ def run(script, folder, world_size, *scenarios, ends=None):
 
     def start(rank):
         command = [sys.executable, script, folder, str(rank), str(world_size), *scenarios]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
 
     processes = [start(rank) for rank in range(world_size)]
     try:
@@ -18,5 +20,7 @@ def run(script, folder, world_size, *scenarios, ends=None):
         for process in processes:
             process.kill()
             process.wait()
-    assert [process.returncode for process in processes] == (ends or [0] * world_size), "\n".join(outputs)
+    assert [process.returncode for process in processes] == (ends or [0] * world_size), "\n".join(
+        outputs
+    )
     return outputs

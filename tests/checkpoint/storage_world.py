@@ -20,8 +20,12 @@ from holdfast.checkpoint.folders import step_path
 from holdfast.checkpoint.manifest import Manifest, describe_file, write_manifest
 from holdfast.checkpoint.objects import Patience
 
-BRIEF = Patience(request_timeout_s=10, tries=2, attempts=3, first_pause_s=0.001, longest_pause_s=0.002)
-QUICK = Patience(request_timeout_s=10, tries=10, attempts=5, first_pause_s=0.001, longest_pause_s=0.005)
+BRIEF = Patience(
+    request_timeout_s=10, tries=2, attempts=3, first_pause_s=0.001, longest_pause_s=0.002
+)
+QUICK = Patience(
+    request_timeout_s=10, tries=10, attempts=5, first_pause_s=0.001, longest_pause_s=0.005
+)
 PART_BYTES = 5 << 20
 """S3 takes no less."""
 SIZES = {
@@ -52,11 +56,17 @@ def make_checkpoint(folder, step, seed=0, sizes=None):
 def seal(path, step, created_at_s=1e9):
     """Write the manifest of a folder's files."""
     files = tuple(describe_file(path, name) for name in sorted(contents(path)))
-    write_manifest(path, Manifest(step=step, world_size=2, created_at_s=created_at_s, torch="2", files=files))
+    write_manifest(
+        path, Manifest(step=step, world_size=2, created_at_s=created_at_s, torch="2", files=files)
+    )
 
 
 def contents(path):
-    return {file.relative_to(path).as_posix(): file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    return {
+        file.relative_to(path).as_posix(): file.read_bytes()
+        for file in path.rglob("*")
+        if file.is_file()
+    }
 
 
 def new_bucket(endpoint):
@@ -102,7 +112,9 @@ class Proxy:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}
+        )
         self._thread.start()
 
     def close(self):
@@ -155,7 +167,9 @@ class Proxy:
         finally:
             connection.close()
         skipped = ("connection", "transfer-encoding", "date", "server")
-        headers = [(name, value) for name, value in answer.getheaders() if name.lower() not in skipped]
+        headers = [
+            (name, value) for name, value in answer.getheaders() if name.lower() not in skipped
+        ]
         return answer.status, headers, content
 
     @staticmethod

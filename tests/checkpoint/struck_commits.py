@@ -37,9 +37,17 @@ def strike_of(how, call, struck):
 
     def decide(count, name):
         if how == "short":
-            return Strike("short") if count >= call and name in ("write", "pwrite64") and not struck else None
+            return (
+                Strike("short")
+                if count >= call and name in ("write", "pwrite64") and not struck
+                else None
+            )
         if count == call or (how == "dead" and count > call and name in CHANGING):
-            return Strike("kill") if how == "kill" else Strike("error", error=getattr(errno, how, errno.EIO))
+            return (
+                Strike("kill")
+                if how == "kill"
+                else Strike("error", error=getattr(errno, how, errno.EIO))
+            )
         return None
 
     return decide

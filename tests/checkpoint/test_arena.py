@@ -69,16 +69,22 @@ def test_a_new_one_is_free_and_of_no_step(make):
     assert (arena.state, arena.generation, arena.step) == (State.FREE, 0, -1)
 
 
-@pytest.mark.parametrize(("now", "to"), [pair for pair in product(State, State) if pair[1] is not State.COPYING])
+@pytest.mark.parametrize(
+    ("now", "to"), [pair for pair in product(State, State) if pair[1] is not State.COPYING]
+)
 def test_only_the_moves_that_are_drawn_are_allowed(make, now, to):
     arena = make()
     generation = brought_to(arena, now)
-    if (now, to) in ALLOWED or (now is to is State.FREE):  # what is free may be freed: the end is the same
+    if (now, to) in ALLOWED or (
+        now is to is State.FREE
+    ):  # what is free may be freed: the end is the same
         with contextlib.suppress(ArenaError) if now is to else contextlib.nullcontext():
             arena.move(to, generation)
         assert arena.state is to
     else:
-        with pytest.raises(ArenaError, match=f"The arena is {now.name}, and cannot become {to.name}"):
+        with pytest.raises(
+            ArenaError, match=f"The arena is {now.name}, and cannot become {to.name}"
+        ):
             arena.move(to, generation)
         assert arena.state is now
     assert arena.generation == generation
@@ -117,7 +123,9 @@ def test_a_report_on_an_earlier_or_later_use_changes_nothing(make, state):
     assert (arena.state, arena.generation, arena.step) == (State.COPYING, 2, 8)
 
 
-@pytest.mark.parametrize("image_bytes", [0, 1, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, 3 * PAGE_BYTES])
+@pytest.mark.parametrize(
+    "image_bytes", [0, 1, PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1, 3 * PAGE_BYTES]
+)
 def test_there_is_room_for_the_image_and_the_notes_and_they_do_not_meet(make, image_bytes):
     arena = make(image_bytes, 24)
     assert arena.capacity_bytes == len(arena.image) >= max(image_bytes, 1)
@@ -292,7 +300,9 @@ def test_what_is_no_arena_is_refused(tmp_path):
 def test_more_than_there_is_leaves_no_descriptor_behind():
     gc.collect()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names alone
-    with pytest.raises(ArenaError, match=r"needs 36,028,797,018,968,064 bytes of memory, and [0-9,]+ are free"):
+    with pytest.raises(
+        ArenaError, match=r"needs 36,028,797,018,968,064 bytes of memory, and [0-9,]+ are free"
+    ):
         Arena.make(1 << 55)
     assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
 

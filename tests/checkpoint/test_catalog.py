@@ -46,10 +46,15 @@ def assert_falls_back(folder, reason, *, state="damaged"):
 
 def test_good_checkpoints_are_listed_newest_first_and_verify(two):
     infos = scan(two)
-    assert [(info.step, info.state, info.reason) for info in infos] == [(2, "written", None), (1, "written", None)]
+    assert [(info.step, info.state, info.reason) for info in infos] == [
+        (2, "written", None),
+        (1, "written", None),
+    ]
     newest = infos[0]
     # Beside the data lie the manifest and the checksums of their blocks.
-    data_bytes = sum(path.stat().st_size for path in newest.path.iterdir() if path.suffix in ("", ".distcp"))
+    data_bytes = sum(
+        path.stat().st_size for path in newest.path.iterdir() if path.suffix in ("", ".distcp")
+    )
     assert newest.size_bytes == data_bytes
     assert newest.created_at_s > infos[1].created_at_s > 1.7e9
     assert {verify(info).state for info in infos} == {"verified"}
@@ -82,7 +87,9 @@ def test_a_missing_file_is_caught(two, name):
     assert scan(two)[0].state == state
 
 
-@pytest.mark.parametrize("name", ["__0_0.distcp", "holdfast.json"])  # the metadata may well be the same
+@pytest.mark.parametrize(
+    "name", ["__0_0.distcp", "holdfast.json"]
+)  # the metadata may well be the same
 def test_a_file_of_another_step_is_caught(two, name):
     shutil.copy(two / "step-0000000001" / name, two / "step-0000000002" / name)
     assert_falls_back(two, name)
@@ -96,7 +103,9 @@ def test_a_whole_folder_of_another_step_is_caught(two):
 
 def test_a_lost_page_is_caught(tmp_path):
     for step in (1, 2):
-        Checkpointer(tmp_path).save(step, {"value": step, "t": torch.full((50_000,), float(step))}).result()
+        Checkpointer(tmp_path).save(
+            step, {"value": step, "t": torch.full((50_000,), float(step))}
+        ).result()
     with (tmp_path / "step-0000000002" / "__0_0.distcp").open("r+b") as file:
         file.seek(8 * 4096)
         file.write(bytes(4096))
@@ -113,7 +122,9 @@ def rewrite_manifest(path, change):
     file.write_text(json.dumps(content))
 
 
-@pytest.mark.parametrize("name", ["../step-0000000001/.metadata", "/etc/passwd", "a/../../x", "", "."])
+@pytest.mark.parametrize(
+    "name", ["../step-0000000001/.metadata", "/etc/passwd", "a/../../x", "", "."]
+)
 def test_a_manifest_that_leads_out_is_refused(two, name):
     path = two / "step-0000000002"
     rewrite_manifest(path, lambda content: content["files"][0].update(path=name))
@@ -134,7 +145,9 @@ def test_a_manifest_of_another_version_says_so(two):
     assert_falls_back(two, "version 9, this Holdfast reads holdfast.checkpoint")
 
 
-@pytest.mark.parametrize("content", ["[]", "{}", "null", '{"digest": 1}', "\\", '{"digest": {}, "files": 3}'])
+@pytest.mark.parametrize(
+    "content", ["[]", "{}", "null", '{"digest": 1}', "\\", '{"digest": {}, "files": 3}']
+)
 def test_a_manifest_that_is_no_manifest_is_damaged(two, content):
     (two / "step-0000000002" / "holdfast.json").write_text(content)
     assert_falls_back(two, "holdfast.json")
@@ -169,7 +182,12 @@ def test_a_replaced_checkpoint_is_a_candidate_after_the_proper_one(two):
     assert ckpt.restore({"value": 0}) == 2
     # The proper one is known to be damaged, so the replaced one is what is left of step 2, and stays.
     ckpt.save(3, {"value": 3}).result()
-    until(lambda: [info.path.name for info in scan(two)] == ["step-0000000003", new.name, new.name + ".replaced"])
+    until(
+        lambda: (
+            [info.path.name for info in scan(two)]
+            == ["step-0000000003", new.name, new.name + ".replaced"]
+        )
+    )
     # Saving step 2 again keeps the good one until the new one has the name.
     ckpt.save(2, {"value": 22}).result()
     until(lambda: [info.path.name for info in scan(two)] == ["step-0000000003", new.name])
@@ -197,7 +215,11 @@ def test_other_things_in_the_folder_are_left_out(two):
 
 def test_a_link_to_another_step_is_damaged(two):
     (two / "step-0000000004").symlink_to(two / "step-0000000001")
-    assert [(info.step, info.state) for info in scan(two)] == [(4, "damaged"), (2, "written"), (1, "written")]
+    assert [(info.step, info.state) for info in scan(two)] == [
+        (4, "damaged"),
+        (2, "written"),
+        (1, "written"),
+    ]
     assert "is that of step 1" in scan(two)[0].reason
 
 

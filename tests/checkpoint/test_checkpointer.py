@@ -110,12 +110,14 @@ def test_a_wrapped_model_that_does_not_fit_is_named_as_that(tmp_path):
     with Checkpointer(tmp_path) as ckpt:
         ckpt.save(1, {"model": bare}).result()
         with pytest.raises(
-            StateMismatch, match=r"'model' has .* wrapped .*: pass the model that is inside the wrapper"
+            StateMismatch,
+            match=r"'model' has .* wrapped .*: pass the model that is inside the wrapper",
         ):
             ckpt.restore({"model": wrapped})
         ckpt.save(2, {"model": wrapped}).result()
         with pytest.raises(
-            StateMismatch, match=r"'model' has .* wrapped .*: pass the model in the wrapper that it was"
+            StateMismatch,
+            match=r"'model' has .* wrapped .*: pass the model in the wrapper that it was",
         ):
             ckpt.restore({"model": bare})
 
@@ -150,11 +152,21 @@ def test_tensors_and_state_dicts_are_filled_in_place_and_plain_values_replaced(t
         "step": 0,
         "losses": [],
     }
-    kept = [target["weights"], target["weights"]["a"], target["weights"]["deep"][0]["b"], target["alone"]]
+    kept = [
+        target["weights"],
+        target["weights"]["a"],
+        target["weights"]["deep"][0]["b"],
+        target["alone"],
+    ]
     kept.append(target["losses"])
     assert Checkpointer(tmp_path).restore(target) == 1
     assert_same(target, state)
-    now = [target["weights"], target["weights"]["a"], target["weights"]["deep"][0]["b"], target["alone"]]
+    now = [
+        target["weights"],
+        target["weights"]["a"],
+        target["weights"]["deep"][0]["b"],
+        target["alone"],
+    ]
     now.append(target["losses"])
     assert all(left is right for left, right in zip(kept, now, strict=True))
 
@@ -182,7 +194,12 @@ def test_every_kind_of_tensor(tmp_path, tensor):
 
 def test_random_generators_continue_where_they_were(tmp_path):
     def draw():
-        return random.random(), random.gauss(0, 1), np.random.randn(3).tolist(), torch.randn(3).tolist()
+        return (
+            random.random(),
+            random.gauss(0, 1),
+            np.random.randn(3).tolist(),
+            torch.randn(3).tolist(),
+        )
 
     draw()
     ckpt = Checkpointer(tmp_path)
@@ -236,7 +253,12 @@ def test_entries_that_nobody_asks_for_are_left_out(tmp_path):
     ],
 )
 def test_a_state_that_does_not_fit_is_named_and_left_alone(tmp_path, target, named):
-    saved = {"model": {"w": torch.ones(3)}, "items": [torch.ones(1), torch.ones(1)], "plain": 4, "first": 9}
+    saved = {
+        "model": {"w": torch.ones(3)},
+        "items": [torch.ones(1), torch.ones(1)],
+        "plain": 4,
+        "first": 9,
+    }
     Checkpointer(tmp_path).save(1, saved).result()
     # `first` fits and would be filled before the misfit is met.
     target = {"first": 0, **target}
@@ -314,7 +336,10 @@ def test_only_the_newest_are_kept(tmp_path):
         for step in range(5):
             ckpt.save(step, {"a": step}).result()
     assert [info.step for info in scan(tmp_path)] == [4, 3]
-    assert sorted(path.name for path in contents(tmp_path)) == ["step-0000000003", "step-0000000004"]
+    assert sorted(path.name for path in contents(tmp_path)) == [
+        "step-0000000003",
+        "step-0000000004",
+    ]
 
 
 def test_all_are_kept_with_none(tmp_path):
@@ -341,7 +366,12 @@ def test_damaged_ones_neither_count_nor_push_out_good_ones(tmp_path, caplog):
     until(lambda: [info.step for info in scan(tmp_path)] == [4, 3, 2])
     # Its step is saved again, by training that has gone back: the damaged one is replaced.
     ckpt.save(3, {"a": 33}).result()
-    until(lambda: [(info.step, info.abandoned) for info in scan(tmp_path)] == [(4, True), (3, False), (2, False)])
+    until(
+        lambda: (
+            [(info.step, info.abandoned) for info in scan(tmp_path)]
+            == [(4, True), (3, False), (2, False)]
+        )
+    )
     assert Checkpointer(tmp_path).restore(state) == 3
     assert list(tmp_path.glob("*.replaced")) == []
 
@@ -363,7 +393,9 @@ def test_saving_a_step_again_replaces_it(tmp_path):
     assert [path.name for path in contents(tmp_path)] == ["step-0000000005"]
 
 
-def test_a_step_saved_again_keeps_its_pin_and_its_wants_and_nothing_that_was_found_of_the_former_bytes(tmp_path):
+def test_a_step_saved_again_keeps_its_pin_and_its_wants_and_nothing_that_was_found_of_the_former_bytes(
+    tmp_path,
+):
     with Checkpointer(tmp_path) as ckpt:
         path = ckpt.save(5, {"a": 1}).result()
         pin(path, by="me", now_s=1.0, why="kept")
@@ -412,7 +444,8 @@ def test_a_step_whose_former_save_a_crash_left_aside_keeps_the_pins_of_both(tmp_
 def test_too_little_memory_for_one_snapshot_is_one_sentence(tmp_path):
     ckpt = Checkpointer(tmp_path, max_memory_gib=1 / 1024, on_failure="raise")
     with pytest.raises(
-        SaveFailed, match=r"A snapshot needs 4,\d{3},\d{3} bytes of memory, and max_memory_gib allows 1,048,"
+        SaveFailed,
+        match=r"A snapshot needs 4,\d{3},\d{3} bytes of memory, and max_memory_gib allows 1,048,",
     ):
         ckpt.save(1, {"t": torch.ones(1 << 20)})
     assert ckpt.save(2, {"t": torch.ones(1 << 10)}).result()
@@ -439,7 +472,11 @@ def test_it_raises_only_where_checkpoints_exist_and_none_verifies(tmp_path):
 
 def test_per_rank_states_come_back_and_can_be_listed(tmp_path):
     ckpt = Checkpointer(tmp_path)
-    ckpt.save(1, {"a": 1}, per_rank={"data": {"position": 41, 7: [torch.ones(2)]}, "seen": torch.arange(3)}).result()
+    ckpt.save(
+        1,
+        {"a": 1},
+        per_rank={"data": {"position": 41, 7: [torch.ones(2)]}, "seen": torch.arange(3)},
+    ).result()
     mine = {"data": {"position": 0}}
     ckpt.restore({"a": 0}, per_rank=mine)
     assert_same(mine, {"data": {"position": 41, 7: [torch.ones(2)]}})
@@ -472,10 +509,19 @@ def quantized():
         ({"d": {(1, 2): 3}}, r"a key of 'd': a builtins.tuple"),
         ({"d": {1: 1, "1": 2}}, r"Two entries of the state have the name 'd.1'"),
         ({"a.b": 1, "a": {"b": 2}}, r"the name 'a.b'"),
-        ({"m": {"t": torch.eye(3).to_sparse()}}, r"'m.t': it is a sparse tensor. Save the dense tensors"),
+        (
+            {"m": {"t": torch.eye(3).to_sparse()}},
+            r"'m.t': it is a sparse tensor. Save the dense tensors",
+        ),
         ({"t": quantized()}, r"'t': it is a quantized tensor"),
-        ({"m": torch.nn.LazyLinear(3)}, r"'m.weight': it is an uninitialized tensor. Run the model once first"),
-        ({"t": torch.zeros(64, dtype=torch.uint8).view(torch.int4)}, r"'t': PyTorch stores no tensor of torch.int4"),
+        (
+            {"m": torch.nn.LazyLinear(3)},
+            r"'m.weight': it is an uninitialized tensor. Run the model once first",
+        ),
+        (
+            {"t": torch.zeros(64, dtype=torch.uint8).view(torch.int4)},
+            r"'t': PyTorch stores no tensor of torch.int4",
+        ),
         ({"t": nested()}, r"'t': it is a nested tensor"),
         ({"t": torch.empty(3, device="meta")}, r"'t': it is a meta tensor. Give it memory first"),
         ({"holdfast": 1}, r"entry 'holdfast'"),
@@ -492,7 +538,10 @@ def test_a_state_that_could_not_be_read_back_is_refused_at_save(tmp_path, state,
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        ({"every": 0}, "every is 0; allowed is a whole number of steps from 1 on, a datetime.timedelta above 0, or"),
+        (
+            {"every": 0},
+            "every is 0; allowed is a whole number of steps from 1 on, a datetime.timedelta above 0, or",
+        ),
         ({"every": "10min"}, "every is '10min'"),
         ({"every": True}, "every is True"),
         ({"keep": 0}, "keep is 0"),
@@ -501,7 +550,10 @@ def test_a_state_that_could_not_be_read_back_is_refused_at_save(tmp_path, state,
         ({"timeout_s": 0}, "timeout_s is 0; allowed is a number above 0"),
         ({"max_write_mib_s": -1}, "max_write_mib_s is -1; allowed is a number above 0"),
         ({"max_memory_gib": 0}, "max_memory_gib is 0; allowed is a number above 0"),
-        ({"max_device_memory_gib": -1}, "max_device_memory_gib is -1; allowed is a number from 0 on"),
+        (
+            {"max_device_memory_gib": -1},
+            "max_device_memory_gib is -1; allowed is a number from 0 on",
+        ),
         ({"sigterm_grace_s": 0}, "sigterm_grace_s is 0; allowed is a number above 0"),
     ],
 )
@@ -512,7 +564,9 @@ def test_bad_arguments_are_named_before_any_work(tmp_path, arguments, named):
     assert not (tmp_path / "new").exists()
 
 
-@pytest.mark.parametrize("step", [-1, 1.0, True, "8", None, torch.tensor(7.0), torch.tensor(True), np.array([1, 2])])
+@pytest.mark.parametrize(
+    "step", [-1, 1.0, True, "8", None, torch.tensor(7.0), torch.tensor(True), np.array([1, 2])]
+)
 def test_a_bad_step_is_named(tmp_path, step):
     with pytest.raises(BadUse, match="step is"):
         Checkpointer(tmp_path).save(step, {}).result()
@@ -521,7 +575,11 @@ def test_a_bad_step_is_named(tmp_path, step):
 @pytest.mark.parametrize("number", [np.int64, np.uint8, np.array, torch.tensor])
 def test_a_number_of_another_type_is_taken_as_the_number_it_is(tmp_path, number):
     """As a loader or a scheduler counts steps."""
-    keep = Retention(last=number(2), every_steps=number(50), best=(Best(metric="loss", count=number(1), mode="min"),))
+    keep = Retention(
+        last=number(2),
+        every_steps=number(50),
+        best=(Best(metric="loss", count=number(1), mode="min"),),
+    )
     with Checkpointer(tmp_path, every=number(10), keep=keep) as ckpt:
         for step in (5, 10, 20, 50, 60, 70):
             handle = ckpt.save(number(step), {"a": step}, per_rank={"b": step})
@@ -594,10 +652,14 @@ def test_a_trainer_with_very_many_open_files_saves(tmp_path):
     assert [info.step for info in scan(tmp_path)] == [2, 1]
 
 
-def test_a_node_short_of_memory_fails_the_save_and_no_training_that_is_only_to_be_warned(tmp_path, monkeypatch, link):
+def test_a_node_short_of_memory_fails_the_save_and_no_training_that_is_only_to_be_warned(
+    tmp_path, monkeypatch, link
+):
     monkeypatch.setattr(node_memory, "available_memory_bytes", lambda: 0)
     with Checkpointer(tmp_path, on_failure="warn") as ckpt:
-        with pytest.raises(SaveFailed, match=r"Step 1 was not saved: A snapshot needs .* of memory, and 0 are free"):
+        with pytest.raises(
+            SaveFailed, match=r"Step 1 was not saved: A snapshot needs .* of memory, and 0 are free"
+        ):
             ckpt.save(1, {"t": torch.ones(3)}).result()
         monkeypatch.undo()
         ckpt.save(2, {"t": torch.ones(3)}).result()
@@ -635,16 +697,23 @@ def test_another_generator_of_numpy_continues_where_it_was(tmp_path):
         folder = tmp_path / kind.__name__
         told = [
             subprocess.run(
-                [sys.executable, "-c", script, str(folder), seed], capture_output=True, text=True, check=True
+                [sys.executable, "-c", script, str(folder), seed],
+                capture_output=True,
+                text=True,
+                check=True,
             ).stdout
             for seed in ("1", "2")
         ]
         assert told[0] == told[1]
-        with pytest.raises(BadUse, match=f"was a {kind.__name__} when this was saved, and is a MT19937"):
+        with pytest.raises(
+            BadUse, match=f"was a {kind.__name__} when this was saved, and is a MT19937"
+        ):
             Checkpointer(folder).restore({})
 
 
-def test_a_step_that_is_saved_again_while_it_is_restored_is_restored_as_it_is_then(tmp_path, monkeypatch):
+def test_a_step_that_is_saved_again_while_it_is_restored_is_restored_as_it_is_then(
+    tmp_path, monkeypatch
+):
     first, again = tmp_path / "first", tmp_path / "again"
     for folder, value in ((first, 1.0), (again, 2.0)):
         with Checkpointer(folder) as ckpt:
@@ -683,7 +752,9 @@ def test_a_step_that_is_saved_again_while_it_is_restored_is_restored_as_it_is_th
         ("~no-such-user/run", "a user without a home"),
     ],
 )
-def test_what_is_no_local_folder_is_refused_and_none_of_that_name_is_made(tmp_path, monkeypatch, given, said):
+def test_what_is_no_local_folder_is_refused_and_none_of_that_name_is_made(
+    tmp_path, monkeypatch, given, said
+):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("STORAGE", "s3://bucket")
     monkeypatch.delenv("NOT_SET_HERE", raising=False)

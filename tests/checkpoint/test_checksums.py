@@ -16,7 +16,17 @@ from holdfast.checkpoint.checksums import (
 )
 
 CHUNK = 4 << 20
-SIZES = [0, 1, BLOCK_BYTES - 1, BLOCK_BYTES, BLOCK_BYTES + 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK + 7]
+SIZES = [
+    0,
+    1,
+    BLOCK_BYTES - 1,
+    BLOCK_BYTES,
+    BLOCK_BYTES + 1,
+    CHUNK - 1,
+    CHUNK,
+    CHUNK + 1,
+    2 * CHUNK + 7,
+]
 
 
 def content_of(size_bytes):
@@ -56,7 +66,10 @@ def test_a_file_has_the_digests_of_its_bytes_and_all_of_it_is_told(file, size_by
 @pytest.mark.parametrize("bit", [1, 128])
 def test_one_flipped_bit_is_found(file, at, bit):
     data = bytearray(content_of(CHUNK + 5000))
-    checksums = [checksum_of_digests(digests_of(memoryview(data))), whole_checksum(xxhash.xxh3_128_hexdigest(data))]
+    checksums = [
+        checksum_of_digests(digests_of(memoryview(data))),
+        whole_checksum(xxhash.xxh3_128_hexdigest(data)),
+    ]
     data[at] ^= bit
     file.write_bytes(data)
     for checksum in checksums:

@@ -87,7 +87,9 @@ def test_one_in_a_cycle_is_closed_by_whatever_thread_collects_it(tmp_path, name)
         collecting = threading.Thread(target=gc.collect, name=name)
         collecting.start()
         collecting.join()
-    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "holdfast-close"])
+    until(
+        lambda: not [thread for thread in threading.enumerate() if thread.name == "holdfast-close"]
+    )
     assert_nothing_is_left(before, pid, dropped)
     assert [info.step for info in scan(tmp_path)] == [1]
 
@@ -148,7 +150,9 @@ def test_neither_it_nor_a_handle_goes_to_another_process(tmp_path):
     with Checkpointer(tmp_path) as ckpt:
         handle = ckpt.save(1, state_of(1))
         for sent in (ckpt, handle, {"dataset": [ckpt]}):
-            with pytest.raises(BadUse, match=r"A (Checkpointer|SaveHandle) cannot be pickled .* worker_init_fn"):
+            with pytest.raises(
+                BadUse, match=r"A (Checkpointer|SaveHandle) cannot be pickled .* worker_init_fn"
+            ):
                 pickle.dumps(sent)
         with pytest.raises(BadUse, match="cannot be pickled or copied"):
             copy.deepcopy(ckpt)

@@ -105,7 +105,12 @@ def test_it_does_not_matter_who_is_last(tmp_path, parts, last):
     ]
     for thread in threads:
         thread.start()
-    others = [shard.name for rank, part in enumerate(parts) if rank != last for shard in part.layout.shards]
+    others = [
+        shard.name
+        for rank, part in enumerate(parts)
+        if rank != last
+        for shard in part.layout.shards
+    ]
     wait = patience()
     while not all((order.staging / name).exists() for name in others):
         wait()
@@ -122,7 +127,9 @@ def test_a_rank_that_comes_after_the_commit_is_through_at_once(tmp_path, parts):
     parts[1].persist(order, progress=lambda _: pytest.fail("written"))
 
 
-def test_another_rank_sees_to_it_that_the_name_is_durable_before_it_says_so(tmp_path, parts, monkeypatch):
+def test_another_rank_sees_to_it_that_the_name_is_durable_before_it_says_so(
+    tmp_path, parts, monkeypatch
+):
     """That of rank 0 is seen before rank 0 has it on the disk."""
     order, synced, fsync = order_of(tmp_path, 1), [], os.fsync
     order.staging.mkdir()
@@ -130,14 +137,20 @@ def test_another_rank_sees_to_it_that_the_name_is_durable_before_it_says_so(tmp_
 
     def commit_meanwhile():
         parts[0].persist(order, wait=patience())
-        monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(Path(f"/proc/self/fd/{fd}").readlink()), fsync(fd)))
+        monkeypatch.setattr(
+            os,
+            "fsync",
+            lambda fd: (synced.append(Path(f"/proc/self/fd/{fd}").readlink()), fsync(fd)),
+        )
 
     parts[1].persist(order, wait=commit_meanwhile)
     assert synced == [tmp_path]
 
 
 @pytest.mark.parametrize("bad", range(WORLD))
-def test_a_rank_that_failed_fails_all_of_them_with_its_reason_and_leaves_nothing(tmp_path, parts, bad):
+def test_a_rank_that_failed_fails_all_of_them_with_its_reason_and_leaves_nothing(
+    tmp_path, parts, bad
+):
     live = bytes(len(parts[bad].live))
     raised = at_once(parts, order_of(tmp_path, 1), **{f"rank_{bad}": {"live": live}})
     assert isinstance(raised[bad], NotAttested)
@@ -225,7 +238,9 @@ def test_a_note_that_lies_about_a_size_is_found_out(tmp_path, parts, lie_bytes):
         shard = parts[rank].layout.shards[0]
         (order.staging / shard.name).write_bytes(bytes(shard.size_bytes))
         told = shard.size_bytes + (lie_bytes if rank == 2 else 0)
-        leave_note(order, rank, [FileEntry(path=shard.name, size_bytes=told, checksum="xxh3_128:0")])
+        leave_note(
+            order, rank, [FileEntry(path=shard.name, size_bytes=told, checksum="xxh3_128:0")]
+        )
     rank_0()
     (message,) = raised
     assert "__2_0.distcp has 102 bytes instead of" in message
@@ -236,7 +251,9 @@ def test_a_note_of_a_file_that_is_not_there_is_found_out(tmp_path, parts):
     order = order_of(tmp_path, 1)
     order.staging.mkdir()
     for rank in (1, 2):
-        leave_note(order, rank, [FileEntry(path=f"__{rank}_0.distcp", size_bytes=1, checksum="xxh3_128:0")])
+        leave_note(
+            order, rank, [FileEntry(path=f"__{rank}_0.distcp", size_bytes=1, checksum="xxh3_128:0")]
+        )
     with pytest.raises(ManifestError, match=r"__1_0.distcp is missing"):
         parts[0].persist(order, wait=patience())
 
@@ -249,7 +266,10 @@ def test_of_a_folder_that_is_taken_over_nothing_is_written_and_all_ranks_say_why
     raised = at_once(parts, order, rank_0=rank_0)
     assert [error.is_final for error in raised] == [True] * WORLD
     [told] = {explain(order, 1, error) for error in raised}
-    assert re.fullmatch(rf"Step 1 was not saved: {tmp_path} has been taken over by .*\. This process is to end\.", told)
+    assert re.fullmatch(
+        rf"Step 1 was not saved: {tmp_path} has been taken over by .*\. This process is to end\.",
+        told,
+    )
     assert [name for name in names_in(tmp_path) if not name.endswith(".failed")] == [WRITER_NAME]
 
 
@@ -271,7 +291,9 @@ def test_an_earlier_checkpoint_of_the_step_is_not_taken_for_this_save(tmp_path, 
 
 
 @pytest.mark.parametrize("call", range(1, 40))
-def test_rank_0_may_be_killed_before_any_change_of_a_name_and_take_it_up_again(tmp_path, parts, call):
+def test_rank_0_may_be_killed_before_any_change_of_a_name_and_take_it_up_again(
+    tmp_path, parts, call
+):
     """The other ranks wait all the while; they do not write twice."""
     order = order_of(tmp_path, 1)
 
@@ -288,7 +310,13 @@ def test_rank_0_may_be_killed_before_any_change_of_a_name_and_take_it_up_again(t
 
             return counted
 
-        for module, name in [(Path, "rename"), (Path, "mkdir"), (Path, "replace"), (Path, "unlink"), (os, "fsync")]:
+        for module, name in [
+            (Path, "rename"),
+            (Path, "mkdir"),
+            (Path, "replace"),
+            (Path, "unlink"),
+            (os, "fsync"),
+        ]:
             setattr(module, name, counting(getattr(module, name)))
         parts[0].persist(order, wait=patience())
         die()  # there are fewer calls than that
@@ -319,7 +347,9 @@ def test_rank_0_may_be_killed_before_any_change_of_a_name_and_take_it_up_again(t
     assert [name for name in names_in(tmp_path / "step-0000000001") if "note" in name] == []
 
 
-def test_another_rank_that_is_started_again_after_its_note_never_puts_the_commit_in_danger(tmp_path, parts):
+def test_another_rank_that_is_started_again_after_its_note_never_puts_the_commit_in_danger(
+    tmp_path, parts
+):
     """Rank 0 may have read the note, and commits the files it speaks of at any moment."""
     order = order_of(tmp_path, 1)
     order.staging.mkdir()

@@ -66,7 +66,14 @@ def test_each_difference_is_told(differences):
     assert not found.is_same
     assert (found.only_in_a, found.only_in_b, found.same) == (["only a"], ["only b"], 1)
     assert found.different == [
-        Difference(name="d", a="float32[4]", b="float32[4]", elements=4, differing=2, max_abs_difference=0.5),
+        Difference(
+            name="d",
+            a="float32[4]",
+            b="float32[4]",
+            elements=4,
+            differing=2,
+            max_abs_difference=0.5,
+        ),
         Difference(name="i", a="int64[4]", b="int64[4]", elements=4, differing=1),
         Difference(name="kind", a="float32[1]", b="plain value"),
         Difference(name="n", a="plain value", b="plain value"),
@@ -80,7 +87,12 @@ def test_each_difference_is_told(differences):
         (torch.tensor([0.0]), torch.tensor([-0.0]), 1, 0.0),
         (torch.tensor([1.0, 2.0]), torch.tensor([math.inf, 2.0]), 1, math.inf),
         (torch.tensor([1 + 1j]), torch.tensor([1 + 3j]), 1, 2.0),
-        (torch.tensor([1 + 1j], dtype=torch.complex128), torch.tensor([4 + 5j], dtype=torch.complex128), 1, 5.0),
+        (
+            torch.tensor([1 + 1j], dtype=torch.complex128),
+            torch.tensor([4 + 5j], dtype=torch.complex128),
+            1,
+            5.0,
+        ),
         (torch.ones(3).to(torch.float8_e5m2), torch.full((3,), 2.0).to(torch.float8_e5m2), 3, 1.0),
         (torch.ones(3).bfloat16(), torch.full((3,), 2.0).bfloat16(), 3, 1.0),
         (torch.tensor([True, False]), torch.tensor([True, True]), 1, None),
@@ -101,7 +113,9 @@ def test_a_difference_to_no_number_is_none(differences, monkeypatch):
 
 
 def test_a_value_that_may_not_be_unpickled_is_compared_by_its_bytes(differences):
-    found = differences({"p": timedelta(1), "q": timedelta(2)}, {"p": timedelta(1), "q": timedelta(3)})
+    found = differences(
+        {"p": timedelta(1), "q": timedelta(2)}, {"p": timedelta(1), "q": timedelta(3)}
+    )
     assert [each.name for each in found.different] == ["q"]
 
 
@@ -119,8 +133,15 @@ def test_a_value_that_may_not_be_unpickled_is_compared_by_its_bytes(differences)
 def test_plain_values_are_compared_by_what_they_are(differences, change, is_same):
     """Stored in other bytes, since one of them holds the same text twice and the other two equal ones."""
     text = "text" * 20
-    value = {"tensor": torch.tensor([1.0, 2.0]), "set": {1, 2, 3}, "list": ["x", 1], "none": math.nan}
-    found = differences({"p": (text, text, value)}, {"p": (text, "".join(list(text)), {**value, **change})})
+    value = {
+        "tensor": torch.tensor([1.0, 2.0]),
+        "set": {1, 2, 3},
+        "list": ["x", 1],
+        "none": math.nan,
+    }
+    found = differences(
+        {"p": (text, text, value)}, {"p": (text, "".join(list(text)), {**value, **change})}
+    )
     assert found.is_same == is_same
 
 
@@ -130,7 +151,9 @@ def test_one_of_holdfast_and_one_of_dcp_alone_compare(tmp_path):
         path = ckpt.save(1, {"model": model, "n": 5}).result()
     theirs = stock(tmp_path / "theirs", {"model": model.state_dict(), "n": 5})
     seen = []
-    found = compare(open_for_reading(path), theirs, progress=lambda done, total: seen.append((done, total)))
+    found = compare(
+        open_for_reading(path), theirs, progress=lambda done, total: seen.append((done, total))
+    )
     assert (found.same, found.different, found.only_in_b) == (3, [], [])
     assert {name.partition(".")[0] for name in found.only_in_a} == {"holdfast"}
     assert seen[-1] == (32, 32)
@@ -139,7 +162,9 @@ def test_one_of_holdfast_and_one_of_dcp_alone_compare(tmp_path):
 def test_the_inventory_names_every_tensor_and_adds_up(tmp_path):
     model = torch.nn.Linear(3, 2).bfloat16()
     with Checkpointer(tmp_path) as ckpt:
-        opened = open_for_reading(ckpt.save(1, {"model": model, "n": 5, "deep": {"x": [torch.ones(2)]}}).result())
+        opened = open_for_reading(
+            ckpt.save(1, {"model": model, "n": 5, "deep": {"x": [torch.ones(2)]}}).result()
+        )
     inventory = take_inventory(opened)
     ours = {each.name: each for each in inventory.tensors if each.entry != "holdfast"}
     assert {name: (each.dtype, each.shape, each.size_bytes) for name, each in ours.items()} == {
@@ -147,7 +172,9 @@ def test_the_inventory_names_every_tensor_and_adds_up(tmp_path):
         "model.bias": ("bfloat16", (2,), 4),
         "model.weight": ("bfloat16", (2, 3), 12),
     }
-    totals = {each.entry: (each.tensors, each.plain_values, each.size_bytes) for each in inventory.entries}
+    totals = {
+        each.entry: (each.tensors, each.plain_values, each.size_bytes) for each in inventory.entries
+    }
     assert totals.pop("holdfast")[1] > 1
     assert totals == {"deep": (1, 0, 8), "model": (2, 0, 16), "n": (0, 1, 0)}
     assert {name for each in inventory.tensors for name in each.files} <= opened.files.keys()
@@ -162,7 +189,9 @@ def test_a_copy_of_another_name_opens(tmp_path):
 
 
 def test_what_cannot_be_opened_is_said(tmp_path):
-    with pytest.raises(NotFound, match=r"There is no checkpoint .*nowhere\. Give the folder of one step\."):
+    with pytest.raises(
+        NotFound, match=r"There is no checkpoint .*nowhere\. Give the folder of one step\."
+    ):
         open_for_reading(tmp_path / "nowhere")
     with pytest.raises(NotFound, match=r"is no checkpoint: it has no \.metadata"):
         open_for_reading(tmp_path)
@@ -174,7 +203,9 @@ def test_what_cannot_be_opened_is_said(tmp_path):
     data.write_bytes(content)
     opened = open_for_reading(path)
     with (
-        pytest.raises(CheckpointError, match=r"is damaged: .* does not match its checksum, .*\. Take another"),
+        pytest.raises(
+            CheckpointError, match=r"is damaged: .* does not match its checksum, .*\. Take another"
+        ),
         reading_verified(opened) as files,
     ):
         read(path, opened.metadata, {"t": torch.empty(100)}, files)

@@ -81,8 +81,13 @@ def test_a_full_disk_fails_in_one_clear_sentence_and_costs_no_earlier_checkpoint
     message = str(raised.value)
     free_bytes = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
     assert message.startswith(f"Step 2 was not saved: {folder} is full: about 2,0")
-    assert f"and {free_bytes:,} are free. The last good step is 1 ({folder / 'step-0000000001'})." in message
-    assert message.endswith("Free space there, keep fewer checkpoints, or give Checkpointer another folder.")
+    assert (
+        f"and {free_bytes:,} are free. The last good step is 1 ({folder / 'step-0000000001'})."
+        in message
+    )
+    assert message.endswith(
+        "Free space there, keep fewer checkpoints, or give Checkpointer another folder."
+    )
     assert "\n" not in message
     assert link.of("save_failed") == [{"step": 2, "reason": message, "errno": errno.ENOSPC}]
     assert_step_1_is_intact(folder)
@@ -117,7 +122,9 @@ def test_on_a_full_disk_the_oldest_that_may_go_makes_room_for_the_save(small_dis
     ]
 
 
-def test_on_a_full_disk_of_which_nothing_may_go_training_goes_on_and_the_next_call_tries_again(small_disk, link):
+def test_on_a_full_disk_of_which_nothing_may_go_training_goes_on_and_the_next_call_tries_again(
+    small_disk, link
+):
     assert saved_while_full(small_disk, 6, keep=None) == [True] * 4 + [False] * 2
     assert [(event["step"], event["errno"]) for event in link.of("save_failed")] == [
         (5, errno.ENOSPC),
@@ -149,7 +156,9 @@ def test_a_disk_that_fills_at_any_byte_is_never_a_success(mounted, seed):
     ckpt.save(1, big(1)).result()
     filling = folder / "filling"
     free_bytes = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
-    left_bytes = random.Random(seed).choice([4096 * pages for pages in (1, 50, 98, 99, 100, 101, 102, 103, 104)])
+    left_bytes = random.Random(seed).choice(
+        [4096 * pages for pages in (1, 50, 98, 99, 100, 101, 102, 103, 104)]
+    )
     filling.write_bytes(bytes(free_bytes - left_bytes))
     try:
         ckpt.save(2, big(2)).result()
@@ -168,7 +177,9 @@ def test_a_read_only_disk_fails_in_one_clear_sentence(mounted):
     ckpt = Checkpointer(folder)
     ckpt.save(1, big(1)).result()
     assert remount("ro")
-    with pytest.raises(SaveFailed, match=r"Step 2 was not saved: .* cannot be written .*Make it writable, or"):
+    with pytest.raises(
+        SaveFailed, match=r"Step 2 was not saved: .* cannot be written .*Make it writable, or"
+    ):
         ckpt.save(2, big(2)).result()
     with pytest.raises(BadUse, match=r"cannot be written \(Read-only file system\)"):
         Checkpointer(folder)
@@ -191,7 +202,9 @@ def failing(mounted):
 
 
 def test_a_failed_save_raises(failing):
-    with pytest.raises(SaveFailed, match=r"Step 1 was not saved: .* is full: .* There is no earlier checkpoint\."):
+    with pytest.raises(
+        SaveFailed, match=r"Step 1 was not saved: .* is full: .* There is no earlier checkpoint\."
+    ):
         Checkpointer(failing).save(1, big(1)).result()
 
 

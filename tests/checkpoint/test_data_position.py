@@ -60,7 +60,9 @@ for dies_at in map(int, DIES_AT):
 
 def lines_of_the_docs():
     (lines,) = (
-        each for each in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL) if "StatefulData" in each
+        each
+        for each in re.findall(r"```python\n(.*?)```", DOCS.read_text(), re.DOTALL)
+        if "StatefulData" in each
     )
     return lines
 

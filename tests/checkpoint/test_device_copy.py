@@ -74,7 +74,9 @@ def stand_in(monkeypatch):
     monkeypatch.setattr(plan, "_GPU", "cpu")
     # The states of random generators are on the host, also those of a GPU.
     monkeypatch.setattr(
-        plan, "_place", lambda item, leaf: plan._ON_HOST if ".rng." in item.index.fqn else place(item, leaf)
+        plan,
+        "_place",
+        lambda item, leaf: plan._ON_HOST if ".rng." in item.index.fqn else place(item, leaf),
     )
     monkeypatch.setattr(engine, "current_streams", lambda _: {stream.device: stream})
     monkeypatch.setattr(seats, "pin", lambda _: False)
@@ -97,24 +99,36 @@ class Everything:
     def __init__(self):
         torch.manual_seed(0)
         self.model = nn.Sequential(
-            nn.Linear(700, 900), nn.BatchNorm1d(900), nn.ReLU(), nn.Linear(900, 400), nn.Linear(400, 10)
+            nn.Linear(700, 900),
+            nn.BatchNorm1d(900),
+            nn.ReLU(),
+            nn.Linear(900, 400),
+            nn.Linear(400, 10),
         ).to(DEVICE)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         whole = torch.randn(2 * LARGE, device=DEVICE)
         self.more = {
             "bfloat16": torch.randn(LARGE, device=DEVICE).to(torch.bfloat16),
-            "longer than a chunk": torch.randint(0, 256, (17 * MIB + 77,), dtype=torch.uint8, device=DEVICE),
+            "longer than a chunk": torch.randint(
+                0, 256, (17 * MIB + 77,), dtype=torch.uint8, device=DEVICE
+            ),
             "transposed": torch.randn(500, 300, device=DEVICE).t(),
             "every other": whole[::2],
             "a view at an odd address": whole.view(torch.uint8)[3 : LARGE + 3],
             "conjugated": torch.randn(LARGE, dtype=torch.complex64, device=DEVICE).conj(),
-            "small": [torch.full((number % 9,), float(number), device=DEVICE) for number in range(500)],
+            "small": [
+                torch.full((number % 9,), float(number), device=DEVICE) for number in range(500)
+            ],
             "0-d": torch.tensor(3, device=DEVICE),
             "bool": torch.rand(100, device=DEVICE) > 0.5,
             "float8": torch.randn(500, device=DEVICE).to(torch.float8_e4m3fn),
             "NaNs of all bits": {
-                "small": torch.arange(0x7F81, 0x7FC0, dtype=torch.int16, device=DEVICE).view(torch.bfloat16),
-                "large": torch.full((LARGE,), 0x7F81, dtype=torch.int16, device=DEVICE).view(torch.bfloat16),
+                "small": torch.arange(0x7F81, 0x7FC0, dtype=torch.int16, device=DEVICE).view(
+                    torch.bfloat16
+                ),
+                "large": torch.full((LARGE,), 0x7F81, dtype=torch.int16, device=DEVICE).view(
+                    torch.bfloat16
+                ),
                 "uint16": torch.arange(100, dtype=torch.int16, device=DEVICE).view(torch.uint16),
                 "complex128": torch.randn(50, dtype=torch.complex128, device=DEVICE),
                 "complex64": torch.randn(50, dtype=torch.complex64, device=DEVICE),
@@ -124,7 +138,12 @@ class Everything:
             "plain": {"text": "x" * 300, "number": 1.5},
         }
         self.steps = torch.zeros((), dtype=torch.int64)
-        self.state = {"model": self.model, "optimizer": self.optimizer, "more": self.more, "steps": self.steps}
+        self.state = {
+            "model": self.model,
+            "optimizer": self.optimizer,
+            "more": self.more,
+            "steps": self.steps,
+        }
 
     def forward_backward(self):
         self.optimizer.zero_grad()
@@ -133,7 +152,11 @@ class Everything:
     def update(self):
         self.optimizer.step()
         for value in self.more.values():
-            if isinstance(value, torch.Tensor) and value.is_floating_point() and value.dtype.itemsize >= 2:
+            if (
+                isinstance(value, torch.Tensor)
+                and value.is_floating_point()
+                and value.dtype.itemsize >= 2
+            ):
                 value.mul_(1.5)
         for value in self.more["small"]:
             value.add_(1)
@@ -147,7 +170,9 @@ class Everything:
             "more": self.more,
             "steps": self.steps,
         }
-        return torch.utils._pytree.tree_map(lambda leaf: leaf.cpu().clone() if torch.is_tensor(leaf) else leaf, state)
+        return torch.utils._pytree.tree_map(
+            lambda leaf: leaf.cpu().clone() if torch.is_tensor(leaf) else leaf, state
+        )
 
 
 def leaves_of(tree):
@@ -183,7 +208,9 @@ def assert_saved(folder, step, expected):
 
 
 @pytest.mark.parametrize("attest", [True, False], ids=["attested", "not attested"])
-@pytest.mark.parametrize("room_gib", [None, 0, 0.02], ids=["room to stage", "no room", "little room"])
+@pytest.mark.parametrize(
+    "room_gib", [None, 0, 0.02], ids=["room to stage", "no room", "little room"]
+)
 def test_every_step_is_saved_as_it_was_while_training_goes_on(tmp_path, attest, room_gib):
     trained, expected = Everything(), {}
     with holdfast.Checkpointer(
@@ -245,7 +272,9 @@ def gate(monkeypatch):
 
 def test_weights_that_change_before_they_are_copied_are_found_and_named(tmp_path, gate):
     weights = {name: torch.randn(LARGE, device=DEVICE) for name in "abc"}
-    with holdfast.Checkpointer(tmp_path, every=1, max_device_memory_gib=0, on_failure="warn") as ckpt:
+    with holdfast.Checkpointer(
+        tmp_path, every=1, max_device_memory_gib=0, on_failure="warn"
+    ) as ckpt:
         ckpt.save(1, {"weights": weights}).result()
         ckpt.before_update()
         gate.clear()
@@ -261,7 +290,9 @@ def test_weights_that_change_before_they_are_copied_are_found_and_named(tmp_path
 def test_a_change_that_pytorch_knows_of_is_found_without_attestation(tmp_path, gate):
     weights = {name: torch.randn(LARGE, device=DEVICE, requires_grad=True) for name in "abc"}
     optimizer = torch.optim.SGD(weights.values())  # what no optimizer has is copied in the call
-    with holdfast.Checkpointer(tmp_path, every=1, max_device_memory_gib=0, on_failure="warn", attest=False) as ckpt:
+    with holdfast.Checkpointer(
+        tmp_path, every=1, max_device_memory_gib=0, on_failure="warn", attest=False
+    ) as ckpt:
         optimizer.step()
         ckpt.save(1, {"weights": weights}).result()
         ckpt.before_update()
@@ -274,7 +305,9 @@ def test_a_change_that_pytorch_knows_of_is_found_without_attestation(tmp_path, g
             handle.result()
 
 
-def test_an_update_after_the_fence_is_no_change_while_the_copy_is_still_under_way(tmp_path, monkeypatch):
+def test_an_update_after_the_fence_is_no_change_while_the_copy_is_still_under_way(
+    tmp_path, monkeypatch
+):
     opened, order = threading.Event(), DeviceCopy.order
     opened.set()
 
@@ -297,7 +330,9 @@ def test_an_update_after_the_fence_is_no_change_while_the_copy_is_still_under_wa
             value.add_(1)
         opened.set()
         assert handle.result() == step_path(tmp_path, 2)
-        ckpt.restore(into := {"weights": {name: torch.empty_like(value) for name, value in weights.items()}})
+        ckpt.restore(
+            into := {"weights": {name: torch.empty_like(value) for name, value in weights.items()}}
+        )
     assert_equal(into, {"weights": expected})
 
 
@@ -315,7 +350,9 @@ def test_what_is_staged_may_change_at_once(tmp_path, gate):
         torch.cuda.synchronize()
         gate.set()
         handle.result()
-        ckpt.restore(into := {"weights": {name: torch.empty_like(value) for name, value in weights.items()}})
+        ckpt.restore(
+            into := {"weights": {name: torch.empty_like(value) for name, value in weights.items()}}
+        )
     assert_equal(into, {"weights": expected})
 
 
@@ -336,7 +373,9 @@ def test_the_cpu_does_not_wait_at_the_fence_and_the_gpu_does(tmp_path):
 
 
 @pytest.mark.parametrize("attest", [True, False], ids=["attested", "not attested"])
-def test_a_state_that_has_gained_tensors_is_seen_in_the_call_where_all_is_digested(tmp_path, attest):
+def test_a_state_that_has_gained_tensors_is_seen_in_the_call_where_all_is_digested(
+    tmp_path, attest
+):
     """As an optimizer's has after its first step."""
     model = nn.Linear(40, 50).to(DEVICE)
     optimizer = torch.optim.AdamW(model.parameters())
@@ -367,7 +406,9 @@ def test_a_thread_that_asks_a_gpu_is_on_it(tmp_path, monkeypatch):
     with holdfast.Checkpointer(tmp_path / "c", keep=None, every=1) as ckpt:
         ckpt.save(1, trained.state).result()
         ckpt.before_update()
-        os.kill(ckpt._engine._writer.pid, signal.SIGSTOP)  # so that the fence is passed before it is durable
+        os.kill(
+            ckpt._engine._writer.pid, signal.SIGSTOP
+        )  # so that the fence is passed before it is durable
         saved = ckpt.save(2, trained.state)
         ckpt.before_update()
         os.kill(ckpt._engine._writer.pid, signal.SIGCONT)
@@ -402,7 +443,9 @@ def test_a_copy_that_breaks_off_is_over_before_what_it_reads_is_let_go(tmp_path,
 
 def train_a_rank(rank, folder):
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(folder / "store"), 2), rank=rank, world_size=2
+    )
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8)).to(DEVICE)
     with holdfast.Checkpointer(folder / "saves", keep=None) as ckpt:
@@ -417,7 +460,10 @@ def train_a_rank(rank, folder):
 @pytest.mark.skipif(DEVICE == "cuda", reason="a process that is forked has no CUDA")
 def test_what_a_forward_pass_changes_and_another_rank_writes_is_that_rank_s_to_look_after(tmp_path):
     """PyTorch shares out among ranks who writes what all of them have."""
-    ranks = [multiprocessing.get_context("fork").Process(target=train_a_rank, args=(rank, tmp_path)) for rank in (0, 1)]
+    ranks = [
+        multiprocessing.get_context("fork").Process(target=train_a_rank, args=(rank, tmp_path))
+        for rank in (0, 1)
+    ]
     for each in ranks:
         each.start()
     for each in ranks:
@@ -471,17 +517,29 @@ def test_a_state_that_moves_to_the_cpu_is_planned_anew(tmp_path):
         for step, place in enumerate((DEVICE, "cpu", DEVICE, DEVICE), 1):
             moved = {name: value.to(place) for name, value in weights.items()}
             ckpt.save(step, {"weights": moved}).result()
-            ckpt.restore(into := {"weights": {name: torch.empty_like(value) for name, value in moved.items()}})
+            ckpt.restore(
+                into := {
+                    "weights": {name: torch.empty_like(value) for name, value in moved.items()}
+                }
+            )
             assert_equal(into, {"weights": weights})
 
 
 @pytest.mark.parametrize("attest", [True, False], ids=["attested", "not attested"])
 def test_the_same_tensors_in_another_order_keep_their_names(tmp_path, attest):
-    weights = {name: torch.full((LARGE,), float(number), device=DEVICE) for number, name in enumerate("abcd")}
-    small = {name: torch.full((3,), float(number), device=DEVICE) for number, name in enumerate("abcd")}
+    weights = {
+        name: torch.full((LARGE,), float(number), device=DEVICE)
+        for number, name in enumerate("abcd")
+    }
+    small = {
+        name: torch.full((3,), float(number), device=DEVICE) for number, name in enumerate("abcd")
+    }
     with holdfast.Checkpointer(tmp_path, every=1, attest=attest) as ckpt:
         ckpt.save(1, {"weights": weights, "small": small}).result()
-        turned = {name: dict(reversed(tensors.items())) for name, tensors in (("small", small), ("weights", weights))}
+        turned = {
+            name: dict(reversed(tensors.items()))
+            for name, tensors in (("small", small), ("weights", weights))
+        }
         for step in (2, 3):
             ckpt.save(step, turned).result()
             into = {
@@ -496,7 +554,10 @@ def test_the_same_tensors_in_another_order_keep_their_names(tmp_path, attest):
 def test_a_shape_that_differs_while_the_training_goes_on_is_left_out_and_planned_by_the_next_save(
     tmp_path, change, caplog
 ):
-    weights = {name: torch.full((LARGE,), float(number), device=DEVICE) for number, name in enumerate("abcd")}
+    weights = {
+        name: torch.full((LARGE,), float(number), device=DEVICE)
+        for number, name in enumerate("abcd")
+    }
     if change == "what was one tensor is two":
         weights["b"] = weights["a"]
     state = {"weights": weights, "log": "x"}
@@ -510,7 +571,10 @@ def test_a_shape_that_differs_while_the_training_goes_on_is_left_out_and_planned
         assert ckpt.save(2, state).result() is None
         assert "Step 2 is not saved: the state has another shape" in caplog.text
         ckpt.save(3, state).result()
-        into = {"weights": {name: torch.empty_like(value) for name, value in weights.items()}, "log": ""}
+        into = {
+            "weights": {name: torch.empty_like(value) for name, value in weights.items()},
+            "log": "",
+        }
         assert ckpt.restore(into) == 3
     assert_equal(into, {"weights": dict(weights), "log": state["log"]})
 
@@ -524,23 +588,35 @@ GROWN = {
 
 @pytest.mark.parametrize("attest", [True, False], ids=["attested", "not attested"])
 @pytest.mark.parametrize("grown", GROWN)
-def test_a_save_whose_plain_values_have_grown_is_made_though_the_training_goes_on(tmp_path, attest, grown):
+def test_a_save_whose_plain_values_have_grown_is_made_though_the_training_goes_on(
+    tmp_path, attest, grown
+):
     """A log gets longer with each save: none of them may be left out for it."""
-    weights = {name: torch.full((LARGE,), float(number), device=DEVICE) for number, name in enumerate("abcd")}
+    weights = {
+        name: torch.full((LARGE,), float(number), device=DEVICE)
+        for number, name in enumerate("abcd")
+    }
     plain = {"log": "x", "losses": [1.0], "step": 1}
     with holdfast.Checkpointer(tmp_path, every=1, attest=attest) as ckpt:
         ckpt.save(1, {"weights": weights, "plain": plain}).result()
         ckpt.before_update()
         plain = {**plain, "step": 2, **GROWN[grown]}
         assert ckpt.save(2, {"weights": weights, "plain": plain}).result() == step_path(tmp_path, 2)
-        into = {"weights": {name: torch.empty_like(value) for name, value in weights.items()}, "plain": {}}
+        into = {
+            "weights": {name: torch.empty_like(value) for name, value in weights.items()},
+            "plain": {},
+        }
         assert ckpt.restore(into) == 2
     assert_equal(into, {"weights": weights, "plain": plain})
 
 
 @pytest.mark.parametrize("value", ["step 2", [2.0]], ids=["a text", "a list"])
-def test_a_value_that_was_none_at_the_plan_makes_no_later_call_wait_for_good(tmp_path, monkeypatch, value):
-    weights = {name: torch.full((LARGE,), float(number), device=DEVICE) for number, name in enumerate("ab")}
+def test_a_value_that_was_none_at_the_plan_makes_no_later_call_wait_for_good(
+    tmp_path, monkeypatch, value
+):
+    weights = {
+        name: torch.full((LARGE,), float(number), device=DEVICE) for number, name in enumerate("ab")
+    }
     fits, take = [], Shape.take
 
     def record(*arguments, **named):
@@ -552,13 +628,18 @@ def test_a_value_that_was_none_at_the_plan_makes_no_later_call_wait_for_good(tmp
         ckpt.before_update()
         monkeypatch.setattr(Shape, "take", record)
         for step in (2, 3):
-            assert ckpt.save(step, {"weights": weights, "best": value}).result() == step_path(tmp_path, step)
+            assert ckpt.save(step, {"weights": weights, "best": value}).result() == step_path(
+                tmp_path, step
+            )
     assert fits[-1]
 
 
 @needs_gpu
 def test_twenty_thousand_tensors_reach_the_host_as_one(tmp_path):
-    experts = {f"expert{number}": torch.full((2500,), float(number), device=DEVICE) for number in range(20_000)}
+    experts = {
+        f"expert{number}": torch.full((2500,), float(number), device=DEVICE)
+        for number in range(20_000)
+    }
     expected = {name: value.cpu() for name, value in experts.items()}
     with holdfast.Checkpointer(tmp_path, every=1) as ckpt:
         ckpt.save(1, {"experts": experts}).result()
@@ -566,7 +647,9 @@ def test_twenty_thousand_tensors_reach_the_host_as_one(tmp_path):
         for value in experts.values():
             value.zero_()  # they were packed in the call
         ckpt.wait()
-        ckpt.restore(into := {"experts": {name: torch.empty_like(value) for name, value in experts.items()}})
+        ckpt.restore(
+            into := {"experts": {name: torch.empty_like(value) for name, value in experts.items()}}
+        )
     assert_equal(into, {"experts": expected})
 
 

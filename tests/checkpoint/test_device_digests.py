@@ -18,7 +18,28 @@ from holdfast.checkpoint.layout import CHUNK_BYTES
 
 CPU = torch.device("cpu")
 EDGES = [
-    *(241, 255, 256, 257, 319, 320, 321, 1023, 1024, 1025, 1087, 1088, 1089, 1151, 2047, 2048, 2049, 8191, 8192, 8193),
+    *(
+        241,
+        255,
+        256,
+        257,
+        319,
+        320,
+        321,
+        1023,
+        1024,
+        1025,
+        1087,
+        1088,
+        1089,
+        1151,
+        2047,
+        2048,
+        2049,
+        8191,
+        8192,
+        8193,
+    ),
     *(9216, 9217, 9280, 65_535, 65_536, 65_537, 65_600, 66_000),
 ]
 """Around each length at which a stripe, a block, a program's share or the chain's read-ahead ends."""
@@ -36,7 +57,9 @@ class Pieces:
             at = -(-end // 8) * 8 + 8 * seeded.randrange(9)
             self.offsets.append(at)
             end = at + size_bytes
-        self.host = torch.randint(0, 256, (end,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+        self.host = torch.randint(
+            0, 256, (end,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed)
+        )
         self.memory = self.host.to(device)
 
     @property
@@ -64,7 +87,9 @@ def interpreted():
     """What the script checks; some pieces a group, so that the halves of the scratch memory are used in turn."""
     seeded = random.Random(1)
     pieces = Pieces([*EDGES, *(seeded.randrange(241, 12_000) for _ in range(12)), 65_537, 241], CPU)
-    digests = DeviceDigests(pieces.sizes_bytes, CPU, scratch_bytes=2 * 64 * 70, tuning=Tuning(ahead=4))
+    digests = DeviceDigests(
+        pieces.sizes_bytes, CPU, scratch_bytes=2 * 64 * 70, tuning=Tuning(ahead=4)
+    )
     assert not differing(pieces, digests)
 
     moved = Pieces(pieces.sizes_bytes, CPU, seed=2)  # other bytes elsewhere
@@ -113,7 +138,9 @@ def test_the_gpu_finds_the_digests_of_the_c_library():
     around = [size_bytes + by for size_bytes in (1 << 20, 5 << 20) for by in (-1, 0, 1, 63, 64, 65)]
     pieces = Pieces([*EDGES, *around, CHUNK_BYTES - 1, CHUNK_BYTES], "cuda")
     assert not differing(pieces, DeviceDigests(pieces.sizes_bytes, torch.device("cuda")))
-    assert not differing(pieces, DeviceDigests(pieces.sizes_bytes, torch.device("cuda"), scratch_bytes=2 << 20))
+    assert not differing(
+        pieces, DeviceDigests(pieces.sizes_bytes, torch.device("cuda"), scratch_bytes=2 << 20)
+    )
 
 
 @needs_gpu
@@ -167,7 +194,12 @@ def test_addresses_and_results_that_do_not_fit_are_refused():
     for addresses in ([first], [first, second + 4]):
         with pytest.raises(ValueError, match="an address divisible by 8 for each"):
             digests.enqueue(addresses, out)
-    for wrong in (out[:1], out.int(), out.cpu(), torch.zeros(4, dtype=torch.int64, device="cuda")[::2]):
+    for wrong in (
+        out[:1],
+        out.int(),
+        out.cpu(),
+        torch.zeros(4, dtype=torch.int64, device="cuda")[::2],
+    ):
         with pytest.raises(ValueError, match="as many int64"):
             digests.enqueue(pieces.addresses, wrong)
 

@@ -45,7 +45,10 @@ def mounted(tmp_path):
         point = tmp_path / f"mounted-{len(points)}"
         point.mkdir()
         command = ["mount", "-t", kind, "-o", options, kind, point]
-        if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
+        if (
+            os.geteuid() != 0
+            or subprocess.run(command, capture_output=True, check=False).returncode
+        ):
             pytest.skip("a small file system of its own needs root and the right to mount")
         points.append(point)
         return point
@@ -72,7 +75,9 @@ def mounted(tmp_path):
         2 * CHUNK_BYTES + SECTOR + 64,
     ],
 )
-def test_the_file_is_what_the_memory_is_and_its_digests_are_those_of_the_file(tmp_path, memory, size_bytes):
+def test_the_file_is_what_the_memory_is_and_its_digests_are_those_of_the_file(
+    tmp_path, memory, size_bytes
+):
     path, data, told = tmp_path / "file", memory(size_bytes), []
     written = write_file(path, data, size_bytes, progress=told.append)
     assert path.stat().st_size == size_bytes
@@ -109,7 +114,10 @@ def test_pieces_are_hashed_by_themselves_in_their_order(tmp_path, memory):
         Piece(2 * CHUNK_BYTES + 4032, 968),
     ]
     written = write_file(tmp_path / "file", data, size_bytes, pieces)
-    expected = [xxhash.xxh3_64_intdigest(data[at : at + length]).to_bytes(8, "little") for at, length in pieces]
+    expected = [
+        xxhash.xxh3_64_intdigest(data[at : at + length]).to_bytes(8, "little")
+        for at, length in pieces
+    ]
     assert written.pieces == b"".join(expected) == piece_digests(data, pieces)
 
 
@@ -144,7 +152,9 @@ def test_one_flipped_bit_on_the_disk_changes_the_digest_of_its_block_alone(tmp_p
         file.write(bytes([value ^ 4]))
     found = file_digests(path, size_bytes)
     differing = [
-        number for number in range(len(found) // 8) if found[number * 8 :][:8] != written.blocks[number * 8 :][:8]
+        number
+        for number in range(len(found) // 8)
+        if found[number * 8 :][:8] != written.blocks[number * 8 :][:8]
     ]
     assert differing == [at // BLOCK_BYTES]
 
@@ -157,7 +167,9 @@ def test_a_full_disk_is_an_error_before_a_byte_is_written(mounted, memory):
     assert written == []
 
 
-def test_a_full_disk_is_an_error_where_space_cannot_be_taken_beforehand(mounted, memory, monkeypatch):
+def test_a_full_disk_is_an_error_where_space_cannot_be_taken_beforehand(
+    mounted, memory, monkeypatch
+):
     monkeypatch.setattr(disk, "_reserve", lambda *_: None)
     folder = mounted("tmpfs", "size=1m")
     with pytest.raises(OSError, match=r"No space left|takes nothing"):
@@ -167,7 +179,9 @@ def test_a_full_disk_is_an_error_where_space_cannot_be_taken_beforehand(mounted,
 @pytest.mark.parametrize(
     ("number", "is_told"), [(errno.EOPNOTSUPP, False), (errno.ENOSYS, False), (errno.ENOSPC, True)]
 )
-def test_where_no_space_can_be_taken_no_byte_is_written_for_it(tmp_path, memory, monkeypatch, number, is_told):
+def test_where_no_space_can_be_taken_no_byte_is_written_for_it(
+    tmp_path, memory, monkeypatch, number, is_told
+):
     """As the system's library would, into each block."""
     data, written = memory(3 * CHUNK_BYTES), []
     write = os.pwrite
@@ -177,7 +191,9 @@ def test_where_no_space_can_be_taken_no_byte_is_written_for_it(tmp_path, memory,
         return -1
 
     monkeypatch.setattr(disk, "_libc", SimpleNamespace(fallocate=refuse))
-    monkeypatch.setattr(disk.os, "pwrite", lambda fd, part, at: written.append(len(part)) or write(fd, part, at))
+    monkeypatch.setattr(
+        disk.os, "pwrite", lambda fd, part, at: written.append(len(part)) or write(fd, part, at)
+    )
     if is_told:
         with pytest.raises(OSError, match=os.strerror(number)):
             write_file(tmp_path / "file", data, len(data))
@@ -217,7 +233,9 @@ except OSError as error:
 def test_a_limit_to_the_size_of_files_is_an_error(tmp_path, limit_bytes):
     command = [sys.executable, "-c", LIMITED, tmp_path / "file", str(limit_bytes)]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (ended.returncode, ended.stdout.strip()) == (0, "27" if limit_bytes < 1 << 20 else ""), ended.stderr
+    assert (ended.returncode, ended.stdout.strip()) == (0, "27" if limit_bytes < 1 << 20 else ""), (
+        ended.stderr
+    )
 
 
 def test_no_descriptor_is_left_behind(tmp_path, memory, mounted):
@@ -241,6 +259,8 @@ def test_a_file_waits_for_its_turn(tmp_path, memory):
 
 def test_a_file_is_written_at_a_limited_rate(tmp_path, memory):
     began_s = time.monotonic()
-    written = write_file(tmp_path / "file", memory(CHUNK_BYTES + 10), CHUNK_BYTES + 10, pace=Pace(CHUNK_BYTES * 5))
+    written = write_file(
+        tmp_path / "file", memory(CHUNK_BYTES + 10), CHUNK_BYTES + 10, pace=Pace(CHUNK_BYTES * 5)
+    )
     assert time.monotonic() - began_s >= 0.2
     assert len(written.blocks) == 8 * (CHUNK_BYTES // BLOCK_BYTES + 1)

@@ -80,7 +80,9 @@ class Scaled(nn.Module):
 
 @pytest.mark.parametrize("attest", [True, False])
 @pytest.mark.parametrize("make", [Norms, Queue, Experts, Scaled])
-def test_each_checkpoint_is_the_state_of_its_call_whatever_forward_writes_to(tmp_path, monkeypatch, make, attest):
+def test_each_checkpoint_is_the_state_of_its_call_whatever_forward_writes_to(
+    tmp_path, monkeypatch, make, attest
+):
     forward_ended, copy_into = threading.Event(), save_thread.copy_into
 
     def later(*arguments, **named):
@@ -93,7 +95,9 @@ def test_each_checkpoint_is_the_state_of_its_call_whatever_forward_writes_to(tmp
     expected, handles = {}, []
     with Checkpointer(tmp_path, keep=None, attest=attest) as ckpt:
         for step in range(1, 5):
-            if step > 2:  # the first plans, and at the second an optimizer's step has not shown yet that it waits
+            if (
+                step > 2
+            ):  # the first plans, and at the second an optimizer's step has not shown yet that it waits
                 forward_ended.clear()
             else:
                 forward_ended.set()
@@ -131,15 +135,30 @@ def test_what_may_write_to_a_tensor_is_seen_by_its_memory(optimizers):
         "learnt": torch.zeros(4),
     }
     contents = collect(0, state, {"mine": torch.zeros(4)})
-    changes = dict(zip(map(id, contents.tensors), changes_of(contents, optimizers, {"learnt", "gone"}), strict=True))
-    found = {name: changes[id(leaf)] for name, leaf in contents.leaves(None).items() if id(leaf) in changes}
+    changes = dict(
+        zip(
+            map(id, contents.tensors),
+            changes_of(contents, optimizers, {"learnt", "gone"}),
+            strict=True,
+        )
+    )
+    found = {
+        name: changes[id(leaf)]
+        for name, leaf in contents.leaves(None).items()
+        if id(leaf) in changes
+    }
     by_kind = {kind: {name for name, each in found.items() if each is kind} for kind in Changes}
-    buffers = {f"{entry}.{name}" for entry in ("model", "again") for name, _ in model.named_buffers()}
+    buffers = {
+        f"{entry}.{name}" for entry in ("model", "again") for name, _ in model.named_buffers()
+    }
     assert by_kind[Changes.FORWARD] == buffers | {"learnt"}
     assert by_kind[Changes.UNKNOWN] == {"average.weight", "holdfast.rank-0.user.mine"}
     assert by_kind[Changes.LOOSE] == {"frozen.weight", "frozen.bias"}
     owned = {f"{entry}.{name}" for entry in ("model", "again") for name in ("weight", "bias")}
-    assert by_kind[Changes.NOTHING] >= owned | {"optimizer.state.0.exp_avg", "optimizer.state.1.step"}
+    assert by_kind[Changes.NOTHING] >= owned | {
+        "optimizer.state.0.exp_avg",
+        "optimizer.state.1.step",
+    }
 
 
 def large(count):
@@ -162,7 +181,9 @@ EACH = SMALL_BYTES + 1
         (0, True, ([], True)),
     ],
 )
-def test_what_must_be_copied_comes_first_and_above_the_budget_the_call_waits(budget, attest, expected):
+def test_what_must_be_copied_comes_first_and_above_the_budget_the_call_waits(
+    budget, attest, expected
+):
     tensors = [large(1) for _ in range(4)]
     changes = [Changes.NOTHING, Changes.FORWARD, Changes.UNKNOWN, Changes.LOOSE]
     assert choose_early(tensors, changes, attest=attest, budget_bytes=budget * EACH) == expected
@@ -176,7 +197,9 @@ def test_on_gpus_that_take_snapshots_only_what_must_be_is_copied_in_the_call_unl
     assert choose_early(tensors, changes, attest=False, **on) == ([0, 2], False)
 
 
-def test_an_optimizer_that_steps_later_is_found_and_its_parameters_are_not_copied_in_the_call(tmp_path):
+def test_an_optimizer_that_steps_later_is_found_and_its_parameters_are_not_copied_in_the_call(
+    tmp_path,
+):
     weight = nn.Parameter(torch.zeros(10_000))
     with Checkpointer(tmp_path) as ckpt:
         ckpt.save(1, {"weights": {"w": weight}}).result()
@@ -189,7 +212,9 @@ def test_an_optimizer_that_steps_later_is_found_and_its_parameters_are_not_copie
         assert ckpt._engine._shape._early == ([], False)
 
 
-def test_without_attestation_a_state_of_another_shape_is_planned_for_in_the_call(tmp_path, monkeypatch):
+def test_without_attestation_a_state_of_another_shape_is_planned_for_in_the_call(
+    tmp_path, monkeypatch
+):
     """What has to be copied in it is known by the place only."""
     tensors = {"a": torch.zeros(10_000), "b": torch.zeros(10_000)}
     with Checkpointer(tmp_path, attest=False) as ckpt:

@@ -78,7 +78,9 @@ class Wide(Training):
 
     def __init__(self, seed=0):
         super().__init__(seed)
-        wide = torch.nn.Sequential(torch.nn.Linear(6, 1000), torch.nn.BatchNorm1d(1000), torch.nn.Linear(1000, 3))
+        wide = torch.nn.Sequential(
+            torch.nn.Linear(6, 1000), torch.nn.BatchNorm1d(1000), torch.nn.Linear(1000, 3)
+        )
         self.model = torch.nn.Sequential(wide, torch.nn.BatchNorm1d(3), torch.nn.Dropout(0.2))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
         self.schedule = torch.optim.lr_scheduler.CosineAnnealingLR(self.optimizer, T_max=50)
@@ -89,9 +91,13 @@ def test_every_step_of_a_training_comes_back_as_it_was_when_save_was_called(tmp_
     with Checkpointer(tmp_path, keep=None) as ckpt:
         for step in range(1, 9):
             training.run(1)
-            expected[step] = copy.deepcopy({name: each.state_dict() for name, each in training.objects.items()})
+            expected[step] = copy.deepcopy(
+                {name: each.state_dict() for name, each in training.objects.items()}
+            )
             handles.append(ckpt.save(step, training.objects, per_rank={"position": step * 10}))
-    assert [handle.result(0) for handle in handles] == [tmp_path / f"step-{step:010d}" for step in range(1, 9)]
+    assert [handle.result(0) for handle in handles] == [
+        tmp_path / f"step-{step:010d}" for step in range(1, 9)
+    ]
     for step in range(8, 0, -1):
         fresh, mine = Wide(seed=1).run(1), {"position": 0}
         assert Checkpointer(tmp_path).restore(fresh.objects, per_rank=mine) == step
@@ -106,7 +112,9 @@ def test_every_step_of_a_training_comes_back_as_it_was_when_save_was_called(tmp_
         (tmp_path / f"step-{step:010d}").rename(tmp_path / f"seen-{step}")
 
 
-def test_the_call_returns_before_the_bytes_are_copied_and_the_optimizer_waits_for_them(tmp_path, held):
+def test_the_call_returns_before_the_bytes_are_copied_and_the_optimizer_waits_for_them(
+    tmp_path, held
+):
     training = Wide().run(1)
     ckpt = overlapping(tmp_path)
     ckpt.save(1, training.objects).result(ENDS_S)
@@ -136,7 +144,9 @@ def test_the_call_returns_before_the_bytes_are_copied_and_the_optimizer_waits_fo
     assert_same(fresh.model.state_dict(), expected)
 
 
-def test_whoever_waits_for_a_save_is_not_taken_for_one_that_hangs(tmp_path, held, link, monkeypatch):
+def test_whoever_waits_for_a_save_is_not_taken_for_one_that_hangs(
+    tmp_path, held, link, monkeypatch
+):
     """The optimizer's step waits for the copy, which may wait for storage that is slow to take earlier ones."""
     opened = []
 
@@ -159,7 +169,9 @@ def test_whoever_waits_for_a_save_is_not_taken_for_one_that_hangs(tmp_path, held
             beside = threading.Thread(target=saved.result)  # which holds up nothing
             beside.start()
             assert opened == []
-            watching = threading.Thread(target=lambda: (until(lambda: opened == ["save"]), held.set()))
+            watching = threading.Thread(
+                target=lambda: (until(lambda: opened == ["save"]), held.set())
+            )
             watching.start()
             wait(saved)
             watching.join()
@@ -167,7 +179,9 @@ def test_whoever_waits_for_a_save_is_not_taken_for_one_that_hangs(tmp_path, held
             assert opened == []
 
 
-def test_where_no_thread_can_be_started_the_first_save_fails_and_the_next_is_made(tmp_path, monkeypatch, caplog):
+def test_where_no_thread_can_be_started_the_first_save_fails_and_the_next_is_made(
+    tmp_path, monkeypatch, caplog
+):
     start, refused = threading.Thread.start, []
 
     def refuse_once(thread):
@@ -218,7 +232,9 @@ def test_where_no_process_can_be_started_the_other_ranks_hear_of_it(tmp_path, mo
     """They would wait for this one's part as long as a save may take."""
     told = []
     monkeypatch.setattr(
-        save_thread, "abandon", lambda order, layout, why, **_: told.append((order.step, layout.rank, why))
+        save_thread,
+        "abandon",
+        lambda order, layout, why, **_: told.append((order.step, layout.rank, why)),
     )
     ckpt = Checkpointer(tmp_path, on_failure="raise")
     with monkeypatch.context() as patch:
@@ -246,7 +262,9 @@ def test_before_update_is_the_fence_of_a_loop_without_an_optimizer(tmp_path, hel
     assert restored(tmp_path, {"t": torch.ones(10_000)})["t"].eq(0).all()
 
 
-def test_a_loop_that_never_says_when_it_changes_the_state_waits_for_each_copy_and_is_told_once(tmp_path, held, caplog):
+def test_a_loop_that_never_says_when_it_changes_the_state_waits_for_each_copy_and_is_told_once(
+    tmp_path, held, caplog
+):
     state, ckpt = {"t": torch.zeros(10_000)}, Checkpointer(tmp_path, keep=None)
     for step in range(1, 5):
         held.clear()
@@ -274,7 +292,10 @@ def test_plain_values_are_those_of_the_call(tmp_path, held):
     held.set()
     handle.result(ENDS_S)
     target = {"losses": [], "nested": {}, "t": torch.ones(3)}
-    assert_same(restored(tmp_path, target), {"losses": [1.0], "nested": {"deep": [{"n": 1}]}, "t": torch.zeros(3)})
+    assert_same(
+        restored(tmp_path, target),
+        {"losses": [1.0], "nested": {"deep": [{"n": 1}]}, "t": torch.zeros(3)},
+    )
 
 
 @pytest.fixture
@@ -323,7 +344,9 @@ def seeing(size):
 
 @pytest.mark.parametrize("attest", [True, False])
 @pytest.mark.parametrize("size", [10_000, 16 << 20], ids=["", "64 MiB"])
-def test_a_buffer_that_forward_changes_is_that_of_the_call_whatever_its_size(tmp_path, held, size, attest):
+def test_a_buffer_that_forward_changes_is_that_of_the_call_whatever_its_size(
+    tmp_path, held, size, attest
+):
     model = seeing(size)
     with overlapping(tmp_path, attest=attest) as ckpt:
         ckpt.save(1, {"model": model}).result(ENDS_S)
@@ -338,7 +361,9 @@ def test_a_buffer_that_forward_changes_is_that_of_the_call_whatever_its_size(tmp
     assert fresh.seen.eq(expected).all()
 
 
-def test_what_forward_has_changed_after_the_first_save_is_copied_in_the_call_of_the_second(tmp_path, held):
+def test_what_forward_has_changed_after_the_first_save_is_copied_in_the_call_of_the_second(
+    tmp_path, held
+):
     model = seeing(5_000)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     ckpt = Checkpointer(tmp_path, keep=None)
@@ -388,7 +413,9 @@ UNSEEN = {
 
 
 @pytest.mark.parametrize("how", UNSEEN)
-def test_a_change_that_pytorch_does_not_count_is_found_by_the_attestation(tmp_path, held, how, room_for_one):
+def test_a_change_that_pytorch_does_not_count_is_found_by_the_attestation(
+    tmp_path, held, how, room_for_one
+):
     state = {"a": torch.zeros(10_000), "b": torch.zeros(10_000)}
     ckpt = overlapping(tmp_path, on_failure="warn")
     ckpt.save(1, state).result(ENDS_S)
@@ -396,7 +423,9 @@ def test_a_change_that_pytorch_does_not_count_is_found_by_the_attestation(tmp_pa
     handle = ckpt.save(2, state)
     UNSEEN[how](state["b"])
     held.set()
-    with pytest.raises(SaveFailed, match=r"Step 2 was not saved: what was staged of 'b' is not what it was") as told:
+    with pytest.raises(
+        SaveFailed, match=r"Step 2 was not saved: what was staged of 'b' is not what it was"
+    ) as told:
         handle.result(ENDS_S)
     assert "'a'" not in str(told.value)
     assert [path.name for path in contents(tmp_path)] == ["step-0000000001"]
@@ -412,7 +441,9 @@ def test_a_change_that_pytorch_does_not_count_is_found_by_the_attestation(tmp_pa
 
 
 @pytest.mark.parametrize("budget_bytes", [0, 1 << 20])
-def test_without_attestation_what_no_optimizer_has_is_that_of_the_call(tmp_path, held, link, monkeypatch, budget_bytes):
+def test_without_attestation_what_no_optimizer_has_is_that_of_the_call(
+    tmp_path, held, link, monkeypatch, budget_bytes
+):
     """Copied in the call, or, where that is too much, the call returns once all is copied."""
     monkeypatch.setattr(shape, "BUDGET_BYTES", budget_bytes)
     state = {"b": torch.zeros(10_000)}
@@ -431,7 +462,9 @@ def test_without_attestation_what_no_optimizer_has_is_that_of_the_call(tmp_path,
     assert [event["attested"] for event in link.of("checkpoint")] == [False, False]
 
 
-def test_without_attestation_a_parameter_that_changes_unseen_is_in_the_checkpoint_as_it_was_copied(tmp_path, held):
+def test_without_attestation_a_parameter_that_changes_unseen_is_in_the_checkpoint_as_it_was_copied(
+    tmp_path, held
+):
     weight = torch.nn.Parameter(torch.zeros(10_000))
     optimizer = torch.optim.SGD([weight])
     ckpt = overlapping(tmp_path, attest=False)
@@ -450,12 +483,16 @@ def test_conjugated_and_negated_tensors_are_saved(tmp_path):
     ckpt = Checkpointer(tmp_path)
     for step in (1, 2):
         ckpt.save(step, state).result(ENDS_S)
-    found = restored(tmp_path, {"c": torch.zeros(5000, dtype=torch.complex64), "n": torch.zeros(5000)})
+    found = restored(
+        tmp_path, {"c": torch.zeros(5000, dtype=torch.complex64), "n": torch.zeros(5000)}
+    )
     assert torch.equal(found["c"], made.conj())
     assert torch.equal(found["n"], made.conj().imag)
 
 
-def test_skip_leaves_out_the_third_save_in_flight_and_takes_the_next_that_finds_room(tmp_path, caplog):
+def test_skip_leaves_out_the_third_save_in_flight_and_takes_the_next_that_finds_room(
+    tmp_path, caplog
+):
     ckpt = slow(tmp_path, 0.5, when_busy="skip", keep=None)
     with caplog.at_level(logging.WARNING, "holdfast"):
         handles = [ckpt.save(step, large(step)) for step in (1, 2, 3)]
@@ -467,7 +504,9 @@ def test_skip_leaves_out_the_third_save_in_flight_and_takes_the_next_that_finds_
     assert sorted(steps_in(tmp_path)) == [1, 2, 4]
 
 
-def test_a_second_arena_for_which_there_was_no_memory_is_made_by_a_later_save(tmp_path, monkeypatch):
+def test_a_second_arena_for_which_there_was_no_memory_is_made_by_a_later_save(
+    tmp_path, monkeypatch
+):
     """It has the newest durable snapshot for a rank that takes this one's place."""
     make, state, ckpt = Seats._make, {"t": torch.zeros(10_000)}, overlapping(tmp_path)
 
@@ -637,7 +676,9 @@ def test_a_failure_that_was_seen_is_not_raised_again(tmp_path, saving):
     ckpt.close()
 
 
-def test_waiting_tells_of_every_failure_though_its_story_is_still_being_told(tmp_path, link, monkeypatch):
+def test_waiting_tells_of_every_failure_though_its_story_is_still_being_told(
+    tmp_path, link, monkeypatch
+):
     """`wait` may not return between the end of a save and the moment that its failure is noted."""
     ckpt = Checkpointer(tmp_path)
     ckpt.save(1, {"a": 1}).result(ENDS_S)
@@ -673,7 +714,9 @@ def test_waiting_returns_once_every_handle_is_done(tmp_path, link, monkeypatch):
     assert len(link.of("checkpoint")) == 2
 
 
-def test_a_checkpoint_that_is_gone_before_it_is_told_of_was_saved_all_the_same(tmp_path, link, monkeypatch):
+def test_a_checkpoint_that_is_gone_before_it_is_told_of_was_saved_all_the_same(
+    tmp_path, link, monkeypatch
+):
     """With `keep=1` the next save may delete it while this process is busy."""
     ckpt = Checkpointer(tmp_path, keep=1)
     gate, emit = threading.Event(), link.emit
@@ -685,12 +728,22 @@ def test_a_checkpoint_that_is_gone_before_it_is_told_of_was_saved_all_the_same(t
     monkeypatch.setattr(link, "emit", held_back)
     handles = [ckpt.save(step, {"a": step}) for step in (1, 2)]
     # The writing process goes on while the thread that hears it does not.
-    until(lambda: (tmp_path / "step-0000000002").exists() and not (tmp_path / "step-0000000001").exists())
+    until(
+        lambda: (
+            (tmp_path / "step-0000000002").exists() and not (tmp_path / "step-0000000001").exists()
+        )
+    )
     handles.append(ckpt.save(3, {"a": 3}))
-    until(lambda: (tmp_path / "step-0000000003").exists() and not (tmp_path / "step-0000000002").exists())
+    until(
+        lambda: (
+            (tmp_path / "step-0000000003").exists() and not (tmp_path / "step-0000000002").exists()
+        )
+    )
     gate.set()
     assert [handle.result(5).name[-1] for handle in handles] == ["1", "2", "3"]
-    assert all(event["digest"] for event in link.of("checkpoint"))  # it was told, not read: storage may hang
+    assert all(
+        event["digest"] for event in link.of("checkpoint")
+    )  # it was told, not read: storage may hang
 
 
 def test_what_was_saved_is_let_go_of_before_whoever_waits_goes_on(tmp_path, held):
@@ -744,7 +797,9 @@ def test_by_default_a_failed_save_is_made_again_at_the_next_call_whatever_its_st
     assert steps_in(tmp_path) == [11, 0]
 
 
-def test_what_fails_again_and_again_is_tried_at_each_step_a_few_times_and_then_when_it_is_due(tmp_path, caplog, link):
+def test_what_fails_again_and_again_is_tried_at_each_step_a_few_times_and_then_when_it_is_due(
+    tmp_path, caplog, link
+):
     with Checkpointer(tmp_path, every=10) as ckpt:
         ckpt.save(0, {"a": 0}).result(ENDS_S)
         tried = []
@@ -756,7 +811,9 @@ def test_what_fails_again_and_again_is_tried_at_each_step_a_few_times_and_then_w
         assert tried == [10, 11, 12, 13, *range(20, 100, 10)]
         assert [event["step"] for event in link.of("save_failed")] == tried
         logged = [record.message for record in caplog.records if "was not saved" in record.message]
-        assert [message.split(" was not")[0] for message in logged] == [f"Step {step}" for step in (10, 11, 12, 13, 50)]
+        assert [message.split(" was not")[0] for message in logged] == [
+            f"Step {step}" for step in (10, 11, 12, 13, 50)
+        ]
         unbreak(tmp_path)
         ckpt.save(100, {"a": 100}).result(ENDS_S)
         handle = broken(ckpt, tmp_path, 110, {"a": 110})
@@ -779,12 +836,22 @@ def test_what_no_later_save_has_made_up_for_is_raised_at_the_end(tmp_path, call)
 
 def test_an_earlier_save_that_becomes_durable_later_makes_up_for_nothing(tmp_path):
     told = Outcomes(make_interval(1, FakeClock(), devices=lambda: 1), on_failure="retry")
-    outcomes, handles = [Future(), Future()], [SaveHandle(step, told.unseen, told.unmade) for step in (1, 2)]
+    outcomes, handles = (
+        [Future(), Future()],
+        [SaveHandle(step, told.unseen, told.unmade) for step in (1, 2)],
+    )
     for outcome, handle in zip(outcomes, handles, strict=True):
         told.follow(outcome, handle, save="", must=False)
     outcomes[1].set_exception(SaveFailed("Step 2 was not saved."))
     written = Saved(
-        step=1, path=tmp_path, own_bytes=1, written=Written(), call_s=0, fence_s=0, durable_s=1, attested=True
+        step=1,
+        path=tmp_path,
+        own_bytes=1,
+        written=Written(),
+        call_s=0,
+        fence_s=0,
+        durable_s=1,
+        attested=True,
     )
     outcomes[0].set_result(written)
     with pytest.raises(SaveFailed, match="Step 2"):

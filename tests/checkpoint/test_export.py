@@ -38,7 +38,9 @@ def llama(*, tied=False, dtype="float32"):
 
 
 def gpt2():
-    return transformers.GPT2Config(n_embd=32, n_layer=2, n_head=4, vocab_size=64, bos_token_id=0, eos_token_id=0)
+    return transformers.GPT2Config(
+        n_embd=32, n_layer=2, n_head=4, vocab_size=64, bos_token_id=0, eos_token_id=0
+    )
 
 
 def mixtral():
@@ -76,7 +78,9 @@ def saved(tmp_path, state):
 
 
 def load(folder):
-    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto", local_files_only=True).eval()
+    return transformers.AutoModelForCausalLM.from_pretrained(
+        folder, dtype="auto", local_files_only=True
+    ).eval()
 
 
 def names_in(folder):
@@ -123,9 +127,13 @@ def test_lm_eval_scores_the_folder_as_the_trained_model(tmp_path):
     model, _ = trained(llama())
     hf_config = config_folder(tmp_path, llama())
     words = [f"w{number}" for number in range(63)]
-    tokenizer = Tokenizer(models.WordLevel({word: number for number, word in enumerate([*words, "</s>"])}, "</s>"))
+    tokenizer = Tokenizer(
+        models.WordLevel({word: number for number, word in enumerate([*words, "</s>"])}, "</s>")
+    )
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>").save_pretrained(hf_config)
+    transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="</s>"
+    ).save_pretrained(hf_config)
     export_safetensors(saved(tmp_path, {"model": model}), tmp_path / "out", hf_config=hf_config)
     harness = HFLM(pretrained=str(tmp_path / "out"), device="cpu", batch_size=1, dtype="auto")
     asked = Instance("loglikelihood", {}, ("w1 w2 w3", " w4 w5"), 0)
@@ -140,7 +148,9 @@ def test_large_models_are_cut_into_files_with_an_index(tmp_path):
     model, _ = trained(config)
     checkpoint = saved(tmp_path, {"model": model})
     hf_config = config_folder(tmp_path, config)
-    exported = export_safetensors(checkpoint, tmp_path / "out", hf_config=hf_config, shard_bytes=20_000)
+    exported = export_safetensors(
+        checkpoint, tmp_path / "out", hf_config=hf_config, shard_bytes=20_000
+    )
     assert_same_logits(model, tmp_path / "out")
     index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
     names = set()
@@ -153,7 +163,9 @@ def test_large_models_are_cut_into_files_with_an_index(tmp_path):
     assert names == set(model.state_dict()) == set(index["weight_map"])
     assert len(exported.files) > 3
     assert exported.tensors == len(names)
-    assert exported.size_bytes == sum((tmp_path / "out" / file).stat().st_size for file in exported.files)
+    assert exported.size_bytes == sum(
+        (tmp_path / "out" / file).stat().st_size for file in exported.files
+    )
 
 
 def test_what_a_name_map_renames_and_turns_around(tmp_path):
@@ -177,7 +189,9 @@ def test_what_a_name_map_renames_and_turns_around(tmp_path):
         'blocks\.(\d+)\.(.*)' = 'transformer.h.\1.\2'
     """)
     hf_config = config_folder(tmp_path, config)
-    export_safetensors(checkpoint, tmp_path / "out", hf_config=hf_config, name_map=tmp_path / "map.toml")
+    export_safetensors(
+        checkpoint, tmp_path / "out", hf_config=hf_config, name_map=tmp_path / "map.toml"
+    )
     assert_same_logits(model, tmp_path / "out")
 
 
@@ -188,7 +202,9 @@ def test_tied_tensors_that_differ_are_not_silently_made_one(tmp_path):
     state["lm_head.weight"][3, 3] += 1
     checkpoint = saved(tmp_path, {"model": state})
     hf_config = config_folder(tmp_path, config)
-    with pytest.raises(CheckpointError, match=r"ties 'model.lm_head.weight' and .* but they differ"):
+    with pytest.raises(
+        CheckpointError, match=r"ties 'model.lm_head.weight' and .* but they differ"
+    ):
         export_safetensors(checkpoint, tmp_path / "out", hf_config=hf_config)
     assert names_in(tmp_path) == ["checkpoints", "config"]
 
@@ -217,7 +233,9 @@ def test_tensors_sharded_over_ranks_come_out_whole(tmp_path):
     config = llama()
     model, _ = trained(config)
     torch.save(model.state_dict(), tmp_path / "state.pt")
-    ranks = [subprocess.Popen([sys.executable, "-c", SHARDED, tmp_path, str(rank)]) for rank in range(2)]
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", SHARDED, tmp_path, str(rank)]) for rank in range(2)
+    ]
     try:
         assert [rank.wait(timeout=120) for rank in ranks] == [0, 0]
     finally:
@@ -226,7 +244,9 @@ def test_tensors_sharded_over_ranks_come_out_whole(tmp_path):
             rank.wait()
     assert len(list((tmp_path / "sharded").glob("*.distcp"))) == 2
     (tmp_path / "state.pt").unlink()
-    export_safetensors(tmp_path / "sharded", tmp_path / "out", hf_config=config_folder(tmp_path, config))
+    export_safetensors(
+        tmp_path / "sharded", tmp_path / "out", hf_config=config_folder(tmp_path, config)
+    )
     assert_same_logits(model, tmp_path / "out")
 
 
@@ -234,7 +254,9 @@ def test_tensors_sharded_over_ranks_come_out_whole(tmp_path):
 def small(tmp_path):
     config = llama()
     model, optimizer = trained(config)
-    return saved(tmp_path, {"model": model, "optimizer": optimizer}), config_folder(tmp_path, config)
+    return saved(tmp_path, {"model": model, "optimizer": optimizer}), config_folder(
+        tmp_path, config
+    )
 
 
 def test_only_what_the_model_needs_is_read(small):
@@ -246,7 +268,9 @@ def test_only_what_the_model_needs_is_read(small):
     conversion = settle_conversion(metadata, hf_config, NameMap(), checkpoint="c")
     (ranges,) = conversion.ranges(metadata).values()
     needed = sum(
-        metadata.storage_data[index].length for index in metadata.storage_data if index.fqn.startswith("model.")
+        metadata.storage_data[index].length
+        for index in metadata.storage_data
+        if index.fqn.startswith("model.")
     )
     assert sum(size_bytes for _, size_bytes in ranges) == needed
     assert Conversion.from_text(conversion.as_text()) == conversion
@@ -286,11 +310,15 @@ def test_a_part_that_was_never_written_is_a_sentence(small, tmp_path):
     checkpoint, hf_config = small
     metadata = open_for_reading(checkpoint).metadata
     metadata.storage_data = {
-        index: stored for index, stored in metadata.storage_data.items() if index.fqn != "model.model.norm.weight"
+        index: stored
+        for index, stored in metadata.storage_data.items()
+        if index.fqn != "model.model.norm.weight"
     }
     (checkpoint / ".metadata").write_bytes(pickle.dumps(metadata))
     (checkpoint / "holdfast.json").unlink()
-    with pytest.raises(CheckpointError, match=r"'model.model.norm.weight' was never written. Take another"):
+    with pytest.raises(
+        CheckpointError, match=r"'model.model.norm.weight' was never written. Take another"
+    ):
         export_safetensors(checkpoint, tmp_path / "out", hf_config=hf_config)
 
 
@@ -325,7 +353,9 @@ def test_wrong_use_is_a_sentence_with_the_next_step(small, tmp_path):
     (tmp_path / "strange").mkdir()
     (tmp_path / "strange/config.json").write_text('{"model_type": "no_such_model"}')
     (tmp_path / "custom").mkdir()
-    (tmp_path / "custom/config.json").write_text('{"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}')
+    (tmp_path / "custom/config.json").write_text(
+        '{"model_type": "own", "auto_map": {"AutoConfig": "own.Own"}}'
+    )
     for error, said, arguments in [
         (BadUse, "exists already", (checkpoint, tmp_path / "there", hf_config)),
         (NotFound, "Make it first", (checkpoint, tmp_path / "no/out", hf_config)),
@@ -342,7 +372,9 @@ def test_wrong_use_is_a_sentence_with_the_next_step(small, tmp_path):
     other = llama()
     other.vocab_size = 65
     other.save_pretrained(tmp_path / "other")
-    with pytest.raises(BadUse, match=r"has the shape 64x32, the model's 'model.embed_tokens.weight' 65x32"):
+    with pytest.raises(
+        BadUse, match=r"has the shape 64x32, the model's 'model.embed_tokens.weight' 65x32"
+    ):
         export_safetensors(checkpoint, out, hf_config=tmp_path / "other")
 
 
@@ -362,7 +394,9 @@ export_safetensors(checkpoint, output, hf_config=hf_config, progress=progress)
 @pytest.mark.slow  # processes that import torch and transformers
 def test_an_export_killed_in_the_middle_leaves_nothing_that_looks_like_one(small, tmp_path):
     checkpoint, hf_config = small
-    killed = subprocess.run([sys.executable, "-c", KILLED, checkpoint, tmp_path / "out", hf_config], check=False)
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, checkpoint, tmp_path / "out", hf_config], check=False
+    )
     assert killed.returncode == -signal.SIGKILL
     assert not (tmp_path / "out").exists()
     assert len(list(tmp_path.glob(".out.*.tmp"))) == 1
@@ -377,11 +411,26 @@ def test_the_command_says_what_it_wrote(small, tmp_path):
     from holdfast.cli.main import cli
 
     checkpoint, hf_config = small
-    command = ["checkpoint", "export", str(checkpoint), "--hf-config", str(hf_config), "--safetensors"]
+    command = [
+        "checkpoint",
+        "export",
+        str(checkpoint),
+        "--hf-config",
+        str(hf_config),
+        "--safetensors",
+    ]
     with warnings.catch_warnings():
-        result = CliRunner().invoke(cli, [*command, str(tmp_path / "a"), "--json"], standalone_mode=False)
+        result = CliRunner().invoke(
+            cli, [*command, str(tmp_path / "a"), "--json"], standalone_mode=False
+        )
     said = json.loads(result.stdout)
-    assert (said["schema"], said["version"], said["files"]) == ("holdfast.export", 1, ["model.safetensors"])
+    assert (said["schema"], said["version"], said["files"]) == (
+        "holdfast.export",
+        1,
+        ["model.safetensors"],
+    )
     assert said["size_bytes"] == (tmp_path / "a/model.safetensors").stat().st_size
     result = CliRunner().invoke(cli, [*command, str(tmp_path / "b")], standalone_mode=False)
-    assert result.stdout == f"21 tensors, {said['size_bytes'] / 2**20:.1f} MiB, in {tmp_path / 'b'}\n"
+    assert (
+        result.stdout == f"21 tensors, {said['size_bytes'] / 2**20:.1f} MiB, in {tmp_path / 'b'}\n"
+    )

@@ -18,7 +18,8 @@ MORE_THAN_THERE_IS = 1 << 60
 
 
 @pytest.mark.parametrize(
-    "error", [TimeoutError("the other ranks were not through after 5 s"), OSError(errno.EIO, "broke")]
+    "error",
+    [TimeoutError("the other ranks were not through after 5 s"), OSError(errno.EIO, "broke")],
 )
 def test_what_has_another_reason_is_not_said_to_be_a_full_disk(tmp_path, error):
     told = explain(order_of(tmp_path, 1), MORE_THAN_THERE_IS, error)
@@ -38,21 +39,34 @@ OPEN_FILES, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
 @pytest.mark.parametrize(
     ("code", "told"),
     [
-        (errno.EMFILE, rf"`ulimit -n` allows a process {OPEN_FILES:,} open files\. .*Raise that limit .*`ulimit -n`"),
-        (errno.ENFILE, r"`sysctl fs.file-max` allows all processes of the node together [\d,]+ open files\. .*Raise"),
-        (errno.EFBIG, r"`ulimit -f` allows files of any size, and the file system does not\. .*another file system"),
+        (
+            errno.EMFILE,
+            rf"`ulimit -n` allows a process {OPEN_FILES:,} open files\. .*Raise that limit .*`ulimit -n`",
+        ),
+        (
+            errno.ENFILE,
+            r"`sysctl fs.file-max` allows all processes of the node together [\d,]+ open files\. .*Raise",
+        ),
+        (
+            errno.EFBIG,
+            r"`ulimit -f` allows files of any size, and the file system does not\. .*another file system",
+        ),
     ],
 )
 def test_a_limit_that_is_reached_is_named_with_what_to_do(tmp_path, code, told):
     error = OSError(code, os.strerror(code), str(tmp_path / "a"))
     assert re.search(rf"a'; {told}", explain(order_of(tmp_path, 1), 1, error))
     assert re.search(told.partition(r"\. ")[0], in_words(error))
-    gone = explain(order_of(tmp_path / "gone", 1), 1, error)  # which cannot be listed, such as for want of files
+    gone = explain(
+        order_of(tmp_path / "gone", 1), 1, error
+    )  # which cannot be listed, such as for want of files
     assert re.search(rf"a'; {told}", gone), gone
 
 
 def test_of_another_rank_s_limit_that_is_said_which_that_rank_has_told(tmp_path):
-    told = explain(order_of(tmp_path, 1), 1, RankFailed("rank 1: too many; `ulimit -n` allows 7", errno.EMFILE))
+    told = explain(
+        order_of(tmp_path, 1), 1, RankFailed("rank 1: too many; `ulimit -n` allows 7", errno.EMFILE)
+    )
     assert "rank 1: too many; `ulimit -n` allows 7. " in told
     assert f"{OPEN_FILES:,}" not in told
     assert "Raise that limit" in told
@@ -125,7 +139,11 @@ match sys.argv[2]:
 
 def told_of(folder, reached):
     ended = subprocess.run(
-        [sys.executable, "-c", REACHES, folder, reached], capture_output=True, text=True, check=False, timeout=600
+        [sys.executable, "-c", REACHES, folder, reached],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
     )
     assert ended.returncode == 0, ended.stderr
     return ended.stdout.splitlines()
@@ -195,7 +213,9 @@ print(ckpt.restore(state))
 
 def test_a_restore_that_may_open_no_more_files(tmp_path):
     words = [sys.executable, "-c", RESTORES, str(tmp_path)]
-    told, step = subprocess.run(words, capture_output=True, text=True, check=True, timeout=600).stdout.splitlines()
+    told, step = subprocess.run(
+        words, capture_output=True, text=True, check=True, timeout=600
+    ).stdout.splitlines()
     assert told.startswith("The state was not restored: [Errno 24]")
     assert "`ulimit -n` allows a process 64 open files. Raise that limit" in told
     assert step == "1"

@@ -31,7 +31,10 @@ SHARD_BYTES = 4 * COUNT
 def state_of(step, run=0):
     """Tensors of one shape, so that a file of one may be taken for another's."""
     generator = torch.Generator().manual_seed(100 * run + step)
-    return {**{name: torch.rand(COUNT, generator=generator) for name in "abc"}, "n": 1000 * run + step}
+    return {
+        **{name: torch.rand(COUNT, generator=generator) for name in "abc"},
+        "n": 1000 * run + step,
+    }
 
 
 def save(folder, run=0):
@@ -128,8 +131,14 @@ def test_a_bit_that_flips_beside_the_tensors_of_a_snapshot_fails_the_save(tmp_pa
     live = sources(plan, contents.leaves(plan.structure), Snapshot(contents.tensors, {}))
     copy_into(plan, memory, plan.image.views(torch.frombuffer(memory, dtype=torch.uint8)), live)
     digests = live_digests(plan, live)
-    blob = next(each for each in plan.image.blobs if (each.need.dtype is None) == (where == "plain value"))
-    at = {"plain value": blob.offset + 20, "head": blob.offset + 100, "tail": blob.offset + blob.length - 30}[where]
+    blob = next(
+        each for each in plan.image.blobs if (each.need.dtype is None) == (where == "plain value")
+    )
+    at = {
+        "plain value": blob.offset + 20,
+        "head": blob.offset + 100,
+        "tail": blob.offset + blob.length - 30,
+    }[where]
     memory[at] ^= 1
     with pytest.raises(NotAttested):
         persist(

@@ -23,7 +23,9 @@ def restore(folder, state):
 def trained(*, layers=2, groups=2):
     model = nn.Sequential(*(nn.Linear(3, 3, device="cpu") for _ in range(layers)))
     parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW([{"params": parameters[number::groups]} for number in range(groups)])
+    optimizer = torch.optim.AdamW(
+        [{"params": parameters[number::groups]} for number in range(groups)]
+    )
     for parameter in parameters:
         parameter.grad = torch.ones_like(parameter)
     optimizer.step()
@@ -59,10 +61,18 @@ def test_where_tensors_are_made_by_default_plays_no_part(tmp_path, elsewhere):
     save(tmp_path, {"model": model, "optimizer": optimizer, "awkward": awkward, "n": 1})
     before = torch.get_rng_state()
     fresh, _ = trained()
-    fresh_optimizer = torch.optim.AdamW([{"params": list(fresh.parameters())[number::2]} for number in range(2)])
+    fresh_optimizer = torch.optim.AdamW(
+        [{"params": list(fresh.parameters())[number::2]} for number in range(2)]
+    )
     fresh_awkward = Awkward()
     fresh_awkward.transposed.zero_()
-    assert restore(tmp_path, {"model": fresh, "optimizer": fresh_optimizer, "awkward": fresh_awkward, "n": 0}) == 1
+    assert (
+        restore(
+            tmp_path,
+            {"model": fresh, "optimizer": fresh_optimizer, "awkward": fresh_awkward, "n": 0},
+        )
+        == 1
+    )
     assert torch.equal(torch.get_rng_state(), before)
     assert fresh_awkward.transposed.equal(awkward.transposed)
     assert all(map(torch.equal, fresh.state_dict().values(), model.state_dict().values()))
@@ -75,7 +85,10 @@ def test_a_module_without_what_the_checkpoint_has_is_left_as_it_was(tmp_path):
     save(tmp_path, {"model": model})
     smaller, _ = trained(layers=1)
     before = smaller.state_dict()["0.weight"].clone()
-    with pytest.raises(StateMismatch, match=r"'model' has no '1\.weight', which the checkpoint has; .*Build it with"):
+    with pytest.raises(
+        StateMismatch,
+        match=r"'model' has no '1\.weight', which the checkpoint has; .*Build it with",
+    ):
         restore(tmp_path, {"model": smaller})
     assert smaller.state_dict()["0.weight"].equal(before)
 
@@ -109,7 +122,9 @@ def test_an_optimizer_of_other_groups_is_found_before_anything_changes(tmp_path)
     fresh, _ = trained()
     other = torch.optim.AdamW(fresh.parameters())
     before = fresh.state_dict()["0.weight"].clone()
-    with pytest.raises(StateMismatch, match="'optimizer' has 1 groups of parameters, the checkpoint has 2"):
+    with pytest.raises(
+        StateMismatch, match="'optimizer' has 1 groups of parameters, the checkpoint has 2"
+    ):
         restore(tmp_path, {"model": fresh, "optimizer": other})
     assert fresh.state_dict()["0.weight"].equal(before)
 
@@ -124,7 +139,8 @@ def test_an_object_that_refuses_its_state_is_named(tmp_path):
 
     save(tmp_path, {"choosy": Choosy()})
     with pytest.raises(
-        StateMismatch, match=r"load_state_dict of 'choosy' failed \(KeyError: 'momentum'\)\. Tensors hold"
+        StateMismatch,
+        match=r"load_state_dict of 'choosy' failed \(KeyError: 'momentum'\)\. Tensors hold",
     ):
         restore(tmp_path, {"choosy": Choosy()})
 
@@ -138,7 +154,9 @@ def test_a_fresh_optimizer_of_sharded_parameters_is_told_of_what_it_needs(tmp_pa
     parameter.grad = parameter.detach().clone()
     optimizer.step()
     save(tmp_path, {"optimizer": optimizer})
-    with pytest.raises(StateMismatch, match=r"has no state yet and sharded parameters: .* in a ShardedOptimizer"):
+    with pytest.raises(
+        StateMismatch, match=r"has no state yet and sharded parameters: .* in a ShardedOptimizer"
+    ):
         restore(tmp_path, {"optimizer": sharded()[1]})
     assert restore(tmp_path, {"optimizer": optimizer}) == 1
 
@@ -166,13 +184,18 @@ def test_one_tensor_takes_what_is_the_same_twice_and_not_what_differs(tmp_path):
     assert state["head"] is state["embedding"]
 
     save(tmp_path / "untied", {"embedding": torch.ones(50_000), "head": torch.zeros(50_000)})
-    with pytest.raises(StateMismatch, match="'embedding' and 'head' are one tensor in the state, and two that differ"):
+    with pytest.raises(
+        StateMismatch,
+        match="'embedding' and 'head' are one tensor in the state, and two that differ",
+    ):
         restore(tmp_path / "untied", tied(0.0))
 
 
 def test_a_sharded_tensor_likewise(tmp_path, mesh):
     def shards(*values):
-        return [distribute_tensor(torch.full((500, 100), value), mesh, [Shard(0)]) for value in values]
+        return [
+            distribute_tensor(torch.full((500, 100), value), mesh, [Shard(0)]) for value in values
+        ]
 
     def tied(value):
         (weight,) = shards(value)
@@ -190,7 +213,10 @@ def test_a_sharded_tensor_likewise(tmp_path, mesh):
     assert type(state["head"]) is torch.Tensor
 
     save(tmp_path / "untied", dict(zip(("embedding", "head"), shards(1.0, 0.0), strict=True)))
-    with pytest.raises(StateMismatch, match="'embedding' and 'head' are one tensor in the state, and two that differ"):
+    with pytest.raises(
+        StateMismatch,
+        match="'embedding' and 'head' are one tensor in the state, and two that differ",
+    ):
         restore(tmp_path / "untied", tied(0.0))
 
 
@@ -198,7 +224,8 @@ def test_a_tensor_with_one_value_in_several_places_is_left_as_it_was(tmp_path):
     save(tmp_path, {"a": torch.full((3,), 7.0), "b": torch.full((1,), 7.0).expand(5)})
     state = {"a": torch.zeros(3), "b": torch.zeros(1).expand(5)}
     with pytest.raises(
-        StateMismatch, match=r"'b' has one value in several places, as expand makes it: clone\(\) it first"
+        StateMismatch,
+        match=r"'b' has one value in several places, as expand makes it: clone\(\) it first",
     ):
         restore(tmp_path, state)
     assert state["a"].eq(0).all()
@@ -212,7 +239,8 @@ def test_a_tensor_with_one_value_in_several_places_is_left_as_it_was(tmp_path):
 )
 def test_what_is_no_state_is_found_though_there_is_nothing_to_restore(tmp_path, state):
     with pytest.raises(
-        BadUse, match=r"must be a dict of named entries, not a \w+\. Give \{'model'|Names of entries are text"
+        BadUse,
+        match=r"must be a dict of named entries, not a \w+\. Give \{'model'|Names of entries are text",
     ):
         restore(tmp_path, state)
 

@@ -26,7 +26,10 @@ def stock_save(path, state):
 
 @pytest.fixture
 def plain(tmp_path):
-    stock_save(tmp_path / "plain", {"a": torch.arange(1000.0), "b": torch.ones(3, 4).bfloat16(), "n": 7, "s": "text"})
+    stock_save(
+        tmp_path / "plain",
+        {"a": torch.arange(1000.0), "b": torch.ones(3, 4).bfloat16(), "n": 7, "s": "text"},
+    )
     return tmp_path / "plain"
 
 
@@ -79,7 +82,10 @@ def test_without_checksums_it_says_what_cannot_be_checked(without_checksums, tmp
     stock_save(tmp_path / "plain", {"a": torch.arange(10.0), "n": 7})
     info = check_foreign(tmp_path / "plain")
     assert info.state == "unverifiable"
-    assert info.reason == "structure ok, but 2 of 2 values have no checksum, so their bits cannot be checked"
+    assert (
+        info.reason
+        == "structure ok, but 2 of 2 values have no checksum, so their bits cannot be checked"
+    )
 
 
 def test_without_checksums_the_structure_is_checked_all_the_same(without_checksums, tmp_path):
@@ -92,7 +98,9 @@ def test_without_checksums_the_structure_is_checked_all_the_same(without_checksu
 
 
 def test_what_an_extension_has_changed_cannot_be_checked(plain):
-    rewrite(plain, lambda metadata: setattr(place_in(metadata, "a"), "transform_descriptors", ["zstd"]))
+    rewrite(
+        plain, lambda metadata: setattr(place_in(metadata, "a"), "transform_descriptors", ["zstd"])
+    )
     info = check_foreign(plain)
     assert info.state == "unverifiable"
     assert info.reason.startswith("structure ok, but 1 of 4 values have no checksum")
@@ -120,7 +128,9 @@ def larger(metadata):
 
 
 def surplus(metadata):
-    metadata.storage_data[MetadataIndex("more")] = replace(place_in(metadata, "n"), relative_path="/dev/tty")
+    metadata.storage_data[MetadataIndex("more")] = replace(
+        place_in(metadata, "n"), relative_path="/dev/tty"
+    )
 
 
 def nonsense(metadata):
@@ -136,7 +146,9 @@ def wrong_types():
     yield lambda metadata: setattr(metadata, "state_dict_metadata", ["b"])
     yield lambda metadata: delattr(metadata, "state_dict_metadata")
     yield lambda metadata: metadata.state_dict_metadata.update({"b": "b"})
-    yield lambda metadata: metadata.state_dict_metadata.update({7: metadata.state_dict_metadata["b"]})
+    yield lambda metadata: metadata.state_dict_metadata.update(
+        {7: metadata.state_dict_metadata["b"]}
+    )
     yield lambda metadata: setattr(place_in(metadata, "n"), "offset", 0.5)
     yield lambda metadata: setattr(place_in(metadata, "n"), "length", True)
     yield lambda metadata: setattr(place_in(metadata, "n"), "relative_path", 7)
@@ -151,7 +163,10 @@ def wrong_types():
         (hole, "'b' is not whole: 12 of its 20 values were written"),
         (larger, "'b' in __0_0.distcp holds 24 bytes instead of 240"),
         (nonsense, "its metadata says of a name where it belongs, and that is no place"),
-        (lambda metadata: setattr(place_in(metadata, "n"), "relative_path", "../x"), "which is no file of it"),
+        (
+            lambda metadata: setattr(place_in(metadata, "n"), "relative_path", "../x"),
+            "which is no file of it",
+        ),
         (lambda metadata: metadata.storage_data.clear(), "was never written"),
         (surplus, "'more' lies in /dev/tty, which is no file of it"),
     ],

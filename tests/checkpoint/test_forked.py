@@ -113,7 +113,9 @@ def test_a_child_is_told_to_make_its_own(tmp_path):
 
         def use():
             for call in (lambda: ckpt.save(2, state_of(2)), lambda: ckpt.restore(state_of(0))):
-                with pytest.raises(BadUse, match=r"this one was forked from\. Make another one here"):
+                with pytest.raises(
+                    BadUse, match=r"this one was forked from\. Make another one here"
+                ):
                     call()
             with Checkpointer(tmp_path / "own") as own:
                 assert own.save(1, state_of(1)).result()

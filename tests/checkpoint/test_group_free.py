@@ -23,5 +23,7 @@ print("kept alive by", [type(one).__name__ for one in gc.get_referrers(alive())]
 
 def test_the_group_ends_when_it_is_destroyed(tmp_path):
     script = SCRIPT.format(folder=str(tmp_path / "checkpoints"))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout) == (0, "kept alive by None\n"), done.stderr

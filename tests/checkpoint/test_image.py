@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from holdfast.checkpoint.arena import PAGE_BYTES
-from holdfast.checkpoint.image import ALIGNMENT, LARGE_BYTES, LEAST_PIECE_BYTES, Need, lay_out, slot_bytes, template
+from holdfast.checkpoint.image import (
+    ALIGNMENT,
+    LARGE_BYTES,
+    LEAST_PIECE_BYTES,
+    Need,
+    lay_out,
+    slot_bytes,
+    template,
+)
 from holdfast.checkpoint.layout import CHUNK_BYTES, pieces_of
 from holdfast.checkpoint.plan import serialized
 
@@ -83,13 +91,27 @@ def test_two_blobs_of_one_shape_hold_what_was_copied_into_each():
     values = [torch.full((50,), float(number)) for number in range(3)]
     image, memory = image_of([Need(dtype=torch.float32, shape=(50,))] * 3, values)
     for blob, value in zip(image.blobs, values, strict=True):
-        found = torch.load(io.BytesIO(memory[blob.offset : blob.offset + blob.length]), weights_only=True)
+        found = torch.load(
+            io.BytesIO(memory[blob.offset : blob.offset + blob.length]), weights_only=True
+        )
         assert torch.equal(found, value)
 
 
 @pytest.mark.parametrize(
     "value",
-    [None, 3, -(1 << 1999), 2.5, "text", b"", b"bytes", [1, [2, 3]], ({"a": {1: None}},), torch.Size([2]), "x" * 5000],
+    [
+        None,
+        3,
+        -(1 << 1999),
+        2.5,
+        "text",
+        b"",
+        b"bytes",
+        [1, [2, 3]],
+        ({"a": {1: None}},),
+        torch.Size([2]),
+        "x" * 5000,
+    ],
     ids=repr,
 )
 def test_a_plain_value_is_read_by_stock_torch_whatever_follows_it_in_its_slot(value):
@@ -129,7 +151,12 @@ def test_nothing_overlaps_and_files_are_cut_at_whole_blobs(needs, shard_bytes):
     assert [blob.need for blob in image.blobs] == needs
     for blob in image.blobs:
         assert blob.offset % ALIGNMENT == 0
-        assert blob.offset <= blob.data_offset <= blob.data_offset + blob.data_bytes <= blob.offset + blob.length
+        assert (
+            blob.offset
+            <= blob.data_offset
+            <= blob.data_offset + blob.data_bytes
+            <= blob.offset + blob.length
+        )
         if blob.need.dtype is not None:
             made = template(blob.need.dtype, blob.need.shape)
             assert blob.data_bytes == torch.Size(blob.need.shape).numel() * blob.need.dtype.itemsize
@@ -141,7 +168,9 @@ def test_nothing_overlaps_and_files_are_cut_at_whole_blobs(needs, shard_bytes):
     for before, after in itertools.pairwise(image.blobs):
         assert before.offset + before.length <= after.offset
 
-    assert [shard.name for shard in image.shards] == [f"__3_{number}.distcp" for number in range(len(image.shards))]
+    assert [shard.name for shard in image.shards] == [
+        f"__3_{number}.distcp" for number in range(len(image.shards))
+    ]
     for before, after in itertools.pairwise(image.shards):
         assert before.offset + before.size_bytes <= after.offset
         # It ends only where the next blob would have made it too long.
@@ -156,7 +185,9 @@ def test_nothing_overlaps_and_files_are_cut_at_whole_blobs(needs, shard_bytes):
             assert blob.file_offset + blob.length <= shard.size_bytes
         assert len(own) == 1 or own[-1].file_offset + own[-1].length <= shard_bytes
     assert {blob.file for blob in image.blobs} == {shard.name for shard in image.shards}
-    assert image.size_bytes >= max((shard.offset + shard.size_bytes for shard in image.shards), default=0)
+    assert image.size_bytes >= max(
+        (shard.offset + shard.size_bytes for shard in image.shards), default=0
+    )
     assert image.size_bytes % PAGE_BYTES == 0
 
 
@@ -167,12 +198,24 @@ def test_a_template_takes_no_memory_of_the_tensors_size():
 
 
 @pytest.mark.parametrize("shard_bytes", [40 << 20, 1 << 40])
-def test_chunks_end_in_no_small_blob_and_cut_no_short_piece_off_the_data_of_a_large_one(shard_bytes):
+def test_chunks_end_in_no_small_blob_and_cut_no_short_piece_off_the_data_of_a_large_one(
+    shard_bytes,
+):
     moved = 0
-    for more in range(-3000, 600, 50):  # the first chunk ends in each part of what follows the first tensor
-        counts = (CHUNK_BYTES + more, 700, CHUNK_BYTES - 700, LARGE_BYTES - 1, 2 * CHUNK_BYTES + more)
+    for more in range(
+        -3000, 600, 50
+    ):  # the first chunk ends in each part of what follows the first tensor
+        counts = (
+            CHUNK_BYTES + more,
+            700,
+            CHUNK_BYTES - 700,
+            LARGE_BYTES - 1,
+            2 * CHUNK_BYTES + more,
+        )
         needs = [Need(dtype=torch.uint8, shape=(count,)) for count in counts]
-        image = lay_out([*needs, Need(dtype=None, slot_bytes=512)], prefix="__0_", shard_bytes=shard_bytes)
+        image = lay_out(
+            [*needs, Need(dtype=None, slot_bytes=512)], prefix="__0_", shard_bytes=shard_bytes
+        )
         parts = [(blob, part) for blob in image.blobs for part in blob.parts]
         for piece, part in pieces_of([each for _, each in parts], image.shards):
             blob, (offset, _) = parts[part]
@@ -181,7 +224,9 @@ def test_chunks_end_in_no_small_blob_and_cut_no_short_piece_off_the_data_of_a_la
             elif offset == blob.data_offset:
                 assert piece.length >= LEAST_PIECE_BYTES
                 assert (piece.offset - blob.data_offset) % ALIGNMENT == 0, "a GPU reads it in words"
-        pairs = [(one, other) for one, other in itertools.pairwise(image.blobs) if one.file == other.file]
+        pairs = [
+            (one, other) for one, other in itertools.pairwise(image.blobs) if one.file == other.file
+        ]
         gaps = [other.offset - one.offset - one.length for one, other in pairs]
         assert min(gaps, default=0) >= 0
         moved += sum(gap >= ALIGNMENT for gap in gaps)

@@ -42,7 +42,11 @@ def test_training_goes_on_from_what_dcp_alone_wrote(tmp_path, caplog):
     imported = import_dcp(plain, folder, torch.tensor(3))
     assert (imported.path, imported.unchecked) == (step_path(folder, 3), "")
     (info,) = scan(folder)
-    assert (verify(info).state, info.created_at_s, info.size_bytes) == ("verified", 1e9, imported.size_bytes)
+    assert (verify(info).state, info.created_at_s, info.size_bytes) == (
+        "verified",
+        1e9,
+        imported.size_bytes,
+    )
 
     fresh = Training(seed=1)
     state = {"model": fresh.model, "optimizer": fresh.optimizer, "n": 0}
@@ -59,7 +63,9 @@ def test_training_goes_on_from_what_dcp_alone_wrote(tmp_path, caplog):
 
 def test_what_it_says_on_the_way(plain, tmp_path):
     told = []
-    import_dcp(plain, tmp_path / "checkpoints", 1, progress=lambda done, total: told.append((done, total)))
+    import_dcp(
+        plain, tmp_path / "checkpoints", 1, progress=lambda done, total: told.append((done, total))
+    )
     assert told == sorted(told)
     assert 400_000 < told[0][0] < told[-1][0] <= told[-1][1]
 
@@ -80,7 +86,9 @@ def test_what_has_no_checksum_is_taken_and_said(tmp_path):
         plain = stock_save(tmp_path / "plain", {"a": torch.arange(10.0)})
     finally:
         torch.serialization.set_crc32_options(True)
-    assert "1 of 1 values have no checksum" in import_dcp(plain, tmp_path / "checkpoints", 1).unchecked
+    assert (
+        "1 of 1 values have no checksum" in import_dcp(plain, tmp_path / "checkpoints", 1).unchecked
+    )
 
 
 def test_what_it_refuses(plain, tmp_path):
@@ -122,7 +130,12 @@ def test_killed_at_any_time_it_leaves_whole_checkpoints_alone(plain, tmp_path):
     folder, generator = tmp_path / "checkpoints", random.Random(20)
     for number in range(KILLS):
         into = folder / str(number)
-        script = [sys.executable, str(Path(__file__).with_name("killed_importer.py")), str(plain), str(into)]
+        script = [
+            sys.executable,
+            str(Path(__file__).with_name("killed_importer.py")),
+            str(plain),
+            str(into),
+        ]
         with subprocess.Popen(script, stdout=subprocess.PIPE, text=True) as process:
             first = process.stdout.readline()
             time.sleep(generator.uniform(0, 0.1))
@@ -140,6 +153,8 @@ def test_what_an_extension_of_pytorch_s_has_changed_is_refused_and_nothing_is_ma
     for stored in metadata.storage_data.values():
         stored.transform_descriptors = ["stream.zstd"]
     (plain / ".metadata").write_bytes(pickle.dumps(metadata))
-    with pytest.raises(BadUse, match=r"was written with an extension of PyTorch's, such as one that compresses"):
+    with pytest.raises(
+        BadUse, match=r"was written with an extension of PyTorch's, such as one that compresses"
+    ):
         import_dcp(plain, tmp_path / "checkpoints", 1)
     assert not (tmp_path / "checkpoints").exists()

@@ -52,7 +52,9 @@ def test_the_interval_loses_least(loss_s, mtbf_s):
     best_s = best_interval_s(loss_s, mtbf_s)
     least = statistics.fmean(wasted(best_s, loss_s, mtbf_s, seed=seed) for seed in range(5))
     for factor in (0.5, 0.7, 1.5, 2.0):
-        other = statistics.fmean(wasted(best_s * factor, loss_s, mtbf_s, seed=seed) for seed in range(5))
+        other = statistics.fmean(
+            wasted(best_s * factor, loss_s, mtbf_s, seed=seed) for seed in range(5)
+        )
         assert least < other, factor
 
 
@@ -68,7 +70,9 @@ def test_the_formula_is_dalys():
 
 def test_the_failure_rate_is_the_prior_at_first_and_the_jobs_own_later():
     def mtbf_s(failures=0, trained_s=0.0, devices=8):
-        return mean_time_between_failures_s(FailureHistory(failures=failures, trained_s=trained_s), devices=devices)
+        return mean_time_between_failures_s(
+            FailureHistory(failures=failures, trained_s=trained_s), devices=devices
+        )
 
     assert mtbf_s() == mtbf_s(devices=1) == 24 * HOUR_S
     assert mtbf_s(devices=4704) == PRIOR_GPU_S / 4704 == pytest.approx(2.51 * HOUR_S, rel=0.01)
@@ -97,15 +101,31 @@ def test_the_prior_is_what_the_papers_table_says():
 def test_the_history_counts_failures_of_starts_that_trained():
     def attempt(number, first_step_at_s, ended_at_s):
         return Attempt(
-            run_id="r", number=number, started_at_s=0.0, first_step_at_s=first_step_at_s, ended_at_s=ended_at_s
+            run_id="r",
+            number=number,
+            started_at_s=0.0,
+            first_step_at_s=first_step_at_s,
+            ended_at_s=ended_at_s,
         )
 
     def incident(number):
         return Incident(
-            run_id="r", attempt=number, kind="exit", rank=0, step=1, fault_at_s=0.0, detected_at_s=0.0, diagnosis={}
+            run_id="r",
+            attempt=number,
+            kind="exit",
+            rank=0,
+            step=1,
+            fault_at_s=0.0,
+            detected_at_s=0.0,
+            diagnosis={},
         )
 
-    attempts = [attempt(1, 100.0, 400.0), attempt(2, None, 500.0), attempt(3, 600.0, 700.0), attempt(4, 800.0, None)]
+    attempts = [
+        attempt(1, 100.0, 400.0),
+        attempt(2, None, 500.0),
+        attempt(3, 600.0, 700.0),
+        attempt(4, 800.0, None),
+    ]
     found = FailureHistory.of_run(attempts, [incident(1), incident(2), incident(3)])
     assert found == FailureHistory(failures=2, trained_s=400.0)
 
@@ -126,7 +146,9 @@ def test_what_every_may_be():
     assert isinstance(make_interval(5, clock, devices=lambda: 1), EverySteps)
     assert make_interval(timedelta(minutes=10), clock, devices=lambda: 1).interval_s == 600
     for wrong in (0, -1, True, 2.5, "10min", "", None, timedelta(0), timedelta(seconds=-1)):
-        with pytest.raises(BadUse, match=r"every is .*; allowed is a whole number of steps from 1 on, a datetime"):
+        with pytest.raises(
+            BadUse, match=r"every is .*; allowed is a whole number of steps from 1 on, a datetime"
+        ):
             make_interval(wrong, clock, devices=lambda: 1)
 
 
@@ -144,7 +166,11 @@ def test_seconds_run_from_the_begin_of_the_last_save():
 
 
 def auto(clock, *, failures=0, trained_s=0.0, devices=1):
-    return Auto(clock, history=FailureHistory(failures=failures, trained_s=trained_s), devices=lambda: devices)
+    return Auto(
+        clock,
+        history=FailureHistory(failures=failures, trained_s=trained_s),
+        devices=lambda: devices,
+    )
 
 
 def test_auto_learns_from_two_saves_and_then_saves_as_often_as_is_worth_it():
@@ -239,7 +265,8 @@ def test_a_checkpointer_finds_its_interval(tmp_path, clock, link):
 def test_ranks_whose_clocks_go_apart_save_at_the_same_steps(tmp_path):
     command = [sys.executable, Path(__file__).with_name("interval_ranks.py"), tmp_path]
     ranks = [
-        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT) for rank in range(2)
+        subprocess.Popen([*command, str(rank)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+        for rank in range(2)
     ]
     try:
         said = [rank.communicate(timeout=LONG_S)[0].decode() for rank in ranks]

@@ -33,8 +33,12 @@ def test_what_is_packed_is_unpacked(rank, world_size, torch, shards, pieces, met
     assert again.size_bytes == sum(shard.size_bytes for shard in shards)
 
 
-lengths = st.one_of(st.integers(0, 5 * PAGE), st.integers(CHUNK - 100, CHUNK + 100), st.integers(0, 3 * CHUNK))
-files = st.lists(st.lists(st.tuples(st.integers(1, 2000), lengths, st.integers(0, 200)), min_size=1), min_size=1)
+lengths = st.one_of(
+    st.integers(0, 5 * PAGE), st.integers(CHUNK - 100, CHUNK + 100), st.integers(0, 3 * CHUNK)
+)
+files = st.lists(
+    st.lists(st.tuples(st.integers(1, 2000), lengths, st.integers(0, 200)), min_size=1), min_size=1
+)
 
 
 @given(files)
@@ -61,7 +65,9 @@ def test_pieces_are_all_the_data_in_order_and_no_chunk_of_a_file_cuts_one(files)
     assert [piece.offset for piece, _ in found] == sorted(piece.offset for piece, _ in found)
 
     for (offset, length), _ in found:
-        (shard,) = (each for each in shards if each.offset <= offset < each.offset + each.size_bytes)
+        (shard,) = (
+            each for each in shards if each.offset <= offset < each.offset + each.size_bytes
+        )
         assert offset + length <= shard.offset + shard.size_bytes
         assert (offset - shard.offset) // CHUNK == (offset + length - 1 - shard.offset) // CHUNK
 

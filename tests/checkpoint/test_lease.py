@@ -74,7 +74,9 @@ def supervised(monkeypatch):
 
 
 @pytest.mark.usefixtures("impatient")
-@pytest.mark.parametrize(("theirs", "ours"), [("", None), ("", "b"), ("a", None), ("a", "a"), ("a", "b")])
+@pytest.mark.parametrize(
+    ("theirs", "ours"), [("", None), ("", "b"), ("a", None), ("a", "a"), ("a", "b")]
+)
 def test_a_second_job_is_refused_and_the_first_named(tmp_path, other, theirs, ours):
     process = other(theirs)
     ckpt = Checkpointer(tmp_path, run=ours)
@@ -115,9 +117,12 @@ def test_a_holder_that_is_ending_is_waited_for(tmp_path, other):
 def test_a_child_of_a_dead_trainer_holds_nothing(tmp_path):
     """As a worker of a data loader does that outlives it."""
     code = HOLD.replace(
-        "time.sleep(600)", "import os\nchild = os.fork()\nif child: print(child, flush=True)\ntime.sleep(600)"
+        "time.sleep(600)",
+        "import os\nchild = os.fork()\nif child: print(child, flush=True)\ntime.sleep(600)",
     )
-    process = subprocess.Popen([sys.executable, "-c", code, str(tmp_path), "", "0"], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path), "", "0"], stdout=subprocess.PIPE, text=True
+    )
     process.stdout.readline()
     child = int(process.stdout.readline())
     try:
@@ -151,14 +156,21 @@ def test_an_older_attempt_is_refused_by_a_newer_one(tmp_path, other, supervised)
         Checkpointer(tmp_path).save(1, state_of(1))
 
 
-def test_a_writer_that_comes_back_after_another_has_taken_over_saves_nothing_more(tmp_path, supervised):
+def test_a_writer_that_comes_back_after_another_has_taken_over_saves_nothing_more(
+    tmp_path, supervised
+):
     supervised("a", 1)
     ckpt = Checkpointer(tmp_path)
     ckpt.save(1, state_of(1)).result()
     (tmp_path / WRITER_NAME).write_text(
-        json.dumps({"run": "a", "generation": 2, "host": "h", "pid": 9, "since_s": 1.0, "token": "other"})
+        json.dumps(
+            {"run": "a", "generation": 2, "host": "h", "pid": 9, "since_s": 1.0, "token": "other"}
+        )
     )
-    with pytest.raises(SaveFailed, match=r"Step 2 was not saved: .* taken over by run 'a', attempt 2, process 9 on h"):
+    with pytest.raises(
+        SaveFailed,
+        match=r"Step 2 was not saved: .* taken over by run 'a', attempt 2, process 9 on h",
+    ):
         ckpt.save(2, state_of(2)).result()
     assert [info.step for info in scan(tmp_path)] == [1]
     assert not list(tmp_path.glob(".step-*"))
@@ -224,11 +236,15 @@ def test_the_last_save_of_a_dead_trainer_is_waited_for_while_it_makes_progress(
     assert caplog.text.count("Waiting for the last save of run 'a', attempt 1, process") == 1
 
 
-@pytest.mark.parametrize(("progresses", "timeout_s", "waits_s"), [(False, 600.0, 10.0), (True, 35.0, 35.0)])
+@pytest.mark.parametrize(
+    ("progresses", "timeout_s", "waits_s"), [(False, 600.0, 10.0), (True, 35.0, 35.0)]
+)
 def test_a_last_save_that_makes_none_or_never_ends_is_not_waited_for(
     tmp_path, monkeypatch, caplog, unfinished, progresses, timeout_s, waits_s
 ):
-    fake = FakeTime(lambda now_s: progresses and os.utime(unfinished.path / "__0_0.distcp", (now_s, now_s)))
+    fake = FakeTime(
+        lambda now_s: progresses and os.utime(unfinished.path / "__0_0.distcp", (now_s, now_s))
+    )
     monkeypatch.setattr(lease, "time", fake)
     acquire(tmp_path, Identity(run="a"), now_s=2.0, timeout_s=timeout_s).release()
     assert fake.now_s == waits_s
@@ -236,7 +252,9 @@ def test_a_last_save_that_makes_none_or_never_ends_is_not_waited_for(
     assert unfinished.path.exists()
 
 
-def test_a_checkpointer_gives_the_last_save_of_another_its_own_time(tmp_path, monkeypatch, unfinished):
+def test_a_checkpointer_gives_the_last_save_of_another_its_own_time(
+    tmp_path, monkeypatch, unfinished
+):
     fake = FakeTime(lambda now_s: os.utime(unfinished.path / "__0_0.distcp", (now_s, now_s)))
     monkeypatch.setattr(lease, "time", fake)
     with Checkpointer(tmp_path, timeout_s=15.0) as ckpt:
@@ -258,7 +276,10 @@ def test_a_writer_on_another_node_has_as_long_as_its_server_may_hold_its_locks(
         with pytest.raises(BadUse, match=f"saved into by another process .*process 9 on {host}"):
             acquire(tmp_path, Identity(run=ours), now_s=2.0)
         assert fake.now_s == waits_s
-        assert caplog.text.count(f"Waiting for the end of run 'a', attempt 1, process 9 on {host}") == 1
+        assert (
+            caplog.text.count(f"Waiting for the end of run 'a', attempt 1, process 9 on {host}")
+            == 1
+        )
         fake.now_s = 0.0
         with pytest.raises(BadUse, match="saved into by another process"):
             acquire(tmp_path, Identity(run="b"), now_s=2.0)
@@ -274,7 +295,8 @@ def test_checkpoints_of_another_run_are_refused_with_the_ways_out(tmp_path, supe
         ckpt.save(1, state_of(1)).result()
     supervised("new", 1)
     with pytest.raises(
-        BadUse, match=r"another run \(run 'old', .*this is run 'new'.*--resume old.*fresh=True.*--fresh"
+        BadUse,
+        match=r"another run \(run 'old', .*this is run 'new'.*--resume old.*fresh=True.*--fresh",
     ):
         Checkpointer(tmp_path).restore(state_of(0))
     assert [info.step for info in scan(tmp_path)] == [1]
@@ -294,7 +316,8 @@ def test_a_state_that_does_not_fit_is_refused_with_the_ways_out(tmp_path):
     with Checkpointer(tmp_path) as ckpt:
         ckpt.save(1, state_of(1)).result()
     with pytest.raises(
-        StateMismatch, match="give this job another folder, or set the checkpoints aside with fresh=True"
+        StateMismatch,
+        match="give this job another folder, or set the checkpoints aside with fresh=True",
     ):
         Checkpointer(tmp_path).restore({"w": torch.zeros(5)})
 
@@ -390,7 +413,10 @@ def test_a_fresh_run_that_cannot_set_the_old_aside_is_refused(tmp_path, monkeypa
         else:
             patch.setattr(os, "open", open_file)
         named = "step-0000003000" if cannot == "move a checkpoint" else WRITER_NAME
-        with pytest.raises(BadUse, match=rf"could not be set aside: .*Permission denied: '.*{named}.*another folder"):
+        with pytest.raises(
+            BadUse,
+            match=rf"could not be set aside: .*Permission denied: '.*{named}.*another folder",
+        ):
             Checkpointer(tmp_path, run="new", fresh=True).restore(state_of(0))
     assert [info.step for info in scan(tmp_path)] == [3000]
 
@@ -412,7 +438,9 @@ def test_fresh_sets_aside_what_an_older_one_of_the_same_process_has(tmp_path, ol
         ckpt.save(1, state_of(1)).result()
         with pytest.raises((BadUse, SaveFailed), match="taken over"):
             older.save(110, state_of(110)).result()
-    assert [info.step for info in scan(tmp_path / "aside-1")] == ([90] if older_has == "restored" else [100, 90])
+    assert [info.step for info in scan(tmp_path / "aside-1")] == (
+        [90] if older_has == "restored" else [100, 90]
+    )
     assert [info.step for info in scan(tmp_path)] == [1]
     older.close()
 
@@ -462,7 +490,9 @@ def test_a_folder_that_was_made_anew_is_taken_anew(tmp_path):
             assert read_holder(folder).token != read_holder(tmp_path / "away").token
 
 
-def test_a_file_system_without_locks_goes_on_and_the_later_one_takes_over(tmp_path, other, monkeypatch):
+def test_a_file_system_without_locks_goes_on_and_the_later_one_takes_over(
+    tmp_path, other, monkeypatch
+):
     other("a")
 
     def none(_fd, _operation):
@@ -473,14 +503,18 @@ def test_a_file_system_without_locks_goes_on_and_the_later_one_takes_over(tmp_pa
         assert ckpt.save(1, state_of(1)).result()
 
 
-def test_where_who_saves_cannot_be_written_it_is_said_and_training_goes_on(tmp_path, monkeypatch, caplog):
+def test_where_who_saves_cannot_be_written_it_is_said_and_training_goes_on(
+    tmp_path, monkeypatch, caplog
+):
     def full(*_arguments, **_named):
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(lease, "_take", full)
     with Checkpointer(tmp_path) as ckpt:
         assert ckpt.save(1, state_of(1)).result()
-    assert any("would not be noticed: [Errno 28]" in record.getMessage() for record in caplog.records)
+    assert any(
+        "would not be noticed: [Errno 28]" in record.getMessage() for record in caplog.records
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b'{"run": 1}', b"\xff"])
@@ -524,7 +558,8 @@ def test_a_trainer_that_is_taken_over_from_ends_at_its_next_call(tmp_path):
     _holder_file(tmp_path).replace(tmp_path / WRITER_NAME)
     until(ckpt.save(2, state_of(2)).done)
     with pytest.raises(
-        SaveFailed, match=r"Step 2 was not saved: .* has been taken over by .*This process is to end\.$"
+        SaveFailed,
+        match=r"Step 2 was not saved: .* has been taken over by .*This process is to end\.$",
     ):
         ckpt.save(3, state_of(3))
     ckpt.close()
@@ -536,7 +571,9 @@ def test_a_trainer_that_is_taken_over_from_deletes_nothing_of_its_successor(tmp_
     _holder_file(tmp_path).replace(tmp_path / WRITER_NAME)
     unfinished = tmp_path / ".step-0000000009.abcd-1.tmp"
     unfinished.mkdir()
-    os.kill(ckpt._engine._writer.pid, signal.SIGKILL)  # another one looks for what dead processes left
+    os.kill(
+        ckpt._engine._writer.pid, signal.SIGKILL
+    )  # another one looks for what dead processes left
     with pytest.raises(SaveFailed, match="has been taken over by"):
         ckpt.save(2, state_of(2)).result()
     ckpt.close()
@@ -552,5 +589,9 @@ def test_a_full_disk_is_the_successor_s_to_make_room_on(tmp_path, monkeypatch):
 
 def _holder_file(folder):
     path = folder.with_name(f"{folder.name}.holder")
-    path.write_text(json.dumps({"run": "", "generation": 1, "host": "h", "pid": 9, "since_s": 1.0, "token": "other"}))
+    path.write_text(
+        json.dumps(
+            {"run": "", "generation": 1, "host": "h", "pid": 9, "since_s": 1.0, "token": "other"}
+        )
+    )
     return path

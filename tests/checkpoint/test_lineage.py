@@ -146,7 +146,13 @@ def test_a_crash_before_the_branch_has_its_name_leaves_where_it_began(tmp_path, 
     parent = Save(step=20, save=inspect(tmp_path / "step-0000000020").save)
     token = read_holder(tmp_path).token
     order = Order(
-        folder=tmp_path, step=25, save="s-1", created_at_s=1.0, keep=Retention(), lease=token, ancestors=(parent,)
+        folder=tmp_path,
+        step=25,
+        save="s-1",
+        created_at_s=1.0,
+        keep=Retention(),
+        lease=token,
+        ancestors=(parent,),
     )
 
     class Crash(BaseException):
@@ -175,7 +181,9 @@ def test_where_all_is_abandoned_training_does_not_begin_anew(went_back):
 
 
 @pytest.mark.parametrize("is_damaged", [False, True])
-def test_on_a_full_disk_an_abandoned_checkpoint_is_not_the_one_that_must_be_whole(went_back, monkeypatch, is_damaged):
+def test_on_a_full_disk_an_abandoned_checkpoint_is_not_the_one_that_must_be_whole(
+    went_back, monkeypatch, is_damaged
+):
     full = SimpleNamespace(free=0)
     monkeypatch.setattr(persist.shutil, "disk_usage", lambda _: full)
     if is_damaged:
@@ -216,12 +224,20 @@ def test_checkpoints_of_before_are_one_line_in_the_order_of_steps(tmp_path):
 
 
 def test_a_manifest_without_lineage_has_the_digest_that_it_always_had():
-    content = {"schema": "holdfast.checkpoint", "version": 2, "step": 1, "world_size": 1, "created_at_s": 1.0}
+    content = {
+        "schema": "holdfast.checkpoint",
+        "version": 2,
+        "step": 1,
+        "world_size": 1,
+        "created_at_s": 1.0,
+    }
     content |= {"torch": "2", "save": "s", "files": []}
     from holdfast.checkpoint import manifest as module
 
     digest = module._digest(content)
-    assert parse_manifest(json.dumps({**content, "digest": digest}).encode(), step=1).digest == digest
+    assert (
+        parse_manifest(json.dumps({**content, "digest": digest}).encode(), step=1).digest == digest
+    )
 
 
 def test_a_copy_from_elsewhere_counts_as_the_newest(went_back, tmp_path_factory):
@@ -241,7 +257,12 @@ def test_a_list_that_cannot_be_read_is_said(went_back, caplog, content):
 
 def info_of(step, *, parent=None, save=None, **fields):
     return CheckpointInfo(
-        step=step, path=f"/c/{step}", state="written", save=save or f"s{step}", parent=parent, **fields
+        step=step,
+        path=f"/c/{step}",
+        state="written",
+        save=save or f"s{step}",
+        parent=parent,
+        **fields,
     )
 
 
@@ -267,7 +288,10 @@ def saved(step):
 def test_what_a_save_leaves_behind(present, before, step, parent, left):
     infos = [info_of(each, parent=saved(of) if of else None) for each, of in present]
     found = left_behind(
-        infos, {saved(each) for each in before}, step=step, parent=saved(parent) if parent is not None else None
+        infos,
+        {saved(each) for each in before},
+        step=step,
+        parent=saved(parent) if parent is not None else None,
     )
     assert sorted(each.step for each in found) == left
 
@@ -279,7 +303,10 @@ def test_what_a_save_leaves_behind(present, before, step, parent, left):
         ([(20, 10, 1), (40, 20, 2), (25, 20, 3)], [40]),
         ([(40, 39, 2), (25, 24, 3)], [40]),  # parents that were never pushed
         ([(3000, 2999, 1), (10, None, 2), (20, 10, 3)], [3000]),
-        ([(20, 10, 1), (40, 20, 2), (25, 20, 3), (50, 40, 4)], [25]),  # gone on from what was left behind
+        (
+            [(20, 10, 1), (40, 20, 2), (25, 20, 3), (50, 40, 4)],
+            [25],
+        ),  # gone on from what was left behind
         ([(20, 10, 9), (30, 20, 2), (40, 30, 3)], []),  # a clock that was wrong
         ([(20, 10, 1), (40, 20, 3), (25, 20, 3)], []),  # nobody can tell
         ([(40, None, 1), (25, None, 2)], []),  # of earlier versions
@@ -287,7 +314,10 @@ def test_what_a_save_leaves_behind(present, before, step, parent, left):
     ],
 )
 def test_what_the_newest_shows_to_be_left_behind(present, left):
-    infos = [info_of(step, parent=saved(of) if of else None, created_at_s=at_s) for step, of, at_s in present]
+    infos = [
+        info_of(step, parent=saved(of) if of else None, created_at_s=at_s)
+        for step, of, at_s in present
+    ]
     assert sorted(each.step for each in left_by_newest(infos)) == left
 
 
@@ -305,7 +335,10 @@ def test_abandoned_steps_do_not_count_for_the_line_and_are_kept_by_the_same_rule
 def test_prune_reads_the_newest_of_the_line_before_it_deletes(went_back):
     pruned = prune(went_back, Retention(last=1), by="me", now_s=2e9)
     assert pruned.failed == []
-    assert [(info.step, info.marks.verified is not None) for info in scan(went_back)] == [(40, False), (25, True)]
+    assert [(info.step, info.marks.verified is not None) for info in scan(went_back)] == [
+        (40, False),
+        (25, True),
+    ]
 
 
 def test_ls_says_which_are_abandoned(went_back):
@@ -337,13 +370,23 @@ def test_the_log_names_what_is_restored(tmp_path, caplog):
         save(ckpt, 7)
     with caplog.at_level(logging.INFO, "holdfast"):
         restored(tmp_path)
-    assert any("Restored step 7 of run 'mine', saved at 20" in record.getMessage() for record in caplog.records)
+    assert any(
+        "Restored step 7 of run 'mine', saved at 20" in record.getMessage()
+        for record in caplog.records
+    )
 
 
 def test_nothing_is_written_for_a_save_that_abandons_nothing(tmp_path, monkeypatch):
     asked = []
     monkeypatch.setattr(commit, "scan", asked.append)
-    order = Order(folder=tmp_path, step=5, save="s-5", created_at_s=1.0, keep=Retention(), ancestors=(saved(4),))
+    order = Order(
+        folder=tmp_path,
+        step=5,
+        save="s-5",
+        created_at_s=1.0,
+        keep=Retention(),
+        ancestors=(saved(4),),
+    )
     for step in (3, 4):
         (tmp_path / f"step-{step:010}").mkdir()
     commit._leave_behind(order, saved(4))

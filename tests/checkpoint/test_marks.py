@@ -78,7 +78,11 @@ def test_damage_takes_back_what_was_good_and_a_verification_takes_back_damage(ch
     note_verified(checkpoint, by="a", now_s=1.0)
     note_healthy(checkpoint, by="a", now_s=1.0)
     marks = note_damaged(checkpoint, "a bit", by="b", now_s=2.0)
-    assert (marks.verified, marks.healthy, marks.damaged) == (None, None, Noted(at_s=2.0, by="b", why="a bit"))
+    assert (marks.verified, marks.healthy, marks.damaged) == (
+        None,
+        None,
+        Noted(at_s=2.0, by="b", why="a bit"),
+    )
     marks = note_verified(checkpoint, by="c", now_s=3.0)
     assert (marks.verified, marks.damaged) == (Noted(at_s=3.0, by="c"), None)
 
@@ -114,7 +118,8 @@ def test_any_flipped_bit_is_no_mark_is_told_and_keeps_the_checkpoint(checkpoint,
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"[]", b"null", b"3", b"{}", b'{"digest": 1}', b"\xff", b"[" * 100_000, b" " * (1 << 21)]
+    "content",
+    [b"", b"[]", b"null", b"3", b"{}", b'{"digest": 1}', b"\xff", b"[" * 100_000, b" " * (1 << 21)],
 )
 def test_what_is_no_marks_at_all_is_unreadable(checkpoint, content):
     (checkpoint / MARKS_NAME).write_bytes(content)
@@ -136,7 +141,9 @@ def test_marks_of_a_newer_holdfast_are_left_as_they_are(checkpoint):
     content["digest"] = marks._digest(content)
     (checkpoint / MARKS_NAME).write_text(json.dumps(content))
     assert "version 9, this Holdfast reads version 1" in read_marks(checkpoint).unreadable
-    with pytest.raises(CheckpointError, match=r"cannot be changed: .*version 9.*Use that Holdfast\."):
+    with pytest.raises(
+        CheckpointError, match=r"cannot be changed: .*version 9.*Use that Holdfast\."
+    ):
         unpin(checkpoint, now_s=1.0)
     assert json.loads((checkpoint / MARKS_NAME).read_text()) == content
 
@@ -210,7 +217,9 @@ def test_where_nothing_can_be_locked_marks_are_written_all_the_same(checkpoint, 
 
 
 @pytest.mark.parametrize("saved_again", [False, True])
-def test_a_checkpoint_that_went_while_one_waited_is_not_marked(checkpoint, monkeypatch, saved_again):
+def test_a_checkpoint_that_went_while_one_waited_is_not_marked(
+    checkpoint, monkeypatch, saved_again
+):
     real = marks_lock._lock
     calls = 0
 
@@ -233,7 +242,9 @@ def test_a_checkpoint_that_went_while_one_waited_is_not_marked(checkpoint, monke
 
 
 def marker(checkpoint, name):
-    return subprocess.Popen([sys.executable, MARKER, checkpoint, name], stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        [sys.executable, MARKER, checkpoint, name], stdout=subprocess.PIPE, text=True
+    )
 
 
 def test_of_two_writers_none_loses_what_it_wrote(checkpoint):

@@ -47,7 +47,13 @@ def test_ranks_that_do_not_do_the_same_are_refused(tmp_path):
 
 
 def test_a_group_of_the_ranks_saves_and_restores(tmp_path):
-    run(SCRIPT, tmp_path, 3, "a_group_of_the_ranks_saves", "a_group_is_destroyed_before_its_saves_have_ended")
+    run(
+        SCRIPT,
+        tmp_path,
+        3,
+        "a_group_of_the_ranks_saves",
+        "a_group_is_destroyed_before_its_saves_have_ended",
+    )
 
 
 def test_a_rank_that_was_killed_is_named(tmp_path):
@@ -84,7 +90,9 @@ class Two:
     def _meeting(self, rank):
         call, step, is_in_call = self._call
         limit_s = TIMEOUT_S * (meeting._SHARE if is_in_call else 1.0)
-        return meeting._One(Lobby(rank, self.store), "1/x/1", call, step, limit_s, is_in_call=is_in_call)
+        return meeting._One(
+            Lobby(rank, self.store), "1/x/1", call, step, limit_s, is_in_call=is_in_call
+        )
 
     def hold(self, call, step=None, *, is_in_call=True):
         self._call = call, step, is_in_call
@@ -126,7 +134,9 @@ def test_a_rank_of_another_node_that_does_not_answer_is_waited_for(two):
 
 def test_no_call_waits_longer_than_its_limit(two):
     two.says_where_it_is(os.getppid())
-    with pytest.raises(BadUse, match=r"rank 1 has not called restore within 10[89]\d s \(rank 1 does not answer\)"):
+    with pytest.raises(
+        BadUse, match=r"rank 1 has not called restore within 10[89]\d s \(rank 1 does not answer\)"
+    ):
         two.hold("restore")
 
 
@@ -151,5 +161,7 @@ def test_a_rank_of_this_node_that_has_ended_is_found_at_once(two, is_in_call, ki
 
 def test_another_step_is_a_contradiction_in_the_thread_too(two):
     two.store.set("1/x/1", json.dumps([1, "save at step 11"]))
-    with pytest.raises(BadUse, match="rank 0 calls save at step 10 and rank 1 calls save at step 11"):
+    with pytest.raises(
+        BadUse, match="rank 0 calls save at step 10 and rank 1 calls save at step 11"
+    ):
         two.hold("save", 10, is_in_call=False)

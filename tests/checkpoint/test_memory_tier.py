@@ -44,7 +44,9 @@ def test_a_script_that_ends_with_a_traceback_leaves_it_too(tmp_path):
         "ckpt.save(1, {'a': 1}).result()\n"
         "raise ValueError('of the script')\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, check=False
+    )
     assert "of the script" in ended.stderr
     found = kept.ask(tmp_path, 0)
     assert (found.step, found.layout.world_size) == (1, 1)
@@ -65,7 +67,9 @@ def test_where_the_memory_is_too_short_for_two_arenas_there_is_one(monkeypatch):
     gib = 1 << 30  # is left free by all but the first
     for free_bytes, count in (([2 * gib, 2 * gib], 2), ([2 * gib, gib], 1), ([gib, 0], 1)):
         left = iter(free_bytes)
-        monkeypatch.setattr("holdfast.checkpoint.node_memory.available_memory_bytes", lambda left=left: next(left))
+        monkeypatch.setattr(
+            "holdfast.checkpoint.node_memory.available_memory_bytes", lambda left=left: next(left)
+        )
         writer = Writer(timeout_s=60, max_write_bytes_s=None)
         seats = Seats(writer, spares_newest=True)
         first = seats.take(plan)
@@ -77,7 +81,9 @@ def test_where_the_memory_is_too_short_for_two_arenas_there_is_one(monkeypatch):
         writer.close()
 
 
-def test_a_node_that_was_short_of_memory_for_a_moment_has_two_arenas_again_at_a_later_save(monkeypatch, caplog):
+def test_a_node_that_was_short_of_memory_for_a_moment_has_two_arenas_again_at_a_later_save(
+    monkeypatch, caplog
+):
     import torch
 
     from holdfast.checkpoint import node_memory
@@ -103,7 +109,9 @@ def test_a_node_that_was_short_of_memory_for_a_moment_has_two_arenas_again_at_a_
     free_bytes = 2 << 30
     seats.free(first)
     assert seats.take(plan) is first
-    assert not seats.has_free(), "who takes one then would wait, should there be too little after all"
+    assert not seats.has_free(), (
+        "who takes one then would wait, should there be too little after all"
+    )
     seats.prepare(plan)
     assert seats.has_free()
     assert seats.take(plan) is not first
@@ -154,12 +162,15 @@ class Keeping:
             self.arena.move(state, 1)
         image = self.arena.image
         blocks = {
-            shard.name: digests_of(image[shard.offset : shard.offset + shard.size_bytes]) for shard in layout.shards
+            shard.name: digests_of(image[shard.offset : shard.offset + shard.size_bytes])
+            for shard in layout.shards
         }
         order = order_of(folder, 3)
         self.keeper = Keeper(**{"keep_s": 100.0, **options})
         self.keeper.ordered(order, 0)
-        self.keeper.committed(Snapshot(order=order, layout=layout, arena=self.arena, generation=1, blocks=blocks))
+        self.keeper.committed(
+            Snapshot(order=order, layout=layout, arena=self.arena, generation=1, blocks=blocks)
+        )
         self._thread = threading.Thread(target=self.keeper.keep)
         if begins:
             self.begin()
@@ -244,7 +255,11 @@ def test_digests_that_are_not_those_of_the_manifest_are_refused(tmp_path):
     keeping = Keeping(tmp_path)
     found = kept.ask(tmp_path, 0)
     shard = found.layout.shards[0]
-    right = FileEntry(path=shard.name, size_bytes=shard.size_bytes, checksum=checksum_of_digests(found.digests[:8]))
+    right = FileEntry(
+        path=shard.name,
+        size_bytes=shard.size_bytes,
+        checksum=checksum_of_digests(found.digests[:8]),
+    )
     target = bytearray(shard.size_bytes)
     kept.KeptFiles(tmp_path, [right], [found]).read(shard.name, [Part(0, memoryview(target))])
     assert target == b"\3" * shard.size_bytes

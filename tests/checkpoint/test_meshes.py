@@ -16,9 +16,12 @@ SCRIPT = Path(__file__).parent / "mesh_ranks.py"
 
 
 def run(folder, world_size):
-    commands = [[sys.executable, SCRIPT, folder, str(rank), str(world_size)] for rank in range(world_size)]
+    commands = [
+        [sys.executable, SCRIPT, folder, str(rank), str(world_size)] for rank in range(world_size)
+    ]
     processes = [
-        subprocess.Popen(each, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) for each in commands
+        subprocess.Popen(each, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        for each in commands
     ]
     until_s = time.monotonic() + 180
     while time.monotonic() < until_s and any(process.poll() is None for process in processes):
@@ -48,7 +51,11 @@ def test_one_restores_it_whole(of_four_ranks):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     tensors = {name: torch.zeros(SIZES) for name in values()}
     with Checkpointer(of_four_ranks / "saved") as ckpt:
-        state = {"model": model, "optimizer": ShardedOptimizer(model, optimizer), "tensors": tensors}
+        state = {
+            "model": model,
+            "optimizer": ShardedOptimizer(model, optimizer),
+            "tensors": tensors,
+        }
         assert ckpt.restore(state) == 2
     expected = torch.load(of_four_ranks / "expected.pt")
     same(model.state_dict(), expected[0])

@@ -20,7 +20,9 @@ def seal(path, step):
     """Give a folder a manifest that fits it, as somebody would who knows the format."""
     names = sorted(file.name for file in path.iterdir() if file.name != "holdfast.json")
     files = tuple(describe_file(path, name) for name in names)
-    write_manifest(path, Manifest(step=step, world_size=1, created_at_s=0.0, torch="2", files=files))
+    write_manifest(
+        path, Manifest(step=step, world_size=1, created_at_s=0.0, torch="2", files=files)
+    )
 
 
 def stock_save(path, state):
@@ -68,7 +70,9 @@ def test_a_malicious_plain_value_is_refused_runs_nothing_and_changes_nothing(tmp
     mark.unlink(missing_ok=True)
     seal(path, 1)
     state = {"t": torch.zeros(2), "evil": 0}
-    with pytest.raises(CheckpointError, match=r"'evil' is no plain value.*Leave its top-level entry out"):
+    with pytest.raises(
+        CheckpointError, match=r"'evil' is no plain value.*Leave its top-level entry out"
+    ):
         Checkpointer(tmp_path).restore(state)
     assert state["t"].tolist() == [0, 0]
     assert not mark.exists()
@@ -155,7 +159,9 @@ def test_what_a_pickle_sets_of_an_enums_member_is_undone_and_refused(tmp_path):
 
     class Pickler(pickle.Pickler):
         def reducer_override(self, value):
-            return (_MEM_FORMAT_ENCODING, (0,), {"_value_": 9}) if value is member else NotImplemented
+            return (
+                (_MEM_FORMAT_ENCODING, (0,), {"_value_": 9}) if value is member else NotImplemented
+            )
 
     with (tmp_path / ".metadata").open("wb") as file:
         Pickler(file).dump(member)

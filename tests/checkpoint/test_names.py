@@ -28,11 +28,16 @@ def test_the_same_names_need_nothing():
 
 
 @pytest.mark.parametrize(
-    "prefix", ["model.", "module.", "model._orig_mod.", "model.module.", "_orig_mod.module.", "trainer.net."]
+    "prefix",
+    ["model.", "module.", "model._orig_mod.", "model.module.", "_orig_mod.module.", "trainer.net."],
 )
 def test_a_prefix_is_found(prefix):
     saved = renamed(lambda name: prefix + name)
-    others = {"optimizer.state.model.norm.weight.exp_avg": (4,), "holdfast.rank-0.rng.torch": (5,), "optim.x": (1,)}
+    others = {
+        "optimizer.state.model.norm.weight.exp_avg": (4,),
+        "holdfast.rank-0.rng.torch": (5,),
+        "optim.x": (1,),
+    }
     assert plan_of({**others, **saved}) == {prefix + name: name for name in MODEL}
 
 
@@ -48,9 +53,12 @@ def test_an_optimizer_beside_a_model_without_prefix_is_not_taken_for_part_of_it(
 
 
 def test_what_wrappers_put_between_is_passed_over():
-    saved = renamed(lambda name: "model." + name.replace("layers.0.", "layers.0._checkpoint_wrapped_module."))
+    saved = renamed(
+        lambda name: "model." + name.replace("layers.0.", "layers.0._checkpoint_wrapped_module.")
+    )
     saved = {
-        name.replace("model.model.", "model._fsdp_wrapped_module.model._orig_mod."): s for name, s in saved.items()
+        name.replace("model.model.", "model._fsdp_wrapped_module.model._orig_mod."): s
+        for name, s in saved.items()
     }
     assert sorted(plan_of(saved).values()) == sorted(MODEL)
 
@@ -134,7 +142,10 @@ def test_transposed_tensors_fit_the_other_way_round():
             '"norm.weight" = "model.norm.weight"'
         ),
     )
-    assert [each.name for each in plan if each.transposed] == ["model.layers.0.up.weight", "model.layers.1.up.weight"]
+    assert [each.name for each in plan if each.transposed] == [
+        "model.layers.0.up.weight",
+        "model.layers.1.up.weight",
+    ]
     with pytest.raises(BadUse, match="has 1 dimensions and cannot be transposed"):
         settle(MODEL, MODEL, (), NameMap('transposed = ["model.norm.weight"]'))
 
@@ -143,7 +154,9 @@ def test_tied_tensors_are_written_once():
     model = {**MODEL, "head.weight": (10, 4)}
     ties = [["model.embed.weight", "head.weight"]]
     both = settle(model, model, ties)
-    assert [(each.saved, each.name, each.tied) for each in both if each.name == "model.embed.weight"] == [
+    assert [
+        (each.saved, each.name, each.tied) for each in both if each.name == "model.embed.weight"
+    ] == [
         ("model.embed.weight", "model.embed.weight", False),
         ("head.weight", "model.embed.weight", True),
     ]
@@ -159,17 +172,30 @@ def test_tied_tensors_are_written_once():
 def test_everything_that_does_not_fit_is_named_with_the_nearest():
     saved = {**MODEL, "model.layers.0.up_weight": (8, 4)}
     del saved["model.layers.0.up.weight"]
-    with pytest.raises(BadUse, match=r"lacks 1 .*'model.layers.0.up.weight' \(nearest: 'model.layers.0.up_weight'\)"):
+    with pytest.raises(
+        BadUse,
+        match=r"lacks 1 .*'model.layers.0.up.weight' \(nearest: 'model.layers.0.up_weight'\)",
+    ):
         settle(saved, MODEL)
-    with pytest.raises(BadUse, match=r"1 tensors that the model has not: 'model.layers.2.up.weight' \(nearest"):
+    with pytest.raises(
+        BadUse, match=r"1 tensors that the model has not: 'model.layers.2.up.weight' \(nearest"
+    ):
         settle({**MODEL, "model.layers.2.up.weight": (8, 4)}, MODEL)
-    with pytest.raises(BadUse, match=r"'model.norm.weight' has the shape 5, the model's 'model.norm.weight' 4"):
+    with pytest.raises(
+        BadUse, match=r"'model.norm.weight' has the shape 5, the model's 'model.norm.weight' 4"
+    ):
         settle({**MODEL, "model.norm.weight": (5,)}, MODEL)
-    with pytest.raises(BadUse, match=r"None of the 2 tensors .* \('x', 'y' against 'model.embed.weight'"):
+    with pytest.raises(
+        BadUse, match=r"None of the 2 tensors .* \('x', 'y' against 'model.embed.weight'"
+    ):
         settle({"x": (1,), "y": (1,)}, MODEL)
-    with pytest.raises(BadUse, match=r"names what is not in the checkpoint: 'model.nrm.weight' \(nearest"):
+    with pytest.raises(
+        BadUse, match=r"names what is not in the checkpoint: 'model.nrm.weight' \(nearest"
+    ):
         plan_of(MODEL, 'drop = ["model.nrm.weight"]')
-    with pytest.raises(BadUse, match=r"Both 'model.norm.weight' and 'model.other' of the checkpoint become"):
+    with pytest.raises(
+        BadUse, match=r"Both 'model.norm.weight' and 'model.other' of the checkpoint become"
+    ):
         plan_of({**MODEL, "model.other": (4,)}, '[names]\n"model.other" = "model.norm.weight"')
 
 
@@ -213,7 +239,10 @@ def test_a_map_in_a_file(tmp_path):
 
 def test_a_model_without_one_of_its_tied_names_is_as_good_as_one_with_both():
     model, ties = {**MODEL, "head.weight": (10, 4)}, [["model.embed.weight", "head.weight"]]
-    saved = {**{"model." + name: MODEL[name] for name in MODEL}, **{"teacher." + name: model[name] for name in model}}
+    saved = {
+        **{"model." + name: MODEL[name] for name in MODEL},
+        **{"teacher." + name: model[name] for name in model},
+    }
     plan = settle(saved, model, ties)
     assert all(each.saved.startswith("model.") for each in plan)
 
@@ -227,11 +256,17 @@ def test_a_digit_after_a_placeholder_is_a_digit():
     [patterns]
     '(o)(t)(h)(e)(r)\\.w' = 'modèle.weight'
     """
-    assert plan_of(saved, text, model=model) == {"blocks.1.w": "model.h10.weight", "other.w": "modèle.weight"}
+    assert plan_of(saved, text, model=model) == {
+        "blocks.1.w": "model.h10.weight",
+        "other.w": "modèle.weight",
+    }
 
 
 def test_names_in_a_map_may_have_what_wrappers_put_between():
-    saved = {"net._orig_mod.embed.weight": (10, 4), **{f"net._orig_mod.{n}": MODEL[n] for n in list(MODEL)[1:]}}
+    saved = {
+        "net._orig_mod.embed.weight": (10, 4),
+        **{f"net._orig_mod.{n}": MODEL[n] for n in list(MODEL)[1:]},
+    }
     text = """
     prefix = "net._orig_mod."
     [names]

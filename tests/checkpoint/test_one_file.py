@@ -25,7 +25,13 @@ def stock_save(path, state):
 def saved(tmp_path_factory):
     training = Training().run(3)
     with Checkpointer(tmp_path_factory.mktemp("saved")) as ckpt:
-        state = {**training.objects, "n": 3, "empty": {}, "nested": [{"a": torch.ones(2)}, 1], 'odd "key"': {7: None}}
+        state = {
+            **training.objects,
+            "n": 3,
+            "empty": {},
+            "nested": [{"a": torch.ones(2)}, 1],
+            'odd "key"': {7: None},
+        }
         path = ckpt.save(3, state, per_rank={"position": 12}).result()
     return training, path
 
@@ -44,10 +50,14 @@ def load(path):
 def test_the_state_comes_back_as_it_was_passed(trained, tmp_path):
     training, path = trained
     seen = []
-    written = write_one_file(path, tmp_path / "one.pt", progress=lambda done, total: seen.append((done, total)))
+    written = write_one_file(
+        path, tmp_path / "one.pt", progress=lambda done, total: seen.append((done, total))
+    )
     state = load(tmp_path / "one.pt")
     for name, each in training.objects.items():
-        assert_same(state[name], each.state_dict() if name != "model" else dict(each.state_dict()), name)
+        assert_same(
+            state[name], each.state_dict() if name != "model" else dict(each.state_dict()), name
+        )
     assert (state["n"], state["empty"], state['odd "key"']) == (3, {}, {7: None})
     assert state["nested"][1] == 1
     assert state["nested"][0]["a"].tolist() == [1, 1]
@@ -80,7 +90,10 @@ def test_only_some_entries(trained, tmp_path):
 
 def test_one_that_dcp_alone_wrote(trained, tmp_path):
     training, _path = trained
-    stock_save(tmp_path / "plain", {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()})
+    stock_save(
+        tmp_path / "plain",
+        {"model": training.model.state_dict(), "optimizer": training.optimizer.state_dict()},
+    )
     write_one_file(tmp_path / "plain", tmp_path / "one.pt")
     state = load(tmp_path / "one.pt")
     assert_same(state["optimizer"], training.optimizer.state_dict())
@@ -102,7 +115,8 @@ def test_damage_is_found_before_anything_is_written(trained, tmp_path):
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
     with pytest.raises(
-        CheckpointError, match=r"is damaged: .* does not match its checksum, .*\. Take another checkpoint\."
+        CheckpointError,
+        match=r"is damaged: .* does not match its checksum, .*\. Take another checkpoint\.",
     ):
         write_one_file(path, tmp_path / "one.pt")
     assert [each.name for each in tmp_path.iterdir()] == ["checkpoints"]
@@ -114,12 +128,16 @@ def test_two_saves_of_a_step_are_never_mixed(tmp_path, monkeypatch):
 
     def saved(value):
         with Checkpointer(tmp_path / "checkpoints") as ckpt:
-            return ckpt.save(3, {name: torch.full((300_000,), float(value)) for name in "ab"}).result()
+            return ckpt.save(
+                3, {name: torch.full((300_000,), float(value)) for name in "ab"}
+            ).result()
 
     path = saved(1)
     again = []
     with pytest.raises(CheckpointError, match="does not match its checksum"):
-        write_one_file(path, tmp_path / "one.pt", progress=lambda *_: again or again.append(saved(2)))
+        write_one_file(
+            path, tmp_path / "one.pt", progress=lambda *_: again or again.append(saved(2))
+        )
     assert again
     assert not (tmp_path / "one.pt").exists()
 
@@ -130,7 +148,9 @@ def test_damage_of_one_that_dcp_alone_wrote_is_found(tmp_path):
     content = bytearray(data.read_bytes())
     content[content.index(torch.ones(4).numpy().tobytes()) + 400] ^= 1
     data.write_bytes(content)
-    with pytest.raises(CheckpointError, match=r"is damaged: 't' in __0_0.distcp is damaged: Bad CRC-32"):
+    with pytest.raises(
+        CheckpointError, match=r"is damaged: 't' in __0_0.distcp is damaged: Bad CRC-32"
+    ):
         write_one_file(tmp_path / "plain", tmp_path / "one.pt")
     assert not (tmp_path / "one.pt").exists()
 
@@ -203,7 +223,9 @@ def test_what_could_not_be_loaded_again_is_not_written(trained, tmp_path, monkey
     monkeypatch.setattr(one_file, "fill", lambda *_: {"n": 3})
     monkeypatch.setattr(torch, "load", refuse)
     monkeypatch.setattr(one_file, "_skeleton", lambda *_: {"n": "n"})
-    with pytest.raises(CheckpointError, match=r"was not written: .*weights_only=True \(Unsupported operand\)"):
+    with pytest.raises(
+        CheckpointError, match=r"was not written: .*weights_only=True \(Unsupported operand\)"
+    ):
         write_one_file(path, tmp_path / "one.pt")
     assert not (tmp_path / "one.pt").exists()
 

@@ -35,13 +35,19 @@ def trained(model, optimizer):
     """With a state that is another one for each parameter; without gradients there is none."""
     for path, parameter in model.named_parameters():
         number = next(place for place, name in enumerate(NAMES) if f"{name}." in path)
-        parameter.grad = torch.full_like(parameter, 1.0 + number) if parameter.requires_grad else None
+        parameter.grad = (
+            torch.full_like(parameter, 1.0 + number) if parameter.requires_grad else None
+        )
     optimizer.step()
     return model, optimizer
 
 
 def moments(model, optimizer, key="exp_avg"):
-    return {name: optimizer.state[getattr(model, name).weight][key] for name in NAMES if hasattr(model, name)}
+    return {
+        name: optimizer.state[getattr(model, name).weight][key]
+        for name in NAMES
+        if hasattr(model, name)
+    }
 
 
 def are_equal(one, other):
@@ -60,7 +66,9 @@ def restore(folder, state, **options):
 @pytest.fixture
 def as_before_names(monkeypatch):
     """Save as was done before names were."""
-    monkeypatch.setattr(contents.ParameterNames, "of", lambda _self, *parts: tuple({} for _ in parts))
+    monkeypatch.setattr(
+        contents.ParameterNames, "of", lambda _self, *parts: tuple({} for _ in parts)
+    )
 
 
 @pytest.fixture
@@ -89,7 +97,11 @@ def test_another_order_is_mapped_by_name(tmp_path, make, make_here):
 @pytest.mark.parametrize("of", ["model", "own", "state dict"])
 def test_names_come_from_wherever_they_are(tmp_path, of):
     make = adam_by_name if of == "own" else adam
-    state_of = {"model": lambda m: {"model": m}, "own": lambda _: {}, "state dict": lambda m: {"m": m.state_dict()}}[of]
+    state_of = {
+        "model": lambda m: {"model": m},
+        "own": lambda _: {},
+        "state dict": lambda m: {"m": m.state_dict()},
+    }[of]
     model, optimizer = trained(*(made := Model(), make(made)))
     save(tmp_path, {**state_of(model), "optimizer": optimizer})
     fresh = Model(("v", "q", "k"))
@@ -139,14 +151,18 @@ def test_two_models_with_an_optimizer_each_and_per_rank(tmp_path):
     pairs = {name: trained(*(made := Model(), adam(made))) for name in ("a", "b")}
     mine = trained(*(made := Model(), adam(made)))
     state = {
-        f"{kind}_{name}": pair[place] for name, pair in pairs.items() for place, kind in enumerate(("model", "opt"))
+        f"{kind}_{name}": pair[place]
+        for name, pair in pairs.items()
+        for place, kind in enumerate(("model", "opt"))
     }
     save(tmp_path, state, per_rank={"model": mine[0], "opt": mine[1]})
     order = ("k", "q", "v")
     fresh = {name: (made := Model(order), adam(made)) for name in ("a", "b")}
     fresh_mine = (made := Model(order), adam(made))
     restored = {
-        f"{kind}_{name}": pair[place] for name, pair in fresh.items() for place, kind in enumerate(("model", "opt"))
+        f"{kind}_{name}": pair[place]
+        for name, pair in fresh.items()
+        for place, kind in enumerate(("model", "opt"))
     }
     restore(tmp_path, restored, per_rank={"model": fresh_mine[0], "opt": fresh_mine[1]})
     for one, other in ((pairs["a"], fresh["a"]), (pairs["b"], fresh["b"]), (mine, fresh_mine)):
@@ -155,7 +171,10 @@ def test_two_models_with_an_optimizer_each_and_per_rank(tmp_path):
 
 def in_groups(model, groups):
     return torch.optim.AdamW(
-        [{"params": [getattr(model, name).weight for name in group], "lr": lr} for group, lr in groups]
+        [
+            {"params": [getattr(model, name).weight for name in group], "lr": lr}
+            for group, lr in groups
+        ]
     )
 
 
@@ -173,9 +192,15 @@ def test_groups_in_another_order_are_mapped_with_their_options(tmp_path):
 @pytest.mark.parametrize(
     ("groups", "named"),
     [
-        ([("q", 1.0), ("kv", 1.0)], r"'optimizer' has the checkpoint's parameters in other groups \(\[1, 2\]"),
+        (
+            [("q", 1.0), ("kv", 1.0)],
+            r"'optimizer' has the checkpoint's parameters in other groups \(\[1, 2\]",
+        ),
         ([("qkv", 1.0)], "'optimizer' has 1 groups of parameters, the checkpoint has 2"),
-        ([("qk", 1.0), ("", 1.0)], r"'optimizer' is of other parameters: it has no 'model\.v\.weight', which"),
+        (
+            [("qk", 1.0), ("", 1.0)],
+            r"'optimizer' is of other parameters: it has no 'model\.v\.weight', which",
+        ),
     ],
 )
 def test_other_groups_are_refused_before_anything_changes(tmp_path, groups, named):
@@ -193,7 +218,8 @@ def test_sizes_of_groups_are_compared_where_there_are_no_names(tmp_path):
     save(tmp_path, {"n": torch.ones(1), "optimizer": optimizer})
     number = torch.zeros(1)
     with pytest.raises(
-        StateMismatch, match=r"'optimizer' has groups of \[1, 2\] parameters, the checkpoint of \[2, 1\]"
+        StateMismatch,
+        match=r"'optimizer' has groups of \[1, 2\] parameters, the checkpoint of \[2, 1\]",
     ):
         restore(tmp_path, {"n": number, "optimizer": in_groups(Model(), [("q", 1.0), ("kv", 1.0)])})
     assert number.item() == 0
@@ -205,10 +231,15 @@ def test_other_parameters_are_refused_by_name(tmp_path, make):
     save(tmp_path, {"model": model, "optimizer": optimizer})
     fresh = Model()
     before = fresh.q.weight.clone()
-    named = [(name, parameter) for name, parameter in fresh.named_parameters() if name != "k.weight"]
-    other = torch.optim.AdamW(named if make is adam_by_name else [parameter for _, parameter in named])
+    named = [
+        (name, parameter) for name, parameter in fresh.named_parameters() if name != "k.weight"
+    ]
+    other = torch.optim.AdamW(
+        named if make is adam_by_name else [parameter for _, parameter in named]
+    )
     with pytest.raises(
-        StateMismatch, match=r"other parameters: it has no '(model\.)?k\.weight', which the checkpoint has"
+        StateMismatch,
+        match=r"other parameters: it has no '(model\.)?k\.weight', which the checkpoint has",
     ):
         restore(tmp_path, {"model": fresh, "optimizer": other})
     assert fresh.q.weight.equal(before)
@@ -238,7 +269,10 @@ def test_moments_that_cannot_be_a_parameters_are_refused_where_names_are_unknown
     save(tmp_path, {"model": model, "optimizer": optimizer})
     fresh = Model(("k", "q", "v"), shapes=SHAPES)
     before = fresh.q.weight.clone()
-    with pytest.raises(StateMismatch, match=r"'exp_avg' of parameter 0 of 'optimizer' is \[8, 4\] in the checkpoint"):
+    with pytest.raises(
+        StateMismatch,
+        match=r"'exp_avg' of parameter 0 of 'optimizer' is \[8, 4\] in the checkpoint",
+    ):
         restore(tmp_path, {"model": fresh, "optimizer": make(fresh.parameters())})
     assert fresh.q.weight.equal(before)
     same = Model(shapes=SHAPES)
@@ -253,7 +287,10 @@ def test_moments_are_compared_with_the_parameters_that_were_saved_beside_them(tm
     model, optimizer = trained(*(made := Model(), Stranger(made.parameters())))
     save(tmp_path, {"model": model, "optimizer": optimizer})
     wider = Model(shapes=dict.fromkeys(NAMES, (8, 8)))
-    with pytest.raises(StateMismatch, match=r"'exp_avg' of parameter 0 .* is \[4, 4\] in the .* parameter is \[8, 8\]"):
+    with pytest.raises(
+        StateMismatch,
+        match=r"'exp_avg' of parameter 0 .* is \[4, 4\] in the .* parameter is \[8, 8\]",
+    ):
         restore(tmp_path, {"optimizer": Stranger(wider.parameters())})
 
 
@@ -267,8 +304,14 @@ class Factored(torch.optim.Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 rows, columns = parameter.shape
-                factors = {"exp_avg": torch.ones(group["rank"], columns), "row": torch.ones(rows), "blocks": [None]}
-                self.state[parameter].update(factors, codes=torch.ones(rows * columns, dtype=torch.uint8))
+                factors = {
+                    "exp_avg": torch.ones(group["rank"], columns),
+                    "row": torch.ones(rows),
+                    "blocks": [None],
+                }
+                self.state[parameter].update(
+                    factors, codes=torch.ones(rows * columns, dtype=torch.uint8)
+                )
 
 
 @pytest.mark.parametrize("knows_names", [True, False])
@@ -357,4 +400,6 @@ def test_a_placeholder_whose_numbers_name_nothing_is_filled_by_its_keys(tmp_path
     }
     restore(tmp_path, {"optimizer": blank})
     assert blank["param_groups"] == saved["param_groups"]
-    assert all(are_equal(blank["state"][number], saved["state"][number]) for number in saved["state"])
+    assert all(
+        are_equal(blank["state"][number], saved["state"][number]) for number in saved["state"]
+    )

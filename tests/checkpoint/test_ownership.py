@@ -18,7 +18,9 @@ def step(model, optimizer):
 
 
 def owned_names(owner, state):
-    return {name for name, owned in zip(state, owner.owned(list(state.values())), strict=True) if owned}
+    return {
+        name for name, owned in zip(state, owner.owned(list(state.values())), strict=True) if owned
+    }
 
 
 def test_an_optimizer_that_steps_owns_its_parameters_and_not_the_buffers():

@@ -46,7 +46,9 @@ def test_what_peers_hold_for_nodes_that_are_lost(tmp_path, which):
 
 
 def test_it_needs_a_time_for_which_memory_is_kept(tmp_path):
-    with pytest.raises(BadUse, match="peer_memory holds snapshots for keep_in_memory_s, which is None"):
+    with pytest.raises(
+        BadUse, match="peer_memory holds snapshots for keep_in_memory_s, which is None"
+    ):
         Checkpointer(tmp_path, peer_memory=True, keep_in_memory_s=None)
 
 
@@ -57,9 +59,16 @@ def durable(folder, step, *, rank=0, sizes=SIZES, save=None):
     for state in (State.WRITING, State.COMMITTED):
         arena.move(state, 1)
     blocks = {
-        shard.name: digests_of(arena.image[shard.offset : shard.offset + shard.size_bytes]) for shard in layout.shards
+        shard.name: digests_of(arena.image[shard.offset : shard.offset + shard.size_bytes])
+        for shard in layout.shards
     }
-    return Snapshot(order=order_of(folder, step, save=save), layout=layout, arena=arena, generation=1, blocks=blocks)
+    return Snapshot(
+        order=order_of(folder, step, save=save),
+        layout=layout,
+        arena=arena,
+        generation=1,
+        blocks=blocks,
+    )
 
 
 class Holding:
@@ -86,7 +95,14 @@ class Holding:
     def announce(self, token=TOKEN, **changed):
         """A line to it, and what it says to an announcement."""
         notes = b"notes"
-        announced = {"rank": 0, "world_size": 2, "step": 9, "save": "s", "image_bytes": 4096, "notes_bytes": len(notes)}
+        announced = {
+            "rank": 0,
+            "world_size": 2,
+            "step": 9,
+            "save": "s",
+            "image_bytes": 4096,
+            "notes_bytes": len(notes),
+        }
         line = socket.create_connection((self.peer.host, self.peer.port), timeout=30)
         line.sendall(head(token, {**announced, "notes": digest_of_notes(notes), **changed}))
         return line
@@ -100,7 +116,10 @@ def test_the_newest_of_each_rank_is_held_as_it_was(tmp_path):
     holding.send(durable(tmp_path, 1, rank=5))
     assert holding.steps() == [2, 1]
     image = holding.holder.images()[0]
-    assert os.pread(image.fd, image.told.image_bytes, PAGE_BYTES) == bytes(snapshot.arena.image)[: 4096 + SIZES[1]]
+    assert (
+        os.pread(image.fd, image.told.image_bytes, PAGE_BYTES)
+        == bytes(snapshot.arena.image)[: 4096 + SIZES[1]]
+    )
     assert os.pread(image.notes, image.told.notes_bytes, 0) == snapshot.pack_notes()
     holding.holder.give_back()
     assert holding.steps() == []
@@ -175,7 +194,9 @@ def test_a_flipped_bit_on_the_way_is_refused_and_the_one_before_stays(tmp_path):
     holding.send(durable(tmp_path, 1))
     snapshot = durable(tmp_path, 2)
     snapshot.arena.image[4096 + SIZES[1] - 1] ^= 16
-    with pytest.raises(Refused, match=r"__0_1\.distcp does not match its digests, in bytes 4,194,304 to 5,242,880"):
+    with pytest.raises(
+        Refused, match=r"__0_1\.distcp does not match its digests, in bytes 4,194,304 to 5,242,880"
+    ):
         holding.send(snapshot)
     assert holding.steps() == [1]
 
@@ -190,7 +211,9 @@ def test_a_sender_that_dies_midway_leaves_the_one_before(tmp_path):
     with holding.announce(**told) as line:
         await_answer(line)
         line.sendall(notes)
-        line.sendall(bytes(snapshot.arena.image[:100]) + bytes(snapshot.arena.image[4096 : 2 << 20]))
+        line.sendall(
+            bytes(snapshot.arena.image[:100]) + bytes(snapshot.arena.image[4096 : 2 << 20])
+        )
     until(lambda: holding.holder._coming_bytes == 0)
     assert holding.steps() == [1]
     holding.send(snapshot)
@@ -206,7 +229,10 @@ def test_the_memory_that_it_may_take_is_kept_to(tmp_path):
             if count:
                 holding.send(durable(tmp_path, step))
             else:
-                with pytest.raises(Refused, match=rf"it needs {needed:,} bytes of memory, and 0 are left for it there"):
+                with pytest.raises(
+                    Refused,
+                    match=rf"it needs {needed:,} bytes of memory, and 0 are left for it there",
+                ):
                     holding.send(durable(tmp_path, step))
         assert holding.steps() == steps
         if count:  # where there is room for two the one before stays until the next is whole
@@ -324,11 +350,17 @@ def test_holders_that_are_asked_at_once_do_not_take_more_than_there_is(tmp_path,
 
     monkeypatch.setattr(node_memory, "_SHARED", tmp_path)
     monkeypatch.setattr(
-        node_memory, "available_memory_bytes", lambda: LEAST_FREE_BYTES + 2 * image_bytes + 100 - sum(taken)
+        node_memory,
+        "available_memory_bytes",
+        lambda: LEAST_FREE_BYTES + 2 * image_bytes + 100 - sum(taken),
     )
     monkeypatch.setattr(peer_holding.os, "posix_fallocate", fallocate)
     holdings = [Holding(free_bytes=lambda: 1 << 40) for _ in snapshots]
     with ThreadPoolExecutor(4) as senders:
-        sent = list(senders.map(lambda each: each[0].send_or_none(each[1]), zip(holdings, snapshots, strict=True)))
+        sent = list(
+            senders.map(
+                lambda each: each[0].send_or_none(each[1]), zip(holdings, snapshots, strict=True)
+            )
+        )
     assert sum(sent) == 2
     assert len(taken) == 2

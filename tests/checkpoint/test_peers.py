@@ -37,7 +37,9 @@ def test_a_node_with_fewer_ranks_holds_for_several():
     assert partners([Place("a"), Place("a"), Place("a"), Place("b")]) == [3, 3, 3, 0]
 
 
-@given(some.lists(some.sampled_from(["", "A", "B", "C"]), min_size=2, max_size=12), some.integers(1, 3))
+@given(
+    some.lists(some.sampled_from(["", "A", "B", "C"]), min_size=2, max_size=12), some.integers(1, 3)
+)
 def test_pairs_are_of_two_nodes_and_of_two_domains_wherever_that_can_be(labels, ranks):
     places = nodes(len(labels), ranks=ranks, domains=labels)
     found = partners(places)
@@ -67,7 +69,11 @@ def told(rank, step, *, world_size=3, save=""):
 
 
 def test_the_newest_save_of_which_no_part_is_missing_is_taken():
-    has = [[told(0, 5), told(1, 5)], [told(1, 6), told(2, 5)], [told(0, 6), told(2, 6, world_size=4)]]
+    has = [
+        [told(0, 5), told(1, 5)],
+        [told(1, 6), told(2, 5)],
+        [told(0, 6), told(2, 6, world_size=4)],
+    ]
     assert newest_whole(has, 3) == (5, "save-5")
     assert newest_whole([*has, [told(2, 6)]], 3) == (6, "save-6")
     assert newest_whole([*has, [told(2, 6, save="another")]], 3) == (5, "save-5")
@@ -99,13 +105,21 @@ def test_what_stands_in_the_way_of_a_peer_is_said_and_ends_nothing(monkeypatch, 
     assert "all ranks are on one node" in caplog.messages[-1]
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "none")
     assert meet(Ranks()) is None
-    assert "A rank has no address to listen at (no such interface). Name an interface" in caplog.messages[-1]
+    assert (
+        "A rank has no address to listen at (no such interface). Name an interface"
+        in caplog.messages[-1]
+    )
 
 
 def test_a_peer_in_the_same_failure_domain_is_told_of(caplog):
     for domains, count in (("AAB", 1), ("AABB", 0)):
         places = nodes(len(domains), domains=domains)
         caplog.clear()
-        peer_meeting._say([peer_meeting._Offer(place, "", 0, b"") for place in places], partners(places))
+        peer_meeting._say(
+            [peer_meeting._Offer(place, "", 0, b"") for place in places], partners(places)
+        )
         assert len(caplog.messages) == bool(count)
-        assert all(f"{count} of {len(domains)} ranks have their peer in" in message for message in caplog.messages)
+        assert all(
+            f"{count} of {len(domains)} ranks have their peer in" in message
+            for message in caplog.messages
+        )

@@ -38,13 +38,17 @@ def arenas():
 
 def of_state(value):
     """A state's image, with which `restore` can do something."""
-    contents = collect(0, {"a": value, "t": torch.full((300,), float(value)), "u": torch.arange(5)}, None)
+    contents = collect(
+        0, {"a": value, "t": torch.full((300,), float(value)), "u": torch.arange(5)}, None
+    )
     plan = make_plan(Ranks(), contents, shard_bytes=1 << 30)
     arena = Arena.make(plan.image.size_bytes)
     plan.image.write_frames(arena.image)
     leaves = contents.leaves(plan.structure)
     found = sources(plan, leaves, Snapshot(contents.tensors, {}))
-    copy_into(plan, arena.image, plan.image.views(torch.frombuffer(arena.image, dtype=torch.uint8)), found)
+    copy_into(
+        plan, arena.image, plan.image.views(torch.frombuffer(arena.image, dtype=torch.uint8)), found
+    )
     return Part(plan.layout, arena.image, live_digests(plan, found))
 
 
@@ -66,9 +70,16 @@ def test_once_it_returns_the_checkpoint_is_whole_and_nothing_else_is_there(tmp_p
     assert sum(told) == layout.size_bytes
     folder = tmp_path / "step-0000000007"
     data = [shard.name for shard in layout.shards]
-    assert names_in(folder) == sorted([".metadata", "holdfast.json", *data, *(f"{name}.xxh3" for name in data)])
+    assert names_in(folder) == sorted(
+        [".metadata", "holdfast.json", *data, *(f"{name}.xxh3" for name in data)]
+    )
     manifest = read_manifest(folder, step=7)
-    assert (manifest.save, manifest.world_size, manifest.torch, manifest.created_at_s) == ("save-7", 1, "2.13.0", 1.0)
+    assert (manifest.save, manifest.world_size, manifest.torch, manifest.created_at_s) == (
+        "save-7",
+        1,
+        "2.13.0",
+        1.0,
+    )
     assert sorted(entry.path for entry in manifest.files) == sorted([".metadata", *data])
     assert (folder / ".metadata").read_bytes() == b"metadata"
     for entry in manifest.files:
@@ -95,17 +106,23 @@ def test_a_save_that_was_committed_already_is_not_written_again(tmp_path, arenas
     assert is_whole(tmp_path, 1, 1, [layout])
 
 
-def test_a_save_that_was_committed_already_is_made_durable_before_it_is_said_to_be(tmp_path, arenas, monkeypatch):
+def test_a_save_that_was_committed_already_is_made_durable_before_it_is_said_to_be(
+    tmp_path, arenas, monkeypatch
+):
     """The process that gave it the name may have died before that was on the disk."""
     layout, synced, fsync = hand_made(), [], os.fsync
     arenas(layout, 1).persist(order_of(tmp_path, 1))
-    monkeypatch.setattr(os, "fsync", lambda fd: (synced.append(Path(f"/proc/self/fd/{fd}").readlink()), fsync(fd)))
+    monkeypatch.setattr(
+        os, "fsync", lambda fd: (synced.append(Path(f"/proc/self/fd/{fd}").readlink()), fsync(fd))
+    )
     arenas(layout, 1).persist(order_of(tmp_path, 1))
     assert synced == [tmp_path]
 
 
 @pytest.mark.parametrize("wrong", [[0], [2], [0, 1, 2]])
-def test_what_is_not_what_was_live_is_not_committed_and_its_pieces_are_named(tmp_path, arenas, wrong):
+def test_what_is_not_what_was_live_is_not_committed_and_its_pieces_are_named(
+    tmp_path, arenas, wrong
+):
     part = arenas(hand_made(sizes=(100, 5000, 64)), 1)
     live = bytearray(part.live)
     for piece in wrong:
@@ -162,7 +179,9 @@ def test_what_a_process_that_was_killed_has_left_of_the_same_save_is_written_ove
     layout = hand_made()
     staging = staging_path(tmp_path, 1, "save-1")
     staging.mkdir()
-    (staging / layout.shards[0].name).write_bytes(b"half of what was there, or more than there will be" * 5)
+    (staging / layout.shards[0].name).write_bytes(
+        b"half of what was there, or more than there will be" * 5
+    )
     (staging / ".metadata").write_bytes(b"another")
     arenas(layout, 1).persist(order_of(tmp_path, 1))
     assert is_whole(tmp_path, 1, 1, [layout])
@@ -246,7 +265,9 @@ CALLS = 63
 
 
 @pytest.mark.parametrize("crash_at", range(1, CALLS))
-def test_a_crash_before_any_change_of_a_name_leaves_a_whole_checkpoint(tmp_path, monkeypatch, states, crash_at):
+def test_a_crash_before_any_change_of_a_name_leaves_a_whole_checkpoint(
+    tmp_path, monkeypatch, states, crash_at
+):
     """At every rename, fsync, folder made and removal in turn, of a replacement and of a save that deletes."""
     states[10].persist(order_of(tmp_path, 1, keep=2))
     states[20].persist(order_of(tmp_path, 2, keep=2))

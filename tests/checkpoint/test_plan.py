@@ -15,7 +15,9 @@ T = torch.arange(3.0)
 
 
 def fits(planned, state):
-    return make_plan(Ranks(), collect(0, planned, None), shard_bytes=1 << 40).fits(collect(0, state, None))
+    return make_plan(Ranks(), collect(0, planned, None), shard_bytes=1 << 40).fits(
+        collect(0, state, None)
+    )
 
 
 @pytest.mark.parametrize(
@@ -69,8 +71,12 @@ def test_a_shard_that_is_not_what_its_placement_says_is_refused():
     try:
         mesh = init_device_mesh("cpu", (1,))
         for rows in (6, 10):
-            part = DTensor.from_local(torch.zeros(rows), mesh, [Shard(0)], run_check=False, shape=(8,), stride=(1,))
-            with pytest.raises(BadUse, match=rf"'t' is sharded unlike .* has \({rows},\) of \(8,\), not \(8,\)"):
+            part = DTensor.from_local(
+                torch.zeros(rows), mesh, [Shard(0)], run_check=False, shape=(8,), stride=(1,)
+            )
+            with pytest.raises(
+                BadUse, match=rf"'t' is sharded unlike .* has \({rows},\) of \(8,\), not \(8,\)"
+            ):
                 make_plan(Ranks(), collect(0, {"t": part}, None), shard_bytes=1 << 40)
     finally:
         dist.destroy_process_group()
@@ -80,7 +86,9 @@ def test_parts_that_are_still_to_be_added_up_are_refused():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         part = DTensor.from_local(T, init_device_mesh("cpu", (1,)), [Partial()], run_check=False)
-        with pytest.raises(BadUse, match=r"Cannot save 't': it is a partial tensor. Save its full_tensor"):
+        with pytest.raises(
+            BadUse, match=r"Cannot save 't': it is a partial tensor. Save its full_tensor"
+        ):
             make_plan(Ranks(), collect(0, {"t": part}, None), shard_bytes=1 << 40)
     finally:
         dist.destroy_process_group()
@@ -94,7 +102,10 @@ def test_large_tensors_not_in_a_row_are_packed_as_far_as_there_is_room(monkeypat
     for room_mib, packed in ((6, 3), (5.9, 2), (3, 2), (2.9, 1), (0, 0), (-1, 0)):
         caplog.clear()
         made = make_plan(
-            Ranks(), collect(0, state, None), shard_bytes=1 << 40, room_bytes=lambda _, room=room_mib: room * (1 << 20)
+            Ranks(),
+            collect(0, state, None),
+            shard_bytes=1 << 40,
+            room_bytes=lambda _, room=room_mib: room * (1 << 20),
         )
         [part] = made.on_devices
         names = made.names

@@ -83,7 +83,9 @@ def test_what_no_rule_keeps_goes_and_the_rest_says_why_it_stays(four):
         "no rule keeps it",
         ("pinned",),
     ]
-    assert sorted(path.name for path in contents(four)) == [path_of(four, step).name for step in (1, 3, 4)]
+    assert sorted(path.name for path in contents(four)) == [
+        path_of(four, step).name for step in (1, 3, 4)
+    ]
 
 
 def test_a_dry_run_changes_nothing(four):
@@ -112,7 +114,9 @@ def test_where_none_verifies_nothing_goes(four):
 
 def test_one_that_is_marked_verified_is_not_read_again(four, monkeypatch):
     note_verified(path_of(four, 3), by="me", now_s=1.0)
-    monkeypatch.setattr(pruning, "verify_and_note", lambda *_a, **_n: pytest.fail("it is known to be whole"))
+    monkeypatch.setattr(
+        pruning, "verify_and_note", lambda *_a, **_n: pytest.fail("it is known to be whole")
+    )
     pruned(four, last=1)
     assert steps(four) == [4, 3]
 
@@ -220,7 +224,9 @@ def test_nothing_in_a_folder_is_open_while_it_is_deleted(four, monkeypatch):
     real, seen = shutil.rmtree, []
 
     def rmtree(path):
-        opened = [str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()]
+        opened = [
+            str(each.readlink()) for each in Path("/proc/self/fd").iterdir() if each.is_symlink()
+        ]
         seen.append([each for each in opened if each.startswith(str(path))])
         real(path)
 

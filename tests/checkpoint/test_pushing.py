@@ -79,7 +79,9 @@ def steps_of(url):
 
 def is_pushed(folder, url, step):
     """Whether a save of `step` that was pushed from `folder` is the one that counts."""
-    return Remote(url).find(step).name in pushed_names(folder, url) if step in steps_of(url) else False
+    return (
+        Remote(url).find(step).name in pushed_names(folder, url) if step in steps_of(url) else False
+    )
 
 
 def pushing(folder):
@@ -88,7 +90,11 @@ def pushing(folder):
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             words = process.cmdline()
-            if PUSHING_MODULE in words and str(folder) in words and process.status() != psutil.STATUS_ZOMBIE:
+            if (
+                PUSHING_MODULE in words
+                and str(folder) in words
+                and process.status() != psutil.STATUS_ZOMBIE
+            ):
                 found.append(process.pid)
     return found
 
@@ -147,7 +153,10 @@ def test_one_that_is_damaged_there_too_is_passed_over(tmp_path, there):
     with Checkpointer(folder, push_to=there.as_uri()) as ckpt:
         for step in (1, 2):
             ckpt.save(step, state_of(step)).result()
-    for path in (*there.glob("step-0000000002.*/__0_0.distcp"), step_path(folder, 2) / "__0_0.distcp"):
+    for path in (
+        *there.glob("step-0000000002.*/__0_0.distcp"),
+        step_path(folder, 2) / "__0_0.distcp",
+    ):
         flip(path)
     state = state_of(0)
     assert Checkpointer(folder, push_to=there.as_uri()).restore(state) == 1
@@ -189,7 +198,9 @@ def test_storage_that_has_nothing_whole_is_no_reason_to_begin_anew(tmp_path, the
     damage(next(there.glob("step-*/__0_0.distcp")))
     ckpt = Checkpointer(tmp_path / "new", push_to=there.as_uri())
     assert ckpt.has_any()
-    with pytest.raises(NoVerifiedCheckpoint, match=r"No checkpoint in storage verifies \(step 1: .*__0_0.distcp"):
+    with pytest.raises(
+        NoVerifiedCheckpoint, match=r"No checkpoint in storage verifies \(step 1: .*__0_0.distcp"
+    ):
         ckpt.restore(state_of(0))
 
 
@@ -247,7 +258,9 @@ def test_what_becomes_durable_while_it_looks_is_pushed(tmp_path, there, monkeypa
     monkeypatch.setattr(pushing_process, "scan", scan_late)
     monkeypatch.setattr(pushing_process, "has_unfinished", lambda _: not looks)
     monkeypatch.setattr(pushing_process.Pushing, "_has_ended", lambda *_: True)
-    pushing = pushing_process.Pushing(tmp_path, Remote(there.as_uri()), trainer_pid=1, keep=None, give_up_s=60)
+    pushing = pushing_process.Pushing(
+        tmp_path, Remote(there.as_uri()), trainer_pid=1, keep=None, give_up_s=60
+    )
     assert pushing.run() == 0
     assert steps_of(there.as_uri()) == [1]
 
@@ -258,13 +271,17 @@ def test_a_damaged_one_does_not_keep_the_others_from_storage(tmp_path, there, mo
     flip(step_path(tmp_path, 3) / "__0_0.distcp")
     note_damaged(step_path(tmp_path, 2), "a bit", by="me", now_s=1.0)
     monkeypatch.setattr(pushing_process.Pushing, "_has_ended", lambda *_: True)
-    pushing = pushing_process.Pushing(tmp_path, Remote(there.as_uri()), trainer_pid=1, keep=None, give_up_s=60)
+    pushing = pushing_process.Pushing(
+        tmp_path, Remote(there.as_uri()), trainer_pid=1, keep=None, give_up_s=60
+    )
     assert pushing.run() == 1  # the newest is not there
     assert steps_of(there.as_uri()) == [1]
 
 
 @pytest.mark.parametrize(("times", "pushed"), [(1, 2), (1000, 1)])
-def test_one_that_cannot_be_read_for_a_while_is_tried_again(tmp_path, there, monkeypatch, times, pushed):
+def test_one_that_cannot_be_read_for_a_while_is_tried_again(
+    tmp_path, there, monkeypatch, times, pushed
+):
     for step in (1, 2):
         make_checkpoint(tmp_path, step)
     monkeypatch.setattr(pushing_process, "_LONGEST_PAUSE_S", 0.1)
@@ -278,7 +295,9 @@ def test_one_that_cannot_be_read_for_a_while_is_tried_again(tmp_path, there, mon
 
     monkeypatch.setattr(remote_push.Path, "open", open_badly)
     monkeypatch.setattr(pushing_process.Pushing, "_has_ended", lambda *_: True)
-    pushing = pushing_process.Pushing(tmp_path, Remote(there.as_uri()), trainer_pid=1, keep=None, give_up_s=60)
+    pushing = pushing_process.Pushing(
+        tmp_path, Remote(there.as_uri()), trainer_pid=1, keep=None, give_up_s=60
+    )
     assert pushing.run() == (pushed == 1)
     assert opened
     assert steps_of(there.as_uri()) == [pushed]
@@ -323,7 +342,9 @@ def test_where_folders_cannot_be_locked_age_tells_what_is_unfinished(tmp_path, m
     staging.abandon()
 
 
-def test_storage_that_cannot_be_reached_stops_nothing_but_a_restore_from_nothing(tmp_path, monkeypatch, caplog):
+def test_storage_that_cannot_be_reached_stops_nothing_but_a_restore_from_nothing(
+    tmp_path, monkeypatch, caplog
+):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "b")
@@ -371,7 +392,9 @@ def test_a_trainer_that_is_killed_has_its_last_save_pushed(tmp_path, there):
         "print(child, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    with subprocess.Popen([sys.executable, "-c", script, str(folder), url], stdout=subprocess.PIPE) as trainer:
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(folder), url], stdout=subprocess.PIPE
+    ) as trainer:
         child = int(trainer.stdout.readline())
         trainer.wait(ENDS_S)
         try:
@@ -389,8 +412,13 @@ def test_what_was_taken_away_after_it_was_pushed_does_not_come_back(tmp_path, th
             until(lambda step=step: steps_of(url)[:1] == [step])
     step_path(folder, 2).rename(tmp_path / "away")
     assert Checkpointer(folder, push_to=url).restore(state_of(0)) == 1
-    assert f"Step 2 is in storage and was taken away from {folder}, so it is not fetched" in caplog.text
-    assert Checkpointer(tmp_path / "new", push_to=url).restore(state_of(0)) == 2  # where there is nothing else
+    assert (
+        f"Step 2 is in storage and was taken away from {folder}, so it is not fetched"
+        in caplog.text
+    )
+    assert (
+        Checkpointer(tmp_path / "new", push_to=url).restore(state_of(0)) == 2
+    )  # where there is nothing else
     with Checkpointer(tmp_path / "elsewhere", push_to=url) as ckpt:
         ckpt.save(3, state_of(3))
     assert Checkpointer(folder, push_to=url).restore(state_of(0)) == 3
@@ -439,7 +467,9 @@ def test_what_was_taken_away_stays_so_after_further_pushes_of_lower_steps(tmp_pa
     assert Checkpointer(folder, push_to=url).restore(state_of(0)) == 10
 
 
-def test_where_the_save_that_replaced_another_was_taken_away_the_other_does_not_come_either(tmp_path, there):
+def test_where_the_save_that_replaced_another_was_taken_away_the_other_does_not_come_either(
+    tmp_path, there
+):
     elsewhere, folder, url = tmp_path / "elsewhere", tmp_path / "here", there.as_uri()
     for into, sign in ((elsewhere, -1), (folder, 1)):
         with Checkpointer(into, push_to=url) as ckpt:
@@ -522,7 +552,9 @@ def test_what_cannot_be_read_for_a_moment_is_not_written_over(tmp_path, monkeypa
     assert pushed_names(tmp_path, "file:///a") == ["step-0000000007.a"]
 
 
-def test_while_a_fetch_gets_on_the_time_of_its_section_begins_anew(tmp_path, there, link, monkeypatch):
+def test_while_a_fetch_gets_on_the_time_of_its_section_begins_anew(
+    tmp_path, there, link, monkeypatch
+):
     with Checkpointer(tmp_path / "lost", push_to=there.as_uri()) as ckpt:
         ckpt.save(7, state_of(7))
     monkeypatch.setattr(ranks_module, "_LOOK_EVERY_S", 0.01)
@@ -577,7 +609,9 @@ def test_closing_waits_for_a_push_that_gets_on_and_says_so(tmp_path, stand_in, l
     assert not closing.is_alive()
 
 
-def test_closing_does_not_wait_for_ever_for_a_push_that_does_not_get_on(stand_in, monkeypatch, caplog):
+def test_closing_does_not_wait_for_ever_for_a_push_that_does_not_get_on(
+    stand_in, monkeypatch, caplog
+):
     pusher = stand_in("import time; time.sleep(1000)")
     monkeypatch.setattr(pushing_module, "_SILENT_S", 0.05)
     pusher.close(wait=True)
@@ -623,7 +657,9 @@ def test_where_it_cannot_be_started_training_goes_on_and_the_next_save_tries_aga
         with monkeypatch.context() as patch:
             patch.setattr(pushing_module.subprocess, "Popen", refuse)
             ckpt.save(1, state_of(1)).result()
-            assert "could not be started ([Errno 11] Resource temporarily unavailable)" in caplog.text
+            assert (
+                "could not be started ([Errno 11] Resource temporarily unavailable)" in caplog.text
+            )
             if lasts:
                 ckpt.close()
         if not lasts:
@@ -663,7 +699,9 @@ def test_a_pusher_whose_trainer_is_gone_does_not_wait_for_a_successor_that_is_al
     assert steps_of(there.as_uri()) == [1]
 
 
-def test_a_pusher_whose_trainer_is_gone_leaves_what_is_saved_after_it_to_another(tmp_path, there, ended):
+def test_a_pusher_whose_trainer_is_gone_leaves_what_is_saved_after_it_to_another(
+    tmp_path, there, ended
+):
     make_checkpoint(tmp_path, 1, sizes=SMALL)
     make_checkpoint(tmp_path, 2, seed=10**9, sizes=SMALL)  # saved in the year 2033
     assert run_pushing(tmp_path, there.as_uri()) == 0
@@ -689,7 +727,9 @@ def test_a_checkpoint_is_wanted_under_a_name_of_ones_own_for_a_time_that_is_rene
     assert not read_marks(path).wanted
 
 
-def test_a_folder_that_cannot_be_written_keeps_nothing_from_storage(tmp_path, there, ended, monkeypatch, caplog):
+def test_a_folder_that_cannot_be_written_keeps_nothing_from_storage(
+    tmp_path, there, ended, monkeypatch, caplog
+):
     def refuse(*_, **__):
         raise OSError(errno.EROFS, "Read-only file system")
 
@@ -703,9 +743,13 @@ def test_a_folder_that_cannot_be_written_keeps_nothing_from_storage(tmp_path, th
     assert caplog.text.count("is not noted in") == 1
 
 
-def test_a_folder_in_which_nothing_changes_is_not_looked_through_again(tmp_path, there, monkeypatch):
+def test_a_folder_in_which_nothing_changes_is_not_looked_through_again(
+    tmp_path, there, monkeypatch
+):
     looks, turns = [], iter(range(20))
-    monkeypatch.setattr(pushing_process, "scan", lambda folder: looks.append(folder) or scan(folder))
+    monkeypatch.setattr(
+        pushing_process, "scan", lambda folder: looks.append(folder) or scan(folder)
+    )
 
     def has_ended(*_):
         turn = next(turns)
@@ -724,7 +768,10 @@ def test_a_folder_in_which_nothing_changes_is_not_looked_through_again(tmp_path,
 
 
 def test_a_look_that_fails_is_taken_again(tmp_path, there, monkeypatch, caplog):
-    turns, failing = iter(range(4)), [OSError(errno.EIO, "Input/output error"), FileNotFoundError(), None, None]
+    turns, failing = (
+        iter(range(4)),
+        [OSError(errno.EIO, "Input/output error"), FileNotFoundError(), None, None],
+    )
 
     def fail_at_times(folder):
         if failing and (error := failing.pop(0)) is not None:
@@ -762,7 +809,9 @@ def test_whoever_reads_what_a_dead_trainer_said_does_not_wait_for_the_last_push(
     staging.abandon()
 
 
-def test_storage_that_only_stalls_does_not_keep_a_job_with_a_checkpoint_waiting(s3, tmp_path, monkeypatch, caplog):
+def test_storage_that_only_stalls_does_not_keep_a_job_with_a_checkpoint_waiting(
+    s3, tmp_path, monkeypatch, caplog
+):
     hurried = Patience(request_timeout_s=0.05, tries=2, attempts=1, first_pause_s=0.001)
     monkeypatch.setattr(pushing_module, "_HURRIED", hurried)
     make_checkpoint(tmp_path, 1, sizes=SMALL)
@@ -773,7 +822,9 @@ def test_storage_that_only_stalls_does_not_keep_a_job_with_a_checkpoint_waiting(
     assert "What storage has was not fetched, step 1 of" in caplog.text
 
 
-def test_a_look_at_storage_that_gets_on_gives_signs_where_there_is_a_checkpoint_here_too(tmp_path, there):
+def test_a_look_at_storage_that_gets_on_gives_signs_where_there_is_a_checkpoint_here_too(
+    tmp_path, there
+):
     make_checkpoint(tmp_path, 1, sizes=SMALL)
     remote = Remote(there.as_uri())
     pushing_module.fetch_newer(remote, tmp_path)
@@ -812,10 +863,15 @@ def test_of_storage_that_two_runs_share_each_has_its_own(tmp_path, there):
     assert Checkpointer(tmp_path / "lost 2", push_to=url, **fresh).has_any()
     assert restored(tmp_path / "lost 2", url, **fresh) == (20, 20)
     assert restored(tmp_path / "lost 3", url, run="old") == (3000, 3000)
-    assert restored(tmp_path / "new", url, run="new") == (20, 20)  # which has some: what is newer is another run's
+    assert restored(tmp_path / "new", url, run="new") == (
+        20,
+        20,
+    )  # which has some: what is newer is another run's
 
 
-def test_what_another_run_has_in_storage_is_not_fetched_in_the_place_of_a_damaged_one(tmp_path, there):
+def test_what_another_run_has_in_storage_is_not_fetched_in_the_place_of_a_damaged_one(
+    tmp_path, there
+):
     folder, url = tmp_path / "new", there.as_uri()
     save_all(tmp_path / "old", url, 15, run="old")
     save_all(folder, url, 10, run="new")

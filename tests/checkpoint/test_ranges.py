@@ -13,7 +13,9 @@ from holdfast.checkpoint.opening import open_checkpoint
 from holdfast.checkpoint.ranges import read_items
 
 SHAPES = [(), (7,), (5, 6), (3, 4, 5), (2, 3, 4, 3), (1, 8), (300, 700)]
-SAVED = {f"t{number}": torch.randn(shape, dtype=torch.float64) for number, shape in enumerate(SHAPES)}
+SAVED = {
+    f"t{number}": torch.randn(shape, dtype=torch.float64) for number, shape in enumerate(SHAPES)
+}
 
 
 @pytest.fixture(scope="module")
@@ -67,14 +69,20 @@ def part_of(name, offsets, lengths):
     return part
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(box=boxes(), kind=st.sampled_from(["plain", "transposed", "of another type"]))
 def test_any_box_is_read_into_any_target(opened, box, kind):
     name, offsets, lengths = box
     wanted = part_of(*box)
-    target = torch.zeros(lengths, dtype=torch.float32 if kind == "of another type" else torch.float64)
+    target = torch.zeros(
+        lengths, dtype=torch.float32 if kind == "of another type" else torch.float64
+    )
     if kind == "transposed":
-        target = torch.zeros(lengths[::-1], dtype=torch.float64).permute(tuple(reversed(range(len(lengths)))))
+        target = torch.zeros(lengths[::-1], dtype=torch.float64).permute(
+            tuple(reversed(range(len(lengths))))
+        )
     planner = Planner({f"saved.{name}": target})
     read_items([item_of(f"saved.{name}", offsets, lengths)], planner, opened.metadata, opened.files)
     assert planner.committed == [f"saved.{name}"]

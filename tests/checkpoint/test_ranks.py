@@ -21,7 +21,9 @@ def of_two_ranks(tmp_path_factory):
 
     def start(rank):
         command = [sys.executable, SCRIPT, folder, str(rank), "2"]
-        return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
 
     processes = [start(rank) for rank in range(2)]
     try:
@@ -36,7 +38,10 @@ def of_two_ranks(tmp_path_factory):
 
 def test_ranks_act_as_one_when_something_is_wrong_on_one(of_two_ranks):
     assert [info.step for info in scan(of_two_ranks / "errors_are_shared")] == [1]
-    assert [verify(info).state for info in scan(of_two_ranks / "fallback")] == ["damaged", "verified"]
+    assert [verify(info).state for info in scan(of_two_ranks / "fallback")] == [
+        "damaged",
+        "verified",
+    ]
 
 
 def test_two_ranks_save_and_one_restores(of_two_ranks, caplog):
@@ -57,7 +62,9 @@ def test_two_ranks_save_and_one_restores(of_two_ranks, caplog):
     assert "random generators were left alone" in caplog.text
     assert "saved by 2 ranks and is restored by 1" in caplog.text
     state = {"note": ""}
-    with pytest.raises(StateMismatch, match=r"saved by 2 ranks .* by 1.*per_rank_states\(2\), and share it out"):
+    with pytest.raises(
+        StateMismatch, match=r"saved by 2 ranks .* by 1.*per_rank_states\(2\), and share it out"
+    ):
         ckpt.restore(state, per_rank={"position": 0})
     assert state == {"note": ""}
     positions = [each["position"] for each in ckpt.per_rank_states(2)]

@@ -39,9 +39,13 @@ def test_parts_are_read_whatever_pages_there_are(stored, pages, request):
     if pages == "refused":
         request.getfixturevalue("refused")
     content, files = stored
-    parts = [Part(at, memoryview(bytearray(size))) for at, size in ((5, 70_000), (SIZE_BYTES - 3, 3))]
+    parts = [
+        Part(at, memoryview(bytearray(size))) for at, size in ((5, 70_000), (SIZE_BYTES - 3, 3))
+    ]
     files.read("data", parts)
-    assert all(part.target == content[part.offset : part.offset + len(part.target)] for part in parts)
+    assert all(
+        part.target == content[part.offset : part.offset + len(part.target)] for part in parts
+    )
     assert files.bytes_read == SIZE_BYTES
 
 
@@ -54,7 +58,9 @@ def test_a_changed_byte_is_not_handed_out(stored, tmp_path):
     assert part.target == bytes(3)
 
 
-@pytest.mark.skipif(not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages")
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").exists(), reason="the kernel has no huge pages"
+)
 def test_the_memory_begins_with_a_huge_page_and_asks_for_them():
     """Small pages make small requests, of which some disks take a limited number a second."""
     memory = reading._huge_pages(1 << 20)
@@ -62,7 +68,9 @@ def test_the_memory_begins_with_a_huge_page_and_asks_for_them():
     address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
     assert address % HUGE_PAGE_BYTES == 0
     areas = re.findall(
-        r"^(\w+)-(\w+) .*?^VmFlags:(.*?)$", Path("/proc/self/smaps").read_text(), re.DOTALL | re.MULTILINE
+        r"^(\w+)-(\w+) .*?^VmFlags:(.*?)$",
+        Path("/proc/self/smaps").read_text(),
+        re.DOTALL | re.MULTILINE,
     )
     (flags,) = (flags for begin, end, flags in areas if int(begin, 16) <= address < int(end, 16))
     assert "hg" in flags.split()

@@ -9,7 +9,18 @@ from types import SimpleNamespace
 import pytest
 import xxhash
 from obstore.store import S3Store
-from storage_world import BRIEF, PART_BYTES, QUICK, SIZES, SMALL, contents, make_checkpoint, new_bucket, proxy, seal
+from storage_world import (
+    BRIEF,
+    PART_BYTES,
+    QUICK,
+    SIZES,
+    SMALL,
+    contents,
+    make_checkpoint,
+    new_bucket,
+    proxy,
+    seal,
+)
 
 from holdfast.checkpoint import objects as objects_module
 from holdfast.checkpoint import remote_fetch, remote_push
@@ -29,7 +40,9 @@ def bucket(request, monkeypatch):
     with proxy(server) as between:
         monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
         name = new_bucket(server)
-        store = S3Store(name, prefix="runs/one", endpoint=server, client_options={"allow_http": True})
+        store = S3Store(
+            name, prefix="runs/one", endpoint=server, client_options={"allow_http": True}
+        )
         yield SimpleNamespace(url=f"s3://{name}/runs/one", proxy=between, store=store)
 
 
@@ -73,14 +86,21 @@ def test_what_is_pushed_is_listed_and_comes_back_bit_for_bit(url, tmp_path):
     for step in (20, 100, 30):
         local = make_checkpoint(tmp_path / "local", step, seed=step)
         pushed = remote.push(local)
-        assert (pushed.step, pushed.state, pushed.size_bytes) == (step, "written", sum(SIZES.values()))
+        assert (pushed.step, pushed.state, pushed.size_bytes) == (
+            step,
+            "written",
+            sum(SIZES.values()),
+        )
         assert pushed.url.startswith(f"{url}/step-0000000")
         assert pushed.created_at_s == 1e9 + step
     assert steps(remote) == [(100, "written"), (30, "written"), (20, "written")]
     for step in (100, 20):
         found = at(url).fetch(step, tmp_path / "back")
         assert contents(found) == contents(tmp_path / "local" / found.name)
-    assert [(info.step, info.state) for info in scan_local(tmp_path / "back")] == [(100, "written"), (20, "written")]
+    assert [(info.step, info.state) for info in scan_local(tmp_path / "back")] == [
+        (100, "written"),
+        (20, "written"),
+    ]
 
 
 def test_of_steps_that_are_not_asked_for_nothing_is_read(bucket, tmp_path):
@@ -98,9 +118,13 @@ def test_a_part_of_a_file_is_read(url, tmp_path):
     whole = (local / "__0_0.distcp").read_bytes()
     assert bytes(remote.read_range(20, "__0_0.distcp", 1000, 70_000)) == whole[1000:71_000]
     assert bytes(remote.read_range(20, "__0_0.distcp", len(whole) - 1, 1)) == whole[-1:]
-    assert bytes(remote.read_range(20, ".metadata", 3, 5)) == (local / ".metadata").read_bytes()[3:8]
+    assert (
+        bytes(remote.read_range(20, ".metadata", 3, 5)) == (local / ".metadata").read_bytes()[3:8]
+    )
     assert bytes(remote.read_range(20, "empty", 0, 0)) == b""
-    with pytest.raises(BadUse, match=rf"has {len(whole)} bytes: 2 at {len(whole) - 1} are not there"):
+    with pytest.raises(
+        BadUse, match=rf"has {len(whole)} bytes: 2 at {len(whole) - 1} are not there"
+    ):
         remote.read_range(20, "__0_0.distcp", len(whole) - 1, 2)
     with pytest.raises(BadUse, match=r"has no file 'no'. It has: .metadata, __0_0"):
         remote.read_range(20, "no", 0, 1)
@@ -110,7 +134,10 @@ def test_a_part_of_a_file_is_read(url, tmp_path):
     other = make_checkpoint(tmp_path / "other", 20, seed=5)
     at(url).delete(20)
     at(url).push(other)
-    assert bytes(remote.read_range(20, "__0_0.distcp", 0, 9)) == (other / "__0_0.distcp").read_bytes()[:9]
+    assert (
+        bytes(remote.read_range(20, "__0_0.distcp", 0, 9))
+        == (other / "__0_0.distcp").read_bytes()[:9]
+    )
 
 
 def test_the_manifest_goes_last_and_nothing_is_sent_twice(bucket, tmp_path):
@@ -159,14 +186,18 @@ def test_a_checkpoint_that_lost_a_file_is_damaged_and_mended_by_a_push(bucket, t
     assert (found.state, found.reason) == ("damaged", "empty is missing")
     change(bucket, f"{name}/empty", b"1")
     assert at(bucket.url).scan()[0].reason == "empty has 1 bytes instead of 0"
-    with pytest.raises(DamagedCheckpoint, match=r"is damaged: empty has 1 bytes.* Take an earlier step"):
+    with pytest.raises(
+        DamagedCheckpoint, match=r"is damaged: empty has 1 bytes.* Take an earlier step"
+    ):
         at(bucket.url).fetch(20, tmp_path / "back")
     at(bucket.url).push(local)
     assert steps(at(bucket.url)) == [(20, "written")]
 
 
 def test_a_step_saved_again_replaces_the_former(url, tmp_path, storage_clock):
-    first, second = (make_checkpoint(tmp_path / str(seed), 20, seed=seed, sizes=SMALL) for seed in (2, 1))
+    first, second = (
+        make_checkpoint(tmp_path / str(seed), 20, seed=seed, sizes=SMALL) for seed in (2, 1)
+    )
     remote = at(url, sleep=storage_clock.advance)
     remote.push(first)
     for local in (second, first, second):  # and back again
@@ -175,8 +206,12 @@ def test_a_step_saved_again_replaces_the_former(url, tmp_path, storage_clock):
         assert contents(remote.fetch(20, tmp_path / "back")) == contents(local)
 
 
-def test_what_was_replaced_goes_a_day_later_if_what_replaced_it_is_whole(bucket, tmp_path, storage_clock):
-    first, second = (make_checkpoint(tmp_path / str(seed), 20, seed=seed, sizes=SMALL) for seed in (2, 1))
+def test_what_was_replaced_goes_a_day_later_if_what_replaced_it_is_whole(
+    bucket, tmp_path, storage_clock
+):
+    first, second = (
+        make_checkpoint(tmp_path / str(seed), 20, seed=seed, sizes=SMALL) for seed in (2, 1)
+    )
     remote = at(bucket.url, sleep=storage_clock.advance)
     remote.push(first)
     storage_clock.advance(5)
@@ -203,7 +238,9 @@ def test_pushes_at_once_leave_whole_checkpoints(bucket, tmp_path):
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(lambda save: at(bucket.url, sleep=lambda _: None).push(save), saves))
     assert steps(at(bucket.url)) == [(20, "written")] * 2
-    assert contents(at(bucket.url).fetch(20, tmp_path / "back")) in [contents(save) for save in saves]
+    assert contents(at(bucket.url).fetch(20, tmp_path / "back")) in [
+        contents(save) for save in saves
+    ]
 
 
 def test_only_what_was_abandoned_for_a_day_is_tidied_up(bucket, tmp_path, storage_clock):
@@ -266,13 +303,17 @@ def test_what_is_damaged_here_does_not_arrive_there(url, tmp_path):
     data = bytearray((local / "__0_0.distcp").read_bytes())
     data[-1] ^= 1
     (local / "__0_0.distcp").write_bytes(data)
-    with pytest.raises(DamagedCheckpoint, match=r"was not pushed: __0_0.distcp does not match its checksum"):
+    with pytest.raises(
+        DamagedCheckpoint, match=r"was not pushed: __0_0.distcp does not match its checksum"
+    ):
         at(url).push(local)
     assert at(url).scan() == []
     name = remote_name(20, (local / MANIFEST_NAME).read_bytes())
     assert "__0_0.distcp" not in at(url)._objects.list(name)
     (local / "__0_0.distcp").write_bytes(data[:-1])
-    with pytest.raises(DamagedCheckpoint, match=rf"has {len(data) - 1} bytes instead of {len(data)}"):
+    with pytest.raises(
+        DamagedCheckpoint, match=rf"has {len(data) - 1} bytes instead of {len(data)}"
+    ):
         at(url).push(local)
     (local / MANIFEST_NAME).unlink()
     with pytest.raises(BadUse, match=r"has no manifest"):
@@ -289,16 +330,24 @@ def test_a_byte_that_changed_there_is_found_by_a_fetch(bucket, tmp_path):
     change(bucket, f"{name}/__0_0.distcp", bytes(data))
     assert steps(at(bucket.url)) == [(20, "written")]
     former = contents(make_checkpoint(tmp_path / "back", 20, seed=9))
-    with pytest.raises(DamagedCheckpoint, match=r"is damaged: __0_0.distcp does not match its checksum"):
+    with pytest.raises(
+        DamagedCheckpoint, match=r"is damaged: __0_0.distcp does not match its checksum"
+    ):
         at(bucket.url).fetch(20, tmp_path / "back")
-    with pytest.raises(DamagedCheckpoint, match=r"is damaged: __0_0.distcp does not match its checksum"):
+    with pytest.raises(
+        DamagedCheckpoint, match=r"is damaged: __0_0.distcp does not match its checksum"
+    ):
         at(bucket.url).read_range(20, "__0_0.distcp", 140_000, 10)  # of the same block
     sidecar = "__1_0.distcp.xxh3"
     change(bucket, f"{name}/{sidecar}", bytes((local / sidecar).stat().st_size))
-    with pytest.raises(DamagedCheckpoint, match=r"is damaged: __1_0.distcp.xxh3 does not match its checksum"):
+    with pytest.raises(
+        DamagedCheckpoint, match=r"is damaged: __1_0.distcp.xxh3 does not match its checksum"
+    ):
         at(bucket.url).read_range(20, "__1_0.distcp", 0, 1)
     change(bucket, f"{name}/.metadata", bytes(700))
-    with pytest.raises(DamagedCheckpoint, match=r"is damaged: .metadata does not match its checksum"):
+    with pytest.raises(
+        DamagedCheckpoint, match=r"is damaged: .metadata does not match its checksum"
+    ):
         at(bucket.url).read_range(20, ".metadata", 0, 1)
     [there] = (tmp_path / "back").iterdir()
     assert contents(there) == former
@@ -311,14 +360,20 @@ def test_a_checkpoint_of_the_first_version_is_pushed_and_fetched_whole(bucket, t
         local,
         version=1,
         files=[
-            {"path": name, "size_bytes": size_bytes, "xxh3_128": xxhash.xxh3_128_hexdigest((local / name).read_bytes())}
+            {
+                "path": name,
+                "size_bytes": size_bytes,
+                "xxh3_128": xxhash.xxh3_128_hexdigest((local / name).read_bytes()),
+            }
             for name, size_bytes in SMALL.items()
         ],
     )
     remote = at(bucket.url)
     remote.push(local)
     assert contents(remote.fetch(20, tmp_path / "back")) == contents(local)
-    with pytest.raises(CheckpointError, match=r"its files can be verified only whole. Fetch it instead"):
+    with pytest.raises(
+        CheckpointError, match=r"its files can be verified only whole. Fetch it instead"
+    ):
         remote.read_range(20, ".metadata", 0, 1)
     remote.delete(20)
     (local / ".metadata").write_bytes(bytes(700))
@@ -375,7 +430,10 @@ def test_a_full_disk_is_said_before_anything_is_fetched(url, tmp_path, monkeypat
     remote = at(url)
     remote.push(make_checkpoint(tmp_path, 20))
     monkeypatch.setattr(remote_fetch.shutil, "disk_usage", lambda _: SimpleNamespace(free=1000))
-    with pytest.raises(CheckpointError, match=rf"Step 20 has {sum(SIZES.values()):,} bytes, and .* has 1,000 free. "):
+    with pytest.raises(
+        CheckpointError,
+        match=rf"Step 20 has {sum(SIZES.values()):,} bytes, and .* has 1,000 free. ",
+    ):
         remote.fetch(20, tmp_path / "back")
     assert list((tmp_path / "back").iterdir()) == []
 
@@ -388,7 +446,9 @@ def test_a_fetch_that_fails_to_write_leaves_nothing(url, tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(remote_fetch.os, "pwrite", full)
-    with pytest.raises(CheckpointError, match=r"could not be written to .* \(No space left on device\). Free space"):
+    with pytest.raises(
+        CheckpointError, match=r"could not be written to .* \(No space left on device\). Free space"
+    ):
         remote.fetch(20, tmp_path / "back")
     monkeypatch.undo()
     assert list((tmp_path / "back").iterdir()) == []
@@ -408,10 +468,22 @@ def test_no_more_is_sent_in_a_second_than_allowed(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "error", "said"),
     [
-        ("badkey", StorageFailed, r"refused the request \(InvalidAccessKeyId\). Check the credentials"),
+        (
+            "badkey",
+            StorageFailed,
+            r"refused the request \(InvalidAccessKeyId\). Check the credentials",
+        ),
         ("denied", StorageFailed, r"refused the request \(AccessDenied\). Check the credentials"),
-        ("no-such-bucket", NotFound, r"There is no bucket no-such-bucket .*Create it, or correct the URL"),
-        ("slow", StorageFailed, r"failed 3 times: .*503 Service Unavailable. Check that the storage can be reached"),
+        (
+            "no-such-bucket",
+            NotFound,
+            r"There is no bucket no-such-bucket .*Create it, or correct the URL",
+        ),
+        (
+            "slow",
+            StorageFailed,
+            r"failed 3 times: .*503 Service Unavailable. Check that the storage can be reached",
+        ),
     ],
 )
 def test_storage_that_refuses_is_one_sentence(moto, monkeypatch, tmp_path, name, error, said):
@@ -432,13 +504,16 @@ def test_storage_that_refuses_is_one_sentence(moto, monkeypatch, tmp_path, name,
 def test_storage_that_is_not_there_is_one_sentence(monkeypatch, tmp_path):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(
-        StorageFailed, match=r"Listing in s3://bucket/x at http://127.0.0.1:1 failed 5 times: .*reached"
+        StorageFailed,
+        match=r"Listing in s3://bucket/x at http://127.0.0.1:1 failed 5 times: .*reached",
     ):
         at("s3://bucket/x").scan()
     with pytest.raises(NotFound, match=r"There is no folder /no/where on .* Make it or mount it"):
         at("file:///no/where")
     for url in ("ftp://host/x", "/tmp/x", "https://host/x"):
-        with pytest.raises(BadUse, match=r"cannot be kept at .* begins with one of s3://, gs://, az://, file://"):
+        with pytest.raises(
+            BadUse, match=r"cannot be kept at .* begins with one of s3://, gs://, az://, file://"
+        ):
             at(url)
     with pytest.raises(BadUse, match=r"is no address to keep checkpoints at: .*Correct it"):
         at("s3://")
@@ -447,7 +522,9 @@ def test_storage_that_is_not_there_is_one_sentence(monkeypatch, tmp_path):
 def test_without_credentials_it_says_so():
     from obstore.exceptions import GenericError
 
-    error = GenericError("Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1ms - no")
+    error = GenericError(
+        "Generic S3 error: Error performing PUT http://169.254.169.254/latest/api/token in 1ms - no"
+    )
     said = objects_module._refusal("s3://bucket/x", error)
     assert "There are no credentials for s3://bucket/x in the environment" in str(said)
 

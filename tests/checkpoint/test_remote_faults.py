@@ -6,18 +6,31 @@ import sys
 from pathlib import Path
 
 import pytest
-from storage_world import PART_BYTES, QUICK, SMALL, by_chance, contents, make_checkpoint, new_bucket, proxy
+from storage_world import (
+    PART_BYTES,
+    QUICK,
+    SMALL,
+    by_chance,
+    contents,
+    make_checkpoint,
+    new_bucket,
+    proxy,
+)
 
 from holdfast.checkpoint.manifest import MANIFEST_NAME
 from holdfast.checkpoint.objects import Patience
 from holdfast.checkpoint.remote import Remote
 from holdfast.core.errors import StorageFailed
 
-STALLS = Patience(request_timeout_s=0.4, tries=10, attempts=5, first_pause_s=0.001, longest_pause_s=0.005)
+STALLS = Patience(
+    request_timeout_s=0.4, tries=10, attempts=5, first_pause_s=0.001, longest_pause_s=0.005
+)
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_storage_of_which_30_percent_of_the_requests_fail_only_slows_things(s3, tmp_path, monkeypatch, seed):
+def test_storage_of_which_30_percent_of_the_requests_fail_only_slows_things(
+    s3, tmp_path, monkeypatch, seed
+):
     with proxy(s3, by_chance(0.3, seed)) as between:
         monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
         remote = Remote(f"s3://{new_bucket(s3)}/runs", patience=QUICK, part_bytes=PART_BYTES)
@@ -62,7 +75,9 @@ def test_a_request_that_stalls_is_given_up_and_made_again(s3, tmp_path, monkeypa
 
 
 def test_storage_that_only_stalls_is_given_up(s3, monkeypatch):
-    patience = Patience(request_timeout_s=0.05, tries=2, attempts=3, first_pause_s=0.001, longest_pause_s=0.002)
+    patience = Patience(
+        request_timeout_s=0.05, tries=2, attempts=3, first_pause_s=0.001, longest_pause_s=0.002
+    )
     pauses = []
     with proxy(s3, lambda *_: "stall") as between:
         monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
@@ -73,7 +88,9 @@ def test_storage_that_only_stalls_is_given_up(s3, monkeypatch):
 
 
 def test_no_request_is_repeated_when_its_time_is_over(s3, monkeypatch):
-    patience = Patience(request_timeout_s=0.05, tries=1000, retry_timeout_s=0.2, attempts=1, first_pause_s=0.001)
+    patience = Patience(
+        request_timeout_s=0.05, tries=1000, retry_timeout_s=0.2, attempts=1, first_pause_s=0.001
+    )
     with proxy(s3, lambda *_: "stall") as between:
         monkeypatch.setenv("AWS_ENDPOINT_URL", between.url)
         with pytest.raises(StorageFailed):
@@ -84,7 +101,9 @@ def test_no_request_is_repeated_when_its_time_is_over(s3, monkeypatch):
 @pytest.fixture(scope="module")
 def pusher():
     program = [sys.executable, Path(__file__).with_name("killed_pusher.py")]
-    with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        program, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         yield process
         process.stdin.close()
 
@@ -114,12 +133,18 @@ def test_a_push_that_is_killed_leaves_no_half_checkpoint_and_the_next_one_goes_o
         between.fault = lambda number, *_: kind if number == begin + kill_at else None
         local = make_checkpoint(tmp_path, 20, seed=seed)
         status = push_elsewhere(pusher, between.url, url, local, between.victim)
-        committed = any(MANIFEST_NAME in path and method == "PUT" for method, path, _ in between.requests[begin:])
+        committed = any(
+            MANIFEST_NAME in path and method == "PUT"
+            for method, path, _ in between.requests[begin:]
+        )
         assert status == (9 if len(between.requests) >= begin + kill_at else 0)
         between.fault = lambda *_: None
         found = [(each.step, each.state) for each in remote.scan()]
         assert found in ([(10, "written")], [(20, "written"), (10, "written")])
         assert committed or len(found) == 1
         remote.push(local)
-        assert [(each.step, each.state) for each in remote.scan()] == [(20, "written"), (10, "written")]
+        assert [(each.step, each.state) for each in remote.scan()] == [
+            (20, "written"),
+            (10, "written"),
+        ]
         assert contents(remote.fetch(20, tmp_path / "back")) == contents(local)

@@ -50,7 +50,9 @@ def held_until(ckpt, condition):
         going_on.join()
 
 
-def test_the_save_that_waits_is_given_up_for_the_newer_one_and_the_one_being_written_is_not(tmp_path, ckpt, caplog):
+def test_the_save_that_waits_is_given_up_for_the_newer_one_and_the_one_being_written_is_not(
+    tmp_path, ckpt, caplog
+):
     with caplog.at_level(logging.WARNING, "holdfast"):
         handles = []
         for step in range(1, 6):
@@ -64,7 +66,9 @@ def test_the_save_that_waits_is_given_up_for_the_newer_one_and_the_one_being_wri
         assert [handle.result(ENDS_S).name[-1] for handle in (handles[0], handles[4])] == ["1", "5"]
     assert "Step 2 is given up for step 3: its writing has not begun." in caplog.text
     ckpt.save(6, large(6)).result(ENDS_S)  # the process that writes goes on
-    assert [(info.step, verify(info).state) for info in scan(tmp_path)] == [(step, "verified") for step in (6, 5, 1)]
+    assert [(info.step, verify(info).state) for info in scan(tmp_path)] == [
+        (step, "verified") for step in (6, 5, 1)
+    ]
     state = {"large": torch.zeros(33 * MIB // 4)}
     scan(tmp_path)[0].path.rename(tmp_path / "seen")
     assert Checkpointer(tmp_path).restore(state) == 5
@@ -89,7 +93,9 @@ def test_where_one_snapshot_is_all_there_is_room_for_the_save_waits(tmp_path):
     assert [handle.result(0).name[-1] for handle in handles] == ["1", "2", "3"]
 
 
-def test_the_last_save_of_a_job_that_is_to_stop_takes_the_place_of_one_that_waits(tmp_path, ckpt, stop_at):
+def test_the_last_save_of_a_job_that_is_to_stop_takes_the_place_of_one_that_waits(
+    tmp_path, ckpt, stop_at
+):
     link = stop_at(3)
     handles = [ckpt.save(1, large(1))]
     with held_until(ckpt, lambda: len(handles) > 1 and handles[1].done()):
@@ -117,4 +123,7 @@ def test_the_process_that_writes_may_die_after_a_save_was_given_up(tmp_path, ckp
     ckpt.before_update()
     os.kill(ckpt._engine._writer.pid, signal.SIGKILL)
     assert [handle.result(ENDS_S) is None for handle in handles] == [False, True, False]
-    assert [(info.step, verify(info).state) for info in scan(tmp_path)] == [(3, "verified"), (1, "verified")]
+    assert [(info.step, verify(info).state) for info in scan(tmp_path)] == [
+        (3, "verified"),
+        (1, "verified"),
+    ]

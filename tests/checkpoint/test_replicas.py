@@ -14,7 +14,9 @@ from holdfast.checkpoint.replica_notes import Differing, compare, name_key, pack
 SCRIPT = Path(__file__).parent / "replica_ranks.py"
 
 
-def test_what_may_differ_is_written_by_the_lowest_rank_and_what_an_optimizer_owns_is_spread(tmp_path):
+def test_what_may_differ_is_written_by_the_lowest_rank_and_what_an_optimizer_owns_is_spread(
+    tmp_path,
+):
     run(SCRIPT, tmp_path, 2, "what_differs_comes_from_rank_0", "rank_0_writes_all")
 
 
@@ -23,7 +25,14 @@ def test_of_three_ranks_the_lowest_that_has_an_entry_writes_it(tmp_path):
 
 
 def test_what_differs_is_named_once_or_refused(tmp_path):
-    run(SCRIPT, tmp_path, 2, "what_differs_is_named_once", "what_differs_is_refused", "a_refusal_is_raised")
+    run(
+        SCRIPT,
+        tmp_path,
+        2,
+        "what_differs_is_named_once",
+        "what_differs_is_refused",
+        "a_refusal_is_raised",
+    )
 
 
 def packed(**digests):
@@ -35,8 +44,18 @@ def test_each_entry_is_compared_with_the_lowest_rank_that_has_it():
     same = packed(a=1, b=2)
     assert compare([([0, 1, 2], same)], names) == Differing()
     assert compare([([3], packed(c=5)), ([0, 1], same), ([2], packed(b=2))], names) == Differing()
-    found = compare([([1, 4, 5, 6], packed(a=9, b=2)), ([2], packed(b=3, c=6)), ([3], packed(c=5)), ([0], same)], names)
-    assert found == Differing(count=3, entries=(("a", "ranks 1, 4-6"), ("b", "rank 2"), ("c", "rank 3")))
+    found = compare(
+        [
+            ([1, 4, 5, 6], packed(a=9, b=2)),
+            ([2], packed(b=3, c=6)),
+            ([3], packed(c=5)),
+            ([0], same),
+        ],
+        names,
+    )
+    assert found == Differing(
+        count=3, entries=(("a", "ranks 1, 4-6"), ("b", "rank 2"), ("c", "rank 3"))
+    )
     assert str(found) == "'a' (ranks 1, 4-6), 'b' (rank 2), 'c' (rank 3)"
     assert Differing.of_json(json.loads(json.dumps(found.as_json()))) == found
 
@@ -47,7 +66,9 @@ def test_of_many_entries_the_first_are_named():
     found = compare(groups, names)
     assert found.count == 500
     assert found.entries[0] == ("0000", "ranks 1-99")
-    assert str(found) == "'0000' (ranks 1-99), '0001' (ranks 1-99), '0002' (ranks 1-99) and 497 more"
+    assert (
+        str(found) == "'0000' (ranks 1-99), '0001' (ranks 1-99), '0002' (ranks 1-99) and 497 more"
+    )
     assert len(json.dumps(found.as_json())) < 10_000
 
 
@@ -106,7 +127,12 @@ def test_each_changed_bit_and_each_swap_changes_the_digest(digests_of):
 
 
 def test_type_and_shape_belong_to_a_digest():
-    zeros = [torch.zeros(4), torch.zeros(2, 2), torch.zeros(4, dtype=torch.int32), torch.zeros(2, dtype=torch.int64)]
+    zeros = [
+        torch.zeros(4),
+        torch.zeros(2, 2),
+        torch.zeros(4, dtype=torch.int32),
+        torch.zeros(2, dtype=torch.int64),
+    ]
     assert len(set(replicas.digest_tensors(zeros))) == len(zeros)
 
 
@@ -116,7 +142,9 @@ def test_what_forward_may_write_to_meanwhile_is_left_out():
     copied = {id(leaves["copied"]): torch.ones(2)}
 
     def found(**options):
-        return replicas.digest_replicas(index, leaves, copied, owned=frozenset({"owned"}), **options)
+        return replicas.digest_replicas(
+            index, leaves, copied, owned=frozenset({"owned"}), **options
+        )
 
     assert len(found(all_stand_still=True)) == 4 * 24
     assert len(found(all_stand_still=False)) == 3 * 24

@@ -42,7 +42,9 @@ def test_a_step_that_is_asked_for_is_restored(three, step):
 
 def test_a_step_that_is_not_there_is_refused_with_those_that_are(three):
     state = {"n": torch.zeros(2, dtype=torch.int64)}
-    with pytest.raises(NotFound, match=r"no checkpoint of step 4 in .*\. The steps there are: 1, 2, 3\."):
+    with pytest.raises(
+        NotFound, match=r"no checkpoint of step 4 in .*\. The steps there are: 1, 2, 3\."
+    ):
         Checkpointer(three).restore(state, step=4)
     with pytest.raises(NotFound, match="The steps there are: none"):
         Checkpointer(three / "empty").restore(state, step=4)
@@ -51,7 +53,9 @@ def test_a_step_that_is_not_there_is_refused_with_those_that_are(three):
 
 def test_a_damaged_step_is_not_replaced_by_another_one(three):
     damage(three, 2)
-    with pytest.raises(NoVerifiedCheckpoint, match=r"step 2: .*Step 2 was asked for: give another one"):
+    with pytest.raises(
+        NoVerifiedCheckpoint, match=r"step 2: .*Step 2 was asked for: give another one"
+    ):
         Checkpointer(three).restore({"n": torch.zeros(2, dtype=torch.int64)}, step=2)
     assert Checkpointer(three).restore({}) == 3
 
@@ -96,7 +100,11 @@ def test_the_best_step(three):
     assert ckpt.best_step("loss") is None
     for step, loss in ((1, 0.5), (2, 0.25), (3, float("nan"))):
         note_metrics(step_path(three, step), {"loss": loss, "same": 1.0}, now_s=1.0)
-    assert (ckpt.best_step("loss"), ckpt.best_step("loss", mode="max"), ckpt.best_step("same")) == (2, 1, 3)
+    assert (ckpt.best_step("loss"), ckpt.best_step("loss", mode="max"), ckpt.best_step("same")) == (
+        2,
+        1,
+        3,
+    )
     with pytest.raises(BadUse, match="mode of 'loss' is 'least'"):
         ckpt.best_step("loss", mode="least")
 
@@ -164,8 +172,14 @@ def test_floating_point_gets_the_type_of_the_state(tmp_path, dtype):
 @pytest.mark.parametrize(
     ("target", "named"),
     [
-        (lambda: {"model": model("a", size=3)}, r"'model\.a\.weight' is float32\[3, 3\] in the state"),
-        (lambda: {"n": torch.ones(2)}, r"'n' is float32\[2\] in the state and int64\[2\] in the checkpoint"),
+        (
+            lambda: {"model": model("a", size=3)},
+            r"'model\.a\.weight' is float32\[3, 3\] in the state",
+        ),
+        (
+            lambda: {"n": torch.ones(2)},
+            r"'n' is float32\[2\] in the state and int64\[2\] in the checkpoint",
+        ),
     ],
 )
 def test_other_shapes_and_kinds_are_refused_all_the_same(tmp_path, target, named):
@@ -191,7 +205,9 @@ def test_an_optimizer_keeps_the_state_of_the_parameters_that_are_left(tmp_path):
     restored = Checkpointer(tmp_path).restore({"model": new, "optimizer": other}, strict=False)
     assert set(restored.missing) == {"model.c.weight", "optimizer: model.c.weight"}
     assert set(restored.unexpected) == {"model.a.weight", "optimizer: model.a.weight"}
-    assert other.state[new["b"].weight]["exp_avg"].equal(optimizer.state[old["b"].weight]["exp_avg"])
+    assert other.state[new["b"].weight]["exp_avg"].equal(
+        optimizer.state[old["b"].weight]["exp_avg"]
+    )
     assert new["c"].weight not in other.state
     assert other.param_groups[0]["lr"] == 0.5
     for name in "bc":
@@ -211,7 +227,10 @@ RENAMES = {
     "after the entry": {"a.weight": "layers.x.weight", "b.weight": "layers.y.weight"},
     "whole": {"model.a.weight": "model.layers.x.weight", "model.b.weight": "model.layers.y.weight"},
     "map": {"patterns": {r"a\.(.*)": r"layers.x.\1"}, "names": {"b.{n}": "layers.y.{n}"}},
-    "prefix": {"prefix": "model.", "names": {"a.weight": "layers.x.weight", "b.weight": "layers.y.weight"}},
+    "prefix": {
+        "prefix": "model.",
+        "names": {"a.weight": "layers.x.weight", "b.weight": "layers.y.weight"},
+    },
 }
 
 
@@ -223,7 +242,9 @@ def test_names_of_the_checkpoint_become_those_of_the_state(tmp_path, way, order)
     save(tmp_path, {"model": old, "optimizer": optimizer})
     if way == "file":
         rename = tmp_path / "names.toml"
-        rename.write_text('[names]\n"a.weight" = "layers.x.weight"\n"b.weight" = "layers.y.weight"\n')
+        rename.write_text(
+            '[names]\n"a.weight" = "layers.x.weight"\n"b.weight" = "layers.y.weight"\n'
+        )
     else:
         rename = RENAMES[way]
     new = Renamed()
@@ -245,7 +266,9 @@ def test_an_entry_may_get_another_name_and_what_is_dropped_is_left_out(tmp_path)
     assert new["a"].weight.equal(old["a"].weight)
 
 
-@pytest.mark.parametrize("make", [lambda: nn.Linear(3, 2, bias=False), dict, lambda: {"weight": torch.zeros(2, 3)}])
+@pytest.mark.parametrize(
+    "make", [lambda: nn.Linear(3, 2, bias=False), dict, lambda: {"weight": torch.zeros(2, 3)}]
+)
 def test_a_transposed_tensor_is_turned(tmp_path, make):
     old = nn.Linear(2, 3, bias=False)
     save(tmp_path, {"model": old})

@@ -35,7 +35,9 @@ def pauses(monkeypatch):
 
 
 @pytest.mark.parametrize(("newer", "restored"), [(True, 110), (False, 90)])
-def test_what_is_deleted_as_it_is_restored_gives_way_to_what_is_there_then(tmp_path, monkeypatch, newer, restored):
+def test_what_is_deleted_as_it_is_restored_gives_way_to_what_is_there_then(
+    tmp_path, monkeypatch, newer, restored
+):
     save(tmp_path / "other", 110)
     save(tmp_path, 90, 100)
     real = opening.open_checkpoint
@@ -54,7 +56,9 @@ def test_what_is_deleted_as_it_is_restored_gives_way_to_what_is_there_then(tmp_p
 
 
 @pytest.mark.parametrize("last", [100, 103])
-def test_a_folder_from_which_everything_goes_is_no_reason_to_begin_anew(tmp_path, monkeypatch, last):
+def test_a_folder_from_which_everything_goes_is_no_reason_to_begin_anew(
+    tmp_path, monkeypatch, last
+):
     """Also where there is always another one, which then goes, too."""
     save(tmp_path / "other", *range(101, last + 1))
     save(tmp_path, 100)
@@ -73,7 +77,9 @@ def test_a_folder_from_which_everything_goes_is_no_reason_to_begin_anew(tmp_path
 
 @pytest.mark.parametrize("number", [errno.ESTALE, errno.EIO, errno.EMFILE])
 @pytest.mark.parametrize(("failures", "restored"), [(1, 2), (2, 2), (3, 1)])
-def test_what_cannot_be_read_for_a_moment_is_read_again(tmp_path, monkeypatch, pauses, number, failures, restored):
+def test_what_cannot_be_read_for_a_moment_is_read_again(
+    tmp_path, monkeypatch, pauses, number, failures, restored
+):
     save(tmp_path, 1, 2)
     real, failed = reading._open, itertools.count()
 
@@ -89,7 +95,9 @@ def test_what_cannot_be_read_for_a_moment_is_read_again(tmp_path, monkeypatch, p
     assert len(pauses) == min(failures, 2)
 
 
-def test_a_manifest_that_cannot_be_read_for_a_moment_is_looked_at_again(tmp_path, monkeypatch, pauses):
+def test_a_manifest_that_cannot_be_read_for_a_moment_is_looked_at_again(
+    tmp_path, monkeypatch, pauses
+):
     save(tmp_path, 1, 2)
     real, infos = opening.scan, []
 
@@ -123,18 +131,23 @@ def test_a_state_that_holds_parts_of_a_damaged_step_is_not_said_to_be_unchanged(
         file.seek(4 * COUNT - 100)
         file.write(b"\x55")
     state = {"t": torch.zeros(COUNT), "u": torch.zeros(1)}
-    with pytest.raises(StateMismatch, match=r"has no 'u'.*may hold parts of step 2, which is damaged\."):
+    with pytest.raises(
+        StateMismatch, match=r"has no 'u'.*may hold parts of step 2, which is damaged\."
+    ):
         Checkpointer(tmp_path).restore(state)
     assert state["t"].count_nonzero(), "it is what this is about"
     path.rename(tmp_path / "away")
     with pytest.raises(
-        StateMismatch, match=r"leave that entry out to restore the rest\. Restore into the state that was saved"
+        StateMismatch,
+        match=r"leave that entry out to restore the rest\. Restore into the state that was saved",
     ):
         Checkpointer(tmp_path).restore(state)
 
 
 @pytest.mark.parametrize("failures", [1, 3])
-def test_a_folder_that_cannot_be_looked_at_is_looked_at_again(tmp_path, monkeypatch, pauses, failures):
+def test_a_folder_that_cannot_be_looked_at_is_looked_at_again(
+    tmp_path, monkeypatch, pauses, failures
+):
     save(tmp_path, 1, 2)
     real, failed = Path.iterdir, []
 
@@ -149,11 +162,15 @@ def test_a_folder_that_cannot_be_looked_at_is_looked_at_again(tmp_path, monkeypa
         assert Checkpointer(tmp_path).restore(state_of(0)) == 2
         assert len(pauses) == 1
     else:
-        with pytest.raises(CheckpointError, match=r"cannot be read \(Stale file handle\)\. Look at the storage"):
+        with pytest.raises(
+            CheckpointError, match=r"cannot be read \(Stale file handle\)\. Look at the storage"
+        ):
             Checkpointer(tmp_path).restore(state_of(0))
 
 
-def test_one_that_cannot_be_looked_at_for_a_moment_is_not_taken_for_none(tmp_path, monkeypatch, pauses):
+def test_one_that_cannot_be_looked_at_for_a_moment_is_not_taken_for_none(
+    tmp_path, monkeypatch, pauses
+):
     save(tmp_path, 1, 2)
     real, failed = Path.is_dir, []
 
@@ -192,7 +209,9 @@ def test_where_all_steps_are_links_to_nothing_no_training_begins_anew(tmp_path, 
     (tmp_path / "elsewhere").rename(tmp_path / "unmounted")
     ckpt = Checkpointer(tmp_path / "run")
     assert ckpt.has_any()
-    with pytest.raises(NoVerifiedCheckpoint, match=r"step 2: it is a link to .*, where there is no folder; step 1"):
+    with pytest.raises(
+        NoVerifiedCheckpoint, match=r"step 2: it is a link to .*, where there is no folder; step 1"
+    ):
         ckpt.restore(state_of(0))
     assert verify(step_path(tmp_path / "run", 2)).state == "damaged"
     (tmp_path / "unmounted").rename(tmp_path / "elsewhere")
@@ -208,16 +227,18 @@ def test_a_link_to_nothing_is_passed_over_for_an_older_step(tmp_path, monkeypatc
 
 
 @pytest.mark.parametrize("is_there", [True, False])
-def test_a_save_of_a_step_that_is_a_link_takes_its_place_and_leaves_nothing_else(tmp_path, is_there):
+def test_a_save_of_a_step_that_is_a_link_takes_its_place_and_leaves_nothing_else(
+    tmp_path, is_there
+):
     run, elsewhere = tmp_path / "run", tmp_path / "elsewhere"
     save(run, 1)
     link_away(run, 1)
     if not is_there:
         elsewhere.rename(tmp_path / "unmounted")
     save(run, 1)
-    assert [path.name for path in run.iterdir() if path.name.startswith((".deleting", ".step", "step"))] == [
-        "step-0000000001"
-    ]
+    assert [
+        path.name for path in run.iterdir() if path.name.startswith((".deleting", ".step", "step"))
+    ] == ["step-0000000001"]
     assert not step_path(run, 1).is_symlink()
     assert verify(step_path(run, 1)).state == "verified"
     if is_there:
@@ -230,7 +251,9 @@ def test_retention_takes_links_away_and_never_what_they_lead_to(tmp_path):
     link_away(run, 1, 2)
     with Checkpointer(run, keep=1) as ckpt:
         ckpt.save(3, state_of(3)).result()
-    assert sorted(path.name for path in run.iterdir() if not path.name.startswith(".holdfast")) == ["step-0000000003"]
+    assert sorted(path.name for path in run.iterdir() if not path.name.startswith(".holdfast")) == [
+        "step-0000000003"
+    ]
     assert [verify(step_path(elsewhere, step)).state for step in (1, 2)] == ["verified"] * 2
 
 
@@ -240,5 +263,7 @@ def test_a_hidden_link_that_a_crash_left_goes_and_what_it_leads_to_stays(tmp_pat
     link_away(run, 1)
     step_path(run, 1).rename(run / ".deleting-step-0000000001.abcd")
     save(run, 2)
-    assert [path.name for path in run.iterdir() if not path.name.startswith(".holdfast")] == ["step-0000000002"]
+    assert [path.name for path in run.iterdir() if not path.name.startswith(".holdfast")] == [
+        "step-0000000002"
+    ]
     assert verify(step_path(elsewhere, 1)).state == "verified"

@@ -18,7 +18,9 @@ NOTED = Noted(at_s=1.0, by="a")
 
 def one(step, *, state="written", replaced=False, created_at_s=500.0, **marks):
     path = Path(f"/c/step-{step:010}" + (".replaced" if replaced else ""))
-    return CheckpointInfo(step=step, path=path, state=state, created_at_s=created_at_s, marks=Marks(**marks))
+    return CheckpointInfo(
+        step=step, path=path, state=state, created_at_s=created_at_s, marks=Marks(**marks)
+    )
 
 
 MARKS = st.builds(
@@ -27,7 +29,9 @@ MARKS = st.builds(
     healthy=st.sampled_from([None, None, NOTED]),
     damaged=st.sampled_from([None, None, None, NOTED]),
     pinned=st.sampled_from([None, None, None, NOTED]),
-    wanted=st.sampled_from([{}, {}, {"e": Want(at_s=1.0)}, {"e": Want(at_s=1.0, until_s=NOW_S - 1)}]),
+    wanted=st.sampled_from(
+        [{}, {}, {"e": Want(at_s=1.0)}, {"e": Want(at_s=1.0, until_s=NOW_S - 1)}]
+    ),
     metrics=st.dictionaries(st.sampled_from(["loss", "acc"]), st.floats(), max_size=2),
     unreadable=st.sampled_from([None] * 6 + ["it is damaged"]),
 )
@@ -87,7 +91,10 @@ def test_what_must_never_go_stays_whatever_the_rules(found, policy):
     for info in gone:
         assert info.marks.pinned is None
         assert info.marks.unreadable is None
-        assert all(want.until_s is not None and want.until_s <= NOW_S for want in info.marks.wanted.values())
+        assert all(
+            want.until_s is not None and want.until_s <= NOW_S
+            for want in info.marks.wanted.values()
+        )
 
 
 @given(folders(), POLICIES)
@@ -102,11 +109,19 @@ def test_what_a_rule_names_stays(found, policy):
     for info in counted:
         if policy.every_steps and info.step % policy.every_steps == 0:
             assert info not in gone
-        if policy.within_s and info.created_at_s is not None and info.created_at_s >= NOW_S - policy.within_s:
+        if (
+            policy.within_s
+            and info.created_at_s is not None
+            and info.created_at_s >= NOW_S - policy.within_s
+        ):
             assert info not in gone
     for best in policy.best:
-        kept = [info.marks.metrics[best.metric] for info in counted if best.metric in info.marks.metrics]
-        numbers = sorted((value for value in kept if value == value), reverse=best.mode == "max")[: best.count]
+        kept = [
+            info.marks.metrics[best.metric] for info in counted if best.metric in info.marks.metrics
+        ]
+        numbers = sorted((value for value in kept if value == value), reverse=best.mode == "max")[
+            : best.count
+        ]
         staying = [info.marks.metrics.get(best.metric) for info in counted if info not in gone]
         assert all(staying.count(value) >= numbers.count(value) for value in numbers)
     if not policy.has_rules:
@@ -143,7 +158,9 @@ def test_keep_as_a_number_is_what_it_was(found, keep, data):
     if not found:
         return
     paths = [info.path for info in found]
-    committed = data.draw(st.sampled_from([path for path in paths if not path.suffix] or [Path("/c/none")]))
+    committed = data.draw(
+        st.sampled_from([path for path in paths if not path.suffix] or [Path("/c/none")])
+    )
     damaged = data.draw(st.sets(st.sampled_from(paths), max_size=2)) - {committed}
     gone = superfluous(found, committed=committed, damaged=damaged, keep=keep)
     assert [info.path for info in gone] == beyond_the_newest(found, committed, damaged, keep)
@@ -161,7 +178,9 @@ def test_every_reason_is_told():
         one(5, created_at_s=999.0),
         one(4),
     ]
-    policy = Retention(last=1, every_steps=30, within_s=10.0, best=(Best(metric="loss", count=2, mode="min"),))
+    policy = Retention(
+        last=1, every_steps=30, within_s=10.0, best=(Best(metric="loss", count=2, mode="min"),)
+    )
     verdicts = judge(found, policy, now_s=NOW_S)
     assert [verdict.stays or verdict.goes for verdict in verdicts] == [
         ("one of the last 1", "every 30 steps", "the newest"),
@@ -178,7 +197,9 @@ def test_every_reason_is_told():
 
 def test_a_checkpointer_may_be_given_a_whole_policy():
     found = [one(step) for step in range(9, 0, -1)]
-    gone = superfluous(found, committed=found[0].path, damaged=(), keep=Retention(last=2, every_steps=4))
+    gone = superfluous(
+        found, committed=found[0].path, damaged=(), keep=Retention(last=2, every_steps=4)
+    )
     assert [info.step for info in gone] == [7, 6, 5, 3, 2, 1]
 
 
@@ -207,14 +228,26 @@ def test_a_metric_of_no_name_count_or_direction_is_refused():
 
 
 def test_on_a_full_disk_what_is_kept_for_its_age_alone_goes_the_oldest_first():
-    found = [one(6), one(5), one(4, pinned=NOTED), one(3), one(3, replaced=True), one(2, verified=NOTED), one(1)]
+    found = [
+        one(6),
+        one(5),
+        one(4, pinned=NOTED),
+        one(3),
+        one(3, replaced=True),
+        one(2, verified=NOTED),
+        one(1),
+    ]
     going = deletable_for_room(found, damaged=(), keep=Retention(last=10), now_s=NOW_S)
     assert [info.path.name for info in going] == [
         "step-0000000003.replaced", "step-0000000001", "step-0000000003", "step-0000000005"
     ]  # fmt: skip
-    going = deletable_for_room(found, damaged=(), keep=Retention(last=10, every_steps=5), now_s=NOW_S)
+    going = deletable_for_room(
+        found, damaged=(), keep=Retention(last=10, every_steps=5), now_s=NOW_S
+    )
     assert [info.step for info in going] == [3, 1, 3]
-    assert [info.step for info in deletable_for_room(found, damaged=(), keep=Retention(), now_s=NOW_S)] == [3]
+    assert [
+        info.step for info in deletable_for_room(found, damaged=(), keep=Retention(), now_s=NOW_S)
+    ] == [3]
 
 
 @given(found=folders(), policy=POLICIES)

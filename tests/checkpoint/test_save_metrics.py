@@ -30,7 +30,9 @@ def metrics_of(folder):
 
 
 def test_they_are_on_the_checkpoint_as_it_appears_and_it_stays_by_them(tmp_path):
-    with Checkpointer(tmp_path, keep=Retention(last=1, best=(Best(metric="loss", count=1, mode="min"),))) as ckpt:
+    with Checkpointer(
+        tmp_path, keep=Retention(last=1, best=(Best(metric="loss", count=1, mode="min"),))
+    ) as ckpt:
         for step, loss in ((1, 0.5), (2, 0.25), (3, 0.75), (4, 1)):
             ckpt.save(step, STATE, metrics={"loss": loss}).result()
     assert metrics_of(tmp_path) == {2: {"loss": 0.25}, 4: {"loss": 1.0}}
@@ -99,7 +101,9 @@ def test_what_is_no_metric_is_refused_before_anything_is_saved(tmp_path, metrics
 
 def test_a_tensor_that_is_not_finite_is_left_out(tmp_path):
     with Checkpointer(tmp_path) as ckpt:
-        ckpt.save(1, STATE, metrics={"loss": torch.tensor(float("nan")), "a": torch.tensor([2])}).result()
+        ckpt.save(
+            1, STATE, metrics={"loss": torch.tensor(float("nan")), "a": torch.tensor([2])}
+        ).result()
     assert metrics_of(tmp_path) == {1: {"a": 2.0}}
 
 
@@ -114,7 +118,14 @@ def test_a_step_that_is_saved_again_has_its_own_and_keeps_its_pin(tmp_path):
 
 
 def test_an_order_brings_them_to_the_writing_process():
-    order = Order(folder=Path("/f"), step=1, save="a-1", created_at_s=1.0, keep=Retention(), metrics={"loss": 0.5})
+    order = Order(
+        folder=Path("/f"),
+        step=1,
+        save="a-1",
+        created_at_s=1.0,
+        keep=Retention(),
+        metrics={"loss": 0.5},
+    )
     told = json.loads(json.dumps(order.as_json()))
     assert Order.of_json(told) == order
     del told["metrics"]

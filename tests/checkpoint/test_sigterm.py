@@ -45,7 +45,10 @@ def test_scenarios(tmp_path):
 @pytest.mark.slow
 def test_two_programs_that_are_both_told_end_with_143(tmp_path):
     commands = [[sys.executable, SCRIPT, tmp_path, "train", str(rank)] for rank in range(2)]
-    ranks = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for command in commands]
+    ranks = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for command in commands
+    ]
     try:
         for rank in ranks:
             assert b"9\n" in iter(rank.stdout.readline, b"")
@@ -65,10 +68,15 @@ def test_outside_of_the_main_thread_it_says_that_it_cannot_listen(tmp_path, capl
     before = signal.getsignal(signal.SIGTERM)
     made = []
     with caplog.at_level(logging.WARNING, "holdfast"):
-        thread = threading.Thread(target=lambda: made.append(Checkpointer(tmp_path, sigterm_grace_s=5.0)))
+        thread = threading.Thread(
+            target=lambda: made.append(Checkpointer(tmp_path, sigterm_grace_s=5.0))
+        )
         thread.start()
         thread.join()
-    assert "SIGTERM ends this process without a save: the Checkpointer was not made in the main thread." in caplog.text
+    assert (
+        "SIGTERM ends this process without a save: the Checkpointer was not made in the main thread."
+        in caplog.text
+    )
     assert signal.getsignal(signal.SIGTERM) is before
     made[0].close()
 

@@ -7,7 +7,13 @@ from torch.nn import Parameter
 from holdfast.checkpoint.arena import Arena
 from holdfast.checkpoint.contents import collect
 from holdfast.checkpoint.disk import write_file
-from holdfast.checkpoint.early import SMALL_ALL_BYTES, SMALL_BYTES, SMALL_COUNT, EarlyCopies, small_places
+from holdfast.checkpoint.early import (
+    SMALL_ALL_BYTES,
+    SMALL_BYTES,
+    SMALL_COUNT,
+    EarlyCopies,
+    small_places,
+)
 from holdfast.checkpoint.plan import make_plan
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.stage import (
@@ -43,7 +49,11 @@ class Staged:
         return self
 
     def __getitem__(self, name):
-        return next(view for index, view in zip(self.plan.items, self.views, strict=True) if index.fqn == name)
+        return next(
+            view
+            for index, view in zip(self.plan.items, self.views, strict=True)
+            if index.fqn == name
+        )
 
     def changed(self):
         """The names of what was written to."""
@@ -105,7 +115,9 @@ TENSORS = {
 
 @pytest.mark.parametrize("kind", TENSORS)
 @pytest.mark.parametrize("early", [True, False], ids=["early", "late"])
-def test_every_kind_is_copied_bit_for_bit_and_its_digests_are_those_of_what_is_written(stage, tmp_path, kind, early):
+def test_every_kind_is_copied_bit_for_bit_and_its_digests_are_those_of_what_is_written(
+    stage, tmp_path, kind, early
+):
     tensor = TENSORS[kind]()
     expected = raw(tensor)
     staged = stage({"t": tensor}, early=range(100) if early else ()).copy()
@@ -118,7 +130,11 @@ def test_every_kind_is_copied_bit_for_bit_and_its_digests_are_those_of_what_is_w
             tmp_path / shard.name,
             staged.arena.image[shard.offset :],
             shard.size_bytes,
-            [piece for piece in staged.plan.layout.pieces if 0 <= piece.offset - shard.offset < shard.size_bytes],
+            [
+                piece
+                for piece in staged.plan.layout.pieces
+                if 0 <= piece.offset - shard.offset < shard.size_bytes
+            ],
         ).pieces
         for shard in staged.plan.layout.shards
     )
@@ -133,10 +149,14 @@ def test_what_is_many_times_as_many_as_fit_one_call_is_copied_each_to_its_place(
 
 
 def test_the_digests_of_a_tensor_longer_than_a_chunk_are_those_of_its_pieces(stage, tmp_path):
-    staged = stage({"a": torch.randn(10), "t": torch.randint(0, 256, (40 << 20,), dtype=torch.uint8)}).copy()
+    staged = stage(
+        {"a": torch.randn(10), "t": torch.randint(0, 256, (40 << 20,), dtype=torch.uint8)}
+    ).copy()
     (shard,) = staged.plan.layout.shards
     assert len(set(staged.plan.pieces)) < len(staged.plan.pieces)
-    written = write_file(tmp_path / "file", staged.arena.image, shard.size_bytes, staged.plan.layout.pieces)
+    written = write_file(
+        tmp_path / "file", staged.arena.image, shard.size_bytes, staged.plan.layout.pieces
+    )
     assert live_digests(staged.plan, staged.sources()) == written.pieces
 
 
@@ -146,7 +166,11 @@ def test_one_bit_of_one_tensor_changes_its_digest_alone_and_it_is_named(stage):
     before = live_digests(staged.plan, staged.sources())
     state["b"].view(torch.int32)[99] ^= 1
     after = live_digests(staged.plan, staged.sources())
-    differing = [place for place in range(len(before) // 8) if before[place * 8 :][:8] != after[place * 8 :][:8]]
+    differing = [
+        place
+        for place in range(len(before) // 8)
+        if before[place * 8 :][:8] != after[place * 8 :][:8]
+    ]
     assert names_of(staged.plan, differing) == ["b"]
 
 
@@ -181,7 +205,9 @@ def test_a_step_of_an_optimizer_is_found_in_all_that_it_changes(stage):
     assert staged.changed() == []
     optimizer.step()
     names = {"weight", "bias"}
-    assert {name.removeprefix("model.") for name in staged.changed() if name.startswith("model.")} == names
+    assert {
+        name.removeprefix("model.") for name in staged.changed() if name.startswith("model.")
+    } == names
     for part in ("exp_avg", "exp_avg_sq", "step"):
         assert f"optimizer.state.0.{part}" in staged.changed()
 
@@ -215,9 +241,13 @@ def test_small_ones_are_early_large_ones_and_more_than_enough_are_not():
     enough = SMALL_ALL_BYTES // SMALL_BYTES
     assert small_places([small] * enough) == list(range(enough))
     counts = [torch.tensor(1)] * 7
-    assert small_places([small] * (enough + 1) + counts) == list(range(enough + 1, enough + 8)), "some are as none"
+    assert small_places([small] * (enough + 1) + counts) == list(range(enough + 1, enough + 8)), (
+        "some are as none"
+    )
     steps = [torch.tensor(1.0)] * (SMALL_COUNT + 1)
-    assert small_places(steps + counts) == list(range(SMALL_COUNT + 1, SMALL_COUNT + 8)), "each takes its time"
+    assert small_places(steps + counts) == list(range(SMALL_COUNT + 1, SMALL_COUNT + 8)), (
+        "each takes its time"
+    )
 
 
 def test_the_buffers_of_a_batch_norm_are_early():
@@ -235,7 +265,9 @@ def test_a_plain_value_fills_its_slot_and_leaves_nothing_of_the_one_before(stage
         staged.contents = collect(0, {"v": text}, None)
         staged.copy()
         (blob,) = (
-            blob for index, blob in zip(staged.plan.items, staged.plan.image.blobs, strict=True) if index.fqn == "v"
+            blob
+            for index, blob in zip(staged.plan.items, staged.plan.image.blobs, strict=True)
+            if index.fqn == "v"
         )
         content = bytes(staged.arena.image[blob.offset : blob.offset + blob.length])
         assert torch.load(io.BytesIO(content), weights_only=True) == text
@@ -264,7 +296,9 @@ def test_early_copies_are_made_in_the_memory_of_those_before():
     assert second[id(tensors[0])].eq(2).all(), "it is a copy"
 
 
-@pytest.mark.parametrize("other", [torch.ones(4), torch.ones(5, dtype=torch.float64), Parameter(torch.ones(5))])
+@pytest.mark.parametrize(
+    "other", [torch.ones(4), torch.ones(5, dtype=torch.float64), Parameter(torch.ones(5))]
+)
 def test_early_copies_are_of_what_is_there_now(other):
     copies = EarlyCopies()
     copies.take([torch.zeros(5)], [0])

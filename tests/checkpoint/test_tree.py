@@ -21,7 +21,11 @@ scalars: st.SearchStrategy = (
 tensors = st.lists(st.integers(-9, 9), max_size=4).map(torch.tensor)
 keys = st.text("abc", min_size=1, max_size=3) | st.integers(0, 30)
 states = st.recursive(
-    scalars | tensors | st.lists(scalars, max_size=3) | st.tuples(scalars, scalars) | st.just({1, "two"}),
+    scalars
+    | tensors
+    | st.lists(scalars, max_size=3)
+    | st.tuples(scalars, scalars)
+    | st.just({1, "two"}),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3),
     max_leaves=8,
 )
@@ -33,7 +37,9 @@ def ckpt(tmp_path):
         yield made
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(state=st.dictionaries(st.text("abcdef", min_size=1, max_size=3), states, max_size=3))
 def test_any_nested_state_comes_back_as_it_was(ckpt, state):
     """Through one Checkpointer, so that each state has another shape than the one before it."""
@@ -56,7 +62,10 @@ def test_flat_names_are_those_of_dcp(state):
 
 
 def test_skeletons_of_ranks_with_different_parts_are_joined():
-    parts = [{"m": {"a": "m.a"}, "l": ["l.0"]}, {"m": {"b": "m.b", "a": "m.a"}, "l": ["l.0", "l.1"]}]
+    parts = [
+        {"m": {"a": "m.a"}, "l": ["l.0"]},
+        {"m": {"b": "m.b", "a": "m.a"}, "l": ["l.0", "l.1"]},
+    ]
     assert merge_skeletons(parts) == {"m": {"a": "m.a", "b": "m.b"}, "l": ["l.0", "l.1"]}
     with pytest.raises(BadUse, match="disagree about the shape"):
         merge_skeletons([{"m": "m"}, {"m": {"a": "m.a"}}])
@@ -70,6 +79,9 @@ def test_a_skeleton_from_dcps_paths():
         "7": ("7",),
     }
     assert skeleton_from_paths(paths) == {
-        "o": {"state": {0: {"x": "o.state.0.x"}}, "groups": [{"lr": "o.groups.0.lr"}, {"lr": "o.groups.1.lr"}]},
+        "o": {
+            "state": {0: {"x": "o.state.0.x"}},
+            "groups": [{"lr": "o.groups.0.lr"}, {"lr": "o.groups.1.lr"}],
+        },
         "7": "7",
     }

@@ -149,7 +149,9 @@ def test_one_that_is_killed_while_idle_is_replaced_at_the_next_save(bench, caplo
 
 
 @pytest.mark.parametrize("files", [0, 1, 9])
-def test_one_that_is_killed_in_a_save_is_started_again_and_the_save_is_durable(bench, caplog, files):
+def test_one_that_is_killed_in_a_save_is_started_again_and_the_save_is_durable(
+    bench, caplog, files
+):
     made = bench(max_write_bytes_s=SLOW_BYTES_S)
     made.save(1).result(ENDS_S)
     save, pid = made.save(2), made.writer.pid
@@ -161,11 +163,16 @@ def test_one_that_is_killed_in_a_save_is_started_again_and_the_save_is_durable(b
     assert made.arena.state is State.COMMITTED
     assert made.is_whole(1)
     assert made.is_whole(2)
-    assert sorted(path.name for path in made.folder.iterdir()) == ["step-0000000001", "step-0000000002"]
+    assert sorted(path.name for path in made.folder.iterdir()) == [
+        "step-0000000001",
+        "step-0000000002",
+    ]
     assert "The process that writes checkpoints is started again: it died." in caplog.text
 
 
-def test_whoever_takes_a_save_up_deletes_what_others_left_and_not_what_other_ranks_have_written(bench):
+def test_whoever_takes_a_save_up_deletes_what_others_left_and_not_what_other_ranks_have_written(
+    bench,
+):
     ranks = [bench(layout=hand_made(rank=rank, world_size=3, sizes=TEN_FILES)) for rank in range(3)]
     first, second, third = ranks
     left = first.folder / ".step-0000000001.dead-1.tmp"
@@ -196,11 +203,15 @@ def test_a_save_that_three_processes_die_of_fails_and_costs_no_earlier_one(bench
             assert has_ended(killed[-1])
             time.sleep(0)
     assert len(killed) == 3
-    with pytest.raises(SaveFailed, match=r"Step 2 was not saved: the process that writes it was started 3 times"):
+    with pytest.raises(
+        SaveFailed, match=r"Step 2 was not saved: the process that writes it was started 3 times"
+    ):
         save.result()
     assert made.arena.state is State.FREE
     assert made.is_whole(1)
-    assert [path.name for path in made.folder.iterdir() if not path.name.startswith(".")] == ["step-0000000001"]
+    assert [path.name for path in made.folder.iterdir() if not path.name.startswith(".")] == [
+        "step-0000000001"
+    ]
     # The next one finds a process that lives.
     made.save(3).result(ENDS_S)
     assert made.is_whole(3)
@@ -235,7 +246,9 @@ def test_a_save_that_waits_behind_one_that_three_processes_die_of_is_made(bench)
 def test_of_a_save_that_three_processes_die_of_the_other_ranks_hear(bench, monkeypatch, rank):
     """They would wait for it as long as a save may take."""
     monkeypatch.setattr(writer_module, "_STARTS_A_SAVE", 1)
-    made = bench(layout=hand_made(rank=rank, world_size=2, sizes=TEN_FILES), max_write_bytes_s=SLOW_BYTES_S)
+    made = bench(
+        layout=hand_made(rank=rank, world_size=2, sizes=TEN_FILES), max_write_bytes_s=SLOW_BYTES_S
+    )
     order = order_of(made.folder, 1)
     order.staging.mkdir()
     save = made.save(1, order)
@@ -276,7 +289,9 @@ def test_storage_that_hangs_fails_the_save_that_waits_for_it_and_no_other_one(be
 @pytest.mark.parametrize("rank", [0, 1])
 def test_the_other_ranks_are_told_before_the_trainer_which_may_end_then(bench, monkeypatch, rank):
     monkeypatch.setattr(writer_module, "_STARTS_A_SAVE", 1)
-    made = bench(layout=hand_made(rank=rank, world_size=2, sizes=TEN_FILES), max_write_bytes_s=SLOW_BYTES_S)
+    made = bench(
+        layout=hand_made(rank=rank, world_size=2, sizes=TEN_FILES), max_write_bytes_s=SLOW_BYTES_S
+    )
     order, seen = order_of(made.folder, 1), []
     told = order.staging / "rank-1.note" if rank else failure_path(made.folder, 1, order.save)
     save = made.save(1, order)
@@ -287,7 +302,9 @@ def test_the_other_ranks_are_told_before_the_trainer_which_may_end_then(bench, m
     assert seen == [True]
 
 
-def test_where_the_other_ranks_cannot_be_told_for_storage_that_hangs_the_save_fails_all_the_same(bench, monkeypatch):
+def test_where_the_other_ranks_cannot_be_told_for_storage_that_hangs_the_save_fails_all_the_same(
+    bench, monkeypatch
+):
     monkeypatch.setattr(writer_module, "_STARTS_A_SAVE", 1)
     monkeypatch.setattr(writer_module, "_ENDING_S", 0.1)
     monkeypatch.setattr(writer_module, "discard_abandoned", lambda *_: None)
@@ -332,7 +349,9 @@ def test_storage_that_hangs_while_the_state_is_still_copied_fails_that_save_once
     assert made.writer.pid == pid
 
 
-def test_a_trainer_that_was_stopped_itself_does_not_take_its_process_for_one_that_is_silent(bench, monkeypatch):
+def test_a_trainer_that_was_stopped_itself_does_not_take_its_process_for_one_that_is_silent(
+    bench, monkeypatch
+):
     writer, clock = bench().writer, FakeClock()
     monkeypatch.setattr(writer_module.time, "monotonic", clock.monotonic_s)
     looks = iter([True, *[False] * 5])
@@ -349,11 +368,15 @@ def test_a_trainer_that_was_stopped_itself_does_not_take_its_process_for_one_tha
         assert writer._listen(ours) == "it died"
 
 
-def test_a_trainer_that_was_stopped_itself_does_not_take_its_process_for_one_that_hangs(bench, monkeypatch):
+def test_a_trainer_that_was_stopped_itself_does_not_take_its_process_for_one_that_hangs(
+    bench, monkeypatch
+):
     """All of a job may be stopped for hours by its scheduler, and go on."""
     writer, clock = bench(timeout_s=60.0).writer, FakeClock()
     monkeypatch.setattr(writer_module.time, "monotonic", clock.monotonic_s)
-    monkeypatch.setattr(writer_module, "receive", lambda line: (clock.advance(10_000), receive(line))[1])
+    monkeypatch.setattr(
+        writer_module, "receive", lambda line: (clock.advance(10_000), receive(line))[1]
+    )
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs:
         for _ in range(5):
@@ -373,7 +396,9 @@ def test_whoever_waits_for_other_ranks_does_not_hang():
         assert service._moves != before
 
 
-def test_one_that_is_stopped_is_replaced_also_where_a_save_fails_sooner_than_that_is_known(bench, monkeypatch):
+def test_one_that_is_stopped_is_replaced_also_where_a_save_fails_sooner_than_that_is_known(
+    bench, monkeypatch
+):
     monkeypatch.setattr(writer_module, "_SILENT_S", 2.0)
     made = bench(max_write_bytes_s=SLOW_BYTES_S, timeout_s=0.6)
     save, pid = made.save(1), made.writer.pid
@@ -385,10 +410,19 @@ def test_one_that_is_stopped_is_replaced_also_where_a_save_fails_sooner_than_tha
 
 
 def test_it_looks_for_other_ranks_ever_more_seldom():
-    assert [pause_s(waited_s) for waited_s in (0.0, 0.05, 1.0, 3.0, 5.0, 500.0)] == [0.01, 0.01, 0.1, 0.3, 0.5, 0.5]
+    assert [pause_s(waited_s) for waited_s in (0.0, 0.05, 1.0, 3.0, 5.0, 500.0)] == [
+        0.01,
+        0.01,
+        0.1,
+        0.3,
+        0.5,
+        0.5,
+    ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2]
+)
 def test_what_a_scheduler_sends_to_all_processes_is_the_trainers_to_act_on(bench, number):
     made = bench(max_write_bytes_s=SLOW_BYTES_S)
     save, pid = made.save(1), made.writer.pid
@@ -445,7 +479,9 @@ def test_a_trainer_does_not_wait_until_its_order_is_heard(monkeypatch):
     serving = threading.Thread(target=Service(theirs, os.getpid(), 0.0).serve)
     serving.start()
     count = 2000  # a socket holds a tenth of that
-    sending = threading.Thread(target=lambda: [send(ours, {"save": number}) for number in range(count)], daemon=True)
+    sending = threading.Thread(
+        target=lambda: [send(ours, {"save": number}) for number in range(count)], daemon=True
+    )
     sending.start()
     sending.join(ENDS_S / 2)
     was_sent = not sending.is_alive()
@@ -459,7 +495,9 @@ def test_a_trainer_does_not_wait_until_its_order_is_heard(monkeypatch):
 
 def test_other_ranks_that_never_come_fail_the_save_once_it_took_too_long(bench):
     made = bench(layout=hand_made(world_size=2), timeout_s=0.2)
-    with pytest.raises(SaveFailed, match=r"Step 1 was not saved: the other ranks were not through after 0.2 s"):
+    with pytest.raises(
+        SaveFailed, match=r"Step 1 was not saved: the other ranks were not through after 0.2 s"
+    ):
         made.save(1).result(ENDS_S)
     assert made.arena.state is State.FREE
     assert [path.name for path in made.folder.iterdir() if path.suffix != ".failed"] == []
@@ -499,7 +537,9 @@ def test_a_save_that_was_committed_before_its_process_died_is_not_made_again(ben
     written = made.save(1).result(ENDS_S)
     before = (made.folder / "step-0000000001" / "holdfast.json").stat().st_ino
     kill(made.writer.pid)
-    until(lambda: made.writer._socket is None)  # it is known: else the order is taken for one of the dead process
+    until(
+        lambda: made.writer._socket is None
+    )  # it is known: else the order is taken for one of the dead process
     assert made.again(order_of(made.folder, 1)).result(ENDS_S) == replace(written, seconds=0.0)
     assert (made.folder / "step-0000000001" / "holdfast.json").stat().st_ino == before
 
@@ -544,7 +584,9 @@ def test_where_no_thread_can_be_started_either_the_save_fails(bench, monkeypatch
     assert made.arena.state is State.FREE
 
 
-def test_a_process_that_no_thread_hears_is_ended_and_the_next_save_starts_another_one(bench, monkeypatch):
+def test_a_process_that_no_thread_hears_is_ended_and_the_next_save_starts_another_one(
+    bench, monkeypatch
+):
     made = bench()
     before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208 - names alone
     with monkeypatch.context() as patch:
@@ -581,7 +623,9 @@ def test_who_saves_while_a_dead_process_is_replaced_starts_no_second_one(bench, 
 
     def save_meanwhile():
         order = order_of(made.folder, 2)
-        saves.append(made.writer.save(order, arena=arena, generation=1, layout=layout, attested_bytes=8 * 10))
+        saves.append(
+            made.writer.save(order, arena=arena, generation=1, layout=layout, attested_bytes=8 * 10)
+        )
 
     made.writer._lock = Overtaken(made.writer._lock, save_meanwhile)
     kill(made.writer.pid)
@@ -673,7 +717,9 @@ def test_what_is_forgotten_is_given_back_at_once(bench):
         os.close(mapped_elsewhere)
 
 
-def test_one_whose_trainer_is_gone_goes_on_where_a_child_holds_the_line_and_nobody_reads(monkeypatch):
+def test_one_whose_trainer_is_gone_goes_on_where_a_child_holds_the_line_and_nobody_reads(
+    monkeypatch,
+):
     monkeypatch.setattr(writing_process, "_let_go_of_stderr", lambda: None)
     ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with ours, theirs, subprocess.Popen(["sleep", "60"]) as trainer:
@@ -801,7 +847,9 @@ def test_a_trainer_that_is_killed_while_it_copies_leaves_nothing(bench):
 
 
 @pytest.mark.parametrize("forks", ["forks", "alone"])
-def test_what_a_trainer_ordered_is_saved_though_it_is_killed_and_its_writer_ends_by_itself(bench, forks):
+def test_what_a_trainer_ordered_is_saved_though_it_is_killed_and_its_writer_ends_by_itself(
+    bench, forks
+):
     """Also where a child of the trainer, such as one that loads data, still holds the other end of the line."""
     made = bench()
     made.save(1).result(ENDS_S)
@@ -820,4 +868,7 @@ def test_what_a_trainer_ordered_is_saved_though_it_is_killed_and_its_writer_ends
                 kill(child)
     assert made.is_whole(1)
     assert made.is_whole(2)
-    assert sorted(path.name for path in made.folder.iterdir()) == ["step-0000000001", "step-0000000002"]
+    assert sorted(path.name for path in made.folder.iterdir()) == [
+        "step-0000000001",
+        "step-0000000002",
+    ]

@@ -15,4 +15,6 @@ def until(condition):
 
 def contents(folder):
     """What is in a checkpoint folder, but for the notes of who saves there and of what is abandoned."""
-    return [path for path in folder.iterdir() if path.name not in (".holdfast-writer", ".holdfast-line")]
+    return [
+        path for path in folder.iterdir() if path.name not in (".holdfast-writer", ".holdfast-line")
+    ]

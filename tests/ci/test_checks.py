@@ -52,7 +52,9 @@ def project(tmp_path):
 
 
 def check(project, *arguments):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "MAKE"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTEST", "MAKE"))
+    }
     return subprocess.run(
         [sys.executable, str(CHECKS), *arguments],
         cwd=project,
@@ -66,12 +68,23 @@ def check(project, *arguments):
 
 def names_under(title, output):
     _, found, after = output.partition(f"\n{title}")
-    return [line.strip() for line in after.splitlines()[1:] if line.startswith("  ")] if found else []
+    return (
+        [line.strip() for line in after.splitlines()[1:] if line.startswith("  ")] if found else []
+    )
 
 
 def test_what_fails_once_is_flaky_and_green(project):
     done = check(
-        project, "--once", "good", "--again", "shaky", "--", "-k", "not bad and not skipped", "--numprocesses", "1"
+        project,
+        "--once",
+        "good",
+        "--again",
+        "shaky",
+        "--",
+        "-k",
+        "not bad and not skipped",
+        "--numprocesses",
+        "1",
     )
     assert done.returncode == 0, done.stdout + done.stderr
     names = ("shaky", "hangs_once", "kills_its_worker_once")

@@ -128,7 +128,12 @@ def test_every_answer_has_a_json_form_with_schema_and_version(home, command):
 
 def test_runs_show_adds_up_the_records(home):
     said = answer_json("runs", "show", "run-1")
-    assert (said["state"], said["exit_code"], said["wall_s"], said["checkpoints"]) == ("failed", 1, 10.0, 1)
+    assert (said["state"], said["exit_code"], said["wall_s"], said["checkpoints"]) == (
+        "failed",
+        1,
+        10.0,
+        1,
+    )
     text = answer("runs", "show", "run-1")
     assert "It failed. Mend it." in text
     assert "python train.py" in text
@@ -185,7 +190,15 @@ def test_nothing_yet_is_said(tmp_path, monkeypatch):
 
 def test_a_ledger_that_cannot_be_opened_is_said_without_a_traceback(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "holdfast.cli.main", "--ledger", "sqlite:////proc/no/ledger.db", "runs", "ls"],
+        [
+            sys.executable,
+            "-m",
+            "holdfast.cli.main",
+            "--ledger",
+            "sqlite:////proc/no/ledger.db",
+            "runs",
+            "ls",
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -196,16 +209,24 @@ def test_a_ledger_that_cannot_be_opened_is_said_without_a_traceback(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "step"), [(errno.ENOSPC, "Free some space there"), (errno.EACCES, "Check that path and its permissions")]
+    ("code", "step"),
+    [
+        (errno.ENOSPC, "Free some space there"),
+        (errno.EACCES, "Check that path and its permissions"),
+    ],
 )
-def test_what_the_system_refuses_is_told_with_its_place_and_a_next_step(monkeypatch, capsys, code, step):
+def test_what_the_system_refuses_is_told_with_its_place_and_a_next_step(
+    monkeypatch, capsys, code, step
+):
     def refused(**_):
         raise OSError(code, "Refused", "/where/it/was")
 
     monkeypatch.setattr(cli, "main", refused)
     with pytest.raises(SystemExit, match="2"):
         main()
-    assert capsys.readouterr().err.startswith(f"holdfast: [Errno {code}] Refused: '/where/it/was'. {step}")
+    assert capsys.readouterr().err.startswith(
+        f"holdfast: [Errno {code}] Refused: '/where/it/was'. {step}"
+    )
 
 
 def test_help_imports_nothing_heavy():
@@ -214,12 +235,19 @@ def test_help_imports_nothing_heavy():
         "except SystemExit:\n    pass\n"
         "print(sorted({'torch', 'sqlalchemy', 'rich', 're2', 'psutil', 'yaml', 'alembic'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"
 
 
 def options(command):
-    return sorted(option for parameter in command.params for option in parameter.opts if option.startswith("--"))
+    return sorted(
+        option
+        for parameter in command.params
+        for option in parameter.opts
+        if option.startswith("--")
+    )
 
 
 READING = [
@@ -348,7 +376,16 @@ def test_the_command_line_is_what_was_agreed():
                 "export": ["--output", "--to"],
             }.items()
         },
-        "trace twin": ["--gpus", "--jobs", "--json", "--like", "--map", "--output", "--seed", "--telemetry"],
+        "trace twin": [
+            "--gpus",
+            "--jobs",
+            "--json",
+            "--like",
+            "--map",
+            "--output",
+            "--seed",
+            "--telemetry",
+        ],
         "trace formats": ["--json"],
         **{
             f"eval {name}": sorted([*EVALUATING, "--suite", "--json", *own])
@@ -386,8 +423,12 @@ def test_the_command_line_is_what_was_agreed():
 
 
 @pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
-@pytest.mark.parametrize("command", [["rules", "ls"], ["rules", "ls", "--json"], ["runs", "ls"], ["--help"]])
-def test_closed_streams_print_no_traceback_and_the_ledger_does_not_take_their_place(tmp_path, command, closed):
+@pytest.mark.parametrize(
+    "command", [["rules", "ls"], ["rules", "ls", "--json"], ["runs", "ls"], ["--help"]]
+)
+def test_closed_streams_print_no_traceback_and_the_ledger_does_not_take_their_place(
+    tmp_path, command, closed
+):
     redirections = " ".join(f"{fd}>&-" for fd in closed)
     shell = f'exec "$@" {redirections}'
     done = subprocess.run(

@@ -25,7 +25,10 @@ def saved(tmp_path_factory):
     folder = tmp_path_factory.mktemp("saved")
     with Checkpointer(folder, keep=None) as ckpt:
         for step in (1, 2, 3):
-            ckpt.save(step, {"model": {"w": torch.full((4,), float(step))}, "n": step, "same": torch.ones(2)})
+            ckpt.save(
+                step,
+                {"model": {"w": torch.full((4,), float(step))}, "n": step, "same": torch.ones(2)},
+            )
     return folder
 
 
@@ -75,7 +78,10 @@ def test_ls_shows_the_marks(folder):
     assert code == 0
     assert "pinned (the paper's), wanted by eval-7, loss=0.125" in text
     said, _ = ran_json("ls", folder)
-    assert (said["schema"], [one["step"] for one in said["checkpoints"]]) == ("holdfast.checkpoints", [3, 2, 1])
+    assert (said["schema"], [one["step"] for one in said["checkpoints"]]) == (
+        "holdfast.checkpoints",
+        [3, 2, 1],
+    )
     assert said["checkpoints"][0]["marks"] == {}
     marks = said["checkpoints"][2]["marks"]
     assert marks["pinned"]["why"] == "the paper's"
@@ -147,7 +153,11 @@ def test_show(folder):
     assert (said["step"], said["world_size"], said["state"]) == (3, 1, "written")
     assert "pinned" in said["marks"]
     entries = {one["entry"]: one for one in said["entries"]}
-    assert (entries["model"]["tensors"], entries["model"]["size_bytes"], entries["n"]["plain_values"]) == (1, 16, 1)
+    assert (
+        entries["model"]["tensors"],
+        entries["model"]["size_bytes"],
+        entries["n"]["plain_values"],
+    ) == (1, 16, 1)
     (tensor,) = [one for one in said["tensors"] if one["name"] == "model.w"]
     assert (tensor["dtype"], tensor["shape"]) == ("float32", [4])
     assert set(tensor["files"]) <= {one["path"] for one in said["files"]}
@@ -175,7 +185,9 @@ def test_verify_leaves_out_what_is_deleted_meanwhile(folder, monkeypatch):
         return inspect(path)
 
     monkeypatch.setattr(catalog, "inspect", inspect_late)
-    monkeypatch.setattr(catalog, "checkpoints_at", lambda _: [path_of(folder, 2), path_of(folder, 1)])
+    monkeypatch.setattr(
+        catalog, "checkpoints_at", lambda _: [path_of(folder, 2), path_of(folder, 1)]
+    )
     said, code = ran_json("verify", folder)
     assert code == 0
     assert [each["step"] for each in said["checkpoints"]] == [2]
@@ -213,7 +225,9 @@ def test_diff_says_what_only_one_has(tmp_path):
 
 
 def test_a_pinned_one_is_never_deleted_until_it_is_unpinned(folder):
-    assert ran("pin", path_of(folder, 1))[0] == f"Pinned {path_of(folder, 1)}: nothing deletes it.\n"
+    assert (
+        ran("pin", path_of(folder, 1))[0] == f"Pinned {path_of(folder, 1)}: nothing deletes it.\n"
+    )
     ran("prune", folder, "--last", "1")
     assert [info.step for info in scan(folder)] == [3, 1]
     with Checkpointer(folder, keep=1) as ckpt:
@@ -244,14 +258,22 @@ def test_prune_by_a_metric_and_by_age(folder):
     for step, loss in ((1, 0.5), (2, 0.1), (3, 0.9)):
         note_metrics(path_of(folder, step), {"valid/loss": loss}, now_s=1.0)
     assert ran_json("prune", folder, "--within", "1h")[0]["deleted"] == []
-    assert ran_json("prune", folder, "--best", "valid/loss=1")[0]["deleted"] == [str(path_of(folder, 1))]
-    assert ran_json("prune", folder, "--best", "valid/loss:max=1")[0]["deleted"] == [str(path_of(folder, 2))]
+    assert ran_json("prune", folder, "--best", "valid/loss=1")[0]["deleted"] == [
+        str(path_of(folder, 1))
+    ]
+    assert ran_json("prune", folder, "--best", "valid/loss:max=1")[0]["deleted"] == [
+        str(path_of(folder, 2))
+    ]
 
 
 def test_a_variable_that_is_not_set_is_not_the_working_directory(folder, monkeypatch):
     monkeypatch.chdir(folder)
     monkeypatch.delenv("NOT_SET_HERE", raising=False)
-    for given, said in (("", "path is empty"), ("$NOT_SET_HERE", "is not set"), ("s3://bucket/run", "is a URL")):
+    for given, said in (
+        ("", "path is empty"),
+        ("$NOT_SET_HERE", "is not set"),
+        ("s3://bucket/run", "is a URL"),
+    ):
         with pytest.raises(click.UsageError, match=said):
             ran("prune", given, "--last", "1")
     assert len(scan(folder)) == 3
@@ -261,7 +283,9 @@ def test_restore_writes_one_file(folder, tmp_path):
     text, _ = ran("restore", path_of(folder, 2), "--to", tmp_path / "one.pt")
     assert text.endswith(f"MiB, in {tmp_path / 'one.pt'}\n")
     assert torch.load(tmp_path / "one.pt", weights_only=True)["model"]["w"].tolist() == [2.0] * 4
-    said, _ = ran_json("restore", path_of(folder, 2), "--to", tmp_path / "two.pt", "--entry", "model")
+    said, _ = ran_json(
+        "restore", path_of(folder, 2), "--to", tmp_path / "two.pt", "--entry", "model"
+    )
     assert (said["schema"], said["entries"], said["tensors"]) == ("holdfast.restore", ["model"], 1)
 
 
@@ -301,7 +325,9 @@ def test_a_damaged_checkpoint_is_neither_shown_nor_restored(folder, tmp_path):
     with pytest.raises(CheckpointError, match="does not match its checksum"):
         ran("restore", path_of(folder, 1), "--to", tmp_path / "one.pt")
     (path_of(folder, 1) / ".metadata").write_bytes(b"")
-    with pytest.raises(CheckpointError, match=r"is damaged: \.metadata .*Take another checkpoint\."):
+    with pytest.raises(
+        CheckpointError, match=r"is damaged: \.metadata .*Take another checkpoint\."
+    ):
         ran("show", path_of(folder, 1))
 
 
@@ -324,14 +350,17 @@ def test_the_direction_of_a_metric_is_what_its_name_says_unless_it_is_given(text
     assert (best.mode, best.count) == (mode, 1)
 
 
-@pytest.mark.parametrize("text", ["delta=1", "loss_over_acc=1", "error_free_rate=1", "blocks=1", "none=1"])
+@pytest.mark.parametrize(
+    "text", ["delta=1", "loss_over_acc=1", "error_free_rate=1", "blocks=1", "none=1"]
+)
 def test_a_direction_that_nobody_knows_is_asked_for(text):
     with pytest.raises(BadUse, match="Nobody knows whether more"):
         policy_of(last=None, every_steps=None, best=(text,), within=None)
 
 
 @pytest.mark.parametrize(
-    ("text", "within_s"), [("90s", 90), ("1.5h", 5400), ("30min", 1800), ("7d", 604_800), ("2 w", 1_209_600)]
+    ("text", "within_s"),
+    [("90s", 90), ("1.5h", 5400), ("30min", 1800), ("7d", 604_800), ("2 w", 1_209_600)],
 )
 def test_times_have_units(text, within_s):
     assert policy_of(last=None, every_steps=None, best=(), within=text).within_s == within_s
@@ -354,10 +383,17 @@ def test_what_needs_no_torch_imports_none(folder):
 
 def test_import_says_what_it_made(tmp_path):
     with warnings.catch_warnings(action="ignore"):
-        dcp.save({"t": torch.arange(300_000.0)}, storage_writer=dcp.FileSystemWriter(tmp_path / "plain"))
+        dcp.save(
+            {"t": torch.arange(300_000.0)}, storage_writer=dcp.FileSystemWriter(tmp_path / "plain")
+        )
     out, code = ran("import", tmp_path / "plain", "--to", tmp_path / "here", "--step", "12")
-    assert (code, out) == (0, f"Step 12: 1.1 MiB, in {tmp_path}/here/step-0000000012; every value matches its CRC-32\n")
-    out, code = ran("import", tmp_path / "plain", "--to", tmp_path / "there", "--step", "3", "--json")
+    assert (code, out) == (
+        0,
+        f"Step 12: 1.1 MiB, in {tmp_path}/here/step-0000000012; every value matches its CRC-32\n",
+    )
+    out, code = ran(
+        "import", tmp_path / "plain", "--to", tmp_path / "there", "--step", "3", "--json"
+    )
     told = json.loads(out)
     assert (told["step"], told["unchecked"]) == (3, None)
     with pytest.raises(BadUse, match="step-0000000012 already"):

@@ -45,7 +45,9 @@ def evaluation(name="e1", value=0.5, folder="/x", **other):
         "account": {"useful": 8.0, "tail": 2.0},
         "results": found, "scores": scores_of(found), "engines": 1, "mode": "exact",
     }  # fmt: skip
-    return Evaluation(id=name, suite="mine", model="/models/llama", folder=str(folder), **{**fields, **other})
+    return Evaluation(
+        id=name, suite="mine", model="/models/llama", folder=str(folder), **{**fields, **other}
+    )
 
 
 @pytest.fixture
@@ -122,19 +124,41 @@ def test_run_says_what_was_given_and_leaves_the_rest(home, asked):
         "--engine-option max_num_seqs=64 --engine-option eager=true --engine-option name=x --no-chat-template "
         "--judge-url http://j/v1 --judge-requests-per-minute 60 --id mine -o out --confirm-unsafe-code"
     )
-    ran("eval", "run", "--suite", "gsm8k,mmlu:5", "--model", "/m", "--include-path", str(tasks), *flags.split())
+    ran(
+        "eval",
+        "run",
+        "--suite",
+        "gsm8k,mmlu:5",
+        "--model",
+        "/m",
+        "--include-path",
+        str(tasks),
+        *flags.split(),
+    )
     ((name, arguments, named),) = asked.calls
     options = named["options"]
     assert (name, arguments) == ("evaluate", ("gsm8k,mmlu:5", "/m"))
     assert (options.home, options.ledger) == (home, ledger_url(home))
-    assert (options.nodes, options.on, options.sbatch_options) == (4, "slurm", ("--partition=p", "--time=10"))
-    assert (options.engine.tensor_parallel, options.engine.mode, options.engine.kind) == (2, "free", "mine:Engine")
+    assert (options.nodes, options.on, options.sbatch_options) == (
+        4,
+        "slurm",
+        ("--partition=p", "--time=10"),
+    )
+    assert (options.engine.tensor_parallel, options.engine.mode, options.engine.kind) == (
+        2,
+        "free",
+        "mine:Engine",
+    )
     assert options.engine.options == {"max_num_seqs": 64, "eager": True, "name": "x"}
     assert (options.limit, options.chat_template, options.num_fewshot) == (0.5, False, None)
     assert options.include_paths == (str(tasks),)
     assert (options.judge.url, options.judge.requests_per_minute) == ("http://j/v1", 60.0)
     output = Path.cwd() / "out"  # a resume may be called from elsewhere
-    assert (options.evaluation_id, options.output, options.confirm_unsafe_code) == ("mine", output, True)
+    assert (options.evaluation_id, options.output, options.confirm_unsafe_code) == (
+        "mine",
+        output,
+        True,
+    )
     assert options.linger_s == 60.0
 
 
@@ -150,8 +174,14 @@ def test_run_without_flags_is_the_librarys_default(home, asked):
     [
         (("--nodes", "0"), "nodes is 0"),
         (("--judge-concurrency", "4"), "no judge. Give --judge-url URL too."),
-        (("--engine-option", "fast"), "'fast' is not KEY=VALUE. Give one: --engine-option patience_s=900"),
-        ((*OPENAI, "--engine-option", "patience=9"), "no option 'patience'. Did you mean 'patience_s'?"),
+        (
+            ("--engine-option", "fast"),
+            "'fast' is not KEY=VALUE. Give one: --engine-option patience_s=900",
+        ),
+        (
+            (*OPENAI, "--engine-option", "patience=9"),
+            "no option 'patience'. Did you mean 'patience_s'?",
+        ),
         ((*OPENAI, "--limit", "0"), "limit is 0"),
     ],
 )
@@ -186,17 +216,24 @@ def test_watch_prints_each_evaluation_as_it_comes(home, asked):
     asked.answers = []
     result = ran("eval", "watch", str(home), "--suite", "gsm8k", "--once")
     assert (result.stdout, result.return_value) == ("", 0)
-    assert result.stderr == f"{home} holds no whole checkpoint that this suite has not been run on.\n"
+    assert (
+        result.stderr == f"{home} holds no whole checkpoint that this suite has not been run on.\n"
+    )
 
 
 # What it answers
 
 
 def test_run_prints_scores_the_bound_its_losses_and_where_the_page_is(home, asked):
-    asked.answers = [evaluation(account={account.USEFUL: 8.0, account.TAIL_METRIC: 1.5, account.START: 0.5})]
+    asked.answers = [
+        evaluation(account={account.USEFUL: 8.0, account.TAIL_METRIC: 1.5, account.START: 0.5})
+    ]
     result = ran("eval", "run", "--suite", "gsm8k", "--model", "/m")
     assert "|gsm8k|" in result.output
-    assert "mine on /models/llama took 12.0 s, 1.20 times its lower bound of 10.0 s (engines)." in result.output
+    assert (
+        "mine on /models/llama took 12.0 s, 1.20 times its lower bound of 10.0 s (engines)."
+        in result.output
+    )
     assert result.output.endswith(
         "\nUseful work was 80.0% of the engines' time. Most of the rest: tail, metrics 15.0%; starting 5.0%."
         "\nPage: /x/report.html\n"
@@ -225,7 +262,10 @@ def test_run_as_json_is_one_object(home, asked):
 
 def test_plan_predicts_and_draws(home, monkeypatch):
     timeline = timeline_of(
-        [Begin(started_at_s=0.0, suite="s", tasks=["a"]), RequestSpan(engine=0, task=0, sample=0, t0=0.0, t1=9.0)]
+        [
+            Begin(started_at_s=0.0, suite="s", tasks=["a"]),
+            RequestSpan(engine=0, task=0, sample=0, t0=0.0, t1=9.0),
+        ]
     )
     planned = evaluation(state="planned", results={}, scores=(), samples=7)
     plan = Plan(evaluation=planned, timeline=timeline, notes=("No history.",))
@@ -244,7 +284,11 @@ def test_plan_predicts_and_draws(home, monkeypatch):
     assert printed.endswith(f"No history.\nPage: {page}\n")
     assert "Predicted: 7 samples in 12.0 s" in page.read_text()
     said = answer_json(*flags)
-    assert (said["schema"], said["makespan_s"], said["notes"]) == ("holdfast.eval.plan", 12.0, ["No history."])
+    assert (said["schema"], said["makespan_s"], said["notes"]) == (
+        "holdfast.eval.plan",
+        12.0,
+        ["No history."],
+    )
     assert asked == [(("gsm8k", "/m"), 2, 80.0)] * 2
 
 
@@ -253,7 +297,11 @@ def test_ls_lists_the_newest_first(home):
     assert [one["id"] for one in said["evaluations"]] == ["e9", "e2", "e1", "e0"]
     assert said["schema"] == "holdfast.evaluations"
     assert [one["id"] for one in answer_json("ls", "--suite", "other")["evaluations"]] == ["e9"]
-    assert [one["id"] for one in answer_json("ls", "--run", "r1")["evaluations"]] == ["e2", "e1", "e0"]
+    assert [one["id"] for one in answer_json("ls", "--run", "r1")["evaluations"]] == [
+        "e2",
+        "e1",
+        "e0",
+    ]
     printed = answer("ls")
     assert "1.20" in printed
     assert "running" in printed
@@ -261,11 +309,16 @@ def test_ls_lists_the_newest_first(home):
 
 def test_ls_of_nothing_says_what_to_do(tmp_path, monkeypatch):
     monkeypatch.setenv("HOLDFAST_HOME", str(tmp_path))
-    assert answer("ls") == "No evaluations. Start one: holdfast eval run --suite TASKS --model MODEL\n"
+    assert (
+        answer("ls") == "No evaluations. Start one: holdfast eval run --suite TASKS --model MODEL\n"
+    )
 
 
 def test_none_of_those_wanted_is_not_none_at_all(home):
-    assert answer("ls", "--suite", "nightly") == "No evaluations of those. All there are: holdfast eval ls\n"
+    assert (
+        answer("ls", "--suite", "nightly")
+        == "No evaluations of those. All there are: holdfast eval ls\n"
+    )
     with pytest.raises(BadUse, match="Of suite other and run r1 there are 0 complete evaluations"):
         answer("compare", "--suite", "other", "--run", "r1")
 
@@ -275,7 +328,9 @@ def test_show_has_the_scores_and_writes_lm_evals_files(home):
     assert "|gsm8k|" in printed
     assert "took      12.0 s, 1.20 times its bound" in printed
     assert len(list((home / "out").rglob("results_*.json"))) == 1
-    assert answer_json("show", "e1")["evaluation"]["scores"] == {"gsm8k": {"acc,none": [0.52, 0.01, True]}}
+    assert answer_json("show", "e1")["evaluation"]["scores"] == {
+        "gsm8k": {"acc,none": [0.52, 0.01, True]}
+    }
 
 
 def test_show_of_one_that_goes_on_says_how_it_stands(home):
@@ -357,7 +412,9 @@ def test_progress_elsewhere_is_lines_that_do_not_come_too_often(home, asked):
         )
         for now_s, done, state in times
     ]  # fmt: skip
-    runner = CliRunner().invoke(cli, ["eval", "run", "--suite", "a", "--model", "m"], standalone_mode=False)
+    runner = CliRunner().invoke(
+        cli, ["eval", "run", "--suite", "a", "--model", "m"], standalone_mode=False
+    )
     lines = runner.stderr.splitlines()
     ready = "bound 50.0 s, 8 of 8 engines ready, 90 % busy, 3 answers reused"
     assert lines == [
@@ -375,7 +432,9 @@ def test_no_progress_shows_none(home, asked):
 
     sys.modules["holdfast.evaluate.run"].evaluate = refused
     for flag in ("--no-progress", "--json"):
-        result = CliRunner().invoke(cli, ["eval", "run", "--suite", "a", "--model", "m", flag], standalone_mode=False)
+        result = CliRunner().invoke(
+            cli, ["eval", "run", "--suite", "a", "--model", "m", flag], standalone_mode=False
+        )
         assert (result.stderr, result.exception) == ("", None)
 
 
@@ -405,5 +464,7 @@ def test_help_needs_neither_torch_nor_a_harness():
         "assert CliRunner().invoke(cli, ['eval', 'run', '--help']).exit_code == 0\n"
         "print(sorted({'torch', 'lm_eval', 'transformers', 'numpy', 'matplotlib', 'obstore'} & set(sys.modules)))\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -32,7 +32,9 @@ def holdfast(*arguments, fails=None):
 def twin(tmp_path_factory):
     """A folder with a small twin of Kalos and its telemetry."""
     folder = tmp_path_factory.mktemp("twin")
-    said = holdfast("twin", "--like", "kalos", "-n", 600, "-o", folder, "--telemetry", 300, "--gpus", 8)
+    said = holdfast(
+        "twin", "--like", "kalos", "-n", 600, "-o", folder, "--telemetry", 300, "--gpus", 8
+    )
     assert said == f"Twin: {folder / 'trace_kalos.csv'} (600 jobs)\n"
     return folder
 
@@ -43,10 +45,24 @@ def jobs(twin):
 
 
 def test_a_twin_is_the_same_for_the_same_seed(jobs, tmp_path):
-    answer = json.loads(holdfast("twin", "--like", "kalos", "-n", 600, "-o", tmp_path, "--telemetry", 0, "--json"))
+    answer = json.loads(
+        holdfast("twin", "--like", "kalos", "-n", 600, "-o", tmp_path, "--telemetry", 0, "--json")
+    )
     assert (answer["schema"], answer["jobs"], answer["seed"]) == ("holdfast.trace.twin", 600, 0)
     assert (tmp_path / "trace_kalos.csv").read_bytes() == jobs.read_bytes()
-    holdfast("twin", "--like", "kalos", "-n", 600, "-o", tmp_path / "other", "--seed", 1, "--telemetry", 0)
+    holdfast(
+        "twin",
+        "--like",
+        "kalos",
+        "-n",
+        600,
+        "-o",
+        tmp_path / "other",
+        "--seed",
+        1,
+        "--telemetry",
+        0,
+    )
     assert (tmp_path / "other" / "trace_kalos.csv").read_bytes() != jobs.read_bytes()
 
 
@@ -58,7 +74,9 @@ def test_a_trace_of_ones_own_can_have_a_twin(jobs, tmp_path):
 
 def test_a_report_is_written_and_says_what_holds(jobs, twin, tmp_path):
     output = tmp_path / "report"
-    said = holdfast("report", jobs, "--metrics", twin / "utilization" / "kalos", "-o", output, "--pue", 1.1)
+    said = holdfast(
+        "report", jobs, "--metrics", twin / "utilization" / "kalos", "-o", output, "--pue", 1.1
+    )
     assert said.endswith(f"Report: {output / 'index.html'}\n")
     findings = json.loads((output / "findings.json").read_text())
     assert findings["schema"] == "holdfast.trace.findings"
@@ -71,7 +89,9 @@ def test_a_report_for_programs_names_what_was_left_out(jobs, tmp_path):
     answer = json.loads(holdfast("report", jobs, "-o", tmp_path / "report", "--json"))
     assert answer["page"] == str(tmp_path / "report" / "index.html")
     assert "no nodes" in answer["left_out"]["fragmentation"]
-    assert {"id", "sentence", "value", "unit", "study", "holds", "why"} == set(answer["findings"][0])
+    assert {"id", "sentence", "value", "unit", "study", "holds", "why"} == set(
+        answer["findings"][0]
+    )
 
 
 @pytest.mark.slow
@@ -83,8 +103,20 @@ def test_workers_give_the_same_numbers_as_one_process(jobs, twin, tmp_path):
         (parts / f"part-{number}.csv").write_text(lines[0] + "".join(lines[1 + number :: 2]))
     given = ("--metrics", twin / "utilization" / "kalos")
     holdfast("report", jobs, *given, "-o", tmp_path / "alone")
-    holdfast("report", parts, *given, "-o", tmp_path / "spread", "--on", "local", "--parts", tmp_path / "parts")
-    alone, spread = (json.loads((tmp_path / name / "findings.json").read_text()) for name in ("alone", "spread"))
+    holdfast(
+        "report",
+        parts,
+        *given,
+        "-o",
+        tmp_path / "spread",
+        "--on",
+        "local",
+        "--parts",
+        tmp_path / "parts",
+    )
+    alone, spread = (
+        json.loads((tmp_path / name / "findings.json").read_text()) for name in ("alone", "spread")
+    )
     assert spread["findings"] == alone["findings"]
     same = {name: value for name, value in alone["numbers"].items() if name in spread["numbers"]}
     assert len(same) > 200
@@ -94,7 +126,9 @@ def test_workers_give_the_same_numbers_as_one_process(jobs, twin, tmp_path):
 def test_reasons_of_failures_are_joined(jobs, twin, tmp_path):
     reasons = twin / "reasons_kalos.csv"
     assert reasons.read_text().startswith("job_id,reason,category\n")
-    failed = json.loads(holdfast("query", "SELECT job_id FROM jobs WHERE state = 'FAILED' LIMIT 2", jobs, "--json"))
+    failed = json.loads(
+        holdfast("query", "SELECT job_id FROM jobs WHERE state = 'FAILED' LIMIT 2", jobs, "--json")
+    )
     (one,), (two,) = failed["rows"]
     given = tmp_path / "why.csv"
     given.write_text(f"job_id,reason\n{one},NVLinkError\n{two},TypeError\n")
@@ -126,7 +160,9 @@ def test_a_converted_trace_answers_the_same(jobs, twin, tmp_path):
     said = holdfast("check", jobs, "--metrics", tmp_path / "jobs-alone", fails=BadUse)
     assert "is a converted trace without telemetry" in said
     assert holdfast("query", question, store, "--csv") == holdfast("query", question, jobs, "--csv")
-    samples = holdfast("query", "SELECT count(*) AS n FROM samples", store, "--metrics", store, "--json")
+    samples = holdfast(
+        "query", "SELECT count(*) AS n FROM samples", store, "--metrics", store, "--json"
+    )
     assert json.loads(samples)["rows"][0][0] > 0
 
 
@@ -136,14 +172,21 @@ def test_a_query_answers_people_and_programs(jobs):
         gpus = [float(row["gpu_num"]) for row in csv.DictReader(file)]
     expected = [len(gpus), sum(gpu > 0 for gpu in gpus)]
     assert json.loads(holdfast("query", question, jobs, "--json"))["rows"] == [expected]
-    assert list(csv.reader(io.StringIO(holdfast("query", question, jobs, "--csv"))))[1] == list(map(str, expected))
+    assert list(csv.reader(io.StringIO(holdfast("query", question, jobs, "--csv"))))[1] == list(
+        map(str, expected)
+    )
     assert str(expected[1]) in holdfast("query", question, jobs)
 
 
 def test_a_query_changes_and_reads_nothing_else(jobs, tmp_path):
     secret = tmp_path / "secret.csv"
     secret.write_text("a\n1\n")
-    for statement in ("DROP VIEW jobs", f"SELECT * FROM read_csv('{secret}')", "SELECT 1; SELECT 2", "SELEC 1"):
+    for statement in (
+        "DROP VIEW jobs",
+        f"SELECT * FROM read_csv('{secret}')",
+        "SELECT 1; SELECT 2",
+        "SELEC 1",
+    ):
         said = holdfast("query", statement, jobs, fails=BadUse)
         assert said.count("\n") <= 4
 
@@ -173,10 +216,20 @@ def test_one_job_is_one_job(jobs, tmp_path):
 
 def test_the_forms_are_listed():
     answer = json.loads(holdfast("formats", "--json"))
-    assert {"acme", "philly", "helios", "pai", "openb", "slurm", "kubernetes", "kueue", "holdfast"} <= set(
-        answer["forms"]
-    )
-    assert {"GPU_UTIL", "SM_ACTIVE", "POWER_USAGE"} <= {metric["name"] for metric in answer["metrics"]}
+    assert {
+        "acme",
+        "philly",
+        "helios",
+        "pai",
+        "openb",
+        "slurm",
+        "kubernetes",
+        "kueue",
+        "holdfast",
+    } <= set(answer["forms"])
+    assert {"GPU_UTIL", "SM_ACTIVE", "POWER_USAGE"} <= {
+        metric["name"] for metric in answer["metrics"]
+    }
     assert "sacct" in holdfast("formats")
 
 
@@ -194,14 +247,19 @@ def test_the_forms_are_listed():
         (["check", "JOBS", "--reasons", "nowhere.csv"], "There is no file nowhere.csv"),
         (["check", "JOBS", "--reasons", "Kalos="], "'Kalos=' says nothing of Kalos"),
         (["check", "JOBS", "--metrics", "Kalos="], "'Kalos=' says nothing of Kalos"),
-        (["check", "JOBS", "--metrics", "JOBS"], "its name is no metric's. Name it after the metric"),
+        (
+            ["check", "JOBS", "--metrics", "JOBS"],
+            "its name is no metric's. Name it after the metric",
+        ),
         (["query", "JOBS", "SELECT 1"], "Give the SELECT first"),
         (["query", "SELECT * FROM samples", "JOBS"], "no single samples. Give a store"),
     ],
 )
 def test_mistakes_are_named_with_a_next_step(arguments, said, jobs, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    error = holdfast(*(argument.replace("JOBS", str(jobs)) for argument in arguments), fails=HoldfastError)
+    error = holdfast(
+        *(argument.replace("JOBS", str(jobs)) for argument in arguments), fails=HoldfastError
+    )
     assert said in error
     assert error.rstrip().endswith((".", "`", "?"))
     assert list(tmp_path.iterdir()) == []
@@ -218,7 +276,9 @@ def test_json_is_json_whatever_the_cells(jobs):
 
 
 def test_a_list_is_one_field_of_csv_and_what_is_missing_is_shown_as_nothing(jobs):
-    rows = list(csv.reader(io.StringIO(holdfast("query", "SELECT [1, 2] AS a, 3 AS b", jobs, "--csv"))))
+    rows = list(
+        csv.reader(io.StringIO(holdfast("query", "SELECT [1, 2] AS a, 3 AS b", jobs, "--csv")))
+    )
     assert rows == [["a", "b"], ["[1, 2]", "3"]]
     assert "nan" not in holdfast("query", "SELECT NULL::DOUBLE AS a, 1 AS b", jobs)
 
@@ -246,7 +306,9 @@ def test_a_folder_that_is_no_report_is_refused_before_anything_is_read(tmp_path)
 
 
 @pytest.mark.parametrize("signal_sent", [signal.SIGINT, signal.SIGTERM])
-def test_a_signal_while_the_database_works_leaves_no_scratch_folder_and_no_traceback(jobs, tmp_path, signal_sent):
+def test_a_signal_while_the_database_works_leaves_no_scratch_folder_and_no_traceback(
+    jobs, tmp_path, signal_sent
+):
     endless = "SELECT count(*) FROM range(10000000) a, range(10000000) b WHERE a.range || b.range LIKE '%x%'"
     child = f"""
 import os, sys, threading

@@ -57,7 +57,9 @@ rules:
 
 def holdfast(*arguments, given=None, fails=None, code=0):
     """What the command printed on standard output; with `fails`, the error that it raised."""
-    found = CliRunner().invoke(cli, ["diagnose", *map(str, arguments)], input=given, standalone_mode=False)
+    found = CliRunner().invoke(
+        cli, ["diagnose", *map(str, arguments)], input=given, standalone_mode=False
+    )
     if fails is not None:
         assert isinstance(found.exception, fails), found.output
         return str(found.exception)
@@ -78,7 +80,11 @@ def job(tmp_path_factory):
     """A job of 64 ranks in which rank 1 fails and the others lose their connection to it."""
     folder = tmp_path_factory.mktemp("job")
     for rank in range(64):
-        peer = ["Traceback (most recent call last):", '  File "/job/train.py", line 30, in <module>', "    reduce()"]
+        peer = [
+            "Traceback (most recent call last):",
+            '  File "/job/train.py", line 30, in <module>',
+            "    reduce()",
+        ]
         end = FAILED if rank == 1 else [*peer, PEER.format(rank, 20000 + rank)]
         (folder / f"rank-{rank}.log").write_text("\n".join([*STEPS, *end]) + "\n")
     return folder
@@ -103,16 +109,31 @@ def schema():
 def test_the_answer_is_that_of_the_library(job):
     found = answer(job)
     assert found == diagnose(job).to_json()
-    assert (found["reason"], found["scope"], found["restart_helps"]) == ("KeyError", {"rank": 1}, False)
-    assert found["root_line"] == {"file": str(job / "rank-1.log"), "line": 45, "text": "KeyError: 'warmup'"}
+    assert (found["reason"], found["scope"], found["restart_helps"]) == (
+        "KeyError",
+        {"rank": 1},
+        False,
+    )
+    assert found["root_line"] == {
+        "file": str(job / "rank-1.log"),
+        "line": 45,
+        "text": "KeyError: 'warmup'",
+    }
 
 
 def test_real_answers_are_as_the_schema_says(job, log, tmp_path, schema):
     (tmp_path / "empty.log").write_text("")
-    (tmp_path / "gpu.log").write_text("[  12.5] NVRM: Xid (PCI:0000:4e:00): 79, pid=7, GPU has fallen off the bus.\n")
+    (tmp_path / "gpu.log").write_text(
+        "[  12.5] NVRM: Xid (PCI:0000:4e:00): 79, pid=7, GPU has fallen off the bus.\n"
+    )
     said = [
         answer(job, "--explain", "--compressed"),
-        *map(json.loads, holdfast("--each", log, tmp_path / "*.log", tmp_path / "missing", "--explain").splitlines()),
+        *map(
+            json.loads,
+            holdfast(
+                "--each", log, tmp_path / "*.log", tmp_path / "missing", "--explain"
+            ).splitlines(),
+        ),
     ]
     assert len(said) == 5
     for one in said:
@@ -120,13 +141,19 @@ def test_real_answers_are_as_the_schema_says(job, log, tmp_path, schema):
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**said[0], "action": "pray"}, schema)
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({key: value for key, value in said[0].items() if key != "scope"}, schema)
+        jsonschema.validate(
+            {key: value for key, value in said[0].items() if key != "scope"}, schema
+        )
 
 
 def test_the_schema_knows_every_key_reason_and_action(job, schema):
     known = schema["$defs"]["answer"]
     optional = {"path", "candidates", "compressed"}
-    assert set(known["properties"]) - optional == set(answer(job)) == {"schema", "version", *known["required"]}
+    assert (
+        set(known["properties"]) - optional
+        == set(answer(job))
+        == {"schema", "version", *known["required"]}
+    )
     assert set(schema["$defs"]["reason"]["enum"]) == set(CATEGORIES)
     assert set(known["properties"]["action"]["enum"]) == set(ACTIONS)
 
@@ -137,7 +164,10 @@ def test_the_person_is_told_the_cause_the_place_and_the_step(job):
     assert lines[0].endswith("KeyError: 'warmup'.")
     assert "reason    KeyError (Script), confidence" in said
     assert "at fault  rank 1" in said
-    assert "Mend the program or its input first (user_must_fix; a restart alone does not help)." in said
+    assert (
+        "Mend the program or its input first (user_must_fix; a restart alone does not help)."
+        in said
+    )
     root = next(line for line in lines if line.lstrip().startswith(">"))
     assert root.split() == [">", "45", "KeyError:", "'warmup'"]
     around = lines[lines.index(root) - 5 : lines.index(root)]
@@ -174,7 +204,9 @@ def test_compressed_prints_the_lines_that_matter_and_nothing_else(job, log):
     assert "45: KeyError: 'warmup'" in said
     assert "reason" not in said
     assert answer(log, "--compressed")["compressed"] == said
-    assert "--compressed prints the lines alone" in holdfast(log, "--compressed", "--explain", fails=BadUse)
+    assert "--compressed prints the lines alone" in holdfast(
+        log, "--compressed", "--explain", fails=BadUse
+    )
 
 
 # Several jobs
@@ -183,7 +215,10 @@ def test_compressed_prints_the_lines_that_matter_and_nothing_else(job, log):
 def test_each_path_is_a_job_of_its_own_and_a_missing_one_does_not_stop_the_rest(log, tmp_path):
     binary = tmp_path / "weights.log"
     binary.write_bytes(bytes(range(8)) * 4000)
-    said = [json.loads(line) for line in holdfast("--each", tmp_path / "missing", log, binary).splitlines()]
+    said = [
+        json.loads(line)
+        for line in holdfast("--each", tmp_path / "missing", log, binary).splitlines()
+    ]
     assert [one["path"] for one in said] == [str(tmp_path / "missing"), str(log), str(binary)]
     assert [one.get("reason") for one in said] == [None, "KeyError", None]
     assert "There is no log" in said[0]["error"]
@@ -220,7 +255,13 @@ def test_a_pipe_is_read_once_and_shown_whole(log):
     command = [sys.executable, "-m", "holdfast.cli.main", "diagnose", "-"]
     for options, wanted in ([], "step 39 loss 2.110"), (["--compressed"], "KeyError: 'warmup'"):
         with subprocess.Popen(["cat", log], stdout=subprocess.PIPE) as source:
-            done = subprocess.run([*command, *options], stdin=source.stdout, capture_output=True, text=True, check=True)
+            done = subprocess.run(
+                [*command, *options],
+                stdin=source.stdout,
+                capture_output=True,
+                text=True,
+                check=True,
+            )
         assert wanted in done.stdout
         assert done.stderr == ""
 
@@ -247,7 +288,9 @@ def test_compressed_logs_show_the_root_in_its_surroundings(log, tmp_path, packed
 
 def test_a_record_is_shown_in_its_own_words(tmp_path):
     path = tmp_path / "sacct.json"
-    path.write_text('{"jobs": [\n{"job_id": 7, "state": {"current": ["NODE_FAIL"]}, "nodes": "gn[01-02]"}\n]}\n')
+    path.write_text(
+        '{"jobs": [\n{"job_id": 7, "state": {"current": ["NODE_FAIL"]}, "nodes": "gn[01-02]"}\n]}\n'
+    )
     said = holdfast(path)
     assert "NodeFailure" in said
     assert "> 2 slurm: job 7 state=NODE_FAIL" in said
@@ -256,7 +299,9 @@ def test_a_record_is_shown_in_its_own_words(tmp_path):
 
 def test_a_compressed_log_that_is_cut_short_is_used_and_noted(log, tmp_path):
     path = tmp_path / "rank-1.log.gz"
-    path.write_bytes(gzip.compress(b"".join(b"step %d loss 1\n" % step for step in range(20_000)))[:-40])
+    path.write_bytes(
+        gzip.compress(b"".join(b"step %d loss 1\n" % step for step in range(20_000)))[:-40]
+    )
     found = answer(path)
     assert found["reason"] == "Unknown"
     assert "cut short" in found["notes"][0]
@@ -271,7 +316,9 @@ def test_what_is_missing_beside_the_log_is_noted(log, tmp_path):
 
 def test_carriage_returns_show_what_was_left_standing(tmp_path):
     path = tmp_path / "job.log"
-    path.write_bytes(b"\n".join([b"  0%|    |\r 50%|##  |\r100%|####|", *(line.encode() for line in FAILED)]))
+    path.write_bytes(
+        b"\n".join([b"  0%|    |\r 50%|##  |\r100%|####|", *(line.encode() for line in FAILED)])
+    )
     said = holdfast(path)
     assert "100%|####|" in said
     assert "50%|##" not in said
@@ -279,7 +326,11 @@ def test_carriage_returns_show_what_was_left_standing(tmp_path):
 
 def test_control_characters_and_brackets_are_shown_as_text(tmp_path):
     path = tmp_path / "job.log"
-    lines = ["\x1b[31mstep 1 [bold]not markup[/bold] \u202egnol\u202c", *FAILED[:-1], "KeyError: '[red]\x07x'"]
+    lines = [
+        "\x1b[31mstep 1 [bold]not markup[/bold] \u202egnol\u202c",
+        *FAILED[:-1],
+        "KeyError: '[red]\x07x'",
+    ]
     path.write_text("\n".join(lines))
     said = holdfast(path)
     assert "[bold]not markup[/bold]" in said
@@ -333,7 +384,9 @@ def test_an_empty_file_is_answered_with_a_note(tmp_path):
 
 def test_a_line_without_end_is_shown_short(tmp_path):
     path = tmp_path / "job.log"
-    path.write_bytes(b"x" * 3_000_000 + b"\n" + "\n".join(FAILED).encode() + b"\n" + b"y" * 3_000_000)
+    path.write_bytes(
+        b"x" * 3_000_000 + b"\n" + "\n".join(FAILED).encode() + b"\n" + b"y" * 3_000_000
+    )
     said = holdfast(path)
     assert "> 6 KeyError" in said
     assert len(said) < 10_000
@@ -355,7 +408,9 @@ def test_rules_of_ones_own_decide(tmp_path):
 def test_the_rules_of_the_guide_work(tmp_path):
     guide = (Path(__file__).parents[2] / "docs" / "diagnosis.md").read_text()
     (tmp_path / "rules").mkdir()
-    (tmp_path / "rules" / "ours.yaml").write_text(guide.partition("```yaml\n")[2].partition("```")[0])
+    (tmp_path / "rules" / "ours.yaml").write_text(
+        guide.partition("```yaml\n")[2].partition("```")[0]
+    )
     log = tmp_path / "job.log"
     log.write_text("step 1 loss 2\nFluxFS: lost connection to store-7\n")
     found = answer(log, "--rules", tmp_path / "rules")
@@ -369,7 +424,11 @@ def test_the_rules_of_the_guide_work(tmp_path):
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('["flux capacitor empty"]', '["flux capacitor gone"]', "does not match 'flux capacitor gone'"),
+        (
+            '["flux capacitor empty"]',
+            '["flux capacitor gone"]',
+            "does not match 'flux capacitor gone'",
+        ),
         ("hot: [flux capacitor]", "hot: [other]", "add a word of the line to `hot`"),
         ('["flux capacitor full"]', '["flux capacitor dry"]', "which it should not"),
         ('["flux capacitor empty"]', '["Segmentation fault flux capacitor dry"]', ""),
@@ -408,7 +467,9 @@ def test_remember_shows_what_is_like_it_the_second_time(log, tmp_path, monkeypat
     assert (like["reason"], like["root"]) == ("KeyError", "KeyError: 'warmup'")
 
 
-def test_the_model_is_asked_about_what_rules_leave_open_and_only_then(log, tmp_path, monkeypatch, schema):
+def test_the_model_is_asked_about_what_rules_leave_open_and_only_then(
+    log, tmp_path, monkeypatch, schema
+):
     puzzle = tmp_path / "job.log"
     puzzle.write_text("step 1 loss 2.0\nthe flux capacitor is dry on shelf 3\n")
     with ModelServer(lambda _: Words("I cannot say.")) as server:
@@ -459,7 +520,9 @@ def test_help_and_options_import_nothing_heavy():
         "import sys\nfrom holdfast.cli.main import cli\ncli.get_command(None, 'diagnose')\n"
         "print(sorted({'torch', 'sqlalchemy', 'rich', 're2', 'psutil', 'yaml', 'httpx'} & set(sys.modules)))"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout.splitlines()[-1] == "[]"
 
 
@@ -497,9 +560,13 @@ def test_surroundings_of_a_line_beyond_the_first_block(tmp_path):
     for at in (1, 2, 100_000, 149_999, 299_999, 300_000):
         root = diagnosis_study.LogLine(file=str(path), line=at, text=f"line {at}")
         found = diagnosis_study.surroundings(root, lambda *_: None)
-        wanted = range(max(1, at - diagnosis_study.BEFORE), min(300_000, at + diagnosis_study.AFTER) + 1)
+        wanted = range(
+            max(1, at - diagnosis_study.BEFORE), min(300_000, at + diagnosis_study.AFTER) + 1
+        )
         assert found == [(number, f"line {number}") for number in wanted]
-    other = diagnosis_study.LogLine(file=str(path), line=7, text="what stood there before the file was rotated")
+    other = diagnosis_study.LogLine(
+        file=str(path), line=7, text="what stood there before the file was rotated"
+    )
     assert diagnosis_study.surroundings(other, lambda *_: None) == []
 
 

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 
 SCRIPTS = Path(__file__).parents[2] / "examples" / "diagnose"
-GPU_LOST = (
-    "Nov 22 07:15:01 gn07 kernel: NVRM: Xid (PCI:0000:4e:00): 79, pid=4711, name=python, GPU has fallen off the bus."
-)
+GPU_LOST = "Nov 22 07:15:01 gn07 kernel: NVRM: Xid (PCI:0000:4e:00): 79, pid=4711, name=python, GPU has fallen off the bus."  # noqa: E501
 STUBS = {
     "holdfast": f'exec "{sys.executable}" -m holdfast.cli.main "$@"',
     "srun": """
@@ -37,7 +35,11 @@ def slurm(tmp_path):
         calls = tmp_path / "calls"
         calls.write_text("")
         environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "HOLDFAST"))},
+            **{
+                name: value
+                for name, value in os.environ.items()
+                if not name.startswith(("SLURM", "HOLDFAST"))
+            },
             "PATH": f"{stubs}:{os.environ['PATH']}",
             "HOLDFAST_PATH": str(stubs),
             "CALLS": str(calls),
@@ -68,7 +70,9 @@ def test_a_lost_gpu_is_tried_again_without_its_node(slurm, tmp_path):
     command = failing("step 1 loss 2.0", GPU_LOST)
     code, calls = slurm("resubmit.sh", *command)
     assert code == 3
-    assert calls == [f"sbatch 2 --begin=now --exclude=gn07 {SCRIPTS / 'resubmit.sh'} {' '.join(command)}"]
+    assert calls == [
+        f"sbatch 2 --begin=now --exclude=gn07 {SCRIPTS / 'resubmit.sh'} {' '.join(command)}"
+    ]
     assert (tmp_path / "logs" / "4711.json").exists()
 
 
@@ -79,7 +83,11 @@ def test_a_node_of_somebody_else_is_not_excluded_and_earlier_ones_stay_so(slurm)
 
 
 def test_an_error_of_the_script_is_not_tried_again(slurm):
-    lines = "Traceback (most recent call last):", '  File "train.py", line 3, in <module>', "KeyError: 'lr'"
+    lines = (
+        "Traceback (most recent call last):",
+        '  File "train.py", line 3, in <module>',
+        "KeyError: 'lr'",
+    )
     assert slurm("resubmit.sh", *failing(*lines)) == (3, [])
 
 
@@ -99,4 +107,6 @@ def test_the_epilog_puts_the_cause_into_the_record(slurm, tmp_path):
 
 def test_the_epilog_says_nothing_of_a_job_that_succeeded_or_left_no_output(slurm, tmp_path):
     assert slurm("epilog.sh", SLURM_JOB_EXIT_CODE="0", SLURM_JOB_STDOUT="/etc/hostname") == (0, [])
-    assert slurm("epilog.sh", SLURM_JOB_EXIT_CODE="256", SLURM_JOB_STDOUT=str(tmp_path / "none")) == (0, [])
+    assert slurm(
+        "epilog.sh", SLURM_JOB_EXIT_CODE="256", SLURM_JOB_STDOUT=str(tmp_path / "none")
+    ) == (0, [])

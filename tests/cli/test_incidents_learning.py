@@ -28,7 +28,16 @@ def place(tmp_path):
     found = diagnose([paths.attempt_logs(1)])
     with Ledger.open(ledger_url(tmp_path)) as ledger:
         ledger.add_run(
-            Run(run_id="run-1", state="failed", command=["x"], options={}, cwd="/", host="h", pid=1, started_at_s=1.0)
+            Run(
+                run_id="run-1",
+                state="failed",
+                command=["x"],
+                options={},
+                cwd="/",
+                host="h",
+                pid=1,
+                started_at_s=1.0,
+            )
         )
         ledger.add_incident(
             Incident(
@@ -66,7 +75,9 @@ def as_json(place, group, *arguments):
 def test_a_correction_is_learned_shown_and_withdrawn(place):
     with pytest.raises(HoldfastError, match="left Unknown"):
         answer(place, incidents, "confirm", "1")
-    said = answer(place, incidents, "correct", "1", "--reason", "NetworkError", "--action", "wait_and_retry")
+    said = answer(
+        place, incidents, "correct", "1", "--reason", "NetworkError", "--action", "wait_and_retry"
+    )
     assert "Incident 1 is corrected: NetworkError." in said
     learned = as_json(place, rules, "ls", "--learned")["rules"]
     assert learned[0]["reason"] == "NetworkError"
@@ -89,7 +100,9 @@ def test_a_correction_is_learned_shown_and_withdrawn(place):
 def test_a_line_may_be_named(place, tmp_path):
     log = tmp_path / "kernel.log"
     log.write_text("nothing\nthe quorum lease was revoked: fencing failed\n")
-    said = as_json(place, incidents, "correct", "1", "--reason", "NodeFailure", "--line", f"{log}:2")
+    said = as_json(
+        place, incidents, "correct", "1", "--reason", "NodeFailure", "--line", f"{log}:2"
+    )
     assert said["roots"] == ["the quorum lease was revoked: fencing failed"]
     assert said["learned"]
     for wrong in (f"{log}:9", f"{log}", "nowhere.log:1", f"{log}:0"):
@@ -143,13 +156,24 @@ def test_packaged_rules_are_listed_shown_and_a_file_is_checked(place, tmp_path):
 
 def test_a_model_may_be_asked_what_of_a_good_run_is_routine(place, tmp_path, monkeypatch):
     log = tmp_path / "good.log"
-    log.write_text("".join(f"gateway heartbeat {n} ok from shelf {n}\n" for n in range(3)) + "step 3 loss 2.0\n")
+    log.write_text(
+        "".join(f"gateway heartbeat {n} ok from shelf {n}\n" for n in range(3))
+        + "step 3 loss 2.0\n"
+    )
 
     def votes(asked):
         if "numbered candidates" in asked.body["messages"][0]["content"]:
             return Words(json.dumps({"keep": [1]}))
-        (number,) = (line.partition(": ")[0] for line in asked.text.splitlines() if ": gateway heartbeat" in line)
-        return Words(json.dumps({"filters": [{"pattern": r"^gateway heartbeat \d+ ok", "lines": [int(number)]}]}))
+        (number,) = (
+            line.partition(": ")[0]
+            for line in asked.text.splitlines()
+            if ": gateway heartbeat" in line
+        )
+        return Words(
+            json.dumps(
+                {"filters": [{"pattern": r"^gateway heartbeat \d+ ok", "lines": [int(number)]}]}
+            )
+        )
 
     with ModelServer(votes) as server:
         monkeypatch.setenv("HOLDFAST_LLM_URL", server.url)
@@ -158,7 +182,9 @@ def test_a_model_may_be_asked_what_of_a_good_run_is_routine(place, tmp_path, mon
         assert not server.asked, "not unless it is asked for"
         done = as_json(place, rules, "good", "add", str(log), "--model")
     (added,) = done["filters"]
-    (shown,) = [one for one in as_json(place, rules, "ls", "--learned")["rules"] if one["id"] == added]
+    (shown,) = [
+        one for one in as_json(place, rules, "ls", "--learned")["rules"] if one["id"] == added
+    ]
     assert (shown["author"], shown["kind"], shown["reason"]) == ("model stub", "filter", "routine")
     assert shown["what"] == r"^gateway heartbeat \d+ ok"
 

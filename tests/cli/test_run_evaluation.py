@@ -77,7 +77,15 @@ def test_the_watch_begins_with_the_first_checkpoint_and_ends_when_the_run_is_ove
     evaluation.finish()
     [(_, words)] = world.starts(1)
     assert words == [
-        *("--ledger", "sqlite:///ledger.db", "eval", "watch", str(world.folder / "out"), "--suite", "a,b"),
+        *(
+            "--ledger",
+            "sqlite:///ledger.db",
+            "eval",
+            "watch",
+            str(world.folder / "out"),
+            "--suite",
+            "a,b",
+        ),
         *("--drop-stale", "--run", "r", "--until-file", str(world.paths.root / "evaluation.over")),
         *("--no-progress", "--on=slurm"),
     ]
@@ -104,7 +112,9 @@ def test_a_watch_that_was_killed_is_started_again_by_the_next_checkpoint(world):
     assert len(world.starts(2)) == 2
 
 
-def test_one_that_fails_is_tried_once_more_at_the_end_and_said_and_nothing_is_raised(world, monkeypatch):
+def test_one_that_fails_is_tried_once_more_at_the_end_and_said_and_nothing_is_raised(
+    world, monkeypatch
+):
     monkeypatch.setenv("FAIL", "2")
     evaluation = world.evaluation()
     evaluation("checkpoint", {"path": "/c/step-1"})

@@ -18,7 +18,9 @@ _WRITE = "import os, sys; open(sys.argv[1] + '.tmp', 'w').write('done'); os.rena
 def python_task(folder: Path, name: str, before: str = "") -> Task:
     """A task that runs `before` and then writes its result."""
     result = folder / f"{name}.result"
-    return Task(name=name, command=(sys.executable, "-c", f"{before}\n{_WRITE}", str(result)), result=result)
+    return Task(
+        name=name, command=(sys.executable, "-c", f"{before}\n{_WRITE}", str(result)), result=result
+    )
 
 
 def sleeping_task(folder: Path, name: str, *, seconds: float = 600) -> Task:

@@ -48,7 +48,9 @@ def test_each_place_has_its_number_the_secret_and_a_log_and_all_of_it_ends(tmp_p
 
 
 def test_a_killed_one_is_reported_and_started_again_while_the_other_goes_on(tmp_path):
-    placement = places("local", nodes=2).start(agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f")
+    placement = places("local", nodes=2).start(
+        agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f"
+    )
     try:
         (victim, child), _ = agent_note(tmp_path, 0)
         others, _ = agent_note(tmp_path, 1)
@@ -69,7 +71,9 @@ def test_a_killed_one_is_reported_and_started_again_while_the_other_goes_on(tmp_
 
 def test_one_that_ends_by_itself_is_reported_with_its_exit_code(tmp_path):
     (tmp_path / "end-0").write_text("7")
-    placement = places("local", nodes=1).start(agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f")
+    placement = places("local", nodes=1).start(
+        agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f"
+    )
     await_true(lambda: states(placement) == [("ended", 7)])
     placement.stop()
 

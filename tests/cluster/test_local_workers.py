@@ -7,7 +7,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from cluster_tasks import await_true, exit_codes, none_lives, noted_pids, python_task, sleeping_task, started
+from cluster_tasks import (
+    await_true,
+    exit_codes,
+    none_lives,
+    noted_pids,
+    python_task,
+    sleeping_task,
+    started,
+)
 
 from holdfast.cluster import Task, workers
 from holdfast.cluster.leash import release, start_on_leash
@@ -15,7 +23,9 @@ from holdfast.core.errors import BadUse
 
 
 def test_every_task_finishes_once_with_its_exit_code_and_log(tmp_path):
-    tasks = [python_task(tmp_path, f"good-{number}", f"print('said {number}')") for number in range(3)]
+    tasks = [
+        python_task(tmp_path, f"good-{number}", f"print('said {number}')") for number in range(3)
+    ]
     tasks.append(python_task(tmp_path, "bad", "raise SystemExit(7)"))
     tasks.append(Task(name="absent", command=("/no/such/program",), result=tmp_path / "absent"))
     finished = list(workers("local", limit=2).run(tasks, folder=tmp_path / "logs"))
@@ -26,8 +36,14 @@ def test_every_task_finishes_once_with_its_exit_code_and_log(tmp_path):
     assert not any(each.skipped for each in finished)
 
 
-def test_a_worker_killed_mid_task_fails_that_task_alone_and_a_second_run_does_only_that_one(tmp_path):
-    tasks = [python_task(tmp_path, "first"), sleeping_task(tmp_path, "victim"), python_task(tmp_path, "last")]
+def test_a_worker_killed_mid_task_fails_that_task_alone_and_a_second_run_does_only_that_one(
+    tmp_path,
+):
+    tasks = [
+        python_task(tmp_path, "first"),
+        sleeping_task(tmp_path, "victim"),
+        python_task(tmp_path, "last"),
+    ]
 
     def kill() -> None:
         os.kill(noted_pids(tmp_path, "victim")[0], signal.SIGKILL)
@@ -43,20 +59,28 @@ def test_a_worker_killed_mid_task_fails_that_task_alone_and_a_second_run_does_on
     stamps = {task.name: task.result.stat().st_mtime_ns for task in tasks if task.result.exists()}
     again = [tasks[0], python_task(tmp_path, "victim"), tasks[2]]
     finished = list(workers("local").run(again, folder=tmp_path / "logs"))
-    assert {each.task.name: each.skipped for each in finished} == {"first": True, "victim": False, "last": True}
+    assert {each.task.name: each.skipped for each in finished} == {
+        "first": True,
+        "victim": False,
+        "last": True,
+    }
     assert set(exit_codes(finished).values()) == {0}
     assert stamps == {name: (tmp_path / f"{name}.result").stat().st_mtime_ns for name in stamps}
 
 
 def test_a_command_that_ends_well_without_its_result_has_failed_and_the_log_says_why(tmp_path):
-    [finished] = workers("local").run([Task(name="t", command=("true",), result=tmp_path / "r")], folder=tmp_path)
+    [finished] = workers("local").run(
+        [Task(name="t", command=("true",), result=tmp_path / "r")], folder=tmp_path
+    )
     assert finished.exit_code == 1
     assert "ended with 0, but" in finished.log.read_text()
 
 
 def test_a_result_decides_over_the_exit_code_as_it_will_on_resume(tmp_path):
     command = ("sh", "-c", f"echo whole > {tmp_path}/r; exit 5")
-    [finished] = workers("local").run([Task(name="t", command=command, result=tmp_path / "r")], folder=tmp_path)
+    [finished] = workers("local").run(
+        [Task(name="t", command=command, result=tmp_path / "r")], folder=tmp_path
+    )
     assert finished.exit_code == 0
 
 
@@ -70,17 +94,28 @@ def test_no_more_than_limit_run_at_a_time_and_so_many_do(tmp_path):
         "print(seen)"
     )
     tasks = [python_task(tmp_path, f"t{number}", count) for number in range(2)]
-    assert exit_codes(workers("local", limit=2).run(tasks, folder=tmp_path / "a")) == {"t0": 0, "t1": 0}
+    assert exit_codes(workers("local", limit=2).run(tasks, folder=tmp_path / "a")) == {
+        "t0": 0,
+        "t1": 0,
+    }
 
     # Fails if another holds the one place.
     alone = f"import os\nos.mkdir({str(tmp_path / 'place')!r})\nprint(1)\nos.rmdir({str(tmp_path / 'place')!r})"
     tasks = [python_task(tmp_path, f"alone{number}", alone) for number in range(4)]
-    assert set(exit_codes(workers("local", limit=1).run(tasks, folder=tmp_path / "b")).values()) == {0}
+    assert set(
+        exit_codes(workers("local", limit=1).run(tasks, folder=tmp_path / "b")).values()
+    ) == {0}
 
 
 def test_leaving_the_loop_ends_what_runs_with_its_descendants(tmp_path):
-    tasks = [python_task(tmp_path, "quick"), sleeping_task(tmp_path, "a"), sleeping_task(tmp_path, "b")]
-    with contextlib.closing(workers("local", limit=3).run(tasks, folder=tmp_path / "logs")) as running:
+    tasks = [
+        python_task(tmp_path, "quick"),
+        sleeping_task(tmp_path, "a"),
+        sleeping_task(tmp_path, "b"),
+    ]
+    with contextlib.closing(
+        workers("local", limit=3).run(tasks, folder=tmp_path / "logs")
+    ) as running:
         assert next(running).task.name == "quick"
         pids = noted_pids(tmp_path, "a") + noted_pids(tmp_path, "b")
         assert not none_lives(pids)
@@ -129,7 +164,9 @@ def test_what_cannot_be_run_is_refused_at_once(tmp_path):
     one = python_task(tmp_path, "one")
     local = workers("local")
     with pytest.raises(BadUse, match="Two tasks are named one"):
-        local.run([one, Task(name="one", command=("true",), result=tmp_path / "x")], folder=tmp_path)
+        local.run(
+            [one, Task(name="one", command=("true",), result=tmp_path / "x")], folder=tmp_path
+        )
     with pytest.raises(BadUse, match="both write"):
         local.run([one, Task(name="two", command=("true",), result=one.result)], folder=tmp_path)
     with pytest.raises(BadUse, match="is no file name"):

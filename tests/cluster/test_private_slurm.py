@@ -47,10 +47,20 @@ def test_accounting_tells_of_a_jobs_gpus_and_of_a_node_that_died(tmp_path):
         submit = ["sbatch", "--parsable", "--output=/dev/null", "--gpus-per-node=3"]
         done = slurm.run([*submit, "--wrap=true"]).strip()
         doomed = slurm.run([*submit, "--no-requeue", "--nodelist=n2", "--wrap=sleep 600"]).strip()
-        await_true(lambda: slurm.run(["squeue", "--noheader", "--format=%i %T %N"]) == f"{doomed} RUNNING n2\n")
+        await_true(
+            lambda: (
+                slurm.run(["squeue", "--noheader", "--format=%i %T %N"]) == f"{doomed} RUNNING n2\n"
+            )
+        )
         slurm.kill_node("n2")
         slurm.run(["scontrol", "update", "nodename=n2", "state=down", "reason=dead"])
-        query = ["sacct", "--noheader", "--parsable2", "--allocations", "--format=JobID,State,AllocTRES,NodeList"]
+        query = [
+            "sacct",
+            "--noheader",
+            "--parsable2",
+            "--allocations",
+            "--format=JobID,State,AllocTRES,NodeList",
+        ]
         tres = "billing=1,cpu=1,gres/gpu=3,node=1"
         expected = [f"{done}|COMPLETED|{tres}|n1", f"{doomed}|NODE_FAIL|{tres}|n2"]
         await_true(lambda: slurm.run(query).splitlines() == expected)
@@ -72,13 +82,17 @@ def test_nothing_outlives_a_test_that_is_killed(tmp_path, number):
     with started(argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as test:
         assert test.stdout is not None
         assert test.stdout.readline() == b"up\n"
-        await_true(lambda: any(b"sleep\x00600" in cmdline(process) for process in processes_of(tmp_path)))
+        await_true(
+            lambda: any(b"sleep\x00600" in cmdline(process) for process in processes_of(tmp_path))
+        )
         os.kill(test.pid, number)
         test.wait(timeout=30)
     await_true(lambda: processes_of(tmp_path) == [])
 
 
-def test_a_daemon_that_does_not_come_up_is_an_error_with_its_words_and_leaves_nothing(tmp_path, monkeypatch):
+def test_a_daemon_that_does_not_come_up_is_an_error_with_its_words_and_leaves_nothing(
+    tmp_path, monkeypatch
+):
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         port = taken.getsockname()[1]

@@ -40,10 +40,17 @@ def four_nodes():
 
     cluster = Cluster(
         initialize_head=True,
-        head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80 * 2**20},
+        head_node_args={
+            "num_cpus": 0,
+            "include_dashboard": False,
+            "object_store_memory": 80 * 2**20,
+        },
     )
     try:
-        nodes = [cluster.add_node(num_cpus=2, num_gpus=2, object_store_memory=80 * 2**20) for _ in range(4)]
+        nodes = [
+            cluster.add_node(num_cpus=2, num_gpus=2, object_store_memory=80 * 2**20)
+            for _ in range(4)
+        ]
         cluster.wait_for_nodes()
         yield cluster, nodes
     finally:
@@ -79,7 +86,9 @@ def test_four_nodes_of_which_one_dies_and_one_agent_is_killed(standing, tmp_path
         again, _ = agent_note(tmp_path, 1)
         await_true(lambda: states(placement) == [RUNNING] * 4)
 
-        here = ray.get_runtime_context().get_node_id()  # all are of this machine, and Ray joined any of them
+        here = (
+            ray.get_runtime_context().get_node_id()
+        )  # all are of this machine, and Ray joined any of them
         victim = next(node for node in nodes if node.node_id != here)
         cluster.remove_node(victim, allow_graceful=False)
         await_true(lambda: [state for state, _ in states(placement)].count("ended") == 1)
@@ -92,9 +101,16 @@ def test_four_nodes_of_which_one_dies_and_one_agent_is_killed(standing, tmp_path
 
         # It comes back when another node does; until Ray knows that its node is dead, it ends again.
         why = "Ray has 3 nodes with {'CPU': 2, 'GPU': 1}, free or not; 4 are asked for"
-        await_true(lambda: not placement.restart(dead.index) and placement.poll()[dead.index].why == why)
-        nodes[nodes.index(victim)] = cluster.add_node(num_cpus=2, num_gpus=2, object_store_memory=80 * 2**20)
-        await_true(lambda: not placement.restart(dead.index) and states(placement) == [RUNNING] * 4, timeout_s=120)
+        await_true(
+            lambda: not placement.restart(dead.index) and placement.poll()[dead.index].why == why
+        )
+        nodes[nodes.index(victim)] = cluster.add_node(
+            num_cpus=2, num_gpus=2, object_store_memory=80 * 2**20
+        )
+        await_true(
+            lambda: not placement.restart(dead.index) and states(placement) == [RUNNING] * 4,
+            timeout_s=120,
+        )
         back, _ = agent_note(tmp_path, dead.index)
     finally:
         placement.stop()
@@ -154,7 +170,14 @@ def test_what_is_placed_lingers_also_where_ray_kills_the_leash_before_the_actor(
     with socket.create_server(("127.0.0.1", 0)) as owner:
         address = f"127.0.0.1:{owner.getsockname()[1]}"
         actor = _Leashed()
-        actor.start([sys.executable, "-c", agent, str(tmp_path)], {}, str(tmp_path / "log"), False, 3600.0, address)
+        actor.start(
+            [sys.executable, "-c", agent, str(tmp_path)],
+            {},
+            str(tmp_path / "log"),
+            False,
+            3600.0,
+            address,
+        )
         await_true(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text() != "")
         pid = int((tmp_path / "pid").read_text())
         if dies:
@@ -173,7 +196,11 @@ def test_with_a_linger_no_agent_outlives_its_actor_alone(standing, tmp_path):
     )
     try:
         pids, _ = agent_note(tmp_path, 0)
-        actor = next(parent for parent in psutil.Process(pids[0]).parents() if parent.cmdline()[0].startswith("ray::"))
+        actor = next(
+            parent
+            for parent in psutil.Process(pids[0]).parents()
+            if parent.cmdline()[0].startswith("ray::")
+        )
         actor.kill()
         await_true(lambda: none_lives(pids))
         await_true(lambda: placement.restart(0))
@@ -194,10 +221,14 @@ def test_more_nodes_than_there_are_wait_and_say_so(standing, tmp_path):
         placement.stop()
 
 
-def test_without_a_cluster_there_is_one_node_of_its_own_which_is_gone_afterwards(tmp_path, monkeypatch):
+def test_without_a_cluster_there_is_one_node_of_its_own_which_is_gone_afterwards(
+    tmp_path, monkeypatch
+):
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     with pytest.raises(BadUse, match="Set RAY_ADDRESS"):
-        places("ray", nodes=2).start(agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f")
+        places("ray", nodes=2).start(
+            agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f"
+        )
     here = places("ray", nodes=1)
     assert here.address_host() == "127.0.0.1"
     placement = here.start(agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f")

@@ -19,7 +19,13 @@ ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'hold
 @pytest.fixture(scope="module")
 def standing_ray():
     """A Ray that is there already, which no run may stop."""
-    ray.init(address="local", num_cpus=3, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
+    ray.init(
+        address="local",
+        num_cpus=3,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
     yield ray.get_runtime_context().gcs_address
     ray.shutdown()
 
@@ -63,7 +69,11 @@ def test_a_task_whose_worker_is_killed_runs_again_elsewhere(standing_ray, tmp_pa
 
 
 def test_leaving_early_ends_what_runs(standing_ray, tmp_path):
-    tasks = [sleeping_task(tmp_path, "slow"), python_task(tmp_path, "quick"), sleeping_task(tmp_path, "never")]
+    tasks = [
+        sleeping_task(tmp_path, "slow"),
+        python_task(tmp_path, "quick"),
+        sleeping_task(tmp_path, "never"),
+    ]
     running = workers("ray", limit=2).run(tasks, folder=tmp_path / "f")
     assert next(running).task.name == "quick"
     pids = noted_pids(tmp_path, "slow")
@@ -81,6 +91,8 @@ def test_the_ray_at_ray_address_is_used_and_gets_the_callers_environment(standin
     )
     environment = {**os.environ, "RAY_ADDRESS": standing_ray, "SAID": "hello"}
     argv = [sys.executable, "-W", "error", "-c", script, str(tmp_path)]
-    done = subprocess.run(argv, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        argv, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     assert (tmp_path / "result").read_text() == f"hello {tmp_path}\n"

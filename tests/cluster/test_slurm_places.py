@@ -44,7 +44,9 @@ def slurm(cluster, monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "77")
     monkeypatch.setenv("HOLDFAST_PLACE", "88")
     yield cluster
-    await_true(lambda: cluster.run(["squeue", "--noheader"]) == "")  # no test leaves jobs to the next
+    await_true(
+        lambda: cluster.run(["squeue", "--noheader"]) == ""
+    )  # no test leaves jobs to the next
 
 
 def lose_node(slurm, name: str) -> None:
@@ -99,9 +101,13 @@ def test_four_nodes_of_which_two_die_and_one_agent_is_killed(slurm, tmp_path):
     placement.stop()
 
 
-def test_the_others_go_on_when_one_ends_by_itself_and_the_allocation_ends_with_the_last(slurm, tmp_path):
+def test_the_others_go_on_when_one_ends_by_itself_and_the_allocation_ends_with_the_last(
+    slurm, tmp_path
+):
     (tmp_path / "end-0").write_text("0")
-    placement = places("slurm", nodes=2).start(agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f")
+    placement = places("slurm", nodes=2).start(
+        agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f"
+    )
     try:
         agent_note(tmp_path, 0)
         agent_note(tmp_path, 1)
@@ -115,7 +121,9 @@ def test_the_others_go_on_when_one_ends_by_itself_and_the_allocation_ends_with_t
 
 
 def test_a_cancelled_allocation_is_reported_with_what_slurm_and_the_job_say(slurm, tmp_path):
-    placement = places("slurm", nodes=2).start(agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f")
+    placement = places("slurm", nodes=2).start(
+        agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f"
+    )
     try:
         for index in range(2):
             agent_note(tmp_path, index)
@@ -142,7 +150,9 @@ def test_what_a_killed_owner_left_is_cancelled_by_the_next_start(slurm, tmp_path
         owner.kill()
         owner.wait(timeout=30)
     assert not none_lives(pids)
-    placement = places("slurm", nodes=1).start(agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f")
+    placement = places("slurm", nodes=1).start(
+        agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f"
+    )
     try:
         again, secret = agent_note(tmp_path, 0)
         assert secret == "open-sesame"
@@ -153,7 +163,9 @@ def test_what_a_killed_owner_left_is_cancelled_by_the_next_start(slurm, tmp_path
 
 
 def test_more_nodes_than_there_are_wait_and_an_unknown_partition_is_bad_use(slurm, tmp_path):
-    placement = places("slurm", nodes=5).start(agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f")
+    placement = places("slurm", nodes=5).start(
+        agent_command(tmp_path), environment=SECRET, folder=tmp_path / "f"
+    )
     try:
         assert states(placement) == [("waiting", None)] * 5
         await_true(lambda: "Slurm says PENDING: PartitionNodeLimit" in placement.poll()[4].why)

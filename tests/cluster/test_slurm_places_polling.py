@@ -77,7 +77,9 @@ def test_a_record_tells_that_it_runs_before_slurm_is_asked_again(slurm, tmp_path
     assert states(placement) == [RUNNING, ("waiting", None)]
 
 
-def test_a_controller_that_does_not_answer_changes_nothing_and_one_that_forgot_the_job_is_believed(slurm, tmp_path):
+def test_a_controller_that_does_not_answer_changes_nothing_and_one_that_forgot_the_job_is_believed(
+    slurm, tmp_path
+):
     placement, submission = started(slurm, tmp_path)
     slurm.job = "RUNNING|a,b|None"
     for index, node in enumerate("ab"):
@@ -90,7 +92,9 @@ def test_a_controller_that_does_not_answer_changes_nothing_and_one_that_forgot_t
     assert "JobState=TIMEOUT, Reason=TimeLimit" in placement.poll()[0].why
 
 
-def test_a_start_is_asked_for_once_for_one_that_ended_on_a_node_that_is_still_there(slurm, tmp_path):
+def test_a_start_is_asked_for_once_for_one_that_ended_on_a_node_that_is_still_there(
+    slurm, tmp_path
+):
     placement, submission = started(slurm, tmp_path)
     slurm.job = "RUNNING|a,b|None"
     PlaceRecord(node="a", starts=1).write(submission, 0)
@@ -111,15 +115,28 @@ def test_a_start_is_asked_for_once_for_one_that_ended_on_a_node_that_is_still_th
     assert not placement.restart(0), "its node is gone"
 
 
-def test_the_secret_goes_by_the_environment_and_what_is_asked_of_slurm_comes_after_the_users_own(slurm, tmp_path):
-    options = {"gpus_per_node": 8, "cpus_per_node": 64, "sbatch_options": ("--partition=x", "--requeue")}
-    slurm.places(3, **options).start(["agent", "a b"], environment={"TOKEN": "t0ken"}, folder=tmp_path)
+def test_the_secret_goes_by_the_environment_and_what_is_asked_of_slurm_comes_after_the_users_own(
+    slurm, tmp_path
+):
+    options = {
+        "gpus_per_node": 8,
+        "cpus_per_node": 64,
+        "sbatch_options": ("--partition=x", "--requeue"),
+    }
+    slurm.places(3, **options).start(
+        ["agent", "a b"], environment={"TOKEN": "t0ken"}, folder=tmp_path
+    )
     assert slurm.environment["TOKEN"] == "t0ken"
     [sbatch] = [argv for argv in slurm.said if argv[0] == "sbatch"]
     assert sbatch[1:3] == ["--partition=x", "--requeue"]
-    assert {"--nodes=3", "--ntasks=3", "--no-kill", "--no-requeue", "--gpus-per-node=8", "--cpus-per-task=64"} < {
-        *sbatch
-    }
+    assert {
+        "--nodes=3",
+        "--ntasks=3",
+        "--no-kill",
+        "--no-requeue",
+        "--gpus-per-node=8",
+        "--cpus-per-task=64",
+    } < {*sbatch}
     [script] = tmp_path.glob("slurm-*/job.sh")
     assert "t0ken" not in " ".join(sbatch) + script.read_text()
     assert "agent 'a b'" in script.read_text()
@@ -145,7 +162,9 @@ def test_a_cancel_that_fails_says_how_to_do_it_by_hand_and_can_be_tried_again(sl
             raise HoldfastError("scancel failed: no controller")
         return slurm(argv, environment)
 
-    placement = SlurmPlaces(nodes=1, command=sometimes).start(["agent"], environment={}, folder=tmp_path)
+    placement = SlurmPlaces(nodes=1, command=sometimes).start(
+        ["agent"], environment={}, folder=tmp_path
+    )
     with pytest.raises(HoldfastError, match="may still run: scancel --name=holdfast-"):
         placement.stop()
     broken = False
@@ -176,7 +195,11 @@ def test_the_far_end_starts_the_command_as_often_as_it_is_asked_for(tmp_path, mo
     monkeypatch.setattr("holdfast.cluster.slurm_place._LINGER_S", 0)
     for starts in (1, 2):
         request_of(submission, 5, starts).touch()
-    command = [sys.executable, "-c", "import os; print(os.environ['HOLDFAST_PLACE']); raise SystemExit(9)"]
+    command = [
+        sys.executable,
+        "-c",
+        "import os; print(os.environ['HOLDFAST_PLACE']); raise SystemExit(9)",
+    ]
     assert run_place(submission, command) == 9
     assert read_record(submission, 5) == PlaceRecord(node="n6", starts=3, exit_code=9, over=True)
     assert (tmp_path / "place-5.log").read_text() == "5\n" * 3

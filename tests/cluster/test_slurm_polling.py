@@ -62,7 +62,9 @@ def recording(element: int, exit_code: int, *, left: tuple[int, ...]):
     return poll
 
 
-def test_a_task_whose_element_left_without_a_word_fails_after_the_grace_and_its_log_says_what_slurm_says(tmp_path):
+def test_a_task_whose_element_left_without_a_word_fails_after_the_grace_and_its_log_says_what_slurm_says(
+    tmp_path,
+):
     slurm = ScriptedSlurm(running(0), running())
     [finished] = slurm.workers(grace_s=90).run([python_task(tmp_path, "t")], folder=tmp_path / "f")
     assert finished.exit_code == 1
@@ -82,8 +84,13 @@ def test_a_result_that_shows_late_counts(tmp_path):
     assert exit_codes(slurm.workers().run([task], folder=tmp_path / "f")) == {"t": 0}
 
 
-def test_a_controller_that_does_not_answer_is_asked_again_and_one_that_has_forgotten_the_job_is_believed(tmp_path):
-    down, forgotten = failing("Unable to contact slurm controller"), failing("Invalid job id specified")
+def test_a_controller_that_does_not_answer_is_asked_again_and_one_that_has_forgotten_the_job_is_believed(
+    tmp_path,
+):
+    down, forgotten = (
+        failing("Unable to contact slurm controller"),
+        failing("Invalid job id specified"),
+    )
     slurm = ScriptedSlurm(running(0), *[down] * 50, forgotten)
     [finished] = slurm.workers().run([python_task(tmp_path, "t")], folder=tmp_path / "f")
     assert finished.exit_code == 1
@@ -106,7 +113,9 @@ def test_a_signal_may_be_slurms_own_and_counts_only_when_the_element_has_left(tm
 
 
 def test_more_tasks_than_an_array_may_have_share_its_elements(tmp_path):
-    tasks = [python_task(tmp_path, f"t{n}", "raise SystemExit(9)" if n == 1 else "") for n in range(5)]
+    tasks = [
+        python_task(tmp_path, f"t{n}", "raise SystemExit(9)" if n == 1 else "") for n in range(5)
+    ]
 
     def run_all(manifest):
         assert manifest.elements == 2
@@ -128,13 +137,17 @@ def test_polls_come_less_often_while_nothing_happens(tmp_path):
         return "0\n" if len(times_s) < 20 else recording(0, 3, left=())(manifest)
 
     slurm = ScriptedSlurm(poll)
-    assert exit_codes(slurm.workers().run([python_task(tmp_path, "t")], folder=tmp_path / "f")) == {"t": 3}
+    assert exit_codes(slurm.workers().run([python_task(tmp_path, "t")], folder=tmp_path / "f")) == {
+        "t": 3
+    }
     gaps_s = [after - before for before, after in pairwise(times_s)]
     assert gaps_s == sorted(gaps_s)
     assert (gaps_s[0], gaps_s[-1]) == (1.5, 20)
 
 
-def test_leaving_early_cancels_the_array_and_what_an_earlier_caller_left_is_cancelled_first(tmp_path):
+def test_leaving_early_cancels_the_array_and_what_an_earlier_caller_left_is_cancelled_first(
+    tmp_path,
+):
     tasks = [python_task(tmp_path, "a"), python_task(tmp_path, "b")]
     (tmp_path / "f" / "slurm-0123").mkdir(parents=True)
     slurm = ScriptedSlurm(recording(0, 4, left=(1,)))
@@ -172,7 +185,9 @@ def test_an_array_that_sbatch_refuses_is_bad_use_with_its_words(tmp_path):
         return ""
 
     with pytest.raises(BadUse, match=r"invalid partition specified: x.* --partition"):
-        list(SlurmWorkers(command=refusing).run([python_task(tmp_path, "t")], folder=tmp_path / "f"))
+        list(
+            SlurmWorkers(command=refusing).run([python_task(tmp_path, "t")], folder=tmp_path / "f")
+        )
 
 
 def test_the_manifest_keeps_every_word_as_it_is(tmp_path):

@@ -7,7 +7,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from cluster_tasks import await_true, exit_codes, none_lives, noted_pids, python_task, sleeping_task, started
+from cluster_tasks import (
+    await_true,
+    exit_codes,
+    none_lives,
+    noted_pids,
+    python_task,
+    sleeping_task,
+    started,
+)
 
 from holdfast.cluster import workers
 from holdfast.cluster.slurm import SlurmWorkers
@@ -31,7 +39,9 @@ def slurm(cluster, monkeypatch):
     for name in ("SLURM_CONF", "PATH"):
         monkeypatch.setenv(name, cluster.environment[name])
     yield cluster
-    await_true(lambda: cluster.run(["squeue", "--noheader"]) == "")  # no test leaves jobs to the next
+    await_true(
+        lambda: cluster.run(["squeue", "--noheader"]) == ""
+    )  # no test leaves jobs to the next
 
 
 def test_an_array_with_a_failing_task_and_one_whose_node_dies(slurm, tmp_path):
@@ -62,7 +72,11 @@ def test_an_array_with_a_failing_task_and_one_whose_node_dies(slurm, tmp_path):
     finished = list(SlurmWorkers(grace_s=20).run(tasks, folder=tmp_path / "f"))
     killer.join()
     slurm.restart_node(dead[0])
-    assert exit_codes(finished) == {**{f"good-{number}": 0 for number in range(4)}, "bad": 7, "victim": 0}
+    assert exit_codes(finished) == {
+        **{f"good-{number}": 0 for number in range(4)},
+        "bad": 7,
+        "victim": 0,
+    }
     logs = {each.task.name: each.log.read_text() for each in finished}
     assert logs["good-3"] == "3\n"
     assert logs["victim"] == "first\nsecond\n"
@@ -76,7 +90,11 @@ def test_an_array_with_a_failing_task_and_one_whose_node_dies(slurm, tmp_path):
 
 
 def test_leaving_early_cancels_the_array(slurm, tmp_path):
-    tasks = [python_task(tmp_path, "quick"), sleeping_task(tmp_path, "slow"), sleeping_task(tmp_path, "never")]
+    tasks = [
+        python_task(tmp_path, "quick"),
+        sleeping_task(tmp_path, "slow"),
+        sleeping_task(tmp_path, "never"),
+    ]
     running = SlurmWorkers(limit=2).run(tasks, folder=tmp_path / "f")
     assert next(running).task.name == "quick"
     pids = noted_pids(tmp_path, "slow")
@@ -87,11 +105,15 @@ def test_leaving_early_cancels_the_array(slurm, tmp_path):
 def test_an_element_that_somebody_cancels_has_failed(slurm, tmp_path):
     def cancel() -> None:
         noted_pids(tmp_path, "slow")
-        slurm.run(["scancel", *slurm.run(["squeue", "--noheader", "--array", "--format=%i"]).split()])
+        slurm.run(
+            ["scancel", *slurm.run(["squeue", "--noheader", "--array", "--format=%i"]).split()]
+        )
 
     canceller = threading.Thread(target=cancel)
     canceller.start()
-    [finished] = SlurmWorkers(grace_s=1).run([sleeping_task(tmp_path, "slow")], folder=tmp_path / "f")
+    [finished] = SlurmWorkers(grace_s=1).run(
+        [sleeping_task(tmp_path, "slow")], folder=tmp_path / "f"
+    )
     canceller.join()
     assert finished.exit_code != 0
 

@@ -17,10 +17,24 @@ RUN = Run(
 ATTEMPT = Attempt(run_id="a", number=1, started_at_s=2.0)
 EVENT = Event(run_id="a", attempt=1, at_s=3.0, kind="restored", rank=1, data={"step": 3})
 INCIDENT = Incident(
-    run_id="a", attempt=1, kind="exit", rank=1, step=9, fault_at_s=4.0, detected_at_s=4.5, diagnosis={"reason": "x"}
+    run_id="a",
+    attempt=1,
+    kind="exit",
+    rank=1,
+    step=9,
+    fault_at_s=4.0,
+    detected_at_s=4.5,
+    diagnosis={"reason": "x"},
 )
 CHECKPOINT = Checkpoint(
-    run_id="a", attempt=1, step=5, path="p", state="written", size_bytes=1 << 40, stall_s=0.5, committed_at_s=3.5
+    run_id="a",
+    attempt=1,
+    step=5,
+    path="p",
+    state="written",
+    size_bytes=1 << 40,
+    stall_s=0.5,
+    committed_at_s=3.5,
 )
 
 
@@ -39,6 +53,9 @@ def check_that_records_come_back(url, ledger):
         assert other.events("a", "proof") == []
         assert other.checkpoints("a") == [CHECKPOINT]
         assert (
-            other.incidents() == other.incidents("a") == [other.incident(key)] == [replace(INCIDENT, incident_id=key)]
+            other.incidents()
+            == other.incidents("a")
+            == [other.incident(key)]
+            == [replace(INCIDENT, incident_id=key)]
         )
         assert other.incidents("b") == []

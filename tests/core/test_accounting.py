@@ -14,7 +14,16 @@ from holdfast.core.telemetry import StepJournal, StepRecord
 
 def run(state="completed", ended_at_s=100.0, **more):
     more = {"command": ["python"], "options": {"nproc": 2}} | more
-    return Run(run_id="r", state=state, cwd="/", host="h", pid=1, started_at_s=0.0, ended_at_s=ended_at_s, **more)
+    return Run(
+        run_id="r",
+        state=state,
+        cwd="/",
+        host="h",
+        pid=1,
+        started_at_s=0.0,
+        ended_at_s=ended_at_s,
+        **more,
+    )
 
 
 def attempt(number, started_at_s=0.0, start_step=None):
@@ -37,7 +46,16 @@ def steps(number, first, last, *, began_s, step_s=1.0, first_step_s=None, **more
     ]
 
 
-def incident(number, fault_at_s, detected_at_s, *, step=None, restored_step=None, resumed_at_s=None, action="restart"):
+def incident(
+    number,
+    fault_at_s,
+    detected_at_s,
+    *,
+    step=None,
+    restored_step=None,
+    resumed_at_s=None,
+    action="restart",
+):
     return Incident(
         run_id="r",
         attempt=number,
@@ -107,7 +125,9 @@ def test_every_second_of_a_run_with_one_fault_has_its_cause(one_fault):
     }
     assert one_fault.breakdown.total_s == one_fault.wall_s == 100.0
     assert one_fault.ettr == 0.6
-    assert [(phase.attempt, phase.cause, phase.start_s, phase.end_s) for phase in one_fault.phases] == [
+    assert [
+        (phase.attempt, phase.cause, phase.start_s, phase.end_s) for phase in one_fault.phases
+    ] == [
         (1, "starting", 0.0, 10.0),
         (1, "productive", 10.0, 30.0),
         (1, "lost", 30.0, 40.5),
@@ -143,7 +163,12 @@ def test_the_cost_of_an_incident():
     )
     (cost,) = found.incidents
     assert [data["fault"] for data in cost.injected] == ["damaged checkpoint", "SIGKILL"]
-    assert (cost.number, cost.fault_at_s, cost.seconds_to_detect, cost.seconds_to_restart) == (1, 40.0, 2.0, 9.0)
+    assert (cost.number, cost.fault_at_s, cost.seconds_to_detect, cost.seconds_to_restart) == (
+        1,
+        40.0,
+        2.0,
+        9.0,
+    )
     assert (cost.steps_lost, cost.restore_s) == (11, 0.5)
     assert cost.passed_over == (PassedOver(step=30, path="step-30", reason="checksum"),)
 
@@ -156,10 +181,17 @@ def test_without_an_injected_fault_the_incident_s_own_time_counts(one_fault):
 def test_a_rollback_further_than_one_attempt_takes_back_what_survived_before():
     found = summary(
         attempts=[attempt(1, start_step=0), attempt(2, start_step=20), attempt(3, start_step=10)],
-        journal=[*steps(1, 1, 30, began_s=0), *steps(2, 21, 25, began_s=40), *steps(3, 11, 40, began_s=50)],
+        journal=[
+            *steps(1, 1, 30, began_s=0),
+            *steps(2, 21, 25, began_s=40),
+            *steps(3, 11, 40, began_s=50),
+        ],
     )
     assert surviving(found) == list(range(1, 41))
-    assert [(segment.attempt, segment.points[0].step) for segment in found.loss.lost] == [(1, 11), (2, 21)]
+    assert [(segment.attempt, segment.points[0].step) for segment in found.loss.lost] == [
+        (1, 11),
+        (2, 21),
+    ]
     assert found.steps_lost == 25
 
 
@@ -195,7 +227,9 @@ def test_a_step_may_be_reported_in_two_lines():
 
 
 def test_a_script_may_report_every_tenth_step():
-    journal = [StepRecord(attempt=1, rank=0, step=10 * n, at_s=10.0 * n, step_s=10.0) for n in range(1, 5)]
+    journal = [
+        StepRecord(attempt=1, rank=0, step=10 * n, at_s=10.0 * n, step_s=10.0) for n in range(1, 5)
+    ]
     found = summary(attempts=[attempt(1, start_step=0)], journal=journal)
     assert (found.steps_executed, found.final_step, found.breakdown.productive_s) == (40, 40, 40.0)
 
@@ -223,7 +257,9 @@ def test_a_run_that_failed_keeps_its_newest_usable_checkpoint_and_no_more():
 
 
 def test_a_run_that_failed_without_a_checkpoint_keeps_nothing():
-    found = summary(of=run(state="failed"), attempts=[attempt(1)], journal=steps(1, 1, 30, began_s=0))
+    found = summary(
+        of=run(state="failed"), attempts=[attempt(1)], journal=steps(1, 1, 30, began_s=0)
+    )
     assert (surviving(found), found.ettr, found.final_step) == ([], 0.0, 0)
 
 
@@ -264,7 +300,13 @@ def test_a_running_run_lasts_to_its_last_record():
 
 def test_a_run_without_any_record_is_empty():
     found = summary(of=run(state="running", ended_at_s=None))
-    assert (found.wall_s, found.ettr, found.phases, found.proof, found.median_step_s) == (0.0, None, (), None, None)
+    assert (found.wall_s, found.ettr, found.phases, found.proof, found.median_step_s) == (
+        0.0,
+        None,
+        (),
+        None,
+        None,
+    )
     assert found.checkpoints.overall is None
 
 
@@ -276,13 +318,21 @@ def test_checkpoint_stalls_and_their_share():
     )
     rows = found.checkpoints
     assert (rows.count, rows.total_stall_s, rows.share_of_wall) == (3, 9.0, 0.09)
-    assert (rows.overall.median_stall_s, rows.overall.mean_stall_s, rows.overall.max_stall_s) == (2.0, 3.0, 6.0)
-    assert [(row.attempt, row.count, row.total_stall_s) for row in rows.by_attempt] == [(1, 2, 3.0), (2, 1, 6.0)]
+    assert (rows.overall.median_stall_s, rows.overall.mean_stall_s, rows.overall.max_stall_s) == (
+        2.0,
+        3.0,
+        6.0,
+    )
+    assert [(row.attempt, row.count, row.total_stall_s) for row in rows.by_attempt] == [
+        (1, 2, 3.0),
+        (2, 1, 6.0),
+    ]
 
 
 def test_stalls_and_sections_between_steps_are_told_apart():
     journal = [
-        StepRecord(attempt=1, rank=0, step=step, at_s=10.0 + 4 * step, step_s=1.0) for step in range(1, 11)
+        StepRecord(attempt=1, rank=0, step=step, at_s=10.0 + 4 * step, step_s=1.0)
+        for step in range(1, 11)
     ]  # 3 s between the steps
     found = summary(
         of=run(ended_at_s=50.0),
@@ -349,9 +399,21 @@ def test_summarize_reads_the_ledger_and_the_journal(tmp_path):
 times = st.floats(-5.0, 120.0)
 seconds = st.floats(0.0, 30.0) | st.just(math.inf) | st.just(math.nan)
 numbers = st.integers(1, 4)
-records = st.builds(StepRecord, attempt=numbers, rank=st.just(0), step=st.integers(0, 30), at_s=times, step_s=seconds)
+records = st.builds(
+    StepRecord,
+    attempt=numbers,
+    rank=st.just(0),
+    step=st.integers(0, 30),
+    at_s=times,
+    step_s=seconds,
+)
 incidents = st.builds(
-    incident, numbers, times, times, step=st.none() | st.integers(0, 30), action=st.sampled_from(["restart", "stop"])
+    incident,
+    numbers,
+    times,
+    times,
+    step=st.none() | st.integers(0, 30),
+    action=st.sampled_from(["restart", "stop"]),
 )
 
 
@@ -365,11 +427,17 @@ incidents = st.builds(
     starts=st.lists(st.tuples(times, st.none() | st.integers(0, 30)), max_size=4),
     journal=st.lists(records, max_size=40),
     incidents=st.lists(incidents, max_size=4),
-    checkpoints=st.lists(st.builds(checkpoint, numbers, st.integers(0, 30), st.floats(0.0, 50.0)), max_size=5),
+    checkpoints=st.lists(
+        st.builds(checkpoint, numbers, st.integers(0, 30), st.floats(0.0, 50.0)), max_size=5
+    ),
 )
-def test_the_parts_add_up_to_the_wall_time_whatever_the_records_say(of, starts, journal, incidents, checkpoints):
+def test_the_parts_add_up_to_the_wall_time_whatever_the_records_say(
+    of, starts, journal, incidents, checkpoints
+):
     attempts = [attempt(number, at_s, step) for number, (at_s, step) in enumerate(starts, start=1)]
-    found = summary(of=of, attempts=attempts, journal=journal, incidents=incidents, checkpoints=checkpoints)
+    found = summary(
+        of=of, attempts=attempts, journal=journal, incidents=incidents, checkpoints=checkpoints
+    )
     parts = found.breakdown.by_cause()
     assert all(part_s >= 0 for part_s in parts.values())
     assert found.breakdown.total_s == pytest.approx(found.wall_s, abs=1e-6)

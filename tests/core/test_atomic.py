@@ -83,7 +83,9 @@ def test_kill_9_at_random_instants_leaves_the_old_file_or_the_new(tmp_path):
     path = tmp_path / "file"
     chosen = random.Random(3)
     for _ in range(6):
-        with subprocess.Popen([sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True) as writer:
+        with subprocess.Popen(
+            [sys.executable, "-c", WRITER, str(path)], stdout=subprocess.PIPE, text=True
+        ) as writer:
             for _ in range(chosen.randrange(1, 12)):
                 done = int(writer.stdout.readline())
             # A busy wait of random length puts the kill anywhere within the next write.

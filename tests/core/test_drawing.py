@@ -29,7 +29,9 @@ def test_coordinates_are_rounded_and_words_are_not():
 
 
 def test_two_drawings_on_a_page_share_no_id_and_equal_ones_are_equal():
-    one, other = (inline_svg(drawn(), name=name, label="l", variables=VARIABLES) for name in ("a", "b"))
+    one, other = (
+        inline_svg(drawn(), name=name, label="l", variables=VARIABLES) for name in ("a", "b")
+    )
     assert 'id="a-' in one
     assert 'id="a-' not in other
     assert inline_svg(drawn(), name="a", label="l", variables=VARIABLES) == one

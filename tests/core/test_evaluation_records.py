@@ -28,7 +28,12 @@ EVALUATION = EvaluationRecord(
     step=1000,
 )
 PRIOR = Prior(
-    family="llama-64-2", harness="lm-eval", task="gsm8k", recorded_at_s=1.0, evaluation_id="e1", history=b"\x00\xff1"
+    family="llama-64-2",
+    harness="lm-eval",
+    task="gsm8k",
+    recorded_at_s=1.0,
+    evaluation_id="e1",
+    history=b"\x00\xff1",
 )
 
 
@@ -41,15 +46,25 @@ def ledger(tmp_path):
 def test_evaluations_come_back_as_they_went_in(ledger):
     ledger.add_evaluation(EVALUATION)
     assert ledger.evaluation("e1") == EVALUATION
-    ledger.set_evaluation("e1", state="done", ended_at_s=20.0, makespan_s=9.5, bound_s=9.0, engines=8, nodes=2)
-    changed = replace(EVALUATION, state="done", ended_at_s=20.0, makespan_s=9.5, bound_s=9.0, engines=8, nodes=2)
+    ledger.set_evaluation(
+        "e1", state="done", ended_at_s=20.0, makespan_s=9.5, bound_s=9.0, engines=8, nodes=2
+    )
+    changed = replace(
+        EVALUATION, state="done", ended_at_s=20.0, makespan_s=9.5, bound_s=9.0, engines=8, nodes=2
+    )
     assert ledger.evaluations() == [changed]
 
 
 def test_the_newest_evaluation_comes_first_and_columns_filter(ledger):
     for number, (suite, run_id) in enumerate([("a", None), ("b", "r"), ("a", "r")]):
         ledger.add_evaluation(
-            replace(EVALUATION, evaluation_id=f"e{number}", suite=suite, run_id=run_id, started_at_s=float(number))
+            replace(
+                EVALUATION,
+                evaluation_id=f"e{number}",
+                suite=suite,
+                run_id=run_id,
+                started_at_s=float(number),
+            )
         )
     assert [one.evaluation_id for one in ledger.evaluations()] == ["e2", "e1", "e0"]
     assert [one.evaluation_id for one in ledger.evaluations(suite="a")] == ["e2", "e0"]
@@ -59,7 +74,9 @@ def test_the_newest_evaluation_comes_first_and_columns_filter(ledger):
 
 def test_an_id_is_taken_once(ledger):
     ledger.add_evaluation(EVALUATION)
-    with pytest.raises(BadUse, match=re.escape("already an evaluation 'e1'. Choose another --id, or go on")):
+    with pytest.raises(
+        BadUse, match=re.escape("already an evaluation 'e1'. Choose another --id, or go on")
+    ):
         ledger.add_evaluation(replace(EVALUATION, suite="other"))
     assert ledger.evaluations() == [EVALUATION]
 
@@ -72,7 +89,16 @@ def test_an_evaluation_that_does_not_exist_is_said_so(ledger):
 
 def test_an_evaluation_outlives_the_run_it_is_of(ledger):
     ledger.add_run(
-        Run(run_id="a-run", state="completed", command=[], options={}, cwd="/", host="h", pid=1, started_at_s=1.0)
+        Run(
+            run_id="a-run",
+            state="completed",
+            command=[],
+            options={},
+            cwd="/",
+            host="h",
+            pid=1,
+            started_at_s=1.0,
+        )
     )
     ledger.add_evaluation(EVALUATION)
     ledger.remove_run("a-run")
@@ -100,9 +126,13 @@ def test_priors_do_not_pile_up(ledger, tmp_path):
         ledger.add_priors([replace(PRIOR, history=bytes([number]))])
     engine = create_engine(ledger_url(tmp_path))
     with engine.connect() as connection:
-        kept = connection.exec_driver_sql("SELECT task, history FROM priors ORDER BY prior_id").all()
+        kept = connection.exec_driver_sql(
+            "SELECT task, history FROM priors ORDER BY prior_id"
+        ).all()
     engine.dispose()
-    assert kept == [("mmlu", other.history)] + [("gsm8k", bytes([number])) for number in range(3, PRIORS_KEPT + 3)]
+    assert kept == [("mmlu", other.history)] + [
+        ("gsm8k", bytes([number])) for number in range(3, PRIORS_KEPT + 3)
+    ]
 
 
 def test_a_ledger_without_evaluations_gets_them_and_keeps_its_runs(tmp_path):

@@ -118,7 +118,9 @@ def test_a_ledger_locked_for_too_long_is_said_so(tmp_path, monkeypatch):
 
 def test_a_file_that_is_no_database_is_said_so(tmp_path):
     (tmp_path / "ledger.db").write_bytes(b"these are not the bytes of a database" * 40)
-    with pytest.raises(LedgerError, match=r"cannot be opened: file is not a database\. Name another"):
+    with pytest.raises(
+        LedgerError, match=r"cannot be opened: file is not a database\. Name another"
+    ):
         Ledger.open(ledger_url(tmp_path))
 
 
@@ -128,7 +130,9 @@ def test_a_folder_that_cannot_be_made_is_said_so(tmp_path):
         Ledger.open(ledger_url(tmp_path / "file" / "home"))
 
 
-@pytest.mark.parametrize("url", ["nonsense", "nosuch://h/d", "postgresql+nosuchdriver://u:secret@h/d"])
+@pytest.mark.parametrize(
+    "url", ["nonsense", "nosuch://h/d", "postgresql+nosuchdriver://u:secret@h/d"]
+)
 def test_a_wrong_url_is_said_so(url):
     with pytest.raises(LedgerError, match=re.escape("Name another with --ledger URL")):
         Ledger.open(url)

@@ -37,7 +37,9 @@ def server(tmp_path_factory):
     def run(program, *arguments):
         command = [binaries / program, "-D", data, *arguments]
         environment = {**os.environ, "LC_ALL": "C", "HOME": str(folder)}
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL, env=environment, cwd=folder, **NOT_ROOT)
+        subprocess.run(
+            command, check=True, stdout=subprocess.DEVNULL, env=environment, cwd=folder, **NOT_ROOT
+        )
 
     run("initdb", "-U", "holdfast", "--no-sync", "-E", "UTF8", "--auth=trust")
     run("pg_ctl", "start", "--wait", "-l", folder / "log", "-o", settings)
@@ -81,7 +83,12 @@ def test_words_are_searched_by_the_database(ledger):
 
 def test_what_was_learned_is_kept_and_withdrawn(ledger):
     rule = LearnedRule(
-        rule_id="learned-x", kind="rule", body={"pattern": "x"}, author="learned", sources=["3"], made_at_s=1.0
+        rule_id="learned-x",
+        kind="rule",
+        body={"pattern": "x"},
+        author="learned",
+        sources=["3"],
+        made_at_s=1.0,
     )
     ledger.add_learned_rule(rule)
     assert ledger.learned_rules("rule") == [rule]
@@ -93,8 +100,12 @@ def test_what_was_learned_is_kept_and_withdrawn(ledger):
 
 def test_processes_that_open_a_new_ledger_at_once_all_get_it(url):
     script = f"from holdfast.core.ledger import Ledger; Ledger.open({url!r}).close()"
-    processes = [subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) for _ in range(4)]
-    failed = [error for process in processes if (error := process.communicate()[1]) and process.returncode]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", script], stderr=subprocess.PIPE) for _ in range(4)
+    ]
+    failed = [
+        error for process in processes if (error := process.communicate()[1]) and process.returncode
+    ]
     assert not failed, failed[0].decode()
 
 

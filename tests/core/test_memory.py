@@ -47,7 +47,10 @@ class Tree:
 
     def v1(self, folder, *, limit=UNLIMITED_V1, used=0, cache=0, hierarchical=UNLIMITED_V1):
         stat = f"cache 1\nactive_file 1\nhierarchical_memory_limit {hierarchical}\ntotal_active_file {cache}"
-        self._write(folder, {"memory.limit_in_bytes": limit, "memory.usage_in_bytes": used, "memory.stat": stat})
+        self._write(
+            folder,
+            {"memory.limit_in_bytes": limit, "memory.usage_in_bytes": used, "memory.stat": stat},
+        )
 
     def _write(self, folder, files):
         group = self.root / folder.lstrip("/")
@@ -99,10 +102,17 @@ SLURM = ("slurm", "uid_0", "job_1", "step_0", "task_0")
 @pytest.mark.parametrize("limited", range(len(SLURM)))
 def test_any_group_of_a_slurm_job_of_version_1(tree, limited):
     tree.mounted(V1)
-    tree.process_is_in("5:memory:/slurm/uid_0/job_1/step_0/task_0\n4:cpu,cpuacct:/slurm/uid_0\n0::/\n")
+    tree.process_is_in(
+        "5:memory:/slurm/uid_0/job_1/step_0/task_0\n4:cpu,cpuacct:/slurm/uid_0\n0::/\n"
+    )
     for depth in range(len(SLURM)):
         limit = 5 * MIB if depth == limited else UNLIMITED_V1
-        tree.v1("/".join(("/sys/fs/cgroup/memory", *SLURM[: depth + 1])), limit=limit, used=2 * MIB, cache=MIB)
+        tree.v1(
+            "/".join(("/sys/fs/cgroup/memory", *SLURM[: depth + 1])),
+            limit=limit,
+            used=2 * MIB,
+            cache=MIB,
+        )
     assert tree.left_bytes == 4 * MIB
 
 
@@ -150,7 +160,9 @@ CONTAINER = "/kubepods/burstable/pod1/ab"
 
 def test_a_container_of_version_1_mounts_its_group_alone(tree):
     """Without a namespace of control groups its path is that of the node, and its pod's limit is only told."""
-    tree.mounted(f"35 31 0:32 {CONTAINER} /sys/fs/cgroup/memory ro,relatime - cgroup cgroup rw,memory\n")
+    tree.mounted(
+        f"35 31 0:32 {CONTAINER} /sys/fs/cgroup/memory ro,relatime - cgroup cgroup rw,memory\n"
+    )
     tree.process_is_in(f"5:memory:{CONTAINER}\n")
     tree.v1("/sys/fs/cgroup/memory", limit=8 * MIB, used=MIB, hierarchical=8 * MIB)
     assert tree.left_bytes == 7 * MIB
@@ -188,7 +200,9 @@ def test_a_process_outside_of_the_root_of_its_namespace_is_not_limited_by_that(t
 
 def test_both_versions_at_once(tree):
     """Of a hybrid system either may have the memory."""
-    tree.mounted(V1 + "41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n")
+    tree.mounted(
+        V1 + "41 31 0:38 / /sys/fs/cgroup/unified rw,relatime shared:9 - cgroup2 cgroup2 rw\n"
+    )
     tree.process_is_in("9:name=systemd:/user.slice\n4:memory:/a/b\n0::/user.slice\n")
     (tree.root / "sys/fs/cgroup/unified/user.slice").mkdir(parents=True)
     tree.v1("/sys/fs/cgroup/memory/a", limit=8 * MIB, used=MIB)

@@ -23,12 +23,19 @@ def test_the_migrations_make_the_tables_of_the_schema(url):
             "compare_type": True,
             "compare_server_default": True,
             # The full-text index of SQLite makes tables of its own.
-            "include_name": lambda name, kind, _: kind != "table" or not str(name).startswith(schema.MEMORY_WORDS),
+            "include_name": lambda name, kind, _: (
+                kind != "table" or not str(name).startswith(schema.MEMORY_WORDS)
+            ),
         }
-        assert compare_metadata(MigrationContext.configure(connection, opts=options), schema.metadata) == []
+        assert (
+            compare_metadata(MigrationContext.configure(connection, opts=options), schema.metadata)
+            == []
+        )
         for table in schema.metadata.tables.values():
             found = inspect(connection).get_foreign_keys(table.name)
-            assert [key["options"] for key in found] == [{"ondelete": "CASCADE"}] * len(table.foreign_keys)
+            assert [key["options"] for key in found] == [{"ondelete": "CASCADE"}] * len(
+                table.foreign_keys
+            )
     engine.dispose()
 
 
@@ -44,7 +51,9 @@ def test_a_ledger_of_a_newer_holdfast_is_refused(url):
     with engine.begin() as connection:
         connection.exec_driver_sql("UPDATE alembic_version SET version_num = '9999'")
     engine.dispose()
-    with pytest.raises(LedgerError, match=re.escape(f"is of version 9999; this Holdfast knows {schema.REVISION}")):
+    with pytest.raises(
+        LedgerError, match=re.escape(f"is of version 9999; this Holdfast knows {schema.REVISION}")
+    ):
         Ledger.open(url)
 
 

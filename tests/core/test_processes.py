@@ -17,13 +17,17 @@ from holdfast.core.processes import activity, module_command, parent_of, process
 FOUND_IN = str(Path(holdfast.__file__).parents[1])
 
 
-def test_a_process_finds_the_package_where_this_one_did_and_nothing_in_the_working_directory(tmp_path, monkeypatch):
+def test_a_process_finds_the_package_where_this_one_did_and_nothing_in_the_working_directory(
+    tmp_path, monkeypatch
+):
     monkeypatch.setenv("PYTHONPATH", "")
     (tmp_path / "queue.py").write_text("raise SystemExit(7)")
     (python, *safely, _, module), environment = module_command("holdfast.core.words")
     assert module == "holdfast.core.words"
     words = [python, *safely, "-c", "import queue, holdfast; print(holdfast.__file__)"]
-    ended = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True)
+    ended = subprocess.run(
+        words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=True
+    )
     assert ended.stdout.strip() == holdfast.__file__
 
 
@@ -38,7 +42,9 @@ def test_an_empty_path_that_the_user_has_set_is_not_the_working_directory(tmp_pa
 
 
 @pytest.mark.parametrize("place", ["getsitepackages", "getusersitepackages"])
-def test_no_folder_that_python_takes_packages_from_comes_before_the_standard_library(monkeypatch, place):
+def test_no_folder_that_python_takes_packages_from_comes_before_the_standard_library(
+    monkeypatch, place
+):
     """Such as a distribution's dist-packages, those below a virtual environment, and the user's own."""
     monkeypatch.delenv("PYTHONPATH", raising=False)
     monkeypatch.setattr(site, "ENABLE_USER_SITE", True)
@@ -107,7 +113,9 @@ def test_requests_to_the_store_are_no_activity_of_the_rank_that_serves_it():
         "store = TCPStore('127.0.0.1', 0, is_master=True, wait_for_workers=False)\n"
         "print(store.port, flush=True); sys.stdin.read()"
     )
-    with subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+    with subprocess.Popen(
+        [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as server:
         store, ended = TCPStore("127.0.0.1", int(server.stdout.readline())), threading.Event()
         store.set("key", "value")
 

@@ -54,7 +54,9 @@ def test_bounded_and_in_order_whatever_is_written(tmp_path_factory, chunks, max_
     everything, kept = b"".join(chunks), contents(path)
     assert everything.endswith(kept)
     assert len(kept) + log.dropped_bytes == len(everything)
-    assert len(kept) <= 2 * max_bytes, "a part may grow to twice its share for the sake of a whole line"
+    assert len(kept) <= 2 * max_bytes, (
+        "a part may grow to twice its share for the sake of a whole line"
+    )
 
 
 def newest_part_of(tail):
@@ -96,7 +98,9 @@ def test_a_log_that_outran_its_reader_is_read_from_the_oldest_part_on(tmp_path):
     log.close()
     assert read.startswith(b"line ")
     assert read.endswith(b"line 499\n")
-    assert newest == PARTS + PARTS - 1, "what was read first is told apart from every part that is still there"
+    assert newest == PARTS + PARTS - 1, (
+        "what was read first is told apart from every part that is still there"
+    )
 
 
 def test_a_tail_of_no_log_reads_nothing_until_there_is_one(tmp_path):

@@ -15,7 +15,12 @@ from holdfast.core.telemetry import READ_BACK_BYTES, StepJournal, StepRecord, re
 
 
 def record(step=1, **more):
-    return StepRecord(**({"attempt": 1, "rank": 0, "step": step, "at_s": 10.5, "step_s": 0.25, "loss": 2.5} | more))
+    return StepRecord(
+        **(
+            {"attempt": 1, "rank": 0, "step": step, "at_s": 10.5, "step_s": 0.25, "loss": 2.5}
+            | more
+        )
+    )
 
 
 def write(path, *records):
@@ -88,7 +93,9 @@ def test_a_broken_whole_line_is_named(tmp_path, line):
     with path.open("a") as broken:
         broken.write(line + "\n")
     write(path, record(3))
-    with pytest.raises(HoldfastError, match=r"steps\.jsonl:2 is not a step record.*delete that line"):
+    with pytest.raises(
+        HoldfastError, match=r"steps\.jsonl:2 is not a step record.*delete that line"
+    ):
         list(read_steps(path))
 
 

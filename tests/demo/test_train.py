@@ -20,7 +20,9 @@ SHORT = ["--steps", "9", "--save-every", "3", "--eval-every", "4"]
 
 
 def run(*command):
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith("HOLDFAST_")
+    }
     environment["OMP_NUM_THREADS"] = "1"
     return subprocess.run(
         [str(part) for part in command],
@@ -45,19 +47,34 @@ def test_a_run_that_broke_and_went_on_ends_with_the_same_bits(tmp_path):
     resumed = run(*script, tmp_path / "broken")
 
     assert broken.returncode != 0
-    assert "CorruptVocabulary: step 8: token 40961 is outside the vocabulary of 256 bytes" in broken.stderr
+    assert (
+        "CorruptVocabulary: step 8: token 40961 is outside the vocabulary of 256 bytes"
+        in broken.stderr
+    )
     assert "from step 0 to 9" in whole.stdout
     assert "from step 6 to 9" in resumed.stdout
-    assert re.search(r"^step 4 loss \d\.\d{4} lr \d\.\de-0\d val \d\.\d\d$", whole.stdout, re.MULTILINE)
+    assert re.search(
+        r"^step 4 loss \d\.\d{4} lr \d\.\de-0\d val \d\.\d\d$", whole.stdout, re.MULTILINE
+    )
     assert final_weights(resumed) == final_weights(whole)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("launch", "example"), [(ALONE, "minimal_loop.py"), (TWO_RANKS, "ddp.py")], ids=["minimal_loop", "ddp"]
+    ("launch", "example"),
+    [(ALONE, "minimal_loop.py"), (TWO_RANKS, "ddp.py")],
+    ids=["minimal_loop", "ddp"],
 )
 def test_an_example_runs_and_goes_on(tmp_path, launch, example):
-    script = [*launch, EXAMPLES / example, "--save-every", "10", "--checkpoints", tmp_path, "--steps"]
+    script = [
+        *launch,
+        EXAMPLES / example,
+        "--save-every",
+        "10",
+        "--checkpoints",
+        tmp_path,
+        "--steps",
+    ]
     first, second = run(*script, "10"), run(*script, "20")
     assert first.returncode == second.returncode == 0, first.stderr + second.stderr
     assert first.stdout.count("step 10 loss") == 1

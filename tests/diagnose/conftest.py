@@ -22,13 +22,18 @@ def dev_cases():
     if not DEV.is_dir():
         pytest.skip("the labelled cases lie beside the repository of the project's makers")
     labels = [json.loads(line) for line in (DEV / "labels.jsonl").read_text().splitlines()]
-    return [{**one, **{kind: DEV / kind / f"{one['id']}.log" for kind in ("clean", "noisy")}} for one in labels]
+    return [
+        {**one, **{kind: DEV / kind / f"{one['id']}.log" for kind in ("clean", "noisy")}}
+        for one in labels
+    ]
 
 
 @pytest.fixture(scope="session")
 def dev_answers(dev_cases):
     """Of each kind of log: the labels of every case, and what `diagnose` says of it."""
-    return {kind: [(case, diagnose(case[kind])) for case in dev_cases] for kind in ("clean", "noisy")}
+    return {
+        kind: [(case, diagnose(case[kind])) for case in dev_cases] for kind in ("clean", "noisy")
+    }
 
 
 @pytest.fixture

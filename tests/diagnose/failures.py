@@ -51,7 +51,12 @@ def steps(rank, *which):
 
 
 def raised(rank, exception, path="/job/train.py"):
-    lines = ["Traceback (most recent call last):", f'  File "{path}", line 8, in <module>', "    main()", exception]
+    lines = [
+        "Traceback (most recent call last):",
+        f'  File "{path}", line 8, in <module>',
+        "    main()",
+        exception,
+    ]
     return [f"[rank{rank}]: {line}" for line in lines]
 
 
@@ -85,7 +90,10 @@ def watchdog(rank, sequence=902):
 
 
 def job(faulty, root, others, launched=None, kernel=(), before=range(101, 109)):
-    voices = {f"rank{rank}": steps(rank, *before) + (root if rank == faulty else others(rank)) for rank in range(RANKS)}
+    voices = {
+        f"rank{rank}": steps(rank, *before) + (root if rank == faulty else others(rank))
+        for rank in range(RANKS)
+    }
     if launched is not None:
         voices["launcher"] = launched
     if kernel:

@@ -13,12 +13,20 @@ from holdfast.diagnose import LogWatcher, diagnose
 from holdfast.diagnose.diagnosis import CATEGORIES, Action, Category
 from holdfast.diagnose.rules import packaged_rules
 
-KNOWN = sorted({example for rule in packaged_rules().rules for example in (*rule.match, *rule.no_match)})
+KNOWN = sorted(
+    {example for rule in packaged_rules().rules for example in (*rule.match, *rule.no_match)}
+)
 FRAME = ["Traceback (most recent call last):", '  File "/job/t.py", line 8, in f', "    g()"]
 _known = st.sampled_from(KNOWN)
-_prefixed = st.builds(lambda rank, line: f"[rank{rank}]: {line}", st.integers(0, 9), _known | st.sampled_from(FRAME))
-_progress = st.builds(lambda rank, step: f"[rank{rank}]: step {step} loss 2.1", st.integers(0, 9), st.integers(0, 50))
-_lines = st.lists(_known | _prefixed | _progress | st.sampled_from(FRAME) | st.text(max_size=20), max_size=40)
+_prefixed = st.builds(
+    lambda rank, line: f"[rank{rank}]: {line}", st.integers(0, 9), _known | st.sampled_from(FRAME)
+)
+_progress = st.builds(
+    lambda rank, step: f"[rank{rank}]: step {step} loss 2.1", st.integers(0, 9), st.integers(0, 50)
+)
+_lines = st.lists(
+    _known | _prefixed | _progress | st.sampled_from(FRAME) | st.text(max_size=20), max_size=40
+)
 
 
 def check(found, text):
@@ -40,7 +48,9 @@ def check(found, text):
         assert all(1 <= one.line <= count for one in cited)
         assert len({(one.file, one.line) for one in cited}) == len(cited)
     assert found.root_line == (found.root_lines[0] if found.root_lines else None)
-    assert [one.line for one in found.root_lines] == [one.line for one in found.evidence if one.role == "root"]
+    assert [one.line for one in found.root_lines] == [
+        one.line for one in found.evidence if one.role == "root"
+    ]
 
 
 @settings(max_examples=250, deadline=None)
@@ -58,7 +68,11 @@ def test_any_lines_that_rules_know(tmp_path_factory, lines):
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(st.binary(max_size=80) | st.sampled_from(KNOWN).map(str.encode), max_size=12).map(b"\n".join))
+@given(
+    st.lists(st.binary(max_size=80) | st.sampled_from(KNOWN).map(str.encode), max_size=12).map(
+        b"\n".join
+    )
+)
 def test_any_bytes(tmp_path_factory, data):
     log = tmp_path_factory.mktemp("log") / "job.log"
     log.write_bytes(data)
@@ -66,7 +80,11 @@ def test_any_bytes(tmp_path_factory, data):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.dictionaries(st.sampled_from(["rank-0", "rank-1", "dmesg", "x.log.1", "launcher"]), _lines, max_size=4))
+@given(
+    st.dictionaries(
+        st.sampled_from(["rank-0", "rank-1", "dmesg", "x.log.1", "launcher"]), _lines, max_size=4
+    )
+)
 def test_any_files_in_any_order(tmp_path_factory, logs):
     folder = tmp_path_factory.mktemp("job")
     paths = []
@@ -84,4 +102,8 @@ def test_every_rule_alone_makes_an_answer(tmp_path, rule):
     found = diagnose(log)
     check(found, rule.match[0] + "\n")
     if found.decided_by[:1] == (rule.id,):
-        assert (found.reason, found.action, found.restart_helps) == (rule.reason, rule.action, rule.restart_helps)
+        assert (found.reason, found.action, found.restart_helps) == (
+            rule.reason,
+            rule.action,
+            rule.restart_helps,
+        )

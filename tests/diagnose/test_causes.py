@@ -63,7 +63,9 @@ def test_broken_hardware_begins_a_failure_more_readily_than_what_follows_from_it
     assert KINDS[cause].alone < KINDS[effect].alone
 
 
-@pytest.mark.parametrize("cause", [name for name in KINDS if name not in ("teardown", "suspect", "exit")])
+@pytest.mark.parametrize(
+    "cause", [name for name in KINDS if name not in ("teardown", "suspect", "exit")]
+)
 def test_whatever_begins_a_failure_can_bring_about_the_teardown(cause):
     assert "teardown" in KINDS[cause].brings
 
@@ -73,7 +75,9 @@ def test_a_consequence_does_not_break_hardware(effect):
     assert not set(KINDS[effect].brings) & set(HARDWARE)
 
 
-@pytest.mark.parametrize("cause", ["exception", "death", "crash", "device_memory", "worker_lost", "service", "disk"])
+@pytest.mark.parametrize(
+    "cause", ["exception", "death", "crash", "device_memory", "worker_lost", "service", "disk"]
+)
 def test_what_ends_one_rank_is_felt_by_the_others(cause):
     for effect in ("peer_lost", "collective_timeout"):
         assert KINDS[cause].brings[effect][0] in ("other", "any")

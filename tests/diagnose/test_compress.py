@@ -24,7 +24,9 @@ def noisy(dev_cases):
 
 def test_a_line_that_states_the_root_is_kept_in_every_noisy_case(noisy):
     lost = [
-        case["id"] for case, small in noisy if not {one.line for one in small.lines} & set(case["noisy_root_lines"])
+        case["id"]
+        for case, small in noisy
+        if not {one.line for one in small.lines} & set(case["noisy_root_lines"])
     ]
     assert lost == []
 
@@ -34,7 +36,11 @@ def test_the_text_is_small_enough_for_a_model(noisy):
 
 
 def test_a_byte_stands_for_two_hundred(noisy):
-    assert sum(small.bytes_in for _, small in noisy) / sum(len(small.text.encode()) for _, small in noisy) >= 200
+    assert (
+        sum(small.bytes_in for _, small in noisy)
+        / sum(len(small.text.encode()) for _, small in noisy)
+        >= 200
+    )
 
 
 def test_kept_lines_are_lines_of_the_log(noisy):
@@ -46,7 +52,8 @@ def test_kept_lines_are_lines_of_the_log(noisy):
 
 
 CHATTER = [
-    f"[rank{number % 4}]: gathered bucket {number} of {number % 17} in {number * 7 % 91} ms" for number in range(8000)
+    f"[rank{number % 4}]: gathered bucket {number} of {number % 17} in {number * 7 % 91} ms"
+    for number in range(8000)
 ]
 
 
@@ -92,7 +99,10 @@ def test_files_have_headings_and_their_own_numbers(tmp_path):
 
 
 def test_a_limit_is_kept(tmp_path):
-    lines = [f"{'abcdefghij'[number % 10]}{'xyzuvw'[number % 6] * (number // 10)} failed" for number in range(300)]
+    lines = [
+        f"{'abcdefghij'[number % 10]}{'xyzuvw'[number % 6] * (number // 10)} failed"
+        for number in range(300)
+    ]
     (tmp_path / "job.log").write_text("\n".join(lines * 5))
     for limit in (300, 2000, 8192):
         small = compressed(tmp_path, limit_bytes=limit)
@@ -110,7 +120,8 @@ def test_learned_filters_drop_what_they_know(tmp_path):
     odd = "the flux capacitor of shard 7 is unaligned"
     (tmp_path / "job.log").write_text("\n".join([*CHATTER, odd, "KeyError: 'a'"]))
     learned = parse_filters(
-        "x", "[{id: flux, pattern: '^the flux capacitor', source: good runs, match: ['the flux capacitor x']}]"
+        "x",
+        "[{id: flux, pattern: '^the flux capacitor', source: good runs, match: ['the flux capacitor x']}]",
     )
     text = compressed(tmp_path, learned=learned).text
     assert odd not in text

@@ -43,7 +43,11 @@ def test_coloured_and_redrawn_lines(tmp_path):
     log = tmp_path / "x.log"
     log.write_bytes(b" 5%| | 5/100 [00:01]\r 6%| | 6/100 [00:01]\r\x1b[31mMemoryError\x1b[0m\n")
     found = diagnose(log)
-    assert (found.reason, found.root_line.line, found.root_line.text) == ("OutOfMemoryError", 1, "MemoryError")
+    assert (found.reason, found.root_line.line, found.root_line.text) == (
+        "OutOfMemoryError",
+        1,
+        "MemoryError",
+    )
 
 
 @pytest.mark.parametrize(
@@ -63,8 +67,15 @@ def test_what_is_cited_can_do_nothing_to_a_terminal(tmp_path, evil):
     log.write_bytes(b"ordinary\n" * 99 + f"KeyError: '{evil}a'{evil}\n".encode())
     found = diagnose(log)
     assert found.reason == "KeyError"
-    shown = found.root_line.text + found.root_text + found.summary + "".join(one.text for one in found.evidence)
-    assert [one for one in shown if unicodedata.category(one) == "Cc" or one in "\u202e\u2066\u2028"] == []
+    shown = (
+        found.root_line.text
+        + found.root_text
+        + found.summary
+        + "".join(one.text for one in found.evidence)
+    )
+    assert [
+        one for one in shown if unicodedata.category(one) == "Cc" or one in "\u202e\u2066\u2028"
+    ] == []
 
 
 def test_windows_line_ends(tmp_path):
@@ -90,7 +101,9 @@ def test_what_cannot_be_read_is_passed_over(tmp_path):
 
 def test_blocks_hold_whole_lines_of_bounded_length(tmp_path):
     log = tmp_path / "x.log"
-    log.write_bytes(b"a" * 5_000_000 + b"\nb\n" + b"c" * 2_500_000 + b"\r" + b"d\n" + b"e" * 3_000_000)
+    log.write_bytes(
+        b"a" * 5_000_000 + b"\nb\n" + b"c" * 2_500_000 + b"\r" + b"d\n" + b"e" * 3_000_000
+    )
     blocks = list(read_blocks(log))
     lines = b"".join(block for block, _ in blocks).split(b"\n")
     assert [line[:1] for line in lines] == [b"a", b"b", b"c", b"e"]
@@ -113,11 +126,18 @@ def test_a_large_log_of_errors_takes_little_memory(tmp_path):
     with log.open("wb") as file:
         file.write(ERROR)
         for number in range(20_000):
-            file.write(b"[rank%d]: RuntimeError: odd thing %d, error %s\n" % (number % 5000, number, b"z" * 700))
+            file.write(
+                b"[rank%d]: RuntimeError: odd thing %d, error %s\n"
+                % (number % 5000, number, b"z" * 700)
+            )
         for _ in range(5):
             file.write(b"step 1 something ordinary happened\n" * 30_000)
     done = subprocess.run(
-        [sys.executable, "-c", _MEASURE, str(log)], capture_output=True, text=True, check=True, timeout=60
+        [sys.executable, "-c", _MEASURE, str(log)],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
     )
     reason, grown_mib = done.stdout.split()
     assert reason == "KeyError"

@@ -78,7 +78,9 @@ def test_the_peer_that_prints_its_loss_of_connection_is_not_the_root(job):
     assert any("closing signal SIGTERM" in text for text in cited(found, "teardown"))
 
 
-@pytest.mark.parametrize("parts", list(itertools.permutations([GLOO, KEY, LAUNCHER.replace("-9", "1")])))
+@pytest.mark.parametrize(
+    "parts", list(itertools.permutations([GLOO, KEY, LAUNCHER.replace("-9", "1")]))
+)
 def test_one_interleaved_log_in_any_order(job, parts):
     found = job(job=STEPS + "".join(parts))
     assert (found.reason, found.scope["rank"]) == ("KeyError", 1)
@@ -93,7 +95,12 @@ def test_tracebacks_of_two_ranks_line_by_line(job):
 
 def test_any_order_of_files_gives_the_same(tmp_path):
     paths = []
-    for name, text in {"a": GLOO, "b": KEY, "launcher": LAUNCHER, "observer": KILLED + TEARDOWN}.items():
+    for name, text in {
+        "a": GLOO,
+        "b": KEY,
+        "launcher": LAUNCHER,
+        "observer": KILLED + TEARDOWN,
+    }.items():
         paths.append(tmp_path / f"{name}.log")
         paths[-1].write_text(text)
     answers = [diagnose(order).to_json() for order in itertools.permutations(paths)]
@@ -117,23 +124,38 @@ def test_killed_rank_without_an_observer(job):
 
 
 def test_what_peers_raise_after_a_kill_is_no_root(job):
-    assert job(rank_0=KEY.replace("rank1", "rank0"), observer=KILLED).decided_by == ("observer-killed",)
+    assert job(rank_0=KEY.replace("rank1", "rank0"), observer=KILLED).decided_by == (
+        "observer-killed",
+    )
 
 
 def test_out_of_memory_killer_explains_the_kill_and_names_its_rank(job):
-    kernel = "[1234.5] Out of memory: Killed process 4242 (python) total-vm:9000kB, anon-rss:8000kB\n"
+    kernel = (
+        "[1234.5] Out of memory: Killed process 4242 (python) total-vm:9000kB, anon-rss:8000kB\n"
+    )
     found = job(rank_0=GLOO, observer=KILLED + TEARDOWN, dmesg=kernel)
-    assert (found.reason, found.restart_helps, found.scope) == ("OutOfMemoryError", False, {"rank": 1})
+    assert (found.reason, found.restart_helps, found.scope) == (
+        "OutOfMemoryError",
+        False,
+        {"rank": 1},
+    )
 
 
 def test_frozen_rank(job):
     stopped = STOPPED + AT + "rank 0 (pid 4241) was killed after it froze; teardown\n"
     found = job(rank_0=STEPS, rank_1=STEPS + GLOO.replace("rank0", "rank1"), observer=stopped)
-    assert (found.reason, found.action, found.restart_helps, found.scope) == ("Others", "restart", True, {"rank": 0})
+    assert (found.reason, found.action, found.restart_helps, found.scope) == (
+        "Others",
+        "restart",
+        True,
+        {"rank": 0},
+    )
     assert found.root_line.text == STOPPED.strip()
     behind = STOPPED.replace("process state T (stopped)", "it is behind the others at step 41")
     assert job(rank_0=STEPS, observer=behind).decided_by == ("observer-frozen-behind",)
-    nobody = AT + "no step for 30.2 s (limit 30.0 s) before the first step; no rank can be told apart\n"
+    nobody = (
+        AT + "no step for 30.2 s (limit 30.0 s) before the first step; no rank can be told apart\n"
+    )
     assert job(rank_0=STEPS, observer=nobody).decided_by == ("observer-frozen-job",)
 
 
@@ -143,32 +165,52 @@ def test_context_alone_says_the_same_as_the_observer(tmp_path):
         RankExit(rank=1, pid=4242, at_monotonic_s=8.0, signal=9),
     )
     found = diagnose(tmp_path, JobContext(exits=exits, last_step=37, stopped_ranks=(0,)))
-    assert (found.decided_by, found.scope, found.root_line) == (("observer-killed",), {"rank": 1}, None)
+    assert (found.decided_by, found.scope, found.root_line) == (
+        ("observer-killed",),
+        {"rank": 1},
+        None,
+    )
     (tmp_path / "observer.log").write_text(KILLED)
     both = diagnose(tmp_path, JobContext(exits=exits, last_step=37))
     assert both.root_line is not None
     assert both.fingerprint == found.fingerprint
-    hang = Hang(ranks=(0,), pids=(4241,), process_state="T", last_step=42, waited_s=3.2, limit_s=3.0)
+    hang = Hang(
+        ranks=(0,), pids=(4241,), process_state="T", last_step=42, waited_s=3.2, limit_s=3.0
+    )
     frozen = diagnose(tmp_path / "nothing", JobContext(hang=hang))
     assert frozen.decided_by == ("observer-frozen-stopped",)
 
 
 def test_an_exit_code_alone_is_unknown(job):
-    found = job(rank_0=STEPS, observer=AT + "rank 0 (pid 7) exited with code 3 after step 37; it ended first\n")
+    found = job(
+        rank_0=STEPS,
+        observer=AT + "rank 0 (pid 7) exited with code 3 after step 37; it ended first\n",
+    )
     assert (found.reason, found.restart_helps) == ("Unknown", True)
     assert found.confidence <= 0.3
 
 
 def traceback(exception, path="/job/train.py"):
-    return f'Traceback (most recent call last):\n  File "{path}", line 8, in f\n    g()\n{exception}\n'
+    return (
+        f'Traceback (most recent call last):\n  File "{path}", line 8, in f\n    g()\n{exception}\n'
+    )
 
 
 def test_own_exception_classes(job):
     own = job(rank_0=STEPS + traceback("__main__.DataBad: shard 7 is corrupt"))
-    assert (own.reason, own.category, own.action, own.restart_helps) == ("Others", "Script", "user_must_fix", False)
+    assert (own.reason, own.category, own.action, own.restart_helps) == (
+        "Others",
+        "Script",
+        "user_must_fix",
+        False,
+    )
     assert 0.5 < own.confidence < job(rank_0=STEPS + traceback("KeyError: 'a'")).confidence
     library = job(rank_0=traceback("acme.Odd: x", "/venv/lib/python3.11/site-packages/acme/a.py"))
-    assert (library.reason, library.category, library.restart_helps) == ("Others", "Framework", True)
+    assert (library.reason, library.category, library.restart_helps) == (
+        "Others",
+        "Framework",
+        True,
+    )
 
 
 def test_full_disk_under_a_failed_save(job):
@@ -179,7 +221,11 @@ def test_full_disk_under_a_failed_save(job):
         + "\nThe above exception was the direct cause of the following exception:\n\n"
         + traceback("holdfast.core.errors.SaveFailed: step 40 was not saved.")
     )
-    assert (found.reason, found.decided_by, found.restart_helps) == ("OSError", ("disk-full",), False)
+    assert (found.reason, found.decided_by, found.restart_helps) == (
+        "OSError",
+        ("disk-full",),
+        False,
+    )
     assert found.root_line.text.startswith("OSError")
 
 
@@ -203,7 +249,10 @@ def test_chains(job, first, sentence, second, root):
 
 def test_the_original_of_a_loader_worker_is_the_root(job):
     text = (
-        traceback("KeyError: Caught KeyError in DataLoader worker process 0.", "/v/site-packages/torch/_utils.py")
+        traceback(
+            "KeyError: Caught KeyError in DataLoader worker process 0.",
+            "/v/site-packages/torch/_utils.py",
+        )
         + "Original "
         + traceback("KeyError: 'label'")
     )
@@ -211,7 +260,9 @@ def test_the_original_of_a_loader_worker_is_the_root(job):
 
 
 def test_ignored_exceptions_are_not_roots(job):
-    text = "Exception ignored in: <function Loader.__del__ at 0x7f>\n" + traceback("AttributeError: gone")
+    text = "Exception ignored in: <function Loader.__del__ at 0x7f>\n" + traceback(
+        "AttributeError: gone"
+    )
     assert job(rank_0=text).reason == "Unknown"
 
 
@@ -227,7 +278,10 @@ def test_ignored_exceptions_are_not_roots(job):
 )
 def test_errors_followed_by_steps_were_survived(job, dialect):
     error = traceback("ConnectionResetError: [Errno 104] Connection reset by peer")
-    before, after = ("".join(dialect.format(step) + "\n" for step in steps) for steps in (range(1, 9), range(9, 12)))
+    before, after = (
+        "".join(dialect.format(step) + "\n" for step in steps)
+        for steps in (range(1, 9), range(9, 12))
+    )
     found = job(rank_0=before + error + after, rank_1=KEY)
     assert found.reason == "KeyError"
     assert any("ConnectionResetError" in text for text in cited(found, "recovered"))
@@ -258,8 +312,12 @@ def test_checkpoint_passed_over_is_a_warning(job):
 
 
 def test_gpu_hardware_outweighs_what_follows_and_names_the_gpu(job):
-    kernel = "[4.1] NVRM: Xid (PCI:0000:B3:00): 79, pid=1, name=python, GPU has fallen off the bus.\n"
-    found = job(rank_0=GLOO, rank_1=traceback("RuntimeError: CUDA error: unknown error"), dmesg=kernel)
+    kernel = (
+        "[4.1] NVRM: Xid (PCI:0000:B3:00): 79, pid=1, name=python, GPU has fallen off the bus.\n"
+    )
+    found = job(
+        rank_0=GLOO, rank_1=traceback("RuntimeError: CUDA error: unknown error"), dmesg=kernel
+    )
     assert (found.reason, found.action, found.scope) == (
         "NodeFailure", "exclude_and_restart", {"gpu": "0000:b3:00"},
     )  # fmt: skip
@@ -291,12 +349,19 @@ def test_json_is_plain_and_whole(job):
 
 
 def test_fingerprint(job):
-    again = KILLED.replace("4242", "999").replace("37", "12").replace("01:30", "02:44").replace("rank 1", "rank 0")
+    again = (
+        KILLED.replace("4242", "999")
+        .replace("37", "12")
+        .replace("01:30", "02:44")
+        .replace("rank 1", "rank 0")
+    )
     not_begun = KILLED.replace("after step 37", "before its first step")
     prints = {job(observer=text).fingerprint for text in (KILLED, again, not_begun)}
     assert len(prints) == 1
     full = "OSError: [Errno 28] No space left on device: '/ckpt/.step-{0}.{1}.tmp'"
-    first, second = (job(rank_0=traceback(full.format(*at))).fingerprint for at in ((40, "a1b2"), (60, "zzqx")))
+    first, second = (
+        job(rank_0=traceback(full.format(*at))).fingerprint for at in ((40, "a1b2"), (60, "zzqx"))
+    )
     assert first == second
     prints |= {first, *(job(rank_0=traceback(f"KeyError: '{key}'")).fingerprint for key in "ab")}
     assert len(prints) == 4
@@ -338,7 +403,10 @@ def test_one_step_of_the_same_rank_or_three_of_another_survive_an_error(job):
     [
         ("KeyError: 'tokens'", "KeyError: KeyError: 'tokens'."),
         ("__main__.DataBad: shard 7 is corrupt", "__main__.DataBad: shard 7 is corrupt."),
-        ("holdfast.core.errors.BadUse: `every` is 0; use 1.", "ArgumentError: `every` is 0; use 1."),
+        (
+            "holdfast.core.errors.BadUse: `every` is 0; use 1.",
+            "ArgumentError: `every` is 0; use 1.",
+        ),
     ],
 )
 def test_the_summary_is_one_sentence(job, root, said):
@@ -348,12 +416,12 @@ def test_the_summary_is_one_sentence(job, root, said):
 def test_a_users_package_may_be_installed_like_a_library(job):
     """What lies beside the script that runs is the user's own, wherever it lies; what lies elsewhere there is not."""
     installed = "/venv/lib/python3.11/site-packages"
-    frames = (
-        f'Traceback (most recent call last):\n  File "{installed}/trainer/train.py", line 9, in <module>\n    main()\n'
-    )
+    frames = f'Traceback (most recent call last):\n  File "{installed}/trainer/train.py", line 9, in <module>\n    main()\n'  # noqa: E501
     own = job(
         rank_0=f'{frames}  File "{installed}/trainer/data.py", line 3, in check\n    f()\ntrainer.data.Bad: shard 7\n'
     )
     assert (own.category, own.restart_helps) == ("Script", False)
-    library = job(rank_0=f'{frames}  File "{installed}/acme/a.py", line 3, in call\n    f()\nacme.Odd: x\n')
+    library = job(
+        rank_0=f'{frames}  File "{installed}/acme/a.py", line 3, in call\n    f()\nacme.Odd: x\n'
+    )
     assert (library.category, library.restart_helps) == ("Framework", True)

@@ -90,7 +90,10 @@ def test_a_broken_rule_is_named_with_its_file(old, new, says):
         (TOPIC.partition("rules:")[0] + "rules: {a: 1}", "rules"),
         (TOPIC.partition("rules:")[0] + "rules:", "rules"),
         (TOPIC.partition("rules:")[0] + "rules: [3]", "a rule is a mapping"),
-        (TOPIC.replace("defaults: {", "defaults: [{").replace("source: here}", "source: here}]"), "defaults"),
+        (
+            TOPIC.replace("defaults: {", "defaults: [{").replace("source: here}", "source: here}]"),
+            "defaults",
+        ),
     ],
 )
 def test_a_broken_topic_is_named(text, says):

@@ -64,14 +64,20 @@ def test_without_its_root_a_failure_is_doubtful(tmp_path, failure):
     """What is left of two of them states a failure of its own: a CUDA error, a rank that was killed."""
 
     def without(part):
-        voices = {name: [line for line in lines if part not in line] for name, lines in failure.voices.items()}
+        voices = {
+            name: [line for line in lines if part not in line]
+            for name, lines in failure.voices.items()
+        }
         return Failure(voices=voices, reason="", scope={}, root="").woven(random.Random(3))
 
     (tmp_path / "whole.log").write_text("\n".join(failure.woven(random.Random(3))))
     (tmp_path / "without.log").write_text("\n".join(without(failure.root)))
     whole, left = diagnose(tmp_path / "whole.log"), diagnose(tmp_path / "without.log")
     assert left.confidence < whole.confidence
-    if left.reason != failure.reason and failure not in (FAILURES["lost gpu"], FAILURES["out of memory"]):
+    if left.reason != failure.reason and failure not in (
+        FAILURES["lost gpu"],
+        FAILURES["out of memory"],
+    ):
         assert left.confidence < 0.8, f"sure of {left.reason} without the line that states the root"
 
 
@@ -85,7 +91,9 @@ def test_no_alternative_is_surer_than_the_answer(tmp_path, failure):
 def test_no_alternative_is_surer_than_the_answer_in_the_labelled_cases(dev_answers):
     for answers in dev_answers.values():
         for case, found in answers:
-            assert all(one.confidence <= found.confidence + 0.02 for one in found.alternatives), case["id"]
+            assert all(one.confidence <= found.confidence + 0.02 for one in found.alternatives), (
+                case["id"]
+            )
 
 
 def test_many_small_doubts_do_not_outweigh_the_answer(job):
@@ -105,16 +113,25 @@ def test_a_line_is_cited_once(job):
 
 
 def test_alternatives_are_ranked_and_shares_add_up():
-    found = explained("KeyError: 'a'", GLOO, *watchdog(1), "something failed", "[rank3]: ValueError: b")
+    found = explained(
+        "KeyError: 'a'", GLOO, *watchdog(1), "something failed", "[rank3]: ValueError: b"
+    )
     assert list(found.shares) == sorted(found.shares, reverse=True)
     assert sum(found.shares) == pytest.approx(1)
     assert len(found.shares) == len(found.ranked)
 
 
-@pytest.mark.parametrize("lines", [[], ["step 1 loss 2"], ["Sending process 4240 closing signal SIGTERM"]])
+@pytest.mark.parametrize(
+    "lines", [[], ["step 1 loss 2"], ["Sending process 4240 closing signal SIGTERM"]]
+)
 def test_where_nothing_states_a_cause_it_is_unknown(job, lines):
     found = job(*lines)
-    assert (found.reason, found.category, found.root_line, found.alternatives) == ("Unknown", "Unknown", None, ())
+    assert (found.reason, found.category, found.root_line, found.alternatives) == (
+        "Unknown",
+        "Unknown",
+        None,
+        (),
+    )
     assert found.confidence <= 0.3
     assert explained(*lines).ranked == ()
 
@@ -135,9 +152,14 @@ def test_consequences_are_cited_as_such(tmp_path, failure):
 def test_a_gpu_fault_of_another_device_does_not_hide_a_script_error_forever(job):
     """An Xid that the program itself can cause is no better a root than the error that the program states."""
     xid = "[ 4213.1] NVRM: Xid (PCI:0000:b3:00): 31, pid=4243, name=python, Ch 00000008, intr 00000000. MMU Fault"
-    cause = job(*raised(1, "RuntimeError: CUDA error: an illegal memory access was encountered"), xid)
+    cause = job(
+        *raised(1, "RuntimeError: CUDA error: an illegal memory access was encountered"), xid
+    )
     assert cause.category == "Infrastructure" or cause.reason == "CUDAError"
-    assert job(*raised(1, "ImportError: cannot import name 'x' from 'y'"), "step 1 loss 2").reason == "ImportError"
+    assert (
+        job(*raised(1, "ImportError: cannot import name 'x' from 'y'"), "step 1 loss 2").reason
+        == "ImportError"
+    )
 
 
 @pytest.mark.parametrize("different", [1, 4, 16])
@@ -151,7 +173,10 @@ def test_broken_hardware_outweighs_whatever_the_ranks_say_of_it(job, different):
 
 
 def test_thousands_of_different_errors_are_weighed_soon(job):
-    lines = [f"[rank{number}]: ValueError: {'x' * (number % 97)} is {'y' * (number // 97)}" for number in range(1500)]
+    lines = [
+        f"[rank{number}]: ValueError: {'x' * (number % 97)} is {'y' * (number // 97)}"
+        for number in range(1500)
+    ]
     start = time.process_time()
     assert job(*lines, *raised(3, "KeyError: 'a'")).evidence
     assert time.process_time() - start < 10
@@ -180,7 +205,9 @@ SURVIVED = {
     survived=st.lists(st.sampled_from(list(SURVIVED)), min_size=1, max_size=4),
     seed=st.integers(0, 1 << 32),
 )
-def test_unrelated_errors_that_were_survived_never_change_the_root(tmp_path_factory, which, survived, seed):
+def test_unrelated_errors_that_were_survived_never_change_the_root(
+    tmp_path_factory, which, survived, seed
+):
     failure, log = FAILURES[which], tmp_path_factory.mktemp("job") / "job.log"
     before = []
     for number, name in enumerate(survived):
@@ -190,7 +217,11 @@ def test_unrelated_errors_that_were_survived_never_change_the_root(tmp_path_fact
     alone = diagnose(log)
     log.write_text("\n".join(before + woven))
     found = diagnose(log)
-    assert (found.reason, found.root_text, dict(found.scope)) == (alone.reason, alone.root_text, dict(alone.scope))
+    assert (found.reason, found.root_text, dict(found.scope)) == (
+        alone.reason,
+        alone.root_text,
+        dict(alone.scope),
+    )
     assert found.confidence > 0.6 * alone.confidence
 
 
@@ -213,7 +244,9 @@ def test_what_was_not_survived_counts(job, name):
 def test_a_kill_of_an_earlier_attempt_says_nothing_of_this_one(job):
     killed = "holdfast: rank 3 (pid 4243) was killed by SIGKILL after step 3; it ended first"
     alone = job(*steps(0, 10, 11, 12, 13, 14), *raised(0, "KeyError: 'a'"))
-    found = job(*steps(0, 1, 2, 3), killed, *steps(0, 10, 11, 12, 13, 14), *raised(0, "KeyError: 'a'"))
+    found = job(
+        *steps(0, 1, 2, 3), killed, *steps(0, 10, 11, 12, 13, 14), *raised(0, "KeyError: 'a'")
+    )
     assert (found.reason, found.scope) == ("KeyError", {"rank": 0})
     assert found.confidence > 0.8 * alone.confidence
 
@@ -221,7 +254,11 @@ def test_a_kill_of_an_earlier_attempt_says_nothing_of_this_one(job):
 def test_a_second_attempt_in_the_same_log(job):
     """The job was started again from an older checkpoint: its ranks' steps go back, one after another."""
     first = [*every_rank(range(1, 40)), *raised(2, GLOO, TORCH)]
-    second = [line for rank in (1, 0, 2, 3) for line in (*steps(rank, *range(30, 36)), *(BROKEN if rank == 1 else []))]
+    second = [
+        line
+        for rank in (1, 0, 2, 3)
+        for line in (*steps(rank, *range(30, 36)), *(BROKEN if rank == 1 else []))
+    ]
     found = job(*first, *second)
     assert (found.reason, found.scope) == ("KeyError", {"rank": 1})
 
@@ -238,7 +275,12 @@ def test_an_earlier_attempt_that_came_further_says_nothing_of_this_one(job):
 def test_an_error_that_a_later_attempt_survived_below_the_best_step_is_no_root(job):
     """The second attempt passes an error of rank 3 at step 35, and goes on to 45, still below the first's 50."""
     first = [*steps(0, *range(1, 51)), *raised(1, GLOO, TORCH)]
-    second = [*steps(0, *range(30, 36)), *SURVIVED["reset"], *steps(0, *range(36, 46)), *raised(2, "KeyError: 'a'")]
+    second = [
+        *steps(0, *range(30, 36)),
+        *SURVIVED["reset"],
+        *steps(0, *range(36, 46)),
+        *raised(2, "KeyError: 'a'"),
+    ]
     found = job(*first, *second)
     assert (found.reason, found.scope) == ("KeyError", {"rank": 2})
     assert found.confidence > 0.7

@@ -64,11 +64,21 @@ def test_files_of_several_voices_in_any_order(tmp_path_factory, failure, seed):
 def test_the_names_and_order_of_files_do_not_matter(tmp_path, failure):
     answers = set()
     for names in (sorted(failure.voices), sorted(failure.voices, reverse=True)):
-        written(tmp_path, **{f"{chr(97 + at)}": failure.voices[name] for at, name in enumerate(names)})
+        written(
+            tmp_path, **{f"{chr(97 + at)}": failure.voices[name] for at, name in enumerate(names)}
+        )
         for paths in (sorted(tmp_path.iterdir()), sorted(tmp_path.iterdir(), reverse=True)):
             found = diagnose(paths)
             check(found, failure)
-            answers.add((found.reason, found.action, found.confidence, found.fingerprint, str(dict(found.scope))))
+            answers.add(
+                (
+                    found.reason,
+                    found.action,
+                    found.confidence,
+                    found.fingerprint,
+                    str(dict(found.scope)),
+                )
+            )
     assert len(answers) == 1
 
 
@@ -81,7 +91,10 @@ def test_the_same_files_in_another_order_give_the_very_same(tmp_path, failure):
 @every_failure
 def test_what_precedes_it_does_not_hide_it(tmp_path, failure):
     """Thousands of lines of routine output, among them every digit."""
-    chatter = [f"[rank{number % 4}]: took {number} ms to gather bucket {number % 17}" for number in range(5000)]
+    chatter = [
+        f"[rank{number % 4}]: took {number} ms to gather bucket {number % 17}"
+        for number in range(5000)
+    ]
     woven = failure.woven(random.Random(1))
     check(diagnose(written(tmp_path, job=chatter + woven + chatter)), failure)
 
@@ -99,7 +112,11 @@ def test_a_code_of_zero_does_not_hide_another(tmp_path):
     ]
     for harmless, harmful in pairs:
         alone = diagnose(written(tmp_path, job=[harmful]))
-        for lines in ([harmless, harmful], [harmful, harmless], [harmless] * 50 + [harmful] + [harmless] * 50):
+        for lines in (
+            [harmless, harmful],
+            [harmful, harmless],
+            [harmless] * 50 + [harmful] + [harmless] * 50,
+        ):
             found = diagnose(written(tmp_path, job=lines))
             assert found.reason == alone.reason, lines
             assert found.decided_by == alone.decided_by, lines

@@ -29,7 +29,9 @@ def test_none_drops_a_line_that_a_rule_takes_for_a_cause():
         for rule in packaged_rules().rules
         if rule.kind not in (ROUTINE, "teardown", "suspect")
         for example in rule.match
-        if filters.routine(clean_line(example.encode(), 1).text) and "INFO" not in example and "Warning" not in example
+        if filters.routine(clean_line(example.encode(), 1).text)
+        and "INFO" not in example
+        and "Warning" not in example
     ]
     assert dropped == []
 

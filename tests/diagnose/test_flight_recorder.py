@@ -47,7 +47,9 @@ def dump(reached, waiting=True, world=4, group="0", members=None, first=1):
     return {
         "version": "2.10",
         "pg_config": {group: {"name": group, "desc": "default_pg", "ranks": str(ranks)}},
-        "pg_status": {group: {"last_enqueued_collective": reached, "last_started_collective": reached}},
+        "pg_status": {
+            group: {"last_enqueued_collective": reached, "last_started_collective": reached}
+        },
         "entries": entries,
     }
 
@@ -74,7 +76,9 @@ def test_the_rank_that_left_no_dump_is_the_one(job):
     folder = job({rank: dump(7) for rank in (0, 1, 3)})
     ((rank, text),), notes = said(folder)
     assert rank == 2
-    assert text.startswith("flight recorder: rank 2 left no dump, and 3 ranks of group 0 wait in collective 7")
+    assert text.startswith(
+        "flight recorder: rank 2 left no dump, and 3 ranks of group 0 wait in collective 7"
+    )
     assert notes == []
     found = diagnose(folder)
     assert (found.reason, found.scope) == ("NCCLTimeoutError", {"rank": 2})
@@ -135,7 +139,12 @@ def test_where_nobody_waits_there_is_nothing_to_say(job):
 def test_groups_are_looked_at_each_for_itself(job):
     """Ranks 0 and 1, and 2 and 3, make pairs that count for themselves."""
     pairs = {0: ("1", [0, 1], 9), 1: ("1", [0, 1], 9), 2: ("2", [2, 3], 4), 3: ("2", [2, 3], 3)}
-    folder = job({rank: dump(at, group=group, members=members) for rank, (group, members, at) in pairs.items()})
+    folder = job(
+        {
+            rank: dump(at, group=group, members=members)
+            for rank, (group, members, at) in pairs.items()
+        }
+    )
     lines, _ = said(folder)
     assert {(rank, "group 2" in text) for rank, text in lines if rank is not None} == {(3, True)}
 
@@ -165,7 +174,9 @@ def test_the_rank_of_a_dump_is_in_it_or_in_its_name(tmp_path):
     assert found.scope == {"rank": 0}
 
 
-@pytest.mark.parametrize("prefix", ["nccl_trace_rank_", "comm_lib_trace_rank_", "hccl_trace_rank_", "fr/trace_"])
+@pytest.mark.parametrize(
+    "prefix", ["nccl_trace_rank_", "comm_lib_trace_rank_", "hccl_trace_rank_", "fr/trace_"]
+)
 def test_dumps_are_found_in_a_folder_by_their_usual_names(tmp_path, prefix):
     """The default up to torch 2.8, the one since (DebugInfoWriter), that of NPUs, and a prefix of the user."""
     (tmp_path / "fr").mkdir()
@@ -176,7 +187,10 @@ def test_dumps_are_found_in_a_folder_by_their_usual_names(tmp_path, prefix):
 
 def test_an_older_form_without_groups(job):
     """Version 1: no pg_config, and the sequence number as `seq_id` or `collective_seq_id`."""
-    dumps = {rank: {"entries": [entry(at) for at in range(6)] + [entry(7, "scheduled")]} for rank in (0, 1)}
+    dumps = {
+        rank: {"entries": [entry(at) for at in range(6)] + [entry(7, "scheduled")]}
+        for rank in (0, 1)
+    }
     dumps[2] = {"entries": [entry(at) for at in range(6)]}
     assert diagnose(job(dumps)).scope == {"rank": 2}
 
@@ -244,7 +258,9 @@ def test_dumps_that_torch_wrote_name_the_rank_that_did_not_come(tmp_path):
     environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "100"}
     both = [
         subprocess.Popen(
-            [sys.executable, "-c", _REAL, str(tmp_path), str(rank)], env=environment, stderr=subprocess.PIPE
+            [sys.executable, "-c", _REAL, str(tmp_path), str(rank)],
+            env=environment,
+            stderr=subprocess.PIPE,
         )
         for rank in (0, 1)
     ]

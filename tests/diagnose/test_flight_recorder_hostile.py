@@ -26,7 +26,9 @@ class Runs:
         self.mark, self.how = mark, how
 
     def __reduce__(self):
-        return self.how, (f"touch {self.mark}" if self.how is os.system else f"open({str(self.mark)!r}, 'w')",)
+        return self.how, (
+            f"touch {self.mark}" if self.how is os.system else f"open({str(self.mark)!r}, 'w')",
+        )
 
 
 def reduce_with(mark):
@@ -39,7 +41,12 @@ def evaluated(mark):
 
 def by_hand(mark):
     """GLOBAL and REDUCE without a word that `pickle.dumps` would write."""
-    return b"\x80\x02cposix\nsystem\nX" + struct.pack("<I", len(f"touch {mark}")) + f"touch {mark}".encode() + b"\x85R."
+    return (
+        b"\x80\x02cposix\nsystem\nX"
+        + struct.pack("<I", len(f"touch {mark}"))
+        + f"touch {mark}".encode()
+        + b"\x85R."
+    )
 
 
 def by_instance(mark):
@@ -118,7 +125,11 @@ def twice_itself(depth, close):
     data = b"\x80\x02" + (b")" if close == b"\x86" else b"]") + b"q\x00"
     for level in range(depth):
         get, put = b"h" + bytes([level]), b"q" + bytes([level + 1])
-        data += (b"0" + get + get + b"\x86" + put) if close == b"\x86" else (b"0](" + get + get + b"e" + put)
+        data += (
+            (b"0" + get + get + b"\x86" + put)
+            if close == b"\x86"
+            else (b"0](" + get + get + b"e" + put)
+        )
     return data
 
 
@@ -130,7 +141,15 @@ def list_as_name():
     """Its text would be longer than any memory."""
     text = lambda word: b"X" + struct.pack("<I", len(word)) + word  # noqa: E731
     deep = twice_itself(100, b"e") + b"0"
-    one = b"}" + text(b"profiling_name") + b"h\x64s" + text(b"state") + b"h\x64s" + text(b"process_group") + b"h\x64s"
+    one = (
+        b"}"
+        + text(b"profiling_name")
+        + b"h\x64s"
+        + text(b"state")
+        + b"h\x64s"
+        + text(b"process_group")
+        + b"h\x64s"
+    )
     return deep + b"}" + text(b"entries") + b"](" + one + b"es."
 
 
@@ -168,7 +187,11 @@ def test_none_stops_the_diagnosis_or_fills_the_memory(tmp_path, data):
     (tmp_path / "nccl_trace_rank_0").write_bytes(data)
     (tmp_path / "rank-1.log").write_text(KEY_ERROR)
     done = subprocess.run(
-        [sys.executable, "-c", _LIMITED, str(tmp_path)], capture_output=True, text=True, check=False, timeout=30
+        [sys.executable, "-c", _LIMITED, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=30,
     )
     assert done.returncode == 0, done.stderr[-2000:]
     reason, grown_mib = done.stdout.split()
@@ -215,7 +238,10 @@ def test_damaged_ones_are_passed_over(tmp_path, data):
 
 WHOLE = pickle.dumps(
     {
-        "entries": [{"collective_seq_id": 1, "state": "started", "process_group": ("0", "default_pg")}] * 2,
+        "entries": [
+            {"collective_seq_id": 1, "state": "started", "process_group": ("0", "default_pg")}
+        ]
+        * 2,
         "pg_config": {"0": {"ranks": "[0, 1]"}},
     },
     protocol=2,
@@ -224,7 +250,9 @@ WHOLE = pickle.dumps(
 
 @settings(max_examples=300, deadline=None)
 @given(
-    at=st.lists(st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), min_size=1, max_size=4),
+    at=st.lists(
+        st.tuples(st.integers(0, len(WHOLE) - 1), st.integers(0, 255)), min_size=1, max_size=4
+    ),
     end=st.integers(2),
 )
 def test_damaged_anywhere(tmp_path_factory, at, end):
@@ -251,7 +279,10 @@ ODD = [
     {"entries": [{"collective_seq_id": 1}], "pg_config": []},
     {"entries": [{"collective_seq_id": 1}], "pg_config": {3: None}},
     {"entries": [{"collective_seq_id": 1}], "pg_config": {"0": {"ranks": [None, "x", 3.5]}}},
-    {"entries": [{"collective_seq_id": 1}], "pg_config": {"0": {"ranks": "[99999999999999999999]"}}},
+    {
+        "entries": [{"collective_seq_id": 1}],
+        "pg_config": {"0": {"ranks": "[99999999999999999999]"}},
+    },
     {"entries": [{"collective_seq_id": 1}], "pg_config": {"0": {"ranks": list(range(200_000))}}},
     {"entries": [{"collective_seq_id": 1}], "rank": "x"},
     {"entries": [{"collective_seq_id": 1}], "rank": -4},
@@ -271,7 +302,11 @@ def test_odd_values_are_no_crash(tmp_path, dump):
 
 def test_a_name_can_state_no_error_of_its_own(tmp_path):
     """What a dump says is data; it must not read like a line of the log."""
-    one = {"collective_seq_id": 1, "state": "started", "profiling_name": "x\n[rank9]: KeyError: 'b'\n"}
+    one = {
+        "collective_seq_id": 1,
+        "state": "started",
+        "profiling_name": "x\n[rank9]: KeyError: 'b'\n",
+    }
     (tmp_path / "nccl_trace_rank_0").write_bytes(pickle.dumps({"entries": [one]}))
     assert diagnose(tmp_path).reason in ("NCCLTimeoutError", "Unknown")
 

@@ -9,7 +9,9 @@ import yaml
 from holdfast.diagnose.lines import clean_line, dialects
 
 GROUPS = {"time", "host", "rank", "local_rank", "task", "stream"}
-DIALECTS = yaml.safe_load((resources.files("holdfast.diagnose") / "dialects.yaml").read_text("utf-8"))
+DIALECTS = yaml.safe_load(
+    (resources.files("holdfast.diagnose") / "dialects.yaml").read_text("utf-8")
+)
 
 
 @pytest.mark.parametrize("one", DIALECTS, ids=lambda one: one["id"])
@@ -17,7 +19,9 @@ def test_example_is_parted_as_stated(one):
     prefix, text = one["example"]
     assert dialects().part(prefix + text) == (text, one["tells"])
     assert re2.match(one["pattern"], prefix + text), "another dialect parts the example"
-    assert re2.match(one["pattern"], prefix + text).end() == len(prefix), "another dialect parts the example"
+    assert re2.match(one["pattern"], prefix + text).end() == len(prefix), (
+        "another dialect parts the example"
+    )
     assert set(one["tells"]) <= set(re2.compile(one["pattern"]).groupindex) <= GROUPS
 
 
@@ -67,25 +71,57 @@ def test_nothing_is_swallowed(text):
 @pytest.mark.parametrize(
     ("raw", "text", "told"),
     [
-        ('12: [rank12]:   File "/x.py", line 3, in f', '  File "/x.py", line 3, in f', {"rank": 12}),
+        (
+            '12: [rank12]:   File "/x.py", line 3, in f',
+            '  File "/x.py", line 3, in f',
+            {"rank": 12},
+        ),
         ("3: KeyError: 4", "KeyError: 4", {"rank": 3}),
         ("0: [rank9]: KeyError: 4", "KeyError: 4", {"rank": 9}),
-        ("[default7]:[rank15]: KeyError: 'state'", "KeyError: 'state'", {"rank": 15, "local_rank": 7}),
+        (
+            "[default7]:[rank15]: KeyError: 'state'",
+            "KeyError: 'state'",
+            {"rank": 15, "local_rank": 7},
+        ),
         ("[default0]:    x = y", "    x = y", {"local_rank": 0}),
         ("[1,0]<stderr>:[1,0]<stderr>:    x = y", "    x = y", {"rank": 0, "stream": "stderr"}),
-        ("(RayTrainWorker pid=811, ip=10.0.0.3) [rank1]: KeyError: 4", "KeyError: 4", {"rank": 1, "host": "10.0.0.3"}),
+        (
+            "(RayTrainWorker pid=811, ip=10.0.0.3) [rank1]: KeyError: 4",
+            "KeyError: 4",
+            {"rank": 1, "host": "10.0.0.3"},
+        ),
         ("(RayTrainWorker pid=811)", "", {}),
         ("\x1b[36m(Worker pid=811)\x1b[0m   x", "  x", {}),
         ("[0] node0:135:1390 [0] NCCL WARN x", "NCCL WARN x", {"rank": 0, "host": "node0"}),
-        ("[80749] [rank3]:[E321 02:07:08.4 x.cpp:1664] y", "[E321 02:07:08.4 x.cpp:1664] y", {"rank": 3}),
-        ("Jun  1 03:11:47 n7 kernel: [ 1843.308145] NVRM: Xid", "NVRM: Xid", {"host": "n7", "time": "1843.308145"}),
-        ("2025-11-09 15:39:31.043 +08:00 [2025-11-09 07:39:30] n8:28:1219 [0] x", "x", {"host": "n8"}),
-        ("2024-06-01 03:11:47,123 - root - ERROR - KeyError: 4", "KeyError: 4", {"time": "2024-06-01 03:11:47,123"}),
+        (
+            "[80749] [rank3]:[E321 02:07:08.4 x.cpp:1664] y",
+            "[E321 02:07:08.4 x.cpp:1664] y",
+            {"rank": 3},
+        ),
+        (
+            "Jun  1 03:11:47 n7 kernel: [ 1843.308145] NVRM: Xid",
+            "NVRM: Xid",
+            {"host": "n7", "time": "1843.308145"},
+        ),
+        (
+            "2025-11-09 15:39:31.043 +08:00 [2025-11-09 07:39:30] n8:28:1219 [0] x",
+            "x",
+            {"host": "n8"},
+        ),
+        (
+            "2024-06-01 03:11:47,123 - root - ERROR - KeyError: 4",
+            "KeyError: 4",
+            {"time": "2024-06-01 03:11:47,123"},
+        ),
         ("2024-06-01 03:11:47,123 - root - INFO - step: 4", "- root - INFO - step: 4", {}),
         ("[2024-06-01 03:11:47,123][src.train][ERROR] - KeyError: 4", "KeyError: 4", {}),
         ("2022-11-15 16:03:15.140058: E external/x.cc:954] y", "E external/x.cc:954] y", {}),
         ("[titan] 2024-06-01 03:11:47,123 - root - INFO - x", "- root - INFO - x", {"host": None}),
-        ("[01:17:10.938]: W1024 01:17:10.936000 14040 torch/x.py:9] NameError: y", "NameError: y", {}),
+        (
+            "[01:17:10.938]: W1024 01:17:10.936000 14040 torch/x.py:9] NameError: y",
+            "NameError: y",
+            {},
+        ),
     ],
 )
 def test_prefixes_nest(raw, text, told):

@@ -15,7 +15,9 @@ def scope(tmp_path):
         for old in tmp_path.iterdir():
             old.unlink()
         for name, text in texts.items():
-            (tmp_path / f"{name.replace('_', '-')}.log").write_text("".join(f"{line}\n" for line in text))
+            (tmp_path / f"{name.replace('_', '-')}.log").write_text(
+                "".join(f"{line}\n" for line in text)
+            )
         return dict(diagnose(tmp_path).scope)
 
     return located
@@ -40,9 +42,15 @@ OOM = "Out of memory: Killed process 4242 (python) total-vm:9000kB, anon-rss:800
         (f"[ 4213.1] {XID}", {"gpu": "0000:b3:00"}),
         (f"[ 4213.1] {LINK}", {"gpu": "0000:b3:00", "link": 8}),
         (f"Jun  1 03:11:47 gn17 kernel: [ 4213.1] {XID}", {"gpu": "0000:b3:00", "node": "gn17"}),
-        (f"2026-06-01T03:11:47.123456+00:00 gn17 kernel: {XID}", {"gpu": "0000:b3:00", "node": "gn17"}),
+        (
+            f"2026-06-01T03:11:47.123456+00:00 gn17 kernel: {XID}",
+            {"gpu": "0000:b3:00", "node": "gn17"},
+        ),
         ("srun: error: Node failure on gn17", {"node": "gn17"}),
-        ("slurmstepd: error: *** JOB 12 ON gn3 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***", {}),
+        (
+            "slurmstepd: error: *** JOB 12 ON gn3 CANCELLED AT 2026-01-01T00:00:00 DUE TO TIME LIMIT ***",
+            {},
+        ),
         ("gn17:13571:13590 [3] KeyError: 'a'", {"local_rank": 3, "node": "gn17"}),
         ("gn17:13571:13590 [0] KeyError: 'a'", {"node": "gn17"}),
         ("Jun  1 03:11:47 gn17 python[811]: KeyError: 'a'", {"node": "gn17"}),
@@ -64,21 +72,31 @@ def test_several_ranks_with_the_same_error_are_a_list(scope):
 
 
 def test_ranks_with_another_error_are_not_among_them(scope):
-    assert scope(*raised(3, "torch.OutOfMemoryError: CUDA out of memory."), *raised(1, NCCL, TORCH)) == {"rank": 3}
+    assert scope(
+        *raised(3, "torch.OutOfMemoryError: CUDA out of memory."), *raised(1, NCCL, TORCH)
+    ) == {"rank": 3}
 
 
 def test_the_process_that_the_kernel_killed_has_a_rank(scope):
-    observer = (
-        "2026-11-21T01:30:19.123Z holdfast: rank 1 (pid 4242) was killed by SIGKILL after step 37; it ended first"
-    )
+    observer = "2026-11-21T01:30:19.123Z holdfast: rank 1 (pid 4242) was killed by SIGKILL after step 37; it ended first"  # noqa: E501
     assert scope(dmesg=[f"[12.5] {OOM}"], observer=[observer]) == {"rank": 1}
-    assert scope(dmesg=[f"[12.5] {OOM.replace('4242', '999')}"], observer=[observer]).get("rank") != 999
+    assert (
+        scope(dmesg=[f"[12.5] {OOM.replace('4242', '999')}"], observer=[observer]).get("rank")
+        != 999
+    )
 
 
 def test_all_ranks_of_a_large_job_are_named_up_to_a_limit(scope):
     found = scope(*(f"[rank{rank}]: ImportError: no module named flash_attn" for rank in range(60)))
     assert found == {"rank": list(range(60))}
-    assert len(scope(*(f"[rank{rank}]: ImportError: no module named x" for rank in range(2000)))["rank"]) <= 64
+    assert (
+        len(
+            scope(*(f"[rank{rank}]: ImportError: no module named x" for rank in range(2000)))[
+                "rank"
+            ]
+        )
+        <= 64
+    )
 
 
 # --- absence ---------------------------------------------------------------------------------------------------------
@@ -105,7 +123,9 @@ def test_also_where_each_rank_has_a_file(scope):
 def test_the_one_that_is_behind_is_at_fault(scope, world, seed):
     draw = random.Random(seed)
     behind = draw.randrange(world)
-    lines = [line for rank in range(world) for line in watchdog(rank, 900 if rank == behind else 902)]
+    lines = [
+        line for rank in range(world) for line in watchdog(rank, 900 if rank == behind else 902)
+    ]
     draw.shuffle(lines)
     assert scope(*lines) == {"rank": behind}
 
@@ -137,9 +157,12 @@ def test_the_labelled_cases(dev_answers):
         located = [(case["faulty"], answer.scope) for case, answer in answers if case["faulty"]]
         right = [
             any(
-                names(scope, place, value) or (place == "rank" and names(scope, "local_rank", value))
+                names(scope, place, value)
+                or (place == "rank" and names(scope, "local_rank", value))
                 for place, value in faulty.items()
             )
             for faulty, scope in located
         ]
-        assert sum(right) >= 0.85 * len(right), [one for one, fits in zip(located, right, strict=True) if not fits]
+        assert sum(right) >= 0.85 * len(right), [
+            one for one, fits in zip(located, right, strict=True) if not fits
+        ]

@@ -51,7 +51,12 @@ def test_log_text_meets_no_backtracking_pattern():
     for file in FOLDER.iterdir():
         if file.name.endswith(".py"):
             tree = ast.parse(file.read_text("utf-8"))
-            imported = {name.name for node in ast.walk(tree) if isinstance(node, ast.Import) for name in node.names}
+            imported = {
+                name.name
+                for node in ast.walk(tree)
+                if isinstance(node, ast.Import)
+                for name in node.names
+            }
             users += [file.name] if "re" in imported else []
     assert set(users) <= set(ALLOWED_RE)
 

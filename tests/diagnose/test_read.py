@@ -37,7 +37,9 @@ def test_a_folder_stands_for_the_logs_in_it_and_below(tmp_path):
         "x.log.gz",
         "kern.log",
     ]
-    write(tmp_path, *logs, "train.py", "weights.pt", "a/model.safetensors", "README", "a/b/data.bin")
+    write(
+        tmp_path, *logs, "train.py", "weights.pt", "a/model.safetensors", "README", "a/b/data.bin"
+    )
     found = find_files([tmp_path])
     assert sorted(names(found, tmp_path)) == sorted(logs)
     assert found.notes == ()
@@ -60,7 +62,14 @@ def test_links_in_a_circle_end(tmp_path):
 def test_a_file_given_twice_or_through_a_link_is_read_once(tmp_path):
     write(tmp_path, "x.log")
     (tmp_path / "latest.log").symlink_to("x.log")
-    assert len(find_files([tmp_path / "x.log", tmp_path, tmp_path / "latest.log", f"{tmp_path}/*.log"]).files) == 1
+    assert (
+        len(
+            find_files(
+                [tmp_path / "x.log", tmp_path, tmp_path / "latest.log", f"{tmp_path}/*.log"]
+            ).files
+        )
+        == 1
+    )
 
 
 @pytest.mark.parametrize(

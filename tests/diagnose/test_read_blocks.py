@@ -21,7 +21,9 @@ def text_of(path):
 
 
 @settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from([b"a", b"\n", b"\r", b"\r\n", b"b" * 70, b"\xff\x00"]), max_size=60))
+@given(
+    st.lists(st.sampled_from([b"a", b"\n", b"\r", b"\r\n", b"b" * 70, b"\xff\x00"]), max_size=60)
+)
 def test_short_lines_come_out_as_they_went_in(tmp_path_factory, pieces):
     log = tmp_path_factory.mktemp("log") / "x.log"
     log.write_bytes(b"".join((*pieces, b"\n")) * 40)

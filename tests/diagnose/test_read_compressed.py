@@ -11,7 +11,9 @@ from holdfast.diagnose.read import Reading, read_blocks
 
 PACK = {"gz": lambda data: gzip.compress(data, mtime=0), "zst": zstandard.ZstdCompressor().compress}
 KEY_ERROR = b"Traceback (most recent call last):\n  File \"/job/t.py\", line 8, in f\n    g()\nKeyError: 'a'\n"
-LINES = b"".join(b"shard %d of %d took %d ms\n" % (i, i * i % 9973, i * 7919 % 10007) for i in range(40_000))
+LINES = b"".join(
+    b"shard %d of %d took %d ms\n" % (i, i * i % 9973, i * 7919 % 10007) for i in range(40_000)
+)
 
 every_kind = pytest.mark.parametrize("kind", list(PACK))
 
@@ -115,9 +117,14 @@ def test_what_follows_the_packed_text_is_noted_or_ignored(tmp_path, kind):
 
 def rle_frame(byte, blocks):
     """A zstd frame of 4 bytes a block (RFC 8878, 3.1.1.2: RLE blocks), each of which unpacks to 128 KiB."""
-    header = struct.pack("<I", 0xFD2FB528) + bytes([0x00, 0x38])  # no checksum, no size; a window of 128 KiB
+    header = struct.pack("<I", 0xFD2FB528) + bytes(
+        [0x00, 0x38]
+    )  # no checksum, no size; a window of 128 KiB
     size = 128 << 10
-    heads = [(size << 3 | 1 << 1 | (number == blocks - 1)).to_bytes(3, "little") + byte for number in range(blocks)]
+    heads = [
+        (size << 3 | 1 << 1 | (number == blocks - 1)).to_bytes(3, "little") + byte
+        for number in range(blocks)
+    ]
     return header + b"".join(heads)
 
 

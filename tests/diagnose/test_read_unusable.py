@@ -73,9 +73,15 @@ def test_a_pattern_that_meets_a_pipe_does_not_wait_for_it(tmp_path):
     """Nobody writes into it: to open it would wait for ever."""
     (tmp_path / "rank-0.log").write_bytes(KEY_ERROR)
     os.mkfifo(tmp_path / "rank-1.log")
-    program = "import sys; from holdfast.diagnose import diagnose; print(diagnose(sys.argv[1]).reason)"
+    program = (
+        "import sys; from holdfast.diagnose import diagnose; print(diagnose(sys.argv[1]).reason)"
+    )
     done = subprocess.run(
-        [sys.executable, "-c", program, f"{tmp_path}/*.log"], capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-c", program, f"{tmp_path}/*.log"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
     )
     assert done.stdout == "KeyError\n"
 
@@ -102,7 +108,8 @@ def test_a_binary_file_is_named(tmp_path, data):
 @pytest.mark.parametrize(
     "data",
     [
-        b"\x00" * 100_000,  # a log whose head was cut away by `copytruncate`, or a host that lost its power
+        b"\x00"
+        * 100_000,  # a log whose head was cut away by `copytruncate`, or a host that lost its power
         bytes(range(256)) * 64,
         "Löss: \u2588\u2588 \u4e2d\u6587 ⏳\n".encode() * 500,
         "Verlust groß\n".encode("latin-1") * 500,

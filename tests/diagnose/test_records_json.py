@@ -50,7 +50,9 @@ def test_the_error_file_and_the_log_of_a_rank_tell_one_failure(tmp_path):
 def test_an_error_file_of_a_peer_is_not_the_root(tmp_path):
     """The first file need not be the first failure: a peer may have written it before."""
     lost = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.3]:5"
-    write(tmp_path / "attempt_0" / "0" / "error.json", elastic(STACK.replace("KeyError: 'a'", lost)))
+    write(
+        tmp_path / "attempt_0" / "0" / "error.json", elastic(STACK.replace("KeyError: 'a'", lost))
+    )
     write(tmp_path / "attempt_0" / "1" / "error.json", elastic())
     found = diagnose(tmp_path)
     assert (found.reason, found.scope) == ("KeyError", {"rank": 1})
@@ -109,7 +111,9 @@ def test_a_journal_of_one_entry(tmp_path):
 
 
 def test_a_message_that_is_no_text_comes_as_numbers(tmp_path):
-    log = write(tmp_path / "journal.json", journal("fine"), journal(list(b"\x1b[31m" + XID.encode())))
+    log = write(
+        tmp_path / "journal.json", journal("fine"), journal(list(b"\x1b[31m" + XID.encode()))
+    )
     assert diagnose(log).reason == "NodeFailure"
 
 
@@ -119,7 +123,11 @@ def test_a_message_that_is_too_long_is_null(tmp_path):
 
 
 def test_a_message_of_several_lines(tmp_path):
-    log = write(tmp_path / "journal.json", journal("started", _TRANSPORT="stdout"), journal(STACK, _TRANSPORT="stdout"))
+    log = write(
+        tmp_path / "journal.json",
+        journal("started", _TRANSPORT="stdout"),
+        journal(STACK, _TRANSPORT="stdout"),
+    )
     found = diagnose(log)
     assert (found.reason, found.root_line.line) == ("KeyError", 2)
 
@@ -132,7 +140,10 @@ def docker(line, stream="stderr"):
 
 
 def test_dockers_json_lines_keep_tracebacks_and_ranks(tmp_path):
-    lines = [docker("step 1 loss 2.1\n", "stdout"), *(docker(line) for line in STACK.splitlines(keepends=True))]
+    lines = [
+        docker("step 1 loss 2.1\n", "stdout"),
+        *(docker(line) for line in STACK.splitlines(keepends=True)),
+    ]
     write(tmp_path / "rank-3.log", *lines)
     found = diagnose(tmp_path)
     assert (found.reason, found.root_line.line, found.scope) == ("KeyError", 5, {"rank": 3})
@@ -144,7 +155,9 @@ def test_dockers_json_lines_with_ranks_of_their_own(tmp_path):
 
 
 def test_dockers_log_of_one_line(tmp_path):
-    assert diagnose(write(tmp_path / "abc-json.log", docker("KeyError: 'a'\n"))).reason == "KeyError"
+    assert (
+        diagnose(write(tmp_path / "abc-json.log", docker("KeyError: 'a'\n"))).reason == "KeyError"
+    )
 
 
 def test_errors_that_dockers_steps_follow_were_survived(tmp_path):
@@ -157,7 +170,9 @@ def test_errors_that_dockers_steps_follow_were_survived(tmp_path):
 def test_lines_of_the_container_runtime_interface(tmp_path):
     """`/var/log/pods/…/0.log`: time, stream and a tag before each line."""
     log = tmp_path / "0.log"
-    log.write_text("".join(f"2026-01-01T00:00:00.000000000Z stderr F {line}\n" for line in STACK.splitlines()))
+    log.write_text(
+        "".join(f"2026-01-01T00:00:00.000000000Z stderr F {line}\n" for line in STACK.splitlines())
+    )
     found = diagnose(log)
     assert (found.reason, found.root_line.line) == ("KeyError", 4)
 
@@ -183,21 +198,29 @@ def test_a_traceback_within_an_entry_of_a_json_logger(tmp_path, entry):
 def test_an_entry_that_is_an_error_by_its_level_alone(tmp_path):
     """No rule knows the words; that the program calls it an error must not be lost."""
     quiet = [{"level": "info", "message": f"opening shard {number}"} for number in range(4)]
-    found = diagnose(write(tmp_path / "job.log", *quiet, {"level": "fatal", "message": "the lease of shard 7 went"}))
+    found = diagnose(
+        write(
+            tmp_path / "job.log", *quiet, {"level": "fatal", "message": "the lease of shard 7 went"}
+        )
+    )
     assert (found.reason, found.root_line.line) == ("Unknown", 5)
 
 
 @pytest.mark.parametrize("level", ["error", "ERROR", "critical", "FATAL"])
 def test_the_level_does_not_hide_what_is_said(tmp_path, level):
     quiet = [{"level": "info", "message": f"opening shard {number}"} for number in range(4)]
-    found = diagnose(write(tmp_path / "job.log", *quiet, {"level": level, "message": "KeyError: 'a'"}))
+    found = diagnose(
+        write(tmp_path / "job.log", *quiet, {"level": level, "message": "KeyError: 'a'"})
+    )
     assert (found.reason, found.root_text) == ("KeyError", "KeyError: 'a'")
 
 
 def test_an_error_in_words_that_no_rule_knows_is_found_as_in_a_plain_log(tmp_path):
     """As `ERROR coordinator gave up` is."""
     quiet = [{"level": "info", "msg": f"opening shard {number}"} for number in range(4)]
-    found = diagnose(write(tmp_path / "job.log", *quiet, {"level": "error", "msg": "coordinator gave up"}))
+    found = diagnose(
+        write(tmp_path / "job.log", *quiet, {"level": "error", "msg": "coordinator gave up"})
+    )
     assert (found.reason, found.root_line.line) == ("Unknown", 5)
 
 
@@ -237,7 +260,11 @@ def test_many_json_lines_take_little_memory(tmp_path, measured):
     with log.open("wb") as file:
         for _ in range(20):
             file.write(line * ((1 << 20) // len(line)))
-        file.write("".join(json.dumps(docker(line)) + "\n" for line in STACK.splitlines(keepends=True)).encode())
+        file.write(
+            "".join(
+                json.dumps(docker(line)) + "\n" for line in STACK.splitlines(keepends=True)
+            ).encode()
+        )
     reason, _, grown_mib = measured(log)
     assert reason == "KeyError"
     assert grown_mib < 100
@@ -260,7 +287,8 @@ def test_lines_of_text_among_json_stay(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "first", ["[rank0]: starting", "[2026-01-01 00:00:00,100] [INFO] start", "{not json", "[]", "{}"]
+    "first",
+    ["[rank0]: starting", "[2026-01-01 00:00:00,100] [INFO] start", "{not json", "[]", "{}"],
 )
 def test_a_plain_log_that_begins_like_json_stays_one(tmp_path, first):
     log = tmp_path / "rank-0.log"
@@ -307,13 +335,33 @@ def test_a_surrogate_in_the_root_can_be_printed(tmp_path):
     assert found.fingerprint
 
 
-KEYS = ["jobs", "message", "MESSAGE", "log", "msg", "state", "current", "steps", "step", "nodes", "exit_code", "signal"]
+KEYS = [
+    "jobs",
+    "message",
+    "MESSAGE",
+    "log",
+    "msg",
+    "state",
+    "current",
+    "steps",
+    "step",
+    "nodes",
+    "exit_code",
+    "signal",
+]
 _json = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8) | st.sampled_from(["FAILED", STACK]),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text(max_size=8)
+    | st.sampled_from(["FAILED", STACK]),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from([*KEYS, "extraInfo", "py_callstack", "_TRANSPORT", "_HOSTNAME"]), inner, max_size=4
+            st.sampled_from([*KEYS, "extraInfo", "py_callstack", "_TRANSPORT", "_HOSTNAME"]),
+            inner,
+            max_size=4,
         )
     ),
     max_leaves=12,

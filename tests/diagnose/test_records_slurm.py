@@ -57,7 +57,12 @@ def of_24_05(state, code=0, signal=None, nodes="gn[17-18]", name=4711, **changes
 def step_24_05(state, name, **given):
     step = of_24_05(state, **given)
     nodes = {"count": 2, "range": step.pop("nodes"), "list": ["gn17", "gn18"]}
-    return {**step, "nodes": nodes, "state": step["state"]["current"], "step": {"id": f"4711.{name}", "name": name}}
+    return {
+        **step,
+        "nodes": nodes,
+        "state": step["state"]["current"],
+        "step": {"id": f"4711.{name}", "name": name},
+    }
 
 
 FORMS = {"21.08": (of_21_08, step_21_08), "24.05": (of_24_05, step_24_05)}
@@ -69,7 +74,10 @@ def write(tmp_path):
     def written(*jobs, indent=1):
         path = tmp_path / "sacct.json"
         path.write_text(
-            json.dumps({"meta": {"Slurm": {"release": "24.05.3"}}, "jobs": jobs, "errors": []}, indent=indent)
+            json.dumps(
+                {"meta": {"Slurm": {"release": "24.05.3"}}, "jobs": jobs, "errors": []},
+                indent=indent,
+            )
         )
         return path
 
@@ -110,7 +118,9 @@ def test_the_cited_line_is_where_the_state_stands(write, job, step):
 
 @both
 def test_each_step_has_a_line_of_its_own(write, job, step):
-    path = write(job("FAILED", 1) | {"steps": [step("FAILED", "batch", code=1), step("FAILED", "0", code=1)]})
+    path = write(
+        job("FAILED", 1) | {"steps": [step("FAILED", "batch", code=1), step("FAILED", "0", code=1)]}
+    )
     lines = said(path)
     assert len(lines) == 3
     assert len({line.number for line in lines}) == 3
@@ -135,14 +145,19 @@ def test_what_did_not_fail_says_nothing(write, job, step, state):
 @both
 def test_a_failed_state_does_not_hide_what_the_log_says(write, job, step, tmp_path):
     (tmp_path / "rank-1.log").write_text(KEY_ERROR)
-    write(job("FAILED", 1) | {"steps": [step("FAILED", "0", code=1), step("CANCELLED", "1", signal=9)]})
+    write(
+        job("FAILED", 1)
+        | {"steps": [step("FAILED", "0", code=1), step("CANCELLED", "1", signal=9)]}
+    )
     found = diagnose(tmp_path)
     assert (found.reason, found.scope) == ("KeyError", {"rank": 1})
 
 
 @both
 def test_a_lost_node_explains_what_the_ranks_say(write, job, step, tmp_path):
-    (tmp_path / "rank-1.log").write_text(KEY_ERROR.replace("KeyError: 'a'", "RuntimeError: Connection reset by peer"))
+    (tmp_path / "rank-1.log").write_text(
+        KEY_ERROR.replace("KeyError: 'a'", "RuntimeError: Connection reset by peer")
+    )
     write(job("NODE_FAIL") | {"steps": [step("NODE_FAIL", "0", signal=9)]})
     assert diagnose(tmp_path).reason == "NodeFailure"
 
@@ -159,7 +174,9 @@ def test_the_node_that_failed_is_named(write):
 
 def test_of_an_array_job_every_task_counts(write):
     array = {"job_id": 100, "task_id": number(3)}
-    found = diagnose(write(of_24_05("COMPLETED", name=101), of_24_05("OUT_OF_MEMORY", name=103, array=array)))
+    found = diagnose(
+        write(of_24_05("COMPLETED", name=101), of_24_05("OUT_OF_MEMORY", name=103, array=array))
+    )
     assert found.reason == "OutOfMemoryError"
 
 
@@ -199,7 +216,9 @@ def test_on_one_line(write):
 )
 def test_odd_values_are_no_crash(write, changes):
     diagnose(write(of_24_05("FAILED") | changes, of_24_05("NODE_FAIL")))
-    assert diagnose(write(of_24_05("FAILED") | changes, of_24_05("NODE_FAIL"))).reason == "NodeFailure"
+    assert (
+        diagnose(write(of_24_05("FAILED") | changes, of_24_05("NODE_FAIL"))).reason == "NodeFailure"
+    )
 
 
 @pytest.mark.parametrize("jobs", ['[3, null, "x", []]', "[]", "null", "{}", "3"])

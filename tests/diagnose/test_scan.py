@@ -24,15 +24,23 @@ def words(number, seed):
 
 def test_events_of_a_rule_are_bounded(tmp_path):
     log = tmp_path / "x.log"
-    log.write_text("".join(f"[rank{rank}]: ValueError: {'x' * (rank % 99)}\n" for rank in range(5000)))
+    log.write_text(
+        "".join(f"[rank{rank}]: ValueError: {'x' * (rank % 99)}\n" for rank in range(5000))
+    )
     assert 0 < len(events(log)) < 100
 
 
 def test_the_last_error_is_kept_whatever_came_before(tmp_path):
     """Thousands were survived."""
     log = tmp_path / "x.log"
-    survived = "".join(f"ValueError: sample {'x' * (at % 50)}\nstep {at} loss 2.1\n" for at in range(3000))
-    log.write_text(survived + "step 3000 loss 2.1\n" + KEY_ERROR.replace("KeyError: 'a'", "ValueError: the end"))
+    survived = "".join(
+        f"ValueError: sample {'x' * (at % 50)}\nstep {at} loss 2.1\n" for at in range(3000)
+    )
+    log.write_text(
+        survived
+        + "step 3000 loss 2.1\n"
+        + KEY_ERROR.replace("KeyError: 'a'", "ValueError: the end")
+    )
     found = diagnose(log)
     assert (found.reason, found.root_text) == ("ValueError", "ValueError: the end")
     assert found.root_line.line == 6005
@@ -52,7 +60,9 @@ def test_many_streams_in_one_log_take_little_memory(tmp_path, measured):
     log = tmp_path / "job.log"
     with log.open("w") as file:
         for rank in range(8000):
-            file.write(f"[rank{rank}]: Traceback (most recent call last):\n[rank{rank}]: step 3 loss 2.1\n")
+            file.write(
+                f"[rank{rank}]: Traceback (most recent call last):\n[rank{rank}]: step 3 loss 2.1\n"
+            )
         file.write(KEY_ERROR)
     reason, _, grown_mib = measured(log)
     assert reason == "KeyError"
@@ -75,7 +85,9 @@ def test_lines_that_look_like_errors_take_little_memory(tmp_path, measured):
 def test_lines_met_again_mean_the_same(tmp_path):
     """A line that meant something the first time means it the thousandth time."""
     log = tmp_path / "x.log"
-    log.write_text(("Connection refused by 10.0.0.1\nstep 1 loss 2\nall is well 7\n" * 500) + "ValueError: b\n")
+    log.write_text(
+        ("Connection refused by 10.0.0.1\nstep 1 loss 2\nall is well 7\n" * 500) + "ValueError: b\n"
+    )
     found = events(log)
     assert max(event.line for event in found if "refused" in event.text) == 3 * 499 + 1
     assert any(event.text == "ValueError: b" for event in found)
@@ -85,7 +97,9 @@ def test_lines_met_again_mean_the_same(tmp_path):
 def test_an_error_while_starting_was_survived_however_many_ranks_print_steps(tmp_path, world):
     log = tmp_path / "x.log"
     down = "[ 13.1] mlx5_core 0000:17:00.0: mlx5_0: Link DOWN\n"
-    steps = "".join(f"[rank{rank}]: step {step} loss 2.1\n" for step in range(30) for rank in range(world))
+    steps = "".join(
+        f"[rank{rank}]: step {step} loss 2.1\n" for step in range(30) for rank in range(world)
+    )
     log.write_text(down + steps + KEY_ERROR.replace("KeyError: 'a'", "ValueError: b"))
     found = diagnose(log)
     assert found.reason == "ValueError"

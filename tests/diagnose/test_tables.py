@@ -26,10 +26,22 @@ def test_every_xid_has_one_row_and_says_where_it_comes_from():
     [
         ("48, pid=7, name=python, An uncorrectable double bit error", "ECCError", "reset_gpu"),
         ("64, pid=7, name=python, Row Remapper: failed", "ECCError", "exclude_and_restart"),
-        ("79, pid=7, name=python, GPU has fallen off the bus.", "NodeFailure", "exclude_and_restart"),
-        ("74, pid=7, name=python, NVLink: fatal error detected on link 8(0x1, 0x0)", "NVLinkError", "reset_gpu"),
+        (
+            "79, pid=7, name=python, GPU has fallen off the bus.",
+            "NodeFailure",
+            "exclude_and_restart",
+        ),
+        (
+            "74, pid=7, name=python, NVLink: fatal error detected on link 8(0x1, 0x0)",
+            "NVLinkError",
+            "reset_gpu",
+        ),
         ("13, pid=7, name=python, Graphics SM Warp Exception", "CUDAError", "restart"),
-        ("45, pid=7, name=python, Ch 00000001 caused by previous Xid 149", "NVLinkError", "reset_gpu"),
+        (
+            "45, pid=7, name=python, Ch 00000001 caused by previous Xid 149",
+            "NVLinkError",
+            "reset_gpu",
+        ),
         ("45, pid=7, name=python, Ch 00000001 caused by previous Xid 31", "CUDAError", "restart"),
     ],
 )
@@ -40,16 +52,35 @@ def test_an_xid_is_decoded_with_its_gpu_and_process(line, reason, action):
 
 
 def test_the_link_of_an_xid_is_named():
-    assert found(XID + "74, pid=7, name=python, NVLink: fatal error detected on link 8(0x1, 0x0)")[1]["link"] == "8"
-    assert found(XID + "149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 0x0)")[1]["link"] == "08"
+    assert (
+        found(XID + "74, pid=7, name=python, NVLink: fatal error detected on link 8(0x1, 0x0)")[1][
+            "link"
+        ]
+        == "8"
+    )
+    assert (
+        found(XID + "149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x004505c6 0x00000000 0x0)")[1][
+            "link"
+        ]
+        == "08"
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "rule"),
     [
-        ("145, RLW_REMAP Nonfatal XC0 i0 Link 04 (0x00000004 0x00000100 0x0)", "xid-145-rlw-remap-none"),
-        ("145, RLW_REMAP Nonfatal XC0 i0 Link 04 (0x00000004 0x00000001 0x0)", "xid-145-rlw-remap-program-ends"),
-        ("145, RLW_REMAP Nonfatal XC0 i0 Link 04 (0x00000004 0x00000101 0x0)", "xid-nvlink-traffic-lost"),
+        (
+            "145, RLW_REMAP Nonfatal XC0 i0 Link 04 (0x00000004 0x00000100 0x0)",
+            "xid-145-rlw-remap-none",
+        ),
+        (
+            "145, RLW_REMAP Nonfatal XC0 i0 Link 04 (0x00000004 0x00000001 0x0)",
+            "xid-145-rlw-remap-program-ends",
+        ),
+        (
+            "145, RLW_REMAP Nonfatal XC0 i0 Link 04 (0x00000004 0x00000101 0x0)",
+            "xid-nvlink-traffic-lost",
+        ),
         (
             "149, NETIR_LINK_EVT Fatal XC0 i0 Link 08 (0x020005c6 0x00000000 0x0)",
             "xid-149-netir-link-evt-netir-link-down-lost-by-its-peer-device-at-the-other-end",
@@ -73,9 +104,17 @@ def test_a_notice_is_no_event():
             True,
         ),
         ("Check failed: cudaSuccess == stat (0 vs. 39)", "ECCError", True),
-        ("THCudaCheck FAIL file=/x/THCStorage.c line=14 error=30 : unknown error", "CUDAError", True),
+        (
+            "THCudaCheck FAIL file=/x/THCStorage.c line=14 error=30 : unknown error",
+            "CUDAError",
+            True,
+        ),
         ("Accelerator Fatal Error: call to cuCtxCreate returned error 214", "ECCError", True),
-        ("Search for `cudaErrorIllegalAddress' in https://docs.nvidia.com for more information.", "CUDAError", True),
+        (
+            "Search for `cudaErrorIllegalAddress' in https://docs.nvidia.com for more information.",
+            "CUDAError",
+            True,
+        ),
         ("RuntimeError: HIP error: invalid device ordinal", "CUDAError", False),
         ("RuntimeError: CUDA error: device-side assert triggered", "AssertionError", False),
     ],

@@ -135,10 +135,18 @@ def test_a_line_without_its_end_counts_once_no_more_comes():
 def test_several_logs_and_their_ranks():
     watcher = LogWatcher()
     for piece in range(0, 400, 40):
-        watcher.feed(TRACEBACK.format("RuntimeError: Connection closed by peer")[piece : piece + 40], "rank-0.log", 0)
+        watcher.feed(
+            TRACEBACK.format("RuntimeError: Connection closed by peer")[piece : piece + 40],
+            "rank-0.log",
+            0,
+        )
         watcher.feed(TRACEBACK.format("KeyError: 'a'")[piece : piece + 40], "rank-1.log", 1)
     found = watcher.diagnosis()
-    assert (found.reason, found.scope, found.root_line.file) == ("KeyError", {"rank": 1}, "rank-1.log")
+    assert (found.reason, found.scope, found.root_line.file) == (
+        "KeyError",
+        {"rank": 1},
+        "rank-1.log",
+    )
 
 
 def test_bytes_and_text_are_the_same():

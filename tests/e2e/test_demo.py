@@ -24,7 +24,9 @@ def demo(tmp_path_factory):
     out = tmp_path_factory.mktemp("demo") / "report"
     options = ["--seed", "7", "--steps", "120", "--out", str(out), "--json"]
     command = [sys.executable, "-m", "holdfast.cli.main", "demo", *options]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False, env=os.environ)
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=600, check=False, env=os.environ
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return out, json.loads(done.stdout)
 
@@ -104,10 +106,17 @@ def test_the_benchmark_finds_nothing_wrong_with_it(demo, monkeypatch):
     monkeypatch.syspath_prepend(BENCHMARKS)
     benchmark = importlib.import_module("demo_seeds")
     shown = benchmark.shown_by(7, 100.0, out / "holdfast", 0)
-    assert (shown.failures, shown.identical, shown.right_ranks, shown.interventions) == ((), True, 3, 0)
+    assert (shown.failures, shown.identical, shown.right_ranks, shown.interventions) == (
+        (),
+        True,
+        3,
+        0,
+    )
     rows = {row.measure: row for row in benchmark.rows_of([shown])}
     assert all(row.met for row in rows.values() if row.must is not None)
-    detected_s = sorted(rows[f"{fault}: fault → detected, median"].ours for fault in benchmark.FAULTS)
+    detected_s = sorted(
+        rows[f"{fault}: fault → detected, median"].ours for fault in benchmark.FAULTS
+    )
     assert detected_s == sorted(incident["seconds_to_detect"] for incident in answer["incidents"])
 
 
@@ -120,7 +129,16 @@ def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path):
 
 
 def test_a_length_without_a_last_checkpoint_is_refused_before_any_work(tmp_path):
-    command = [sys.executable, "-m", "holdfast.cli.main", "demo", "--steps", "205", "--out", str(tmp_path / "out")]
+    command = [
+        sys.executable,
+        "-m",
+        "holdfast.cli.main",
+        "demo",
+        "--steps",
+        "205",
+        "--out",
+        str(tmp_path / "out"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, "not a multiple of 20" in done.stderr) == (2, True)
     assert not (tmp_path / "out").exists()

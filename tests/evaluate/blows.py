@@ -32,7 +32,10 @@ class Blows:
             if pid := self.evaluation.strike(role, self.chance, number):
                 break
             assert now_s < deadline_s, f"there is no {' or '.join(roles)}"
-        self._remember({"engine": [pid], "node": by_agent.get(pid, []), "command": engines}.get(role, []), now_s)
+        self._remember(
+            {"engine": [pid], "node": by_agent.get(pid, []), "command": engines}.get(role, []),
+            now_s,
+        )
         return pid
 
     def end(self, agent: int, kill: Callable[[], None]) -> None:

@@ -25,7 +25,15 @@ from holdfast.evaluate.suite import TaskEntry  # noqa: E402
 from holdfast.testing.harness import synthetic_entry  # noqa: E402
 
 HOLDFAST = [sys.executable, "-m", "holdfast.cli.main"]
-PARTS = ("results", "groups", "group_subtasks", "versions", "n-shot", "higher_is_better", "n-samples")
+PARTS = (
+    "results",
+    "groups",
+    "group_subtasks",
+    "versions",
+    "n-shot",
+    "higher_is_better",
+    "n-samples",
+)
 """Of lm-eval's results: all that says what was scored, and what it came to."""
 PLAIN = ("t_group", "t_mutual", "t_score", "t_rolling", "t_votes", "t_own", "t_code")
 CHAT = ("t_inputs", "t_long")
@@ -158,7 +166,9 @@ class World:
             "XDG_CACHE_HOME": str(self.folder / "cache"),
             "HF_DATASETS_CACHE": str(self.folder / "datasets"),
             "HOLDFAST_HOME": str(home or self.home),
-            "PYTHONPATH": os.pathsep.join([str(HERE), str(HERE / "harness"), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(HERE), str(HERE / "harness"), os.environ.get("PYTHONPATH", "")]
+            ),
             **more,
         }
 
@@ -174,7 +184,9 @@ class World:
             start_new_session=True,
         )
 
-    def run(self, *words: object, code: int = 0, home: Path | None = None, **more: str) -> tuple[str, str]:
+    def run(
+        self, *words: object, code: int = 0, home: Path | None = None, **more: str
+    ) -> tuple[str, str]:
         """What `holdfast eval WORDS…` printed, on its two streams; it ends with `code`."""
         process = self.start(*words, home=home, **more)
         try:
@@ -189,7 +201,11 @@ class World:
         """What `holdfast eval WORDS…` prints that starts nothing; in this process."""
         arguments = ["eval", *map(str, words)]
         env = {"HOLDFAST_HOME": str(home)}
-        return CliRunner(env=env).invoke(cli, arguments, standalone_mode=False, catch_exceptions=False).stdout
+        return (
+            CliRunner(env=env)
+            .invoke(cli, arguments, standalone_mode=False, catch_exceptions=False)
+            .stdout
+        )
 
     def json(self, *words: object, **more) -> dict:
         """What it answered, as JSON."""
@@ -217,7 +233,11 @@ def stock_lm_eval(world: World) -> Iterator[Callable[..., list[list[dict]]]]:
     ):
 
         def ask(parts: Sequence[tuple[Sequence[str], bool]], *models: Path) -> list[list[dict]]:
-            print(json.dumps({"parts": parts, "models": list(map(str, models))}), file=process.stdin, flush=True)
+            print(
+                json.dumps({"parts": parts, "models": list(map(str, models))}),
+                file=process.stdin,
+                flush=True,
+            )
             said = next((line for line in process.stdout if line.startswith("STOCK ")), None)
             assert said is not None, log.read_text()
             return json.loads(said.removeprefix("STOCK "))
@@ -231,7 +251,11 @@ def make_world(folder: Path) -> World:
     world = World(folder)
     bench_world.make_tasks(world.tasks, documents=5)
     rows = [
-        {"prompt": f"def f(): # {number}", "program": f"def f(): return {number % 2}", "test": "assert f() == 1"}
+        {
+            "prompt": f"def f(): # {number}",
+            "program": f"def f(): return {number % 2}",
+            "test": "assert f() == 1",
+        }
         for number in range(4)
     ]
     (world.tasks / "code.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -249,7 +273,9 @@ def task_entry(task: str, *, samples: int = 10, tokens: int = 4) -> TaskEntry:
 def entry(task: str, *, samples: int = 10, tokens: int = 4, **more: object) -> str:
     """The same in a suite's file; `more` of `SyntheticHarness`'s options."""
     made = task_entry(task, samples=samples, tokens=tokens)
-    options = ", ".join(f"{key} = {json.dumps(value)}" for key, value in {**made.options, **more}.items())
+    options = ", ".join(
+        f"{key} = {json.dumps(value)}" for key, value in {**made.options, **more}.items()
+    )
     return f'[[tasks]]\nname = "{task}"\nharness = "{made.harness}"\noptions = {{ {options} }}\n'
 
 
@@ -299,8 +325,16 @@ def check_close(evaluation: dict, stock: list[dict]) -> None:
             is_measured = metric.partition(",")[0].removesuffix("_stderr") in MEASURED
             if is_measured and isinstance(value, float):
                 # A perplexity is the exponential of what was measured.
-                both = [math.log(one) if "perplexity" in metric else one for one in (ours[metric], value)]
-                assert math.isclose(*both, rel_tol=1e-6, abs_tol=1e-6), (task, metric, ours[metric], value)
+                both = [
+                    math.log(one) if "perplexity" in metric else one
+                    for one in (ours[metric], value)
+                ]
+                assert math.isclose(*both, rel_tol=1e-6, abs_tol=1e-6), (
+                    task,
+                    metric,
+                    ours[metric],
+                    value,
+                )
             else:
                 assert ours[metric] == value, (task, metric)
 
@@ -316,7 +350,9 @@ def _side_by_side(evaluation: dict, stock: list[dict]) -> Iterator[tuple[str, st
         for part in PARTS:
             for task, theirs in (results.get(part) or {}).items():
                 yield part, task, evaluation["results"][part][task], theirs
-    assert set(evaluation["results"]["results"]) == {task for results in stock for task in results["results"]}
+    assert set(evaluation["results"]["results"]) == {
+        task for results in stock for task in results["results"]
+    }
 
 
 def check_nothing_was_redone(folder: Path) -> None:
@@ -324,7 +360,8 @@ def check_nothing_was_redone(folder: Path) -> None:
     spans = [span for span in read_timeline(folder / "timeline.jsonl").requests if not span.error]
     doubles = sum(
         any(
-            (one.task, one.sample, one.prompt_tokens) == (other.task, other.sample, other.prompt_tokens)
+            (one.task, one.sample, one.prompt_tokens)
+            == (other.task, other.sample, other.prompt_tokens)
             and one.engine < other.engine
             and max(one.t0, other.t0) < min(one.t1, other.t1)
             for other in spans
@@ -340,7 +377,9 @@ def leftovers(folder: Path) -> list[str]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
-                line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                line = (
+                    (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                )
             except OSError:
                 continue
             if f"{folder}/" in line and "holdfast." in line:

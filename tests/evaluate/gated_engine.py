@@ -42,7 +42,11 @@ class Gate:
     def flags(self) -> list[str]:
         """Of `holdfast eval run` and `watch`, with this folder in their PYTHONPATH."""
         options = {"engine": self.kind, "record": self.record, "gate": self.folder / "gate"}
-        words = [word for name, value in options.items() for word in ("--engine-option", f"{name}={value}")]
+        words = [
+            word
+            for name, value in options.items()
+            for word in ("--engine-option", f"{name}={value}")
+        ]
         return ["--engine", "gated_engine:GatedEngine", *words]
 
     def asked(self) -> set[int]:

@@ -18,7 +18,10 @@ from gated_engine import Gate
 from holdfast.testing.slurm import PrivateSlurm
 from holdfast.testing.struck_evaluation import StruckEvaluation, expected_results, synthetic_tasks
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]  # whole clusters are started
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("nothing_is_left"),
+]  # whole clusters are started
 SAMPLES = (50, 40, 50)
 
 
@@ -37,10 +40,16 @@ def ray_cluster():
     from ray.cluster_utils import Cluster
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(HERE), prepend=os.pathsep)  # what Ray starts has this environment
+        patch.setenv(
+            "PYTHONPATH", str(HERE), prepend=os.pathsep
+        )  # what Ray starts has this environment
         cluster = Cluster(
             initialize_head=True,
-            head_node_args={"num_cpus": 0, "include_dashboard": False, "object_store_memory": 80 * 2**20},
+            head_node_args={
+                "num_cpus": 0,
+                "include_dashboard": False,
+                "object_store_memory": 80 * 2**20,
+            },
         )
         try:
             nodes = [cluster.add_node(num_cpus=1, object_store_memory=80 * 2**20) for _ in range(4)]
@@ -163,7 +172,9 @@ def test_a_command_on_ray_is_killed(ray_cluster, struck):
     one.gate.open()
     _, alive = psutil.wait_procs(left, timeout=PATIENCE_S)
     assert not alive
-    wait_until(lambda: '"state":"stopped"' in one.evaluation.paths.timeline.read_text())  # the coordinator ends last
+    wait_until(
+        lambda: '"state":"stopped"' in one.evaluation.paths.timeline.read_text()
+    )  # the coordinator ends last
     assert one.evaluation.resume().wait(PATIENCE_S) == 0, one.evaluation.output()
     one.check()
 

@@ -41,7 +41,9 @@ def states(world, home) -> dict[str, str]:
 
 
 def test_what_the_commands_say_of_an_evaluation_from_its_start_to_its_end(light, suite, home):
-    out, err = light.run("run", "--suite", suite(entry("a"), entry("b")), *SIMULATED, *SLOW, "--id", "x", home=home)
+    out, err = light.run(
+        "run", "--suite", suite(entry("a"), entry("b")), *SIMULATED, *SLOW, "--id", "x", home=home
+    )
     assert "|a    |" in out
     assert "lower bound" in out
     assert "Page: " in out
@@ -50,7 +52,9 @@ def test_what_the_commands_say_of_an_evaluation_from_its_start_to_its_end(light,
     said, _ = light.run("why", "x", home=home)
     assert "What no schedule could have gone below" in said
     # An id is one evaluation's; what ended is not run again.
-    _, err = light.run("run", "--suite", suite(entry("a"), entry("b")), *SIMULATED, "--id", "x", code=2, home=home)
+    _, err = light.run(
+        "run", "--suite", suite(entry("a"), entry("b")), *SIMULATED, "--id", "x", code=2, home=home
+    )
     assert err.strip().endswith("Go on with it: holdfast eval resume x, or choose another --id.")
     again, _ = light.run("resume", "x", home=home)
     assert "took" in again
@@ -103,7 +107,9 @@ def test_ctrl_c_then_resume_and_a_command_that_is_killed(light, suite, home):
 
 
 def test_a_command_that_was_killed_when_all_tasks_had_ended(light, suite, home):
-    before = light.json("run", "--suite", suite(entry("a"), entry("b")), *SIMULATED, "--id", "x", home=home)
+    before = light.json(
+        "run", "--suite", suite(entry("a"), entry("b")), *SIMULATED, "--id", "x", home=home
+    )
     root = home / "evaluations" / "x"
     (root / "results.json").unlink()
     for path in (root / "state" / "models").glob("*.ended"):
@@ -124,14 +130,25 @@ def test_a_stream_evaluates_what_comes_and_passes_over_what_is_stale(light, suit
     gate, folder = Gate(tmp_path, kind="simulated"), tmp_path / "checkpoints"
     commit(folder, 1)
     gate.let(3)
-    words = ["watch", folder, "--once", "--drop-stale", "--suite", suite(entry("a"), entry("b")), "--json", *gate.flags]
+    words = [
+        "watch",
+        folder,
+        "--once",
+        "--drop-stale",
+        "--suite",
+        suite(entry("a"), entry("b")),
+        "--json",
+        *gate.flags,
+    ]
     process = light.start(*words, home=home)
     try:
         wait_until(lambda: len(finished_keys(gate.record)) >= 3, process)
         commit(folder, 2)
         wait_until(lambda: [*home.glob("evaluations/*-step-2")], process)
         commit(folder, 3)
-        wait_until(lambda: not [*home.glob("evaluations/*-step-2")], process)  # while the first is still under way
+        wait_until(
+            lambda: not [*home.glob("evaluations/*-step-2")], process
+        )  # while the first is still under way
         gate.open()
         out, err = process.communicate(timeout=TIMEOUT_S)
     finally:
@@ -164,7 +181,9 @@ def test_an_unknown_task_is_one_sentence_and_leaves_nothing(light, suite, home):
 
 def invoked(home, *words) -> HoldfastError | str:
     """What the command raises for its `main` to print, or click's own sentence; in this process."""
-    result = CliRunner(env={"HOLDFAST_HOME": str(home)}).invoke(cli, ["eval", *map(str, words)], standalone_mode=False)
+    result = CliRunner(env={"HOLDFAST_HOME": str(home)}).invoke(
+        cli, ["eval", *map(str, words)], standalone_mode=False
+    )
     error = result.exception
     assert error is not None, result.output
     assert isinstance(error, HoldfastError) or hasattr(error, "format_message"), repr(error)
@@ -186,25 +205,46 @@ def test_wrong_words_are_refused_before_anything_is_there(light, tmp_path, home)
     wrong_path.write_text('include_paths = ["nowhere"]\ntasks = ["a"]\n')
     simulated = [*tasks, *SIMULATED]
     cases = [
-        (["run", *tasks, "--model", "/nowhere"], "There is no model /nowhere. Give its folder or URL."),
+        (
+            ["run", *tasks, "--model", "/nowhere"],
+            "There is no model /nowhere. Give its folder or URL.",
+        ),
         (["run", *tasks, "--model", nothing], "neither config.json"),
         (["run", *tasks, "--model", pickled], "holds its weights pickled (pytorch_model.bin)"),
-        (["run", "--suite", wrong_key, *SIMULATED], "there is no key 'fewshots'. Did you mean 'num_fewshot'?"),
+        (
+            ["run", "--suite", wrong_key, *SIMULATED],
+            "there is no key 'fewshots'. Did you mean 'num_fewshot'?",
+        ),
         (["run", "--suite", wrong_path, *SIMULATED], "it must be a list of folders that exist"),
         (["run", "--suite", tmp_path / "none.toml", *SIMULATED], "There is no suite"),
-        (["run", "--suite", "a", "--include-path", "/nowhere", *SIMULATED], "'/nowhere' does not exist"),
+        (
+            ["run", "--suite", "a", "--include-path", "/nowhere", *SIMULATED],
+            "'/nowhere' does not exist",
+        ),
         (["run", *simulated, "--nodes", 0], "nodes is 0. Give a number of at least 1."),
         (["run", *simulated, "--id", "../x"], "is not an evaluation's id"),
-        (["run", *tasks, "--model", "m", "--engine", "foo"], "engine.kind is 'foo'. Allowed: hf, vllm"),
-        (["run", *tasks, "--model", "m", "--engine", "openai"], "engine.url is ''. Give the server's address"),
+        (
+            ["run", *tasks, "--model", "m", "--engine", "foo"],
+            "engine.kind is 'foo'. Allowed: hf, vllm",
+        ),
+        (
+            ["run", *tasks, "--model", "m", "--engine", "openai"],
+            "engine.url is ''. Give the server's address",
+        ),
         (["run", *simulated, "--judge-concurrency", 3], "Give --judge-url URL too."),
-        (["run", *simulated, "--on", "ray", "--nodes", 2], "Set RAY_ADDRESS to one, or ask for one node."),
+        (
+            ["run", *simulated, "--on", "ray", "--nodes", 2],
+            "Set RAY_ADDRESS to one, or ask for one node.",
+        ),
         (["resume", "nope"], "There is no evaluation 'nope'"),
         (["rescore", "nope"], "There is no evaluation 'nope'"),
         (["why", "nope"], "There is no evaluation 'nope'"),
         (["show", "nope"], "There is no evaluation 'nope'"),
         (["watch", tmp_path / "no", *tasks], "There is no folder"),
-        (["watch", tmp_path, *tasks, "--engine", "simulated"], "takes no weights, so it cannot follow"),
+        (
+            ["watch", tmp_path, *tasks, "--engine", "simulated"],
+            "takes no weights, so it cannot follow",
+        ),
         (["compare"], "Give ids, or --suite or --run."),
     ]
     for words, said in cases:

@@ -17,7 +17,10 @@ from holdfast.core.errors import BadUse
 sys.path.insert(0, str(Path(__file__).parent / "weights"))  # the storage of its tests
 from weights_world import storage_over_http
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]  # real engines, real harness
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("nothing_is_left"),
+]  # real engines, real harness
 TASKS = ("t_score", "t_generate")
 
 # A training script: it writes what it begins with under transformers' names and under its own, then trains.
@@ -116,7 +119,10 @@ def contents(folder: Path) -> dict[str, object]:
     """Files by name, and the weights by tensor."""
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     tensors = safetensors.torch.load(files.pop("model.safetensors"))
-    return {**files, **{name: (tensor.shape, tensor.numpy().tobytes()) for name, tensor in tensors.items()}}
+    return {
+        **files,
+        **{name: (tensor.shape, tensor.numpy().tobytes()) for name, tensor in tensors.items()},
+    }
 
 
 def test_the_checkpoints_of_a_run_are_scored_as_what_they_export_to(e2e, stock_lm_eval, trained):
@@ -124,17 +130,32 @@ def test_the_checkpoints_of_a_run_are_scored_as_what_they_export_to(e2e, stock_l
     exported = [trained / f"exported-{step}" for step in steps]
     for step, folder in zip(steps, exported, strict=True):
         [checkpoint] = (trained / "holdfast").glob(f"step-*{step}")
-        words = ["checkpoint", "export", checkpoint, "--safetensors", folder, "--hf-config", e2e.model()]
-        CliRunner().invoke(cli, list(map(str, words)), standalone_mode=False, catch_exceptions=False)
+        words = [
+            "checkpoint",
+            "export",
+            checkpoint,
+            "--safetensors",
+            folder,
+            "--hf-config",
+            e2e.model(),
+        ]
+        CliRunner().invoke(
+            cli, list(map(str, words)), standalone_mode=False, catch_exceptions=False
+        )
     expected = [found["results"] for [found] in stock_lm_eval([(TASKS, False)], *exported)]
     assert expected[0] != expected[1]
 
     home = trained / "home"
     evaluations = json.loads(e2e.look("ls", "--run", "trained", "--json", home=home))["evaluations"]
-    found = {one["step"]: json.loads((Path(one["folder"]) / "results.json").read_text()) for one in evaluations}
+    found = {
+        one["step"]: json.loads((Path(one["folder"]) / "results.json").read_text())
+        for one in evaluations
+    }
     assert sorted(found) == list(steps)
     for step, scores in zip(steps, expected, strict=True):
-        assert json.dumps(found[step]["results"]["results"], sort_keys=True) == json.dumps(scores, sort_keys=True)
+        assert json.dumps(found[step]["results"]["results"], sort_keys=True) == json.dumps(
+            scores, sort_keys=True
+        )
 
     comparison = json.loads(e2e.look("compare", "--run", "trained", "--json", home=home))
     assert comparison["labels"] == ["step 1", "step 2"]
@@ -159,7 +180,9 @@ def test_storage_over_http_and_a_bucket_where_a_third_of_reads_fail(check, e2e, 
     with storage_over_http(folder, failing=0.3, buckets=True) as storage:
         said = check("--model", f"{storage.url}/{name}")
         assert storage.failed > 5
-        assert said["remote_bytes"] == storage.sent_bytes == size_bytes, "each byte once, also by the storage's count"
+        assert said["remote_bytes"] == storage.sent_bytes == size_bytes, (
+            "each byte once, also by the storage's count"
+        )
         said = e2e.json(
             "run", "--suite", e2e.suite(TASKS, (), name="two"), "--threads", 1, "--model", f"s3://{name}",
             home=tmp_path / "home", AWS_ENDPOINT_URL=storage.url, AWS_ACCESS_KEY_ID="key",
@@ -168,4 +191,6 @@ def test_storage_over_http_and_a_bucket_where_a_third_of_reads_fail(check, e2e, 
         assert said["remote_bytes"] == storage.sent_bytes - size_bytes == size_bytes
     assert said["state"] == "done", said["errors"]
     expected = {task: stock[0]["results"][task] for task in TASKS}
-    assert json.dumps(said["results"]["results"], sort_keys=True) == json.dumps(expected, sort_keys=True)
+    assert json.dumps(said["results"]["results"], sort_keys=True) == json.dumps(
+        expected, sort_keys=True
+    )

@@ -68,7 +68,14 @@ metric_list:
 
 def test_four_tasks_by_a_server_that_is_busy_now_and_then(e2e, tmp_path):
     with StandIn() as server:
-        server.script = [None, None, 429, None, (429, [("Retry-After", "1")], {"error": {"message": "slow"}}), 503]
+        server.script = [
+            None,
+            None,
+            429,
+            None,
+            (429, [("Retry-After", "1")], {"error": {"message": "slow"}}),
+            503,
+        ]
         said = e2e.json(
             "run", "--suite", e2e.suite(("t_choice", "t_score", "t_generate"), ("t_long",), name="four"),
             "--model", "tiny", "--engine", "openai", "--url", server.url, "--model-name", "tiny",
@@ -125,7 +132,9 @@ class JudgeServer(ThreadingHTTPServer):
         """Whoever asked was killed."""
 
     def __enter__(self):
-        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        threading.Thread(
+            target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+        ).start()
         return self
 
     def __exit__(self, *_):
@@ -171,8 +180,26 @@ def test_a_judge_never_costs_more_than_it_may_also_when_its_proxy_is_killed(e2e,
     (tasks / "judged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tasks / "judged_e2e.py").write_text(JUDGED)
     (tasks / "t_judged.yaml").write_text(JUDGED_TASK.format(folder=tasks))
-    words = ["run", "--suite", "t_judged", "--include-path", tasks, "--model", "tiny", "--engine", "openai", "--json"]
-    costs = ["--judge-cost-limit", limit, "--judge-input-price", 1e6, "--judge-output-price", 1e6]  # one a token
+    words = [
+        "run",
+        "--suite",
+        "t_judged",
+        "--include-path",
+        tasks,
+        "--model",
+        "tiny",
+        "--engine",
+        "openai",
+        "--json",
+    ]
+    costs = [
+        "--judge-cost-limit",
+        limit,
+        "--judge-input-price",
+        1e6,
+        "--judge-output-price",
+        1e6,
+    ]  # one a token
     where = {"home": tmp_path / "home", "OPENAI_API_KEY": "of-the-judge"}
     with JudgeServer(answers_first=5) as judge, StandIn() as server:
         url = f"http://127.0.0.1:{judge.server_address[1]}/v1"
@@ -180,7 +207,9 @@ def test_a_judge_never_costs_more_than_it_may_also_when_its_proxy_is_killed(e2e,
         words += ["--judge-url", url, "--judge-concurrency", at_once]
         process = e2e.start(*words, *costs, **where)
         try:
-            wait_until(lambda: judge.asked >= judge.answers_first + 3, process)  # these are paid for, and lost
+            wait_until(
+                lambda: judge.asked >= judge.answers_first + 3, process
+            )  # these are paid for, and lost
             os.kill(_proxy_of(process.pid), signal.SIGKILL)
             before = judge.asked
             judge.may_go_on.set()
@@ -192,7 +221,9 @@ def test_a_judge_never_costs_more_than_it_may_also_when_its_proxy_is_killed(e2e,
         assert before < judge.asked <= limit / JUDGE_TOKENS
         # With money for all, only what had no answer is asked.
         said = e2e.json(*words, **where)
-        assert count <= judge.asked <= count + at_once, "what was under way when the proxy died may be asked again"
+        assert count <= judge.asked <= count + at_once, (
+            "what was under way when the proxy died may be asked again"
+        )
     assert said["results"]["results"]["t_judged"]["good,none"] == 0.5
 
 
@@ -213,9 +244,20 @@ def test_inspect_beside_lm_eval_in_one_table(e2e, stock, tmp_path):
     pytest.importorskip("inspect_ai")
     (tmp_path / "inspected.py").write_text(INSPECT)
     path = tmp_path / "both.toml"
-    path.write_text(f'include_paths = ["{e2e.tasks}"]\ntasks = ["t_score", "inspect:{tmp_path}/inspected.py@words"]\n')
+    path.write_text(
+        f'include_paths = ["{e2e.tasks}"]\ntasks = ["t_score", "inspect:{tmp_path}/inspected.py@words"]\n'
+    )
     out, _ = e2e.run(
-        "run", "--suite", path, "--model", e2e.model(), "--threads", 1, "--id", "x", home=tmp_path / "home"
+        "run",
+        "--suite",
+        path,
+        "--model",
+        e2e.model(),
+        "--threads",
+        1,
+        "--id",
+        "x",
+        home=tmp_path / "home",
     )
     assert "|t_score" in out
     assert "|words" in out

@@ -17,7 +17,10 @@ from end_to_end_world import (
 )
 from gated_engine import Gate, finished_keys
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("nothing_is_left")]  # real engines, real harness
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.usefixtures("nothing_is_left"),
+]  # real engines, real harness
 
 
 def results_of(home):
@@ -36,7 +39,9 @@ def test_one_engine_and_lm_evals_own_table_reads_what_was_written(e2e, stock, tm
         home=home,
     )  # fmt: skip
     check_equal(results_of(home), stock)
-    assert results_of(home)["results"]["results"]["t_code"]["pass@1,code"] == 0.5, "it ran, in the sandbox"
+    assert results_of(home)["results"]["results"]["t_code"]["pass@1,code"] == 0.5, (
+        "it ran, in the sandbox"
+    )
     assert "took" in out
     assert "lower bound" in out
     assert "engine" in err
@@ -57,7 +62,9 @@ def test_one_engine_and_lm_evals_own_table_reads_what_was_written(e2e, stock, tm
     check_equal(again, stock)
     assert again["makespan_s"] == before["makespan_s"]
     # A second evaluation of the same weights asks no engine anything.
-    reused = e2e.json("run", "--suite", e2e.suite(), "--model", e2e.model(), "--threads", 1, home=home)
+    reused = e2e.json(
+        "run", "--suite", e2e.suite(), "--model", e2e.model(), "--threads", 1, home=home
+    )
     check_equal(reused, stock)
     assert reused["requests"] == 0
     assert reused["reused"] >= before["requests"]
@@ -97,7 +104,16 @@ def test_engines_on_two_nodes_are_stopped_in_the_middle_and_one_goes_on(e2e, sto
 
 def test_in_free_mode_what_counts_is_equal_and_what_measures_nearly(e2e, stock, tmp_path):
     evaluation = e2e.json(
-        "run", "--suite", e2e.suite(), "--model", e2e.model(), "--threads", 1, "--mode", "free", home=tmp_path / "home"
+        "run",
+        "--suite",
+        e2e.suite(),
+        "--model",
+        e2e.model(),
+        "--threads",
+        1,
+        "--mode",
+        "free",
+        home=tmp_path / "home",
     )
     check_close(evaluation, stock)
     assert evaluation["mode"] == "free"

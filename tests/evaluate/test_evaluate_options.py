@@ -13,7 +13,10 @@ from holdfast.evaluate.suite import Suite, TaskEntry
 JUDGE = {"url": "http://judge/v1"}
 SUITE = Suite(
     name="s",
-    entries=(TaskEntry(name="a", limit=5.0, chat_template=True), TaskEntry(name="b", num_fewshot=3)),
+    entries=(
+        TaskEntry(name="a", limit=5.0, chat_template=True),
+        TaskEntry(name="b", num_fewshot=3),
+    ),
     include_paths=("/one",),
 )
 
@@ -28,8 +31,14 @@ SUITE = Suite(
             {"engine": EngineSpec(kind="tgi")},
             "engine.kind is 'tgi'. Allowed: hf, vllm, openai, simulated, or module:Class",
         ),
-        ({"engine": EngineSpec(kind="openai")}, "engine.url is ''. Give the server's address with its version"),
-        ({"engine": EngineSpec(url="http://x/v1")}, "hf has no server. Leave --url out, or --engine openai."),
+        (
+            {"engine": EngineSpec(kind="openai")},
+            "engine.url is ''. Give the server's address with its version",
+        ),
+        (
+            {"engine": EngineSpec(url="http://x/v1")},
+            "hf has no server. Leave --url out, or --engine openai.",
+        ),
         (
             {"engine": EngineSpec(kind="vllm", options={"patience": 9})},
             "The engine vllm has no option 'patience'. Did you mean 'patience_s'? It has api_key_env",
@@ -38,7 +47,10 @@ SUITE = Suite(
             {"engine": EngineSpec(kind="openai", url="http://x/v1", options={"max_num_seqs": 64})},
             "The engine openai has no option 'max_num_seqs'. It has api_key_env, patience_s, timeout_s, tokenizer.",
         ),
-        ({"engine": EngineSpec(options={"eager": True})}, "The engine hf has no option 'eager'. It has none: leave it"),
+        (
+            {"engine": EngineSpec(options={"eager": True})},
+            "The engine hf has no option 'eager'. It has none: leave it",
+        ),
         (
             {"engine": EngineSpec(kind="openai", url="http://x/v1", options={"timeout_s": "10m"})},
             "The engine's option timeout_s is '10m'. Give a number of seconds above 0.",
@@ -47,8 +59,14 @@ SUITE = Suite(
             {"engine": EngineSpec(kind="vllm", options={"start_limit_s": True})},
             "The engine's option start_limit_s is True. Give a number of seconds above 0.",
         ),
-        ({"engine": EngineSpec(tensor_parallel=0)}, "engine.tensor_parallel is 0. Give a number of at least 1."),
-        ({"sbatch_options": ("--partition=p",)}, "sbatch_options are given, but on is 'local'. Give --on slurm"),
+        (
+            {"engine": EngineSpec(tensor_parallel=0)},
+            "engine.tensor_parallel is 0. Give a number of at least 1.",
+        ),
+        (
+            {"sbatch_options": ("--partition=p",)},
+            "sbatch_options are given, but on is 'local'. Give --on slurm",
+        ),
         ({"name_map": Path("m")}, "name_map is given without hf_config. Give --hf-config DIR"),
         ({"limit": 0.0}, "limit is 0. Give a number above 0."),
         ({"limit": 2.5}, "limit is 2.5. Give whole samples, or a share below 1."),
@@ -90,7 +108,12 @@ def test_engines_have_the_options_that_they_read():
     told = {"api_key_env": "KEY", "patience_s": 9, "timeout_s": 0.5}
     server = {**told, "tokenizer": "/t"}
     own = {**told, "arguments": "--swap-space 4", "command": "vllm", "start_limit_s": 60}
-    assert EvaluateOptions(engine=EngineSpec(kind="openai", url="http://x/v1", options=server)).engine.options == server
+    assert (
+        EvaluateOptions(
+            engine=EngineSpec(kind="openai", url="http://x/v1", options=server)
+        ).engine.options
+        == server
+    )
     assert EvaluateOptions(engine=EngineSpec(kind="vllm", options=own)).engine.options == own
 
 

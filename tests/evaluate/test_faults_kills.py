@@ -9,7 +9,12 @@ import time
 import pytest
 from blows import PATIENCE_S, Blows
 
-from holdfast.testing.struck_evaluation import StruckEvaluation, expected_results, redone, synthetic_tasks
+from holdfast.testing.struck_evaluation import (
+    StruckEvaluation,
+    expected_results,
+    redone,
+    synthetic_tasks,
+)
 
 LINGER_S = 2.0
 
@@ -37,7 +42,9 @@ def check(blows):
 def test_one_of_each_kind_dies_and_the_scores_are_the_same(start):
     evaluation, command = start(engine_options={"step_base_s": 0.01})
     blows = Blows(evaluation, seed=1)
-    for count, role in enumerate(("engine", "metric", "coordinator", "client", "host", "node"), start=1):
+    for count, role in enumerate(
+        ("engine", "metric", "coordinator", "client", "host", "node"), start=1
+    ):
         assert evaluation.wait_until_finished(10 * count, PATIENCE_S), evaluation.output()
         blows.strike(role)
     assert command.wait(PATIENCE_S) == 0, evaluation.output()
@@ -89,7 +96,9 @@ def test_without_its_command_everything_ends_within_the_time_stated(start):
     while evaluation.leftovers():
         assert time.monotonic() < deadline_s, evaluation.leftovers()
     committed = evaluation.committed()
-    assert {line.key for line in evaluation.record() if line.what == "finished"} <= committed, "engines kept them"
+    assert {line.key for line in evaluation.record() if line.what == "finished"} <= committed, (
+        "engines kept them"
+    )
     assert evaluation.shared_memory() == []
 
 

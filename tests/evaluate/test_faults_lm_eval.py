@@ -24,15 +24,32 @@ class StruckWorld(StruckEvaluation):
     world: World
 
     def start(self):
-        what = ["--suite", self.world.suite(), "--model", self.world.model(), "--id", self.paths.evaluation_id]
-        how = ["--threads", 1, "--engines-per-node", 2, "--silent-s", SILENT_S, *Gate(self.folder).flags]
+        what = [
+            "--suite",
+            self.world.suite(),
+            "--model",
+            self.world.model(),
+            "--id",
+            self.paths.evaluation_id,
+        ]
+        how = [
+            "--threads",
+            1,
+            "--engines-per-node",
+            2,
+            "--silent-s",
+            SILENT_S,
+            *Gate(self.folder).flags,
+        ]
         return self._command(["run", *map(str, what + how)])
 
 
 @pytest.mark.slow  # real engines, real harness
 def test_every_kind_of_process_is_struck_in_one_run(e2e, stock, tmp_path):
     home, gate = tmp_path / "home", Gate(tmp_path)
-    evaluation = StruckWorld(folder=tmp_path, home=home, world=e2e, tasks=(), environment=e2e.environment(home))
+    evaluation = StruckWorld(
+        folder=tmp_path, home=home, world=e2e, tasks=(), environment=e2e.environment(home)
+    )
     blows = Blows(evaluation, seed=6)
 
     def wait_until_finished(count):
@@ -48,9 +65,13 @@ def test_every_kind_of_process_is_struck_in_one_run(e2e, stock, tmp_path):
             blows.strike(role)
             if role == "host":  # with whom what it started ends
                 assert zygotes
-                wait_until(lambda pids=zygotes: all(process_state(pid) in (None, "zombie") for pid in pids))
+                wait_until(
+                    lambda pids=zygotes: all(process_state(pid) in (None, "zombie") for pid in pids)
+                )
         wait_until_finished(50)
-        stopped = evaluation.record()[-1].pid  # at work a moment ago, and now silent with what it holds
+        stopped = evaluation.record()[
+            -1
+        ].pid  # at work a moment ago, and now silent with what it holds
         os.kill(stopped, signal.SIGSTOP)
         blows.killed_s[stopped] = time.monotonic()
         wait_until_finished(60)

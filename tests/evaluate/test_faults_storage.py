@@ -14,7 +14,9 @@ PATIENCE_S = 120.0
 def test_a_full_disk_ends_it_with_one_sentence_and_resume_goes_on(tmp_path, small_disk, fill):
     tasks = synthetic_tasks(random.Random(0), (50, 40, 50), metric_s=0.02)
     flags = ("--max-batch", "4", "--linger-s", "2")
-    evaluation = StruckEvaluation(folder=tmp_path / "of", home=small_disk / "home", tasks=tasks, flags=flags)
+    evaluation = StruckEvaluation(
+        folder=tmp_path / "of", home=small_disk / "home", tasks=tasks, flags=flags
+    )
     try:
         command = evaluation.start()
         assert evaluation.wait_until_finished(20, PATIENCE_S), evaluation.output()
@@ -36,9 +38,13 @@ def test_a_full_disk_ends_it_with_one_sentence_and_resume_goes_on(tmp_path, smal
 
 
 def test_weights_that_do_not_fit_into_shared_memory_are_one_sentence(tmp_path):
-    too_much = 2 * shutil.disk_usage("/dev/shm").total  # of holes: nothing is read before it is known to fit
+    too_much = (
+        2 * shutil.disk_usage("/dev/shm").total
+    )  # of holes: nothing is read before it is known to fit
     tasks = synthetic_tasks(random.Random(0), (5,))
-    evaluation = StruckEvaluation(folder=tmp_path, tasks=tasks, model_bytes=too_much, flags=("--linger-s", "2"))
+    evaluation = StruckEvaluation(
+        folder=tmp_path, tasks=tasks, model_bytes=too_much, flags=("--linger-s", "2")
+    )
     try:
         assert evaluation.start().wait(PATIENCE_S) == 1
         said = evaluation.output().strip().splitlines()

@@ -10,7 +10,9 @@ from holdfast.evaluate.run import evaluate
 
 
 def options(home, **more) -> EvaluateOptions:
-    return EvaluateOptions(home=home, engine=EngineSpec(kind="simulated"), evaluation_id="x", **more)
+    return EvaluateOptions(
+        home=home, engine=EngineSpec(kind="simulated"), evaluation_id="x", **more
+    )
 
 
 def test_a_folder_that_holds_something_else_is_left_as_it_is(tmp_path):

@@ -35,18 +35,28 @@ def judge(word: str) -> Iterator[EvaluateOptions]:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield EvaluateOptions(judge=JudgeLimits(url=f"http://127.0.0.1:{server.server_address[1]}/v1"))
+            yield EvaluateOptions(
+                judge=JudgeLimits(url=f"http://127.0.0.1:{server.server_address[1]}/v1")
+            )
         finally:
             server.shutdown()
             thread.join()
 
 
 def ask(environment) -> str:
-    body = {"model": "judge", "messages": [{"role": "user", "content": "Good?"}], "max_tokens": 3, "temperature": 0}
+    body = {
+        "model": "judge",
+        "messages": [{"role": "user", "content": "Good?"}],
+        "max_tokens": 3,
+        "temperature": 0,
+    }
     request = urllib.request.Request(
         f"{environment['OPENAI_BASE_URL']}/chat/completions",
         data=json.dumps(body).encode(),
-        headers={"Authorization": f"Bearer {environment['OPENAI_API_KEY']}", "Content-Type": "application/json"},
+        headers={
+            "Authorization": f"Bearer {environment['OPENAI_API_KEY']}",
+            "Content-Type": "application/json",
+        },
     )
     with urllib.request.urlopen(request, timeout=60) as response:
         return json.load(response)["choices"][0]["message"]["content"]
@@ -57,7 +67,10 @@ def test_different_judges_work_side_by_side_and_each_says_its_own_words(tmp_path
     with judge("yes") as says_yes, judge("no") as says_no:
         with judging(says_yes, one) as environment, judging(says_no, other) as another:
             assert (ask(environment), ask(another)) == ("yes", "no")
-            with pytest.raises(BadUse, match="The evaluation one asks this judge"), judging(says_yes, other):
+            with (
+                pytest.raises(BadUse, match="The evaluation one asks this judge"),
+                judging(says_yes, other),
+            ):
                 pass
         with judging(says_yes, other) as environment:
             assert ask(environment) == "yes"

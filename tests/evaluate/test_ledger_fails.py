@@ -70,7 +70,9 @@ class World:
 
     def evaluate(self):
         engine = EngineSpec(kind="simulated")
-        return run.evaluate("a", "m", options=EvaluateOptions(home=self.home, engine=engine, evaluation_id="x"))
+        return run.evaluate(
+            "a", "m", options=EvaluateOptions(home=self.home, engine=engine, evaluation_id="x")
+        )
 
     def state(self) -> str:
         with Ledger.open(f"sqlite:///{self.home}/ledger.db") as ledger:
@@ -103,7 +105,9 @@ def test_results_that_cannot_be_written_do_not_hide_the_next_step(world, monkeyp
 
     with monkeypatch.context() as within:
         within.setattr(ending, "write_evaluation", fails)
-        with pytest.raises(EvaluationError, match=r"No space left on device: 'results.json'\. See .* resume x$"):
+        with pytest.raises(
+            EvaluationError, match=r"No space left on device: 'results.json'\. See .* resume x$"
+        ):
             world.evaluate()
     assert run.resume("x", home=world.home).state == world.state() == "done"
 
@@ -112,7 +116,11 @@ def test_results_that_cannot_be_written_do_not_hide_the_next_step(world, monkeyp
     ("error", "raised", "why"),
     [
         (EvaluationError("No agent stays up."), EvaluationError, "No agent stays up."),
-        (OSError(28, "No space left"), EvaluationError, "[Errno 28] No space left. See that there is room"),
+        (
+            OSError(28, "No space left"),
+            EvaluationError,
+            "[Errno 28] No space left. See that there is room",
+        ),
         (KeyboardInterrupt(), KeyboardInterrupt, "It was stopped."),
     ],
 )
@@ -130,7 +138,9 @@ def test_what_ended_it_is_said_before_what_the_ledger_says(world, error, raised,
 
 def test_a_ledger_that_fails_at_the_start_is_said_with_the_next_step(world):
     world.refuses = "running"
-    with pytest.raises(EvaluationError, match=re.escape(f"{FULL} Go on with: holdfast eval resume x")):
+    with pytest.raises(
+        EvaluationError, match=re.escape(f"{FULL} Go on with: holdfast eval resume x")
+    ):
         world.evaluate()
     assert world.state() == "stopped"
 

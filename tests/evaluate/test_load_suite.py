@@ -5,7 +5,9 @@ from holdfast.evaluate.suite import TaskEntry, load_suite
 
 
 def test_names_with_limits_and_harnesses():
-    suite = load_suite("mmlu, gsm8k:100,arc:0.25,inspect:inspect_evals/gpqa@diamond:10,group::inner")
+    suite = load_suite(
+        "mmlu, gsm8k:100,arc:0.25,inspect:inspect_evals/gpqa@diamond:10,group::inner"
+    )
     assert suite.entries == (
         TaskEntry(name="mmlu"),
         TaskEntry(name="gsm8k", limit=100),
@@ -60,7 +62,12 @@ def test_a_file_with_defaults_and_tables(tmp_path):
             options={"fewshot_random_seed": 7, "bootstrap_iters": 10},
             **common,
         ),
-        TaskEntry(name="mmlu", limit=0.1, options={"fewshot_random_seed": 7, "bootstrap_iters": 0}, **common),
+        TaskEntry(
+            name="mmlu",
+            limit=0.1,
+            options={"fewshot_random_seed": 7, "bootstrap_iters": 0},
+            **common,
+        ),
     )
     assert load_suite([path]) == suite
 
@@ -84,14 +91,23 @@ def test_a_file_of_names(tmp_path):
             '[[tasks]]\nname = "a"\nnum_fewshots = 3',
             r"tasks\[0\]: there is no key 'num_fewshots'. Did you mean 'num_fewshot'",
         ),
-        ('[[tasks]]\nname = "a"\nlimit = "ten"', r"tasks\[0\]: limit is 'ten': it must be a number above 0"),
+        (
+            '[[tasks]]\nname = "a"\nlimit = "ten"',
+            r"tasks\[0\]: limit is 'ten': it must be a number above 0",
+        ),
         ('[[tasks]]\nname = "a"\nlimit = 2.5', r"tasks\[0\]: limit is 2.5"),
         ('[[tasks]]\nname = "a"\nlimit = 0', r"tasks\[0\]: limit is 0"),
         ('[[tasks]]\nname = "a"\nlimit = true', r"tasks\[0\]: limit is True"),
-        ('[[tasks]]\nname = "a"\nnum_fewshot = -1', "num_fewshot is -1: it must be a whole number, 0 or more"),
+        (
+            '[[tasks]]\nname = "a"\nnum_fewshot = -1',
+            "num_fewshot is -1: it must be a whole number, 0 or more",
+        ),
         ('[[tasks]]\nname = ""', "name is '': it must be a text that is not empty"),
         ('tasks = ["a"]\nchat_template = 1', "chat_template is 1: it must be true or false"),
-        ('tasks = ["a"]\ninclude_paths = ["nowhere"]', r"include_paths is \['nowhere'\]: .* folders that exist"),
+        (
+            'tasks = ["a"]\ninclude_paths = ["nowhere"]',
+            r"include_paths is \['nowhere'\]: .* folders that exist",
+        ),
         ('tasks = ["a", "a"]', "the task 'a' stands there twice"),
         ("tasks = [", "cannot be read as TOML"),
     ],

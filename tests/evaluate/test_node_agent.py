@@ -59,7 +59,9 @@ def models(tmp_path):
     return folder
 
 
-def fetch(models: Path, number: int, *, folder: str | None = None, digest: str = "") -> wire.FetchModel:
+def fetch(
+    models: Path, number: int, *, folder: str | None = None, digest: str = ""
+) -> wire.FetchModel:
     manifest = ModelManifest(
         source=str(models / (folder or str(number))),
         form="huggingface",
@@ -73,7 +75,9 @@ def fetch(models: Path, number: int, *, folder: str | None = None, digest: str =
 @pytest.fixture
 def agent(tmp_path, monkeypatch):
     """Runs an agent through orders; returns its exit code and the coordinator."""
-    monkeypatch.setattr("holdfast.evaluate.node.kill_descendants", lambda: None)  # those of other tests
+    monkeypatch.setattr(
+        "holdfast.evaluate.node.kill_descendants", lambda: None
+    )  # those of other tests
 
     def run(*orders, **options):
         async def scenario():
@@ -96,7 +100,13 @@ def agent(tmp_path, monkeypatch):
 
 def test_a_model_that_does_not_fit_names_those_that_lie_there(agent, models):
     code, said = agent(
-        fetch(models, 0), None, fetch(models, 1), None, wire.ReleaseModel(model=0), fetch(models, 1), None
+        fetch(models, 0),
+        None,
+        fetch(models, 1),
+        None,
+        wire.ReleaseModel(model=0),
+        fetch(models, 1),
+        None,
     )
     has, full, then = said.heard_of
     assert code == 0
@@ -114,7 +124,9 @@ def test_a_model_that_fits_into_no_empty_memory_names_none(agent, models):
 
 
 def test_a_damaged_model_is_one_for_all(agent, models):
-    _, said = agent(fetch(models, 0, digest=whole_checksum(xxhash.xxh3_128(b"another").hexdigest())), None)
+    _, said = agent(
+        fetch(models, 0, digest=whole_checksum(xxhash.xxh3_128(b"another").hexdigest())), None
+    )
     (damaged,) = said.heard_of
     assert damaged.final
     assert "damaged" in damaged.why
@@ -143,7 +155,11 @@ def test_an_order_that_fails_while_a_later_one_goes_on_says_nothing(tmp_path, mo
             fetches.append(asyncio.get_running_loop().create_future())
             return await fetches[-1]
 
-        agent = Agent(options=NodeOptions(place=0, folder=tmp_path, journals=tmp_path), token=TOKEN, address="")
+        agent = Agent(
+            options=NodeOptions(place=0, folder=tmp_path, journals=tmp_path),
+            token=TOKEN,
+            address="",
+        )
         agent._line, agent._store = SimpleNamespace(send=heard.append), SimpleNamespace(fetch=begin)
         for _ in range(2):
             agent._fetch(fetch(models, 0))

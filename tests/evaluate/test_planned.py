@@ -13,7 +13,10 @@ OPENAI = {"kind": "openai", "url": "http://h:1/v1"}
 
 def wanted(spec, *, on="slurm", engines_per_node=0, sbatch_options=()):
     options = EvaluateOptions(
-        engine=EngineSpec(**spec), on=on, engines_per_node=engines_per_node, sbatch_options=sbatch_options
+        engine=EngineSpec(**spec),
+        on=on,
+        engines_per_node=engines_per_node,
+        sbatch_options=sbatch_options,
     )
     return Planned(suite=SUITE, model="m", manifest=None, options=options).nodes_wanted({"A": "1"})
 

@@ -36,9 +36,17 @@ class Fed:
         paths = EvaluationPaths(tmp_path / "home", "a-stream")
         suite = Suite(name="suite", entries=(TaskEntry(name="task"),))
         self.stream = stream._Stream(
-            suite, self.folder, EvaluateOptions(home=tmp_path / "home", **options), paths, ledger, None, {}
+            suite,
+            self.folder,
+            EvaluateOptions(home=tmp_path / "home", **options),
+            paths,
+            ledger,
+            None,
+            {},
         )
-        session = SimpleNamespace(add=lambda added: self.steps.append(int(added.name.rsplit("-", 1)[1])))
+        session = SimpleNamespace(
+            add=lambda added: self.steps.append(int(added.name.rsplit("-", 1)[1]))
+        )
         monkeypatch.setattr(stream._Stream, "_start", lambda _self, _first: session)
         self.wrong = {}
         monkeypatch.setattr(stream, "describe_model", self.describe)
@@ -127,18 +135,27 @@ def test_what_the_session_has_learned_so_far_is_recorded_with_each_checkpoint(fe
     fed.commit(1)
     fed.feed()
     plan, paths = fed.stream._plans[0]
-    history = [TaskHistory(task="lm-eval:task", numbers=bytes(4), new_tokens=bytes(4), metric_s=bytes(4))]
+    history = [
+        TaskHistory(task="lm-eval:task", numbers=bytes(4), new_tokens=bytes(4), metric_s=bytes(4))
+    ]
     learned = CoordinatorFiles(fed.stream.paths.root).learned
     learned.parent.mkdir(parents=True, exist_ok=True)
     learned.write_bytes(encode_history(history))
     ended = Evaluation(
-        id=paths.evaluation_id, model=plan.model, suite="suite", state="done", folder=paths.root, scores=()
+        id=paths.evaluation_id,
+        model=plan.model,
+        suite="suite",
+        state="done",
+        folder=paths.root,
+        scores=(),
     )
     record_end(fed.stream.ledger, plan, fed.stream.paths, ended)
     assert history_of(fed.stream.ledger, plan) == history
 
 
-@pytest.mark.parametrize("error", [CheckpointError("It is torn."), BadUse("It is torn."), OSError(13, "It is torn.")])
+@pytest.mark.parametrize(
+    "error", [CheckpointError("It is torn."), BadUse("It is torn."), OSError(13, "It is torn.")]
+)
 def test_a_checkpoint_that_cannot_be_read_has_failed_once_and_older_ones_are_evaluated(fed, error):
     fed = fed()
     fed.wrong[3] = error
@@ -179,7 +196,9 @@ def test_one_that_is_deleted_while_it_is_read_is_passed_over(fed, monkeypatch):
     assert fed.states() == {1: "running"}
 
 
-def test_what_is_really_there_is_told_apart_from_what_the_command_should_have_given(fed, monkeypatch):
+def test_what_is_really_there_is_told_apart_from_what_the_command_should_have_given(
+    fed, monkeypatch
+):
     fed = fed()
     monkeypatch.setattr(stream, "describe_model", describe_model)
     fed.commit(3)
@@ -192,13 +211,17 @@ def test_what_is_really_there_is_told_apart_from_what_the_command_should_have_gi
     own = fed.folder / "step-4"
     own.mkdir()
     (own / ".metadata").write_bytes(b"?")
-    monkeypatch.setattr(stream, "scan", lambda _folder: [SimpleNamespace(step=4, path=own, state="written")])
+    monkeypatch.setattr(
+        stream, "scan", lambda _folder: [SimpleNamespace(step=4, path=own, state="written")]
+    )
     with pytest.raises(BadUse, match="by --hf-config"):
         fed.feed()
     assert fed.states() == {3: "failed"}
 
 
-def test_conversion_that_a_folder_of_transformers_does_not_need_is_the_commands_mistake(fed, tmp_path):
+def test_conversion_that_a_folder_of_transformers_does_not_need_is_the_commands_mistake(
+    fed, tmp_path
+):
     fed = fed(hf_config=tmp_path)
     fed.wrong[1] = BadUse("Only a checkpoint takes --hf-config.")
     fed.commit(1)
@@ -247,7 +270,9 @@ def test_the_ledger_is_asked_only_of_what_is_new_to_the_stream(fed, monkeypatch)
     fed = fed()
     ledger, asked = fed.stream.ledger, []
     evaluations = ledger.evaluations
-    monkeypatch.setattr(ledger, "evaluations", lambda **equal: asked.append(True) or evaluations(**equal))
+    monkeypatch.setattr(
+        ledger, "evaluations", lambda **equal: asked.append(True) or evaluations(**equal)
+    )
     fed.commit(1, 2)
     record = EvaluationRecord(
         evaluation_id="another",
@@ -269,7 +294,9 @@ def test_the_ledger_is_asked_only_of_what_is_new_to_the_stream(fed, monkeypatch)
     assert fed.feed() == [3]
 
 
-def test_a_checkpoint_is_not_deleted_while_it_is_evaluated_and_has_its_scores_then(fed, monkeypatch):
+def test_a_checkpoint_is_not_deleted_while_it_is_evaluated_and_has_its_scores_then(
+    fed, monkeypatch
+):
     fed = fed()
     with Checkpointer(fed.folder, keep=1) as ckpt:
         path = ckpt.save(1, {"value": 1}).result()
@@ -284,7 +311,9 @@ def test_a_checkpoint_is_not_deleted_while_it_is_evaluated_and_has_its_scores_th
         Score(task="d", alias="d", filter="none", metric="answer", value="a word"),
     )
     summarize, known = stream.summarize, {"scores": scores, "started_at_s": time.time()}
-    monkeypatch.setattr(stream, "summarize", lambda *given, **named: replace(summarize(*given, **named), **known))
+    monkeypatch.setattr(
+        stream, "summarize", lambda *given, **named: replace(summarize(*given, **named), **known)
+    )
     assert len(fed.ended(0)) == 1
     assert read_marks(path) == Marks(metrics={"a/acc": 0.5, "b/exact_match,strict": 1.0})
 
@@ -295,10 +324,16 @@ def test_scores_of_some_samples_are_named_as_such_and_those_of_former_bytes_are_
         with Checkpointer(tmp_path) as ckpt:
             path = ckpt.save(1, {"value": 1}).result()
         scores = tuple(
-            Score(task=name, alias=name, filter="none", metric="acc", value=0.5) for name in (*limits, "part")
+            Score(task=name, alias=name, filter="none", metric="acc", value=0.5)
+            for name in (*limits, "part")
         )
-        suite = Suite(name="suite", entries=tuple(TaskEntry(name=name, limit=limit) for name, limit in limits.items()))
-        evaluation = Evaluation(id="e", model=str(path), suite="suite", started_at_s=started_at_s, scores=scores)
+        suite = Suite(
+            name="suite",
+            entries=tuple(TaskEntry(name=name, limit=limit) for name, limit in limits.items()),
+        )
+        evaluation = Evaluation(
+            id="e", model=str(path), suite="suite", started_at_s=started_at_s, scores=scores
+        )
         note_scores(evaluation, suite)
         return sorted(read_marks(path).metrics)
 

@@ -24,7 +24,9 @@ from holdfast.evaluate.suite import Suite, TaskEntry
 from holdfast.evaluate.summary import summarize, write_slice
 
 SUITE = Suite(name="s", entries=(TaskEntry(name="t"),))
-CURVE = Curve(prefill_tokens_per_s=1000.0, request_s=0.0, step_base_s=1.0, step_sequence_s=0.5, max_batch=2)
+CURVE = Curve(
+    prefill_tokens_per_s=1000.0, request_s=0.0, step_base_s=1.0, step_sequence_s=0.5, max_batch=2
+)
 
 
 @pytest.fixture
@@ -65,7 +67,9 @@ def test_what_the_judge_was_asked_is_found_in_its_journal(paths):
         journal.reserve(1010.0 + number, number, 500, 1)
         journal.settle(1011.0 + number, number, 50, 1)
     journal.close()
-    terms, spent = terms_and_account(paths, judge=JudgeLimits(url="http://j/v1", requests_per_minute=30.0))
+    terms, spent = terms_and_account(
+        paths, judge=JudgeLimits(url="http://j/v1", requests_per_minute=30.0)
+    )
     assert terms["judge"] == 140.0, "30 at once, and 70 at 30 a minute"
     assert terms["sample"] == 5.0 + 3.0 + 1.0
     assert spent[account.TAIL_JUDGE] == 101.0
@@ -93,9 +97,18 @@ def test_a_model_of_a_stream_begins_when_an_engine_turned_to_it(tmp_path):
     whole = read_timeline(session.timeline)
     found = write_slice(whole, session, paths, 1)
     assert (found.begin.started_at_s, found.makespan_s) == (1016.0, 8.0)
-    assert [(span.what, span.t0, span.t1) for span in found.engines] == [("swap", 0.0, 1.0), ("serve", 1.0, 8.0)]
+    assert [(span.what, span.t0, span.t1) for span in found.engines] == [
+        ("swap", 0.0, 1.0),
+        ("serve", 1.0, 8.0),
+    ]
     assert [(span.t0, span.t1) for span in found.requests] == [(1.0, 4.0)]
     spent = account.account(found, CURVE).seconds
-    assert (spent[account.SWAP], spent[account.ABSENT], spent[account.TAIL_METRIC]) == (1.0, 0.0, 4.0)
+    assert (spent[account.SWAP], spent[account.ABSENT], spent[account.TAIL_METRIC]) == (
+        1.0,
+        0.0,
+        4.0,
+    )
     first = write_slice(whole, session, paths, 0)
-    assert (first.begin.started_at_s, first.makespan_s) == (1000.0, 21.0), "the first begins when it was added"
+    assert (first.begin.started_at_s, first.makespan_s) == (1000.0, 21.0), (
+        "the first begins when it was added"
+    )

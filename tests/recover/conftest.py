@@ -73,7 +73,9 @@ class Place:
     def wait_for_step(self, run: str, step: int) -> None:
         """Wait until the run's journal tells of `step`."""
         self.wait_until(
-            lambda: any(f'"step": {number},' in self._journal(run) for number in (step, step + 1, step + 2))
+            lambda: any(
+                f'"step": {number},' in self._journal(run) for number in (step, step + 1, step + 2)
+            )
         )
 
     def _journal(self, run: str) -> str:

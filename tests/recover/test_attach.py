@@ -21,7 +21,9 @@ def test_outside_supervision_every_call_works_and_nobody_listens():
         "run.step(1, loss=0.5, lr=1e-3)\nwith run.section('evaluate', limit_s=3):\n    pass\n"
         "run.emit('note', {'a': 1})\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False
+    )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
 
@@ -45,7 +47,9 @@ def test_numbers_that_json_lacks_are_words():
 def test_attach_imports_neither_torch_nor_the_ledger():
     heavy = "{'torch', 'sqlalchemy', 'psutil', 're2'}"
     script = f"import sys, holdfast; holdfast.attach(); print(sorted({heavy} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
     assert done.stdout == "[]\n"
 
 
@@ -79,13 +83,21 @@ def flushed(run, sent):
 
 
 def test_numbers_of_every_kind_are_taken(run, sent):
-    run.step(np.int64(3), loss=np.float32(0.5), value=torch.tensor(2.0, requires_grad=True), odd=math.nan)
+    run.step(
+        np.int64(3), loss=np.float32(0.5), value=torch.tensor(2.0, requires_grad=True), odd=math.nan
+    )
     (step,) = flushed(run, sent)
     assert (step["step"], step["loss"], step["metrics"]) == (3, 0.5, {"value": 2.0, "odd": "nan"})
 
 
 @pytest.mark.parametrize(
-    "bad", [{"loss": "high"}, {"loss": torch.ones(2)}, {"m": object()}, {f"m{number}": 1.0 for number in range(9000)}]
+    "bad",
+    [
+        {"loss": "high"},
+        {"loss": torch.ones(2)},
+        {"m": object()},
+        {f"m{number}": 1.0 for number in range(9000)},
+    ],
 )
 def test_a_step_arrives_whatever_its_numbers_are(run, sent, bad):
     run.step(5, **bad)
@@ -148,7 +160,11 @@ before = None
 
 def signalled(script):
     done = subprocess.run(
-        [sys.executable, "-c", SIGNALLED + script], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", SIGNALLED + script],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
     )
     assert done.stderr == ""
     return done.returncode
@@ -183,7 +199,11 @@ while not link._acts_on_sigterm:
     got = "os.kill(os.getpid(), signal.SIGTERM)\n"
     wait = "threading.Event().wait(50)\n"
     script = "before = signal.signal(signal.SIGTERM, own)\n"
-    first = told + got if told_first else got + 'assert client.sent.get(timeout=30) == "sigterm"\n' + told
+    first = (
+        told + got
+        if told_first
+        else got + 'assert client.sent.get(timeout=30) == "sigterm"\n' + told
+    )
     assert signalled(script + first + wait) == -signal.SIGTERM
 
 
@@ -194,7 +214,9 @@ while not isinstance(job_link(), Unsupervised):
     threading.Event().wait(0.01)
 """
     assert signalled(displaced + "os._exit(3)") == 3
-    ended = "while True:\n    os.kill(os.getpid(), signal.SIGTERM)\n    threading.Event().wait(0.1)\n"
+    ended = (
+        "while True:\n    os.kill(os.getpid(), signal.SIGTERM)\n    threading.Event().wait(0.1)\n"
+    )
     assert signalled(displaced + ended) == -signal.SIGTERM
     held = 'os.kill(os.getpid(), signal.SIGTERM)\nassert client.sent.get(timeout=30) == "sigterm"\n'
     assert signalled(held + displaced + "threading.Event().wait(50)") == -signal.SIGTERM
@@ -215,7 +237,9 @@ child.join()
 assert child.exitcode == 0, child.exitcode
 connects()
 """
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60
+    )
     assert (done.returncode, done.stderr) == (7, "")
 
 

@@ -29,7 +29,13 @@ def stacks(module, function):
 
 
 def exited(returncode, at_s):
-    return {"kind": "exited", "pid": 0, "returncode": returncode, "at_monotonic_s": at_s, "log_dropped_bytes": 0}
+    return {
+        "kind": "exited",
+        "pid": 0,
+        "returncode": returncode,
+        "at_monotonic_s": at_s,
+        "log_dropped_bytes": 0,
+    }
 
 
 @pytest.fixture
@@ -173,7 +179,11 @@ def test_ranks_that_end_with_their_launcher_are_not_blamed(view, monkeypatch):
     assert "holdfast: the launcher died after step 3; it ended first" in launcher
     assert all(line.endswith("teardown\n") for line in ranks)
     diagnosis = diagnose([], view.context())
-    assert (diagnosis.decided_by, diagnosis.scope, diagnosis.restart_helps) == (("observer-launcher",), {}, True)
+    assert (diagnosis.decided_by, diagnosis.scope, diagnosis.restart_helps) == (
+        ("observer-launcher",),
+        {},
+        True,
+    )
 
 
 def test_a_launcher_that_ended_before_its_ranks_were_heard_is_named(view):
@@ -206,7 +216,10 @@ def test_a_rank_that_failed_before_its_launcher_ended_is_blamed(view, monkeypatc
 
 def test_most_ranks_that_ended_well_have_completed():
     view = AttemptView.begin(1, HangLimits())
-    shims = [Peer(role="shim", attempt=1, rank=rank, local_rank=rank, world_size=4, pid=10 + rank) for rank in range(4)]
+    shims = [
+        Peer(role="shim", attempt=1, rank=rank, local_rank=rank, world_size=4, pid=10 + rank)
+        for rank in range(4)
+    ]
     for rank in range(4):
         view.heard(shims[rank], exited(0 if rank else 1, 9.0 - rank), 9.0)
     assert not any("before the others" in line for line in view.observations(0.0))
@@ -226,7 +239,10 @@ def test_in_a_frozen_job_every_death_is_teardown(view):
     view.heard(SHIMS[0], exited(-9, 9.0), 9.0)
     assert view.blamed_rank == 1
     frozen, ended = view.observations(0.0)
-    assert "no step for 3.0 s (limit 2.0 s) after step 3; rank 1 (pid 21) is frozen: process state T" in frozen
+    assert (
+        "no step for 3.0 s (limit 2.0 s) after step 3; rank 1 (pid 21) is frozen: process state T"
+        in frozen
+    )
     assert ended.endswith("teardown\n")
 
 

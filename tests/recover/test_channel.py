@@ -50,7 +50,9 @@ async def heard_kinds(heard, count):
 
 
 def connect(server, token=None, peer=RANK):
-    return asyncio.to_thread(ChannelClient, server.address, token or server.token, peer, timeout_s=5)
+    return asyncio.to_thread(
+        ChannelClient, server.address, token or server.token, peer, timeout_s=5
+    )
 
 
 def test_messages_pass_both_ways_and_the_end_is_told():
@@ -59,7 +61,11 @@ def test_messages_pass_both_ways_and_the_end_is_told():
         client.send({"kind": "step", "step": 1})
         await heard_kinds(heard, 2)
         server.send({"kind": "propose", "proposal": 1, "step": 5}, to="rank")
-        assert await asyncio.to_thread(client.receive) == {"kind": "propose", "proposal": 1, "step": 5}
+        assert await asyncio.to_thread(client.receive) == {
+            "kind": "propose",
+            "proposal": 1,
+            "step": 5,
+        }
         client.close()
         assert await heard_kinds(heard, 3) == ["hello", "step", "gone"]
 
@@ -129,7 +135,13 @@ def test_a_rank_that_attaches_takes_its_place_from_a_program_that_it_started_bef
         }
         command = [sys.executable, "-c", TRAINING, EVALUATION]
         done = await asyncio.to_thread(
-            subprocess.run, command, env=environment, capture_output=True, text=True, check=False, timeout=60
+            subprocess.run,
+            command,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
         )
         assert (done.returncode, done.stderr) == (0, "")
         await heard_kinds(heard, 5)
@@ -180,7 +192,11 @@ def test_strangers_are_hung_up_on_and_nothing_is_heard_of_them(first):
 
 def test_an_admitted_rank_that_sends_rubbish_is_hung_up_on():
     async def scenario(server, heard):
-        for rubbish in (b"x" * (MAX_LINE_BYTES + 10) + b"\n", b"not json\n", encode({"kind": "hello"})):
+        for rubbish in (
+            b"x" * (MAX_LINE_BYTES + 10) + b"\n",
+            b"not json\n",
+            encode({"kind": "hello"}),
+        ):
             client = await connect(server)
             client._socket.sendall(rubbish)
             assert await asyncio.to_thread(client.receive) is None
@@ -195,5 +211,12 @@ def test_encode_bounds_a_line_and_decode_takes_objects_only():
     with pytest.raises(ChannelError, match="at most"):
         encode({"kind": "event", "data": "x" * MAX_LINE_BYTES})
     assert decode(encode({"kind": "a", "n": 1})) == {"kind": "a", "n": 1}
-    for line in (b"", b"1", b'"kind"', b'{"kind": 1}', json.dumps({"no": "kind"}).encode(), b"\xff\xfe"):
+    for line in (
+        b"",
+        b"1",
+        b'"kind"',
+        b'{"kind": 1}',
+        json.dumps({"no": "kind"}).encode(),
+        b"\xff\xfe",
+    ):
         assert decode(line) is None

@@ -18,7 +18,9 @@ WATCHDOG = (
     "OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600410 milliseconds before timing out.\n"
 )
 NOTHING = JobContext()
-FAILED = JobContext(exits=(RankExit(rank=1, pid=7, at_monotonic_s=1.0, exit_code=1, last_step=400),), last_step=400)
+FAILED = JobContext(
+    exits=(RankExit(rank=1, pid=7, at_monotonic_s=1.0, exit_code=1, last_step=400),), last_step=400
+)
 TRACEBACK = b"Traceback (most recent call last):\n  File \"/job/t.py\", line 8, in f\n    g()\nKeyError: 'shape'\n"
 GLOO = b"RuntimeError: [/pytorch/gloo/transport/tcp/pair.cc:525] Connection closed by peer [127.0.0.1]:9"
 
@@ -87,7 +89,9 @@ def test_no_logs_are_no_reason(tmp_path, follow):
 
 def test_what_was_confirmed_decides_what_no_rule_knows(tmp_path, follow):
     line = "frobnicator 7: the quux manifold lost its coherence and gave up"
-    past = Past(key="4", reason="NodeFailure", roots=(line,), confirmed=True, done="the blade was replaced")
+    past = Past(
+        key="4", reason="NodeFailure", roots=(line,), confirmed=True, done="the blade was replaced"
+    )
     asked = []
 
     def known():
@@ -98,7 +102,11 @@ def test_what_was_confirmed_decides_what_no_rule_knows(tmp_path, follow):
     follower = follow(tmp_path, known)
     follower.read()
     found = follower.diagnosis(NOTHING)
-    assert (found.reason, found.decided_by[0], found.root_line.line) == ("NodeFailure", "memory:4", 2)
+    assert (found.reason, found.decided_by[0], found.root_line.line) == (
+        "NodeFailure",
+        "memory:4",
+        2,
+    )
     assert asked == [1]
 
 
@@ -109,10 +117,14 @@ def test_a_memory_that_cannot_be_had_is_told_and_left_out(tmp_path, follow):
     (tmp_path / "rank-0.log").write_bytes(TRACEBACK)
     found = follow(tmp_path, known).diagnosis(NOTHING)
     assert found.reason == "KeyError"
-    assert found.notes == ("What was learned from past incidents is left out: rules/mine.yaml: no pattern in rule 3.",)
+    assert found.notes == (
+        "What was learned from past incidents is left out: rules/mine.yaml: no pattern in rule 3.",
+    )
 
 
-def test_a_reading_that_is_under_way_ends_when_the_follower_is_closed(tmp_path, follow, monkeypatch):
+def test_a_reading_that_is_under_way_ends_when_the_follower_is_closed(
+    tmp_path, follow, monkeypatch
+):
     (tmp_path / "rank-0.log").write_bytes(b"chatter\n" * (3 << 18))
     follower = follow(tmp_path)
     pieces = []

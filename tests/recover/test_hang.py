@@ -9,8 +9,12 @@ from holdfast.recover.stacks import Place, Stand
 
 LIMITS = HangLimits(factor=10, floor_s=3, first_step_s=100, section_s=50, silence_s=80)
 
-IN_REDUCE = Stand(Place.COLLECTIVE, ("all_reduce (distributed_c10d.py:3252)", "<module> (train.py:7)"))
-IN_BACKWARD = Stand(Place.BACKWARD, ("_engine_run_backward (graph.py:979)", "<module> (train.py:6)"))
+IN_REDUCE = Stand(
+    Place.COLLECTIVE, ("all_reduce (distributed_c10d.py:3252)", "<module> (train.py:7)")
+)
+IN_BACKWARD = Stand(
+    Place.BACKWARD, ("_engine_run_backward (graph.py:979)", "<module> (train.py:6)")
+)
 IN_LOCK = Stand(Place.LOCK, ("fetch (queue_of_mine.py:5)", "<module> (train.py:3)"))
 IN_CODE = Stand(Place.OTHER, ("evaluate (train.py:40)",))
 
@@ -65,7 +69,9 @@ def test_silence_alone_has_half_an_hour_and_says_so():
 def test_a_rank_that_sleeps_or_computes_is_named_and_not_found_early():
     for cpu_per_s in (0.0, 1.0):
         detector, now_s = trained()
-        frozen, after_s = first_alarm(detector, now_s, now_s + 90, standing(IN_CODE, IN_BACKWARD, cpu_per_s=cpu_per_s))
+        frozen, after_s = first_alarm(
+            detector, now_s, now_s + 90, standing(IN_CODE, IN_BACKWARD, cpu_per_s=cpu_per_s)
+        )
         assert after_s > 80
         assert (frozen.rank, frozen.only_silence) == (0, True)
         assert frozen.why == "the others wait for it; it stands in evaluate (train.py:40)"
@@ -87,26 +93,37 @@ def test_a_lock_that_nobody_can_release_is_found_within_the_short_limit():
     detector, now_s = trained()
     frozen, _ = first_alarm(detector, now_s, now_s + 60, standing(IN_CODE, IN_LOCK))
     assert frozen.rank == 1
-    assert "a lock that no thread of it can release; it stands in fetch (queue_of_mine.py:5)" in frozen.why
+    assert (
+        "a lock that no thread of it can release; it stands in fetch (queue_of_mine.py:5)"
+        in frozen.why
+    )
 
 
 def test_a_lock_is_no_sign_while_some_thread_or_child_works():
     detector, now_s = trained()
-    assert first_alarm(detector, now_s, now_s + 79, standing(IN_REDUCE, IN_LOCK, cpu_per_s=0.5)) == (None, None)
+    assert first_alarm(
+        detector, now_s, now_s + 79, standing(IN_REDUCE, IN_LOCK, cpu_per_s=0.5)
+    ) == (None, None)
     detector, now_s = trained()
 
     def reads(now_s):  # a worker reads from slow storage, which takes no CPU
         return {
-            rank: replace(look, io_bytes=int(now_s * 1e6)) for rank, look in standing(IN_REDUCE, IN_LOCK)(now_s).items()
+            rank: replace(look, io_bytes=int(now_s * 1e6))
+            for rank, look in standing(IN_REDUCE, IN_LOCK)(now_s).items()
         }
 
     assert first_alarm(detector, now_s, now_s + 79, reads) == (None, None)
 
 
 def test_all_ranks_in_collectives_are_found_within_the_short_limit():
-    for stand, cpu_per_s in ((IN_REDUCE, 1.0), (IN_BACKWARD, 0.0)):  # NCCL waits with the CPU, gloo without
+    for stand, cpu_per_s in (
+        (IN_REDUCE, 1.0),
+        (IN_BACKWARD, 0.0),
+    ):  # NCCL waits with the CPU, gloo without
         detector, now_s = trained()
-        frozen, after_s = first_alarm(detector, now_s, now_s + 60, standing(stand, stand, cpu_per_s=cpu_per_s))
+        frozen, after_s = first_alarm(
+            detector, now_s, now_s + 60, standing(stand, stand, cpu_per_s=cpu_per_s)
+        )
         assert LIMITS.floor_s < after_s < 2 * LIMITS.floor_s
         assert (frozen.rank, frozen.why) == (None, "all ranks wait in collectives")
 
@@ -117,7 +134,9 @@ def test_all_ranks_in_collectives_are_found_within_the_short_limit():
         standing(IN_BACKWARD, IN_BACKWARD, cpu_per_s=1.0),
         standing(IN_REDUCE, IN_CODE),
         standing(IN_REDUCE, None),
-        lambda now_s: standing(IN_REDUCE, Stand(Place.COLLECTIVE, (f"gather (train.py:{now_s})",)))(now_s),
+        lambda now_s: standing(IN_REDUCE, Stand(Place.COLLECTIVE, (f"gather (train.py:{now_s})",)))(
+            now_s
+        ),
     ],
     ids=["backward that computes", "one outside", "one that does not answer", "one that goes on"],
 )
@@ -135,7 +154,10 @@ def test_a_collective_means_nothing_while_a_rank_has_not_attached():
 def test_what_was_seen_before_a_step_counts_no_more():
     detector, now_s = trained()
     for step in range(6, 30):  # each step takes 2.9 s, nearly all of it in a collective
-        assert first_alarm(detector, now_s, now_s + 2.9, standing(IN_REDUCE, IN_REDUCE)) == (None, None)
+        assert first_alarm(detector, now_s, now_s + 2.9, standing(IN_REDUCE, IN_REDUCE)) == (
+            None,
+            None,
+        )
         now_s += 2.9
         for rank in (0, 1):
             detector.stepped(rank, step, 0.1, now_s)
@@ -150,7 +172,9 @@ def test_no_rank_is_looked_at_while_steps_come():
 def test_a_process_stuck_in_the_kernel_is_found_within_the_short_limit():
     detector, now_s = trained()
     stuck = standing(IN_REDUCE, None, state="disk-sleep")
-    frozen, after_s = first_alarm(detector, now_s, now_s + 60, stuck, lambda _: {0: "sleeping", 1: "disk-sleep"})
+    frozen, after_s = first_alarm(
+        detector, now_s, now_s + 60, stuck, lambda _: {0: "sleeping", 1: "disk-sleep"}
+    )
     assert LIMITS.floor_s < after_s < 2 * LIMITS.floor_s
     assert (frozen.rank, frozen.state) == (1, "D")
 
@@ -159,7 +183,9 @@ def test_a_process_that_finishes_reads_and_writes_is_not_stuck():
     detector, now_s = trained()
 
     def looks(now_s):
-        return {rank: Look(state="disk-sleep", cpu_s=0.0, io_bytes=int(now_s * 1e6)) for rank in (0, 1)}
+        return {
+            rank: Look(state="disk-sleep", cpu_s=0.0, io_bytes=int(now_s * 1e6)) for rank in (0, 1)
+        }
 
     assert first_alarm(detector, now_s, now_s + 79, looks) == (None, None)
 
@@ -169,7 +195,9 @@ def test_the_floor_holds_for_fast_steps_and_the_factor_for_slow_ones():
         detector, now_s = trained(step_s=step_s)
         assert detector.check(now_s, {1: "stopped"}) is None
         assert detector.check(now_s + limit_s - 0.1, {1: "stopped"}) is None
-        assert detector.check(now_s + limit_s + 0.1, {1: "stopped"}).limit_s == pytest.approx(limit_s)
+        assert detector.check(now_s + limit_s + 0.1, {1: "stopped"}).limit_s == pytest.approx(
+            limit_s
+        )
 
 
 def test_the_first_step_is_no_measure_of_the_others():
@@ -204,12 +232,18 @@ def test_a_section_has_the_limit_of_silence_and_excuses_those_who_wait_for_it():
     detector, now_s = trained()
     detector.section(0, now_s, is_open=True, limit_s=None)
     detector.section(0, now_s + 40, is_open=False, limit_s=None)
-    assert detector.check(now_s + 40 + 79, {}) is None, "rank 1 was silent because it waited for rank 0"
+    assert detector.check(now_s + 40 + 79, {}) is None, (
+        "rank 1 was silent because it waited for rank 0"
+    )
     assert detector.check(now_s + 40 + 81, {}).option == "--silence-limit-s"
 
 
 def test_a_section_that_works_is_never_ended_before_a_pause_that_works():
-    for limits, limit_s in ((HangLimits(), 1800), (HangLimits(section_s=3600), 3600), (HangLimits(silence_s=60), 900)):
+    for limits, limit_s in (
+        (HangLimits(), 1800),
+        (HangLimits(section_s=3600), 3600),
+        (HangLimits(silence_s=60), 900),
+    ):
         detector, now_s = trained(limits=limits)
         detector.section(0, now_s, is_open=True, limit_s=None)
         looks = standing(IN_CODE, IN_REDUCE, cpu_per_s=1.0)
@@ -224,7 +258,11 @@ def test_the_own_limit_of_a_section_holds_exactly():
         detector.section(0, now_s, is_open=True, limit_s=limit_s)
         assert detector.check(now_s + limit_s - 0.1, {}) is None
         frozen = detector.check(now_s + limit_s + 0.1, {})
-        assert (frozen.limit_s, frozen.only_silence, frozen.option) == (limit_s, False, "--section-limit-s")
+        assert (frozen.limit_s, frozen.only_silence, frozen.option) == (
+            limit_s,
+            False,
+            "--section-limit-s",
+        )
 
 
 def test_a_longer_section_that_ended_is_learnt():
@@ -250,7 +288,9 @@ def test_a_lock_and_a_stuck_process_are_found_in_a_section_too(first_step):
     ):
         detector, now_s = trained(steps=0 if first_step else 5)
         detector.section(0, now_s, is_open=True, limit_s=None)
-        frozen, after_s = first_alarm(detector, now_s, now_s + 60, looks, lambda _, states=states: states)
+        frozen, after_s = first_alarm(
+            detector, now_s, now_s + 60, looks, lambda _, states=states: states
+        )
         assert LIMITS.floor_s < after_s < 2 * LIMITS.floor_s
         assert (frozen.rank, frozen.only_silence, frozen.limit_s) == (0, False, LIMITS.floor_s)
         assert frozen.option is None
@@ -313,7 +353,9 @@ def test_no_culprit_is_invented():
     assert detector.check(now_s, {0: "stopped", 1: "stopped"}) is None
     assert detector.check(now_s + 3.5, {0: "stopped", 1: "stopped"}).rank is None
     detector, now_s = trained(ranks=4)
-    frozen, _ = first_alarm(detector, now_s, now_s + 90, standing(IN_REDUCE, IN_CODE, IN_CODE, IN_REDUCE))
+    frozen, _ = first_alarm(
+        detector, now_s, now_s + 90, standing(IN_REDUCE, IN_CODE, IN_CODE, IN_REDUCE)
+    )
     assert frozen.rank is None
 
 
@@ -329,7 +371,9 @@ def test_a_rank_that_ended_has_the_others_looked_at_at_once():
     detector.finished(2)
     assert detector.look_due(now_s)
     for second in range(12):
-        detector.looked(standing(IN_REDUCE, IN_REDUCE, cpu_per_s=1.0)(now_s + second), now_s + second)
+        detector.looked(
+            standing(IN_REDUCE, IN_REDUCE, cpu_per_s=1.0)(now_s + second), now_s + second
+        )
     assert detector.all_wait_s(now_s + 11) == pytest.approx(11)
     detector.looked(standing(IN_REDUCE, IN_CODE)(now_s + 12), now_s + 12)
     assert detector.all_wait_s(now_s + 12) == 0

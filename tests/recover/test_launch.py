@@ -20,7 +20,9 @@ def test_the_logs_of_old_attempts_are_deleted(tmp_path):
 
     async def start():
         channel = {"address": "127.0.0.1:1", "token": "x"}
-        job = await launch(spec, paths, 31, **channel, lock_fd=lock.fd, echo=False, history=FailureHistory())
+        job = await launch(
+            spec, paths, 31, **channel, lock_fd=lock.fd, echo=False, history=FailureHistory()
+        )
         return await job.wait()
 
     assert asyncio.run(start()) == 0

@@ -30,11 +30,16 @@ dist.destroy_process_group()
 
 def test_a_killed_rank_s_job_goes_on_from_the_memory_of_its_node(place):
     """One of two ranks; that a single one does is in the test below."""
-    code, _, err = place.holdfast("run", "--name", "r", "--nproc", "2", "--", "python", place.job(TRAIN), "once")
+    code, _, err = place.holdfast(
+        "run", "--name", "r", "--nproc", "2", "--", "python", place.job(TRAIN), "once"
+    )
     assert code == 0, err
     with place.ledger() as ledger:
         (restored,) = [event.data for event in ledger.events("r") if event.kind == "restored"]
-        assert [(attempt.start_step, attempt.last_step) for attempt in ledger.attempts("r")] == [(0, 8), (5, 12)]
+        assert [(attempt.start_step, attempt.last_step) for attempt in ledger.attempts("r")] == [
+            (0, 8),
+            (5, 12),
+        ]
     assert (restored["step"], restored["tier"]) == (5, "memory")
     assert restored["passed_over"] == []
 

@@ -33,7 +33,9 @@ from holdfast.recover.policy import (
 LIMITS = RestartLimits(max_restarts=3, window_s=100.0, backoff_first_s=2.0, backoff_max_s=7.0)
 
 
-def diagnosed(root="a", step=10, *, checkpoint=None, has_stepped=True, helps=True, outside=False, **options):
+def diagnosed(
+    root="a", step=10, *, checkpoint=None, has_stepped=True, helps=True, outside=False, **options
+):
     return Diagnosed(
         fingerprint=root,
         step=step,
@@ -73,7 +75,9 @@ def test_first_failure_after_progress_restarts_at_once():
 
 
 def test_when_a_rank_fails_the_others_are_asked_to_end_and_after_a_while_killed():
-    state, actions = play([(0, Begin()), (5, RankFailed()), (5 + LIMITS.teardown_grace_s - 0.1, Tick())])
+    state, actions = play(
+        [(0, Begin()), (5, RankFailed()), (5 + LIMITS.teardown_grace_s - 0.1, Tick())]
+    )
     assert actions == [Launch(), Terminate()]
     state, actions = play([(5 + LIMITS.teardown_grace_s, Tick()), (30, Tick())], state)
     assert actions == [Kill()], "killed once, when the grace is over"
@@ -132,7 +136,11 @@ def test_a_step_further_with_the_same_checkpoint_is_no_loop_and_one_back_is():
 def test_a_root_may_strike_once_in_the_loop_and_once_in_the_start_that_follows():
     """As two kills from outside do, one after the other."""
     state, _ = play(
-        [(0, Begin()), *crash(5, step=13, checkpoint=10), *crash(7, step=10, checkpoint=10, has_stepped=False)]
+        [
+            (0, Begin()),
+            *crash(5, step=13, checkpoint=10),
+            *crash(7, step=10, checkpoint=10, has_stepped=False),
+        ]
     )
     assert state.phase is Phase.WAITING
     again = crash(20, step=10, checkpoint=10, has_stepped=False)
@@ -173,7 +181,9 @@ def test_two_kills_from_outside_within_one_checkpoint_interval_end_nothing():
     waits, now_s = [], 600.0
     for step in (1390, 1380, 1370, 1360):
         now_s += 600
-        state, _ = play(crash(now_s, step=step, restored_step=1000, killed_from_outside=True), state, limits)
+        state, _ = play(
+            crash(now_s, step=step, restored_step=1000, killed_from_outside=True), state, limits
+        )
         waits.append((state.deadline_s or now_s) - now_s)
         state, _ = play([(now_s + 500, Tick())], state, limits)
         if state.phase is Phase.ENDED:
@@ -186,7 +196,9 @@ def test_after_a_rollback_gains_are_counted_from_the_step_that_was_restored():
     state, now_s = State(phase=Phase.RUNNING), 0.0
     for step, restored in ((10_000, None), (6_000, 5_000), (7_000, 6_000), (8_000, 7_000)):
         now_s += 1000
-        state, actions = play(crash(now_s, step=step, checkpoint=step, restored_step=restored), state)
+        state, actions = play(
+            crash(now_s, step=step, checkpoint=step, restored_step=restored), state
+        )
         assert (state.phase, actions[-1]) == (Phase.RUNNING, Launch()), step
     assert (state.best_step, state.best_checkpoint_step) == (8_000, 8_000)
 
@@ -194,7 +206,9 @@ def test_after_a_rollback_gains_are_counted_from_the_step_that_was_restored():
 def test_a_rollback_to_a_job_without_steps():
     state = State(phase=Phase.RUNNING)
     for at_s, saved, restored in ((1000, 10_000, None), (2000, 6_000, 5_000), (3000, 7_000, 6_000)):
-        state, actions = play(crash(at_s, step=None, checkpoint=saved, restored_step=restored), state)
+        state, actions = play(
+            crash(at_s, step=None, checkpoint=saved, restored_step=restored), state
+        )
         assert (state.phase, actions[-1]) == (Phase.RUNNING, Launch()), saved
 
 
@@ -268,7 +282,9 @@ def test_a_cause_outside_the_job_is_waited_for():
 
 
 def test_the_budget_counts_restarts_without_a_gain():
-    state, _ = run_through([(10 * number, str(number), 10, None) for number in range(1, LIMITS.max_restarts + 1)])
+    state, _ = run_through(
+        [(10 * number, str(number), 10, None) for number in range(1, LIMITS.max_restarts + 1)]
+    )
     assert state.phase is Phase.WAITING
     spent, actions = run_through([(50, "x", 10, None)], state=state)
     assert spent.phase is Phase.ENDED
@@ -291,8 +307,14 @@ def test_a_storm_that_gains_goes_on_for_ever():
 
 
 def test_stop_saves_first():
-    _state, actions = play([(0, Begin()), (5, StopAsked("Ctrl-C")), (6, StateSaved()), (7, JobExited(0))])
-    assert actions == [Launch(), AskRanksToSave(), End(state="stopped", exit_code=4, outcome="Stopped by Ctrl-C.")]
+    _state, actions = play(
+        [(0, Begin()), (5, StopAsked("Ctrl-C")), (6, StateSaved()), (7, JobExited(0))]
+    )
+    assert actions == [
+        Launch(),
+        AskRanksToSave(),
+        End(state="stopped", exit_code=4, outcome="Stopped by Ctrl-C."),
+    ]
 
 
 def test_ranks_that_saved_and_do_not_leave_are_killed():
@@ -327,7 +349,9 @@ def test_a_job_that_ends_by_itself_while_asked_to_stop_is_stopped(returncode):
 
 
 def test_asked_twice_nothing_is_waited_for():
-    failing, actions = play([(0, Begin()), (5, RankFailed()), (5, StopAsked("x")), (5, StopAsked("x"))])
+    failing, actions = play(
+        [(0, Begin()), (5, RankFailed()), (5, StopAsked("x")), (5, StopAsked("x"))]
+    )
     assert actions[-1] == Kill()
     state, actions = play([(6, JobExited(1)), (6, StopAsked("x"))], failing)
     assert (state.phase, actions[-1].state) == (Phase.ENDED, "stopped")
@@ -352,7 +376,9 @@ def test_stop_is_bounded():
 
 
 def test_stop_during_a_failure_is_not_followed_by_a_restart():
-    state, actions = play([(0, Begin()), (5, RankFailed()), (5, StopAsked("x")), (6, JobExited(1)), (7, diagnosed())])
+    state, actions = play(
+        [(0, Begin()), (5, RankFailed()), (5, StopAsked("x")), (6, JobExited(1)), (7, diagnosed())]
+    )
     assert (state.phase, actions[-1].state) == (Phase.ENDED, "stopped")
 
 
@@ -366,7 +392,13 @@ EVENTS = st.one_of(
     st.builds(RankFailed),
     st.builds(JobFrozen),
     st.builds(JobExited, st.integers(-9, 2)),
-    st.builds(diagnosed, st.sampled_from("abc"), st.integers(0, 30), helps=st.booleans(), outside=st.booleans()),
+    st.builds(
+        diagnosed,
+        st.sampled_from("abc"),
+        st.integers(0, 30),
+        helps=st.booleans(),
+        outside=st.booleans(),
+    ),
     st.builds(StopAsked, st.just("x")),
     st.builds(StateSaved),
     st.builds(CannotSave),

@@ -75,7 +75,11 @@ def test_times_are_the_clocks(recorder, ledger, clock):
     recorder.attempt_ended(outcome="completed", last_step=3)
     recorder.run_ended(state="completed", exit_code=0, outcome="Done.")
     (attempt,) = ledger.attempts("r")
-    assert (attempt.started_at_s, attempt.first_step_at_s, attempt.ended_at_s) == (began_s, began_s + 5, began_s + 10)
+    assert (attempt.started_at_s, attempt.first_step_at_s, attempt.ended_at_s) == (
+        began_s,
+        began_s + 5,
+        began_s + 10,
+    )
     (event,) = ledger.events("r")
     assert (event.at_s, event.attempt, event.rank, event.data) == (began_s + 5, 1, 1, {"a": 1})
     assert (ledger.run("r").state, ledger.run("r").ended_at_s) == ("completed", began_s + 10)
@@ -162,7 +166,9 @@ def test_a_new_recorder_goes_on_where_the_last_one_was(recorder, tmp_path, ledge
     assert [one.step for one in read_steps(RunPaths(tmp_path, "r").steps)] == [1, 2]
 
 
-def test_a_record_that_cannot_be_written_is_complained_about_and_given_up(recorder, ledger, clock, complaints):
+def test_a_record_that_cannot_be_written_is_complained_about_and_given_up(
+    recorder, ledger, clock, complaints
+):
     recorder.attempt_began(1)
     ledger.remove_run("r")
     recorder.event("note", {})

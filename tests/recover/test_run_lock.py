@@ -25,7 +25,9 @@ def test_one_holder(tmp_path):
 def test_a_child_that_inherited_it_keeps_the_run_alive_until_it_is_killed(tmp_path):
     path = tmp_path / "run-1" / "lock"
     lock = RunLock.acquire(path)
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(lock.fd,))
+    child = subprocess.Popen(
+        [sys.executable, "-c", "input()"], stdin=subprocess.PIPE, pass_fds=(lock.fd,)
+    )
     lock.release()
     assert is_alive(path)
     os.kill(child.pid, signal.SIGKILL)

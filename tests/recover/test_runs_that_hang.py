@@ -98,10 +98,17 @@ def gloo(fault: str, victim: int) -> str:
 def test_a_rank_that_hangs_after_its_step_is_named(place, fault, only_silence, victim):
     script = place.job(gloo(fault, victim))
     limits = ["--hang-floor-s", "3", "--silence-limit-s", "3600" if not only_silence else "15"]
-    code, _, err = place.holdfast("run", "--name", "r", "--nproc", "2", *limits, "--", "python", script)
+    code, _, err = place.holdfast(
+        "run", "--name", "r", "--nproc", "2", *limits, "--", "python", script
+    )
     assert code == 0, err
     incident = one_incident(place)
-    assert (incident.kind, incident.rank, incident.step, incident.action) == ("hang", victim, 8, "restart")
+    assert (incident.kind, incident.rank, incident.step, incident.action) == (
+        "hang",
+        victim,
+        8,
+        "restart",
+    )
     assert "it stands in fault (job.py:" in cited(incident)
     assert f"rank {1 - victim} (pid " in cited(incident)
     assert "stands in the backward pass: _engine_run_backward" in cited(incident)
@@ -130,7 +137,9 @@ def test_a_rank_that_leaves_others_that_do_not_notice_has_failed(place):
     incident = one_incident(place)
     assert (incident.kind, incident.rank, incident.action) == ("exit", 1, "restart")
     assert "rank 1 " in cited(incident)
-    assert "exited with code 0 after step 8, while the others went on; it ended first" in cited(incident)
+    assert "exited with code 0 after step 8, while the others went on; it ended first" in cited(
+        incident
+    )
     assert incident.detected_at_s - incident.fault_at_s > 5
 
 
@@ -150,7 +159,9 @@ def test_an_error_of_a_rank_is_not_laid_on_one_that_completed(place):
 
 def test_a_pause_that_no_section_marks_is_no_hang(place):
     script = place.job(PAUSES)
-    code, _, err = place.holdfast("run", "--name", "r", "--nproc", "2", "--hang-floor-s", "1", "--", "python", script)
+    code, _, err = place.holdfast(
+        "run", "--name", "r", "--nproc", "2", "--hang-floor-s", "1", "--", "python", script
+    )
     assert code == 0, err
     with place.ledger() as ledger:
         assert ledger.incidents() == []

@@ -40,7 +40,11 @@ def run_arguments(place, folder, *, ranks=2, size=1000, every=1000, steps=100_00
 
 @pytest.mark.parametrize(
     "how",
-    [pytest.param("Ctrl-C", marks=pytest.mark.slow), "SIGTERM", pytest.param("runs stop", marks=pytest.mark.slow)],
+    [
+        pytest.param("Ctrl-C", marks=pytest.mark.slow),
+        "SIGTERM",
+        pytest.param("runs stop", marks=pytest.mark.slow),
+    ],
 )
 def test_a_stop_saves_the_same_step_on_all_ranks_and_a_resume_goes_on_from_it(place, how):
     """Nothing is due for a thousand steps: what is saved was saved for the stop."""
@@ -69,7 +73,9 @@ def test_a_stop_saves_the_same_step_on_all_ranks_and_a_resume_goes_on_from_it(pl
     assert f"restored step {saved.step}" in err
     assert max(one.step for one in catalog.scan(folder)) > saved.step
     assert place.json("checkpoint", "ls", str(folder))["checkpoints"][0]["state"] == "written"
-    assert {one["state"] for one in place.json("checkpoint", "verify", str(folder))["checkpoints"]} == {"verified"}
+    assert {
+        one["state"] for one in place.json("checkpoint", "verify", str(folder))["checkpoints"]
+    } == {"verified"}
 
 
 def test_resume_after_the_supervisor_was_killed_goes_on_from_the_last_checkpoint(place):
@@ -94,7 +100,9 @@ def test_resume_after_the_supervisor_was_killed_goes_on_from_the_last_checkpoint
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_recorded_and_training_goes_on_and_saves_once_there_is_room(place, small_disk, fill):
+def test_a_full_disk_is_recorded_and_training_goes_on_and_saves_once_there_is_room(
+    place, small_disk, fill
+):
     folder = small_disk / "checkpoints"
     ballast = small_disk / "ballast"
 
@@ -126,7 +134,9 @@ def test_a_checkpoint_folder_that_cannot_be_written_ends_in_one_clear_sentence(p
     (place.folder / "a-file").write_text("")
     code, _, err = place.holdfast(*run_arguments(place, place.folder / "a-file" / "checkpoints"))
     assert code == 1
-    assert "a-file/checkpoints is a file. Give Checkpointer a folder." in err.strip().splitlines()[-1]
+    assert (
+        "a-file/checkpoints is a file. Give Checkpointer a folder." in err.strip().splitlines()[-1]
+    )
 
 
 def test_another_run_in_the_folder_is_refused_and_fresh_sets_the_old_aside(place):
@@ -144,7 +154,10 @@ def test_another_run_in_the_folder_is_refused_and_fresh_sets_the_old_aside(place
     assert "has the checkpoints of another run (run 'old', attempt 1" in said
     assert "holdfast run --fresh" in said
     assert run("fresh", "--fresh")[0] == 0
-    assert [(info.step, info.run) for info in catalog.scan(folder / "aside-1")] == [(4, "old"), (2, "old")]
+    assert [(info.step, info.run) for info in catalog.scan(folder / "aside-1")] == [
+        (4, "old"),
+        (2, "old"),
+    ]
     assert [(info.step, info.run) for info in catalog.scan(folder)] == [(4, "fresh"), (2, "fresh")]
 
 

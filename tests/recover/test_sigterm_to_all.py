@@ -76,7 +76,8 @@ def undisturbed(steps):
 
 
 @pytest.mark.parametrize(
-    "form", ["attached", pytest.param("unmodified", marks=pytest.mark.slow), pytest.param("workers")]
+    "form",
+    ["attached", pytest.param("unmodified", marks=pytest.mark.slow), pytest.param("workers")],
 )
 def test_sigterm_to_every_process_saves_once_and_a_resume_is_bit_identical(place, form):
     """Nothing is due for a thousand steps: what is saved was saved for the stop."""
@@ -97,13 +98,19 @@ def test_sigterm_to_every_process_saves_once_and_a_resume_is_bit_identical(place
     code, _, err = place.holdfast("run", "--resume", "r")
     assert code == 0, err
     for rank in range(2):
-        assert torch.equal(torch.load(place.folder / f"final-{rank}.pt"), undisturbed(saved.step + 5))
+        assert torch.equal(
+            torch.load(place.folder / f"final-{rank}.pt"), undisturbed(saved.step + 5)
+        )
 
 
 def test_a_second_sigterm_to_every_process_ends_it_without_saving(place):
     """The ranks stand still before the step at which they would save."""
     script = train(place)
-    place.job((place.folder / "job.py").read_text().replace("    next(batches)", "    time.sleep(3600 * (step > 5))"))
+    place.job(
+        (place.folder / "job.py")
+        .read_text()
+        .replace("    next(batches)", "    time.sleep(3600 * (step > 5))")
+    )
     with place.start(*script) as process:
         place.wait_until(has_reached(place, 5))
         sigterm_to_all(process)
@@ -120,7 +127,11 @@ def test_a_rank_that_alone_gets_sigterm_ends_by_it_and_the_run_goes_on(place):
     with place.start(*train(place)) as process:
         place.wait_until(has_reached(place, 5))
         children = psutil.Process(process.pid).children(recursive=True)
-        (victim,) = (each for each in children if each.cmdline()[1:] == ["job.py"] and each.environ()["RANK"] == "1")
+        (victim,) = (
+            each
+            for each in children
+            if each.cmdline()[1:] == ["job.py"] and each.environ()["RANK"] == "1"
+        )
         victim.terminate()
         with place.ledger() as ledger:
             place.wait_until(lambda: ledger.incidents("r"))

@@ -13,13 +13,25 @@ from holdfast.recover.spec import RunSpec
 
 def test_what_the_ledger_keeps_is_the_same_run_again(tmp_path):
     (tmp_path / "a b.py").touch()
-    spec = RunSpec(command=("python", "a b.py", "--x=ü"), cwd=str(tmp_path), nproc=3, hangs=HangLimits(floor_s=2))
-    assert RunSpec.from_options(list(spec.command), spec.cwd, {**spec.to_options(), "of a later version": 1}) == spec
+    spec = RunSpec(
+        command=("python", "a b.py", "--x=ü"),
+        cwd=str(tmp_path),
+        nproc=3,
+        hangs=HangLimits(floor_s=2),
+    )
+    assert (
+        RunSpec.from_options(
+            list(spec.command), spec.cwd, {**spec.to_options(), "of a later version": 1}
+        )
+        == spec
+    )
     assert str(spec) == "python 'a b.py' '--x=ü'"
 
 
 def test_any_command_runs_under_torchrun_through_the_shim(tmp_path):
-    launcher = RunSpec(command=("bash", "-c", "echo 1"), cwd=str(tmp_path), nproc=2).launcher_command()
+    launcher = RunSpec(
+        command=("bash", "-c", "echo 1"), cwd=str(tmp_path), nproc=2
+    ).launcher_command()
     at = launcher.index("holdfast.recover.rank_shim")
     assert launcher[at - 4 : at] == ["--nproc-per-node=2", "--no-python", sys.executable, "-m"]
     assert launcher[at + 1 :] == [shutil.which("bash"), "-c", "echo 1"]
@@ -33,8 +45,13 @@ def test_programs_beside_holdfast_are_found_without_an_activated_environment(tmp
 
 
 def test_the_scripts_own_arguments_are_not_taken_for_torchruns(tmp_path):
-    RunSpec(command=("torchrun", "train.py", "--nnodes", "4", "--max-restarts=3"), cwd=str(tmp_path))
-    RunSpec(command=("torchrun", "--nnodes=1", "--max_restarts", "0", "-m", "train", "--no-python"), cwd=str(tmp_path))
+    RunSpec(
+        command=("torchrun", "train.py", "--nnodes", "4", "--max-restarts=3"), cwd=str(tmp_path)
+    )
+    RunSpec(
+        command=("torchrun", "--nnodes=1", "--max_restarts", "0", "-m", "train", "--no-python"),
+        cwd=str(tmp_path),
+    )
 
 
 def test_a_folder_that_is_gone_is_said(tmp_path):

@@ -46,7 +46,9 @@ block()
 
 def read(block: str, call: str, others: str = "") -> list[dict]:
     text = READ.replace("BLOCK", block).replace("CALL", repr(call)).replace("OTHERS", others)
-    done = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", text], capture_output=True, text=True, timeout=120, check=True
+    )
     return json.loads(done.stdout)
 
 
@@ -79,15 +81,19 @@ def test_a_wait_without_end_is_told_from_others(block, call, place):
         ("shared.acquire()", True, Place.OTHER),
         ("held.acquire()", False, Place.LOCK),
     ],
-    ids=["one that sleeps", "one that gives up", "one that polls", "one that waits for a process", "one that waits"],
+    ids=[
+        "one that sleeps",
+        "one that gives up",
+        "one that polls",
+        "one that waits for a process",
+        "one that waits",
+    ],
 )
 def test_a_lock_that_another_thread_may_release_is_none(call, daemon, place):
     other = "import multiprocessing\nshared = multiprocessing.Lock()\nshared.acquire()\n"
     other += "pool = ThreadPoolExecutor()\npool.submit(int).result()\n"
     other += f"def other():\n    {call}\nthreading.Thread(target=other, daemon={daemon}).start()\n"
-    in_its_wait = (
-        "while not any(one['call'].startswith(('sleep', 'acquire', 'other')) for one in thread_stacks()): pass"
-    )
+    in_its_wait = "while not any(one['call'].startswith(('sleep', 'acquire', 'other')) for one in thread_stacks()): pass"  # noqa: E501
     assert stand_of(read("held.acquire()", "acquire", other + in_its_wait)).place is place
 
 
@@ -144,25 +150,49 @@ def frame(module, function="f", line=1):
     return [module, module.rpartition(".")[2] + ".py", function, line]
 
 
-def thread(*frames, call="", main=True, name="MainThread", daemon=False, ours=False, module="__main__"):
-    own = {"main": main, "name": name, "daemon": daemon, "ours": ours, "call": call, "frames": list(frames)}
+def thread(
+    *frames, call="", main=True, name="MainThread", daemon=False, ours=False, module="__main__"
+):
+    own = {
+        "main": main,
+        "name": name,
+        "daemon": daemon,
+        "ours": ours,
+        "call": call,
+        "frames": list(frames),
+    }
     return {**own, "module": module}
 
 
 @pytest.mark.parametrize(
     ("main", "place"),
     [
-        (thread(frame("torch.distributed.distributed_c10d", "all_reduce"), frame("__main__")), Place.COLLECTIVE),
-        (thread(frame("torch._ops"), frame("torch.distributed._functional_collectives")), Place.COLLECTIVE),
+        (
+            thread(frame("torch.distributed.distributed_c10d", "all_reduce"), frame("__main__")),
+            Place.COLLECTIVE,
+        ),
+        (
+            thread(frame("torch._ops"), frame("torch.distributed._functional_collectives")),
+            Place.COLLECTIVE,
+        ),
         (thread(frame("torch.nn.parallel.distributed"), frame("__main__")), Place.COLLECTIVE),
-        (thread(frame("torch.autograd.graph", "_engine_run_backward"), frame("torch._tensor")), Place.BACKWARD),
+        (
+            thread(frame("torch.autograd.graph", "_engine_run_backward"), frame("torch._tensor")),
+            Place.BACKWARD,
+        ),
         (thread(frame("__main__"), call="item/0"), Place.DEVICE),
         (thread(frame("__main__"), call="wait/0"), Place.DEVICE),
         # A checkpoint is written, or the user's forward runs, below torch.distributed.
         (thread(frame("torch.distributed.checkpoint.filesystem"), call="write/1"), Place.OTHER),
-        (thread(frame("__main__"), frame("torch.nn.parallel.distributed"), call="sleep/1"), Place.OTHER),
+        (
+            thread(frame("__main__"), frame("torch.nn.parallel.distributed"), call="sleep/1"),
+            Place.OTHER,
+        ),
         # Holdfast waits for its own processes.
-        (thread(frame("threading", "wait"), frame("__main__"), call="acquire/0", ours=True), Place.OTHER),
+        (
+            thread(frame("threading", "wait"), frame("__main__"), call="acquire/0", ours=True),
+            Place.OTHER,
+        ),
         (thread(frame("threading", "wait"), frame("__main__"), call="acquire/0"), Place.LOCK),
     ],
 )
@@ -179,7 +209,9 @@ def test_a_thread_of_holdfasts_releases_no_lock_of_the_user():
 
 
 def test_the_words_for_a_stack():
-    stand = stand_of([thread(frame("faults", "strike", 46), frame("__main__", "<module>", 23), call="sleep/1")])
+    stand = stand_of(
+        [thread(frame("faults", "strike", 46), frame("__main__", "<module>", 23), call="sleep/1")]
+    )
     assert stand.frames == ("strike (faults.py:46)", "<module> (__main__.py:23)")
 
 
@@ -194,7 +226,9 @@ def test_many_deep_threads_fit_into_a_message():
     assert stand_of(threads).place is Place.OTHER, "one that was left out may release the lock"
 
 
-@pytest.mark.parametrize("threads", [[], [{}], [{"main": True}], [thread([1, 2])], "x", None, [None]])
+@pytest.mark.parametrize(
+    "threads", [[], [{}], [{"main": True}], [thread([1, 2])], "x", None, [None]]
+)
 def test_malformed_stacks_raise_what_the_supervisor_catches(threads):
     with pytest.raises((KeyError, TypeError, ValueError)):
         stand_of(threads)

@@ -27,7 +27,9 @@ def test_one_no_calls_it_off_and_the_next_proposal_looks_further_ahead():
     vote.voted(0, {"proposal": 1, "yes": True, "saves": True})
     assert vote.voted(1, {"proposal": 1, "yes": False, "saves": True})["commit"] is False
     assert vote.propose(12)["step"] == 14
-    assert vote.voted(0, {"proposal": 1, "yes": True, "saves": True}) is None, "a vote on an old proposal"
+    assert vote.voted(0, {"proposal": 1, "yes": True, "saves": True}) is None, (
+        "a vote on an old proposal"
+    )
 
 
 def test_knows_when_no_rank_saves():
@@ -91,6 +93,8 @@ def test_ranks_that_report_no_steps_are_found_by_their_votes():
         assert not agreement.reached(step)
     proposal = vote.propose(None)
     for rank, agreement in enumerate(agreements):
-        decision = vote.voted(rank, {**proposal, **agreement.vote(proposal["proposal"], proposal["step"])})
+        decision = vote.voted(
+            rank, {**proposal, **agreement.vote(proposal["proposal"], proposal["step"])}
+        )
     assert decision["commit"] is False
     assert 1030 < vote.propose(None)["step"] <= 1032

@@ -108,7 +108,9 @@ def test_a_frozen_rank_is_named_and_the_run_goes_on(place):
 
 def test_a_rank_that_waits_for_ever_is_named_because_it_is_behind(place):
     script = place.job(train("time.sleep(1000)"))
-    code, _, err = place.holdfast("run", "--nproc", "2", *QUICK_HANG, "--silence-limit-s", "3", "--", "python", script)
+    code, _, err = place.holdfast(
+        "run", "--nproc", "2", *QUICK_HANG, "--silence-limit-s", "3", "--", "python", script
+    )
     assert code == 0, err
     (incident,) = incidents(place)
     assert (incident.kind, incident.rank) == ("hang", 1)
@@ -128,7 +130,9 @@ def test_an_error_of_the_users_own_stops_the_run_at_once(place):
 
 
 def test_a_rank_that_dies_at_the_same_step_again_is_not_restarted_for_ever(place):
-    script = place.job(train("os.kill(os.getpid(), signal.SIGSEGV)").replace("not once.exists()", "True"))
+    script = place.job(
+        train("os.kill(os.getpid(), signal.SIGSEGV)").replace("not once.exists()", "True")
+    )
     code, _, err = place.holdfast("run", "--nproc", "2", "--", "python", script)
     assert code == 1
     assert "The same root came back" in err
@@ -139,7 +143,9 @@ def test_a_rank_that_is_killed_from_outside_twice_at_the_same_step_is_restarted_
     """Which rule of the diagnosis says that it was killed decides it."""
     twice = "len(list(pathlib.Path().glob('killed-*'))) == 2"
     kill = "pathlib.Path(f'killed-{attempt}').touch(); os.kill(os.getpid(), signal.SIGKILL)"
-    script = place.job(train(kill).replace("once.exists()", twice).replace("        once.touch()\n", ""))
+    script = place.job(
+        train(kill).replace("once.exists()", twice).replace("        once.touch()\n", "")
+    )
     code, _, err = place.holdfast("run", "--nproc", "2", "--", "python", script)
     assert code == 0, err
     assert [incident.action for incident in incidents(place)] == ["restart", "restart"]
@@ -147,7 +153,9 @@ def test_a_rank_that_is_killed_from_outside_twice_at_the_same_step_is_restarted_
 
 def test_a_spent_budget_is_an_exit_code_of_its_own(place):
     script = place.job(train("os.kill(os.getpid(), signal.SIGKILL)"))
-    code, _, err = place.holdfast("run", "--nproc", "2", "--max-restarts", "0", "--", "python", script)
+    code, _, err = place.holdfast(
+        "run", "--nproc", "2", "--max-restarts", "0", "--", "python", script
+    )
     assert code == 3
     assert "--max-restarts" in err
 
@@ -170,7 +178,10 @@ def test_exit_0_without_a_step_is_said(place):
         (["--", "."], "There is no program '.'"),
         ([], "Nothing to run"),
         (["--nproc", "0", "--", "python", "job.py"], "--nproc is 0; it must be at least 1"),
-        (["--window-s", "-1", "--", "python", "job.py"], "--window-s is -1.0; it must be more than 0"),
+        (
+            ["--window-s", "-1", "--", "python", "job.py"],
+            "--window-s is -1.0; it must be more than 0",
+        ),
         (["--name", "a/b", "--", "python", "job.py"], "--name 'a/b'"),
         (["--resume", "no-such-run"], "There is no run 'no-such-run'"),
         (["--resume", "x", "--", "python", "job.py"], "leave the command and --name out"),
@@ -190,7 +201,9 @@ def test_bad_use_is_one_clear_sentence(place, arguments, said):
 
 
 def test_a_missing_script_of_torchrun_ends_in_its_diagnosis(place):
-    code, _, err = place.holdfast("run", "--", "torchrun", "--nproc-per-node=1", "no-such-script.py")
+    code, _, err = place.holdfast(
+        "run", "--", "torchrun", "--nproc-per-node=1", "no-such-script.py"
+    )
     assert code == 1
     assert "FileNotFoundError" in err
     assert "no-such-script.py" in err
@@ -329,7 +342,9 @@ def test_detached_runs_need_no_terminal(place):
 def test_a_suspended_supervisor_blames_nobody(place):
     """SIGSTOP of the supervisor for longer than the hang limit: no incident when it goes on."""
     script = place.job(train("pass"))
-    with place.start("run", "--name", "r", "--nproc", "2", *QUICK_HANG, "--", "python", script) as process:
+    with place.start(
+        "run", "--name", "r", "--nproc", "2", *QUICK_HANG, "--", "python", script
+    ) as process:
         place.wait_for_step("r", 2)
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(3.0)
@@ -340,8 +355,15 @@ def test_a_suspended_supervisor_blames_nobody(place):
 
 
 def test_a_resume_keeps_the_options_and_takes_new_ones(place):
-    script = place.job(train("os.kill(os.getpid(), signal.SIGKILL)").replace("not once.exists()", "True"))
-    assert place.holdfast("run", "--name", "r", "--nproc", "2", "--max-restarts", "0", "--", "python", script)[0] == 3
+    script = place.job(
+        train("os.kill(os.getpid(), signal.SIGKILL)").replace("not once.exists()", "True")
+    )
+    assert (
+        place.holdfast(
+            "run", "--name", "r", "--nproc", "2", "--max-restarts", "0", "--", "python", script
+        )[0]
+        == 3
+    )
     place.job(train("pass"))
     code, _, err = place.holdfast("run", "--resume", "r", "--max-restarts", "7")
     assert code == 0, err
@@ -350,11 +372,15 @@ def test_a_resume_keeps_the_options_and_takes_new_ones(place):
     assert (options["nproc"], options["restarts"]["max_restarts"]) == (2, 7)
 
 
-def test_a_full_disk_under_the_records_costs_records_and_not_the_training(place, small_disk, fill, monkeypatch):
+def test_a_full_disk_under_the_records_costs_records_and_not_the_training(
+    place, small_disk, fill, monkeypatch
+):
     """Ledger, journal and logs on a disk that fills: the job, whose own files are elsewhere, completes."""
     monkeypatch.setattr(type(place), "home", small_disk / "home")
     script = place.job(train("pass").replace("range(start + 1, 21)", "range(start + 1, 200)"))
-    with place.start("run", "--name", "r", "--nproc", "2", "--no-echo", "--", "python", script) as process:
+    with place.start(
+        "run", "--name", "r", "--nproc", "2", "--no-echo", "--", "python", script
+    ) as process:
         place.wait_for_step("r", 5)
         fill(small_disk / "ballast")
         _, err = process.communicate(timeout=60)

@@ -36,7 +36,11 @@ def test_a_look_that_takes_long_is_no_standstill_of_the_supervisor(tmp_path, mon
         spec, RunPaths(tmp_path, "r"), Ledger.open(ledger_url(tmp_path)), lock, clock=clock
     )
     watching._state = replace(watching._state, phase=policy.Phase.RUNNING)
-    for message in ({"kind": "hello"}, {"kind": "watch"}, {"kind": "step", "step": 1, "step_s": 0.1}):
+    for message in (
+        {"kind": "hello"},
+        {"kind": "watch"},
+        {"kind": "step", "step": 1, "step_s": 0.1},
+    ):
         watching._view.heard(RANK, message, clock.monotonic_s())
     began_s, told = clock.monotonic_s(), []
 

@@ -106,7 +106,11 @@ assert (state["weights"] == step).all()
 
 def rank_of(process, killed):
     for child in psutil.Process(process.pid).children(recursive=True):
-        if child.pid not in killed and child.parent() is not None and child.cmdline()[1:] == ["job.py"]:
+        if (
+            child.pid not in killed
+            and child.parent() is not None
+            and child.cmdline()[1:] == ["job.py"]
+        ):
             return child
     return None
 
@@ -123,13 +127,18 @@ def rank_of(process, killed):
 def test_a_script_that_does_not_attach_survives_kills(place, script, kills):
     """Killed from outside, each time after it made some steps that it then saved or lost."""
     progress, killed = place.folder / "progress", []
-    with place.start("run", "--name", "r", "--", "python", place.job(script)) as process, place.ledger() as ledger:
+    with (
+        place.start("run", "--name", "r", "--", "python", place.job(script)) as process,
+        place.ledger() as ledger,
+    ):
         for number in range(kills):
             progress.unlink(missing_ok=True)
             place.wait_until(progress.exists, timeout_s=300)
             if script is CHECKPOINTER:  # else it gained nothing
                 newest = max((one.step for one in ledger.checkpoints("r")), default=0)
-                place.wait_until(lambda known=newest: any(one.step > known for one in ledger.checkpoints("r")))
+                place.wait_until(
+                    lambda known=newest: any(one.step > known for one in ledger.checkpoints("r"))
+                )
             rank = rank_of(process, killed)
             killed.append(rank.pid)
             rank.kill()

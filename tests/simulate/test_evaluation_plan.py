@@ -38,7 +38,12 @@ LLAMA_70B = {
     "max_position_embeddings": 8192,
     "dtype": "bfloat16",
 }
-SMALL = LLAMA_70B | {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "max_position_embeddings": 64}
+SMALL = LLAMA_70B | {
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "max_position_embeddings": 64,
+}
 
 
 class Harness:
@@ -60,7 +65,10 @@ def samples(kind, count=10):
         sampling=sampling,
     )
     metric_key = b"m" * 16 if kind == "metric" else b""
-    return [SampleRequests(sample=number, requests=[request], metric_key=metric_key) for number in range(count)]
+    return [
+        SampleRequests(sample=number, requests=[request], metric_key=metric_key)
+        for number in range(count)
+    ]
 
 
 def options(home, **changes):
@@ -69,12 +77,21 @@ def options(home, **changes):
 
 
 SUITE = Suite(
-    name="s", entries=tuple(TaskEntry(name=name, harness=f"{__name__}:Harness") for name in ("generate", "score"))
+    name="s",
+    entries=tuple(
+        TaskEntry(name=name, harness=f"{__name__}:Harness") for name in ("generate", "score")
+    ),
 )
 
 
 def test_what_an_earlier_evaluation_measured_is_in_the_bound(tmp_path):
-    curve = Curve(prefill_tokens_per_s=1000.0, request_s=0.0, step_base_s=0.1, step_sequence_s=0.0, max_batch=1)
+    curve = Curve(
+        prefill_tokens_per_s=1000.0,
+        request_s=0.0,
+        step_base_s=0.1,
+        step_sequence_s=0.0,
+        max_batch=1,
+    )
     paths = EvaluationPaths(tmp_path, "before")
     with TimelineWriter(paths.timeline) as writer:
         writer.append(EngineSpan(what="load", engine=0, node=0, t0=0.0, t1=7.0))
@@ -113,7 +130,9 @@ def test_notes_of_what_is_not_known(tmp_path):
 def test_the_note_counts_what_history_could_say():
     def note(known, *kinds):
         names = [f"{kind}{number}" for number, kind in enumerate(kinds)]
-        history = [TaskHistory(task=names[one], numbers=b"", new_tokens=b"", metric_s=b"") for one in known]
+        history = [
+            TaskHistory(task=names[one], numbers=b"", new_tokens=b"", metric_s=b"") for one in known
+        ]
         return _history_note(history, names, [samples(kind, 1) for kind in kinds])
 
     assert note([], "score", "score") == "All entries read prompts alone, whose lengths are known."
@@ -126,28 +145,46 @@ def test_the_note_counts_what_history_could_say():
 
 def fit(config, told_gib, *, nodes=1, engines_per_node=0, on="local", **spec):
     manifest = ModelManifest(
-        source="/m", form="dcp", files=[], chunks=[], hf_config={"config.json": json.dumps(config).encode()}
+        source="/m",
+        form="dcp",
+        files=[],
+        chunks=[],
+        hf_config={"config.json": json.dumps(config).encode()},
     )
-    how = EvaluateOptions(engine=EngineSpec(**spec), nodes=nodes, engines_per_node=engines_per_node, on=on)
+    how = EvaluateOptions(
+        engine=EngineSpec(**spec), nodes=nodes, engines_per_node=engines_per_node, on=on
+    )
     return _fit(Planned(suite=SUITE, model="m", manifest=manifest, options=how), told_gib)
 
 
 def test_the_target_is_as_told():
-    with pytest.raises(BadUse, match=r"1 x 80.0 GiB of memory hold 72.0 GiB of it. Use --engine vllm --tp 2"):
+    with pytest.raises(
+        BadUse, match=r"1 x 80.0 GiB of memory hold 72.0 GiB of it. Use --engine vllm --tp 2"
+    ):
         fit(LLAMA_70B, 80)
-    assert "GiB of weights in 2 x 80.0 GiB of a GPU: room for" in fit(LLAMA_70B, 80, kind="vllm", tensor_parallel=2)
-    assert fit(LLAMA_70B, None, kind="vllm", on="slurm").startswith("Whether the model fits is not known")
+    assert "GiB of weights in 2 x 80.0 GiB of a GPU: room for" in fit(
+        LLAMA_70B, 80, kind="vllm", tensor_parallel=2
+    )
+    assert fit(LLAMA_70B, None, kind="vllm", on="slurm").startswith(
+        "Whether the model fits is not known"
+    )
 
 
 def test_an_engine_on_a_cpu_needs_the_nodes_memory():
     with pytest.raises(BadUse, match=r"1 x 100.0 GiB of memory .* Use fewer engines a node"):
         fit(LLAMA_70B, 200, device="cpu", engines_per_node=2)
-    assert "200.0 GiB of a node's memory: room for" in fit(LLAMA_70B, 200, device="cpu", engines_per_node=1)
+    assert "200.0 GiB of a node's memory: room for" in fit(
+        LLAMA_70B, 200, device="cpu", engines_per_node=1
+    )
     here_gib = psutil.virtual_memory().total / 2 / 2**30
-    assert f"1 x {here_gib:.1f} GiB of a node's memory: room for" in fit(SMALL, None, device="cpu", nodes=2)
+    assert f"1 x {here_gib:.1f} GiB of a node's memory: room for" in fit(
+        SMALL, None, device="cpu", nodes=2
+    )
     with pytest.raises(BadUse, match="its weights"):
         fit(SMALL | {"num_hidden_layers": 10**9}, None, device="cpu")
-    assert fit(SMALL, None, device="cpu", on="slurm").startswith("Whether the model fits is not known")
+    assert fit(SMALL, None, device="cpu", on="slurm").startswith(
+        "Whether the model fits is not known"
+    )
 
 
 def counted(**how):
@@ -157,7 +194,9 @@ def counted(**how):
 
 
 def test_engines_are_counted_as_a_live_node_counts_them(monkeypatch):
-    for gpus, tensor_parallel, engines_per_node in itertools.product((0, 1, 2, 7, 8), (1, 2, 4), (0, 3)):
+    for gpus, tensor_parallel, engines_per_node in itertools.product(
+        (0, 1, 2, 7, 8), (1, 2, 4), (0, 3)
+    ):
         how = {"tensor_parallel": tensor_parallel, "engines_per_node": engines_per_node}
         monkeypatch.setattr(plan_module, "gpu_count", lambda gpus=gpus: gpus)
         config = CoordinatorConfig(
@@ -175,7 +214,10 @@ def test_engines_are_counted_as_a_live_node_counts_them(monkeypatch):
 
 def test_engines_on_other_machines_are_assumed_and_it_is_said(monkeypatch):
     monkeypatch.setattr(plan_module, "gpu_count", lambda: 8)  # not theirs
-    assert counted(on="slurm", tensor_parallel=2) == (1, "1 engine on each node, for the 2 GPUs that it is asked for.")
+    assert counted(on="slurm", tensor_parallel=2) == (
+        1,
+        "1 engine on each node, for the 2 GPUs that it is asked for.",
+    )
     assert counted(on="slurm", spec={}) == (
         1,
         "1 engine on each node is assumed: what its GPUs allow is not known. Give --engines-per-node.",
@@ -186,7 +228,9 @@ def test_engines_on_other_machines_are_assumed_and_it_is_said(monkeypatch):
 def test_a_plan_has_so_many_engines(tmp_path, monkeypatch):
     monkeypatch.setattr(plan_module, "gpu_count", lambda: 4)
     monkeypatch.setattr(plan_module, "describe_model", lambda *_: None)
-    made = plan(SUITE, "m", options=options(tmp_path, engine=EngineSpec(kind="vllm", mode="free"), nodes=2))
+    made = plan(
+        SUITE, "m", options=options(tmp_path, engine=EngineSpec(kind="vllm", mode="free"), nodes=2)
+    )
     assert made.evaluation.engines == 8
     assert "4 engines on each node, by this machine's 4 GPUs." in made.notes
 

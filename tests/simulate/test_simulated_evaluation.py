@@ -13,7 +13,9 @@ from holdfast.simulate.peers import PEERS, simulate_peer
 from holdfast.simulate.suites import paper_like, random_suite
 from holdfast.simulate.workload import SimCluster, SimModel, SimTask, Workload
 
-CURVE = Curve(prefill_tokens_per_s=1000.0, request_s=0.0, step_base_s=1.0, step_sequence_s=0.5, max_batch=2)
+CURVE = Curve(
+    prefill_tokens_per_s=1000.0, request_s=0.0, step_base_s=1.0, step_sequence_s=0.5, max_batch=2
+)
 
 
 def small(models=1):
@@ -22,10 +24,16 @@ def small(models=1):
         metric_s=[0.5] * 20 + [0.0] * 20,
     )  # fmt: skip
     choice = SimTask(
-        name="choice", prompt_tokens=[50] * 60, new_tokens=[0] * 60, max_new_tokens=0, metric_s=[0.0] * 60, choices=4
+        name="choice",
+        prompt_tokens=[50] * 60,
+        new_tokens=[0] * 60,
+        max_new_tokens=0,
+        metric_s=[0.0] * 60,
+        choices=4,
     )
     return Workload(
-        tasks=(generated, choice), models=tuple(SimModel(release_s=5.0 * one, size_bytes=1e9) for one in range(models))
+        tasks=(generated, choice),
+        models=tuple(SimModel(release_s=5.0 * one, size_bytes=1e9) for one in range(models)),
     )
 
 
@@ -85,7 +93,9 @@ def test_the_same_seed_gives_the_same_run_and_the_account_adds_up():
     assert first.timeline == second.timeline
     found = account(first.timeline, CLUSTER.curve)
     assert found.engines == CLUSTER.engines
-    assert sum(found.seconds[name] for name in CATEGORIES) == pytest.approx(found.engines * first.makespan_s)
+    assert sum(found.seconds[name] for name in CATEGORIES) == pytest.approx(
+        found.engines * first.makespan_s
+    )
     assert found.path[-1].t1 <= first.makespan_s
 
 
@@ -100,7 +110,11 @@ def test_a_judges_quota_is_kept():
 def test_a_slow_engine_gets_less():
     cluster = SimCluster(nodes=1, engines_per_node=4, engine_start_s=1.0, slowness={0: 4.0})
     task = SimTask(
-        name="t", prompt_tokens=[100] * 4000, new_tokens=[60] * 4000, max_new_tokens=64, metric_s=[0.0] * 4000
+        name="t",
+        prompt_tokens=[100] * 4000,
+        new_tokens=[60] * 4000,
+        max_new_tokens=64,
+        metric_s=[0.0] * 4000,
     )
     timeline = simulate(Workload(tasks=(task,)), cluster, record=True).timeline
     counts = [sum(request.engine == engine for request in timeline.requests) for engine in range(4)]

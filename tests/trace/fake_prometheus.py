@@ -45,8 +45,16 @@ class Server:
             "resultType": "matrix",
             "result": [
                 {
-                    "metric": {"instance": f"host{host}:9400", "Hostname": f"host{host}", "gpu": "0", **self.labels},
-                    "values": [[start + step * i, self.value(start + step * i, host)] for i in range(points)],
+                    "metric": {
+                        "instance": f"host{host}:9400",
+                        "Hostname": f"host{host}",
+                        "gpu": "0",
+                        **self.labels,
+                    },
+                    "values": [
+                        [start + step * i, self.value(start + step * i, host)]
+                        for i in range(points)
+                    ],
                 }
                 for host in hosts
             ],
@@ -67,20 +75,32 @@ def serving(server: Server) -> Iterator[str]:
             fault = server.faults.pop(0) if server.faults else ""
             status, body = 200, b""
             if fault in ("500", "503", "429", "401", "422", "302"):
-                status, body = int(fault), json.dumps({"status": "error", "error": f"told to say {fault}"}).encode()
+                status, body = (
+                    int(fault),
+                    json.dumps({"status": "error", "error": f"told to say {fault}"}).encode(),
+                )
             else:
                 try:
-                    data = server.answer(urlsplit(self.path).path, {name: one[0] for name, one in query.items()})
+                    data = server.answer(
+                        urlsplit(self.path).path, {name: one[0] for name, one in query.items()}
+                    )
                     body = json.dumps({"status": "success", "data": data}).encode()
                 except ValueError as error:
-                    status, body = 400, json.dumps({"status": "error", "error": str(error)}).encode()
+                    status, body = (
+                        400,
+                        json.dumps({"status": "error", "error": str(error)}).encode(),
+                    )
             self.send_response(status)
             if fault == "302":
                 self.send_header("Location", "http://elsewhere.invalid/")
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(
-                body[: len(body) // 2] if fault == "cut" else b"not json" + body[8:] if fault == "junk" else body
+                body[: len(body) // 2]
+                if fault == "cut"
+                else b"not json" + body[8:]
+                if fault == "junk"
+                else body
             )
             self.close_connection = True
 
@@ -88,7 +108,9 @@ def serving(server: Server) -> Iterator[str]:
             pass
 
     http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread = threading.Thread(
+        target=http.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    )
     thread.start()
     try:
         yield f"http://127.0.0.1:{http.server_port}"

@@ -24,5 +24,11 @@ def killed_after_writing(step: int, module: str, code: str, *arguments: Path | s
     """Run code that may use `module` of `holdfast.trace.telemetry`; kill it (SIGKILL) as soon as that has written so
     many Parquet files. Whether it came to that.
     """
-    command = [sys.executable, "-c", KILLED.format(module=module) + code, *map(str, arguments), str(step)]
+    command = [
+        sys.executable,
+        "-c",
+        KILLED.format(module=module) + code,
+        *map(str, arguments),
+        str(step),
+    ]
     return subprocess.run(command, check=False).returncode == -signal.SIGKILL

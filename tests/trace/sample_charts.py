@@ -34,8 +34,18 @@ def durations(seed=1, columns=2):
     share = Axis(label="share of jobs at most this long", low=0, high=1)
     return Figure(
         panels=[
-            Lines(title="Duration", x=Axis(label="GPU job duration (s)", scale="log"), y=share, series=jobs),
-            Lines(title="Queueing", x=Axis(label="time in the queue (s)", scale="log", low=1), y=share, series=queue),
+            Lines(
+                title="Duration",
+                x=Axis(label="GPU job duration (s)", scale="log"),
+                y=share,
+                series=jobs,
+            ),
+            Lines(
+                title="Queueing",
+                x=Axis(label="time in the queue (s)", scale="log", low=1),
+                y=share,
+                series=queue,
+            ),
         ],
         columns=columns,
     )
@@ -46,7 +56,9 @@ def by_type():
     series = []
     for number, name in enumerate(TYPES):
         x, y = cdf(random, 30 * 4**number)
-        series.append(Series(label=f"{name} (n = {400 * (number + 1):,})", x=x, y=100 * y, style="step"))
+        series.append(
+            Series(label=f"{name} (n = {400 * (number + 1):,})", x=x, y=100 * y, style="step")
+        )
     axis = Axis(label="% of jobs", low=0, high=100)
     return Figure(panels=[Lines(x=Axis(label="duration (s)", scale="log"), y=axis, series=series)])
 
@@ -62,8 +74,15 @@ def demand():
                 x=Axis(label="day, UTC", scale="time"),
                 y=Axis(label="GPUs held"),
                 series=[
-                    Series(label="held, hourly mean", x=at, y=used, low=used - 150, high=used + 150),
-                    Series(label="installed", x=at[[0, -1]], y=np.array([2288.0, 2288.0]), style="dashed"),
+                    Series(
+                        label="held, hourly mean", x=at, y=used, low=used - 150, high=used + 150
+                    ),
+                    Series(
+                        label="installed",
+                        x=at[[0, -1]],
+                        y=np.array([2288.0, 2288.0]),
+                        style="dashed",
+                    ),
                 ],
             )
         ],
@@ -74,9 +93,18 @@ def demand():
 def gpus():
     sizes = 2.0 ** np.arange(-1, 12)
     grow = np.cumsum(1 / np.arange(1, 14)) / np.sum(1 / np.arange(1, 14))
-    by = [Series(label=f"by {of}", x=sizes, y=y, style="step") for of, y in (("jobs", grow), ("GPU time", grow**3))]
+    by = [
+        Series(label=f"by {of}", x=sizes, y=y, style="step")
+        for of, y in (("jobs", grow), ("GPU time", grow**3))
+    ]
     return Figure(
-        panels=[Lines(x=Axis(label="GPUs a job", scale="log2"), y=Axis(label="share", low=0, high=1), series=by)]
+        panels=[
+            Lines(
+                x=Axis(label="GPUs a job", scale="log2"),
+                y=Axis(label="share", low=0, high=1),
+                series=by,
+            )
+        ]
     )
 
 
@@ -103,7 +131,15 @@ def outcomes(stacked=True):
 
 def reasons():
     counts = np.array([1890.0, 620, 568, 266, 54, 12, 1, 0, np.nan])
-    names = ["all of Script", "TypeError", "FileNotFoundError", "OSError", "NVLinkError", "ECCError", "NCCLRemoteError"]
+    names = [
+        "all of Script",
+        "TypeError",
+        "FileNotFoundError",
+        "OSError",
+        "NVLinkError",
+        "ECCError",
+        "NCCLRemoteError",
+    ]
     return Figure(
         panels=[
             Bars(
@@ -119,9 +155,18 @@ def reasons():
 
 def boxes():
     five = np.array(
-        [[1.0, 8, 64, 256, 1024], [1, 1, 1, 4, 8], [0, 1, 8, 8, 16], [np.nan] * 5, [8] * 5, [1, 2, 4, 8, 512]]
+        [
+            [1.0, 8, 64, 256, 1024],
+            [1, 1, 1, 4, 8],
+            [0, 1, 8, 8, 16],
+            [np.nan] * 5,
+            [8] * 5,
+            [1, 2, 4, 8, 512],
+        ]
     )
-    return Figure(panels=[Boxes(value=Axis(label="GPUs a job", scale="log2"), groups=TYPES, five=five)])
+    return Figure(
+        panels=[Boxes(value=Axis(label="GPUs a job", scale="log2"), groups=TYPES, five=five)]
+    )
 
 
 def week():
@@ -132,7 +177,9 @@ def week():
     return Figure(
         panels=[
             Heatmap(
-                x=Axis(label="hour of the day", scale="category", ticks=[str(hour) for hour in hours]),
+                x=Axis(
+                    label="hour of the day", scale="category", ticks=[str(hour) for hour in hours]
+                ),
                 y=Axis(label="", scale="category", ticks=days),
                 values=values,
                 unit="jobs an hour",
@@ -153,7 +200,9 @@ def scatter():
                 y=Axis(label="failures a GPU year", scale="log"),
                 series=[
                     Series(label="jobs", x=x, y=y, style="points"),
-                    Series(label="mean", x=few, y=few * 10, low=few * 4, high=few * 30, style="points"),
+                    Series(
+                        label="mean", x=few, y=few * 10, low=few * 4, high=few * 30, style="points"
+                    ),
                     Series(label="model", x=few, y=few * 9, style="dashed"),
                 ],
             )
@@ -166,11 +215,15 @@ def many():
     series = []
     for number in range(12):
         x, y = cdf(random, 10 * 1.6**number, n=120)
-        series.append(Series(label=f"virtual cluster {number} with a long name", x=x, y=y, style="step"))
+        series.append(
+            Series(label=f"virtual cluster {number} with a long name", x=x, y=y, style="step")
+        )
     return Figure(
         panels=[
             Lines(
-                x=Axis(label="queueing delay (s)", scale="symlog"), y=Axis(label="share", low=0, high=1), series=series
+                x=Axis(label="queueing delay (s)", scale="symlog"),
+                y=Axis(label="share", low=0, high=1),
+                series=series,
             )
         ]
     )

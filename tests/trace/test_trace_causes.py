@@ -21,7 +21,12 @@ from holdfast.trace.causes import CATEGORIES, Cause, cause_of
         ("FAILED", None, float("nan"), Cause("Unknown", "unknown")),
         ("FAILED", "Evicted", None, Cause("Own", "Evicted")),
         ("FAILED", "Unknown", None, Cause("Unknown", "unknown")),
-        ("FAILED", None, 128.0 + 40, Cause("Signal", "signal 40")),  # a real-time signal has no name
+        (
+            "FAILED",
+            None,
+            128.0 + 40,
+            Cause("Signal", "signal 40"),
+        ),  # a real-time signal has no name
     ],
 )
 def test_cause(state, reason, exit_code, cause):

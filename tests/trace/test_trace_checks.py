@@ -37,14 +37,20 @@ def checked(jobs, *, counts_queue=False, resolution_s=1.0, columns=tuple(SOUND))
     """(notes, rows after) of a table of jobs."""
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
-    connection.execute(f"CREATE TABLE t ({', '.join(f'{name} {JOB_COLUMNS[name]}' for name in columns)})")
+    connection.execute(
+        f"CREATE TABLE t ({', '.join(f'{name} {JOB_COLUMNS[name]}' for name in columns)})"
+    )
     places = ", ".join("?" for _ in columns)
-    connection.executemany(f"INSERT INTO t VALUES ({places})", [[one[name] for name in columns] for one in jobs])
+    connection.executemany(
+        f"INSERT INTO t VALUES ({places})", [[one[name] for name in columns] for one in jobs]
+    )
     cluster = Cluster(
         name="C", source="x", gpu_num=64, gpus_per_node=8, duration_counts_queue=counts_queue,
         time_resolution_s=resolution_s,
     )  # fmt: skip
-    notes = check_jobs(connection, Reading(table="t", columns=frozenset(columns), clusters=(cluster,)), now_s=NOW_S)
+    notes = check_jobs(
+        connection, Reading(table="t", columns=frozenset(columns), clusters=(cluster,)), now_s=NOW_S
+    )
     rows = connection.execute("SELECT * FROM t ORDER BY rowid").fetchall()
     return notes, [dict(zip(columns, row, strict=True)) for row in rows]
 
@@ -52,7 +58,9 @@ def checked(jobs, *, counts_queue=False, resolution_s=1.0, columns=tuple(SOUND))
 WRONG = {
     "end-before-start": job(end_at=BEGAN, run_s=None, reported_duration_s=None),
     "negative-run-time": job(run_s=-1.0),
-    "start-before-submission": job(start_at=BEGAN - timedelta(seconds=5), end_at=BEGAN + timedelta(seconds=95)),
+    "start-before-submission": job(
+        start_at=BEGAN - timedelta(seconds=5), end_at=BEGAN + timedelta(seconds=95)
+    ),
     "negative-waiting-time": job(queue_s=-5.0),
     "negative-gpus": job(gpu_num=-8.0, reported_gpu_time_s=-800.0),
     "in-the-future": job(
@@ -61,7 +69,10 @@ WRONG = {
         end_at=LATER + timedelta(seconds=100),
     ),
     "longer-than-a-year": job(
-        run_s=4e7, reported_duration_s=4e7, reported_gpu_time_s=3.2e8, end_at=BEGAN + timedelta(seconds=4e7 + 10)
+        run_s=4e7,
+        reported_duration_s=4e7,
+        reported_gpu_time_s=3.2e8,
+        end_at=BEGAN + timedelta(seconds=4e7 + 10),
     ),
     "duration-contradicts-times": job(reported_duration_s=103.0, reported_gpu_time_s=824.0),
     "gpu-time-contradicts-duration": job(reported_gpu_time_s=900.0),
@@ -95,7 +106,9 @@ def test_what_is_mended_contradicts_no_longer():
         _, rows = checked([WRONG[name]])
         again, _ = checked(rows)
         # An impossible end is unknown now, and that is told.
-        assert {note.check for note in again} <= {"ended-without-an-end"} | ({name} if "start" in name else set())
+        assert {note.check for note in again} <= {"ended-without-an-end"} | (
+            {name} if "start" in name else set()
+        )
 
 
 def test_a_sound_table_has_no_note():
@@ -107,7 +120,9 @@ def test_a_sound_table_has_no_note():
 def test_a_duration_that_counts_the_queue_is_compared_from_submission():
     waited = job(reported_duration_s=110.0, reported_gpu_time_s=880.0)
     assert checked([waited], counts_queue=True)[0] == ()
-    assert [note.check for note in checked([job()], counts_queue=True)[0]] == ["duration-contradicts-times"]
+    assert [note.check for note in checked([job()], counts_queue=True)[0]] == [
+        "duration-contradicts-times"
+    ]
 
 
 def test_coarse_clocks_do_not_contradict():
@@ -117,7 +132,12 @@ def test_coarse_clocks_do_not_contradict():
 
 
 def test_of_jobs_with_one_id_the_last_to_end_is_kept():
-    early = job(end_at=BEGAN + timedelta(seconds=60), run_s=50.0, reported_duration_s=50.0, reported_gpu_time_s=400.0)
+    early = job(
+        end_at=BEGAN + timedelta(seconds=60),
+        run_s=50.0,
+        reported_duration_s=50.0,
+        reported_gpu_time_s=400.0,
+    )
     notes, rows = checked([early, job(), job(end_at=None, run_s=None), job(job_id="2")])
     (note,) = (note for note in notes if note.check == "repeated-job-id")
     assert (note.rows, note.action, note.examples) == (2, "dropped", ("1",))

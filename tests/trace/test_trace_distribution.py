@@ -7,7 +7,9 @@ from hypothesis import strategies as st
 
 from holdfast.trace.distribution import Distribution
 
-DATA = st.lists(st.integers(-50, 50) | st.floats(-1e6, 1e6, allow_nan=False), min_size=1, max_size=60)
+DATA = st.lists(
+    st.integers(-50, 50) | st.floats(-1e6, 1e6, allow_nan=False), min_size=1, max_size=60
+)
 SHARES = st.lists(st.floats(0, 1), min_size=1, max_size=8)
 
 
@@ -18,7 +20,9 @@ def of_data(data):
 @given(DATA, SHARES)
 def test_quantiles_are_numpys(data, shares):
     found = of_data(data).quantile(shares)
-    assert found == pytest.approx(np.quantile(np.array(data, dtype=float), shares), rel=1e-9, abs=1e-6)
+    assert found == pytest.approx(
+        np.quantile(np.array(data, dtype=float), shares), rel=1e-9, abs=1e-6
+    )
 
 
 @given(DATA, st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8))
@@ -30,9 +34,13 @@ def test_the_share_at_most_a_value_is_counted(data, values):
 @given(DATA, st.data())
 def test_any_cut_merges_to_the_whole(data, draw):
     part = draw.draw(st.lists(st.integers(0, 3), min_size=len(data), max_size=len(data)))
-    cut = [of_data([datum for datum, of in zip(data, part, strict=True) if of == number]) for number in range(4)]
+    cut = [
+        of_data([datum for datum, of in zip(data, part, strict=True) if of == number])
+        for number in range(4)
+    ]
     merged = Distribution.of(
-        np.concatenate([each.values for each in cut]), np.concatenate([each.weights for each in cut])
+        np.concatenate([each.values for each in cut]),
+        np.concatenate([each.weights for each in cut]),
     )
     whole = of_data(data)
     assert merged.values.tolist() == whole.values.tolist()
@@ -42,7 +50,10 @@ def test_any_cut_merges_to_the_whole(data, draw):
 @given(DATA, st.data())
 def test_a_weight_is_that_many_data(data, draw):
     weights = draw.draw(st.lists(st.integers(0, 4), min_size=len(data), max_size=len(data)))
-    weighted, repeated = Distribution.of(data, weights), of_data(np.repeat(np.array(data, dtype=float), weights))
+    weighted, repeated = (
+        Distribution.of(data, weights),
+        of_data(np.repeat(np.array(data, dtype=float), weights)),
+    )
     assert weighted.values.tolist() == repeated.values.tolist()
     assert weighted.weights.tolist() == repeated.weights.tolist()
 
@@ -70,7 +81,9 @@ def test_every_vertex_of_a_curve_lies_on_the_cdf_and_its_ends_are_kept(data, poi
 @given(DATA)
 def test_mean_and_total(data):
     assert of_data(data).total == len(data)
-    assert of_data(data).mean == pytest.approx(np.mean(np.array(data, dtype=float)), rel=1e-9, abs=1e-6)
+    assert of_data(data).mean == pytest.approx(
+        np.mean(np.array(data, dtype=float)), rel=1e-9, abs=1e-6
+    )
 
 
 @given(DATA)

@@ -53,7 +53,9 @@ SEREN = {
 def asked(numbers, cluster="Seren"):
     return {
         finding.id: finding
-        for finding in findings({f"{cluster.lower()}.{k}": v for k, v in numbers.items()}, [cluster])
+        for finding in findings(
+            {f"{cluster.lower()}.{k}": v for k, v in numbers.items()}, [cluster]
+        )
     }
 
 
@@ -66,7 +68,10 @@ def test_every_claim_holds_for_the_studys_own_numbers():
     assert found["short-jobs.seren"].study == 122.0
     # 206 s of Helios over 122 s: the 1.7 of the study.
     assert found["shorter-than-before.seren"].value == pytest.approx(1.7, abs=0.02)
-    assert found["one-gpu-jobs-are-most.seren"].sentence == "Seren: 54.0% of the GPU jobs ask for at most one GPU."
+    assert (
+        found["one-gpu-jobs-are-most.seren"].sentence
+        == "Seren: 54.0% of the GPU jobs ask for at most one GPU."
+    )
 
 
 OPPOSITES = {
@@ -95,8 +100,14 @@ OPPOSITES = {
     "server_power.gpu_to_cpu": (1.5, {"gpu-server-draws-five-times"}),
     "server_power.gpu_share": (0.3, {"gpus-draw-two-thirds"}),
     "memory_hotter_c": (-2.0, {"memory-is-hotter"}),
-    "failures.recorded.infrastructure.share_of_failures": (0.5, {"infrastructure-failures-are-few"}),
-    "failures.recorded.infrastructure.share_of_gpu_time": (0.1, {"infrastructure-failures-cost-most"}),
+    "failures.recorded.infrastructure.share_of_failures": (
+        0.5,
+        {"infrastructure-failures-are-few"},
+    ),
+    "failures.recorded.infrastructure.share_of_gpu_time": (
+        0.1,
+        {"infrastructure-failures-cost-most"},
+    ),
 }
 
 
@@ -104,11 +115,15 @@ OPPOSITES = {
 def test_each_claim_fails_for_its_opposite_and_no_other_does(key):
     value, fail = OPPOSITES[key]
     found = asked({**SEREN, key: value})
-    assert {name.removesuffix(".seren") for name, finding in found.items() if finding.holds is False} == fail
+    assert {
+        name.removesuffix(".seren") for name, finding in found.items() if finding.holds is False
+    } == fail
 
 
 def test_every_claim_can_fail():
-    assert {claim.id for claim in claims()} - {"carbon"} == set().union(*(fail for _, fail in OPPOSITES.values()))
+    assert {claim.id for claim in claims()} - {"carbon"} == set().union(
+        *(fail for _, fail in OPPOSITES.values())
+    )
 
 
 def test_what_a_trace_lacks_cannot_be_told_and_is_named():
@@ -125,9 +140,19 @@ CAUSES = ("infrastructure-failures-are-few", "infrastructure-failures-cost-most"
 
 
 def test_causes_are_judged_where_enough_are_recorded_and_what_is_not_is_said():
-    few = asked({**SEREN, "failures.recorded.number": 99.0, "failures.recorded.infrastructure.number": 11.0})
-    enough = asked({**SEREN, "failures.recorded.number": 100.0, "failures.recorded.share_of_failures": 0.013})
-    nodes = asked({**SEREN, "failures.recorded.number": 281.0, "failures.recorded.infrastructure.share_of_failures": 1})
+    few = asked(
+        {**SEREN, "failures.recorded.number": 99.0, "failures.recorded.infrastructure.number": 11.0}
+    )
+    enough = asked(
+        {**SEREN, "failures.recorded.number": 100.0, "failures.recorded.share_of_failures": 0.013}
+    )
+    nodes = asked(
+        {
+            **SEREN,
+            "failures.recorded.number": 281.0,
+            "failures.recorded.infrastructure.share_of_failures": 1,
+        }
+    )
     for claim in CAUSES:
         assert few[f"{claim}.seren"].holds is None
         assert "Only 99 failures" in few[f"{claim}.seren"].why
@@ -146,12 +171,20 @@ def test_what_the_study_pools_is_asked_of_all_clusters_together():
     few, most = found[-2:]
     assert [few.id, most.id] == [f"{claim}.all" for claim in CAUSES]
     assert few.holds is False
-    assert most.sentence.startswith("All clusters: infrastructure failures take 82.1% of the GPU time")
+    assert most.sentence.startswith(
+        "All clusters: infrastructure failures take 82.1% of the GPU time"
+    )
     assert most.holds is True
 
 
 def test_types_of_few_jobs_are_not_compared():
-    few = {**SEREN, "other.n": 8.0, "other.median_duration_s": 1.0, "pretrain.n": 641.0, "evaluation.n": 18471.0}
+    few = {
+        **SEREN,
+        "other.n": 8.0,
+        "other.median_duration_s": 1.0,
+        "pretrain.n": 641.0,
+        "evaluation.n": 18471.0,
+    }
     assert asked(few)["pretraining-median-is-near.seren"].value == pytest.approx(400 / 140)
     assert Asked({"x.other.n": 8.0, "x.other.share": 1.0}, "X").by_type("share") == {"other": 1.0}
 
@@ -160,7 +193,9 @@ def test_another_cluster_sees_the_studys_numbers_in_words():
     found = asked(SEREN, cluster="Mine")
     assert found["short-jobs.mine"].study == "122 s (Seren), 124 s (Kalos)"
     compared = asked({**SEREN, "gpu_job.times_shorter_least": 0.5}, cluster="Mine")
-    assert compared["shorter-than-before.mine"].holds is False  # as compared in the trace, not as published
+    assert (
+        compared["shorter-than-before.mine"].holds is False
+    )  # as compared in the trace, not as published
 
 
 def test_the_claims_are_well_formed():

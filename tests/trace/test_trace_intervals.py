@@ -5,10 +5,21 @@ import math
 import numpy as np
 import pytest
 
-from holdfast.trace.intervals import false_discovery_rates, poisson_at_least, poisson_interval, wilson_interval
+from holdfast.trace.intervals import (
+    false_discovery_rates,
+    poisson_at_least,
+    poisson_interval,
+    wilson_interval,
+)
 
 # Exact 95% limits of a Poisson count: Garwood (1936), as in Ulm (1990), Am. J. Epidemiol. 131(2), Table 1.
-GARWOOD_95 = {0: (0.0, 3.6889), 1: (0.0253, 5.5716), 2: (0.2422, 7.2247), 5: (1.6235, 11.6683), 10: (4.7954, 18.3904)}
+GARWOOD_95 = {
+    0: (0.0, 3.6889),
+    1: (0.0253, 5.5716),
+    2: (0.2422, 7.2247),
+    5: (1.6235, 11.6683),
+    10: (4.7954, 18.3904),
+}
 
 
 @pytest.mark.parametrize("events", GARWOOD_95)

@@ -18,7 +18,9 @@ def told(rows, rules=None):
         "CREATE TABLE jobs_0 (cluster VARCHAR, name VARCHAR, username VARCHAR, gpu_num DOUBLE, run_s DOUBLE)"
     )
     connection.executemany("INSERT INTO jobs_0 VALUES ('C', ?, ?, ?, ?)", rows)
-    reading = Reading(table="jobs_0", columns=frozenset(COLUMNS), clusters=(Cluster(name="C", source="slurm"),))
+    reading = Reading(
+        table="jobs_0", columns=frozenset(COLUMNS), clusters=(Cluster(name="C", source="slurm"),)
+    )
     reading = tell_types(connection, reading, rules or read_rules())
     assert {"type", "type_rule"} <= reading.columns
     return connection.execute("SELECT type, type_rule FROM jobs_0 ORDER BY rowid").fetchall()
@@ -73,7 +75,9 @@ def test_nothing_is_guessed_of_a_trace_without_names():
 
 
 def test_text_of_a_rule_cannot_leave_its_quotes():
-    rules = Rules(rules=(Rule(type="Debug", users=("o'brien'; DROP TABLE jobs_0; --",)),), habit_jobs=None)
+    rules = Rules(
+        rules=(Rule(type="Debug", users=("o'brien'; DROP TABLE jobs_0; --",)),), habit_jobs=None
+    )
     assert told([("x", "o'brien'; DROP TABLE jobs_0; --", 1, 1), ("x", "u", 1, 1)], rules) == [
         ("Debug", "user"),
         (None, None),

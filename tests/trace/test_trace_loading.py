@@ -47,7 +47,9 @@ def files(tmp_path):
 
 
 def counts(trace):
-    return dict(trace.query("SELECT cluster, count(*) AS n FROM jobs GROUP BY ALL ORDER BY ALL").rows())
+    return dict(
+        trace.query("SELECT cluster, count(*) AS n FROM jobs GROUP BY ALL ORDER BY ALL").rows()
+    )
 
 
 def test_two_clusters_are_one_trace(files):
@@ -67,7 +69,9 @@ def test_durations_are_runs_or_as_released(files):
     folder = files(k=kalos("a"))
     for duration, seconds in (("run", 100), ("released", 110)):
         with load(folder / "k.csv", duration=duration, now_s=NOW_S) as trace:
-            ((found, gpu_time_s, outcome),) = trace.query("SELECT duration_s, gpu_time_s, outcome FROM jobs").rows()
+            ((found, gpu_time_s, outcome),) = trace.query(
+                "SELECT duration_s, gpu_time_s, outcome FROM jobs"
+            ).rows()
         assert (found, gpu_time_s, outcome) == (seconds, 16 * seconds, "failed")
 
 
@@ -84,9 +88,15 @@ def test_files_of_one_cluster_with_other_columns_are_joined_by_name(files):
     with load(f"X={folder}/a.csv", now_s=NOW_S) as trace:
         convert(trace, folder / "store")
     with load(folder / "store", f"X={folder}/k.csv", now_s=NOW_S) as trace:
-        rows = list(trace.query("SELECT job_id, type, gpu_num, mem_gb FROM jobs ORDER BY job_id").rows())
+        rows = list(
+            trace.query("SELECT job_id, type, gpu_num, mem_gb FROM jobs ORDER BY job_id").rows()
+        )
         assert str(rows) == str(
-            [("a1", "SFT", 8.0, float("nan")), ("k1", "Pretrain", 16.0, 200.0), ("k2", "Pretrain", 16.0, 200.0)]
+            [
+                ("a1", "SFT", 8.0, float("nan")),
+                ("k1", "Pretrain", 16.0, 200.0),
+                ("k2", "Pretrain", 16.0, 200.0),
+            ]
         )
         assert trace.has("mem_gb", cluster="X")
         assert trace.clusters["X"].node_num == 286, "what the first said"
@@ -128,7 +138,9 @@ def test_a_path_may_hold_an_equals_sign(files, tmp_path):
 
 def test_several_clusters_become_one_under_a_name(files):
     header = "job_id,cluster,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
-    row = "1,{},u,v,1,1,1,COMPLETED,2020-06-09 18:41:01,2020-06-09 18:41:01,2020-06-09 18:41:02,1,0\n"
+    row = (
+        "1,{},u,v,1,1,1,COMPLETED,2020-06-09 18:41:01,2020-06-09 18:41:01,2020-06-09 18:41:02,1,0\n"
+    )
     folder = files(h=header + row.format("Venus") + row.format("Earth"))
     with load(f"Helios={folder}/h.csv", now_s=NOW_S) as trace:
         assert counts(trace) == {"Helios": 2}
@@ -151,7 +163,9 @@ def test_a_capacity_needs_no_name_where_there_is_one_cluster(files):
     with load(folder / "s.csv", compare=[folder / "k.csv"], capacity=["2x8"], now_s=NOW_S) as trace:
         assert trace.clusters["Seren"].gpu_num == 16
         assert trace.clusters["Kalos"].gpu_num == 2416
-    with load(folder / "s.csv", compare=[folder / "k.csv"], capacity=["Kalos=2x8"], now_s=NOW_S) as trace:
+    with load(
+        folder / "s.csv", compare=[folder / "k.csv"], capacity=["Kalos=2x8"], now_s=NOW_S
+    ) as trace:
         assert (trace.clusters["Seren"].gpu_num, trace.clusters["Kalos"].gpu_num) == (2288, 16)
     with pytest.raises(BadUse, match="Which cluster is '2x8' of"):
         load(folder / "s.csv", folder / "k.csv", capacity=["2x8"], now_s=NOW_S)
@@ -167,7 +181,9 @@ def test_telemetry_is_attached_to_its_cluster(files, monkeypatch):
 
     attached = []
     monkeypatch.setattr(
-        telemetry, "attach", lambda trace, where, *, cluster, **more: attached.append((cluster, where, more))
+        telemetry,
+        "attach",
+        lambda trace, where, *, cluster, **more: attached.append((cluster, where, more)),
     )
     monkeypatch.setenv("HOLDFAST_HOME", "/home")
     folder = files(s=seren(1), k=kalos("a"))
@@ -180,9 +196,16 @@ def test_telemetry_is_attached_to_its_cluster(files, monkeypatch):
             trace.query(f"SELECT epoch({end}) AS s FROM jobs WHERE cluster = 'Seren'")["s"][0]
             for end in ("min(start_at)", "max(end_at)")
         )
-    assert attached[:2] == [("Seren", "here", {"progress": None}), ("Kalos", "there", {"progress": None})]
+    assert attached[:2] == [
+        ("Seren", "here", {"progress": None}),
+        ("Kalos", "there", {"progress": None}),
+    ]
     (cluster, where, more) = attached[2]
-    assert (cluster, where, more["folder"]) == ("Seren", url, Path("/home/telemetry/prometheus-9090-a-b"))
+    assert (cluster, where, more["folder"]) == (
+        "Seren",
+        url,
+        Path("/home/telemetry/prometheus-9090-a-b"),
+    )
     span = more["span"]
     assert span.start_s <= first_s < span.start_s + 60
     assert span.end_s - 60 < last_s <= span.end_s
@@ -195,7 +218,9 @@ def test_bad_rows_fail_or_are_dropped_with_a_note(files):
         load(folder / "s.csv", now_s=NOW_S)
     with load(folder / "s.csv", bad_rows="drop", now_s=NOW_S) as trace:
         assert counts(trace) == {"Seren": 1}
-        assert [(note.check, note.rows, note.action) for note in trace.notes] == [("unreadable-row", 1, "dropped")]
+        assert [(note.check, note.rows, note.action) for note in trace.notes] == [
+            ("unreadable-row", 1, "dropped")
+        ]
 
 
 def test_jobs_of_a_span_of_submissions(files):
@@ -293,9 +318,13 @@ def test_progress_is_told_by_bytes(files):
 
 def test_a_column_map_reads_what_no_adapter_knows(files):
     folder = files(s="id,n\n1,4\n2,8\n", k=kalos("a"))
-    (folder / "site.toml").write_text('[columns]\njob_id = "id"\ngpu_num = "n"\n[cluster]\nname = "Site"\n')
+    (folder / "site.toml").write_text(
+        '[columns]\njob_id = "id"\ngpu_num = "n"\n[cluster]\nname = "Site"\n'
+    )
     compared = [folder / "k.csv"]
-    with load(folder / "s.csv", column_map=folder / "site.toml", compare=compared, now_s=NOW_S) as trace:
+    with load(
+        folder / "s.csv", column_map=folder / "site.toml", compare=compared, now_s=NOW_S
+    ) as trace:
         assert counts(trace) == {"Kalos": 1, "Site": 2}
 
 
@@ -312,7 +341,10 @@ def test_a_ledger_is_read_by_its_url_or_its_file(tmp_path):
 
 
 def test_every_published_trace_at_once():
-    paths = [DATA / "philly_sia/philly.csv", DATA / "alibaba_v2023_openb/openb_pod_list_default.csv"]
+    paths = [
+        DATA / "philly_sia/philly.csv",
+        DATA / "alibaba_v2023_openb/openb_pod_list_default.csv",
+    ]
     if not all(path.exists() for path in paths):
         pytest.skip("published traces are not here")
     with load(paths[0], compare=[paths[1]], now_s=NOW_S) as trace:
@@ -323,14 +355,18 @@ def test_every_published_trace_at_once():
 def test_a_job_that_ran_from_one_export_into_the_next_is_there_once(tmp_path):
     header = "JobIDRaw|State|Submit|Start|End|AllocTRES|NNodes|JobName\n"
     (tmp_path / "march.txt").write_text(
-        header + "1|COMPLETED|1000|1010|1110|gres/gpu=8|1|a\n2|RUNNING|1100|1200|Unknown|gres/gpu=8|1|b\n"
+        header
+        + "1|COMPLETED|1000|1010|1110|gres/gpu=8|1|a\n2|RUNNING|1100|1200|Unknown|gres/gpu=8|1|b\n"
     )
     (tmp_path / "april.txt").write_text(
-        header + "2|COMPLETED|1100|1200|9000|gres/gpu=8|1|b\n3|NODE_FAIL|2000|2100|3000|gres/gpu=8|1|c\n"
+        header
+        + "2|COMPLETED|1100|1200|9000|gres/gpu=8|1|b\n3|NODE_FAIL|2000|2100|3000|gres/gpu=8|1|c\n"
         "3|COMPLETED|3000|3100|4000|gres/gpu=8|1|c\n"
     )
     with load(f"C={tmp_path / 'march.txt'}", f"C={tmp_path / 'april.txt'}") as trace:
-        found = trace.query("SELECT job_id, attempt, state, run_s FROM jobs ORDER BY job_id, attempt")
+        found = trace.query(
+            "SELECT job_id, attempt, state, run_s FROM jobs ORDER BY job_id, attempt"
+        )
         assert list(found.rows()) == [
             ("1", 0, "COMPLETED", 100.0),
             ("2", 0, "COMPLETED", 7800.0),

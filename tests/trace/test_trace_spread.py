@@ -29,7 +29,9 @@ def sources(tmp_path_factory):
     lines = (folder / "whole.csv").read_text().splitlines(keepends=True)
     (folder / "parts").mkdir()
     for number in range(2):
-        (folder / "parts" / f"part-{number}.csv").write_text(lines[0] + "".join(lines[1 + number :: 2]))
+        (folder / "parts" / f"part-{number}.csv").write_text(
+            lines[0] + "".join(lines[1 + number :: 2])
+        )
     with load(folder / "whole.csv") as trace:
         convert(trace, folder / "store")
     write_telemetry(calibration("kalos"), folder / "telemetry", samples=100, gpus=8)
@@ -50,12 +52,17 @@ def same(spread, alone):
         "metric_values",
         "metric_hours",
     ):
-        one, two = (trace.query(f"SELECT * FROM {trace.prepare(name)} ORDER BY ALL") for trace in (spread, alone))
+        one, two = (
+            trace.query(f"SELECT * FROM {trace.prepare(name)} ORDER BY ALL")
+            for trace in (spread, alone)
+        )
         assert list(one.columns) == list(two.columns), name
         assert len(one) == len(two) > 0, name
         for column in one.columns:
             if one[column].dtype.kind == "f":
-                np.testing.assert_allclose(one[column], two[column], rtol=1e-9, err_msg=f"{name}.{column}")
+                np.testing.assert_allclose(
+                    one[column], two[column], rtol=1e-9, err_msg=f"{name}.{column}"
+                )
             else:
                 assert one[column].tolist() == two[column].tolist(), (name, column)
     assert spread.metrics == alone.metrics
@@ -75,7 +82,9 @@ def test_local_workers_read_files_and_months_of_a_store(sources, alone, tmp_path
         same(spread, alone)
         answer = characterize(spread)
         assert sum(entry.result is not None for entry in answer.entries) > 30
-        left_out = {entry.analysis.name: entry.left_out for entry in answer.entries if entry.left_out}
+        left_out = {
+            entry.analysis.name: entry.left_out for entry in answer.entries if entry.left_out
+        }
         assert "job_utilisation" in left_out
     parts = {path.name for path in tmp_path.glob("p-*") if path.is_dir()}
     assert len(parts) == {"parts": 2, "store": 4}[jobs] + 2
@@ -90,13 +99,17 @@ def test_a_store_of_telemetry_is_attached_as_it_is(sources, alone, tmp_path):
     telemetry.convert(sources / "telemetry", tmp_path / "telemetry")
     for number, given in enumerate((f"{tmp_path}/telemetry", f"Kalos={tmp_path}/telemetry")):
         folder = tmp_path / f"parts-{number}"
-        with load_spread(str(sources / "parts"), metrics=[given], workers=workers("local"), folder=folder) as spread:
+        with load_spread(
+            str(sources / "parts"), metrics=[given], workers=workers("local"), folder=folder
+        ) as spread:
             same(spread, alone)
         assert len([path for path in folder.glob("p-*") if path.is_dir()]) == 2
 
 
 @pytest.mark.parametrize("prefix", ["", "Kalos="])
-def test_a_prometheus_is_asked_over_the_time_of_all_jobs(sources, alone, tmp_path, monkeypatch, prefix):
+def test_a_prometheus_is_asked_over_the_time_of_all_jobs(
+    sources, alone, tmp_path, monkeypatch, prefix
+):
     monkeypatch.chdir(tmp_path)  # which holds telemetry that nobody asked for
     shutil.copy(sources / "telemetry" / "POWER_USAGE.csv", tmp_path)
     given = {"metrics_step_s": 60.0, "metrics_folder": tmp_path / "fetched", "since": "2023-08-10"}
@@ -113,15 +126,24 @@ def test_a_prometheus_is_asked_over_the_time_of_all_jobs(sources, alone, tmp_pat
         ((first, last),) = alone.query(
             "SELECT epoch(min(start_at)), epoch(max(end_at)) FROM jobs WHERE submit_at >= '2023-08-10'"
         ).rows()
-        (asked_first, asked_last) = min(one[0] for one in server.asked), max(one[1] for one in server.asked)
+        (asked_first, asked_last) = (
+            min(one[0] for one in server.asked),
+            max(one[1] for one in server.asked),
+        )
         assert asked_first <= first < asked_first + 60
         assert asked_last - 60 < last <= asked_last
-        assert spread.aggregate("metric_values")["n"].sum() == 3 * ((asked_last - asked_first) / 60 + 1)
+        assert spread.aggregate("metric_values")["n"].sum() == 3 * (
+            (asked_last - asked_first) / 60 + 1
+        )
 
 
 def test_a_wrong_place_of_telemetry_is_named(sources, tmp_path):
     given = {"workers": workers("local"), "folder": tmp_path / "parts"}
-    for wrong, said in (("nowhere", "nowhere"), (f"Sern={sources}/telemetry", "Sern="), ("Kalos=", "says nothing of")):
+    for wrong, said in (
+        ("nowhere", "nowhere"),
+        (f"Sern={sources}/telemetry", "Sern="),
+        ("Kalos=", "says nothing of"),
+    ):
         with pytest.raises(BadUse, match=said):
             load_spread(str(sources / "parts"), metrics=[wrong], **given)
     with pytest.raises(BadUse, match="Leave out --on"):
@@ -131,7 +153,11 @@ def test_a_wrong_place_of_telemetry_is_named(sources, tmp_path):
 def test_a_path_of_a_part_may_hold_an_equals_sign(sources, alone, tmp_path):
     odd = tmp_path / "cluster=kalos"
     shutil.copytree(sources, odd)
-    given = {"metrics": [str(odd / "telemetry")], "workers": workers("local"), "folder": tmp_path / "parts"}
+    given = {
+        "metrics": [str(odd / "telemetry")],
+        "workers": workers("local"),
+        "folder": tmp_path / "parts",
+    }
     with load_spread(str(odd / "parts"), **given) as spread:
         same(spread, alone)
 
@@ -187,7 +213,15 @@ def test_a_slurm_array_reads_the_parts(sources, alone, tmp_path, tmp_path_factor
     with PrivateSlurm(tmp_path_factory.mktemp("s"), nodes=2, cpus=1) as slurm:
         for name in ("SLURM_CONF", "PATH"):
             monkeypatch.setenv(name, slurm.environment[name])
-        command = ["-m", "holdfast.cli.main", "trace", "report", str(sources / "parts"), "--on", "slurm"]
+        command = [
+            "-m",
+            "holdfast.cli.main",
+            "trace",
+            "report",
+            str(sources / "parts"),
+            "--on",
+            "slurm",
+        ]
         command += ["--metrics", str(sources / "telemetry"), "--parts", str(tmp_path / "parts")]
         done = subprocess.run(
             [sys.executable, *command, "-o", str(tmp_path / "report"), "--json"],

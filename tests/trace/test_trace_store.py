@@ -39,7 +39,9 @@ def trace_of(rows, *, notes=(), compared=(), duration="run", clusters=("A", "B")
     reading = Reading(
         table="jobs_0",
         columns=frozenset(COLUMNS),
-        clusters=tuple(Cluster(name=name, source="made-up", gpu_num=16, utc_offset_h=8) for name in clusters),
+        clusters=tuple(
+            Cluster(name=name, source="made-up", gpu_num=16, utc_offset_h=8) for name in clusters
+        ),
         notes=notes,
         lacking={"B": frozenset({"nodes", "username"})},
     )
@@ -48,7 +50,9 @@ def trace_of(rows, *, notes=(), compared=(), duration="run", clusters=("A", "B")
 
 def row(number, cluster="A", gpus=8.0, submit=0, queue=10, run=100, state="COMPLETED"):
     submit_at = np.datetime64("2023-03-01T00:00:00", "us") + np.timedelta64(submit, "s")
-    times = [(submit_at + np.timedelta64(seconds, "s")).item() for seconds in (0, queue, queue + run)]
+    times = [
+        (submit_at + np.timedelta64(seconds, "s")).item() for seconds in (0, queue, queue + run)
+    ]
     nodes = ["n1", "it's n2"] if number % 2 else None
     return (cluster, str(number), f"u{number % 3}", "SFT", state, *times, run, queue, gpus, nodes)
 
@@ -73,16 +77,26 @@ def test_a_store_holds_the_trace_as_it_is(tmp_path):
         assert again.notes == [NOTE]
         assert not again.has("username", cluster="B")
     with duckdb.connect() as connection:
-        parquet = f"parquet_metadata('{folder / 'jobs.parquet'}')".replace("it's", "it''s").replace("[", "[[]")
-        assert connection.execute(f"SELECT DISTINCT compression FROM {parquet}").fetchall() == [("ZSTD",)]
+        parquet = f"parquet_metadata('{folder / 'jobs.parquet'}')".replace("it's", "it''s").replace(
+            "[", "[[]"
+        )
+        assert connection.execute(f"SELECT DISTINCT compression FROM {parquet}").fetchall() == [
+            ("ZSTD",)
+        ]
 
 
 def test_the_manifest_says_what_is_there(tmp_path):
     with trace_of(ROWS, notes=(NOTE,), duration="released") as trace:
         convert(trace, tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())
-    assert (manifest["schema"], manifest["version"], manifest["duration"]) == ("holdfast.trace.store", 1, "released")
-    rows = {cluster["name"]: (cluster["rows"], cluster["compared"]) for cluster in manifest["clusters"]}
+    assert (manifest["schema"], manifest["version"], manifest["duration"]) == (
+        "holdfast.trace.store",
+        1,
+        "released",
+    )
+    rows = {
+        cluster["name"]: (cluster["rows"], cluster["compared"]) for cluster in manifest["clusters"]
+    }
     assert rows == {"A": (3, False), "B": (1, False)}
     assert set(manifest["clusters"][1]["columns"]) == set(COLUMNS) - {"nodes", "username"}
     assert manifest["notes"][0]["check"] == "odd"
@@ -183,7 +197,9 @@ def test_a_damaged_store_is_an_error_that_says_so(tmp_path):
         (tmp_path / "manifest.json").write_text(json.dumps({**manifest, **entries}))
 
     change(version=99)
-    with pytest.raises(BadTrace, match=r"It says holdfast.trace.store 99; expected holdfast.trace.store 1"):
+    with pytest.raises(
+        BadTrace, match=r"It says holdfast.trace.store 99; expected holdfast.trace.store 1"
+    ):
         load(tmp_path)
     change(clusters=[{"name": "A"}])
     with pytest.raises(BadTrace, match="no manifest of a store"):
@@ -223,13 +239,18 @@ def cut_jobs(draw):
         for number in numbers
     ]
     part = [draw(st.integers(0, 2)) for _ in numbers]
-    return rows, [[one for one, number in zip(rows, part, strict=True) if number == n] for n in range(3)]
+    return rows, [
+        [one for one, number in zip(rows, part, strict=True) if number == n] for n in range(3)
+    ]
 
 
 def in_order(trace, name):
     """An aggregate's columns and rows, whatever their order; all sums here are of numbers that floats hold exactly."""
     table = trace.aggregate(name)
-    rows = [[repr(cell + 0.0 if isinstance(cell, float) else cell) for cell in one] for one in table.rows()]
+    rows = [
+        [repr(cell + 0.0 if isinstance(cell, float) else cell) for cell in one]
+        for one in table.rows()
+    ]
     return {column: values.dtype for column, values in table.columns.items()}, sorted(rows)
 
 
@@ -251,7 +272,9 @@ def test_any_cut_of_the_jobs_merges_to_the_aggregates_of_the_whole(cut):
 
 def test_a_merged_trace_says_what_it_lacks(tmp_path):
     for number, duration in enumerate(["run", "run", "released"]):
-        with trace_of(ROWS[number : number + 1], duration=duration, notes=(NOTE,), compared=("B",)) as trace:
+        with trace_of(
+            ROWS[number : number + 1], duration=duration, notes=(NOTE,), compared=("B",)
+        ) as trace:
             write_partials(trace, tmp_path / str(number), ["job_durations"][: number + 1])
     with merge_partials([tmp_path / "0", tmp_path / "1"]) as merged:
         assert len(merged.aggregate("job_durations")) == 2

@@ -28,7 +28,9 @@ def trace():
 
 
 def test_missing_values_are_nan_nat_or_none(trace):
-    found = trace.query("SELECT run_s, node_num, submit_at, state, is_gpu, job_id FROM jobs ORDER BY job_id")
+    found = trace.query(
+        "SELECT run_s, node_num, submit_at, state, is_gpu, job_id FROM jobs ORDER BY job_id"
+    )
     assert found["run_s"][0] == 100
     assert np.isnan(found["run_s"][1])
     assert found["node_num"][0] == 3
@@ -106,7 +108,9 @@ def test_a_view_over_a_folder_of_the_trace_can_still_be_read(trace, tmp_path):
     for name in ("mine", "other"):
         (tmp_path / name).mkdir()
         trace.connection.execute(f"COPY (SELECT 5 AS value) TO '{tmp_path}/{name}/part.parquet'")
-    trace.connection.execute(f"CREATE VIEW samples AS FROM read_parquet('{tmp_path}/mine/part.parquet')")
+    trace.connection.execute(
+        f"CREATE VIEW samples AS FROM read_parquet('{tmp_path}/mine/part.parquet')"
+    )
     trace.folders.append(tmp_path / "mine")
     assert trace.select("SELECT value FROM samples")["value"].tolist() == [5]
     with pytest.raises(BadUse, match="cannot be answered"):
@@ -115,9 +119,13 @@ def test_a_view_over_a_folder_of_the_trace_can_still_be_read(trace, tmp_path):
 
 def test_the_scratch_is_removed_and_spills_beside_the_database():
     connection, folder = open_scratch(memory_limit_mb=100)
-    assert connection.execute("SELECT current_setting('temp_directory')").fetchall() == [(str(folder / "spill"),)]
+    assert connection.execute("SELECT current_setting('temp_directory')").fetchall() == [
+        (str(folder / "spill"),)
+    ]
     assert connection.execute("SELECT current_setting('TimeZone')").fetchall() == [("UTC",)]
-    connection.execute("CREATE TABLE jobs_0 AS SELECT 'A' AS cluster, i AS run_s FROM range(10) t(i)")
+    connection.execute(
+        "CREATE TABLE jobs_0 AS SELECT 'A' AS cluster, i AS run_s FROM range(10) t(i)"
+    )
     reading = Reading.of(connection, "jobs_0", Cluster(name="A", source="x"))
     Trace(connection, folder, [reading], duration="run").close()
     assert not folder.exists()
@@ -125,7 +133,11 @@ def test_the_scratch_is_removed_and_spills_beside_the_database():
 
 def test_tables_from_rows_and_as_csv():
     table = Table.of_rows(["name", "n", "share"], [("a,b", 1, 0.1 + 0.2), (None, 2, float("nan"))])
-    assert list(csv.reader(io.StringIO(table.csv()))) == [["name", "n", "share"], ["a,b", "1", "0.3"], ["", "2", ""]]
+    assert list(csv.reader(io.StringIO(table.csv()))) == [
+        ["name", "n", "share"],
+        ["a,b", "1", "0.3"],
+        ["", "2", ""],
+    ]
     assert len(table) == 2
     assert table.where(n=2)["name"].tolist() == [None]
     assert "n" in table
@@ -135,7 +147,11 @@ def test_tables_from_rows_and_as_csv():
 
 def test_times_as_csv_are_iso_8601():
     at = np.array(["2023-03-01T00:18:22", "NaT"], dtype="datetime64[us]")
-    assert list(csv.reader(io.StringIO(Table({"at": at}).csv()))) == [["at"], ["2023-03-01T00:18:22Z"], [""]]
+    assert list(csv.reader(io.StringIO(Table({"at": at}).csv()))) == [
+        ["at"],
+        ["2023-03-01T00:18:22Z"],
+        [""],
+    ]
 
 
 def test_tables_as_pandas_and_arrow():

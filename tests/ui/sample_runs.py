@@ -14,9 +14,20 @@ EPOCH_S = 1_790_000_000.0
 HOSTILE_LINE = "RuntimeError: <script>alert('x')</script> & \x1b[31mred\x1b[0m \u202etxt.exe https://evil.example/a.png"
 
 
-def diagnosis(reason: str, category: str, lines: list[tuple[str, int, str, str]], **more: Any) -> dict[str, Any]:
-    evidence = [{"file": file, "line": line, "text": text, "role": role} for file, line, text, role in lines]
-    root = next(({k: v for k, v in item.items() if k != "role"} for item in evidence if item["role"] == "root"), None)
+def diagnosis(
+    reason: str, category: str, lines: list[tuple[str, int, str, str]], **more: Any
+) -> dict[str, Any]:
+    evidence = [
+        {"file": file, "line": line, "text": text, "role": role} for file, line, text, role in lines
+    ]
+    root = next(
+        (
+            {k: v for k, v in item.items() if k != "role"}
+            for item in evidence
+            if item["role"] == "root"
+        ),
+        None,
+    )
     return {
         "schema": "holdfast.diagnosis",
         "version": 1,
@@ -64,7 +75,9 @@ class Scribe:
 
     def begin(self, step: int = 0, passed_over: list[dict[str, Any]] | None = None) -> None:
         self.attempt += 1
-        self.ledger.add_attempt(Attempt(run_id=self.run_id, number=self.attempt, started_at_s=self.now_s))
+        self.ledger.add_attempt(
+            Attempt(run_id=self.run_id, number=self.attempt, started_at_s=self.now_s)
+        )
         self.now_s += 3.1
         if step:
             data = {"step": step, "path": f"checkpoints/step-{step}", "restore_s": 0.31}
@@ -75,7 +88,12 @@ class Scribe:
 
     def event(self, kind: str, /, **data: Any) -> None:
         row = Event(
-            run_id=self.run_id, attempt=self.attempt, at_s=self.now_s, kind=kind, rank=data.get("rank"), data=data
+            run_id=self.run_id,
+            attempt=self.attempt,
+            at_s=self.now_s,
+            kind=kind,
+            rank=data.get("rank"),
+            data=data,
         )
         self.ledger.add_event(row)
 
@@ -128,7 +146,9 @@ class Scribe:
             )
         )
 
-    def fail(self, kind: Any, rank: int, after_s: float, found: dict[str, Any], action: str, why: str) -> None:
+    def fail(
+        self, kind: Any, rank: int, after_s: float, found: dict[str, Any], action: str, why: str
+    ) -> None:
         fault_at_s, self.now_s = self.now_s, self.now_s + after_s
         self.ledger.add_incident(
             Incident(
@@ -154,7 +174,12 @@ class Scribe:
         if state == "completed":
             changes = {"outcome": "completed", "ended_at_s": self.now_s, "last_step": self.step}
             self.ledger.set_attempt(self.run_id, self.attempt, **changes)
-        changes = {"state": state, "ended_at_s": self.now_s, "exit_code": exit_code, "outcome": outcome}
+        changes = {
+            "state": state,
+            "ended_at_s": self.now_s,
+            "exit_code": exit_code,
+            "outcome": outcome,
+        }
         self.ledger.set_run(self.run_id, **changes)
         self.journal.close()
 
@@ -164,12 +189,19 @@ def faulty_run(ledger: Ledger, home: Path, run_id: str = "demo-1") -> None:
     job.begin()
     job.train(93)
     job.now_s += 0.1
-    job.event("fault_injected", fault="SIGKILL", detail="Rank 1 was killed with SIGKILL.", rank=1, step=93)
+    job.event(
+        "fault_injected", fault="SIGKILL", detail="Rank 1 was killed with SIGKILL.", rank=1, step=93
+    )
     killed = diagnosis(
         "Rank 1 was killed from outside with SIGKILL",
         "killed",
         [
-            ("logs/attempt-001/observer.log", 1, "rank 1 (pid 4810) ended by SIGKILL after step 93", "root"),
+            (
+                "logs/attempt-001/observer.log",
+                1,
+                "rank 1 (pid 4810) ended by SIGKILL after step 93",
+                "root",
+            ),
             (
                 "logs/attempt-001/rank-0.log",
                 212,
@@ -190,17 +222,44 @@ def faulty_run(ledger: Ledger, home: Path, run_id: str = "demo-1") -> None:
             ),
         ],
     )
-    job.fail("exit", 1, 0.08, killed, "restart", "A kill from outside says nothing against the job: restart 1 of 3.")
+    job.fail(
+        "exit",
+        1,
+        0.08,
+        killed,
+        "restart",
+        "A kill from outside says nothing against the job: restart 1 of 3.",
+    )
     job.begin(80)
     job.train(187)
-    job.event("fault_injected", fault="SIGSTOP", detail="Rank 0 was frozen with SIGSTOP.", rank=0, step=187)
+    job.event(
+        "fault_injected",
+        fault="SIGSTOP",
+        detail="Rank 0 was frozen with SIGSTOP.",
+        rank=0,
+        step=187,
+    )
     frozen = diagnosis(
         "Rank 0 stopped moving: no step for 5.1 s, 24 times the median step",
         "hang",
-        [("logs/attempt-002/observer.log", 1, "rank 0 (pid 4933) is stopped (state T) since step 187", "root")],
+        [
+            (
+                "logs/attempt-002/observer.log",
+                1,
+                "rank 0 (pid 4933) is stopped (state T) since step 187",
+                "root",
+            )
+        ],
         confidence=0.9,
     )
-    job.fail("hang", 0, 5.13, frozen, "restart", "A frozen rank does not come back: killed and restarted, 2 of 3.")
+    job.fail(
+        "hang",
+        0,
+        5.13,
+        frozen,
+        "restart",
+        "A frozen rank does not come back: killed and restarted, 2 of 3.",
+    )
     job.begin(180)
     job.train(312)
     job.now_s += 0.05
@@ -212,7 +271,14 @@ def faulty_run(ledger: Ledger, home: Path, run_id: str = "demo-1") -> None:
         [("logs/attempt-003/rank-1.log", 97, HOSTILE_LINE, "root")],
         confidence=0.4,
     )
-    job.fail("exit", 1, 0.11, crash, "restart", "Not seen before at this step: one restart is worth a try, 3 of 3.")
+    job.fail(
+        "exit",
+        1,
+        0.11,
+        crash,
+        "restart",
+        "Not seen before at this step: one restart is worth a try, 3 of 3.",
+    )
     reason = "shard 1 (__1_0.distcp) has checksum 5b1c9e02, its manifest says 91d7a4f0"
     job.begin(280, [{"step": 300, "path": "checkpoints/step-300", "reason": reason}])
     job.train(400)
@@ -239,14 +305,31 @@ def stopped_run(ledger: Ledger, home: Path, run_id: str = "demo-2") -> None:
         "The script raised ValueError: the learning rate is negative",
         "user_code",
         [
-            ("logs/attempt-001/rank-0.log", 40, "ValueError: learning rate -0.001 is not positive", "root"),
-            ("logs/attempt-001/rank-1.log", 41, "ValueError: learning rate -0.001 is not positive", "cascade"),
+            (
+                "logs/attempt-001/rank-0.log",
+                40,
+                "ValueError: learning rate -0.001 is not positive",
+                "root",
+            ),
+            (
+                "logs/attempt-001/rank-1.log",
+                41,
+                "ValueError: learning rate -0.001 is not positive",
+                "cascade",
+            ),
         ],
         action="stop",
         restart_helps=False,
         mitigation="Set a positive learning rate in train.py, then `holdfast run --resume demo-2`.",
     )
-    job.fail("exit", 1, 0.07, found, "stop", "The same code on the same data fails again: a restart does not mend it.")
+    job.fail(
+        "exit",
+        1,
+        0.07,
+        found,
+        "stop",
+        "The same code on the same data fails again: a restart does not mend it.",
+    )
     outcome = (
         "Stopped: the script raised ValueError (learning rate -0.001 is not positive), which a restart does not mend. "
         "Set a positive learning rate, then `holdfast run --resume demo-2`."

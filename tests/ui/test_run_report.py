@@ -62,7 +62,9 @@ def summaries(tmp_path_factory):
         sample_runs.faulty_run(ledger, home)
         sample_runs.stopped_run(ledger, home)
         sample_runs.reference_run(ledger, home)
-        return [summarize(ledger, home, run_id) for run_id in ("demo-1", "demo-2", "demo-reference")]
+        return [
+            summarize(ledger, home, run_id) for run_id in ("demo-1", "demo-2", "demo-reference")
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +93,11 @@ def test_the_answer_comes_first(summaries, page):
 
 def test_it_contains_every_number(summaries, page):
     faulty = summaries[0]
-    expected = [words.percent(faulty.ettr), words.duration(faulty.wall_s), str(faulty.steps_executed)]
+    expected = [
+        words.percent(faulty.ettr),
+        words.duration(faulty.wall_s),
+        str(faulty.steps_executed),
+    ]
     for cost in faulty.incidents:
         expected += [
             (
@@ -106,11 +112,18 @@ def test_it_contains_every_number(summaries, page):
             cost.incident.diagnosis["reason"],
             *(data["detail"] for data in cost.injected),
             *(f"{line['file']}:{line['line']}" for line in cost.incident.diagnosis["evidence"]),
-            *(f"step {passed.step} ({passed.path}): {passed.reason}" for passed in cost.passed_over),
+            *(
+                f"step {passed.step} ({passed.path}): {passed.reason}"
+                for passed in cost.passed_over
+            ),
         ]
     expected += [faulty.proof["sha256"], "148", "9 640 448 bytes", faulty.proof["loaded_with"]]
     for row in faulty.checkpoints.by_attempt:
-        expected += [f"{row.median_stall_s * 1000:.0f}", f"{row.max_stall_s * 1000:.0f}", f"{row.total_stall_s:.2f}"]
+        expected += [
+            f"{row.median_stall_s * 1000:.0f}",
+            f"{row.max_stall_s * 1000:.0f}",
+            f"{row.total_stall_s:.2f}",
+        ]
     text = page.text.replace(words.NBSP, " ")
     assert [part for part in expected if part.replace(words.NBSP, " ") not in text] == []
 
@@ -128,7 +141,9 @@ def test_where_the_time_went_adds_up_as_printed(page):
 
 def test_a_run_that_stopped_says_why_prominently(summaries, page, tmp_path):
     outcome = summaries[1].run.outcome
-    assert f'<p class="outcome"><strong>How it ended</strong>\n{html.escape(outcome)}' in page.source
+    assert (
+        f'<p class="outcome"><strong>How it ended</strong>\n{html.escape(outcome)}' in page.source
+    )
     alone = written(tmp_path, summaries[1])
     assert alone.source.index(html.escape(outcome)) < alone.source.index("<h2>")
     assert "Set a positive learning rate in train.py" in alone.text
@@ -143,11 +158,23 @@ def test_log_lines_are_text_and_nothing_else(page):
 
 
 def test_it_refers_to_nothing_outside(page):
-    assert {"img", "link", "iframe", "object", "embed", "image", "foreignobject"} & page.elements == set()
+    assert {
+        "img",
+        "link",
+        "iframe",
+        "object",
+        "embed",
+        "image",
+        "foreignobject",
+    } & page.elements == set()
     for tag, name, value in page.attributes:
         assert not name.startswith("on")
         assert name != "src"
-        assert "http" not in value or (tag, name, value) == ("meta", "http-equiv", "Content-Security-Policy")
+        assert "http" not in value or (tag, name, value) == (
+            "meta",
+            "http-equiv",
+            "Content-Security-Policy",
+        )
         if name == "href":
             assert value[0] == "#"
             assert value[1:] in page.ids
@@ -161,7 +188,9 @@ def test_its_ids_are_unique(page):
 
 def test_its_colours_are_those_of_the_page(page):
     drawings = re.findall(r"<svg .*?</svg>", page.source, re.DOTALL)
-    assert len(drawings) == 8  # loss and time of the main run, loss of the two others, each in two widths
+    assert (
+        len(drawings) == 8
+    )  # loss and time of the main run, loss of the two others, each in two widths
     for drawing in drawings:
         assert "var(--productive)" in drawing
         assert set(re.findall(r"#[0-9a-f]{6}", drawing)) <= {"#000000", "#ffffff"}
@@ -175,7 +204,9 @@ def test_it_is_small_and_equal_summaries_give_equal_bytes(summaries, report, tmp
 
 def test_a_long_run_still_makes_a_small_page(summaries, tmp_path):
     points = tuple(Point(step, 2.0 + step % 7) for step in range(200_000))
-    spike = replace(summaries[0].loss, surviving=(*points, Point(200_000, 99.0), Point(200_001, float("nan"))))
+    spike = replace(
+        summaries[0].loss, surviving=(*points, Point(200_000, 99.0), Point(200_001, float("nan")))
+    )
     many = summaries[0].incidents * 80
     found = written(tmp_path, replace(summaries[0], loss=spike, incidents=many))
     assert len(found.source) < 1_000_000
@@ -190,7 +221,12 @@ def test_a_run_just_started_renders(tmp_path):
     found = written(tmp_path, summary)
     assert headline(summary) == "Still running, no faults so far: step 0, ETTR unknown"
     assert {"svg"} & found.elements == set()
-    for sentence in ("No loss was reported.", "No time has passed yet.", "Nothing happened.", "No checkpoint became"):
+    for sentence in (
+        "No loss was reported.",
+        "No time has passed yet.",
+        "Nothing happened.",
+        "No checkpoint became",
+    ):
         assert sentence in found.text
     assert "Further runs" not in found.text
 
@@ -229,14 +265,24 @@ def test_a_diagnosis_of_any_shape_renders(summaries, tmp_path):
     odd = {
         "reason": "<b>bold</b>",
         "root_line": {"file": "a<i>.log", "line": 7, "text": "\x00 null \udcff " + "x" * 9000},
-        "evidence": [None, {"role": "<u>"}, *({"file": "f", "line": n, "text": "t"} for n in range(40))],
+        "evidence": [
+            None,
+            {"role": "<u>"},
+            *({"file": "f", "line": n, "text": "t"} for n in range(40)),
+        ],
         "confidence": "high",
         "decided_by": ["<s>"],
     }
     strange = replace(cost, incident=replace(cost.incident, diagnosis=odd, rank=None, step=None))
     found = written(tmp_path, replace(summaries[1], incidents=(strange,)))
     assert {"b", "i", "u", "s"} & found.elements <= {"b", "i"}
-    for text in ("<b>bold</b>", "a<i>.log:7", "\u2400 null \\udcff", "more characters)", "17 more cited lines"):
+    for text in (
+        "<b>bold</b>",
+        "a<i>.log:7",
+        "\u2400 null \\udcff",
+        "more characters)",
+        "17 more cited lines",
+    ):
         assert text in found.text
 
 
@@ -260,7 +306,9 @@ def test_the_proof_of_a_run_is_its_newest(tmp_path):
         assert "bit-identical" in headline(summarize(ledger, tmp_path, "twice"))
 
 
-@pytest.mark.skipif(not CHROMIUM.exists(), reason=f"{CHROMIUM} is not installed, so no browser opens the page")
+@pytest.mark.skipif(
+    not CHROMIUM.exists(), reason=f"{CHROMIUM} is not installed, so no browser opens the page"
+)
 def test_it_opens_in_a_browser(summaries, report, tmp_path):
     command = [
         str(CHROMIUM),
@@ -279,10 +327,20 @@ def test_it_opens_in_a_browser(summaries, report, tmp_path):
         f"file://{report}",
     ]
     # No bus: there is none in a container, and the browser says so at length.
-    environment = {**os.environ, "DBUS_SESSION_BUS_ADDRESS": "disabled:", "DBUS_SYSTEM_BUS_ADDRESS": "disabled:"}
-    shown = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=True)
+    environment = {
+        **os.environ,
+        "DBUS_SESSION_BUS_ADDRESS": "disabled:",
+        "DBUS_SYSTEM_BUS_ADDRESS": "disabled:",
+    }
+    shown = subprocess.run(
+        command, capture_output=True, text=True, timeout=120, env=environment, check=True
+    )
     text = re.sub(r"<[^>]*>", "", shown.stdout)
     assert headline(summaries[0]) in text
     assert shown.stdout.count("<svg") == report.read_text().count("<svg")
     # What a page reports to its console: refused styles, broken references, failed requests.
-    assert [line for line in shown.stderr.splitlines() if re.search(r"CONSOLE|net::ERR|Refused to", line)] == []
+    assert [
+        line
+        for line in shown.stderr.splitlines()
+        if re.search(r"CONSOLE|net::ERR|Refused to", line)
+    ] == []

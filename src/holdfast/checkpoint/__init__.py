@@ -71,7 +71,16 @@ from holdfast.checkpoint.save_handle import SaveHandle
 if TYPE_CHECKING:
     from holdfast.checkpoint.checkpointer import Checkpointer
 
-__all__ = ["Best", "CheckpointInfo", "Checkpointer", "Retention", "SaveHandle", "outlive_sigterm", "scan", "verify"]
+__all__ = [
+    "Best",
+    "CheckpointInfo",
+    "Checkpointer",
+    "Retention",
+    "SaveHandle",
+    "outlive_sigterm",
+    "scan",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

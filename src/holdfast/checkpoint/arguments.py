@@ -22,7 +22,9 @@ def check_one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
         BadUse: it is none of them.
     """
     if value not in allowed:
-        raise BadUse(f"{name} is {value!r}; allowed are {', '.join(map(repr, allowed[:-1]))} and {allowed[-1]!r}.")
+        raise BadUse(
+            f"{name} is {value!r}; allowed are {', '.join(map(repr, allowed[:-1]))} and {allowed[-1]!r}."
+        )
 
 
 def check_above_zero(name: str, value: Any) -> None:
@@ -87,7 +89,9 @@ def local_path(given: Any, *, instead_of_url: str) -> Path:
     def value(name: re.Match[str]) -> str:
         found = os.environ.get(name[1] or name[2] or "", "")
         if not found:
-            raise BadUse(f"{path} names the variable {name[0]}, which is not set. Set it, or give the path itself.")
+            raise BadUse(
+                f"{path} names the variable {name[0]}, which is not set. Set it, or give the path itself."
+            )
         return found
 
     if not os.path.lexists(path):  # a folder may have such a name
@@ -95,16 +99,22 @@ def local_path(given: Any, *, instead_of_url: str) -> Path:
     if url := _URL.match(path):
         if url[1].lower() == "file":
             raise BadUse(f"{path} is a URL. Give the plain path: /{path[url.end() :].lstrip('/')}")
-        raise BadUse(f"{path} is a URL. {instead_of_url.format(url=url[1] + '://' + path[url.end() :])}")
+        raise BadUse(
+            f"{path} is a URL. {instead_of_url.format(url=url[1] + '://' + path[url.end() :])}"
+        )
     try:
         return Path(path).expanduser().absolute()
     except RuntimeError as error:
-        raise BadUse(f"{path} names a user without a home folder here. Give the path itself, or ./{path}") from error
+        raise BadUse(
+            f"{path} names a user without a home folder here. Give the path itself, or ./{path}"
+        ) from error
 
 
 def checkpoint_folder(given: Any) -> Path:
     """Return the absolute path of the folder that a Checkpointer is given; see `local_path`."""
-    return local_path(given, instead_of_url="Give a local folder, and push_to={url!r} to have a copy there.")
+    return local_path(
+        given, instead_of_url="Give a local folder, and push_to={url!r} to have a copy there."
+    )
 
 
 def make_writable(folder: Path) -> None:
@@ -124,7 +134,9 @@ def make_writable(folder: Path) -> None:
             "Make it writable, or give Checkpointer another one, or read_only=True where it only restores."
         )
         reason = in_words(error) if advice_on(error) else error.strerror or error
-        raise BadUse(f"The checkpoint folder {folder} cannot be written ({reason}). {advice}") from error
+        raise BadUse(
+            f"The checkpoint folder {folder} cannot be written ({reason}). {advice}"
+        ) from error
 
 
 def check_there(folder: Path) -> None:
@@ -134,4 +146,6 @@ def check_there(folder: Path) -> None:
         NotFound: it is not.
     """
     if not folder.is_dir():
-        raise NotFound(f"There is no checkpoint folder {folder}. Give Checkpointer the one that a run has saved into.")
+        raise NotFound(
+            f"There is no checkpoint folder {folder}. Give Checkpointer the one that a run has saved into."
+        )

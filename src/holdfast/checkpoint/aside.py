@@ -47,7 +47,9 @@ def set_aside(folder: Path) -> Path:
         OSError: a checkpoint could not be moved.
     """
     numbers = {
-        int(match[1]): match[2] is not None for path in folder.iterdir() if (match := _NAME.fullmatch(path.name))
+        int(match[1]): match[2] is not None
+        for path in folder.iterdir()
+        if (match := _NAME.fullmatch(path.name))
     }
     unfinished = [number for number, is_unfinished in numbers.items() if is_unfinished]
     number = unfinished[0] if unfinished else max(numbers, default=0) + 1
@@ -62,6 +64,8 @@ def set_aside(folder: Path) -> Path:
     hidden.rename(final)
     fsync_folder(folder)
     _logger.warning(
-        "The checkpoints of %s are set aside in %s; delete them there once nobody needs them.", folder, final
+        "The checkpoints of %s are set aside in %s; delete them there once nobody needs them.",
+        folder,
+        final,
     )
     return final

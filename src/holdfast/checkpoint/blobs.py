@@ -16,7 +16,15 @@ from dataclasses import dataclass
 _READ_BYTES = 1 << 20
 _END = struct.Struct("<4s4H2LH")
 _MORE_THAN_16_BITS = 0xFFFF
-_NO_ZIP = (zipfile.BadZipFile, NotImplementedError, RuntimeError, EOFError, struct.error, ValueError, LookupError)
+_NO_ZIP = (
+    zipfile.BadZipFile,
+    NotImplementedError,
+    RuntimeError,
+    EOFError,
+    struct.error,
+    ValueError,
+    LookupError,
+)
 """What `zipfile` raises of bytes that are no ZIP archive."""
 
 
@@ -32,7 +40,9 @@ class Blob:
     is_checked: bool
 
 
-def check_blob(fd: int, offset: int, size_bytes: int, progress: Callable[[int], None] = lambda _: None) -> Blob:
+def check_blob(
+    fd: int, offset: int, size_bytes: int, progress: Callable[[int], None] = lambda _: None
+) -> Blob:
     """Read the blob of `size_bytes` at `offset` of an open file; `progress` is told the bytes read.
 
     Raises:
@@ -44,7 +54,9 @@ def check_blob(fd: int, offset: int, size_bytes: int, progress: Callable[[int], 
             records = archive.infolist()
             _check_form(records, size_bytes)
             _check_end(os.pread(fd, _END.size, offset + size_bytes - _END.size), len(records))
-            unchecked = [record for record in records if not _check_record(archive, record, progress)]
+            unchecked = [
+                record for record in records if not _check_record(archive, record, progress)
+            ]
     except (*_NO_ZIP, _BeforeError) as error:
         raise BlobError(str(error) or type(error).__name__) from error
     data_bytes = sum(record.file_size for record in records if "/data/" in record.filename)
@@ -55,7 +67,9 @@ def _check_form(records: list[zipfile.ZipInfo], size_bytes: int) -> None:
     roots = {record.filename.partition("/")[0] for record in records}
     if len(roots) != 1 or f"{roots.pop()}/data.pkl" not in {record.filename for record in records}:
         raise BlobError("it is a ZIP archive, but not one that torch.save wrote")
-    if any(record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1 for record in records):
+    if any(
+        record.compress_type != zipfile.ZIP_STORED or record.flag_bits & 1 for record in records
+    ):
         raise BlobError("a record is compressed or encrypted, which torch.save does not do")
     if sum(record.file_size for record in records) > size_bytes:
         raise BlobError("its records are larger than it is")
@@ -63,12 +77,16 @@ def _check_form(records: list[zipfile.ZipInfo], size_bytes: int) -> None:
 
 def _check_end(end: bytes, count: int) -> None:
     """A damaged directory may have lost records, which only its end tells."""
-    signature, _disk, _first_disk, _here, in_all, _size_bytes, _offset, comment_bytes = _END.unpack(end)
+    signature, _disk, _first_disk, _here, in_all, _size_bytes, _offset, comment_bytes = _END.unpack(
+        end
+    )
     if signature != b"PK\5\6" or comment_bytes or in_all not in (count, _MORE_THAN_16_BITS):
         raise BlobError("its directory of records does not match its end")
 
 
-def _check_record(archive: zipfile.ZipFile, record: zipfile.ZipInfo, progress: Callable[[int], None]) -> bool:
+def _check_record(
+    archive: zipfile.ZipFile, record: zipfile.ZipInfo, progress: Callable[[int], None]
+) -> bool:
     has_checksum = record.CRC != 0 or record.file_size == 0
     with archive.open(record) as opened:  # which compares its two headers
         while has_checksum and (count := len(opened.read(_READ_BYTES))):
@@ -111,7 +129,9 @@ class _Window(io.RawIOBase):
         view = memoryview(buffer).cast("B")  # type: ignore[arg-type]
         view = view[: max(0, self._size_bytes - self._at)]
         filled = 0
-        while filled < len(view) and (count := os.preadv(self._fd, [view[filled:]], self._offset + self._at + filled)):
+        while filled < len(view) and (
+            count := os.preadv(self._fd, [view[filled:]], self._offset + self._at + filled)
+        ):
             filled += count
         self._at += filled
         return filled

@@ -67,8 +67,14 @@ def scan(folder: str | Path) -> list[CheckpointInfo]:
     """
     folder = Path(folder)
     if not folder.is_dir():
-        raise NotFound(f"There is no checkpoint folder {folder}. Give the one that Checkpointer was given.")
-    found = [(*name, path) for path in folder.iterdir() if (name := parse_name(path.name)) and _is_candidate(path)]
+        raise NotFound(
+            f"There is no checkpoint folder {folder}. Give the one that Checkpointer was given."
+        )
+    found = [
+        (*name, path)
+        for path in folder.iterdir()
+        if (name := parse_name(path.name)) and _is_candidate(path)
+    ]
     found.sort(key=lambda item: (item[0], not item[1]), reverse=True)
     checkpoints = []
     for _step, _replaced, path in found:
@@ -116,7 +122,9 @@ def inspect(path: Path) -> CheckpointInfo:
         reason = "there is no manifest: the save did not finish, or the file was removed"
         return replace(info, state="incomplete", reason=reason)
     except ManifestError as error:
-        return replace(info, state="damaged", reason=str(error), unread=isinstance(error, UnreadError))
+        return replace(
+            info, state="damaged", reason=str(error), unread=isinstance(error, UnreadError)
+        )
     return replace(info, size_bytes=manifest.size_bytes, created_at_s=manifest.created_at_s)
 
 
@@ -132,7 +140,11 @@ def checkpoints_at(path: Path) -> list[Path]:
     if _is_checkpoint(path):
         return [path]
     ours = [info.path for info in scan(path)]
-    others = (child for child in sorted(path.iterdir()) if not child.name.startswith(".") and not child.is_symlink())
+    others = (
+        child
+        for child in sorted(path.iterdir())
+        if not child.name.startswith(".") and not child.is_symlink()
+    )
     return [*ours, *(child for child in others if child not in ours and _is_checkpoint(child))]
 
 
@@ -165,9 +177,9 @@ def verify(
     Raises:
         NotFound: it is not there, or is deleted meanwhile.
     """
-    return _verify_one_save(checkpoint.path if isinstance(checkpoint, CheckpointInfo) else Path(checkpoint), progress)[
-        0
-    ]
+    return _verify_one_save(
+        checkpoint.path if isinstance(checkpoint, CheckpointInfo) else Path(checkpoint), progress
+    )[0]
 
 
 def _verify_one_save(path: Path, progress: Progress) -> tuple[CheckpointInfo, bytes | None]:
@@ -204,14 +216,20 @@ def _verify(path: Path, progress: Progress) -> CheckpointInfo:
     try:
         check_contents(path, read_manifest(path, step=info.step).files, read)
     except ManifestError as error:
-        return replace(info, state="damaged", reason=str(error), unread=isinstance(error, UnreadError))
+        return replace(
+            info, state="damaged", reason=str(error), unread=isinstance(error, UnreadError)
+        )
     except OSError as error:
         return replace(info, state="damaged", reason=str(error), unread=True)
     return replace(info, state="verified")
 
 
 def verify_and_note(
-    checkpoint: CheckpointInfo, *, by: str, now_s: float, progress: Progress = lambda _done, _total: None
+    checkpoint: CheckpointInfo,
+    *,
+    by: str,
+    now_s: float,
+    progress: Progress = lambda _done, _total: None,
 ) -> CheckpointInfo:
     """As `verify`, and keep what was found in the checkpoint's marks; where that cannot be, it is logged.
 
@@ -231,7 +249,9 @@ def verify_and_note(
         if info.state == "verified":
             marks = note_verified(info.path, by=by, now_s=now_s, still=is_still_that)
         else:
-            marks = note_damaged(info.path, info.reason or info.state, by=by, now_s=now_s, still=is_still_that)
+            marks = note_damaged(
+                info.path, info.reason or info.state, by=by, now_s=now_s, still=is_still_that
+            )
     except (OSError, HoldfastError) as error:  # it was verified all the same
         _logger.warning("That %s is %s could not be noted there: %s", info.path, info.state, error)
         return info
@@ -240,7 +260,8 @@ def verify_and_note(
 
 def _is_checkpoint(path: Path) -> bool:
     return is_folder(path) and (
-        parse_name(path.name) is not None or any(_has(path, name) for name in (MANIFEST_NAME, _METADATA_NAME))
+        parse_name(path.name) is not None
+        or any(_has(path, name) for name in (MANIFEST_NAME, _METADATA_NAME))
     )
 
 

@@ -45,7 +45,14 @@ from holdfast.checkpoint.shape import Busy, Options, Replicas
 from holdfast.checkpoint.sigterm import Sigterm
 from holdfast.checkpoint.votes import Votes
 from holdfast.core.clock import SystemClock
-from holdfast.core.errors import BadUse, CheckpointError, HoldfastError, NotFound, SaveFailed, StateMismatch
+from holdfast.core.errors import (
+    BadUse,
+    CheckpointError,
+    HoldfastError,
+    NotFound,
+    SaveFailed,
+    StateMismatch,
+)
 from holdfast.core.link import ENV_FRESH, Unsupervised, connected_link, job_link, numbers_of
 
 if TYPE_CHECKING:
@@ -152,7 +159,9 @@ class Checkpointer(StaysHere):
         self._process_group = process_group
         _ = self._ranks  # this one is in it
         self._clock = SystemClock()
-        self._interval = make_interval(every, self._clock, devices=lambda: Ranks(process_group).world_size)
+        self._interval = make_interval(
+            every, self._clock, devices=lambda: Ranks(process_group).world_size
+        )
         if keep is not None and not isinstance(keep, Retention):
             keep = Retention(last=check_whole("keep", keep, least=1))
         check_one_of("on_failure", on_failure, ("raise", "warn", "retry"))
@@ -168,27 +177,39 @@ class Checkpointer(StaysHere):
         if max_device_memory_gib is not None:
             check_from_zero("max_device_memory_gib", max_device_memory_gib)
         if peer_memory and keep_in_memory_s is None:
-            raise BadUse("peer_memory holds snapshots for keep_in_memory_s, which is None. Give it seconds.")
+            raise BadUse(
+                "peer_memory holds snapshots for keep_in_memory_s, which is None. Give it seconds."
+            )
         if keep_pushed is not None:
             keep_pushed = check_whole("keep_pushed", keep_pushed, least=1)
         if read_only and push_to is not None:
-            raise BadUse("read_only writes nothing, and push_to is where checkpoints are pushed. Give one of them.")
+            raise BadUse(
+                "read_only writes nothing, and push_to is where checkpoints are pushed. Give one of them."
+            )
         if run is not None and not (isinstance(run, str) and run):
             raise BadUse(f"run is {run!r}; allowed is a name of the run, or None.")
         if read_only and fresh:
-            raise BadUse("read_only changes nothing, and fresh sets checkpoints aside. Give one of them.")
+            raise BadUse(
+                "read_only changes nothing, and fresh sets checkpoints aside. Give one of them."
+            )
         self._folder = checkpoint_folder(dir)
         self._identity = Identity.of_this_process(run)
         self._fresh = not read_only and (fresh or os.environ.get(ENV_FRESH) == "1")
         self._keep = keep or Retention()
         self._on_failure = on_failure
-        self._outcomes = Outcomes(self._interval, on_failure=on_failure, process_group=process_group)
+        self._outcomes = Outcomes(
+            self._interval, on_failure=on_failure, process_group=process_group
+        )
         self._last = SaveHandle(None, [])
         self._votes = Votes(process_group=process_group)
         self._must_vote = self._interval.by_clock or sigterm_grace_s is not None
         self._read_only = read_only
         (check_there if read_only else make_writable)(self._folder)
-        self._pusher = None if push_to is None else Pusher(self._folder, push_to, keep=keep_pushed, told=_tell_of_push)
+        self._pusher = (
+            None
+            if push_to is None
+            else Pusher(self._folder, push_to, keep=keep_pushed, told=_tell_of_push)
+        )
         self._engine = Engine(
             self._folder,
             Options(
@@ -197,7 +218,9 @@ class Checkpointer(StaysHere):
                 timeout_s=timeout_s,
                 max_write_bytes_s=None if max_write_mib_s is None else max_write_mib_s * 2**20,
                 max_memory_bytes=None if max_memory_gib is None else max_memory_gib * 2**30,
-                max_device_bytes=None if max_device_memory_gib is None else max_device_memory_gib * 2**30,
+                max_device_bytes=None
+                if max_device_memory_gib is None
+                else max_device_memory_gib * 2**30,
                 keep_s=keep_in_memory_s or 0.0,
                 peer_memory=peer_memory,
                 replicas=replicas,
@@ -207,7 +230,9 @@ class Checkpointer(StaysHere):
         self._sigterm: Sigterm | None = None
         link = job_link() if read_only else connected_link()
         if sigterm_grace_s is not None and isinstance(link, Unsupervised):
-            self._sigterm = Sigterm(sigterm_grace_s, functools.partial(self._outcomes.newest_known, self._folder))
+            self._sigterm = Sigterm(
+                sigterm_grace_s, functools.partial(self._outcomes.newest_known, self._folder)
+            )
             self._sigterm.install()
         if not isinstance(link, Unsupervised):
             spare_workers()
@@ -268,7 +293,9 @@ class Checkpointer(StaysHere):
         if self._work.is_closed:
             raise BadUse("This Checkpointer is closed. Save before close(), or make another.")
         if self._read_only:
-            raise BadUse("This Checkpointer is read_only. Save with another one, into a folder of this run.")
+            raise BadUse(
+                "This Checkpointer is read_only. Save with another one, into a folder of this run."
+            )
         step = check_whole("step", step, least=0)
         numbers = numbers_of(step) if metrics is None else check_metrics(metrics)
         self._check_here()
@@ -279,7 +306,9 @@ class Checkpointer(StaysHere):
             return self._save(step, state, per_rank, numbers, force=force)
         finally:
             in_flight, fence_s = self._engine.thread.in_flight, self._engine.fence.waited_s
-            self._outcomes.lost.goes_on(self._clock.monotonic_s(), fence_s=fence_s, in_flight=in_flight)
+            self._outcomes.lost.goes_on(
+                self._clock.monotonic_s(), fence_s=fence_s, in_flight=in_flight
+            )
 
     def before_update(self) -> None:
         """Wait until what the last save saves is copied. Optimizers of torch call it by themselves."""
@@ -349,7 +378,10 @@ class Checkpointer(StaysHere):
             if not self._read_only:
                 self._work.hold(ranks)
             if self._pusher is not None and (self._identity.run or not self._fresh):
-                self._work.pid, asked = os.getpid(), Asked(self._identity.run, self._fresh, newer=step is None)
+                self._work.pid, asked = (
+                    os.getpid(),
+                    Asked(self._identity.run, self._fresh, newer=step is None),
+                )
                 from_storage = fetch_together(ranks, self._pusher.remote, self._folder, asked)
             try:
                 checkpoint, passed_over = restore_newest(
@@ -365,14 +397,25 @@ class Checkpointer(StaysHere):
                 return 0 if strict else RestoredStep(0)
             manifest = checkpoint.manifest
             self._engine.descends_from(Save(step=manifest.step, save=manifest.save))
-            self._outcomes.newest, self._last = checkpoint.path, SaveHandle(checkpoint.manifest.step, [])
+            self._outcomes.newest, self._last = (
+                checkpoint.path,
+                SaveHandle(checkpoint.manifest.step, []),
+            )
             self._last._outcome.set_result(checkpoint.path)
             self._interval.resumed(checkpoint.manifest.step)
             restore_s = self._clock.monotonic_s() - began_s
         if ranks.rank == 0:
-            saved_at = datetime.fromtimestamp(manifest.created_at_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+            saved_at = datetime.fromtimestamp(manifest.created_at_s, UTC).strftime(
+                "%Y-%m-%d %H:%M:%S UTC"
+            )
             of_run = f" of run {manifest.run!r}" if manifest.run else ""
-            _logger.info("Restored step %d%s, saved at %s, from %s.", manifest.step, of_run, saved_at, checkpoint.path)
+            _logger.info(
+                "Restored step %d%s, saved at %s, from %s.",
+                manifest.step,
+                of_run,
+                saved_at,
+                checkpoint.path,
+            )
             if self._pusher is not None:
                 self._pusher.start()  # the newest may not be there yet, and no save may follow
             link.emit("restored", restored_event(checkpoint, passed_over, restore_s=restore_s))
@@ -417,7 +460,9 @@ class Checkpointer(StaysHere):
         """
         if self._fresh and is_of_others(self._folder, self._identity):  # which are to be set aside
             return False
-        return bool(scan(self._folder)) or has_any(self._pusher, Asked(self._identity.run, self._fresh))
+        return bool(scan(self._folder)) or has_any(
+            self._pusher, Asked(self._identity.run, self._fresh)
+        )
 
     def per_rank_states(self, step: int) -> list[dict[str, Any]]:
         """What each rank had saved under `per_rank` at `step`, in the order of ranks. Not collective.
@@ -431,10 +476,14 @@ class Checkpointer(StaysHere):
         step = check_whole("step", step, least=0)
         path = step_path(self._folder, step)
         if not path.is_dir():
-            raise NotFound(f"There is no checkpoint of step {step} in {self._folder}. See `holdfast checkpoint ls`.")
+            raise NotFound(
+                f"There is no checkpoint of step {step} in {self._folder}. See `holdfast checkpoint ls`."
+            )
         info = verify(path)
         if info.state != "verified":
-            raise CheckpointError(f"The checkpoint of step {step} is damaged: {info.reason}. Take another step.")
+            raise CheckpointError(
+                f"The checkpoint of step {step} is damaged: {info.reason}. Take another step."
+            )
         return per_rank_states(open_checkpoint(path, read_manifest(path, step=step)))
 
     def wait(self) -> None:
@@ -464,7 +513,10 @@ class Checkpointer(StaysHere):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         try:
             self._work.close(in_good_order=is_good_order(error))
@@ -484,7 +536,13 @@ class Checkpointer(StaysHere):
             )
 
     def _save(
-        self, step: int, state: State, per_rank: Mapping[str, Any] | None, metrics: Mapping[str, Any], *, force: bool
+        self,
+        step: int,
+        state: State,
+        per_rank: Mapping[str, Any] | None,
+        metrics: Mapping[str, Any],
+        *,
+        force: bool,
     ) -> SaveHandle:
         is_last, is_due = self._vote(step)
         if self._last.step is not None and step < self._last.step:

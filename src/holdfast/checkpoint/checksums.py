@@ -26,7 +26,8 @@ def digests_of(data: memoryview) -> bytes:
     """The XXH3-64 of each block of `data`, as a sidecar has them; the last block may be shorter."""
     digest = xxhash.xxh3_64_intdigest
     return b"".join(
-        digest(data[at : at + BLOCK_BYTES]).to_bytes(DIGEST_BYTES, "little") for at in range(0, len(data), BLOCK_BYTES)
+        digest(data[at : at + BLOCK_BYTES]).to_bytes(DIGEST_BYTES, "little")
+        for at in range(0, len(data), BLOCK_BYTES)
     )
 
 
@@ -45,7 +46,9 @@ def whole_checksum(hexdigest: str) -> str:
     return _WHOLE + hexdigest
 
 
-def file_digests(path: Path, size_bytes: int, progress: Callable[[int], None] = lambda _: None) -> bytes:
+def file_digests(
+    path: Path, size_bytes: int, progress: Callable[[int], None] = lambda _: None
+) -> bytes:
     """Read a file and give the digests of its blocks; `progress` is told the bytes read, from several threads.
 
     Raises:
@@ -82,7 +85,9 @@ def read_into(fd: int, data: memoryview, at: int, least: int | None = None) -> i
     return filled
 
 
-def check_file(path: Path, size_bytes: int, checksum: str, progress: Callable[[int], None] = lambda _: None) -> bool:
+def check_file(
+    path: Path, size_bytes: int, checksum: str, progress: Callable[[int], None] = lambda _: None
+) -> bool:
     """Whether a file's bytes are those that `checksum` was taken of.
 
     Raises:

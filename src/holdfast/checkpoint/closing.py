@@ -87,7 +87,9 @@ class Work:
         if self.is_another_s or self.is_closed:
             return
         self.is_closed = True
-        with contextlib.ExitStack() as parts:  # all are closed, from the last to the first, even if one fails
+        with (
+            contextlib.ExitStack() as parts
+        ):  # all are closed, from the last to the first, even if one fails
             parts.callback(self._has_ended)
             if self.sigterm is not None:
                 parts.callback(self.sigterm.close)
@@ -95,7 +97,9 @@ class Work:
             parts.callback(self.outcomes.retry.close)
             parts.callback(self.votes.close)
             if self.pusher is not None:
-                parts.callback(self.pusher.close, wait=in_good_order if awaits_push is None else awaits_push)
+                parts.callback(
+                    self.pusher.close, wait=in_good_order if awaits_push is None else awaits_push
+                )
             parts.callback(self.engine.close, in_good_order=in_good_order)
         self.outcomes.raise_unseen()
         self.outcomes.raise_unmade()
@@ -130,14 +134,18 @@ class Work:
 
         try:
             aside = begin_anew if self.is_fresh else None
-            lease = self.lease = acquire(folder, who, now_s=time.time(), timeout_s=self.timeout_s, set_aside=aside)
+            lease = self.lease = acquire(
+                folder, who, now_s=time.time(), timeout_s=self.timeout_s, set_aside=aside
+            )
         except OSError as error:  # a save there reports the error, too, if it fails
             if self.is_fresh and is_of_others(folder, who):
                 raise BadUse(
                     f"The checkpoints of {folder} could not be set aside: {error}. Make them writable or move them "
                     "away, or give this run another folder."
                 ) from error
-            _logger.warning("Another process that saves into %s would not be noticed: %s", folder, error)
+            _logger.warning(
+                "Another process that saves into %s would not be noticed: %s", folder, error
+            )
             return ""
         return lease.holder.token
 
@@ -154,7 +162,8 @@ class Work:
         if former is not None and not former.is_another_s:
             if not former.is_closed:
                 _logger.warning(
-                    "This Checkpointer takes over %s from another one of this process, which is closed.", self.folder
+                    "This Checkpointer takes over %s from another one of this process, which is closed.",
+                    self.folder,
                 )
             former.taken_over = True
             _close_quietly(former)

@@ -36,7 +36,9 @@ from holdfast.checkpoint.replica_notes import Differing, compare
 from holdfast.checkpoint.retention import Best, Retention
 from holdfast.core.atomic import write_atomic
 
-_PER_RANK: Final = "Put what differs by rank under per_rank, or make it the same on all ranks before the save."
+_PER_RANK: Final = (
+    "Put what differs by rank under per_rank, or make it the same on all ranks before the save."
+)
 METADATA_NAME: Final = ".metadata"
 _DAMAGED: Final = 1000
 """Only the newest are told of: older ones go by no rule that a message could be too long for."""
@@ -54,7 +56,9 @@ class RankFailed(Exception):
     for the same reason.
     """
 
-    def __init__(self, reason: str, errno: int | None = None, advice: str = "", *, is_final: bool = False) -> None:
+    def __init__(
+        self, reason: str, errno: int | None = None, advice: str = "", *, is_final: bool = False
+    ) -> None:
         super().__init__(reason)
         self.errno = errno
         self.advice = advice
@@ -111,7 +115,9 @@ class Order:
         folder = Path(told["folder"])
         damaged = tuple(folder / name for name in told["damaged"])
         ancestors = tuple(Save(**each) for each in told["ancestors"])
-        return cls(**{**told, "folder": folder, "keep": keep, "damaged": damaged, "ancestors": ancestors})
+        return cls(
+            **{**told, "folder": folder, "keep": keep, "damaged": damaged, "ancestors": ancestors}
+        )
 
 
 def leave_note(order: Order, rank: int, files: Sequence[FileEntry], replicas: bytes = b"") -> None:
@@ -145,7 +151,10 @@ def leave_failure(order: Order, rank: int, world_size: int, error: Exception) ->
             if failed.errno in FULL:
                 path.touch()
             elif failed.errno == errno.EFBIG:  # a limit that a few words are below
-                write_atomic(path, json.dumps({"failed": os.strerror(errno.EFBIG), "errno": errno.EFBIG}).encode())
+                write_atomic(
+                    path,
+                    json.dumps({"failed": os.strerror(errno.EFBIG), "errno": errno.EFBIG}).encode(),
+                )
 
 
 def is_committed(order: Order) -> bool:
@@ -203,7 +212,9 @@ def commit(
         notes = _await_notes(order, world_size, wait)
         differing = _compare(order, notes, replicated)
         if differing.count and refuses:
-            raise RankFailed(f"the state differs by rank: {differing}", advice=_PER_RANK, is_final=True)
+            raise RankFailed(
+                f"the state differs by rank: {differing}", advice=_PER_RANK, is_final=True
+            )
         _prepare(order, notes, torch=torch, metadata=metadata)
     # Only now: whoever takes this up after a crash finds the notes or the manifest.
     for rank in range(world_size):
@@ -227,7 +238,9 @@ def check_lease(order: Order) -> None:
     """
     holder = read_holder(order.folder) if order.lease else None
     if holder is not None and holder.token != order.lease:
-        raise RankFailed(f"{order.folder} has been taken over by {holder}. This process is to end", is_final=True)
+        raise RankFailed(
+            f"{order.folder} has been taken over by {holder}. This process is to end", is_final=True
+        )
 
 
 def has_left_note(order: Order, rank: int) -> bool:
@@ -280,7 +293,9 @@ def _compare(order: Order, notes: Sequence[dict[str, Any]], names: Sequence[str]
             alike.setdefault(told["replicas"], []).append(rank)
     if len(alike) < 2:
         return Differing()
-    return compare([(ranks, _replicas(order, ranks[0]).read_bytes()) for ranks in alike.values()], names)
+    return compare(
+        [(ranks, _replicas(order, ranks[0]).read_bytes()) for ranks in alike.values()], names
+    )
 
 
 def _prepare(order: Order, notes: Sequence[dict[str, Any]], *, torch: str, metadata: bytes) -> None:
@@ -329,7 +344,9 @@ def _leave_behind(order: Order, parent: Save | None) -> None:
     if parent not in abandoned and all(step <= beyond for step in steps):  # in nearly all cases
         return
     left = left_behind(scan(order.folder), abandoned, step=order.step, parent=parent)
-    left -= {each for each in order.ancestors if each.step == order.step}  # the state was saved or restored there
+    left -= {
+        each for each in order.ancestors if each.step == order.step
+    }  # the state was saved or restored there
     if left != abandoned:
         note_abandoned(order.folder, left)
 

@@ -86,9 +86,11 @@ def _compare_value(a: Opened, b: Opened, name: str) -> Difference | None:
     if saved is None:
         return None if _same_plain(a, b, name) else Difference(name=name, a=forms[0], b=forms[1])
     left, right = (
-        dcp.read(each.path, each.metadata, {name: torch.empty(saved.size, dtype=saved.properties.dtype, device="cpu")})[
-            name
-        ]
+        dcp.read(
+            each.path,
+            each.metadata,
+            {name: torch.empty(saved.size, dtype=saved.properties.dtype, device="cpu")},
+        )[name]
         for each in (a, b)
     )
     differing, largest = _count(left, right)
@@ -157,11 +159,15 @@ def _same(left: Any, right: Any) -> bool:
     if type(left) is not type(right):
         return False
     if isinstance(left, torch.Tensor):
-        return left.dtype == right.dtype and left.shape == right.shape and not _count(left, right)[0]
+        return (
+            left.dtype == right.dtype and left.shape == right.shape and not _count(left, right)[0]
+        )
     if isinstance(left, dict):
         return list(left) == list(right) and all(_same(left[key], right[key]) for key in left)
     if isinstance(left, list | tuple):
-        return len(left) == len(right) and all(_same(one, other) for one, other in zip(left, right, strict=True))
+        return len(left) == len(right) and all(
+            _same(one, other) for one, other in zip(left, right, strict=True)
+        )
     if isinstance(left, set | frozenset):
         return sorted(map(repr, left)) == sorted(map(repr, right))
     return repr(left) == repr(right)

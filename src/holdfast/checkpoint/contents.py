@@ -42,7 +42,9 @@ def rank_optimizers(rank: int) -> str:
 
 def has_state_dict(value: Any) -> bool:
     """Whether `value` is an object that gives its state and takes it back, as modules and optimizers do."""
-    return callable(getattr(value, "state_dict", None)) and callable(getattr(value, "load_state_dict", None))
+    return callable(getattr(value, "state_dict", None)) and callable(
+        getattr(value, "load_state_dict", None)
+    )
 
 
 def check_named(state: Any) -> None:
@@ -59,7 +61,9 @@ def check_named(state: Any) -> None:
         if not isinstance(name, str):
             raise BadUse(f"The state has an entry {name!r}. Names of entries are text.")
         if name.split(".")[0] == OWN_NAME:
-            raise BadUse(f"The state has an entry {name!r}. Use a name that does not begin with '{OWN_NAME}'.")
+            raise BadUse(
+                f"The state has an entry {name!r}. Use a name that does not begin with '{OWN_NAME}'."
+            )
 
 
 def state_dicts(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +73,10 @@ def state_dicts(state: Mapping[str, Any]) -> dict[str, Any]:
         BadUse: see `check_named`.
     """
     check_named(state)
-    return {name: value.state_dict() if has_state_dict(value) else value for name, value in state.items()}
+    return {
+        name: value.state_dict() if has_state_dict(value) else value
+        for name, value in state.items()
+    }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +134,9 @@ class Contents:
         rank = f"{OWN_NAME}.rank-{self.rank}."
         described = {name.removeprefix(rank): value for name, value in self._of_rank().items()}
         ours: dict[str, Any] = {f"rank-{self.rank}": {**self.own, **described}}
-        ours |= {name.removeprefix(f"{OWN_NAME}."): value for name, value in (structure or {}).items()}
+        ours |= {
+            name.removeprefix(f"{OWN_NAME}."): value for name, value in (structure or {}).items()
+        }
         return {**self.shared, OWN_NAME: ours}
 
     @functools.cached_property
@@ -136,7 +145,12 @@ class Contents:
         return frozenset(self._of_rank())
 
     def _of_rank(self) -> dict[str, Any]:
-        return _described(self._flat[1].skeleton, self.own_names, rank_structure(self.rank), rank_optimizers(self.rank))
+        return _described(
+            self._flat[1].skeleton,
+            self.own_names,
+            rank_structure(self.rank),
+            rank_optimizers(self.rank),
+        )
 
 
 def structures(skeleton: Skeleton, names: dict[str, Names]) -> dict[str, Any]:
@@ -144,7 +158,9 @@ def structures(skeleton: Skeleton, names: dict[str, Names]) -> dict[str, Any]:
     return _described(skeleton, names, STRUCTURE, OPTIMIZERS)
 
 
-def _described(skeleton: Skeleton, names: dict[str, Names], structure: str, optimizers: str) -> dict[str, Any]:
+def _described(
+    skeleton: Skeleton, names: dict[str, Names], structure: str, optimizers: str
+) -> dict[str, Any]:
     # In a tuple, because DCP takes dicts apart and keeps a tuple whole.
     return {structure: (skeleton,), **({optimizers: (names,)} if names else {})}
 
@@ -167,7 +183,9 @@ def collect(
         BadUse: `state` or `per_rank` is no dict of named entries.
     """
     tensors = LiveTensors()
-    if callable(state) and not has_state_dict(state):  # a module is called to train, not for its state
+    if callable(state) and not has_state_dict(
+        state
+    ):  # a module is called to train, not for its state
         state = state()
     shared_states, own_states = state_dicts(state), state_dicts(per_rank or {})  # type: ignore[arg-type] # checked there
     names, own_names = (named or ParameterNames()).of(

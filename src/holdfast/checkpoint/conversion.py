@@ -52,7 +52,9 @@ class Conversion:
 
     def as_text(self) -> str:
         """For another process: `from_text` reads it."""
-        return json.dumps([[each.saved, each.name, each.transposed, each.tied] for each in self.plan])
+        return json.dumps(
+            [[each.saved, each.name, each.transposed, each.tied] for each in self.plan]
+        )
 
     @classmethod
     def from_text(cls, text: str) -> "Conversion":
@@ -60,7 +62,9 @@ class Conversion:
         rows = json.loads(text)
         return cls(
             plan=[
-                PlannedTensor(saved=str(saved), name=str(name), transposed=bool(transposed), tied=bool(tied))
+                PlannedTensor(
+                    saved=str(saved), name=str(name), transposed=bool(transposed), tied=bool(tied)
+                )
                 for saved, name, transposed, tied in rows
             ]
         )
@@ -71,18 +75,23 @@ class Conversion:
         for each in self.plan:
             for chunk in _tensor(metadata, each.saved).chunks:
                 stored = metadata.storage_data[MetadataIndex(each.saved, chunk.offsets)]
-                found.setdefault(str(stored.relative_path), []).append((stored.offset, stored.length))
+                found.setdefault(str(stored.relative_path), []).append(
+                    (stored.offset, stored.length)
+                )
         return {path: _joined(sorted(ranges)) for path, ranges in sorted(found.items())}
 
     def size_bytes(self, metadata: Metadata) -> int:
         """The size of the files of weights."""
         tensors = [_Entry(each, metadata) for each in self.plan if not each.tied]
         return sum(
-            len(_header(shard)) + sum(each.size_bytes for each in shard) for shard in _shards(tensors, SHARD_BYTES)
+            len(_header(shard)) + sum(each.size_bytes for each in shard)
+            for shard in _shards(tensors, SHARD_BYTES)
         )
 
 
-def settle_conversion(metadata: Metadata, hf_config: Path, name_map: NameMap, *, checkpoint: str) -> Conversion:
+def settle_conversion(
+    metadata: Metadata, hf_config: Path, name_map: NameMap, *, checkpoint: str
+) -> Conversion:
     """Find every tensor of the model that `hf_config` describes in a checkpoint; reads no tensor.
 
     Raises:
@@ -90,7 +99,9 @@ def settle_conversion(metadata: Metadata, hf_config: Path, name_map: NameMap, *,
         CheckpointError: part of a tensor was never written.
     """
     saved = {
-        name: each for name, each in metadata.state_dict_metadata.items() if isinstance(each, TensorStorageMetadata)
+        name: each
+        for name, each in metadata.state_dict_metadata.items()
+        if isinstance(each, TensorStorageMetadata)
     }
     model = expected_tensors(hf_config)
     shapes = {name: tuple(each.size) for name, each in saved.items()}
@@ -134,20 +145,35 @@ def write_safetensors(
     shards = list(_shards(entries, shard_bytes))
     total_bytes = sum(each.size_bytes for each in entries)
     done_bytes = 0
-    names = [SINGLE] if len(shards) == 1 else [_shard_name(index, len(shards)) for index in range(len(shards))]
+    names = (
+        [SINGLE]
+        if len(shards) == 1
+        else [_shard_name(index, len(shards)) for index in range(len(shards))]
+    )
     for name, shard in zip(names, shards, strict=True):
         with (folder / name).open("xb") as file:
             file.write(_header(shard))
             for group in _groups(shard):
-                tensors = dcp.read(checkpoint, metadata, {each.planned.saved: each.empty() for each in group}, files)
+                tensors = dcp.read(
+                    checkpoint,
+                    metadata,
+                    {each.planned.saved: each.empty() for each in group},
+                    files,
+                )
                 for each in group:
-                    _write(tensors.pop(each.planned.saved), file, transposed=each.planned.transposed)
+                    _write(
+                        tensors.pop(each.planned.saved), file, transposed=each.planned.transposed
+                    )
                     done_bytes += each.size_bytes
                     progress(done_bytes, total_bytes)
             file.flush()
             os.fsync(file.fileno())
     if len(shards) > 1:
-        where = {each.planned.name: name for name, shard in zip(names, shards, strict=True) for each in shard}
+        where = {
+            each.planned.name: name
+            for name, shard in zip(names, shards, strict=True)
+            for each in shard
+        }
         index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(sorted(where.items()))}
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n")
         names = [*names, INDEX]
@@ -220,7 +246,11 @@ def _header(shard: Sequence[_Entry]) -> bytes:
     at = 0
     for each in shard:
         offsets = [at, at + each.size_bytes]
-        header[each.planned.name] = {"dtype": _TYPES[each.dtype], "shape": each.shape, "data_offsets": offsets}
+        header[each.planned.name] = {
+            "dtype": _TYPES[each.dtype],
+            "shape": each.shape,
+            "data_offsets": offsets,
+        }
         at += each.size_bytes
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
@@ -237,13 +267,22 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
-def _check_ties(checkpoint: Path, metadata: Metadata, conversion: Conversion, files: VerifiedFiles | None) -> None:
+def _check_ties(
+    checkpoint: Path, metadata: Metadata, conversion: Conversion, files: VerifiedFiles | None
+) -> None:
     written = {each.name: each for each in conversion.plan if not each.tied}
     for each in conversion.plan:
         if each.tied:
             pair = [each, written[each.name]]
-            tensors = dcp.read(checkpoint, metadata, {one.saved: _Entry(one, metadata).empty() for one in pair}, files)
-            first, second = (tensors[one.saved].t() if one.transposed else tensors[one.saved] for one in pair)
+            tensors = dcp.read(
+                checkpoint,
+                metadata,
+                {one.saved: _Entry(one, metadata).empty() for one in pair},
+                files,
+            )
+            first, second = (
+                tensors[one.saved].t() if one.transposed else tensors[one.saved] for one in pair
+            )
             if first.dtype != second.dtype or not torch.equal(_bytes_of(first), _bytes_of(second)):
                 raise CheckpointError(
                     f"The model ties {each.saved!r} and {pair[1].saved!r}, but they differ in the checkpoint. Set "

@@ -21,7 +21,9 @@ def main() -> int:
     from holdfast.core.errors import HoldfastError
 
     try:
-        write_safetensors(checkpoint, read_metadata(checkpoint), Conversion.from_text(sys.stdin.read()), folder)
+        write_safetensors(
+            checkpoint, read_metadata(checkpoint), Conversion.from_text(sys.stdin.read()), folder
+        )
     except (HoldfastError, ManifestError, OSError) as error:
         sys.stderr.write(f"{error}\n")
         return 1

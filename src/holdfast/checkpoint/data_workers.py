@@ -22,7 +22,9 @@ from holdfast.checkpoint.replacing import replaced
 from holdfast.checkpoint.sigterm import EXIT_CODE
 
 
-def outlive_sigterm(grace_s: float, worker_init_fn: Callable[[int], object] | None = None) -> "functools.partial[None]":
+def outlive_sigterm(
+    grace_s: float, worker_init_fn: Callable[[int], object] | None = None
+) -> "functools.partial[None]":
     """A `worker_init_fn` for `torch.utils.data.DataLoader`; it can be pickled if the one it calls can.
 
     SIGTERM ends a worker at once if its trainer sends it, and `grace_s` seconds later if somebody else does, or if that
@@ -42,7 +44,9 @@ def outlive_sigterm(grace_s: float, worker_init_fn: Callable[[int], object] | No
 
 def spare_workers() -> None:
     """Have the workers of every DataLoader that this process starts from now on outlive SIGTERM."""
-    from torch.utils.data import dataloader  # the catalog, which imports this module, needs no torch
+    from torch.utils.data import (
+        dataloader,
+    )  # the catalog, which imports this module, needs no torch
 
     _spare(dataloader._MultiProcessingDataLoaderIter)
     stateful = sys.modules.get("torchdata.stateful_dataloader.stateful_dataloader")
@@ -84,15 +88,21 @@ def _heed_sigterm() -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _outlive_sigterm(grace_s: float, worker_init_fn: Callable[[int], object] | None, worker: int) -> None:
+def _outlive_sigterm(
+    grace_s: float, worker_init_fn: Callable[[int], object] | None, worker: int
+) -> None:
     trainer = multiprocessing.parent_process()
     assert trainer is not None, "this is a worker"
     # Only who waits for a signal that is blocked is told who sent it.
-    listener = threading.Thread(target=_listen, args=(grace_s, trainer.pid), name="holdfast-sigterm", daemon=True)
+    listener = threading.Thread(
+        target=_listen, args=(grace_s, trainer.pid), name="holdfast-sigterm", daemon=True
+    )
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     listener.start()
     # Threads that libraries have started before do not block it; what they get is passed on, and seems its own.
-    signal.signal(signal.SIGTERM, lambda *_: signal.pthread_kill(listener.ident or 0, signal.SIGTERM))
+    signal.signal(
+        signal.SIGTERM, lambda *_: signal.pthread_kill(listener.ident or 0, signal.SIGTERM)
+    )
     if worker_init_fn is not None:
         worker_init_fn(worker)
 

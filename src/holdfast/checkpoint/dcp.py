@@ -46,8 +46,15 @@ def read(
     """
     planner = _Planner()
     with _as_one_process_would():
-        load(dict(wanted), storage_reader=_Reader(folder, metadata, files), planner=planner, no_dist=True)
-    return {name: planner.plain[name] if tensor is None else tensor for name, tensor in wanted.items()}
+        load(
+            dict(wanted),
+            storage_reader=_Reader(folder, metadata, files),
+            planner=planner,
+            no_dist=True,
+        )
+    return {
+        name: planner.plain[name] if tensor is None else tensor for name, tensor in wanted.items()
+    }
 
 
 class _Reader(FileSystemReader):
@@ -104,12 +111,16 @@ def _as_one_process_would() -> Iterator[None]:
     """Without DCP's warning that there is only one process, and with the error itself, not DCP's wrapper."""
     try:
         with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="torch.distributed is disabled", category=UserWarning)
+            warnings.filterwarnings(
+                "ignore", message="torch.distributed is disabled", category=UserWarning
+            )
             yield
     except CheckpointException as error:  # not an Exception: DCP derives it from BaseException
         failures = {rank: failure for rank, (failure, _traceback) in error.failures.items()}
         for failure in failures.values():
-            if isinstance(failure, OSError | HoldfastError | ManifestError) or not isinstance(failure, Exception):
+            if isinstance(failure, OSError | HoldfastError | ManifestError) or not isinstance(
+                failure, Exception
+            ):
                 raise failure from error  # the last is Ctrl-C or an exit, which DCP has caught
         rank, failure = next(iter(failures.items()))
         why = (str(failure) or type(failure).__name__).splitlines()[0]

@@ -134,7 +134,13 @@ class DeviceCopy:
     """Takes the snapshots of a plan's tensors on one GPU."""
 
     def __init__(
-        self, plan: Plan, part: OnDevice, sources: Sequence[torch.Tensor], *, attest: bool, max_bytes: float | None
+        self,
+        plan: Plan,
+        part: OnDevice,
+        sources: Sequence[torch.Tensor],
+        *,
+        attest: bool,
+        max_bytes: float | None,
     ) -> None:
         """Take the memory on the GPU that all snapshots need.
 
@@ -153,7 +159,9 @@ class DeviceCopy:
         self._blobs = plan.image.blobs
         self._max_bytes = max_bytes
         self._packed = (
-            Packed(plan.image, part, sources[: part.direct - part.first]) if part.first < part.direct else None
+            Packed(plan.image, part, sources[: part.direct - part.first])
+            if part.first < part.direct
+            else None
         )
         self._digests = LiveDigests(plan, part, self._packed) if attest else None
         self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
@@ -171,8 +179,12 @@ class DeviceCopy:
         """Whether the tensors that are copied each by itself lie in a row, as they did when it was planned."""
         return all(map(is_in_a_row, sources[self.part.direct - self.part.first :]))
 
-    @torch.inference_mode(mode=False)  # what is made in it, and kept, could not be written to outside
-    def take(self, sources: list[torch.Tensor], stream: torch.cuda.Stream, *, overlaps: bool) -> Taken:
+    @torch.inference_mode(
+        mode=False
+    )  # what is made in it, and kept, could not be written to outside
+    def take(
+        self, sources: list[torch.Tensor], stream: torch.cuda.Stream, *, overlaps: bool
+    ) -> Taken:
         """Take what is there now, by the order of `stream`, which the training runs on.
 
         Args:
@@ -235,7 +247,10 @@ class DeviceCopy:
             taken.ordered.set()
             marks.finish()
         # Between the two the thread has other things to do: the larger one tells.
-        first_bytes, rest_bytes = self._bytes(part.first, taken.staged), self._bytes(taken.staged, part.end)
+        first_bytes, rest_bytes = (
+            self._bytes(part.first, taken.staged),
+            self._bytes(taken.staged, part.end),
+        )
         if first_bytes >= rest_bytes:
             self._bytes_per_s = first_bytes / max(_between_s(taken.began, taken.unstaged), 1e-9)
         else:
@@ -297,7 +312,9 @@ class DeviceCopy:
         room = self._room_bytes() if sum(sizes_bytes) > in_time else 0.0
         first = part.direct + first_staged(sizes_bytes, in_time_bytes=in_time, room_bytes=room)
         if first == part.end:
-            if self._staging is not None and room_bytes(self.device) < 0:  # it was given to others meanwhile
+            if (
+                self._staging is not None and room_bytes(self.device) < 0
+            ):  # it was given to others meanwhile
                 self._staging = None
             return first
         if self._staging is None or first < self._staging.first:
@@ -313,4 +330,8 @@ class DeviceCopy:
         held_bytes = 0 if self._staging is None else self._staging.memory.nbytes
         room = room_bytes(self.device) + held_bytes
         # What is packed for want of a row in memory was counted when it was planned.
-        return room if self._max_bytes is None else min(room, max(self._max_bytes - self.packed_bytes, 0))
+        return (
+            room
+            if self._max_bytes is None
+            else min(room, max(self._max_bytes - self.packed_bytes, 0))
+        )

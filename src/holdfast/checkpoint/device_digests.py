@@ -57,7 +57,10 @@ _PRIMES_64: Final = (
 )
 _INITIAL: Final = (_PRIMES_32[2], *_PRIMES_64[:4], _PRIMES_32[1], _PRIMES_64[4], _PRIMES_32[0])
 _CONSTANTS: Final = (
-    _SECRET + _SECRET[121:185] + _SECRET[11:75] + b"".join(word.to_bytes(8, "little") for word in _INITIAL)
+    _SECRET
+    + _SECRET[121:185]
+    + _SECRET[11:75]
+    + b"".join(word.to_bytes(8, "little") for word in _INITIAL)
 )
 """48 words. From 0 on the secret, of which a stripe's part begins at its number, the scramble's at 16; from 24 on the
 last stripe's part, from 32 on the merge's, from 40 on what the sums begin with."""
@@ -123,13 +126,21 @@ class DeviceDigests:
         """
         for size_bytes in pieces_bytes:
             if not LEAST_BYTES <= size_bytes <= CHUNK_BYTES:
-                raise ValueError(f"A piece has {LEAST_BYTES} to {CHUNK_BYTES:,} bytes, not {size_bytes:,}.")
+                raise ValueError(
+                    f"A piece has {LEAST_BYTES} to {CHUNK_BYTES:,} bytes, not {size_bytes:,}."
+                )
         self._tuning = tuning
-        counts = [(size_bytes - 1) // _BLOCK_BYTES for size_bytes in pieces_bytes]  # the last block is never scrambled
+        counts = [
+            (size_bytes - 1) // _BLOCK_BYTES for size_bytes in pieces_bytes
+        ]  # the last block is never scrambled
         tiles = [-(-count // tuning.blocks) for count in counts]
-        half = scratch_bytes // 2 // _SUMS_BYTES  # one group's sums are read while the next one's are written
+        half = (
+            scratch_bytes // 2 // _SUMS_BYTES
+        )  # one group's sums are read while the next one's are written
         if max(counts, default=0) > half:
-            raise ValueError(f"Scratch memory of {scratch_bytes:,} bytes is too small for these pieces: give 2 MiB.")
+            raise ValueError(
+                f"Scratch memory of {scratch_bytes:,} bytes is too small for these pieces: give 2 MiB."
+            )
         self._groups, rows = _grouped(counts, tiles, half)
         ends = [row + count for row, count in zip(rows, counts, strict=True)]
         tile_pieces = torch.arange(len(tiles), dtype=torch.int32, device=device).repeat_interleave(
@@ -147,8 +158,14 @@ class DeviceDigests:
         self._addresses = torch.zeros_like(self._given, device=device)
         self._device = self._addresses.device
         self._upload()  # so that there is pinned memory for it
-        self._launch(1, _NO_GROUP, _NO_GROUP, torch.empty(1, dtype=torch.int64, device=self._device))
-        self._idle = None if self._device.type == "cpu" else torch.cuda.current_stream(self._device).record_event()
+        self._launch(
+            1, _NO_GROUP, _NO_GROUP, torch.empty(1, dtype=torch.int64, device=self._device)
+        )
+        self._idle = (
+            None
+            if self._device.type == "cpu"
+            else torch.cuda.current_stream(self._device).record_event()
+        )
 
     def enqueue(self, addresses: Sequence[int], out: torch.Tensor) -> None:
         """Digest the pieces in the current stream; the host waits for nothing.
@@ -161,11 +178,19 @@ class DeviceDigests:
         Raises:
             ValueError: an address, or `out`, is not such.
         """
-        given = torch.from_numpy(numpy.array(addresses, dtype=numpy.int64))  # torch.tensor takes ten times as long
+        given = torch.from_numpy(
+            numpy.array(addresses, dtype=numpy.int64)
+        )  # torch.tensor takes ten times as long
         if given.shape != self._given.shape or bool((given & 7).any()):
-            raise ValueError(f"Digests of {len(self._given):,} pieces need an address divisible by 8 for each.")
-        if (out.dtype, out.shape, out.device) != (torch.int64, given.shape, self._device) or (not out.is_contiguous()):
-            raise ValueError(f"Digests of {len(given):,} pieces need as many int64 on {self._device}, in a row.")
+            raise ValueError(
+                f"Digests of {len(self._given):,} pieces need an address divisible by 8 for each."
+            )
+        if (out.dtype, out.shape, out.device) != (torch.int64, given.shape, self._device) or (
+            not out.is_contiguous()
+        ):
+            raise ValueError(
+                f"Digests of {len(given):,} pieces need as many int64 on {self._device}, in a row."
+            )
         if self._idle is not None:  # the call before may have been in another stream
             self._idle.wait(torch.cuda.current_stream(self._device))
         if not torch.equal(given, self._given):
@@ -192,7 +217,9 @@ class DeviceDigests:
         programs = chains + group.end_tile - group.first_tile
         if not programs:
             return
-        with torch.cuda.device(self._addresses.get_device()):  # where there is none, it does nothing
+        with torch.cuda.device(
+            self._addresses.get_device()
+        ):  # where there is none, it does nothing
             _digest[(programs,)](
                 self._addresses,
                 *self._tables,
@@ -208,7 +235,9 @@ class DeviceDigests:
             )
 
 
-def _grouped(counts: Sequence[int], tiles: Sequence[int], half: int) -> tuple[list[_Group], list[int]]:
+def _grouped(
+    counts: Sequence[int], tiles: Sequence[int], half: int
+) -> tuple[list[_Group], list[int]]:
     """The groups, and where in the scratch memory each piece's sums begin; neighbours use different halves of it."""
     groups: list[_Group] = []
     rows: list[int] = []
@@ -225,7 +254,9 @@ def _grouped(counts: Sequence[int], tiles: Sequence[int], half: int) -> tuple[li
     return groups, rows
 
 
-@jit(do_not_specialize=("out", "chains", "first_piece", "end_piece", "first_tile"))  # else each is compiled for
+@jit(
+    do_not_specialize=("out", "chains", "first_piece", "end_piece", "first_tile")
+)  # else each is compiled for
 def _digest(
     addresses: tensor,
     sizes: tensor,
@@ -247,7 +278,9 @@ def _digest(
     program = tl.program_id(0)
     if program < chains:
         piece = first_piece + program * pieces + tl.arange(0, pieces)
-        _follow(addresses, sizes, rows, scratch, constants, out, piece, piece < end_piece, pieces, ahead)
+        _follow(
+            addresses, sizes, rows, scratch, constants, out, piece, piece < end_piece, pieces, ahead
+        )
     else:
         tile = first_tile + program - chains
         _sum_up(addresses, sizes, rows, first_tiles, tile_pieces, scratch, constants, tile, blocks)
@@ -272,7 +305,12 @@ def _sum_up(
     data = tl.load(addresses + piece).to(tl.pointer_type(tl.uint64))
     sums = scratch + tl.load(rows + piece) * 8
     word = tl.arange(0, 128)[None, :]  # of a block; a warp reads 256 bytes in a row
-    words = tl.load(data + block[:, None] * 128 + word, mask=there[:, None], other=0, eviction_policy="evict_first")
+    words = tl.load(
+        data + block[:, None] * 128 + word,
+        mask=there[:, None],
+        other=0,
+        eviction_policy="evict_first",
+    )
     products = _products(words, tl.load(constants + word // 8 + word % 8))
     added = tl.sum(tl.reshape(products, (blocks, 16, 8)), axis=1)
     added += _swapped(tl.sum(tl.reshape(words, (blocks, 16, 8)), axis=1), blocks)
@@ -331,13 +369,22 @@ def _follow(
         stripe += 1
     # The last stripe may begin anywhere, so it is read by the byte.
     byte = tl.arange(0, 8)[None, None, :]
-    last = (data + size - 64).to(tl.pointer_type(tl.uint8))[:, None, None] + lane[:, :, None] * 8 + byte
-    words = tl.load(last, mask=there[:, None, None], other=0).to(tl.uint64) << (byte * 8).to(tl.uint64)
+    last = (
+        (data + size - 64).to(tl.pointer_type(tl.uint8))[:, None, None]
+        + lane[:, :, None] * 8
+        + byte
+    )
+    words = tl.load(last, mask=there[:, None, None], other=0).to(tl.uint64) << (byte * 8).to(
+        tl.uint64
+    )
     words = tl.sum(words, axis=2)
     acc += _products(words, tl.load(constants + 24 + lane)) + _swapped(plain + words, pieces)
 
     even, odd = tl.split(tl.reshape(acc ^ tl.load(constants + 32 + lane), (pieces, 4, 2)))
-    merged = tl.sum((even * odd) ^ tl.umulhi(even, odd), axis=1) + size.to(tl.uint64) * 0x9E3779B185EBCA87
+    merged = (
+        tl.sum((even * odd) ^ tl.umulhi(even, odd), axis=1)
+        + size.to(tl.uint64) * 0x9E3779B185EBCA87
+    )
     merged = (merged ^ (merged >> 37)) * 0x165667919E3779F9
     tl.store(out + piece, (merged ^ (merged >> 32)).to(tl.int64), mask=there)
 
@@ -353,4 +400,6 @@ def _products(words: tensor, secret: tensor) -> tensor:
 def _swapped(words: tensor, count: constexpr) -> tensor:
     """Each lane's word in its neighbour's place, which is where it is added as it is."""
     pairs = tl.reshape(words, (count, 4, 2))
-    return tl.reshape(tl.sum(pairs, axis=2, keep_dims=True) - pairs, (count, 8))  # a pair's sum without one's own
+    return tl.reshape(
+        tl.sum(pairs, axis=2, keep_dims=True) - pairs, (count, 8)
+    )  # a pair's sum without one's own

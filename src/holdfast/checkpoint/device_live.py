@@ -22,11 +22,17 @@ class LiveDigests:
         self.first_piece = bisect.bisect_left(plan.pieces, part.first)
         end = bisect.bisect_left(plan.pieces, part.end)
         pieces = range(self.first_piece, end)
-        digests = [int.from_bytes(plan.constant.get(place, b""), "little", signed=True) for place in pieces]
+        digests = [
+            int.from_bytes(plan.constant.get(place, b""), "little", signed=True) for place in pieces
+        ]
         self._digests = torch.tensor(digests, dtype=torch.int64, device=part.device)
         taken = [place for place in pieces if place not in plan.constant]
-        self._places = torch.tensor([place - self.first_piece for place in taken], device=part.device)
-        self._kernels = DeviceDigests([plan.layout.pieces[place].length for place in taken], part.device)
+        self._places = torch.tensor(
+            [place - self.first_piece for place in taken], device=part.device
+        )
+        self._kernels = DeviceDigests(
+            [plan.layout.pieces[place].length for place in taken], part.device
+        )
         self._packed: list[int] = []
         self._direct: list[tuple[int, int]] = []
         for place in taken:
@@ -35,7 +41,9 @@ class LiveDigests:
                 assert packed is not None, "there are small ones"
                 self._packed.append(packed.memory.data_ptr() + offset - packed.offset)
             else:
-                self._direct.append((number - part.first, offset - plan.image.blobs[number].data_offset))
+                self._direct.append(
+                    (number - part.first, offset - plan.image.blobs[number].data_offset)
+                )
 
     def take(self, sources: Sequence[torch.Tensor]) -> torch.Tensor:
         """Digest what is there now, in the current stream.

@@ -91,7 +91,12 @@ class Staging:
     """Large tensors, from the blob `first` of the image on."""
 
     def __init__(
-        self, blobs: Sequence[Blob], first: int, end: int, device: torch.device, stream: torch.cuda.Stream
+        self,
+        blobs: Sequence[Blob],
+        first: int,
+        end: int,
+        device: torch.device,
+        stream: torch.cuda.Stream,
     ) -> None:
         """Take the memory.
 
@@ -111,7 +116,9 @@ class Staging:
         self.memory.record_stream(stream)
         self._views: list[torch.Tensor] = [
             whole[: blob.data_bytes].view(blob.need.dtype).view(blob.need.shape)
-            for blob, whole in zip(blobs[first:end], torch.split(self.memory, sizes_bytes), strict=True)
+            for blob, whole in zip(
+                blobs[first:end], torch.split(self.memory, sizes_bytes), strict=True
+            )
             if blob.need.dtype is not None
         ]
 

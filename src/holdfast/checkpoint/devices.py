@@ -23,7 +23,9 @@ class Devices:
     Without Triton the CPU digests all of them.
     """
 
-    def __init__(self, plan: Plan, contents: Contents, *, attest: bool, max_bytes: float | None) -> None:
+    def __init__(
+        self, plan: Plan, contents: Contents, *, attest: bool, max_bytes: float | None
+    ) -> None:
         """Take the memory that all snapshots need, or leave all to the CPU where there is none.
 
         Args:
@@ -47,13 +49,17 @@ class Devices:
         def copies(*, attest: bool) -> list[DeviceCopy]:
             try:
                 return [
-                    DeviceCopy(plan, part, live[part.first : part.end], attest=attest, max_bytes=max_bytes)
+                    DeviceCopy(
+                        plan, part, live[part.first : part.end], attest=attest, max_bytes=max_bytes
+                    )
                     for part in plan.on_devices
                 ]
             except torch.cuda.OutOfMemoryError:
                 if attest:  # the digests need some, too
                     raise
-                _logger.warning("The GPU has no memory left to pack small tensors: snapshots of it are slow.")
+                _logger.warning(
+                    "The GPU has no memory left to pack small tensors: snapshots of it are slow."
+                )
                 return []
 
         digests = attest and device_digests.available()
@@ -76,13 +82,19 @@ class Devices:
 
     def packed_places(self) -> set[int]:
         """Return the places of the tensors that a GPU packs in the call."""
-        return {place for part in self._plan.on_devices for place in self._places[part.first : part.direct]}
+        return {
+            place
+            for part in self._plan.on_devices
+            for place in self._places[part.first : part.direct]
+        }
 
     def packed_bytes(self, device: torch.device) -> int:
         """Of a GPU's memory, for what is packed there."""
         return sum(copy.packed_bytes for copy in self._copies if copy.device == device)
 
-    def leaves_none(self, tensors: Sequence[torch.Tensor], copied: Mapping[int, torch.Tensor]) -> bool:
+    def leaves_none(
+        self, tensors: Sequence[torch.Tensor], copied: Mapping[int, torch.Tensor]
+    ) -> bool:
         """Whether the CPU has none to digest in the call: it has copied all that are not digested here.
 
         Nor is there another tensor than when it was planned, of which nothing is known.
@@ -99,7 +111,12 @@ class Devices:
         return (copy.device for copy in self._copies)
 
     def take(
-        self, tensors: Sequence[torch.Tensor], copied: Mapping[int, torch.Tensor], streams: Streams, *, overlaps: bool
+        self,
+        tensors: Sequence[torch.Tensor],
+        copied: Mapping[int, torch.Tensor],
+        streams: Streams,
+        *,
+        overlaps: bool,
     ) -> list[Taken]:
         """Take what is there now; see `DeviceCopy.take`.
 
@@ -134,7 +151,9 @@ class Devices:
             copy.suits(each.sources)
             and all(
                 one is source or one.data_ptr() == source.data_ptr()
-                for one, source in zip(each.sources, sources[copy.part.first : copy.part.end], strict=True)
+                for one, source in zip(
+                    each.sources, sources[copy.part.first : copy.part.end], strict=True
+                )
             )
             for copy, each in zip(self._copies, taken, strict=True)
         )
@@ -150,7 +169,11 @@ class Devices:
             copy.pass_fence(one)
 
     def order(
-        self, taken: Sequence[Taken], seat: Seat, copied: Callable[[int], None], ordered: Callable[[], None]
+        self,
+        taken: Sequence[Taken],
+        seat: Seat,
+        copied: Callable[[int], None],
+        ordered: Callable[[], None],
     ) -> None:
         """Copy it, in a thread of its own; returns once all is there.
 
@@ -191,7 +214,9 @@ class Devices:
             copy.close()
         self._copies.clear()
 
-    def _live(self, tensors: Sequence[torch.Tensor], copied: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
+    def _live(
+        self, tensors: Sequence[torch.Tensor], copied: Mapping[int, torch.Tensor]
+    ) -> list[torch.Tensor]:
         """Those that are on GPUs, blob by blob; nothing where there are fewer."""
         try:
             found = [tensors[place] for place in self._places]
@@ -211,7 +236,9 @@ def current_streams(tensors: Sequence[torch.Tensor]) -> Streams:
     if not (torch.cuda.is_available() and torch.cuda.is_initialized()):  # type: ignore[no-untyped-call]
         return {}
     devices = {tensor.device for tensor in tensors}
-    return {device: torch.cuda.current_stream(device) for device in devices if device.type == "cuda"}
+    return {
+        device: torch.cuda.current_stream(device) for device in devices if device.type == "cuda"
+    }
 
 
 def _nothing(_: int) -> None:

@@ -90,7 +90,9 @@ def write_file(
 def piece_digests(data: memoryview, pieces: Sequence[Piece]) -> bytes:
     """The XXH3-64 of each piece of `data`, eight bytes each, little-endian."""
     digest = xxhash.xxh3_64_intdigest
-    return b"".join(digest(data[at : at + length]).to_bytes(DIGEST_BYTES, "little") for at, length in pieces)
+    return b"".join(
+        digest(data[at : at + length]).to_bytes(DIGEST_BYTES, "little") for at, length in pieces
+    )
 
 
 def _open(path: Path) -> int:

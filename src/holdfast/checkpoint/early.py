@@ -41,14 +41,18 @@ class Changes(enum.Enum):
     """A parameter of a module that no optimizer changes: a frozen parameter, or an average."""
 
 
-def changes_of(contents: Contents, optimizers: OptimizerTensors, learnt: Collection[str]) -> list[Changes]:
+def changes_of(
+    contents: Contents, optimizers: OptimizerTensors, learnt: Collection[str]
+) -> list[Changes]:
     """Return which code may write to each tensor of a state; `learnt` names the tensors that were found changed."""
     tensors = contents.tensors
     modules = [each for each in contents.objects if isinstance(each, torch.nn.Module)]
     buffers = sharing_memory(tensors, (buffer for module in modules for buffer in module.buffers()))
     parameters = [parameter for module in modules for parameter in module.parameters()]
     loose = sharing_memory(tensors, parameters)
-    frozen = sharing_memory(tensors, (parameter for parameter in parameters if not parameter.requires_grad))
+    frozen = sharing_memory(
+        tensors, (parameter for parameter in parameters if not parameter.requires_grad)
+    )
     optimizers.add(each for each in contents.objects if isinstance(each, torch.optim.Optimizer))
     owned = optimizers.owned(tensors)
     leaves = contents.leaves(None)
@@ -57,7 +61,9 @@ def changes_of(contents: Contents, optimizers: OptimizerTensors, learnt: Collect
     def one(place: int) -> Changes:
         if buffers[place] or id(tensors[place]) in found:
             return Changes.FORWARD
-        if owned[place] and not frozen[place]:  # an optimizer may hold frozen ones, too, and never changes them
+        if (
+            owned[place] and not frozen[place]
+        ):  # an optimizer may hold frozen ones, too, and never changes them
             return Changes.NOTHING
         return Changes.LOOSE if loose[place] else Changes.UNKNOWN
 
@@ -94,10 +100,15 @@ def choose_early(
         return [
             place
             for place, each in enumerate(changes)
-            if each is kind and place not in packed and (also_on_gpus or own[place].device not in but_on)
+            if each is kind
+            and place not in packed
+            and (also_on_gpus or own[place].device not in but_on)
         ]
 
-    written, unknown = of(Changes.FORWARD, also_on_gpus=True), of(Changes.UNKNOWN, also_on_gpus=not attest)
+    written, unknown = (
+        of(Changes.FORWARD, also_on_gpus=True),
+        of(Changes.UNKNOWN, also_on_gpus=not attest),
+    )
     needed = written if attest else written + unknown
     left_bytes = budget_bytes - sum(own[place].nbytes for place in needed)
     if left_bytes < 0:
@@ -110,10 +121,16 @@ def choose_early(
     return sorted(early), False
 
 
-def small_places(tensors: Sequence[torch.Tensor], *, but_on: Collection[torch.device] = ()) -> list[int]:
+def small_places(
+    tensors: Sequence[torch.Tensor], *, but_on: Collection[torch.device] = ()
+) -> list[int]:
     """Return the places of tensors that are copied because they are small, except on the GPUs in `but_on`."""
     own = list(map(local, tensors))
-    small = [place for place, each in enumerate(own) if each.device not in but_on and each.nbytes <= SMALL_BYTES]
+    small = [
+        place
+        for place, each in enumerate(own)
+        if each.device not in but_on and each.nbytes <= SMALL_BYTES
+    ]
     return _smallest(own, small, SMALL_ALL_BYTES, most=SMALL_COUNT)
 
 
@@ -129,7 +146,9 @@ def _smallest(
         alike.setdefault((own[place].nbytes, *KIND(own[place])), []).append(place)
     chosen: list[int] = []
     for (size_bytes, *_), each in sorted(alike.items(), key=lambda item: item[0][0]):
-        if size_bytes * len(each) <= left_bytes and (most is None or len(chosen) + len(each) <= most):
+        if size_bytes * len(each) <= left_bytes and (
+            most is None or len(chosen) + len(each) <= most
+        ):
             left_bytes -= size_bytes * len(each)
             chosen += each
     return chosen
@@ -150,7 +169,9 @@ class EarlyCopies:
 
     @torch.inference_mode(mode=False)  # tensors made in inference mode cannot be written to outside
     @torch.no_grad()
-    def take(self, tensors: Sequence[torch.Tensor], places: Iterable[int]) -> dict[int, torch.Tensor]:
+    def take(
+        self, tensors: Sequence[torch.Tensor], places: Iterable[int]
+    ) -> dict[int, torch.Tensor]:
         """Copy the tensors at `places`; return each copy by the `id` of the live tensor."""
         places = [place for place in places if place < len(tensors)]
         live = [tensors[place] for place in places]
@@ -164,7 +185,9 @@ class EarlyCopies:
         self._places, self._kinds = places, kinds
         return dict(zip(map(id, live), self._copies, strict=True))
 
-    def _like(self, live: list[torch.Tensor], kinds: list[Any], places: list[int]) -> list[torch.Tensor]:
+    def _like(
+        self, live: list[torch.Tensor], kinds: list[Any], places: list[int]
+    ) -> list[torch.Tensor]:
         """Return copies, in the memory of the former copies where these are alike."""
         kept = {
             place: (kind, copy)

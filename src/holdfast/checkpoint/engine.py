@@ -56,9 +56,13 @@ class Engine:
         self._folder = folder
         self._options = options
         self._writer = Writer(
-            timeout_s=options.timeout_s, max_write_bytes_s=options.max_write_bytes_s, keep_s=options.keep_s
+            timeout_s=options.timeout_s,
+            max_write_bytes_s=options.max_write_bytes_s,
+            keep_s=options.keep_s,
         )
-        self._seats = Seats(self._writer, max_bytes=options.max_memory_bytes, spares_newest=options.keep_s > 0)
+        self._seats = Seats(
+            self._writer, max_bytes=options.max_memory_bytes, spares_newest=options.keep_s > 0
+        )
         self.optimizers = OptimizerTensors()
         self._shape = Shape(options, self._writer, self._seats, self.optimizers)
         self._training: Ranks | None = None  # `_ranks` are the same with a group of their own
@@ -135,7 +139,9 @@ class Engine:
             staging = self.thread.stage(job, ranks)
         if job.blocking:
             staging.result()
-            if (job.failure is not None or job.outcome.done()) and (error := job.outcome.exception()) is not None:
+            if (job.failure is not None or job.outcome.done()) and (
+                error := job.outcome.exception()
+            ) is not None:
                 raise error
             if job.devices:
                 job.devices.goes_on(job.taken)
@@ -162,7 +168,11 @@ class Engine:
             # After what the snapshot has copied early on these streams: it is copied on from there.
             job.began_on(current_streams(job.contents.tensors))
             # What must be saved is not skipped for want of a plan.
-            must_wait = (job.must and self._shape.is_on_gpus) or not self.fence.was_passed or job.snapshot.must_block
+            must_wait = (
+                (job.must and self._shape.is_on_gpus)
+                or not self.fence.was_passed
+                or job.snapshot.must_block
+            )
             job.blocking = not self._shape.take(job, overlaps=not must_wait) or must_wait
         except Exception as error:  # the other ranks are to know
             job.error, job.blocking = error, True

@@ -10,7 +10,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from holdfast.checkpoint.conversion import SHARD_BYTES, Progress, settle_conversion, write_safetensors
+from holdfast.checkpoint.conversion import (
+    SHARD_BYTES,
+    Progress,
+    settle_conversion,
+    write_safetensors,
+)
 from holdfast.checkpoint.huggingface import small_files, write_small_files
 from holdfast.checkpoint.inventory import open_for_reading, reading_verified
 from holdfast.checkpoint.names import read_name_map
@@ -67,7 +72,13 @@ def export_safetensors(
     with reading_verified(opened) as verified, _appearing(output.absolute()) as folder:
         write_small_files(folder, small_files(hf_config))
         files = write_safetensors(
-            checkpoint, opened.metadata, conversion, folder, files=verified, shard_bytes=shard_bytes, progress=progress
+            checkpoint,
+            opened.metadata,
+            conversion,
+            folder,
+            files=verified,
+            shard_bytes=shard_bytes,
+            progress=progress,
         )
         size_bytes = sum((folder / name).stat().st_size for name in files)
     tensors = sum(not each.tied for each in conversion.plan)

@@ -18,10 +18,14 @@ def explain(order: Order, needed_bytes: int, error: Exception) -> str:
         error: what happened.
     """
     folder = order.folder
-    if getattr(error, "is_final", False) and not getattr(error, "advice", ""):  # storage is not the reason
+    if getattr(error, "is_final", False) and not getattr(
+        error, "advice", ""
+    ):  # storage is not the reason
         return f"Step {order.step} was not saved: {error}."
     try:
-        good = next((info for info in scan(folder) if info.state == "written" and not info.abandoned), None)
+        good = next(
+            (info for info in scan(folder) if info.state == "written" and not info.abandoned), None
+        )
         free_bytes = shutil.disk_usage(folder).free
     except (OSError, HoldfastError) as gone:
         if advice := advice_on(error) or advice_on(gone):
@@ -29,7 +33,9 @@ def explain(order: Order, needed_bytes: int, error: Exception) -> str:
         return f"Step {order.step} was not saved: {error}; {gone} Mount or make the folder again."
     code = getattr(error, "errno", None)
     if code in FULL:
-        reason = f"{folder} is full: about {needed_bytes:,} bytes are needed and {free_bytes:,} are free"
+        reason = (
+            f"{folder} is full: about {needed_bytes:,} bytes are needed and {free_bytes:,} are free"
+        )
         advice = "Free space there, keep fewer checkpoints, or give Checkpointer another folder."
     elif code in (errno.EACCES, errno.EPERM, errno.EROFS):
         reason = f"{folder} cannot be written ({error})"
@@ -39,5 +45,9 @@ def explain(order: Order, needed_bytes: int, error: Exception) -> str:
     else:
         reason = f"{error} (in {folder})"
         advice = getattr(error, "advice", "") or "Look at that folder's storage and save again."
-    last = "There is no earlier checkpoint." if good is None else f"The last good step is {good.step} ({good.path})."
+    last = (
+        "There is no earlier checkpoint."
+        if good is None
+        else f"The last good step is {good.step} ({good.path})."
+    )
     return f"Step {order.step} was not saved: {reason}. {last} {advice}"

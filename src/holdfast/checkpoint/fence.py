@@ -75,7 +75,9 @@ class Fence:
             return
         leaves, written = job.contents.leaves(None), self._shape.agreed.written
         names = [name for name in job.changed() if name in written]
-        if names and _bytes(leaves[name] for name in names) * _BUFFERS_SHARE <= _bytes(job.contents.tensors):
+        if names and _bytes(leaves[name] for name in names) * _BUFFERS_SHARE <= _bytes(
+            job.contents.tensors
+        ):
             self._shape.copy_early(job.contents, names)
 
     def _before_step(self) -> None:
@@ -86,7 +88,9 @@ class Fence:
     def await_copy(self) -> None:
         """Wait until the bytes of the save that was begun last are copied."""
         job = self._staging
-        if job is None or os.getpid() != self._pid:  # forked: the thread that copies is another process's
+        if (
+            job is None or os.getpid() != self._pid
+        ):  # forked: the thread that copies is another process's
             return
         began_s = time.monotonic()
         with job_link().section("save"):

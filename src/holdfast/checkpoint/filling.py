@@ -49,7 +49,9 @@ class Terms:
             BadUse: `rename` is no name map.
         """
         if rename is not None:
-            from holdfast.checkpoint.renaming import Renaming  # few need it, and its regular expressions
+            from holdfast.checkpoint.renaming import (
+                Renaming,
+            )  # few need it, and its regular expressions
 
             self.renaming = Renaming(rename)
 
@@ -185,7 +187,16 @@ def _check_same(fit: Fit, loaded: dict[str, Any]) -> None:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    return local(tensor).detach().resolve_conj().resolve_neg().cpu().contiguous().reshape(-1).view(torch.uint8)
+    return (
+        local(tensor)
+        .detach()
+        .resolve_conj()
+        .resolve_neg()
+        .cpu()
+        .contiguous()
+        .reshape(-1)
+        .view(torch.uint8)
+    )
 
 
 def _another_world(ranks: Ranks, checkpoint: OpenCheckpoint) -> StateMismatch:

@@ -13,7 +13,13 @@ from torch.distributed.checkpoint.metadata import BytesStorageMetadata, TensorSt
 from torch.distributed.tensor import DTensor
 
 from holdfast.checkpoint.plan import local
-from holdfast.checkpoint.tree import PLAIN_TENSORS, Skeleton, irregular, is_nested_list, without_wrappers
+from holdfast.checkpoint.tree import (
+    PLAIN_TENSORS,
+    Skeleton,
+    irregular,
+    is_nested_list,
+    without_wrappers,
+)
 
 
 class _Absent:
@@ -32,7 +38,9 @@ class Fit:
     `missing`, `unexpected`: names that only the state has, and only the checkpoint; of the latter nothing is wanted.
     """
 
-    def __init__(self, saved: Mapping[str, Any], *, strict: bool = True, transposed: Collection[str] = ()) -> None:
+    def __init__(
+        self, saved: Mapping[str, Any], *, strict: bool = True, transposed: Collection[str] = ()
+    ) -> None:
         """Look at nothing yet.
 
         Args:
@@ -83,7 +91,9 @@ class Fit:
             self._fit_leaf(name, target, skeleton)
             return skeleton
         if isinstance(target, torch.Tensor):
-            self.problems.append(f"{name!r} is a tensor in the state and a {_kind(skeleton)} in the checkpoint")
+            self.problems.append(
+                f"{name!r} is a tensor in the state and a {_kind(skeleton)} in the checkpoint"
+            )
             return skeleton
         if isinstance(skeleton, dict):
             return self._fit_dict(name, target, skeleton, adds=adds)
@@ -113,12 +123,22 @@ class Fit:
         elif not isinstance(saved := self._saved[skeleton], TensorStorageMetadata):
             self.wanted[skeleton] = None
         elif (kind := _irregular(saved)) is not None:
-            self.problems.append(f"{name!r} is a {kind} tensor, which nothing is restored into here")
-        elif not isinstance(target, torch.Tensor) or irregular(target) is not None or skeleton in self._transposed:
+            self.problems.append(
+                f"{name!r} is a {kind} tensor, which nothing is restored into here"
+            )
+        elif (
+            not isinstance(target, torch.Tensor)
+            or irregular(target) is not None
+            or skeleton in self._transposed
+        ):
             self._make_room(skeleton, saved)
         elif (target.size(), target.dtype) != (saved.size, saved.properties.dtype):
-            self.wanted[skeleton] = _room(saved, "cpu" if isinstance(target, DTensor) else target.device)
-        elif _is_expanded(local(target)) or (target.numel() and self._first_of(target, name, skeleton)):
+            self.wanted[skeleton] = _room(
+                saved, "cpu" if isinstance(target, DTensor) else target.device
+            )
+        elif _is_expanded(local(target)) or (
+            target.numel() and self._first_of(target, name, skeleton)
+        ):
             self.wanted[skeleton] = torch.empty_like(target)
         else:
             self.wanted[skeleton] = target
@@ -135,17 +155,27 @@ class Fit:
         is_tensor = isinstance(saved, TensorStorageMetadata)
         kind = _irregular(saved) if is_tensor else None
         if isinstance(target, Mapping) or is_nested_list(target):
-            self.problems.append(f"{name!r} is a {_kind(target)} in the state and one value in the checkpoint")
-        elif kind is not None or (isinstance(target, torch.Tensor) and (kind := irregular(target)) is not None):
-            self.problems.append(f"{name!r} is a {kind} tensor, which nothing is restored into here")
+            self.problems.append(
+                f"{name!r} is a {_kind(target)} in the state and one value in the checkpoint"
+            )
+        elif kind is not None or (
+            isinstance(target, torch.Tensor) and (kind := irregular(target)) is not None
+        ):
+            self.problems.append(
+                f"{name!r} is a {kind} tensor, which nothing is restored into here"
+            )
         elif not isinstance(target, torch.Tensor) and is_tensor:
             self._make_room(flat, saved)
         elif not isinstance(target, torch.Tensor):
             self.wanted[flat] = None
         elif not is_tensor:
-            self.problems.append(f"{name!r} is a tensor in the state and a plain value in the checkpoint")
+            self.problems.append(
+                f"{name!r} is a tensor in the state and a plain value in the checkpoint"
+            )
         elif flat in self._transposed and isinstance(target, DTensor):
-            self.problems.append(f"{name!r} is sharded, and what is transposed is not restored into it")
+            self.problems.append(
+                f"{name!r} is sharded, and what is transposed is not restored into it"
+            )
         elif (target.size(), target.dtype) != self._kind_of(target, flat, saved):
             self.problems.append(
                 f"{name!r} is {_shape(target.size(), target.dtype)} in the state and "
@@ -154,15 +184,23 @@ class Fit:
         elif target.dtype != saved.properties.dtype or flat in self._transposed:
             # A DTensor on the host would need a mesh of the host.
             is_sharded = isinstance(target, DTensor)
-            self.wanted[flat] = torch.empty_like(target, dtype=saved.properties.dtype) if is_sharded else _room(saved)
+            self.wanted[flat] = (
+                torch.empty_like(target, dtype=saved.properties.dtype)
+                if is_sharded
+                else _room(saved)
+            )
             self._converted.append((flat, target))
         elif type(own := local(target)) not in PLAIN_TENSORS:
             self.wanted[flat] = target
         elif _is_expanded(own):
-            self.problems.append(f"{name!r} has one value in several places, as expand makes it: clone() it first")
+            self.problems.append(
+                f"{name!r} has one value in several places, as expand makes it: clone() it first"
+            )
         elif own.numel() and (first := self._first_of(target, name, flat)):
             self.same.append((first, (name, flat)))
-            self.wanted[flat] = _room(saved) if own is target else torch.empty_like(target)  # sharded alike
+            self.wanted[flat] = (
+                _room(saved) if own is target else torch.empty_like(target)
+            )  # sharded alike
         else:
             self.wanted[flat] = target
 
@@ -172,7 +210,12 @@ class Fit:
         """The size and the type that a saved tensor has once it is converted for `target`."""
         size = torch.Size(saved.size[::-1]) if flat in self._transposed else saved.size
         dtype = saved.properties.dtype
-        if target is not None and not self.strict and target.dtype.is_floating_point and dtype.is_floating_point:
+        if (
+            target is not None
+            and not self.strict
+            and target.dtype.is_floating_point
+            and dtype.is_floating_point
+        ):
             dtype = target.dtype
         return size, dtype
 
@@ -190,9 +233,15 @@ class Fit:
         first = self._first.setdefault(place, (name, flat))
         return None if first[1] == flat else first
 
-    def _fit_dict(self, name: str, target: Any, skeleton: dict[Any, Any], *, adds: bool) -> Skeleton:
-        if is_nested_list(target) or (isinstance(target, Mapping) and not isinstance(target, MutableMapping)):
-            self.problems.append(f"{name!r} is a {_kind(target)} in the state and a dict in the checkpoint")
+    def _fit_dict(
+        self, name: str, target: Any, skeleton: dict[Any, Any], *, adds: bool
+    ) -> Skeleton:
+        if is_nested_list(target) or (
+            isinstance(target, Mapping) and not isinstance(target, MutableMapping)
+        ):
+            self.problems.append(
+                f"{name!r} is a {_kind(target)} in the state and a dict in the checkpoint"
+            )
             return skeleton
         present: Mapping[Any, Any] = target if isinstance(target, Mapping) else {}
         unknown = [key for key in present if key not in skeleton]
@@ -214,7 +263,8 @@ class Fit:
             self.unexpected += _leaf_names(name, beyond)
             skeleton = {key: part for key, part in skeleton.items() if key in present}
         return {
-            key: self.fit(f"{name}.{key}", present.get(key, ABSENT), part, adds=adds) for key, part in skeleton.items()
+            key: self.fit(f"{name}.{key}", present.get(key, ABSENT), part, adds=adds)
+            for key, part in skeleton.items()
         }
 
     def _fit_list(self, name: str, target: Any, skeleton: list[Any], *, adds: bool) -> Skeleton:
@@ -223,14 +273,23 @@ class Fit:
             return skeleton
         present = target if isinstance(target, list) else []
         if len(present) > len(skeleton):
-            self.problems.append(f"{name!r} has {len(present)} items, the checkpoint has {len(skeleton)}")
+            self.problems.append(
+                f"{name!r} has {len(present)} items, the checkpoint has {len(skeleton)}"
+            )
         return [
-            self.fit(f"{name}.{index}", present[index] if index < len(present) else ABSENT, part, adds=adds)
+            self.fit(
+                f"{name}.{index}",
+                present[index] if index < len(present) else ABSENT,
+                part,
+                adds=adds,
+            )
             for index, part in enumerate(skeleton)
         ]
 
 
-def fill(target: Any, skeleton: Skeleton, loaded: Mapping[str, Any], filled: set[int] | None = None) -> Any:
+def fill(
+    target: Any, skeleton: Skeleton, loaded: Mapping[str, Any], filled: set[int] | None = None
+) -> Any:
     """Put what was read into `target`, in place where it can be, and return what to keep in its stead.
 
     Tensors of `target` that were read into are in `loaded` themselves. `filled`: the `id`s of the containers of the
@@ -260,7 +319,9 @@ def fill(target: Any, skeleton: Skeleton, loaded: Mapping[str, Any], filled: set
     return value
 
 
-def rebuilt(target: Any, skeleton: Skeleton, loaded: Mapping[str, Any], *, lost_empty: bool = False) -> Any:
+def rebuilt(
+    target: Any, skeleton: Skeleton, loaded: Mapping[str, Any], *, lost_empty: bool = False
+) -> Any:
     """Return what was read in new containers, which are of the kinds that `target` has in their places.
 
     A checkpoint does not record the kinds of dicts: those come from `target`, as a Counter or the `_metadata` of a
@@ -285,7 +346,10 @@ def rebuilt(target: Any, skeleton: Skeleton, loaded: Mapping[str, Any], *, lost_
         return entries
     if isinstance(skeleton, list):
         items = target if isinstance(target, list) else []
-        return [into(items[index] if index < len(items) else ABSENT, part) for index, part in enumerate(skeleton)]
+        return [
+            into(items[index] if index < len(items) else ABSENT, part)
+            for index, part in enumerate(skeleton)
+        ]
     return loaded[skeleton]
 
 
@@ -296,7 +360,9 @@ def _room(saved: TensorStorageMetadata, device: torch.device | str = "cpu") -> t
 
 def _is_expanded(own: torch.Tensor) -> bool:
     """Whether one value is in several places."""
-    return any(stride == 0 and size > 1 for stride, size in zip(own.stride(), own.size(), strict=True))
+    return any(
+        stride == 0 and size > 1 for stride, size in zip(own.stride(), own.size(), strict=True)
+    )
 
 
 def _irregular(saved: TensorStorageMetadata) -> str | None:
@@ -314,7 +380,11 @@ def _leaf_names(name: str, value: Any) -> list[str]:
     if isinstance(value, Mapping):
         return [each for key, item in value.items() for each in _leaf_names(f"{name}.{key}", item)]
     if is_nested_list(value):
-        return [each for index, item in enumerate(value) for each in _leaf_names(f"{name}.{index}", item)]
+        return [
+            each
+            for index, item in enumerate(value)
+            for each in _leaf_names(f"{name}.{index}", item)
+        ]
     return [name]
 
 

@@ -96,13 +96,25 @@ class Staging:
         fsync_folder(self.path)
         with contextlib.ExitStack() as held:
             with contextlib.suppress(NotFound):  # the step is new
-                held.enter_context(locked(self._final))  # a pin comes before this, or goes to the new one
-            former = [path for path in (self._final, replaced) if os.path.lexists(path)]  # a link may lead to nothing
+                held.enter_context(
+                    locked(self._final)
+                )  # a pin comes before this, or goes to the new one
+            former = [
+                path for path in (self._final, replaced) if os.path.lexists(path)
+            ]  # a link may lead to nothing
             if former and not replaces:
-                raise BadUse(f"There is a checkpoint {former[0]} already. Give another step or another folder.")
-            inherit_claims([path for path in former if path.is_dir()], self.path, now_s=self.path.stat().st_mtime)
+                raise BadUse(
+                    f"There is a checkpoint {former[0]} already. Give another step or another folder."
+                )
+            inherit_claims(
+                [path for path in former if path.is_dir()],
+                self.path,
+                now_s=self.path.stat().st_mtime,
+            )
             if os.path.lexists(self._final):
-                if os.path.lexists(replaced):  # left by a crash: of the two, keep the one that may still be good
+                if os.path.lexists(
+                    replaced
+                ):  # left by a crash: of the two, keep the one that may still be good
                     hidden = hide(self._final if final_is_damaged else replaced)
                 if os.path.lexists(self._final):
                     self._final.rename(replaced)
@@ -139,7 +151,9 @@ def hide(path: Path) -> Path | None:
     except OSError as error:
         _tell_of_undeleted(path, error)
         return None
-    with contextlib.suppress(OSError):  # what comes back after a power cut lacks files, which is seen
+    with contextlib.suppress(
+        OSError
+    ):  # what comes back after a power cut lacks files, which is seen
         os.utime(hidden, follow_symlinks=False)  # somebody is at it, see `erase_abandoned`
         fsync_folder(path.parent)
     return hidden
@@ -179,7 +193,9 @@ def _tell_of_undeleted(path: Path, error: OSError) -> None:
 def has_unfinished(folder: Path) -> bool:
     """Whether a living process prepares a save in `folder`, or may do so."""
     told = ((path, _is_locked(path)) for path in folder.glob(_LEFTOVERS[0]))
-    return any(_has_changed_lately(path) if is_locked is None else is_locked for path, is_locked in told)
+    return any(
+        _has_changed_lately(path) if is_locked is None else is_locked for path, is_locked in told
+    )
 
 
 def traces_of_unfinished(folder: Path) -> frozenset[tuple[str, int, int]]:
@@ -224,7 +240,9 @@ def _has_changed_lately(path: Path) -> bool:
     return True
 
 
-def remove_leftovers(folder: Path, *, but_of: str = "", progress: Callable[[int], None] = lambda _: None) -> None:
+def remove_leftovers(
+    folder: Path, *, but_of: str = "", progress: Callable[[int], None] = lambda _: None
+) -> None:
     """Delete what saves and deletions of dead processes left in `folder`.
 
     Args:
@@ -237,7 +255,9 @@ def remove_leftovers(folder: Path, *, but_of: str = "", progress: Callable[[int]
     """
 
     def of_others(pattern: str) -> Iterator[Path]:
-        return (path for path in folder.glob(pattern) if not but_of or f".{but_of}-" not in path.name)
+        return (
+            path for path in folder.glob(pattern) if not but_of or f".{but_of}-" not in path.name
+        )
 
     for told in (*of_others(_FAILURES), *folder.glob(_LINES)):
         with contextlib.suppress(OSError):  # it is of a save whose name nobody takes again

@@ -73,7 +73,9 @@ def _check_foreign(metadata: Metadata) -> None:
 def file_sizes(path: Path) -> dict[str, int]:
     """The files of a checkpoint by their path with `/`, and their sizes in bytes."""
     files = (Path(root, name) for root, _, names in os.walk(path) for name in names)
-    return {file.relative_to(path).as_posix(): file.stat().st_size for file in files if file.is_file()}
+    return {
+        file.relative_to(path).as_posix(): file.stat().st_size for file in files if file.is_file()
+    }
 
 
 def check_whole(metadata: Metadata, sizes_bytes: dict[str, int]) -> None:
@@ -91,7 +93,9 @@ def check_whole(metadata: Metadata, sizes_bytes: dict[str, int]) -> None:
         for index, needed_bytes in _needed_bytes(metadata).items():
             stored = metadata.storage_data[index]
             if stored.length < needed_bytes and not is_transformed(stored):
-                raise ManifestError(f"{index.fqn!r} has {stored.length} of its {needed_bytes} bytes in a file")
+                raise ManifestError(
+                    f"{index.fqn!r} has {stored.length} of its {needed_bytes} bytes in a file"
+                )
         ends: dict[str, tuple[int, str]] = {}
         for file, offset, length, index in sorted(_places(metadata), key=lambda place: place[:3]):
             if file not in sizes_bytes:
@@ -119,7 +123,11 @@ def _check_names(metadata: Metadata) -> None:
 
 
 def _is_place(path: Any) -> bool:
-    return isinstance(path, tuple | list) and bool(path) and all(isinstance(part, str | int) for part in path)
+    return (
+        isinstance(path, tuple | list)
+        and bool(path)
+        and all(isinstance(part, str | int) for part in path)
+    )
 
 
 def is_transformed(stored: Any) -> bool:
@@ -137,7 +145,9 @@ def _check_tensor(name: str, saved: TensorStorageMetadata) -> None:
             raise ManifestError(f"a part of {name!r} lies outside of its shape")
         written += math.prod(chunk.sizes)
     if written < math.prod(saved.size):
-        raise ManifestError(f"{name!r} is not whole: {written} of its {math.prod(saved.size)} values were written")
+        raise ManifestError(
+            f"{name!r} is not whole: {written} of its {math.prod(saved.size)} values were written"
+        )
 
 
 def _places(metadata: Metadata) -> Iterator[tuple[str, int, int, MetadataIndex]]:

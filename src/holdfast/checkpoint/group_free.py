@@ -13,7 +13,11 @@ import torch.distributed as dist
 
 
 def _import_without_group() -> None:
-    if not dist.is_available() or not dist.is_initialized() or "torch.distributed.nn.functional" in sys.modules:
+    if (
+        not dist.is_available()
+        or not dist.is_initialized()
+        or "torch.distributed.nn.functional" in sys.modules
+    ):
         return
     world = dist.group.WORLD  # in a function: a name of the module would keep it just as well
     dist.group.WORLD = None

@@ -31,17 +31,23 @@ def expected_tensors(hf_config: Path) -> ModelTensors:
         BadUse: transformers knows no such model, or only by running code that the folder brings.
     """
     if not (hf_config / CONFIG).is_file():
-        raise NotFound(f"There is no {CONFIG} in {hf_config}. Give the folder with the model's configuration.")
+        raise NotFound(
+            f"There is no {CONFIG} in {hf_config}. Give the folder with the model's configuration."
+        )
     try:
         import torch
         import transformers
     except ImportError as error:
-        raise BadUse(f"{error.name} is not installed. Install it with: pip install 'holdfast[eval]'.") from error
+        raise BadUse(
+            f"{error.name} is not installed. Install it with: pip install 'holdfast[eval]'."
+        ) from error
     logger = logging.getLogger("transformers")
     level = logger.level
     logger.setLevel(logging.ERROR)  # token ids of a tokenizer that is not at hand, and the like
     try:
-        config = transformers.AutoConfig.from_pretrained(hf_config, trust_remote_code=False, local_files_only=True)
+        config = transformers.AutoConfig.from_pretrained(
+            hf_config, trust_remote_code=False, local_files_only=True
+        )
         named = (getattr(config, "architectures", None) or [""])[0]
         architecture = getattr(transformers, named, transformers.AutoModelForCausalLM)
         make = getattr(architecture, "_from_config", None) or architecture.from_config
@@ -74,7 +80,10 @@ def is_small_file(path: str) -> bool:
     beside = pure.parts[:-1] in ((), (_TEMPLATES,))
     # The index of other weights (pytorch_model.bin.index.json) would lead readers to files that are not there.
     return (
-        beside and path.endswith(SMALL_SUFFIXES) and not pure.name.startswith(".") and not path.endswith(".index.json")
+        beside
+        and path.endswith(SMALL_SUFFIXES)
+        and not pure.name.startswith(".")
+        and not path.endswith(".index.json")
     )
 
 

@@ -181,7 +181,8 @@ def _uncut(at: int, head: int, data: int, length: int) -> int:
         left = -at % CHUNK_BYTES
         return at + left if left < length else at
     while not all(
-        (edge % CHUNK_BYTES or CHUNK_BYTES) >= LEAST_PIECE_BYTES for edge in (-(at + head), at + head + data)
+        (edge % CHUNK_BYTES or CHUNK_BYTES) >= LEAST_PIECE_BYTES
+        for edge in (-(at + head), at + head + data)
     ):
         at += ALIGNMENT
     return at

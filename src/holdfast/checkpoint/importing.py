@@ -12,7 +12,12 @@ import torch
 
 from holdfast.checkpoint.arguments import check_whole
 from holdfast.checkpoint.catalog import Progress
-from holdfast.checkpoint.checksums import BLOCK_BYTES, checksum_of_digests, digests_of, write_sidecar
+from holdfast.checkpoint.checksums import (
+    BLOCK_BYTES,
+    checksum_of_digests,
+    digests_of,
+    write_sidecar,
+)
 from holdfast.checkpoint.commit import METADATA_NAME
 from holdfast.checkpoint.contents import STRUCTURE
 from holdfast.checkpoint.folders import Staging, step_path
@@ -36,7 +41,9 @@ class Imported:
     unchecked: str
 
 
-def import_dcp(source: Path, folder: Path, step: int, *, progress: Progress = lambda _done, _total: None) -> Imported:
+def import_dcp(
+    source: Path, folder: Path, step: int, *, progress: Progress = lambda _done, _total: None
+) -> Imported:
     """Copy a checkpoint of DCP's into a folder of Holdfast's, where `Checkpointer.restore` finds it.
 
     It appears whole or not at all, and keeps the time at which it was saved. What it has no checksum for is taken as
@@ -57,7 +64,9 @@ def import_dcp(source: Path, folder: Path, step: int, *, progress: Progress = la
     step = check_whole("step", step, least=0)
     opened = open_for_reading(source)
     if opened.manifest is not None:
-        raise BadUse(f"{source} is a checkpoint of Holdfast's already. Copy its folder, under its own name.")
+        raise BadUse(
+            f"{source} is a checkpoint of Holdfast's already. Copy its folder, under its own name."
+        )
     if STRUCTURE in opened.metadata.state_dict_metadata:
         raise BadUse(
             f"Holdfast wrote {source}, and its manifest is missing: a save or a copy did not finish. Take another."
@@ -68,7 +77,9 @@ def import_dcp(source: Path, folder: Path, step: int, *, progress: Progress = la
             "here. Load it with that, and save it without."
         )
     if step_path(folder, step).exists():  # known before the copy
-        raise BadUse(f"There is a checkpoint {step_path(folder, step)} already. Give another step or another folder.")
+        raise BadUse(
+            f"There is a checkpoint {step_path(folder, step)} already. Give another step or another folder."
+        )
     folder.mkdir(parents=True, exist_ok=True)
     staging = Staging(folder, step)
     try:
@@ -95,12 +106,18 @@ def _fill(folder: Path, opened: Opened, step: int, progress: Progress) -> tuple[
     files = [_copy(opened.path, folder, name, copied) for name in names]
     _copy_bytes(opened.path / METADATA_NAME, folder / METADATA_NAME)
     # The copy is what will be restored, so it is what is checked.
-    checked = check_foreign(folder, progress=lambda done, _total: progress(size_bytes + done, 2 * size_bytes))
+    checked = check_foreign(
+        folder, progress=lambda done, _total: progress(size_bytes + done, 2 * size_bytes)
+    )
     if checked.state == "damaged":
-        raise DamagedCheckpoint(f"{opened.path} is damaged: {checked.reason}. Take another checkpoint.")
+        raise DamagedCheckpoint(
+            f"{opened.path} is damaged: {checked.reason}. Take another checkpoint."
+        )
     manifest = Manifest(
         step=step,
-        world_size=max((int(match[1]) + 1 for match in map(_DATA_FILE.fullmatch, names) if match), default=1),
+        world_size=max(
+            (int(match[1]) + 1 for match in map(_DATA_FILE.fullmatch, names) if match), default=1
+        ),
         created_at_s=(opened.path / METADATA_NAME).stat().st_mtime,
         torch=str(torch.__version__),
         save=secrets.token_hex(4),
@@ -119,7 +136,9 @@ def _copy(source: Path, target: Path, name: str, copied: Callable[[int], None]) 
     return FileEntry(path=name, size_bytes=size_bytes, checksum=checksum_of_digests(digests))
 
 
-def _copy_bytes(source: Path, target: Path, copied: Callable[[int], None] = lambda _: None) -> tuple[int, bytes]:
+def _copy_bytes(
+    source: Path, target: Path, copied: Callable[[int], None] = lambda _: None
+) -> tuple[int, bytes]:
     """Copy a file, durably; its size and the digests of its blocks."""
     digests = []
     with source.open("rb") as read, target.open("xb") as written:

@@ -145,7 +145,9 @@ class Auto(EverySeconds):
     Never more often than the disk keeps up with: the last saves' seconds from the call until they were durable.
     """
 
-    def __init__(self, clock: Clock, *, history: FailureHistory, devices: Callable[[], int]) -> None:
+    def __init__(
+        self, clock: Clock, *, history: FailureHistory, devices: Callable[[], int]
+    ) -> None:
         """`history` is of before this process; its own time without a failure is added."""
         super().__init__(FIRST_S, clock)
         self._history = history
@@ -163,7 +165,9 @@ class Auto(EverySeconds):
             self._is_first = False
             self.interval_s = max(FIRST_S, slowest_s)
             return
-        self._lost_s.append(max(lost_s, 0.0))  # steps beside a save may have been faster than the usual one
+        self._lost_s.append(
+            max(lost_s, 0.0)
+        )  # steps beside a save may have been faster than the usual one
         best_s = best_interval_s(statistics.median(self._lost_s), self.mtbf_s)
         self.interval_s = max(min(best_s, LONGEST_S), slowest_s)
 
@@ -171,7 +175,9 @@ class Auto(EverySeconds):
     def mtbf_s(self) -> float:
         """Mean time between failures of this job as far as is known now, seconds."""
         own_s = self._clock.monotonic_s() - self._made_at_s
-        known = FailureHistory(failures=self._history.failures, trained_s=self._history.trained_s + own_s)
+        known = FailureHistory(
+            failures=self._history.failures, trained_s=self._history.trained_s + own_s
+        )
         return mean_time_between_failures_s(known, devices=self._devices())
 
 

@@ -48,7 +48,11 @@ class Opened:
     def files_of(self, name: str) -> list[str]:
         """The files in which a value lies."""
         saved = self.tensor(name)
-        parts = [MetadataIndex(name)] if saved is None else [MetadataIndex(name, each.offsets) for each in saved.chunks]
+        parts = (
+            [MetadataIndex(name)]
+            if saved is None
+            else [MetadataIndex(name, each.offsets) for each in saved.chunks]
+        )
         return sorted({str(self.metadata.storage_data[part].relative_path) for part in parts})
 
     def entry_of(self, name: str) -> str:
@@ -100,10 +104,18 @@ def open_for_reading(path: Path) -> Opened:
         raise NotFound(f"There is no checkpoint {path}. Give the folder of one step.")
     if not (path / METADATA_NAME).is_file() and not (path / MANIFEST_NAME).is_file():
         steps = sorted(each.parent for each in path.glob(f"step-*/{METADATA_NAME}"))
-        hint = f"It holds some: give one of them, such as {steps[-1]}." if steps else "Give the folder of one step."
+        hint = (
+            f"It holds some: give one of them, such as {steps[-1]}."
+            if steps
+            else "Give the folder of one step."
+        )
         raise NotFound(f"{path} is no checkpoint: it has no {METADATA_NAME}. {hint}")
     try:
-        files = {name: size_bytes for name, size_bytes in file_sizes(path).items() if not _is_beside(name)}
+        files = {
+            name: size_bytes
+            for name, size_bytes in file_sizes(path).items()
+            if not _is_beside(name)
+        }
         manifest = _manifest(path)
         if manifest is not None:
             check_sizes(path, manifest.files)
@@ -125,7 +137,9 @@ def reading_verified(opened: Opened) -> Iterator[VerifiedFiles | None]:
     if opened.manifest is None:
         found = check_foreign(opened.path)
         if found.state == "damaged":
-            raise CheckpointError(f"{opened.path} is damaged: {found.reason}. Take another checkpoint.")
+            raise CheckpointError(
+                f"{opened.path} is damaged: {found.reason}. Take another checkpoint."
+            )
         yield None
         return
     try:
@@ -168,7 +182,9 @@ def take_inventory(opened: Opened) -> Inventory:
 
 def _refusal(path: Path, error: ManifestError | OSError) -> CheckpointError:
     if isinstance(error, UnreadError | OSError):
-        return CheckpointError(f"{path} cannot be read: {error}. Try again, or take another checkpoint.")
+        return CheckpointError(
+            f"{path} cannot be read: {error}. Try again, or take another checkpoint."
+        )
     return CheckpointError(f"{path} is damaged: {error}. Take another checkpoint.")
 
 

@@ -19,7 +19,9 @@ def judges_all(entry: Any) -> bool:
     return True
 
 
-def judged_names(module: torch.nn.Module, here: Iterable[Any], saved: Iterable[Any]) -> Callable[[Any], bool]:
+def judged_names(
+    module: torch.nn.Module, here: Iterable[Any], saved: Iterable[Any]
+) -> Callable[[Any], bool]:
     """Return a function that tests whether the module's own code judges a name of its state.
 
     The module's own code judges names below a module that has its own `_load_from_state_dict` or a hook before loading.
@@ -30,10 +32,14 @@ def judged_names(module: torch.nn.Module, here: Iterable[Any], saved: Iterable[A
         for path, each in module.named_modules(remove_duplicate=False)
         if _has_own_loading(each)
     )
-    extra = {name for name in here if _is_extra_state(name)} & {name for name in saved if _is_extra_state(name)}
+    extra = {name for name in here if _is_extra_state(name)} & {
+        name for name in saved if _is_extra_state(name)
+    }
 
     def is_judged(name: Any) -> bool:
-        return name in extra or (isinstance(name, str) and without_wrappers(name).startswith(prefixes))
+        return name in extra or (
+            isinstance(name, str) and without_wrappers(name).startswith(prefixes)
+        )
 
     return is_judged
 

@@ -63,7 +63,9 @@ def address(folder: Path, rank: int) -> str:
 
 def is_of_this_user(line: socket.socket) -> bool:
     """Whether the process at the other side of a unix socket runs as the user that this one runs as."""
-    _pid, uid, _gid = _CREDENTIALS.unpack(line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    _pid, uid, _gid = _CREDENTIALS.unpack(
+        line.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+    )
     return bool(uid == os.geteuid())
 
 
@@ -179,7 +181,11 @@ class Keeper:
     @property
     def newest(self) -> Snapshot | None:
         """What would be kept now; None where there is nothing, or nothing is to be kept."""
-        return self._newest if self._keep_s > 0 and self._newest is not None and self._newest.is_there() else None
+        return (
+            self._newest
+            if self._keep_s > 0 and self._newest is not None and self._newest.is_there()
+            else None
+        )
 
     @property
     def has_any(self) -> bool:
@@ -196,7 +202,9 @@ class Keeper:
             self._listen()
             if self._listener is not None and self._has_trainer:
                 self._trainer.register(self._listener, select.POLLIN)
-                threading.Thread(target=self._serve_meanwhile, args=(self._listener,), daemon=True).start()
+                threading.Thread(
+                    target=self._serve_meanwhile, args=(self._listener,), daemon=True
+                ).start()
 
     def committed(self, snapshot: Snapshot) -> bool:
         """A save is durable. Whether it is worth keeping: what is not known by the digest of each block is not."""
@@ -263,7 +271,9 @@ class Keeper:
         last: socket.socket | None = None
         try:
             until_s = self._now_s() + self._keep_s
-            while last is None and self._now_s() < until_s and self._free_bytes() >= LEAST_FREE_BYTES:
+            while (
+                last is None and self._now_s() < until_s and self._free_bytes() >= LEAST_FREE_BYTES
+            ):
                 if self._is_over():
                     break
                 last = self._serve(listener, own)
@@ -303,7 +313,9 @@ def _close_notes(images: Sequence[Image]) -> None:
 
 def _image_of(snapshot: Snapshot) -> Image:
     order, layout, notes = snapshot.order, snapshot.layout, snapshot.pack_notes()
-    told = Told(layout.rank, layout.world_size, order.step, order.save, image_bytes(layout), len(notes))
+    told = Told(
+        layout.rank, layout.world_size, order.step, order.save, image_bytes(layout), len(notes)
+    )
     return Image(told=told, fd=snapshot.arena.fd, notes=notes_file(notes))
 
 

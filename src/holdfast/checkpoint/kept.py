@@ -83,7 +83,12 @@ def ask(folder: Path, keeper: int, rank: int | None = None) -> Kept | None:
                 file.seek(0)
                 read = file.read()
             return Kept.of(os.dup(arena), told["step"], told["save"], read)
-        except (OSError, ValueError, LookupError, TypeError):  # it died meanwhile, or is of another version
+        except (
+            OSError,
+            ValueError,
+            LookupError,
+            TypeError,
+        ):  # it died meanwhile, or is of another version
             return None
 
 
@@ -155,7 +160,9 @@ class Predecessors:
         if (step, save) not in self._taken:
             taken = self._taken[step, save] = []
             for keeper, told in self._found:
-                if (told.step, told.save) == (step, save) and (kept := ask(self._folder, keeper, told.rank)):
+                if (told.step, told.save) == (step, save) and (
+                    kept := ask(self._folder, keeper, told.rank)
+                ):
                     taken.append(kept)
         return [kept for kept in self._taken[step, save] if (kept.step, kept.save) == (step, save)]
 
@@ -180,7 +187,9 @@ class Predecessors:
             raise ManifestError(f"it is not what rank {self._rank} has in memory")
         first = next((kept.layout for kept in same if kept.layout.rank == 0), None)
         metadata = first.metadata if first is not None else (path / METADATA_NAME).read_bytes()
-        if _checksum(metadata) not in {entry.checksum for entry in manifest.files if entry.path == METADATA_NAME}:
+        if _checksum(metadata) not in {
+            entry.checksum for entry in manifest.files if entry.path == METADATA_NAME
+        }:
             raise ManifestError(f"{METADATA_NAME} does not match its checksum")
         return metadata, KeptFiles(path, manifest.files, same, self._tier)
 
@@ -195,7 +204,10 @@ class Predecessors:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         for taken in self._taken.values():
             for kept in taken:
@@ -209,7 +221,9 @@ def _checksum(content: bytes) -> str:
 class KeptFiles(VerifiedFiles):
     """The files of one checkpoint, from memory where a rank of this node left them there."""
 
-    def __init__(self, folder: Path, files: Iterable[FileEntry], kept: Iterable[Kept], tier: Tier = "memory") -> None:
+    def __init__(
+        self, folder: Path, files: Iterable[FileEntry], kept: Iterable[Kept], tier: Tier = "memory"
+    ) -> None:
         super().__init__(folder, files)
         self.tier = tier
         self._places: dict[str, tuple[Kept, int, bytes]] = {}
@@ -217,7 +231,11 @@ class KeptFiles(VerifiedFiles):
             at = 0
             for shard in each.layout.shards:
                 length = DIGEST_BYTES * -(-shard.size_bytes // BLOCK_BYTES)
-                self._places[shard.name] = each, PAGE_BYTES + shard.offset, each.digests[at : at + length]
+                self._places[shard.name] = (
+                    each,
+                    PAGE_BYTES + shard.offset,
+                    each.digests[at : at + length],
+                )
                 at += length
 
     def _open(self, name: str) -> tuple[int, int]:

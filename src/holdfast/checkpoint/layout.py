@@ -66,7 +66,9 @@ class Layout:
                 "replicated": self.replicated,
             }
         ).encode()
-        return len(head).to_bytes(_LENGTH_BYTES, "little") + head + numbers.tobytes() + self.metadata
+        return (
+            len(head).to_bytes(_LENGTH_BYTES, "little") + head + numbers.tobytes() + self.metadata
+        )
 
     @classmethod
     def unpack(cls, data: bytes) -> Self:
@@ -88,7 +90,9 @@ class Layout:
         )
 
 
-def pieces_of(data: Iterable[tuple[int, int]], shards: Sequence[Shard]) -> tuple[tuple[Piece, int], ...]:
+def pieces_of(
+    data: Iterable[tuple[int, int]], shards: Sequence[Shard]
+) -> tuple[tuple[Piece, int], ...]:
     """Blobs, cut where chunks end.
 
     Args:

@@ -144,12 +144,16 @@ def acquire(
     while True:
         with _former(path) as (former, fd):
             is_free = fd is None or _try_lock(fd)
-            is_other_run = former is not None and bool(former.run and who.run) and former.run != who.run
+            is_other_run = (
+                former is not None and bool(former.run and who.run) and former.run != who.run
+            )
             if not is_free:
                 if not is_other_run and time.monotonic() < began_s + _patience_s(former, who):
                     if not is_said:
                         _logger.warning(
-                            "Waiting for the end of %s, which saves into %s.", former or "a process", folder
+                            "Waiting for the end of %s, which saves into %s.",
+                            former or "a process",
+                            folder,
                         )
                     is_said = True
                     time.sleep(_POLL_S)
@@ -202,7 +206,12 @@ def _of_another_run(folder: Path, former: Holder, who: Identity) -> str:
 
 
 def _is_newer(who: Identity, former: Holder) -> bool:
-    return bool(who.run) and who.run == former.run and who.generation is not None and who.generation > former.generation
+    return (
+        bool(who.run)
+        and who.run == former.run
+        and who.generation is not None
+        and who.generation > former.generation
+    )
 
 
 def _patience_s(former: Holder | None, who: Identity) -> float:
@@ -213,7 +222,12 @@ def _patience_s(former: Holder | None, who: Identity) -> float:
 
 
 def _await_last_save(
-    folder: Path, former: Holder, traces: frozenset[tuple[str, int, int]], *, began_s: float, timeout_s: float
+    folder: Path,
+    former: Holder,
+    traces: frozenset[tuple[str, int, int]],
+    *,
+    began_s: float,
+    timeout_s: float,
 ) -> None:
     """Wait for the save that a former writer has left unfinished, while the save makes progress.
 
@@ -225,7 +239,9 @@ def _await_last_save(
         if now_s >= until_s:
             before, traces = traces, traces_of_unfinished(folder)
             if traces == before or now_s >= began_s + timeout_s:
-                _logger.warning("The last save of %s in %s is not waited for any longer.", former, folder)
+                _logger.warning(
+                    "The last save of %s in %s is not waited for any longer.", former, folder
+                )
                 return
             until_s = min(now_s + PATIENCE_S, began_s + timeout_s)
         if not is_said:

@@ -53,7 +53,10 @@ def _limit(error: BaseException) -> tuple[str, str] | None:
         return allowed, f"{_RAISE} (`ulimit -n`), or keep fewer files open in the script."
     if code == errno.ENFILE:
         allowed = f"`sysctl fs.file-max` allows all processes of the node together {_file_max()} open files"
-        return allowed, "Raise that limit of the node (`sysctl fs.file-max`), or run fewer processes there."
+        return (
+            allowed,
+            "Raise that limit of the node (`sysctl fs.file-max`), or run fewer processes there.",
+        )
     if code == errno.EFBIG:
         size_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         if size_bytes == resource.RLIM_INFINITY:

@@ -50,11 +50,15 @@ def read_abandoned(folder: Path) -> frozenset[Save]:
     """Return the saves that are listed as abandoned; none if the list is missing or cannot be read."""
     try:
         content = json.loads((folder / LINE_NAME).read_bytes())
-        return frozenset(Save(step=int(each["step"]), save=str(each["save"])) for each in content["abandoned"])
+        return frozenset(
+            Save(step=int(each["step"]), save=str(each["save"])) for each in content["abandoned"]
+        )
     except FileNotFoundError:
         pass
     except (OSError, *DAMAGED_JSON) as error:
-        _logger.warning("Which steps of %s are abandoned is not known (%s: %s).", folder, LINE_NAME, error)
+        _logger.warning(
+            "Which steps of %s are abandoned is not known (%s: %s).", folder, LINE_NAME, error
+        )
     return frozenset()
 
 
@@ -64,7 +68,10 @@ def note_abandoned(folder: Path, abandoned: Collection[Save]) -> None:
     Raises:
         OSError: the list could not be written.
     """
-    saves = [{"step": each.step, "save": each.save} for each in sorted(abandoned, key=lambda each: each.step)]
+    saves = [
+        {"step": each.step, "save": each.save}
+        for each in sorted(abandoned, key=lambda each: each.step)
+    ]
     write_atomic(folder / LINE_NAME, json.dumps({"abandoned": saves}).encode() + b"\n")
 
 
@@ -96,7 +103,9 @@ def left_behind(
         if parent is None:
             beyond -= 1
     # The former save of this step is replaced; until then, a crash leaves that save unchanged.
-    return frozenset(save for save in by_save if save not in line and (save in abandoned or save.step > beyond))
+    return frozenset(
+        save for save in by_save if save not in line and (save in abandoned or save.step > beyond)
+    )
 
 
 def left_by_newest(present: Iterable[Dated]) -> frozenset[Save]:

@@ -14,7 +14,12 @@ from typing import Any
 
 import xxhash
 
-from holdfast.checkpoint.checksums import check_file, checksum_of_digests, file_digests, whole_checksum
+from holdfast.checkpoint.checksums import (
+    check_file,
+    checksum_of_digests,
+    file_digests,
+    whole_checksum,
+)
 from holdfast.core.atomic import write_atomic
 
 MANIFEST_NAME = "holdfast.json"
@@ -37,7 +42,9 @@ class UnreadError(ManifestError):
 
 def unread(name: str, error: OSError) -> ManifestError:
     """What to raise where a file cannot be read: one that is missing is damage, whatever else may pass."""
-    kind = ManifestError if isinstance(error, FileNotFoundError | NotADirectoryError) else UnreadError
+    kind = (
+        ManifestError if isinstance(error, FileNotFoundError | NotADirectoryError) else UnreadError
+    )
     return kind(f"{name} is missing or unreadable ({error.strerror})")
 
 
@@ -100,7 +107,9 @@ def describe_file(folder: Path, name: str) -> FileEntry:
     """
     size_bytes = (folder / name).stat().st_size
     return FileEntry(
-        path=name, size_bytes=size_bytes, checksum=checksum_of_digests(file_digests(folder / name, size_bytes))
+        path=name,
+        size_bytes=size_bytes,
+        checksum=checksum_of_digests(file_digests(folder / name, size_bytes)),
     )
 
 
@@ -182,10 +191,14 @@ def check_sizes(folder: Path, files: Iterable[FileEntry]) -> None:
         if not found.is_relative_to(inside) or not found.is_file():
             raise ManifestError(f"{entry.path} leads out of the checkpoint or is no regular file")
         if size_bytes != entry.size_bytes:
-            raise ManifestError(f"{entry.path} has {size_bytes} bytes instead of {entry.size_bytes}")
+            raise ManifestError(
+                f"{entry.path} has {size_bytes} bytes instead of {entry.size_bytes}"
+            )
 
 
-def check_contents(folder: Path, files: Iterable[FileEntry], progress: Callable[[int], None] = lambda _: None) -> None:
+def check_contents(
+    folder: Path, files: Iterable[FileEntry], progress: Callable[[int], None] = lambda _: None
+) -> None:
     """Check every byte of `files` against its checksum; `progress` is told the bytes read, from several threads.
 
     Raises:
@@ -223,7 +236,9 @@ def _parent(raw: dict[str, Any] | None) -> Save | None:
 def _file_entry(raw: dict[str, Any]) -> FileEntry:
     path = PurePosixPath(raw["path"])
     if path.is_absolute() or ".." in path.parts or not path.parts or "\0" in raw["path"]:
-        raise ManifestError(f"{MANIFEST_NAME} names {raw['path']!r}, which is outside of the checkpoint")
+        raise ManifestError(
+            f"{MANIFEST_NAME} names {raw['path']!r}, which is outside of the checkpoint"
+        )
     os.fsencode(path)  # raises of what no file can be called
     checksum = str(raw["checksum"]) if "checksum" in raw else whole_checksum(str(raw["xxh3_128"]))
     return FileEntry(path=str(path), size_bytes=int(raw["size_bytes"]), checksum=checksum)

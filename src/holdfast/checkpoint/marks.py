@@ -79,7 +79,8 @@ class Marks:
         found = {name: value for name, value in asdict(self).items() if value}
         if self.metrics:
             found["metrics"] = {
-                name: value if math.isfinite(value) else str(value) for name, value in self.metrics.items()
+                name: value if math.isfinite(value) else str(value)
+                for name, value in self.metrics.items()
             }
         return found
 
@@ -102,7 +103,11 @@ def read_marks(checkpoint: Path) -> Marks:
 
 
 def change_marks(
-    checkpoint: Path, change: Callable[[Marks], Marks], *, now_s: float, still: Callable[[], bool] = lambda: True
+    checkpoint: Path,
+    change: Callable[[Marks], Marks],
+    *,
+    now_s: float,
+    still: Callable[[], bool] = lambda: True,
 ) -> Marks:
     """Replace the marks by what `change` makes of them, durably; of two writers none loses what it wrote.
 
@@ -117,7 +122,9 @@ def change_marks(
     path = checkpoint / MARKS_NAME
     with locked(checkpoint):
         if not still():
-            raise NotFound(f"{checkpoint} was saved again meanwhile. Look at the one that is there now.")
+            raise NotFound(
+                f"{checkpoint} was saved again meanwhile. Look at the one that is there now."
+            )
         marks = change(_load_or_put_aside(path, now_s))
         content = {"schema": SCHEMA, "version": VERSION, **marks.as_dict()}
         content["digest"] = _digest(content)
@@ -125,11 +132,16 @@ def change_marks(
     return marks
 
 
-def note_verified(checkpoint: Path, *, by: str, now_s: float, still: Callable[[], bool] = lambda: True) -> Marks:
+def note_verified(
+    checkpoint: Path, *, by: str, now_s: float, still: Callable[[], bool] = lambda: True
+) -> Marks:
     """Every byte was read and was right; an earlier finding of damage is taken back."""
     noted = Noted(at_s=now_s, by=by)
     return change_marks(
-        checkpoint, lambda marks: replace(marks, verified=noted, damaged=None), now_s=now_s, still=still
+        checkpoint,
+        lambda marks: replace(marks, verified=noted, damaged=None),
+        now_s=now_s,
+        still=still,
     )
 
 
@@ -139,7 +151,10 @@ def note_damaged(
     """A verification found damage; it is neither verified nor healthy any more."""
     noted = Noted(at_s=now_s, by=by, why=why)
     return change_marks(
-        checkpoint, lambda marks: replace(marks, verified=None, healthy=None, damaged=noted), now_s=now_s, still=still
+        checkpoint,
+        lambda marks: replace(marks, verified=None, healthy=None, damaged=noted),
+        now_s=now_s,
+        still=still,
     )
 
 
@@ -150,12 +165,19 @@ def note_healthy(checkpoint: Path, *, by: str, now_s: float, why: str | None = N
 
 
 def note_metrics(
-    checkpoint: Path, metrics: Mapping[str, float], *, now_s: float, still: Callable[[], bool] = lambda: True
+    checkpoint: Path,
+    metrics: Mapping[str, float],
+    *,
+    now_s: float,
+    still: Callable[[], bool] = lambda: True,
 ) -> Marks:
     """What an evaluation measured; a name that was there gets its new value, the others stay."""
     values = {str(name): float(value) for name, value in metrics.items()}
     return change_marks(
-        checkpoint, lambda marks: replace(marks, metrics={**marks.metrics, **values}), now_s=now_s, still=still
+        checkpoint,
+        lambda marks: replace(marks, metrics={**marks.metrics, **values}),
+        now_s=now_s,
+        still=still,
     )
 
 
@@ -180,20 +202,28 @@ def want(checkpoint: Path, holder: str, *, now_s: float, until_s: float | None =
         NotFound, CheckpointError, OSError: see `change_marks`.
     """
     if not holder:
-        raise BadUse("A want needs the name of its holder. Give one, such as the id of the evaluation.")
+        raise BadUse(
+            "A want needs the name of its holder. Give one, such as the id of the evaluation."
+        )
     if until_s is not None and not math.isfinite(until_s):
-        raise BadUse(f"until_s is {until_s!r}; allowed are seconds since the epoch, or None for without end.")
+        raise BadUse(
+            f"until_s is {until_s!r}; allowed are seconds since the epoch, or None for without end."
+        )
     wanted = Want(at_s=now_s, until_s=until_s)
 
     def with_it(marks: Marks) -> Marks:
         held = marks.wanted_by(now_s)
-        return replace(marks, wanted={**{name: marks.wanted[name] for name in held}, holder: wanted})
+        return replace(
+            marks, wanted={**{name: marks.wanted[name] for name in held}, holder: wanted}
+        )
 
     return change_marks(checkpoint, with_it, now_s=now_s)
 
 
 @contextmanager
-def held(checkpoint: Path, holder: str, *, clock_s: Callable[[], float] = time.time) -> Iterator[None]:
+def held(
+    checkpoint: Path, holder: str, *, clock_s: Callable[[], float] = time.time
+) -> Iterator[None]:
     """Want it while the block runs, for a day at most; where that cannot be noted it is logged, and the block runs."""
     now_s = clock_s()
     try:
@@ -215,7 +245,9 @@ def release(checkpoint: Path, holder: str, *, now_s: float) -> Marks:
     """`holder` does not need it any more; other holders still may."""
 
     def without(marks: Marks) -> Marks:
-        return replace(marks, wanted={name: each for name, each in marks.wanted.items() if name != holder})
+        return replace(
+            marks, wanted={name: each for name, each in marks.wanted.items() if name != holder}
+        )
 
     return change_marks(checkpoint, without, now_s=now_s)
 
@@ -255,10 +287,18 @@ def _load_or_put_aside(path: Path, now_s: float) -> Marks:
     except FileNotFoundError:
         return Marks()
     except _NewerError as error:
-        raise CheckpointError(f"The marks of {path.parent} cannot be changed: {error}. Use that Holdfast.") from error
+        raise CheckpointError(
+            f"The marks of {path.parent} cannot be changed: {error}. Use that Holdfast."
+        ) from error
     except DAMAGED_JSON as error:
-        shutil.copyfile(path, path.with_name(f"{MARKS_NAME}.damaged"))  # until there are others, these keep it
-        return Marks(pinned=Noted(at_s=now_s, by="holdfast", why=f"its marks were damaged and are not known ({error})"))
+        shutil.copyfile(
+            path, path.with_name(f"{MARKS_NAME}.damaged")
+        )  # until there are others, these keep it
+        return Marks(
+            pinned=Noted(
+                at_s=now_s, by="holdfast", why=f"its marks were damaged and are not known ({error})"
+            )
+        )
 
 
 def _parse(data: bytes) -> Marks:
@@ -271,7 +311,9 @@ def _parse(data: bytes) -> Marks:
     if content["schema"] != SCHEMA:
         raise ValueError(f"it is {content['schema']}")
     if content["version"] != VERSION:
-        raise _NewerError(f"{MARKS_NAME} is of version {content['version']}, this Holdfast reads version {VERSION}")
+        raise _NewerError(
+            f"{MARKS_NAME} is of version {content['version']}, this Holdfast reads version {VERSION}"
+        )
     return Marks(
         verified=_noted(content.get("verified")),
         healthy=_noted(content.get("healthy")),

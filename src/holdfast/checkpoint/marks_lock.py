@@ -64,7 +64,9 @@ def _lock(fd: int, checkpoint: Path, deadline_s: float, wait_s: float) -> None:
                     f"{LOCK_NAME} open there (`fuser`), and try again."
                 ) from error
             time.sleep(_POLL_S)
-        except OSError as error:  # a file system without locks; the write itself is still whole or absent
+        except (
+            OSError
+        ) as error:  # a file system without locks; the write itself is still whole or absent
             _logger.debug("no lock on %s: %s", checkpoint, error)
             return
         else:

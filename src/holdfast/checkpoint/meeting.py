@@ -79,7 +79,9 @@ class Meeting:
         if lobby is not None:
             lobby.calls[self._number] = lobby.calls[self._number][0] + 1, step
 
-    def await_all(self, call: str, step: int | None = None, *, group: dist.ProcessGroup | None = None) -> None:
+    def await_all(
+        self, call: str, step: int | None = None, *, group: dist.ProcessGroup | None = None
+    ) -> None:
         """Wait until all ranks are about to make the same call; return also if that cannot be determined.
 
         Args:
@@ -98,7 +100,9 @@ class Meeting:
         thread = "call" if group is None else "stage"
         count = self._counts[thread] = self._counts.get(thread, 0) + 1
         limit_s = lobby.timeout_s * _SHARE if group is None else _timeout_s(group)
-        meeting = _One(lobby, f"{self._number}/{thread}/{count}", call, step, limit_s, is_in_call=group is None)
+        meeting = _One(
+            lobby, f"{self._number}/{thread}/{count}", call, step, limit_s, is_in_call=group is None
+        )
         try:
             meeting.hold()
         except HoldfastError:
@@ -196,7 +200,9 @@ class _Lobby:
         self.store.set(f"question/{number}", "?")
         answers: dict[int, dict[str, Any]] = {}
         until_s = time.monotonic() + _ANSWER_S
-        while len(answers) < len(ranks) and time.monotonic() < until_s and not self.store.check([end]):
+        while (
+            len(answers) < len(ranks) and time.monotonic() < until_s and not self.store.check([end])
+        ):
             time.sleep(_MOST_PAUSE_S)
             for rank in ranks:
                 key = f"answer/{number}/{rank}"
@@ -206,7 +212,9 @@ class _Lobby:
 
     def _answer(self) -> None:
         pid, answered = os.getpid(), 0
-        with contextlib.suppress(RuntimeError, ValueError):  # the store is gone, maybe with its rank
+        with contextlib.suppress(
+            RuntimeError, ValueError
+        ):  # the store is gone, maybe with its rank
             while os.getpid() == pid and self.is_open():
                 while self.store.check([f"question/{answered + 1}"]):
                     answered += 1
@@ -220,7 +228,14 @@ class _One:
     """One meeting, as one rank takes part in it."""
 
     def __init__(
-        self, lobby: _Lobby, key: str, call: str, step: int | None, limit_s: float, *, is_in_call: bool
+        self,
+        lobby: _Lobby,
+        key: str,
+        call: str,
+        step: int | None,
+        limit_s: float,
+        *,
+        is_in_call: bool,
     ) -> None:
         self._lobby = lobby
         self._key = key
@@ -236,7 +251,9 @@ class _One:
 
     def hold(self) -> None:
         store, key, rank = self._lobby.store, self._key, self._lobby.rank
-        first_rank, first_intent = json.loads(store.compare_set(key, "", json.dumps([rank, self._intent])))
+        first_rank, first_intent = json.loads(
+            store.compare_set(key, "", json.dumps([rank, self._intent]))
+        )
         store.set(f"{key}/{rank}", self._intent)
         if first_intent != self._intent:
             told = sorted([(first_rank, first_intent), (rank, self._intent)])
@@ -262,7 +279,9 @@ class _One:
             now_s = time.monotonic()
             # After a much longer pause, this process was stopped, and maybe the missing ranks were, too.
             waited_s, looked_s = waited_s + min(now_s - looked_s, _LONGEST_LOOK_S), now_s
-            if waited_s > min(limit_s, look_at_s if is_first else limit_s) and (missing := self._missing()):
+            if waited_s > min(limit_s, look_at_s if is_first else limit_s) and (
+                missing := self._missing()
+            ):
                 if waited_s > limit_s:
                     self._end(self._absence(missing, waited_s, where))
                     return
@@ -276,7 +295,10 @@ class _One:
                 look_at_s = waited_s + WARN_AFTER_S
             time.sleep(pause_s)
             # All ranks of a large job poll one store. In a small job, no rank may delay the others' step for long.
-            pause_s = min(pause_s * 1.5, max(_SHORT_PAUSE_S, min(self._lobby.world_size / 10_000, _MOST_PAUSE_S)))
+            pause_s = min(
+                pause_s * 1.5,
+                max(_SHORT_PAUSE_S, min(self._lobby.world_size / 10_000, _MOST_PAUSE_S)),
+            )
         self._end()
 
     def _end(self, error: HoldfastError | None = None) -> None:
@@ -295,14 +317,20 @@ class _One:
 
     def _missing(self) -> list[int]:
         store = self._lobby.store
-        return [rank for rank in range(self._lobby.world_size) if not store.check([f"{self._key}/{rank}"])]
+        return [
+            rank
+            for rank in range(self._lobby.world_size)
+            if not store.check([f"{self._key}/{rank}"])
+        ]
 
     def _look(self, missing: Sequence[int], waited_s: float) -> tuple[HoldfastError | None, str]:
         """Return an error if a missing rank is proved never to come, else the places of the missing ranks."""
         lobby = self._lobby
         for rank in missing:
             if lobby.store.check([f"closed/{self._number}/{rank}"]):
-                return BadUse(self._sentence(missing, waited_s, f"rank {rank} has closed its Checkpointer")), ""
+                return BadUse(
+                    self._sentence(missing, waited_s, f"rank {rank} has closed its Checkpointer")
+                ), ""
             if lobby.has_ended(rank):
                 return self._absence(missing, waited_s, f"rank {rank} has ended"), ""
         answers = lobby.ask(missing, f"{self._key}/end")
@@ -361,14 +389,21 @@ def _lobby(ranks: Ranks) -> _Lobby | None:
     default = _default_group()
     if ranks.world_size == 1 or default is None:
         return None
-    key = () if ranks.group is None else tuple(ranks.of_job(rank) for rank in range(ranks.world_size))
+    key = (
+        () if ranks.group is None else tuple(ranks.of_job(rank) for rank in range(ranks.world_size))
+    )
     with _making:
         found = _lobbies.get(key)
         if found is None or not found.is_open():
             try:
                 store = dist.distributed_c10d._get_default_store()
                 found = _lobbies[key] = _Lobby(ranks, default, store, _timeout_s(default))
-            except (RuntimeError, ValueError, TypeError, AttributeError) as error:  # MPI has no store
+            except (
+                RuntimeError,
+                ValueError,
+                TypeError,
+                AttributeError,
+            ) as error:  # MPI has no store
                 _logger.debug("ranks cannot say what they are about to do: %s", error)
                 return None
     return found
@@ -405,4 +440,8 @@ def _whereabouts() -> dict[str, Any]:
         if not where and "/torch/" not in file and not file.startswith(_OWN):
             where = f"{Path(file).name}:{frame.f_lineno} ({frame.f_code.co_name})"
         frame = frame.f_back
-    return {"place": xxhash.xxh3_64_hexdigest("\n".join(places).encode()), "where": where, "is_waiting": is_waiting}
+    return {
+        "place": xxhash.xxh3_64_hexdigest("\n".join(places).encode()),
+        "where": where,
+        "is_waiting": is_waiting,
+    }

@@ -31,7 +31,9 @@ MODULE: Final = "holdfast.checkpoint.writing_process"
 _MAX_BYTES: Final = 1 << 16
 
 
-def send(to: socket.socket, message: dict[str, Any], fd: int | None = None, *, may_wait: bool = True) -> None:
+def send(
+    to: socket.socket, message: dict[str, Any], fd: int | None = None, *, may_wait: bool = True
+) -> None:
     """Send one message.
 
     Raises:
@@ -40,7 +42,9 @@ def send(to: socket.socket, message: dict[str, Any], fd: int | None = None, *, m
     """
     data = json.dumps(message).encode()
     assert len(data) <= _MAX_BYTES, "what is long travels as a descriptor"
-    rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd is not None else []
+    rights = (
+        [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [fd]))] if fd is not None else []
+    )
     to.sendmsg([data], rights, socket.MSG_NOSIGNAL | (0 if may_wait else socket.MSG_DONTWAIT))
 
 
@@ -61,7 +65,9 @@ def receive(by: socket.socket) -> tuple[dict[str, Any], int | None] | None:
     Raises:
         OSError: the socket broke.
     """
-    data, ancillary, _flags, _address = by.recvmsg(_MAX_BYTES, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC)
+    data, ancillary, _flags, _address = by.recvmsg(
+        _MAX_BYTES, socket.CMSG_SPACE(4), socket.MSG_CMSG_CLOEXEC
+    )
     fds = array.array("i")
     for _level, _type, content in ancillary:
         fds.frombytes(content[:4])

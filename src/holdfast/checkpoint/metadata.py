@@ -60,7 +60,9 @@ def read_metadata(folder: Path) -> Metadata:
     try:
         content = (folder / METADATA_NAME).read_bytes()
     except OSError as error:
-        raise ManifestError(f"{METADATA_NAME} is unreadable ({type(error).__name__}: {error})") from error
+        raise ManifestError(
+            f"{METADATA_NAME} is unreadable ({type(error).__name__}: {error})"
+        ) from error
     return unpack_metadata(content)
 
 
@@ -76,7 +78,9 @@ def unpack_metadata(content: bytes) -> Metadata:
     except ManifestError:
         raise
     except Exception as error:  # a damaged pickle may raise anything
-        raise ManifestError(f"{METADATA_NAME} is unreadable ({type(error).__name__}: {error})") from error
+        raise ManifestError(
+            f"{METADATA_NAME} is unreadable ({type(error).__name__}: {error})"
+        ) from error
     if not _is_of_the_right_types(metadata):
         raise ManifestError(f"{METADATA_NAME} does not hold DCP's metadata")
     checked: Metadata = metadata
@@ -88,7 +92,13 @@ def _is_of_the_right_types(metadata: Any) -> bool:
     try:
         return (
             isinstance(metadata, Metadata)
-            and all(map(_is_saved, metadata.state_dict_metadata.keys(), metadata.state_dict_metadata.values()))
+            and all(
+                map(
+                    _is_saved,
+                    metadata.state_dict_metadata.keys(),
+                    metadata.state_dict_metadata.values(),
+                )
+            )
             and all(map(_is_stored, metadata.storage_data.keys(), metadata.storage_data.values()))
             and (metadata.planner_data is None or isinstance(metadata.planner_data, dict))
         )
@@ -141,15 +151,25 @@ def check_against_files(metadata: Metadata, sizes_bytes: Mapping[str, int]) -> N
                 raise ManifestError(f"{name!r} was never written")
             size_bytes = sizes_bytes.get(str(stored.relative_path))
             if size_bytes is None:
-                raise ManifestError(f"{name!r} lies in {stored.relative_path}, which is no file of it")
-            if stored.offset < 0 or stored.length <= 0 or stored.offset + stored.length > size_bytes:
+                raise ManifestError(
+                    f"{name!r} lies in {stored.relative_path}, which is no file of it"
+                )
+            if (
+                stored.offset < 0
+                or stored.length <= 0
+                or stored.offset + stored.length > size_bytes
+            ):
                 raise ManifestError(f"{name!r} lies beyond the end of {stored.relative_path}")
 
 
 @contextlib.contextmanager
 def _unchanged() -> Iterator[None]:
     """A pickle may set attributes of what it names, also of classes: whatever it has set is undone, and refused."""
-    named = [getattr(importlib.import_module(module), name) for module in _CLASSES for name in _CLASSES[module]]
+    named = [
+        getattr(importlib.import_module(module), name)
+        for module in _CLASSES
+        for name in _CLASSES[module]
+    ]
     named.append(_Properties)
     named += [getattr(pathlib, name) for name in _PATH_CLASSES]
     classes = {each for each in named if isinstance(each, type)}

@@ -25,14 +25,20 @@ def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
         BadUse: a name or a value is not allowed; the message names it.
     """
     if not isinstance(metrics, Mapping) or len(metrics) > _MOST:
-        raise BadUse(f"metrics is {type(metrics).__name__}; allowed is a dict of at most {_MOST} names and numbers.")
+        raise BadUse(
+            f"metrics is {type(metrics).__name__}; allowed is a dict of at most {_MOST} names and numbers."
+        )
     checked: dict[str, Any] = {}
     for name, value in metrics.items():
         if not isinstance(name, str) or not 0 < len(name) <= _LONGEST:
-            raise BadUse(f"metrics has a name {name!r}. Give text of up to {_LONGEST} characters, such as 'val_loss'.")
+            raise BadUse(
+                f"metrics has a name {name!r}. Give text of up to {_LONGEST} characters, such as 'val_loss'."
+            )
         if isinstance(value, torch.Tensor):
             if value.numel() != 1 or value.is_complex():
-                raise BadUse(f"metrics has a {tuple(value.shape)} tensor as {name!r}. Give one number.")
+                raise BadUse(
+                    f"metrics has a {tuple(value.shape)} tensor as {name!r}. Give one number."
+                )
             checked[name] = value.detach()
             continue
         number = math.nan
@@ -40,12 +46,16 @@ def check_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
             with contextlib.suppress(TypeError, ValueError, OverflowError):
                 number = float(value)
         if not math.isfinite(number):
-            raise BadUse(f"metrics has {value!r} as {name!r}; allowed is a number that is not infinite and no NaN.")
+            raise BadUse(
+                f"metrics has {value!r} as {name!r}; allowed is a number that is not infinite and no NaN."
+            )
         checked[name] = number
     return checked
 
 
-def read_metrics(metrics: Mapping[str, Any], boundaries: Iterable[torch.cuda.Event]) -> dict[str, float]:
+def read_metrics(
+    metrics: Mapping[str, Any], boundaries: Iterable[torch.cuda.Event]
+) -> dict[str, float]:
     """Read the numbers, in a thread beside the training; leave out values that are not numbers or not finite.
 
     Args:

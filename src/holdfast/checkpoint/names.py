@@ -77,7 +77,9 @@ class NameMap:
             if key not in _ENTRIES:
                 raise BadUse(f"{where} has an entry {key!r}. It may have: {', '.join(_ENTRIES)}.")
             kind, said = _ENTRIES[key]
-            if not isinstance(value, kind) or not all(isinstance(each, str) for each in _inside(value)):
+            if not isinstance(value, kind) or not all(
+                isinstance(each, str) for each in _inside(value)
+            ):
                 raise BadUse(f"{key} of {where} is {value!r}. It must be {said}.")
         self.where = where
         self.prefix: str | None = content.get("prefix")
@@ -90,9 +92,17 @@ class NameMap:
                     f"Two entries of {where} are one without what wrappers add: {old!r}. Leave one of them out."
                 )
         self._exact = {old: new for old, new in names.items() if not _PLACEHOLDER.search(old)}
-        self._rules = [(old, *self._placeholders(old, new)) for old, new in names.items() if _PLACEHOLDER.search(old)]
-        self._patterns = [(old, *self._pattern(old, new)) for old, new in content.get("patterns", {}).items()]
-        dropped, turned = (map(without_wrapper_parts, content.get(key, [])) for key in ("drop", "transposed"))
+        self._rules = [
+            (old, *self._placeholders(old, new))
+            for old, new in names.items()
+            if _PLACEHOLDER.search(old)
+        ]
+        self._patterns = [
+            (old, *self._pattern(old, new)) for old, new in content.get("patterns", {}).items()
+        ]
+        dropped, turned = (
+            map(without_wrapper_parts, content.get(key, [])) for key in ("drop", "transposed")
+        )
         self._drop = [(old, self._placeholders(old, "")[0]) for old in dropped]
         self._transposed = [(old, self._placeholders(old, "")[0]) for old in turned]
         self.used: Counter[str] = Counter()
@@ -111,10 +121,16 @@ class NameMap:
             self.used[old] += 1
             return self._exact[old]
         for rules in (self._rules, self._patterns):
-            found = [(rule, _filled(new, match)) for rule, pattern, new in rules if (match := pattern.fullmatch(old))]
+            found = [
+                (rule, _filled(new, match))
+                for rule, pattern, new in rules
+                if (match := pattern.fullmatch(old))
+            ]
             if len({new for _, new in found}) > 1:
                 said = " and ".join(f"{rule!r} ({new})" for rule, new in found[:2])
-                raise BadUse(f"Two entries of {self.where} fit {old!r}: {said}. Make one of them more exact.")
+                raise BadUse(
+                    f"Two entries of {self.where} fit {old!r}: {said}. Make one of them more exact."
+                )
             if found:
                 self.used.update(rule for rule, _ in found)
                 return str(found[0][1])
@@ -140,19 +156,27 @@ class NameMap:
             if index % 2 == 0:
                 pattern += re2.escape(piece)
             elif piece in numbers:
-                raise BadUse(f"{old!r} of {self.where} has {{{piece}}} twice. Give the second another name.")
+                raise BadUse(
+                    f"{old!r} of {self.where} has {{{piece}}} twice. Give the second another name."
+                )
             else:
                 numbers[piece] = len(numbers) + 1
                 pattern += r"([^.]+)"
         for name in _PLACEHOLDER.findall(new):
             if name not in numbers:
-                raise BadUse(f"{new!r} of {self.where} has {{{name}}}, which {old!r} has not. Correct it.")
+                raise BadUse(
+                    f"{new!r} of {self.where} has {{{name}}}, which {old!r} has not. Correct it."
+                )
         pieces = enumerate(_PLACEHOLDER.split(new))
-        return self._compiled(pattern), [numbers[piece] if index % 2 else piece for index, piece in pieces]
+        return self._compiled(pattern), [
+            numbers[piece] if index % 2 else piece for index, piece in pieces
+        ]
 
     def _pattern(self, old: str, new: str) -> tuple[Any, list[str | int]]:
         pattern = self._compiled(old)
-        pieces: list[str | int] = [int(each) if index % 2 else each for index, each in enumerate(_GROUP.split(new))]
+        pieces: list[str | int] = [
+            int(each) if index % 2 else each for index, each in enumerate(_GROUP.split(new))
+        ]
         for group in pieces[1::2]:
             if isinstance(group, int) and group > pattern.groups:
                 raise BadUse(
@@ -165,7 +189,9 @@ class NameMap:
             return re2.compile(pattern, _quiet())
         except re2.error as error:
             said = error.args[0].decode() if isinstance(error.args[0], bytes) else error
-            raise BadUse(f"{pattern!r} of {self.where} is no RE2 pattern: {said}. Correct it.") from error
+            raise BadUse(
+                f"{pattern!r} of {self.where} is no RE2 pattern: {said}. Correct it."
+            ) from error
 
 
 def settle(
@@ -204,15 +230,23 @@ def settle(
         if (new := name_map.new_name(old)) is None:
             continue
         if new in found:
-            raise BadUse(f"Both {found[new]!r} and {full!r} of {checkpoint} become {new!r}. Name one under `drop`.")
+            raise BadUse(
+                f"Both {found[new]!r} and {full!r} of {checkpoint} become {new!r}. Name one under `drop`."
+            )
         found[new] = full
         if name_map.is_transposed(old):
             transposed.add(full)
     _check_complete(found, expected, kept, prefix, checkpoint)
     _check_shapes(found, saved, expected, transposed)
     if unused := name_map.unused():
-        names = [without_wrapper_parts(name).removeprefix(prefix) for name in saved if name.startswith(prefix)]
-        raise BadUse(f"{name_map.where} names what is not in {checkpoint}: {_listed(unused, names)}.")
+        names = [
+            without_wrapper_parts(name).removeprefix(prefix)
+            for name in saved
+            if name.startswith(prefix)
+        ]
+        raise BadUse(
+            f"{name_map.where} names what is not in {checkpoint}: {_listed(unused, names)}."
+        )
     plan = []
     written: set[str] = set()
     for name in expected:
@@ -220,12 +254,20 @@ def settle(
             target = kept.get(name, name)
             tied = target in written
             written.add(target)
-            plan.append(PlannedTensor(saved=found[name], name=target, transposed=found[name] in transposed, tied=tied))
+            plan.append(
+                PlannedTensor(
+                    saved=found[name], name=target, transposed=found[name] in transposed, tied=tied
+                )
+            )
     return plan
 
 
 def _find_prefix(
-    saved: Collection[str], expected: Collection[str], kept: Mapping[str, str], name_map: NameMap, checkpoint: str
+    saved: Collection[str],
+    expected: Collection[str],
+    kept: Mapping[str, str],
+    name_map: NameMap,
+    checkpoint: str,
 ) -> str:
     """The prefix after which most of the model's tensors are found, by whichever of their names."""
     found: defaultdict[str, set[str]] = defaultdict(set)
@@ -254,7 +296,11 @@ def _find_prefix(
 
 
 def _check_complete(
-    found: Mapping[str, str], expected: Collection[str], kept: Mapping[str, str], prefix: str, checkpoint: str
+    found: Mapping[str, str],
+    expected: Collection[str],
+    kept: Mapping[str, str],
+    prefix: str,
+    checkpoint: str,
 ) -> None:
     there = {kept.get(name, name) for name in found}
     missing = [name for name in expected if kept.get(name, name) not in there]
@@ -273,13 +319,18 @@ def _check_complete(
 
 
 def _check_shapes(
-    found: Mapping[str, str], saved: Mapping[str, Shape], expected: Mapping[str, Shape], transposed: Collection[str]
+    found: Mapping[str, str],
+    saved: Mapping[str, Shape],
+    expected: Mapping[str, Shape],
+    transposed: Collection[str],
 ) -> None:
     for name, full in found.items():
         shape, wanted = saved[full], expected[name]
         if full in transposed:
             if len(shape) != 2:
-                raise BadUse(f"{full!r} has {len(shape)} dimensions and cannot be transposed. Correct the name map.")
+                raise BadUse(
+                    f"{full!r} has {len(shape)} dimensions and cannot be transposed. Correct the name map."
+                )
             shape = shape[::-1]
         if shape != wanted:
             hint = (
@@ -294,7 +345,9 @@ def _check_shapes(
 
 def _filled(pieces: Iterable[str | int], match: Any) -> str:
     """Texts, and what the groups of these numbers have matched."""
-    return "".join(piece if isinstance(piece, str) else match.group(piece) or "" for piece in pieces)
+    return "".join(
+        piece if isinstance(piece, str) else match.group(piece) or "" for piece in pieces
+    )
 
 
 def without_wrapper_parts(name: str) -> str:
@@ -320,7 +373,9 @@ def _shape(shape: Shape) -> str:
 
 
 def _inside(value: Any) -> Iterable[Any]:
-    return value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    return (
+        value.values() if isinstance(value, dict) else value if isinstance(value, list) else [value]
+    )
 
 
 def _quiet() -> Any:

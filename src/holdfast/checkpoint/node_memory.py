@@ -17,7 +17,9 @@ from typing import Final
 from holdfast.core.memory import available_memory_bytes
 
 _logger = logging.getLogger("holdfast")
-_SHARED: Final = Path("/dev/shm")  # what all processes of a node see, and what is gone when it starts
+_SHARED: Final = Path(
+    "/dev/shm"
+)  # what all processes of a node see, and what is gone when it starts
 _PATIENCE_S: Final = 120.0
 """A hundred gigabytes take a minute."""
 _LOOK_EVERY_S: Final = 0.02

@@ -89,17 +89,23 @@ class Objects:
         scheme = url.partition("://")[0].lower() if "://" in url else ""
         if scheme not in SCHEMES:
             known = ", ".join(f"{each}://" for each in ("s3", "gs", "az", "file"))
-            raise BadUse(f"Checkpoints cannot be kept at {url!r}. Give a URL that begins with one of {known}.")
+            raise BadUse(
+                f"Checkpoints cannot be kept at {url!r}. Give a URL that begins with one of {known}."
+            )
         try:
             import obstore
             from obstore.store import from_url
         except ImportError as error:
-            raise BadUse(f"{scheme}:// needs obstore. Install it with: pip install 'holdfast[remote]'.") from error
+            raise BadUse(
+                f"{scheme}:// needs obstore. Install it with: pip install 'holdfast[remote]'."
+            ) from error
         self.url = url.rstrip("/")
         self.folder = Path(unquote(urlsplit(url).path)) if scheme == "file" else None
         """Where it is on this machine, if it is."""
         if self.folder is not None and not self.folder.is_dir():
-            raise NotFound(f"There is no folder {self.folder} on {socket.gethostname()}. Make it or mount it.")
+            raise NotFound(
+                f"There is no folder {self.folder} on {socket.gethostname()}. Make it or mount it."
+            )
         self._patience = patience
         self._sleep = sleep
         self._part_bytes = part_bytes
@@ -110,7 +116,9 @@ class Objects:
         try:
             self._store: Any = from_url(self.url, **({} if self.folder else _options(patience)))
         except (obstore.exceptions.BaseError, ValueError) as error:
-            raise BadUse(f"{url} is no address to keep checkpoints at: {_reason(error)}. Correct it.") from error
+            raise BadUse(
+                f"{url} is no address to keep checkpoints at: {_reason(error)}. Correct it."
+            ) from error
 
     def go_on(self, _bytes: int = 0) -> None:
         """Give a sign of life; that of two threads at once may count as one."""
@@ -143,7 +151,9 @@ class Objects:
             FileNotFoundError: there is none.
         """
         what = f"Reading {path}"
-        return self._again(what, lambda: bytes(self._api.get(self._store, path).bytes()), absence_is_an_answer=True)
+        return self._again(
+            what, lambda: bytes(self._api.get(self._store, path).bytes()), absence_is_an_answer=True
+        )
 
     def read_range(self, path: str, offset: int, length: int) -> memoryview:
         """Exactly `length` bytes of an object.
@@ -216,7 +226,9 @@ class Objects:
         if paths:
             self._again(f"Deleting {paths[0]}", attempt)
 
-    def _again(self, what: str, attempt: Callable[[], _T], *, absence_is_an_answer: bool = False) -> _T:
+    def _again(
+        self, what: str, attempt: Callable[[], _T], *, absence_is_an_answer: bool = False
+    ) -> _T:
         """Else absence is a failure like others: of an upload whose end was reached, and the answer lost."""
         pause_s = self._patience.first_pause_s
         for number in range(1, self._patience.attempts + 1):
@@ -260,7 +272,9 @@ def _options(patience: Patience) -> dict[str, Any]:
     return {
         "client_options": {
             "allow_http": True,
-            "connect_timeout": timedelta(seconds=min(_CONNECT_TIMEOUT_S, patience.request_timeout_s)),
+            "connect_timeout": timedelta(
+                seconds=min(_CONNECT_TIMEOUT_S, patience.request_timeout_s)
+            ),
             "timeout": timedelta(seconds=patience.request_timeout_s),
         },
         "retry_config": {
@@ -290,13 +304,17 @@ def _refusal(url: str, error: Exception) -> NotFound | StorageFailed | None:
     """What to say where the answer would be the same the next time; None for any other error."""
     said = str(error)
     if any(each in said for each in _NO_BUCKET):
-        return NotFound(f"There is no bucket {urlsplit(url).netloc} ({url}). Create it, or correct the URL.")
+        return NotFound(
+            f"There is no bucket {urlsplit(url).netloc} ({url}). Create it, or correct the URL."
+        )
     if _CREDENTIALS_SERVICE in said:
         return StorageFailed(
             f"There are no credentials for {url} in the environment. Set those of its storage "
             "(for S3: AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY)."
         )
-    if type(error).__name__ in _REFUSALS or any(each in said for each in ("401 Unauthorized", "403 Forbidden")):
+    if type(error).__name__ in _REFUSALS or any(
+        each in said for each in ("401 Unauthorized", "403 Forbidden")
+    ):
         code = said.partition("<Code>")[2].partition("</Code>")[0] or _reason(error)
         return StorageFailed(
             f"{url} refused the request ({code}). Check the credentials in the environment, and that they may list, "
@@ -308,4 +326,8 @@ def _refusal(url: str, error: Exception) -> NotFound | StorageFailed | None:
 def _reason(error: BaseException) -> str:
     """The end of the first line of what obstore says: what went wrong, without counts and times."""
     lines = str(error).strip().splitlines()
-    return lines[0].rpartition(" - ")[2].partition(": <")[0].rstrip(". :") if lines else type(error).__name__
+    return (
+        lines[0].rpartition(" - ")[2].partition(": <")[0].rstrip(". :")
+        if lines
+        else type(error).__name__
+    )

@@ -96,11 +96,15 @@ def _skeleton(opened: Opened, files: VerifiedFiles | None) -> dict[Any, Any]:
 def _chosen(skeleton: dict[Any, Any], entries: Collection[str], checkpoint: Path) -> dict[Any, Any]:
     for name in entries:
         if name not in skeleton:
-            raise BadUse(f"{checkpoint} has no entry {name!r}. It has: {', '.join(map(str, skeleton))}.")
+            raise BadUse(
+                f"{checkpoint} has no entry {name!r}. It has: {', '.join(map(str, skeleton))}."
+            )
     return {name: part for name, part in skeleton.items() if not entries or name in entries}
 
 
-def _read(opened: Opened, files: VerifiedFiles | None, names: Collection[str], progress: Progress) -> dict[str, Any]:
+def _read(
+    opened: Opened, files: VerifiedFiles | None, names: Collection[str], progress: Progress
+) -> dict[str, Any]:
     # Plain values first: they are what may be refused.
     plain = {name: None for name in names if opened.tensor(name) is None}
     loaded = dcp.read(opened.path, opened.metadata, plain, files)

@@ -29,7 +29,10 @@ def check_shared(ranks: Ranks, folder: Path) -> None:
         if ranks.rank == 0:
             with contextlib.suppress(OSError):
                 (folder / name).rmdir()
-    _refuse([path for path, _ in found], [rank for rank, (_, is_there) in enumerate(found) if not is_there])
+    _refuse(
+        [path for path, _ in found],
+        [rank for rank, (_, is_there) in enumerate(found) if not is_there],
+    )
 
 
 def check_alike(ranks: Ranks, folder: Path) -> None:
@@ -46,7 +49,11 @@ def check_alike(ranks: Ranks, folder: Path) -> None:
     found = ranks.together(look)
     path, node, place = found[0]
     # A network folder may have several device numbers, if the folder is mounted more than once.
-    others = [rank for rank, (own, at, inode) in enumerate(found) if own != path and at == node and inode != place]
+    others = [
+        rank
+        for rank, (own, at, inode) in enumerate(found)
+        if own != path and at == node and inode != place
+    ]
     _refuse([own for own, _, _ in found], others)
 
 

@@ -18,8 +18,19 @@ from holdfast.checkpoint import dcp
 from holdfast.checkpoint.catalog import CheckpointInfo, scan
 from holdfast.checkpoint.contents import STRUCTURE, rank_structure
 from holdfast.checkpoint.kept import Predecessors
-from holdfast.checkpoint.manifest import Manifest, ManifestError, UnreadError, check_contents, read_manifest
-from holdfast.checkpoint.metadata import METADATA_NAME, check_against_files, read_metadata, unpack_metadata
+from holdfast.checkpoint.manifest import (
+    Manifest,
+    ManifestError,
+    UnreadError,
+    check_contents,
+    read_manifest,
+)
+from holdfast.checkpoint.metadata import (
+    METADATA_NAME,
+    check_against_files,
+    read_metadata,
+    unpack_metadata,
+)
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.reading import VerifiedFiles
 from holdfast.checkpoint.skeletons import shared_skeleton, stored_skeleton
@@ -60,7 +71,9 @@ class OpenCheckpoint:
         return dcp.read(self.path, self.metadata, wanted, self.files)
 
 
-def open_checkpoint(path: Path, manifest: Manifest, memory: Predecessors | None = None) -> OpenCheckpoint:
+def open_checkpoint(
+    path: Path, manifest: Manifest, memory: Predecessors | None = None
+) -> OpenCheckpoint:
     """Read what a checkpoint says of itself; each byte that is read is checked.
 
     Args:
@@ -86,7 +99,9 @@ def open_checkpoint(path: Path, manifest: Manifest, memory: Predecessors | None 
     except (ManifestError, OSError):
         raise
     except Exception as error:  # whoever made it up may have made up anything
-        raise ManifestError(f"its structure is unreadable ({type(error).__name__}: {error})") from error
+        raise ManifestError(
+            f"its structure is unreadable ({type(error).__name__}: {error})"
+        ) from error
     return opened
 
 
@@ -125,7 +140,9 @@ def look(folder: Path) -> list[CheckpointInfo]:
             infos = scan(folder)
         except OSError as error:
             if pause_s is None:
-                raise CheckpointError(f"{folder} cannot be read ({error.strerror}). Look at the storage.") from error
+                raise CheckpointError(
+                    f"{folder} cannot be read ({error.strerror}). Look at the storage."
+                ) from error
         else:
             if pause_s is None or not any(info.unread for info in infos):
                 break

@@ -16,7 +16,15 @@ from holdfast.checkpoint.tree import Skeleton, without_wrappers
 
 Shape = tuple[int, ...]
 _SHAPED_LIKE_PARAMETERS: Final = {
-    *("exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "square_avg", "grad_avg", "acc_delta"),
+    *(
+        "exp_avg",
+        "exp_avg_sq",
+        "max_exp_avg_sq",
+        "momentum_buffer",
+        "square_avg",
+        "grad_avg",
+        "acc_delta",
+    ),
     *("exp_inf", "prev", "step_size", "sum", "ax"),
 }
 """The state that the optimizers of `torch.optim` keep in the shape of the parameter."""
@@ -68,16 +76,22 @@ class Order:
 def has_groups(state: Any) -> bool:
     """Return whether `state` is an optimizer's state, or a skeleton of one, that numbers parameters in groups."""
     groups = state.get("param_groups") if isinstance(state, Mapping) else None
-    return isinstance(groups, list) and all(isinstance(group, Mapping) and "params" in group for group in groups)
+    return isinstance(groups, list) and all(
+        isinstance(group, Mapping) and "params" in group for group in groups
+    )
 
 
 def plain_leaves(skeleton: Mapping[Any, Any]) -> list[str]:
     """Return the flat names of the leaves that have to be read before an order is found."""
-    leaves = [group.get(key) for group in skeleton["param_groups"] for key in ("params", "param_names")]
+    leaves = [
+        group.get(key) for group in skeleton["param_groups"] for key in ("params", "param_names")
+    ]
     return [leaf for leaf in leaves if isinstance(leaf, str)]
 
 
-def numbered(state: Mapping[Any, Any], read: Callable[[Any], Any], names: Names | None) -> Numbered | None:
+def numbered(
+    state: Mapping[Any, Any], read: Callable[[Any], Any], names: Names | None
+) -> Numbered | None:
     """Return the parameters of an optimizer's state, or of a skeleton of one; None if the state is of another kind.
 
     Args:
@@ -86,7 +100,10 @@ def numbered(state: Mapping[Any, Any], read: Callable[[Any], Any], names: Names 
         names: the names from the models.
     """
     groups = [read(group["params"]) for group in state["param_groups"]]
-    if not all(isinstance(group, list) and all(isinstance(each, int | str) for each in group) for group in groups):
+    if not all(
+        isinstance(group, list) and all(isinstance(each, int | str) for each in group)
+        for group in groups
+    ):
         return None
     flat = list(chain(*groups))
     if len(set(flat)) < len(flat):  # a placeholder, whose numbers stand for no parameters
@@ -94,17 +111,26 @@ def numbered(state: Mapping[Any, Any], read: Callable[[Any], Any], names: Names 
     sizes = [len(group) for group in groups]
     if names is not None and [len(each) for each in names] != sizes:
         names = None
-    own: Any = [read(group["param_names"]) if "param_names" in group else None for group in state["param_groups"]]
+    own: Any = [
+        read(group["param_names"]) if "param_names" in group else None
+        for group in state["param_groups"]
+    ]
     if not any(own) or any(
-        not isinstance(each, list) or len(each) != len(g) for each, g in zip(own, groups, strict=True)
+        not isinstance(each, list) or len(each) != len(g)
+        for each, g in zip(own, groups, strict=True)
     ):
         own = None
     else:
-        own = [[without_wrappers(name) if isinstance(name, str) else None for name in each] for each in own]
+        own = [
+            [without_wrappers(name) if isinstance(name, str) else None for name in each]
+            for each in own
+        ]
     return Numbered(groups=groups, names=names, own_names=own)
 
 
-def find_order(name: str, saved: Numbered, here: Numbered, *, are_same_models: bool, strict: bool = True) -> Order:
+def find_order(
+    name: str, saved: Numbered, here: Numbered, *, are_same_models: bool, strict: bool = True
+) -> Order:
     """Find the order in which saved state is put into an optimizer.
 
     Args:
@@ -126,24 +152,37 @@ def find_order(name: str, saved: Numbered, here: Numbered, *, are_same_models: b
     unexpected = tuple(each for each in labels if each not in known_here)
     if is_certain and not strict:
         by_label = dict(zip(labels, flat, strict=True))
-        numbers = {number: by_label.get(label) for number, label in zip(flat_here, labels_here, strict=True)}
+        numbers = {
+            number: by_label.get(label)
+            for number, label in zip(flat_here, labels_here, strict=True)
+        }
         groups = _groups(numbers, saved, here, strict=False)
         return Order(numbers=numbers, groups=groups or [], missing=missing, unexpected=unexpected)
     if len(sizes) != len(sizes_here):
-        return Order(problem=f"{name!r} has {len(sizes_here)} groups of parameters, the checkpoint has {len(sizes)}")
+        return Order(
+            problem=f"{name!r} has {len(sizes_here)} groups of parameters, the checkpoint has {len(sizes)}"
+        )
     if (one and other) and not missing and not unexpected:
         by_label = dict(zip(labels, flat, strict=True))
-        numbers = {number: by_label[label] for number, label in zip(flat_here, labels_here, strict=True)}
+        numbers = {
+            number: by_label[label] for number, label in zip(flat_here, labels_here, strict=True)
+        }
         found = _groups(numbers, saved, here, strict=True)
         if found is not None:
             return Order(numbers=numbers, groups=found)
-        return Order(problem=f"{name!r} has the checkpoint's parameters in other groups ({sizes_here} against {sizes})")
+        return Order(
+            problem=f"{name!r} has the checkpoint's parameters in other groups ({sizes_here} against {sizes})"
+        )
     if is_certain:
         lacks = f"the checkpoint has no {_some(missing)}" if missing else ""
         beyond = f"it has no {_some(unexpected)}, which the checkpoint has" if unexpected else ""
-        return Order(problem=f"{name!r} is of other parameters: {'; '.join(filter(None, (lacks, beyond)))}")
+        return Order(
+            problem=f"{name!r} is of other parameters: {'; '.join(filter(None, (lacks, beyond)))}"
+        )
     if sizes != sizes_here:
-        return Order(problem=f"{name!r} has groups of {sizes_here} parameters, the checkpoint of {sizes}")
+        return Order(
+            problem=f"{name!r} has groups of {sizes_here} parameters, the checkpoint of {sizes}"
+        )
     return _by_position(flat, flat_here, len(sizes))
 
 
@@ -153,12 +192,18 @@ def arranged(skeleton: Mapping[Any, Any], order: Order, numbers: Collection[Any]
     The keys that name and number the parameters are left out of the groups: the optimizer has its own.
     """
     states = skeleton.get("state", {})
-    state = {here: states[saved] for here, saved in order.numbers.items() if saved is not None and saved in states}
+    state = {
+        here: states[saved]
+        for here, saved in order.numbers.items()
+        if saved is not None and saved in states
+    }
     # State under a key that is no parameter's number belongs to the optimizer as a whole.
     state |= {key: value for key, value in states.items() if key not in numbers}
     saved_groups = skeleton["param_groups"]
     groups = [
-        {} if place is None else {k: v for k, v in saved_groups[place].items() if k not in ("params", "param_names")}
+        {}
+        if place is None
+        else {k: v for k, v in saved_groups[place].items() if k not in ("params", "param_names")}
         for place in order.groups
     ]
     return {**skeleton, "state": state, "param_groups": groups}
@@ -197,7 +242,9 @@ def misfit(
             if isinstance(leaf, str) and (shape := shape_of(leaf)) is not None:
                 found.setdefault(key, []).append((here, saved, shape))
     for key, each in found.items():
-        are_permuted = Counter(shape for _, _, shape in each) == Counter(shapes[here] for here, _, _ in each)
+        are_permuted = Counter(shape for _, _, shape in each) == Counter(
+            shapes[here] for here, _, _ in each
+        )
         for here, saved, shape in each:
             if saved in saved_shapes:
                 is_like = shape == saved_shapes[saved] != ()
@@ -221,7 +268,9 @@ def _names(
         (_within(saved.names), here.own_names, False),
         (saved.own_names, _within(here.names), False),
     ]
-    known = [(_flat(one), _flat(other), is_certain) for one, other, is_certain in ways if one and other]
+    known = [
+        (_flat(one), _flat(other), is_certain) for one, other, is_certain in ways if one and other
+    ]
     complete = [way for way in known if all(way[0]) and all(way[1])]
     if complete or known:
         return (complete or known)[0]
@@ -258,7 +307,9 @@ def _by_position(flat: list[Any], flat_here: list[Any], groups: int) -> Order:
     return Order(numbers=dict(zip(flat_here, flat, strict=True)), groups=list(range(groups)))
 
 
-def _groups(numbers: Mapping[Any, Any], saved: Numbered, here: Numbered, *, strict: bool) -> list[int | None] | None:
+def _groups(
+    numbers: Mapping[Any, Any], saved: Numbered, here: Numbered, *, strict: bool
+) -> list[int | None] | None:
     """Return for each group here the saved group that has the same parameters.
 
     If not `strict`, return the saved group that has the first of these parameters.
@@ -267,10 +318,16 @@ def _groups(numbers: Mapping[Any, Any], saved: Numbered, here: Numbered, *, stri
     empty = [place for place, group in enumerate(saved.groups) if not group]
     found: list[int | None] = []
     for group in here.groups:
-        places = list(dict.fromkeys(group_of[numbers[number]] for number in group if numbers[number] is not None))
+        places = list(
+            dict.fromkeys(
+                group_of[numbers[number]] for number in group if numbers[number] is not None
+            )
+        )
         if not group and empty:
             found.append(empty.pop(0))
-        elif places and (not strict or (len(places) == 1 and len(saved.groups[places[0]]) == len(group))):
+        elif places and (
+            not strict or (len(places) == 1 and len(saved.groups[places[0]]) == len(group))
+        ):
             found.append(places[0])
         elif strict:
             return None

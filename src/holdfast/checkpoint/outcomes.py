@@ -35,7 +35,11 @@ class Outcomes:
     """
 
     def __init__(
-        self, interval: Interval, *, on_failure: OnFailure, process_group: "dist.ProcessGroup | None" = None
+        self,
+        interval: Interval,
+        *,
+        on_failure: OnFailure,
+        process_group: "dist.ProcessGroup | None" = None,
     ) -> None:
         """`interval` is told what each save costs."""
         self._process_group = process_group
@@ -52,7 +56,9 @@ class Outcomes:
         self.lost = LostTime()
         self._differing: set[frozenset[str]] = set()
 
-    def follow(self, outcome: Future[Saved | None], handle: SaveHandle, *, save: str, must: bool) -> None:
+    def follow(
+        self, outcome: Future[Saved | None], handle: SaveHandle, *, save: str, must: bool
+    ) -> None:
         """Take note of how a save ends, and let `handle` know.
 
         Args:
@@ -67,7 +73,9 @@ class Outcomes:
         if self._ranks is None:  # now: the group may be destroyed before the save has ended
             self._ranks = Ranks(self._process_group)
         ranks = self._ranks
-        outcome.add_done_callback(lambda done: self._ended(done, handle, slowdown_s, number, save, ranks, must=must))
+        outcome.add_done_callback(
+            lambda done: self._ended(done, handle, slowdown_s, number, save, ranks, must=must)
+        )
 
     def newest_known(self, folder: "Path") -> str:
         """Name the newest checkpoint without a look at the storage, which may hang."""
@@ -118,7 +126,10 @@ class Outcomes:
                 self.damaged.discard(saved.path)
                 self.newest = saved.path
                 if ranks.rank == 0:  # the others' clocks do not count either
-                    self._tell(saved, self.lost.slowdown_s - slowdown_before_s if self.lost.can_tell else None)
+                    self._tell(
+                        saved,
+                        self.lost.slowdown_s - slowdown_before_s if self.lost.can_tell else None,
+                    )
             elif isinstance(error, SaveFailed) and ranks.rank == 0:
                 told = {"step": handle.step, "reason": str(error), "errno": error.errno}
                 job_link().emit("save_failed", told)
@@ -130,7 +141,9 @@ class Outcomes:
             else:
                 handle._outcome.set_exception(error)
 
-    def _failed(self, error: HoldfastError, number: int, save: str, ranks: Ranks, *, must: bool) -> None:
+    def _failed(
+        self, error: HoldfastError, number: int, save: str, ranks: Ranks, *, must: bool
+    ) -> None:
         if self._on_failure == "raise":
             self.unseen.append(error)
         elif self._on_failure == "warn":
@@ -147,7 +160,9 @@ class Outcomes:
             if in_a_row <= TRIES:
                 _logger.warning("%s It is made again at the next call of save.", error)
             elif in_a_row.bit_count() == 1:  # 4, 8, 16 and so on: each would fill the log
-                _logger.warning("%s %d saves in a row have failed; each due one is tried.", error, in_a_row)
+                _logger.warning(
+                    "%s %d saves in a row have failed; each due one is tried.", error, in_a_row
+                )
 
     def _tell_of_differing(self, saved: Saved) -> None:
         differing = saved.written.differing
@@ -168,4 +183,6 @@ class Outcomes:
         job_link().emit("checkpoint", told)
         self._tell_of_differing(saved)
         # Steps beside a save may have been faster than the usual one; what it is seen to cost it costs.
-        self._interval.measured(lost_s=max(told["lost_s"], told["stall_s"]), durable_s=saved.durable_s)
+        self._interval.measured(
+            lost_s=max(told["lost_s"], told["stall_s"]), durable_s=saved.durable_s
+        )

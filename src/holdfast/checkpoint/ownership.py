@@ -31,7 +31,9 @@ class OptimizerTensors:
                 with lock:
                     seen.add(optimizer)
 
-        self._unhook = register_optimizer_step_pre_hook(lambda optimizer, *_: record(optimizer)).remove
+        self._unhook = register_optimizer_step_pre_hook(
+            lambda optimizer, *_: record(optimizer)
+        ).remove
 
     def close(self) -> None:
         """Stop watching."""
@@ -63,7 +65,9 @@ class OptimizerTensors:
                 yield from list(group["params"])
             for state in list(optimizer.state.values()):
                 if isinstance(state, dict):
-                    yield from (value for value in list(state.values()) if isinstance(value, torch.Tensor))
+                    yield from (
+                        value for value in list(state.values()) if isinstance(value, torch.Tensor)
+                    )
 
 
 def sharing_memory(tensors: Sequence[torch.Tensor], others: Iterable[torch.Tensor]) -> list[bool]:
@@ -76,6 +80,10 @@ def _place(tensor: torch.Tensor) -> _Place | None:
     try:
         own = local(tensor)
         address = own.untyped_storage().data_ptr()
-    except (RuntimeError, NotImplementedError, AttributeError):  # uninitialized, sparse, or a wrapper without storage
+    except (
+        RuntimeError,
+        NotImplementedError,
+        AttributeError,
+    ):  # uninitialized, sparse, or a wrapper without storage
         return None
     return (own.device, address) if address else None

@@ -23,14 +23,21 @@ class ParameterNames:
         self._seen: list[Any] = []
         self._found: tuple[dict[str, Names], ...] = ()
 
-    def of(self, *parts: tuple[Mapping[str, Any], Mapping[str, Any]]) -> tuple[dict[str, Names], ...]:
+    def of(
+        self, *parts: tuple[Mapping[str, Any], Mapping[str, Any]]
+    ) -> tuple[dict[str, Names], ...]:
         """Return, for each of `parts`, the names of each optimizer's parameters.
 
         While the optimizers do not change, the returned objects are the same.
         """
         # Python reuses the ids of dead objects, so the optimizers themselves are compared as well.
         seen = [
-            (list(entries), name, weakref.ref(entry), [list(map(id, group["params"])) for group in entry.param_groups])
+            (
+                list(entries),
+                name,
+                weakref.ref(entry),
+                [list(map(id, group["params"])) for group in entry.param_groups],
+            )
             for entries, _ in parts
             for name, entry in entries.items()
             if isinstance(entry, torch.optim.Optimizer)
@@ -40,7 +47,9 @@ class ParameterNames:
         return self._found
 
 
-def parameter_names(*parts: tuple[Mapping[str, Any], Mapping[str, Any]]) -> tuple[dict[str, Names], ...]:
+def parameter_names(
+    *parts: tuple[Mapping[str, Any], Mapping[str, Any]],
+) -> tuple[dict[str, Names], ...]:
     """Find the names of the parameters of each optimizer: ENTRY.NAME, without the parts that wrappers add.
 
     Of several names, as tied weights have, the first in the order of text is chosen. An optimizer without any names is
@@ -61,10 +70,15 @@ def parameter_names(*parts: tuple[Mapping[str, Any], Mapping[str, Any]]) -> tupl
         return known.get(id(parameter)) or known.get(_place(parameter))
 
     def names_of(optimizer: torch.optim.Optimizer) -> Names:
-        return [[name_of(parameter) for parameter in group["params"]] for group in optimizer.param_groups]
+        return [
+            [name_of(parameter) for parameter in group["params"]]
+            for group in optimizer.param_groups
+        ]
 
     found = [{name: names_of(entry) for name, entry in each.items()} for each in optimizers]
-    return tuple({name: names for name, names in each.items() if any(map(any, names))} for each in found)
+    return tuple(
+        {name: names for name, names in each.items() if any(map(any, names))} for each in found
+    )
 
 
 def _named(parts: Parts) -> Iterator[tuple[Any, str]]:
@@ -90,6 +104,11 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[Any, str]]:
 def _place(tensor: torch.Tensor) -> Any:
     """Return the place of a tensor in memory; None if the place identifies no tensor, as for a wrapper of others."""
     own = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
-    if type(own) not in PLAIN_TENSORS or own.layout is not torch.strided or not own.numel() or not own.data_ptr():
+    if (
+        type(own) not in PLAIN_TENSORS
+        or own.layout is not torch.strided
+        or not own.numel()
+        or not own.data_ptr()
+    ):
         return None
     return own.device, own.data_ptr(), own.dtype, own.size(), own.stride()

@@ -61,7 +61,10 @@ class Part:
             for name, target in self.targets.items()
             if has_groups(target)
             and has_groups(self._skeleton.get(name))
-            and (isinstance(entries[name], torch.optim.Optimizer) or not has_state_dict(entries[name]))
+            and (
+                isinstance(entries[name], torch.optim.Optimizer)
+                or not has_state_dict(entries[name])
+            )
         ]
         self._rearranged: set[str] = set()
 
@@ -90,7 +93,9 @@ class Part:
         for name in self._optimizers:
             skeleton, target = self._skeleton[name], self.targets[name]
             found = _names(saved_names.get(name) if isinstance(saved_names, dict) else None)
-            saved = numbered(skeleton, lambda leaf: known.get(leaf) if isinstance(leaf, str) else None, found)
+            saved = numbered(
+                skeleton, lambda leaf: known.get(leaf) if isinstance(leaf, str) else None, found
+            )
             saved = saved and saved.renamed(renamed)
             here = numbered(target, lambda value: value, names.get(name))
             if saved is None or here is None:
@@ -111,7 +116,10 @@ class Part:
                 continue
             skeleton, problems = self._skeleton[name], len(fit.problems)
             taken: Any = fit.fit(
-                name, _without(own, self._compared(name)), _without(own, skeleton), adds=name in self._optimizers
+                name,
+                _without(own, self._compared(name)),
+                _without(own, skeleton),
+                adds=name in self._optimizers,
             )
             if len(fit.problems) == problems:
                 fit.problems += _refused(name, self.entries[name], self.targets[name], taken)
@@ -177,10 +185,14 @@ class Part:
                 group.update({key: here[key] for key in _NUMBERING if key in here})
         return filled
 
-    def _arrange(self, fit: Fit, name: str, entry: torch.optim.Optimizer, saved: Numbered, here: Numbered) -> None:
+    def _arrange(
+        self, fit: Fit, name: str, entry: torch.optim.Optimizer, saved: Numbered, here: Numbered
+    ) -> None:
         """Arrange the state of an optimizer that PyTorch's own code restores."""
         skeleton = self._skeleton[name]
-        order = find_order(name, saved, here, are_same_models=self._are_same_models(saved, here), strict=fit.strict)
+        order = find_order(
+            name, saved, here, are_same_models=self._are_same_models(saved, here), strict=fit.strict
+        )
         problem = order.problem
         if not problem:
             problem = misfit(
@@ -198,7 +210,9 @@ class Part:
         fit.missing += (f"{name}: {each}" for each in order.missing)
         fit.unexpected += (f"{name}: {each}" for each in order.unexpected)
         self._rearranged.add(name)
-        self._skeleton[name] = arranged(skeleton, order, {number for group in saved.groups for number in group})
+        self._skeleton[name] = arranged(
+            skeleton, order, {number for group in saved.groups for number in group}
+        )
 
     def _rearrange(self, name: str, saved: Numbered, here: Numbered) -> None:
         """Arrange a plain state of an optimizer, or the state of an optimizer with code of its own.
@@ -220,8 +234,14 @@ class Part:
         # An optimizer keeps the keys of a group that the checkpoint lacks: options of a newer PyTorch, and numbering.
         is_optimizer = isinstance(self.entries[name], torch.optim.Optimizer)
         groups = [
-            {key: value for key, value in group.items() if key in saved or not (is_optimizer or key in _NUMBERING)}
-            for group, saved in zip(target["param_groups"], self._skeleton[name]["param_groups"], strict=True)
+            {
+                key: value
+                for key, value in group.items()
+                if key in saved or not (is_optimizer or key in _NUMBERING)
+            }
+            for group, saved in zip(
+                target["param_groups"], self._skeleton[name]["param_groups"], strict=True
+            )
         ]
         return {**target, "param_groups": groups}
 
@@ -232,7 +252,11 @@ class Part:
             return _nothing
         if judges_all(entry):
             return _all
-        if isinstance(entry, torch.nn.Module) and isinstance(target, dict) and isinstance(skeleton, dict):
+        if (
+            isinstance(entry, torch.nn.Module)
+            and isinstance(target, dict)
+            and isinstance(skeleton, dict)
+        ):
             return judged_names(entry, target, skeleton)
         return _nothing
 
@@ -246,21 +270,27 @@ class Part:
             and not (isinstance(entry, torch.nn.Module) and loads_by_itself(entry))
         ]
         known = tuple(f"{name}." for name in entries)
-        names = (name for each in (saved, here) for group in each.names or () for name in group if name)
+        names = (
+            name for each in (saved, here) for group in each.names or () for name in group if name
+        )
         return all(name.startswith(known) or name in entries for name in names)
 
 
 def _names(value: Any) -> Names | None:
     """Return the parameter names of a checkpoint; None if they are malformed."""
     try:
-        return [[None if name is None else without_wrappers(name) for name in group] for group in value]
+        return [
+            [None if name is None else without_wrappers(name) for name in group] for group in value
+        ]
     except TypeError:
         return None
 
 
 def _shapes(optimizer: torch.optim.Optimizer, here: Numbered) -> dict[Any, tuple[int, ...]]:
     """Return the shapes of an optimizer's parameters, by number."""
-    if [len(group["params"]) for group in optimizer.param_groups] != [len(group) for group in here.groups]:
+    if [len(group["params"]) for group in optimizer.param_groups] != [
+        len(group) for group in here.groups
+    ]:
         return {}
     return {
         number: tuple(parameter.size())
@@ -281,7 +311,9 @@ def _saved_shapes(fit: Fit, saved: Numbered) -> dict[Any, tuple[int, ...]]:
 
 
 def _without(own: Callable[[Any], bool], entries: Any) -> Any:
-    return entries if own is _nothing else {key: part for key, part in entries.items() if not own(key)}
+    return (
+        entries if own is _nothing else {key: part for key, part in entries.items() if not own(key)}
+    )
 
 
 def _within(own: Callable[[Any], bool], entries: Mapping[Any, Any]) -> dict[Any, Any]:
@@ -304,10 +336,18 @@ def _refused(name: str, entry: Any, target: Any, skeleton: Any) -> list[str]:
     if not isinstance(skeleton, dict) or not isinstance(target, Mapping):
         return []
     if isinstance(entry, torch.nn.Module):
-        return [f"{name!r} has no {key!r}, which the checkpoint has" for key in skeleton if key not in target]
-    is_fresh = isinstance(entry, torch.optim.Optimizer) and not entry.state and skeleton.get("state")
+        return [
+            f"{name!r} has no {key!r}, which the checkpoint has"
+            for key in skeleton
+            if key not in target
+        ]
+    is_fresh = (
+        isinstance(entry, torch.optim.Optimizer) and not entry.state and skeleton.get("state")
+    )
     if is_fresh and any(map(_is_sharded, entry.param_groups)):
-        return [f"{name!r} has no state yet and sharded parameters: save and restore it in a ShardedOptimizer"]
+        return [
+            f"{name!r} has no state yet and sharded parameters: save and restore it in a ShardedOptimizer"
+        ]
     return []
 
 

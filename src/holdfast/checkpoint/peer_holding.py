@@ -19,7 +19,14 @@ from typing import Any, Final
 
 from holdfast.checkpoint.arena import PAGE_BYTES
 from holdfast.checkpoint.checksums import BLOCK_BYTES, DIGEST_BYTES, digests_of
-from holdfast.checkpoint.keeping import LEAST_FREE_BYTES, Image, Told, image_bytes, notes_file, unpack_notes
+from holdfast.checkpoint.keeping import (
+    LEAST_FREE_BYTES,
+    Image,
+    Told,
+    image_bytes,
+    notes_file,
+    unpack_notes,
+)
 from holdfast.checkpoint.layout import Layout
 from holdfast.checkpoint.messages import readable
 from holdfast.checkpoint.node_memory import reserved
@@ -112,7 +119,9 @@ class Holder:
         while True:
             ready = readable([self._listener.fileno()], _LOOK_EVERY_S)
             if self._held and self._free_bytes() < LEAST_FREE_BYTES:
-                _logger.warning("What is held for ranks of peer nodes is given back: this node is short of memory.")
+                _logger.warning(
+                    "What is held for ranks of peer nodes is given back: this node is short of memory."
+                )
                 self.give_back()
             if not ready:
                 continue
@@ -145,7 +154,10 @@ class Holder:
             return
         line.settimeout(PATIENCE_S)
         try:
-            self._take(line, read_announcement(line, int.from_bytes(head[len(MAGIC) + TOKEN_BYTES :], "big")))
+            self._take(
+                line,
+                read_announcement(line, int.from_bytes(head[len(MAGIC) + TOKEN_BYTES :], "big")),
+            )
         except Refused as refused:
             answer(line, str(refused))
         except (ValueError, LookupError, TypeError) as error:
@@ -157,7 +169,9 @@ class Holder:
             raise Refused(f"this is not the peer of rank {told.rank}")
         with self._room_for(told) as arrival, _memory(told) as fd:
             answer(line)
-            notes = read_bytes(line, told.notes_bytes, within_s=PATIENCE_S + told.notes_bytes / CHUNK_BYTES)
+            notes = read_bytes(
+                line, told.notes_bytes, within_s=PATIENCE_S + told.notes_bytes / CHUNK_BYTES
+            )
             if digest_of_notes(notes) != announced["notes"]:
                 raise Refused("the notes differ from what was announced")
             layout, digests = unpack_notes(notes)
@@ -179,7 +193,9 @@ class Holder:
             if self._left_bytes() < needed:
                 self._held.pop(told.rank, None)
             if (left := self._left_bytes()) < needed:
-                raise Refused(f"it needs {needed:,} bytes of memory, and {max(left, 0):,} are left for it there")
+                raise Refused(
+                    f"it needs {needed:,} bytes of memory, and {max(left, 0):,} are left for it there"
+                )
             self._coming_bytes += needed
             self._arrivals += 1
             arrival = self._arrivals
@@ -193,7 +209,10 @@ class Holder:
         # What is coming has not taken all of its memory yet, and is counted as if it had none.
         left = self._free_bytes() - LEAST_FREE_BYTES - self._coming_bytes
         if self._max_bytes is not None:
-            held = sum(PAGE_BYTES + each.told.image_bytes + each.told.notes_bytes for each in self._held.values())
+            held = sum(
+                PAGE_BYTES + each.told.image_bytes + each.told.notes_bytes
+                for each in self._held.values()
+            )
             left = min(left, int(self._max_bytes) - self._own_bytes() - held - self._coming_bytes)
         return left
 
@@ -206,7 +225,9 @@ def _told(announced: dict[str, Any]) -> Told:
     """
     told = Told(**{name: announced[name] for name in Told._fields})
     numbers = (told.rank, told.world_size, told.step, told.image_bytes, told.notes_bytes)
-    if not all(isinstance(number, int) and number >= 0 for number in numbers) or not isinstance(told.save, str):
+    if not all(isinstance(number, int) and number >= 0 for number in numbers) or not isinstance(
+        told.save, str
+    ):
         raise Refused("its announcement is none")
     return told
 
@@ -221,7 +242,10 @@ def _check_notes(told: Told, layout: Layout, digests: bytes) -> None:
     within = all(shard.offset >= 0 and shard.size_bytes >= 0 for shard in layout.shards)
     is_announced = (layout.rank, layout.world_size) == (told.rank, told.world_size)
     if not (
-        within and is_announced and image_bytes(layout) == told.image_bytes and len(digests) == blocks * DIGEST_BYTES
+        within
+        and is_announced
+        and image_bytes(layout) == told.image_bytes
+        and len(digests) == blocks * DIGEST_BYTES
     ):
         raise Refused("the notes are not those of what was announced")
 
@@ -240,7 +264,9 @@ def _memory(told: Told) -> Iterator[int]:
             # The holders of this node's ranks are all asked at once.
             with reserved(needed + LEAST_FREE_BYTES, patience_s=_PATIENCE_S) as free_bytes:
                 if needed + LEAST_FREE_BYTES > free_bytes:
-                    raise Refused(f"it needs {needed:,} bytes of memory, and others there take what is left")
+                    raise Refused(
+                        f"it needs {needed:,} bytes of memory, and others there take what is left"
+                    )
                 os.posix_fallocate(fd, 0, needed)
         except OSError as error:
             raise Refused(f"there is no memory for it there ({error.strerror})") from error
@@ -265,5 +291,7 @@ def _fill(fd: int, told: Told, layout: Layout, digests: bytes, line: socket.sock
             read_into(line, chunk)
             found = digests_of(chunk)
             if found != digests[at : at + len(found)]:
-                raise Refused(f"{shard.name} does not match its digests, in bytes {begin:,} to {begin + len(chunk):,}")
+                raise Refused(
+                    f"{shard.name} does not match its digests, in bytes {begin:,} to {begin + len(chunk):,}"
+                )
             at += len(found)

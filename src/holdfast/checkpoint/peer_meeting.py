@@ -110,7 +110,10 @@ def _addresses() -> Iterator[tuple[int, str]]:
         interfaces = psutil.net_if_addrs()
         for name in names.split(","):
             for address in interfaces.get(name.strip(), ()):
-                if address.family in (socket.AF_INET, socket.AF_INET6) and "%" not in address.address:
+                if (
+                    address.family in (socket.AF_INET, socket.AF_INET6)
+                    and "%" not in address.address
+                ):
                     yield address.family, address.address
         return
     with contextlib.suppress(OSError):  # nobody knows the name

@@ -21,7 +21,12 @@ class Pairing:
 
     def message(self, max_bytes: float | None) -> dict[str, Any]:
         """For the writing process; `max_bytes` as for `Writer.pair`."""
-        to = {"rank": self.to.rank, "host": self.to.host, "port": self.to.port, "token": self.to.token.hex()}
+        to = {
+            "rank": self.to.rank,
+            "host": self.to.host,
+            "port": self.to.port,
+            "token": self.to.token.hex(),
+        }
         return {"to": to, "token": self.token.hex(), "ranks": self.ranks, "max_bytes": max_bytes}
 
 
@@ -43,7 +48,9 @@ class PeerMemory:
     def paired(self, told: dict[str, Any], listener: int) -> None:
         """The trainer says who the peer is; see `Pairing.message`."""
         to = told["to"]
-        peer = Peer(rank=to["rank"], host=to["host"], port=to["port"], token=bytes.fromhex(to["token"]))
+        peer = Peer(
+            rank=to["rank"], host=to["host"], port=to["port"], token=bytes.fromhex(to["token"])
+        )
         self._sender = Sender(peer, sent=self._held)
         self._holder = Holder(
             socket.socket(fileno=listener),

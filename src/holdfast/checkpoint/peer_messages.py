@@ -90,7 +90,11 @@ def await_answer(line: socket.socket) -> None:
     except ValueError as error:
         raise Refused("it answered something else") from error
     if told != {"taken": True}:
-        raise Refused(str(told.get("refused", told)) if isinstance(told, dict) else "it answered something else")
+        raise Refused(
+            str(told.get("refused", told))
+            if isinstance(told, dict)
+            else "it answered something else"
+        )
 
 
 def read_bytes(line: socket.socket, count: int, *, within_s: float) -> bytes:

@@ -77,7 +77,9 @@ def bring(ranks: Ranks, memory: Predecessors, planned: Sequence[Move]) -> str:
     parts: list[_Part] = []
     group: dist.ProcessGroup | None = None
 
-    def prepare() -> None:  # all that can fail on one rank alone: later another one would wait for it
+    def prepare() -> (
+        None
+    ):  # all that can fail on one rank alone: later another one would wait for it
         for move in own:
             parts.append(_lying(memory, move) if move.source == ranks.rank else _room(move))
 
@@ -105,7 +107,9 @@ def bring(ranks: Ranks, memory: Predecessors, planned: Sequence[Move]) -> str:
         ranks.together(make_group)
         ranks.together_at_length(send_and_receive)
         ranks.together(keep)
-    except Exception as error:  # gloo's are RuntimeErrors, on one rank alone; the disk has it as well
+    except (
+        Exception
+    ) as error:  # gloo's are RuntimeErrors, on one rank alone; the disk has it as well
         return f"it could not be had from the peers ({error})"
     finally:
         ranks.let_go(group)
@@ -129,7 +133,9 @@ def _lying(memory: Predecessors, move: Move) -> _Part:
     for kept in memory.take(move.told.step, move.told.save):
         if kept.layout.rank == move.target and len(kept.notes) == move.told.notes_bytes:
             return _Part(move, kept.fd, _image(move, kept.fd), bytearray(kept.notes))
-    raise CheckpointError(f"Rank {move.source} has rank {move.target}'s snapshot no more. It is read from disk.")
+    raise CheckpointError(
+        f"Rank {move.source} has rank {move.target}'s snapshot no more. It is read from disk."
+    )
 
 
 def _room(move: Move) -> _Part:

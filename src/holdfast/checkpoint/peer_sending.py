@@ -84,7 +84,10 @@ class Sender:
                     self._tell(snapshot, f"rank {self._peer.rank} cannot be reached ({error})")
                 else:  # what it had of it was not right any more
                     self._tell(snapshot, _OVERTAKEN)
-            except (ValueError, AttributeError):  # this process ends, or the trainer's state has another shape
+            except (
+                ValueError,
+                AttributeError,
+            ):  # this process ends, or the trainer's state has another shape
                 continue
             else:
                 self._has_told = False

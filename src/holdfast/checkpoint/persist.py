@@ -11,7 +11,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from holdfast.checkpoint.catalog import CheckpointInfo, scan, verify
-from holdfast.checkpoint.checksums import DIGEST_BYTES, SIDECAR_SUFFIX, checksum_of_digests, write_sidecar
+from holdfast.checkpoint.checksums import (
+    DIGEST_BYTES,
+    SIDECAR_SUFFIX,
+    checksum_of_digests,
+    write_sidecar,
+)
 from holdfast.checkpoint.commit import (
     FULL,
     Order,
@@ -92,7 +97,9 @@ def persist(part: Part) -> Differing:
         ManifestError: what a rank says is not what its files are.
         OSError: it is not durable.
     """
-    if is_committed(part.order):  # by a process that died before it could say so, and maybe before the name was durable
+    if is_committed(
+        part.order
+    ):  # by a process that died before it could say so, and maybe before the name was durable
         fsync_folder(part.order.folder)
         return Differing()
     return _see_through(part)
@@ -100,7 +107,9 @@ def persist(part: Part) -> Differing:
 
 def abandon(order: Order, layout: Layout, why: str, *, errno: int | None = None) -> None:
     """Tell the other ranks why this one gives up a save that no process of its own writes, where that can be told."""
-    with contextlib.suppress(RankFailed, OSError):  # rank 0 has given it up already; or the storage does not take it
+    with contextlib.suppress(
+        RankFailed, OSError
+    ):  # rank 0 has given it up already; or the storage does not take it
         if layout.rank and not is_committed(order):
             _join(order)
         leave_failure(order, layout.rank, layout.world_size, RankFailed(why, errno))
@@ -136,7 +145,9 @@ def delete_superfluous(order: Order, progress: Callable[[int], None] = lambda _:
         return
     damaged = set(order.damaged) - {order.final}
     now_s = order.created_at_s
-    for info in superfluous(found, committed=order.final, damaged=damaged, keep=order.keep, now_s=now_s):
+    for info in superfluous(
+        found, committed=order.final, damaged=damaged, keep=order.keep, now_s=now_s
+    ):
         try:
             delete_unclaimed(info, now_s=now_s, progress=progress)
         except (OSError, HoldfastError) as error:
@@ -161,21 +172,34 @@ def make_room(
         return None
     try:
         found = scan(order.folder)
-        going = deletable_for_room(found, damaged=order.damaged, keep=order.keep, now_s=order.created_at_s)
+        going = deletable_for_room(
+            found, damaged=order.damaged, keep=order.keep, now_s=order.created_at_s
+        )
         if not going:
             return None
         good = (info for info in found if info not in going and not is_damaged(info, order.damaged))
         if (newest := next((info for info in good if not info.abandoned), None)) is None:
-            _logger.warning("%s is full, and nothing is deleted: none of the others is whole.", order.folder)
+            _logger.warning(
+                "%s is full, and nothing is deleted: none of the others is whole.", order.folder
+            )
             return None
         free_bytes = shutil.disk_usage(order.folder).free
-        if code == errno.ENOSPC and free_bytes > max(newest.size_bytes, needed_bytes):  # of a quota it says nothing
+        if code == errno.ENOSPC and free_bytes > max(
+            newest.size_bytes, needed_bytes
+        ):  # of a quota it says nothing
             return None
-        if not newest.marks.verified and verify(newest, progress=lambda *_: progress(1)).state != "verified":
-            _logger.warning("%s is full, and nothing is deleted: %s does not verify.", order.folder, newest.path)
+        if (
+            not newest.marks.verified
+            and verify(newest, progress=lambda *_: progress(1)).state != "verified"
+        ):
+            _logger.warning(
+                "%s is full, and nothing is deleted: %s does not verify.", order.folder, newest.path
+            )
             return None
         for info in going:
-            if (claim := delete_unclaimed(info, now_s=order.created_at_s, progress=progress)) is None:
+            if (
+                claim := delete_unclaimed(info, now_s=order.created_at_s, progress=progress)
+            ) is None:
                 _logger.warning("%s is full: %s was deleted to make room.", order.folder, info.path)
                 return info
             _logger.debug("%s stays: %s", info.path, claim)
@@ -216,7 +240,9 @@ def _see_through(part: Part) -> Differing:
             staging.abandon()
         if layout.rank:
             retract(order, layout.rank, [name for shard in layout.shards for name in _names(shard)])
-            if isinstance(error, OSError):  # the folder may be gone because rank 0 has failed: that is the reason
+            if isinstance(
+                error, OSError
+            ):  # the folder may be gone because rank 0 has failed: that is the reason
                 check_not_failed(order)
         raise
 
@@ -252,7 +278,11 @@ def write_shard(part: Part, shard: Shard) -> tuple[FileEntry, bytes]:
     """
     begin, end = shard.offset, shard.offset + shard.size_bytes
     attested = () if part.live is None else part.layout.pieces
-    own = [Piece(piece.offset - begin, piece.length) for piece in attested if begin <= piece.offset < end]
+    own = [
+        Piece(piece.offset - begin, piece.length)
+        for piece in attested
+        if begin <= piece.offset < end
+    ]
     path = part.order.staging / shard.name
     written = write_file(
         path,
@@ -266,11 +296,15 @@ def write_shard(part: Part, shard: Shard) -> tuple[FileEntry, bytes]:
     write_sidecar(path, written.blocks)
     part.blocks[shard.name] = written.blocks
     checksum = checksum_of_digests(written.blocks)
-    return FileEntry(path=shard.name, size_bytes=shard.size_bytes, checksum=checksum), written.pieces
+    return FileEntry(
+        path=shard.name, size_bytes=shard.size_bytes, checksum=checksum
+    ), written.pieces
 
 
 def _attest(found: bytes, live: bytes | None) -> None:
     if live is not None and found != live:
         each = range(0, max(len(found), len(live)), DIGEST_BYTES)
-        differing = [at for at in each if found[at : at + DIGEST_BYTES] != live[at : at + DIGEST_BYTES]]
+        differing = [
+            at for at in each if found[at : at + DIGEST_BYTES] != live[at : at + DIGEST_BYTES]
+        ]
         raise NotAttested([at // DIGEST_BYTES for at in differing])

@@ -28,7 +28,15 @@ from torch.distributed.tensor import DTensor
 from holdfast.checkpoint import dcp
 from holdfast.checkpoint.checksums import DIGEST_BYTES
 from holdfast.checkpoint.contents import Contents, Outline, structures
-from holdfast.checkpoint.image import LARGE_BYTES, Image, Need, Template, lay_out, slot_bytes, template
+from holdfast.checkpoint.image import (
+    LARGE_BYTES,
+    Image,
+    Need,
+    Template,
+    lay_out,
+    slot_bytes,
+    template,
+)
 from holdfast.checkpoint.layout import Layout, pieces_of
 from holdfast.checkpoint.metadata import check_against_files
 from holdfast.checkpoint.ranks import Ranks
@@ -104,7 +112,9 @@ class Plan:
     def around(self) -> list[Template | None]:
         """Of each blob that is one piece what is around its data; None for slots and for those of several pieces."""
         return [
-            template(blob.need.dtype, blob.need.shape) if blob.need.dtype is not None and len(places) == 1 else None
+            template(blob.need.dtype, blob.need.shape)
+            if blob.need.dtype is not None and len(places) == 1
+            else None
             for blob, places in zip(self.image.blobs, self.places, strict=True)
         ]
 
@@ -116,7 +126,11 @@ class Plan:
     @functools.cached_property
     def singles(self) -> list[int]:
         """The numbers of the blobs that are copied each by itself: slots and large tensors."""
-        return [number for number, blob in enumerate(self.image.blobs) if blob.need.dtype is None or blob.is_large]
+        return [
+            number
+            for number, blob in enumerate(self.image.blobs)
+            if blob.need.dtype is None or blob.is_large
+        ]
 
 
 def make_plan(
@@ -156,7 +170,9 @@ def make_plan(
         nonlocal merged, replicated_names
         planned, merged = planner.create_global_plan(_from_lowest(told))
         counts = Counter(item.index for plan, _ in told for item in plan.items)
-        replicated_names = tuple(sorted({index.fqn for index, count in counts.items() if count > 1}))
+        replicated_names = tuple(
+            sorted({index.fqn for index, count in counts.items() if count > 1})
+        )
         # A byte for each of a rank's items: the items themselves would be much for rank 0 to send to all.
         return [
             (mine, bytes(counts[item.index] > 1 for item in plan.items))
@@ -221,7 +237,9 @@ def make_plan(
         structure=structure,
         outline=contents.outline,
         shapes=list(_shapes(leaves)),
-        fixed={name: serialized(leaves[name]) for name in (*contents.described, *(structure or {}))},
+        fixed={
+            name: serialized(leaves[name]) for name in (*contents.described, *(structure or {}))
+        },
         replicated=tuple(item.index for item in itertools.compress(own_items, replicated)),
         owned=own_names,
     )
@@ -243,7 +261,9 @@ def _from_lowest(told: Sequence[tuple[SavePlan, frozenset[str]]]) -> list[SavePl
     taken: set[MetadataIndex] = set()
     plans = []
     for plan, _ in told:
-        items = [item for item in plan.items if item.index.fqn not in lowest or item.index not in taken]
+        items = [
+            item for item in plan.items if item.index.fqn not in lowest or item.index not in taken
+        ]
         taken.update(item.index for item in items if item.index.fqn in lowest)
         plans.append(replace(plan, items=items))
     return plans
@@ -275,7 +295,12 @@ def part_of(leaf: Any, index: MetadataIndex) -> torch.Tensor:
 def is_in_a_row(tensor: torch.Tensor) -> bool:
     """Whether its bytes are as they lie in memory, at an address at which 64-bit words are read."""
     address = tensor.data_ptr()  # none of a tensor that wraps others
-    return address != 0 and address % 8 == 0 and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    return (
+        address != 0
+        and address % 8 == 0
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+    )
 
 
 _GPU: Final = "cuda"
@@ -297,13 +322,19 @@ def _place(item: WriteItem, leaf: Any) -> tuple[str, bool]:
 
 
 def _places(
-    items: Sequence[WriteItem], leaves: Mapping[str, Any], room_bytes: Callable[[torch.device], float]
+    items: Sequence[WriteItem],
+    leaves: Mapping[str, Any],
+    room_bytes: Callable[[torch.device], float],
 ) -> dict[MetadataIndex, tuple[str, bool]]:
     """The place of each; of large ones that are not in a row only so many are packed as there is room for."""
     places = {item.index: _place(item, leaves[item.index.fqn]) for item in items}
     to_pack: dict[str, list[tuple[int, MetadataIndex]]] = {}
     for index, (device, is_direct) in places.items():
-        if device != _ON_HOST[0] and not is_direct and (size := local(leaves[index.fqn]).nbytes) >= LARGE_BYTES:
+        if (
+            device != _ON_HOST[0]
+            and not is_direct
+            and (size := local(leaves[index.fqn]).nbytes) >= LARGE_BYTES
+        ):
             to_pack.setdefault(device, []).append((size, index))
     for device, found in to_pack.items():
         left_bytes = room_bytes(torch.device(device))
@@ -336,14 +367,21 @@ def _constant(image: Image, layout: Layout, pieces: tuple[int, ...]) -> dict[int
     found = {}
     for number, (piece, index) in enumerate(zip(layout.pieces, pieces, strict=True)):
         blob = image.blobs[index]
-        if not blob.is_large or blob.data_offset <= piece.offset < blob.data_offset + blob.data_bytes:
+        if (
+            not blob.is_large
+            or blob.data_offset <= piece.offset < blob.data_offset + blob.data_bytes
+        ):
             continue
         made = template(blob.need.dtype, blob.need.shape)
         at = piece.offset - blob.offset
         around, at = (
-            (made.head, at) if piece.offset < blob.data_offset else (made.tail, at - len(made.head) - made.data_bytes)
+            (made.head, at)
+            if piece.offset < blob.data_offset
+            else (made.tail, at - len(made.head) - made.data_bytes)
         )
-        found[number] = xxhash.xxh3_64_intdigest(around[at : at + piece.length]).to_bytes(DIGEST_BYTES, "little")
+        found[number] = xxhash.xxh3_64_intdigest(around[at : at + piece.length]).to_bytes(
+            DIGEST_BYTES, "little"
+        )
     return found
 
 
@@ -366,7 +404,9 @@ def _check_regular(leaves: Mapping[str, Any]) -> None:
         if not isinstance(leaf, torch.Tensor):
             continue
         if isinstance(leaf, ShardedTensor) or hasattr(local(leaf), "__create_write_items__"):
-            raise BadUse(f"Cannot save {name!r}: a {type(local(leaf)).__name__} has parts of its own. Use DTensors.")
+            raise BadUse(
+                f"Cannot save {name!r}: a {type(local(leaf)).__name__} has parts of its own. Use DTensors."
+            )
         kind = irregular(leaf) or irregular(local(leaf))
         if kind is not None:
             then = {
@@ -375,7 +415,9 @@ def _check_regular(leaves: Mapping[str, Any]) -> None:
                 "partial": "Save its full_tensor()",
             }
             article = "an" if kind[0] in "aeiou" else "a"
-            raise BadUse(f"Cannot save {name!r}: it is {article} {kind} tensor. {then.get(kind, _DENSE)}.")
+            raise BadUse(
+                f"Cannot save {name!r}: it is {article} {kind} tensor. {then.get(kind, _DENSE)}."
+            )
         if not _is_stored(leaf.dtype):
             raise BadUse(
                 f"Cannot save {name!r}: PyTorch stores no tensor of {leaf.dtype}. Save it as another type, such as its "
@@ -413,12 +455,18 @@ def _need(item: WriteItem, leaf: Any) -> Need:
 
 
 def _merged_structures(ranks: Ranks, contents: Contents) -> dict[str, Any]:
-    digests = ranks.together(lambda: xxhash.xxh3_128_hexdigest(repr((contents.skeleton, contents.names)).encode()))
+    digests = ranks.together(
+        lambda: xxhash.xxh3_128_hexdigest(repr((contents.skeleton, contents.names)).encode())
+    )
     if len(set(digests)) == 1:
         return structures(contents.skeleton, contents.names)
     # They are large, so they travel only where they differ.
-    skeletons, names = zip(*ranks.together(lambda: (contents.skeleton, contents.names)), strict=True)
-    return structures(merge_skeletons(skeletons), {name: each[name] for each in reversed(names) for name in each})
+    skeletons, names = zip(
+        *ranks.together(lambda: (contents.skeleton, contents.names)), strict=True
+    )
+    return structures(
+        merge_skeletons(skeletons), {name: each[name] for each in reversed(names) for name in each}
+    )
 
 
 def _metadata(merged: Metadata, told: list[tuple[list[_Stored], dict[str, int]]]) -> bytes:

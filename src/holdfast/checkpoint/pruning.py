@@ -24,7 +24,11 @@ class Pruned:
     @property
     def freed_bytes(self) -> int:
         """Bytes of the checkpoints that are gone."""
-        return sum(verdict.info.size_bytes for verdict in self.verdicts if verdict.info.path in self.deleted)
+        return sum(
+            verdict.info.size_bytes
+            for verdict in self.verdicts
+            if verdict.info.path in self.deleted
+        )
 
 
 def prune(
@@ -47,7 +51,9 @@ def prune(
         BadUse: the policy has no rule, or names a metric that no checkpoint has.
     """
     if not policy.has_rules:
-        raise BadUse("Nothing says what stays. Give at least one rule: --last, --every, --best or --within.")
+        raise BadUse(
+            "Nothing says what stays. Give at least one rule: --last, --every, --best or --within."
+        )
     _check_metrics(folder, policy)
     if dry_run:
         return Pruned(verdicts=judge(scan(folder), policy, now_s=now_s), deleted=[], failed=[])

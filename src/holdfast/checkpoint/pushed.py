@@ -22,7 +22,12 @@ def pushed_names(folder: Path, url: str) -> list[str]:
     try:
         return _parse(folder).get(url, [])
     except (OSError, *DAMAGED_JSON) as error:
-        _logger.warning("What was pushed from %s is not known (%s is unreadable: %s).", folder, PUSHED_NAME, error)
+        _logger.warning(
+            "What was pushed from %s is not known (%s is unreadable: %s).",
+            folder,
+            PUSHED_NAME,
+            error,
+        )
         return []
 
 
@@ -35,7 +40,9 @@ def note_pushed(folder: Path, url: str, name: str) -> None:
     try:
         pushed = _parse(folder)
     except DAMAGED_JSON as error:
-        _logger.warning("What was pushed from %s is noted anew: %s is damaged (%s).", folder, PUSHED_NAME, error)
+        _logger.warning(
+            "What was pushed from %s is noted anew: %s is damaged (%s).", folder, PUSHED_NAME, error
+        )
         pushed = {}
     names = pushed.get(url, [])
     if name not in names:

@@ -21,7 +21,13 @@ from holdfast.checkpoint.pushed import pushed_names
 from holdfast.checkpoint.ranks import Ranks
 from holdfast.checkpoint.remote import Remote
 from holdfast.checkpoint.remote_catalog import RemoteCheckpoint
-from holdfast.core.errors import BadUse, CheckpointError, DamagedCheckpoint, NotFound, NoVerifiedCheckpoint
+from holdfast.core.errors import (
+    BadUse,
+    CheckpointError,
+    DamagedCheckpoint,
+    NotFound,
+    NoVerifiedCheckpoint,
+)
 from holdfast.core.link import job_link
 from holdfast.core.processes import module_command
 
@@ -36,7 +42,9 @@ _logger = logging.getLogger("holdfast")
 class Pusher:
     """Keeps storage in step with a folder from `start` to `close`; one a job."""
 
-    def __init__(self, folder: Path, url: str, *, keep: int | None, told: Callable[[dict[str, Any]], None]) -> None:
+    def __init__(
+        self, folder: Path, url: str, *, keep: int | None, told: Callable[[dict[str, Any]], None]
+    ) -> None:
         """Nothing is started before `start`, and nothing looked at.
 
         Args:
@@ -88,7 +96,8 @@ class Pusher:
                 undo.pop_all()
         except (OSError, RuntimeError) as error:  # of the process, of the thread
             _logger.warning(
-                "The process that pushes checkpoints could not be started (%s). The next save tries again.", error
+                "The process that pushes checkpoints could not be started (%s). The next save tries again.",
+                error,
             )
             return
         self._process, self._listener = process, listener
@@ -108,7 +117,10 @@ class Pusher:
             if not wait:
                 return
         if self._process is None or self._wait(self._process) != 0:
-            _logger.error("The newest checkpoint is not in %s. Push it by hand, see docs/checkpoints.md.", self._url)
+            _logger.error(
+                "The newest checkpoint is not in %s. Push it by hand, see docs/checkpoints.md.",
+                self._url,
+            )
 
     def _wait(self, process: "subprocess.Popen[bytes]") -> int | None:
         """The exit status; None where it does not get on."""
@@ -130,7 +142,9 @@ class Pusher:
     def _let_go(process: "subprocess.Popen[bytes]") -> None:
         assert process.stdin is not None, "it is a pipe"
         with contextlib.suppress(OSError, ValueError):  # it has died, and it was let go
-            process.stdin.write(b"\n")  # its end alone is not seen where a child that was forked holds it open
+            process.stdin.write(
+                b"\n"
+            )  # its end alone is not seen where a child that was forked holds it open
             process.stdin.close()
 
     def _listen(self, process: "subprocess.Popen[bytes]") -> None:
@@ -182,9 +196,13 @@ def has_any(pusher: Pusher | None, asked: Asked) -> bool:
     return any(asked.offers(each) or not asked.is_fresh for each in pusher.remote.scan())
 
 
-def fetch_together(ranks: Ranks, remote: Remote, folder: Path, asked: Asked) -> Callable[[int, int], int | None]:
+def fetch_together(
+    ranks: Ranks, remote: Remote, folder: Path, asked: Asked
+) -> Callable[[int, int], int | None]:
     """Fetch what is newer, if that is asked; return `fetch_instead` for all ranks. Both are collective."""
-    at_length = functools.partial(ranks.first_at_length, signs=lambda: remote.signs, section="restore")
+    at_length = functools.partial(
+        ranks.first_at_length, signs=lambda: remote.signs, section="restore"
+    )
     if asked.newer:
         at_length(functools.partial(fetch_newer, remote, folder, asked))
 
@@ -207,7 +225,9 @@ def fetch_newer(remote: Remote, folder: Path, asked: Asked = _ANY) -> None:
         NoVerifiedCheckpoint: storage has checkpoints, none of which is whole, and there is nothing else.
     """
     here = scan(folder)
-    newest = next((info.step for info in here if info.state == "written" and not info.abandoned), -1)
+    newest = next(
+        (info.step for info in here if info.state == "written" and not info.abandoned), -1
+    )
     passed_over: list[str] = []
     try:
         found = remote.scan(above=newest, patience=_HURRIED if newest >= 0 else None)
@@ -218,12 +238,16 @@ def fetch_newer(remote: Remote, folder: Path, asked: Asked = _ANY) -> None:
             reason = there.reason or _fetch(remote, folder, there)
             if not reason:
                 return
-            _logger.warning("Passed over the checkpoint of step %d in storage: %s", there.step, reason)
+            _logger.warning(
+                "Passed over the checkpoint of step %d in storage: %s", there.step, reason
+            )
             passed_over.append(f"step {there.step}: {reason}")
     except (NotFound, CheckpointError) as error:
         if newest < 0:
             raise
-        _logger.warning("What storage has was not fetched, step %d of %s is taken: %s", newest, folder, error)
+        _logger.warning(
+            "What storage has was not fetched, step %d of %s is taken: %s", newest, folder, error
+        )
     if passed_over and not here:
         raise NoVerifiedCheckpoint(
             f"No checkpoint in storage verifies ({'; '.join(passed_over)}), and {folder} has none. Put a good copy "
@@ -231,7 +255,9 @@ def fetch_newer(remote: Remote, folder: Path, asked: Asked = _ANY) -> None:
         )
 
 
-def fetch_instead(remote: Remote, folder: Path, step: int, above: int, asked: Asked = _ANY) -> int | None:
+def fetch_instead(
+    remote: Remote, folder: Path, step: int, above: int, asked: Asked = _ANY
+) -> int | None:
     """Fetch the newest whole checkpoint that storage has of `step`, which is damaged in `folder`, or of an older one.
 
     One of a step up to `above`, which `folder` has, too, is not fetched. Between them a policy may have deleted what
@@ -247,14 +273,21 @@ def fetch_instead(remote: Remote, folder: Path, step: int, above: int, asked: As
                 reason = there.reason or _fetch(remote, folder, there)
                 if not reason:
                     return there.step
-                _logger.warning("Step %d was not to be had from storage either: %s", there.step, reason)
+                _logger.warning(
+                    "Step %d was not to be had from storage either: %s", there.step, reason
+                )
     except (NotFound, CheckpointError) as error:  # an older one is better than none
         _logger.warning("Step %d was not to be had from storage either: %s", step, error)
     return None
 
 
 def _not_taken_away(
-    remote: Remote, folder: Path, here: Sequence[CheckpointInfo], offered: Sequence[RemoteCheckpoint], *, above: int
+    remote: Remote,
+    folder: Path,
+    here: Sequence[CheckpointInfo],
+    offered: Sequence[RemoteCheckpoint],
+    *,
+    above: int,
 ) -> Iterator[RemoteCheckpoint]:
     """Yield what storage has beyond `above`, the folder's newest step (-1: it has none), and training goes on from.
 
@@ -276,7 +309,9 @@ def _not_taken_away(
                     *(there.step, folder, remote.url, there.step, str(folder)),
                 )
             taken_away.add(there.step)
-        if there.step not in taken_away | abandoned and not (there.manifest and is_abandoned(there.manifest, left)):
+        if there.step not in taken_away | abandoned and not (
+            there.manifest and is_abandoned(there.manifest, left)
+        ):
             yield there
 
 

@@ -58,7 +58,9 @@ _saying = threading.Lock()
 class Pushing:
     """What is pushed, and whether the trainer is still there."""
 
-    def __init__(self, folder: Path, remote: Remote, *, trainer_pid: int, keep: int | None, give_up_s: float) -> None:
+    def __init__(
+        self, folder: Path, remote: Remote, *, trainer_pid: int, keep: int | None, give_up_s: float
+    ) -> None:
         self._trainer_pid = trainer_pid
         self._trainer = _pidfd(trainer_pid)
         self._folder = folder
@@ -120,8 +122,12 @@ class Pushing:
     def _newest_unpushed(self) -> CheckpointInfo | None:
         self._has_given_up = False
         for info in scan(self._folder):
-            is_fit = info.state in ("written", "verified") and not (info.marks.damaged or info.abandoned)
-            if not is_fit or (info.created_at_s or 0.0) > self._saved_until_s:  # that is its successor's to push
+            is_fit = info.state in ("written", "verified") and not (
+                info.marks.damaged or info.abandoned
+            )
+            if (
+                not is_fit or (info.created_at_s or 0.0) > self._saved_until_s
+            ):  # that is its successor's to push
                 continue
             save = info.path, _save_of(info.path)
             if save not in self._damaged:
@@ -148,7 +154,9 @@ class Pushing:
             self._unread[info.path, save] += isinstance(error.__cause__, UnreadError)
             if 0 < self._unread[info.path, save] < _READ_TRIES:
                 return False
-            self._damaged.add((info.path, save))  # it will not heal: the one before is what can be pushed
+            self._damaged.add(
+                (info.path, save)
+            )  # it will not heal: the one before is what can be pushed
             return True
         except (HoldfastError, OSError) as error:
             if not info.path.exists():  # a newer one took its place
@@ -157,7 +165,14 @@ class Pushing:
             return False
         self._done = info.path, save
         seconds = time.monotonic() - began_s
-        _say({"step": info.step, "url": pushed.url, "size_bytes": pushed.size_bytes, "seconds": seconds})
+        _say(
+            {
+                "step": info.step,
+                "url": pushed.url,
+                "size_bytes": pushed.size_bytes,
+                "seconds": seconds,
+            }
+        )
         with self._warned_of("Steps that are to be deleted stay in storage"):
             self._delete_old(info.step)
         return True
@@ -209,9 +224,17 @@ class Pushing:
     def _delete_old(self, pushed: int) -> None:
         """Later steps are of a run that went on from elsewhere: what was pushed now does not go for them."""
         if self._keep is not None:
-            there = [each for each in self._remote.scan() if each.state == "written" and each.step <= pushed]
+            there = [
+                each
+                for each in self._remote.scan()
+                if each.state == "written" and each.step <= pushed
+            ]
             left = left_by_newest(each.manifest for each in there if each.manifest)
-            line = {each.step for each in there if each.manifest and not is_abandoned(each.manifest, left)}
+            line = {
+                each.step
+                for each in there
+                if each.manifest and not is_abandoned(each.manifest, left)
+            }
             for steps in (line, {each.step for each in there} - line):
                 for step in sorted(steps, reverse=True)[self._keep :]:
                     self._remote.delete(step)
@@ -277,7 +300,9 @@ def main() -> None:
     parser.add_argument("--keep", type=int)
     parser.add_argument("--give-up-s", type=float, default=600.0)
     arguments = parser.parse_args()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's interrupt is the trainer's to act on
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # a terminal's interrupt is the trainer's to act on
     os.nice(_NICENESS)
     _logger.addHandler(_ByTheTrainer())
     _logger.propagate = False

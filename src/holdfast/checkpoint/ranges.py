@@ -20,7 +20,9 @@ from holdfast.checkpoint.image import template
 from holdfast.checkpoint.reading import Part, VerifiedFiles
 
 
-def read_items(items: Iterable[ReadItem], planner: LoadPlanner, metadata: Metadata, files: VerifiedFiles) -> None:
+def read_items(
+    items: Iterable[ReadItem], planner: LoadPlanner, metadata: Metadata, files: VerifiedFiles
+) -> None:
     """Read what a planner has planned, and hand it to the planner.
 
     Raises:
@@ -70,7 +72,9 @@ class _Chunks:
         return len(made.head) + made.data_bytes + len(made.tail)
 
 
-def _whole_blob(item: ReadItem, planner: LoadPlanner, stored: _StorageInfo) -> tuple[list[Part], Callable[[], None]]:
+def _whole_blob(
+    item: ReadItem, planner: LoadPlanner, stored: _StorageInfo
+) -> tuple[list[Part], Callable[[], None]]:
     """All of what was stored, for `torch.load`."""
     content = bytearray(stored.length)
 
@@ -79,7 +83,9 @@ def _whole_blob(item: ReadItem, planner: LoadPlanner, stored: _StorageInfo) -> t
             planner.load_bytes(item, io.BytesIO(content))
             return
         tensor = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        for dim, (offset, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+        for dim, (offset, length) in enumerate(
+            zip(item.storage_offsets, item.lengths, strict=True)
+        ):
             tensor = tensor.narrow(dim, offset, length)
         target = planner.resolve_tensor(item).detach()
         target.copy_(tensor)
@@ -89,7 +95,11 @@ def _whole_blob(item: ReadItem, planner: LoadPlanner, stored: _StorageInfo) -> t
 
 
 def _box(
-    item: ReadItem, planner: LoadPlanner, stored: _StorageInfo, chunks: _Chunks, files: VerifiedFiles
+    item: ReadItem,
+    planner: LoadPlanner,
+    stored: _StorageInfo,
+    chunks: _Chunks,
+    files: VerifiedFiles,
 ) -> tuple[list[Part], Callable[[], None]]:
     """The runs of a box, into the target itself or into memory that is copied from there."""
     dtype, sizes = chunks.of(item)
@@ -121,7 +131,9 @@ def _box(
     return parts, finish
 
 
-def _runs(sizes: Sequence[int], offsets: Sequence[int], lengths: Sequence[int]) -> tuple[Iterator[int], int]:
+def _runs(
+    sizes: Sequence[int], offsets: Sequence[int], lengths: Sequence[int]
+) -> tuple[Iterator[int], int]:
     """Where each run of elements of a box begins in a row-major tensor, in order, and how long a run is.
 
     Args:
@@ -135,7 +147,10 @@ def _runs(sizes: Sequence[int], offsets: Sequence[int], lengths: Sequence[int]) 
     run = math.prod(lengths[split:])
     base = sum(offset * stride for offset, stride in zip(offsets, strides, strict=True))
     outer = itertools.product(*(range(length) for length in lengths[:split]))
-    starts = (base + sum(at * stride for at, stride in zip(place, strides, strict=False)) for place in outer)
+    starts = (
+        base + sum(at * stride for at, stride in zip(place, strides, strict=False))
+        for place in outer
+    )
     return starts, run
 
 

@@ -29,19 +29,27 @@ class Ranks:
         try:
             self.rank = dist.get_rank(group) if self.distributed else 0
         except ValueError as error:
-            raise BadUse("process_group has been destroyed. Close the Checkpointer before its group.") from error
+            raise BadUse(
+                "process_group has been destroyed. Close the Checkpointer before its group."
+            ) from error
         self.world_size = dist.get_world_size(group) if self.distributed else 1
         if self.rank < 0:
-            raise BadUse("This rank is not in process_group. Make the Checkpointer on the ranks of that group alone.")
+            raise BadUse(
+                "This rank is not in process_group. Make the Checkpointer on the ranks of that group alone."
+            )
 
-    def new_group(self, members: Sequence[int] | None = None, *, timeout: timedelta | None = None) -> dist.ProcessGroup:
+    def new_group(
+        self, members: Sequence[int] | None = None, *, timeout: timedelta | None = None
+    ) -> dist.ProcessGroup:
         """Make a gloo group of `members`, or of all these ranks. Collective among these ranks."""
         made: dist.ProcessGroup
         if self.group is None:
             made = dist.new_group(members, timeout=timeout, backend="gloo")
         else:  # ranks outside the group make no such call
             among = [self.of_job(rank) for rank in members or range(self.world_size)]
-            made = dist.new_group(among, timeout=timeout, backend="gloo", use_local_synchronization=True)
+            made = dist.new_group(
+                among, timeout=timeout, backend="gloo", use_local_synchronization=True
+            )
         return made
 
     def let_go(self, made: dist.ProcessGroup | None) -> None:
@@ -72,7 +80,9 @@ class Ranks:
             own = error
         sent = own
         if own is not None and not isinstance(own, HoldfastError | OSError):
-            sent = CheckpointError(f"{type(own).__name__}: {own}")  # any other class may not be picklable
+            sent = CheckpointError(
+                f"{type(own).__name__}: {own}"
+            )  # any other class may not be picklable
         outcomes: list[tuple[T, Exception | None]] = [None] * self.world_size  # type: ignore[list-item]
         dist.all_gather_object(outcomes, (result, sent), group=self.group)
         for rank, (_result, failure) in enumerate(outcomes):
@@ -107,7 +117,9 @@ class Ranks:
         self.together(threading.Thread(target=run, name="holdfast-at-length", daemon=True).start)
         before: list[int] = []
         while True:
-            told = self.together(lambda: (bool(wait([working], timeout=_LOOK_EVERY_S).done), signs()))
+            told = self.together(
+                lambda: (bool(wait([working], timeout=_LOOK_EVERY_S).done), signs())
+            )
             if all(is_done for is_done, _ in told):
                 return self.together(working.result)
             now = [each for _, each in told]
@@ -116,9 +128,13 @@ class Ranks:
                     pass
             before = now
 
-    def first_at_length(self, work: Callable[[], T], *, signs: Callable[[], int] = lambda: 0, section: str = "") -> T:
+    def first_at_length(
+        self, work: Callable[[], T], *, signs: Callable[[], int] = lambda: 0, section: str = ""
+    ) -> T:
         """As `first`, for what takes longer than a collective may; see `together_at_length`."""
-        told = self.together_at_length(lambda: work() if self.rank == 0 else None, signs=signs, section=section)
+        told = self.together_at_length(
+            lambda: work() if self.rank == 0 else None, signs=signs, section=section
+        )
         return told[0]  # type: ignore[return-value]
 
     def exchange(self, own: Callable[[], T], share_out: Callable[[list[T]], list[U]]) -> U:

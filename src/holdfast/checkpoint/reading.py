@@ -79,7 +79,9 @@ class VerifiedFiles:
         fd, origin = self._open(name)
         try:
             with ThreadPoolExecutor(min(_THREADS, max(len(tasks), 1))) as pool:
-                for _ in pool.map(lambda task: self._fill(fd, origin, entry, digests, *task), tasks):
+                for _ in pool.map(
+                    lambda task: self._fill(fd, origin, entry, digests, *task), tasks
+                ):
                     pass
         finally:
             os.close(fd)
@@ -89,7 +91,14 @@ class VerifiedFiles:
         return _open(self._folder / name), 0
 
     def _fill(
-        self, fd: int, origin: int, entry: FileEntry, digests: bytes | None, begin: int, end: int, parts: Sequence[Part]
+        self,
+        fd: int,
+        origin: int,
+        entry: FileEntry,
+        digests: bytes | None,
+        begin: int,
+        end: int,
+        parts: Sequence[Part],
     ) -> None:
         buffer = self._buffer()
         # Whole sectors: direct I/O reads nothing else; the last one ends with the file.
@@ -99,13 +108,19 @@ class VerifiedFiles:
         with self._counting:
             self.bytes_read += len(data)
         if count < len(data):
-            raise ManifestError(f"{entry.path} has {begin + count} bytes instead of {entry.size_bytes}")
+            raise ManifestError(
+                f"{entry.path} has {begin + count} bytes instead of {entry.size_bytes}"
+            )
         with self._comparing:
             if digests is not None:
                 first = begin // BLOCK_BYTES
-                right = digests[first * DIGEST_BYTES : (first + -(-len(data) // BLOCK_BYTES)) * DIGEST_BYTES]
+                right = digests[
+                    first * DIGEST_BYTES : (first + -(-len(data) // BLOCK_BYTES)) * DIGEST_BYTES
+                ]
                 if digests_of(data) != right:
-                    raise ManifestError(f"{entry.path} does not match its checksum, in bytes {begin:,} to {end:,}")
+                    raise ManifestError(
+                        f"{entry.path} does not match its checksum, in bytes {begin:,} to {end:,}"
+                    )
             for offset, target in parts:
                 low, high = max(offset, begin), min(offset + len(target), end)
                 _copy(target[low - offset : high - offset], data[low - begin : high - begin])
@@ -145,7 +160,11 @@ def _copy(target: memoryview, source: memoryview) -> None:
     """Without Python's lock, which an assignment of memoryviews holds while the other threads want to hash."""
     if count := len(source):
         char = ctypes.c_char
-        ctypes.memmove(ctypes.addressof(char.from_buffer(target)), ctypes.addressof(char.from_buffer(source)), count)
+        ctypes.memmove(
+            ctypes.addressof(char.from_buffer(target)),
+            ctypes.addressof(char.from_buffer(source)),
+            count,
+        )
 
 
 def _tasks(parts: Sequence[Part], size_bytes: int) -> Iterator[tuple[int, int, list[Part]]]:
@@ -170,7 +189,15 @@ def _tasks(parts: Sequence[Part], size_bytes: int) -> Iterator[tuple[int, int, l
             end = min(begin + _TASK_BYTES, until)
             # Parts that begin before it may reach into it.
             near = parts[bisect_right(offsets, begin - longest) : bisect_right(offsets, end)]
-            yield begin, end, [part for part in near if part.offset < end and part.offset + len(part.target) > begin]
+            yield (
+                begin,
+                end,
+                [
+                    part
+                    for part in near
+                    if part.offset < end and part.offset + len(part.target) > begin
+                ],
+            )
 
 
 def _huge_pages(size_bytes: int) -> memoryview:

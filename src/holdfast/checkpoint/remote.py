@@ -57,12 +57,16 @@ class Remote:
         part_bytes: int = PART_BYTES,
     ) -> None:
         if max_write_mib_s is not None and not max_write_mib_s > 0:
-            raise BadUse(f"max_write_mib_s is {max_write_mib_s}. Give a number above 0, or None for no limit.")
+            raise BadUse(
+                f"max_write_mib_s is {max_write_mib_s}. Give a number above 0, or None for no limit."
+            )
         self._clock = clock or SystemClock()
         self._sleep = sleep
         bytes_per_s = None if max_write_mib_s is None else max_write_mib_s * _MIB
         self._pace = Pace(bytes_per_s, self._clock.monotonic_s, sleep)
-        self._objects = Objects(url, patience=patience or Patience(), sleep=sleep, part_bytes=part_bytes)
+        self._objects = Objects(
+            url, patience=patience or Patience(), sleep=sleep, part_bytes=part_bytes
+        )
         self._reader: RangeReader | None = None
 
     def push(self, folder: str | Path) -> RemoteCheckpoint:
@@ -96,7 +100,9 @@ class Remote:
         """
         objects = self._objects
         if patience is not None:
-            objects = Objects(self.url, patience=patience, sleep=self._sleep, gone_on=self._objects.go_on)
+            objects = Objects(
+                self.url, patience=patience, sleep=self._sleep, gone_on=self._objects.go_on
+            )
         return scan_remote(objects, above=above)
 
     def find(self, step: int) -> RemoteCheckpoint:
@@ -111,8 +117,12 @@ class Remote:
             if each.state == "written":
                 return each
         if there:
-            raise DamagedCheckpoint(f"{there[0].url} is damaged: {there[0].reason}. Take an earlier step.")
-        raise NotFound(f"{self._objects.url} has no checkpoint of step {step}. Take one that is listed there.")
+            raise DamagedCheckpoint(
+                f"{there[0].url} is damaged: {there[0].reason}. Take an earlier step."
+            )
+        raise NotFound(
+            f"{self._objects.url} has no checkpoint of step {step}. Take one that is listed there."
+        )
 
     def fetch(self, checkpoint: int | RemoteCheckpoint, into: str | Path) -> Path:
         """Download a step, or what `scan` listed, into a local checkpoint folder; there it appears once it is verified.
@@ -145,7 +155,9 @@ class Remote:
         try:
             return reader.read(file, offset, length)
         except FileNotFoundError as error:
-            raise DamagedCheckpoint(f"{file} of {reader.checkpoint.url} is gone. Take another step.") from error
+            raise DamagedCheckpoint(
+                f"{file} of {reader.checkpoint.url} is gone. Take another step."
+            ) from error
 
     def delete(self, step: int) -> None:
         """Delete a step: the manifest first, after which it is no checkpoint, then the rest.
@@ -154,7 +166,11 @@ class Remote:
         """
         there = scan_remote(self._objects, check_whole("step", step, least=0))
         if not there:
-            raise NotFound(f"{self._objects.url} has no checkpoint of step {step}. Take one that is listed there.")
+            raise NotFound(
+                f"{self._objects.url} has no checkpoint of step {step}. Take one that is listed there."
+            )
         self._reader = None
         for each in there:
-            self._objects.delete_folder(each.name, self._objects.list(each.name), first=MANIFEST_NAME)
+            self._objects.delete_folder(
+                each.name, self._objects.list(each.name), first=MANIFEST_NAME
+            )

@@ -62,7 +62,9 @@ def parse_remote_name(name: str) -> int | None:
     return found[0] if found else None
 
 
-def scan_remote(objects: Objects, step: int | None = None, *, above: int = -1) -> list[RemoteCheckpoint]:
+def scan_remote(
+    objects: Objects, step: int | None = None, *, above: int = -1
+) -> list[RemoteCheckpoint]:
     """The checkpoints there (of `step`, or later than `above`), newest first; of one step, committed last first.
 
     Raises:
@@ -73,12 +75,16 @@ def scan_remote(objects: Objects, step: int | None = None, *, above: int = -1) -
         for name in objects.folders()
         if (of := parse_remote_name(name)) is not None and of > above and step in (None, of)
     ]
-    found = in_parallel(lambda name: inspect_remote(objects, name, objects.list(name)), names, threads=_THREADS)
+    found = in_parallel(
+        lambda name: inspect_remote(objects, name, objects.list(name)), names, threads=_THREADS
+    )
     there = [checkpoint for checkpoint in found if checkpoint is not None]
     return sorted(there, key=lambda each: (each.step, each.committed_at_s, each.name), reverse=True)
 
 
-def inspect_remote(objects: Objects, name: str, there: dict[str, StoredObject]) -> RemoteCheckpoint | None:
+def inspect_remote(
+    objects: Objects, name: str, there: dict[str, StoredObject]
+) -> RemoteCheckpoint | None:
     """Look at one folder, in which `there` lies; None where it is no checkpoint.
 
     Raises:
@@ -125,4 +131,6 @@ def _check_sizes(manifest: Manifest, there: dict[str, StoredObject]) -> None:
         if entry.path not in there:
             raise ManifestError(f"{entry.path} is missing")
         if there[entry.path].size_bytes != entry.size_bytes:
-            raise ManifestError(f"{entry.path} has {there[entry.path].size_bytes} bytes instead of {entry.size_bytes}")
+            raise ManifestError(
+                f"{entry.path} has {there[entry.path].size_bytes} bytes instead of {entry.size_bytes}"
+            )

@@ -71,19 +71,35 @@ def _download(objects: Objects, checkpoint: RemoteCheckpoint, folder: Path) -> N
             file.truncate(entry.size_bytes)
     missing = list(files)
     for attempt in range(_ATTEMPTS):
-        parts = [(entry, offset) for entry in missing for offset in range(0, entry.size_bytes, PART_BYTES)]
-        in_parallel(lambda part: _download_part(objects, checkpoint, folder, *part), parts, threads=_PARTS_AT_ONCE)
-        wrong = in_parallel(lambda entry: _settle(objects, folder, entry), missing, threads=_FILES_AT_ONCE)
+        parts = [
+            (entry, offset)
+            for entry in missing
+            for offset in range(0, entry.size_bytes, PART_BYTES)
+        ]
+        in_parallel(
+            lambda part: _download_part(objects, checkpoint, folder, *part),
+            parts,
+            threads=_PARTS_AT_ONCE,
+        )
+        wrong = in_parallel(
+            lambda entry: _settle(objects, folder, entry), missing, threads=_FILES_AT_ONCE
+        )
         missing = [entry for entry, error in zip(missing, wrong, strict=True) if error is not None]
         if missing and attempt == _ATTEMPTS - 1:
             raise next(error for error in wrong if error is not None)
-    in_parallel(lambda entry: _fetch_sidecar(objects, checkpoint, folder, entry), files, threads=_PARTS_AT_ONCE)
+    in_parallel(
+        lambda entry: _fetch_sidecar(objects, checkpoint, folder, entry),
+        files,
+        threads=_PARTS_AT_ONCE,
+    )
     for parent in {(folder / entry.path).parent for entry in files}:
         fsync_folder(parent)
     write_atomic(folder / MANIFEST_NAME, content)
 
 
-def _download_part(objects: Objects, checkpoint: RemoteCheckpoint, folder: Path, entry: FileEntry, offset: int) -> None:
+def _download_part(
+    objects: Objects, checkpoint: RemoteCheckpoint, folder: Path, entry: FileEntry, offset: int
+) -> None:
     length = min(PART_BYTES, entry.size_bytes - offset)
     try:
         data = objects.read_range(f"{checkpoint.name}/{entry.path}", offset, length)
@@ -98,7 +114,9 @@ def _download_part(objects: Objects, checkpoint: RemoteCheckpoint, folder: Path,
         os.close(fd)
 
 
-def _fetch_sidecar(objects: Objects, checkpoint: RemoteCheckpoint, folder: Path, entry: FileEntry) -> None:
+def _fetch_sidecar(
+    objects: Objects, checkpoint: RemoteCheckpoint, folder: Path, entry: FileEntry
+) -> None:
     """Take over the digests of a file's blocks. Not needed, so what is missing or wrong is left out."""
     if (sidecar := sidecar_of(entry)) is None:
         return

@@ -7,7 +7,12 @@ from typing import Final
 
 import xxhash
 
-from holdfast.checkpoint.checksums import BLOCK_BYTES, checksum_of_digests, digests_of, whole_checksum
+from holdfast.checkpoint.checksums import (
+    BLOCK_BYTES,
+    checksum_of_digests,
+    digests_of,
+    whole_checksum,
+)
 from holdfast.checkpoint.folders import parse_name
 from holdfast.checkpoint.manifest import (
     MANIFEST_NAME,
@@ -51,28 +56,40 @@ def push(
     try:
         content = (folder / MANIFEST_NAME).read_bytes()
     except OSError as error:
-        raise BadUse(f"{folder} has no manifest to read ({error.strerror}). Push what was saved whole.") from error
+        raise BadUse(
+            f"{folder} has no manifest to read ({error.strerror}). Push what was saved whole."
+        ) from error
     target = remote_name(step, content)
     try:
         manifest = parse_manifest(content, step=step)
         check_sizes(folder, manifest.files)
         _send_files(objects, folder, target, manifest, pace, now_s)
     except ManifestError as error:
-        raise DamagedCheckpoint(f"{folder} is damaged and was not pushed: {error}. Save that step again.") from error
+        raise DamagedCheckpoint(
+            f"{folder} is damaged and was not pushed: {error}. Save that step again."
+        ) from error
     pushed = _commit(objects, target, step, content, sleep)
     try:
         tidy(objects, pushed)
     except CheckpointError as error:
-        _logger.warning("Step %d is pushed, but what is superfluous there was not deleted: %s", step, error)
+        _logger.warning(
+            "Step %d is pushed, but what is superfluous there was not deleted: %s", step, error
+        )
     return pushed
 
 
-def _send_files(objects: Objects, folder: Path, target: str, manifest: Manifest, pace: Pace, now_s: float) -> None:
+def _send_files(
+    objects: Objects, folder: Path, target: str, manifest: Manifest, pace: Pace, now_s: float
+) -> None:
     """Send what is not there; the last look is taken after the last file."""
 
     def send(entry: FileEntry) -> None:
         digests = bytearray()
-        objects.write(f"{target}/{entry.path}", lambda: _verified(folder, entry, pace, digests), entry.size_bytes)
+        objects.write(
+            f"{target}/{entry.path}",
+            lambda: _verified(folder, entry, pace, digests),
+            entry.size_bytes,
+        )
         if (sidecar := sidecar_of(entry)) is not None:
             objects.write(f"{target}/{sidecar[0]}", lambda: iter([bytes(digests)]), sidecar[1])
 
@@ -83,12 +100,22 @@ def _send_files(objects: Objects, folder: Path, target: str, manifest: Manifest,
         elif objects.folder is not None:
             trusted_since_s = now_s  # on a disk a size may be there before its bytes are
         else:
-            trusted_since_s = now_s - ABANDONED_AFTER_S / 2  # what is older may be tidied up at any moment
-        right = {(path, each.size_bytes) for path, each in there.items() if each.modified_at_s >= trusted_since_s}
+            trusted_since_s = (
+                now_s - ABANDONED_AFTER_S / 2
+            )  # what is older may be tidied up at any moment
+        right = {
+            (path, each.size_bytes)
+            for path, each in there.items()
+            if each.modified_at_s >= trusted_since_s
+        }
         missing = [
             entry
             for entry in manifest.files
-            if not {(entry.path, entry.size_bytes), sidecar_of(entry) or (entry.path, entry.size_bytes)} <= right
+            if not {
+                (entry.path, entry.size_bytes),
+                sidecar_of(entry) or (entry.path, entry.size_bytes),
+            }
+            <= right
         ]
         if not missing:
             return
@@ -121,7 +148,9 @@ def _verified(folder: Path, entry: FileEntry, pace: Pace, digests: bytearray) ->
                 yield chunk
     except OSError as error:
         raise unread(entry.path, error) from error
-    if entry.checksum != (checksum_of_digests(bytes(digests)) if blocks else whole_checksum(whole.hexdigest())):
+    if entry.checksum != (
+        checksum_of_digests(bytes(digests)) if blocks else whole_checksum(whole.hexdigest())
+    ):
         raise ManifestError(f"{entry.path} does not match its checksum")
 
 
@@ -138,7 +167,9 @@ def _commit(
         objects.write(f"{target}/{MANIFEST_NAME}", lambda: iter([content]), len(content))
     pushed = inspect_remote(objects, target, objects.list(target))
     if pushed is None or pushed.state != "written":
-        raise StorageFailed(f"{objects.url}/{target} was deleted while it was pushed. Push it again.")
+        raise StorageFailed(
+            f"{objects.url}/{target} was deleted while it was pushed. Push it again."
+        )
     return pushed
 
 
@@ -151,9 +182,15 @@ def tidy(objects: Objects, pushed: RemoteCheckpoint) -> None:
         NotFound, StorageFailed: see `Objects`.
     """
     before_s = pushed.committed_at_s - ABANDONED_AFTER_S
-    folders = {name: objects.list(name) for name in objects.folders() if parse_remote_name(name) is not None}
+    folders = {
+        name: objects.list(name)
+        for name in objects.folders()
+        if parse_remote_name(name) is not None
+    }
     committed_at_s = {
-        name: there[MANIFEST_NAME].modified_at_s for name, there in folders.items() if MANIFEST_NAME in there
+        name: there[MANIFEST_NAME].modified_at_s
+        for name, there in folders.items()
+        if MANIFEST_NAME in there
     }
 
     def is_replaced(name: str) -> bool:

@@ -56,7 +56,9 @@ class RangeReader:
         """
         entry = self._files.get(file)
         if entry is None:
-            raise BadUse(f"{self.checkpoint.url} has no file {file!r}. It has: {', '.join(self._files)}.")
+            raise BadUse(
+                f"{self.checkpoint.url} has no file {file!r}. It has: {', '.join(self._files)}."
+            )
         if offset < 0 or length < 0 or offset + length > entry.size_bytes:
             raise BadUse(
                 f"{file} of {self.checkpoint.url} has {entry.size_bytes} bytes: {length} at {offset} are not there. "
@@ -101,7 +103,9 @@ class RangeReader:
 
         def read(at: int) -> None:
             count = min(PART_BYTES, length - at)
-            data[at : at + count] = self._objects.read_range(f"{self.checkpoint.name}/{file}", offset + at, count)
+            data[at : at + count] = self._objects.read_range(
+                f"{self.checkpoint.name}/{file}", offset + at, count
+            )
 
         in_parallel(read, range(0, length, PART_BYTES), threads=_PARTS_AT_ONCE)
         return data

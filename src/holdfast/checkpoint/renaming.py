@@ -32,7 +32,9 @@ class Renaming:
         """
         if isinstance(rename, Mapping):
             are_names = all(isinstance(each, str) for each in rename.values())
-            self._map = NameMap({"names": dict(rename)} if are_names else dict(rename), where="rename")
+            self._map = NameMap(
+                {"names": dict(rename)} if are_names else dict(rename), where="rename"
+            )
         else:
             self._map = read_name_map(Path(rename))
         self.transposed: set[str] = set()
@@ -45,7 +47,9 @@ class Renaming:
         """
         return self._name(name)[0]
 
-    def skeleton(self, skeleton: Mapping[Any, Any], is_tensor: Callable[[str], bool]) -> dict[Any, Any]:
+    def skeleton(
+        self, skeleton: Mapping[Any, Any], is_tensor: Callable[[str], bool]
+    ) -> dict[Any, Any]:
         """Return a skeleton with each tensor where the state has it; leave the skeletons of optimizers unchanged.
 
         Raises:
@@ -85,7 +89,9 @@ class Renaming:
         """Return the name here, and whether the tensor was stored transposed."""
         entry, _, rest = name.partition(".")
         prefix = self._map.prefix
-        for before, old in ((f"{entry}.", rest), ("", name)) if prefix is None else ((f"{entry}.", name),):
+        for before, old in (
+            ((f"{entry}.", rest), ("", name)) if prefix is None else ((f"{entry}.", name),)
+        ):
             old = without_wrapper_parts(old)  # noqa: PLW2901 - the same name
             if prefix is not None:
                 if not old.startswith(prefix):
@@ -97,7 +103,9 @@ class Renaming:
         return name, False
 
 
-def _place(node: tuple[dict[Any, Any], str], name: str, leaf: Skeleton, root: dict[Any, Any], where: str) -> None:
+def _place(
+    node: tuple[dict[Any, Any], str], name: str, leaf: Skeleton, root: dict[Any, Any], where: str
+) -> None:
     """Put a leaf beside its former neighbors, or into another entry."""
     place, prefix = node
     key = name.removeprefix(prefix)
@@ -105,5 +113,7 @@ def _place(node: tuple[dict[Any, Any], str], name: str, leaf: Skeleton, root: di
         entry, _, key = name.partition(".")
         place, key = (root.setdefault(entry, {}), key) if key else (root, entry)
     if not isinstance(place, dict) or key in place:
-        raise BadUse(f"{where} has two tensors of the checkpoint become {name!r}. Name one under `drop`.")
+        raise BadUse(
+            f"{where} has two tensors of the checkpoint become {name!r}. Name one under `drop`."
+        )
     place[key] = leaf

@@ -50,7 +50,9 @@ class Differing:
     @classmethod
     def of_json(cls, told: Mapping[str, Any]) -> Self:
         """Return the object that `as_json` was called on."""
-        return cls(count=told["count"], entries=tuple((name, ranks) for name, ranks in told["entries"]))
+        return cls(
+            count=told["count"], entries=tuple((name, ranks) for name, ranks in told["entries"])
+        )
 
     def __str__(self) -> str:
         shown = ", ".join(f"{name!r} ({ranks})" for name, ranks in self.entries[:_SHOWN])
@@ -78,7 +80,9 @@ def compare(groups: Sequence[tuple[Sequence[int], bytes]], names: Iterable[str])
     if not differing:
         return Differing()
     named = {key: name for name in names if (key := name_key(name)) in differing}
-    entries = sorted((named.get(key, "?")[:_NAME_LENGTH], ranks_text(ranks)) for key, ranks in differing.items())
+    entries = sorted(
+        (named.get(key, "?")[:_NAME_LENGTH], ranks_text(ranks)) for key, ranks in differing.items()
+    )
     return Differing(count=len(differing), entries=tuple(entries[:_NAMED]))
 
 

@@ -54,7 +54,11 @@ def digest_replicas(
         elif all_stand_still or index.fqn in owned:
             tensors.append((index, local(part_of(leaf, index))))
     digests = digest_tensors([tensor for _, tensor in tensors])
-    found = [(index, digest) for (index, _), digest in zip(tensors, digests, strict=True) if digest is not None]
+    found = [
+        (index, digest)
+        for (index, _), digest in zip(tensors, digests, strict=True)
+        if digest is not None
+    ]
     return pack((name_key(index.fqn), _place(index), digest) for index, digest in (*values, *found))
 
 
@@ -64,7 +68,11 @@ def digest_tensors(tensors: Sequence[torch.Tensor]) -> list[int | None]:
     digests: list[int | None] = [None] * len(tensors)
     with ThreadPoolExecutor(_THREADS) as pool:
         numbers = [number for number, each in enumerate(tensors) if each.is_cpu]
-        large = {at: pool.submit(_digest_on_host, tensors[at]) for at in numbers if tensors[at].nbytes >= LARGE_BYTES}
+        large = {
+            at: pool.submit(_digest_on_host, tensors[at])
+            for at in numbers
+            if tensors[at].nbytes >= LARGE_BYTES
+        }
         for at in numbers:
             digests[at] = large[at].result() if at in large else _digest_on_host(tensors[at])
     on_devices: dict[torch.device, list[int]] = {}
@@ -72,8 +80,12 @@ def digest_tensors(tensors: Sequence[torch.Tensor]) -> list[int | None]:
         if not each.is_cpu:
             on_devices.setdefault(each.device, []).append(number)
     for device, numbers in on_devices.items():
-        for number, total in zip(numbers, _sums_on(device, [tensors[each] for each in numbers]), strict=True):
-            digests[number] = xxhash.xxh3_64_intdigest(_kind(tensors[number]) + total.to_bytes(8, "little"))
+        for number, total in zip(
+            numbers, _sums_on(device, [tensors[each] for each in numbers]), strict=True
+        ):
+            digests[number] = xxhash.xxh3_64_intdigest(
+                _kind(tensors[number]) + total.to_bytes(8, "little")
+            )
     return digests
 
 
@@ -105,7 +117,9 @@ def position_sums(tensors: Iterable[torch.Tensor]) -> list[int]:
         sums.append(_mixed(batch))
     if sums:
         numbers = [number for each, _ in sums for number in each]
-        for number, total in zip(numbers, torch.cat([each for _, each in sums]).tolist(), strict=True):
+        for number, total in zip(
+            numbers, torch.cat([each for _, each in sums]).tolist(), strict=True
+        ):
             totals[number] = (totals[number] + total) & _MASK
     return totals
 
@@ -157,7 +171,9 @@ def _kind(tensor: torch.Tensor) -> bytes:
 
 
 def _place(index: MetadataIndex) -> int:
-    return xxhash.xxh3_64_intdigest(repr(None if index.offset is None else tuple(index.offset)).encode())
+    return xxhash.xxh3_64_intdigest(
+        repr(None if index.offset is None else tuple(index.offset)).encode()
+    )
 
 
 def _text(value: Any) -> str:

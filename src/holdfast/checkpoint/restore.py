@@ -95,7 +95,10 @@ def restore_newest(
     with found[0] as memory:
         in_memory = newest_whole(told, ranks.world_size)
         if in_memory is None and any(told) and ranks.rank == 0:
-            _logger.warning("Not all ranks' parts of one step are in memory (%s).", _missing(told, ranks.world_size))
+            _logger.warning(
+                "Not all ranks' parts of one step are in memory (%s).",
+                _missing(told, ranks.world_size),
+            )
         planned = [] if in_memory is None else moves(told, in_memory)
         source = _Memory(memory, -1 if in_memory is None else in_memory[0], planned)
         restored = _restore_newest(ranks, folder, into, source, fetch_instead, step)
@@ -127,7 +130,9 @@ def _restore_newest(
 ) -> tuple[OpenCheckpoint | None, list[PassedOver]]:
     partly_read: list[int] = []
 
-    def attempt(info: CheckpointInfo, tier: Predecessors | None) -> tuple[OpenCheckpoint | None, str]:
+    def attempt(
+        info: CheckpointInfo, tier: Predecessors | None
+    ) -> tuple[OpenCheckpoint | None, str]:
         if tier is None and info.state != "written":
             return None, info.reason or info.state
         for _ in range(OPENINGS):
@@ -160,7 +165,9 @@ def _restore_newest(
             if opened is not None:
                 return opened, passed_over
             if ranks.rank == 0:
-                _logger.warning("Step %d is not taken from memory, but from disk: %s.", info.step, reason)
+                _logger.warning(
+                    "Step %d is not taken from memory, but from disk: %s.", info.step, reason
+                )
             memory = None
         opened, reason = attempt(info, None)
         if opened is not None:
@@ -172,7 +179,9 @@ def _restore_newest(
                 continue
         passed_over.append(PassedOver(step=info.step, path=info.path, reason=reason))
         if ranks.rank == 0:
-            _logger.warning("Passed over the checkpoint of step %d (%s): %s.", info.step, info.path, reason)
+            _logger.warning(
+                "Passed over the checkpoint of step %d (%s): %s.", info.step, info.path, reason
+            )
         if fetch_instead is None:
             continue
         fetched = fetch_instead(info.step, _next_below(infos, step))
@@ -180,7 +189,9 @@ def _restore_newest(
             instead = ranks.first(functools.partial(inspect, step_path(folder, fetched)))
             opened, reason = attempt(instead, None)
             if opened is not None:
-                return opened, [item for item in passed_over if item.step != fetched]  # it took its place
+                return opened, [
+                    item for item in passed_over if item.step != fetched
+                ]  # it took its place
             passed_over.append(PassedOver(step=fetched, path=instead.path, reason=reason))
     if not passed_over:
         return None, []
@@ -194,7 +205,9 @@ def _next_below(infos: Sequence[CheckpointInfo], step: int | None) -> int:
     return infos[0].step if infos else -1
 
 
-def _none_verifies(folder: Path, passed_over: Sequence[PassedOver], step: int | None) -> NoVerifiedCheckpoint:
+def _none_verifies(
+    folder: Path, passed_over: Sequence[PassedOver], step: int | None
+) -> NoVerifiedCheckpoint:
     reasons = "; ".join(f"step {item.step}: {item.reason}" for item in passed_over)
     advice = (
         "Put a good copy there, or move them away to start over."
@@ -205,7 +218,10 @@ def _none_verifies(folder: Path, passed_over: Sequence[PassedOver], step: int | 
 
 
 def _candidates(
-    ranks: Ranks, folder: Path, step: int | None, fetch_instead: Callable[[int, int], int | None] | None
+    ranks: Ranks,
+    folder: Path,
+    step: int | None,
+    fetch_instead: Callable[[int, int], int | None] | None,
 ) -> list[CheckpointInfo]:
     """The checkpoints that are tried, in their order. Collective.
 
@@ -220,7 +236,9 @@ def _candidates(
         found = [info for info in ranks.first(lambda: look(folder)) if info.step == step]
     if not found:
         steps = ", ".join(str(each) for each in sorted({info.step for info in infos})) or "none"
-        raise NotFound(f"There is no checkpoint of step {step} in {folder}. The steps there are: {steps}.")
+        raise NotFound(
+            f"There is no checkpoint of step {step} in {folder}. The steps there are: {steps}."
+        )
     return found
 
 

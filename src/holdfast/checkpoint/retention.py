@@ -22,9 +22,13 @@ class Best:
     mode: Literal["min", "max"]
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "count", check_whole(f"count of {self.metric!r}", self.count, least=1))
+        object.__setattr__(
+            self, "count", check_whole(f"count of {self.metric!r}", self.count, least=1)
+        )
         if not self.metric:
-            raise BadUse("A metric has a name. Give one that an evaluation has noted, such as 'loss'.")
+            raise BadUse(
+                "A metric has a name. Give one that an evaluation has noted, such as 'loss'."
+            )
         if self.mode not in ("min", "max"):
             raise BadUse(f"mode of {self.metric!r} is {self.mode!r}; allowed are 'min' and 'max'.")
 
@@ -60,7 +64,9 @@ class Retention:
     @property
     def has_rules(self) -> bool:
         """Whether anything may go by age; doubles of a step go in any case."""
-        return bool(self.best) or any(rule is not None for rule in (self.last, self.every_steps, self.within_s))
+        return bool(self.best) or any(
+            rule is not None for rule in (self.last, self.every_steps, self.within_s)
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +141,10 @@ def superfluous(
     """
     policy = keep if isinstance(keep, Retention) else Retention(last=keep)
     verdicts = judge(checkpoints, policy, now_s=now_s, damaged=damaged, committed=committed)
-    going = sorted((verdict for verdict in verdicts if not verdict.stays), key=lambda verdict: verdict.goes != _DOUBLE)
+    going = sorted(
+        (verdict for verdict in verdicts if not verdict.stays),
+        key=lambda verdict: verdict.goes != _DOUBLE,
+    )
     return [verdict.info for verdict in going]
 
 
@@ -148,7 +157,11 @@ def best_first(checkpoints: Sequence[CheckpointInfo], best: Best) -> list[Checkp
 
 
 def deletable_for_room(
-    checkpoints: Sequence[CheckpointInfo], *, damaged: Collection[Path], keep: Retention, now_s: float | None
+    checkpoints: Sequence[CheckpointInfo],
+    *,
+    damaged: Collection[Path],
+    keep: Retention,
+    now_s: float | None,
 ) -> list[CheckpointInfo]:
     """Choose what may be deleted where the disk is full, doubles of a step first and then the oldest.
 
@@ -174,11 +187,17 @@ def _by_rules(
             yield info, f"written within {policy.within_s:.0f} s"
     for best in policy.best:
         for place, info in enumerate(best_first(counted, best)[: best.count], start=1):
-            yield info, f"{best.metric} {info.marks.metrics[best.metric]:g} is number {place} ({best.mode})"
+            yield (
+                info,
+                f"{best.metric} {info.marks.metrics[best.metric]:g} is number {place} ({best.mode})",
+            )
 
 
 def _always(
-    whole: Sequence[CheckpointInfo], counted: Sequence[CheckpointInfo], now_s: float | None, committed: Path | None
+    whole: Sequence[CheckpointInfo],
+    counted: Sequence[CheckpointInfo],
+    now_s: float | None,
+    committed: Path | None,
 ) -> Iterator[tuple[CheckpointInfo, str]]:
     for info in counted[:1]:
         yield info, "the newest"

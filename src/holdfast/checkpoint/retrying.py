@@ -108,7 +108,9 @@ class Retry:
 class _Agreement:
     """The agreement of all ranks about one failed save."""
 
-    def __init__(self, store: Any, ranks: Ranks, call: int, patience_s: float, closed: threading.Event) -> None:
+    def __init__(
+        self, store: Any, ranks: Ranks, call: int, patience_s: float, closed: threading.Event
+    ) -> None:
         self._store = store
         self._ranks = ranks
         self._call = call
@@ -162,7 +164,9 @@ class _Agreement:
         try:
             while not self._store.check(["agreed"]):
                 if time.monotonic() > until_s:
-                    _logger.warning("Some rank does not know yet that a save has failed: it is left to the next one.")
+                    _logger.warning(
+                        "Some rank does not know yet that a save has failed: it is left to the next one."
+                    )
                     return str(self._store.compare_set("agreed", "", _NEVER).decode())
                 time.sleep(pause_s)
                 pause_s = min(pause_s * 1.5, _LOOK_SELDOM_S)

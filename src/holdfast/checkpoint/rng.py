@@ -44,7 +44,9 @@ def put_back(states: dict[str, Any]) -> None:
             np.random.set_state(json.loads(states["numpy"], object_hook=_with_arrays))
         else:
             name, keys, position, has_gauss, cached = states["numpy"]
-            np.random.set_state((name, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+            np.random.set_state(
+                (name, np.array(keys, dtype=np.uint32), position, has_gauss, cached)
+            )
     if "cuda" in states and torch.cuda.is_available():
         torch.cuda.set_rng_state(states["cuda"])
 
@@ -77,4 +79,7 @@ def _with_arrays(item: dict[str, Any]) -> dict[str, Any]:
     """NumPy's arrays, which JSON has as lists: all of them but MT19937's are of 64 bits."""
     import numpy as np
 
-    return {key: np.array(each, dtype=np.uint64) if isinstance(each, list) else each for key, each in item.items()}
+    return {
+        key: np.array(each, dtype=np.uint64) if isinstance(each, list) else each
+        for key, each in item.items()
+    }

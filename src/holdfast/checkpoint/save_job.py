@@ -130,5 +130,7 @@ class SaveJob:
     def fence_seconds(self) -> float:
         """How long the update waited, on the CPU or on a GPU. In a thread of ours."""
         for device in self.streams if self.taken else ():
-            torch.cuda.set_device(device)  # a thread begins on the first one, where its question would take memory
+            torch.cuda.set_device(
+                device
+            )  # a thread begins on the first one, where its question would take memory
         return self.fence_s + max((one.fence_s for one in self.taken), default=0.0)

@@ -86,7 +86,9 @@ class SaveThread:
         except RuntimeError as error:  # the interpreter ends, or no thread is left
             job.let_go()
             self._land(job)
-            raise SaveFailed(f"Step {job.order.step} was not saved: {error}. Save before the script ends.") from error
+            raise SaveFailed(
+                f"Step {job.order.step} was not saved: {error}. Save before the script ends."
+            ) from error
         self._preparing = self._pool.submit(self._shape.prepare)
         return staging
 
@@ -138,12 +140,18 @@ class SaveThread:
                 ranks.together(begin)
                 assert seat is not None, "it was taken"
                 if ranks.rank == 0:  # whose order names them
-                    job.order = replace(job.order, metrics=read_metrics(job.metrics, job.boundaries))
+                    job.order = replace(
+                        job.order, metrics=read_metrics(job.metrics, job.boundaries)
+                    )
                 ended = self._order(job, self._shape.agreed, seat, generation, replicas)
                 self._copy(job, self._shape.agreed, seat, generation)
         except Exception as error:
-            failure = error if isinstance(error, BadUse | SaveFailed) else failed(job.order.step, error)
-            if ended is not None and not isinstance(error, ArenaError):  # else the writing has failed, and says why
+            failure = (
+                error if isinstance(error, BadUse | SaveFailed) else failed(job.order.step, error)
+            )
+            if ended is not None and not isinstance(
+                error, ArenaError
+            ):  # else the writing has failed, and says why
                 job.failure = failure
             if seat is not None:
                 with contextlib.suppress(ArenaError):  # it is free already
@@ -181,15 +189,26 @@ class SaveThread:
 
         steps, fits, may_plan, seats, musts, saves = zip(*ranks.together(look), strict=True)
         if len(set(steps)) > 1:
-            raise BadUse(f"Ranks disagree about the step to save: {list(steps)}. Call save at the same step on all.")
+            raise BadUse(
+                f"Ranks disagree about the step to save: {list(steps)}. Call save at the same step on all."
+            )
         if self._when_busy == "skip" and not all(seats) and not any(musts):
-            _logger.warning("Step %d is not saved: the saves before it are not durable yet.", job.order.step)
+            _logger.warning(
+                "Step %d is not saved: the saves before it are not durable yet.", job.order.step
+            )
             return False
-        if self._when_busy == "replace" and not all(seats) and waiting is not None and len(set(saves)) == 1:
+        if (
+            self._when_busy == "replace"
+            and not all(seats)
+            and waiting is not None
+            and len(set(saves)) == 1
+        ):
             self._give_up(waiting, job)
         if not all(fits) and not all(may_plan):
             # The training goes on there, and what GPUs have to do may wait for a rank that waits for the plan.
-            _logger.warning("Step %d is not saved: the state has another shape on some rank.", job.order.step)
+            _logger.warning(
+                "Step %d is not saved: the state has another shape on some rank.", job.order.step
+            )
             self._shape.is_outdated = True
             return False
         if not all(fits):
@@ -201,14 +220,20 @@ class SaveThread:
     def _waiting(self) -> SaveJob | None:
         """The save that may be given up: staged, and its writing has not begun, as far as is known here."""
         for job in list(self._in_flight):
-            if not job.must and job.seat is not None and self._writer.is_waiting(job.seat.number, job.generation):
+            if (
+                not job.must
+                and job.seat is not None
+                and self._writer.is_waiting(job.seat.number, job.generation)
+            ):
                 return job
         return None
 
     def _give_up(self, waiting: SaveJob, newer: SaveJob) -> None:
         """All ranks have agreed to. Where its writing has begun after all, it fails for want of another rank's part."""
         _logger.warning(
-            "Step %d is given up for step %d: its writing has not begun.", waiting.order.step, newer.order.step
+            "Step %d is given up for step %d: its writing has not begun.",
+            waiting.order.step,
+            newer.order.step,
         )
         waiting.given_up = True
         assert waiting.seat is not None, "it was staged"
@@ -249,7 +274,9 @@ class SaveThread:
     def _digest_replicas(self, job: SaveJob) -> bytes:
         """Return the digests of what other ranks have as well, at each save that compares."""
         plan = self._shape.agreed
-        if not plan.replicated or (self._replicas != "check" and self._agreed % _COMPARE_EVERY != 1):
+        if not plan.replicated or (
+            self._replicas != "check" and self._agreed % _COMPARE_EVERY != 1
+        ):
             return b""
         try:
             return digest_replicas(
@@ -260,10 +287,15 @@ class SaveThread:
                 all_stand_still=job.blocking,
             )
         except torch.cuda.OutOfMemoryError:
-            _logger.warning("A GPU has no memory to compare the state of the ranks: step %d is not.", job.order.step)
+            _logger.warning(
+                "A GPU has no memory to compare the state of the ranks: step %d is not.",
+                job.order.step,
+            )
             return b""
 
-    def _order(self, job: SaveJob, plan: Plan, seat: Seat, generation: int, replicas: bytes) -> "Future[Written]":
+    def _order(
+        self, job: SaveJob, plan: Plan, seat: Seat, generation: int, replicas: bytes
+    ) -> "Future[Written]":
         job.seat, job.generation = seat, generation
         try:
             return self._writer.save(
@@ -275,7 +307,10 @@ class SaveThread:
                 replicas=replicas,
                 refuses=self._replicas == "check",
             )
-        except (OSError, RuntimeError) as error:  # the other ranks' orders are given: they wait for this one's part
+        except (
+            OSError,
+            RuntimeError,
+        ) as error:  # the other ranks' orders are given: they wait for this one's part
             why = f"the process that writes it cannot be started ({in_words(error)})"
             abandon(job.order, plan.layout, why, errno=getattr(error, "errno", None))
             raise
@@ -286,13 +321,17 @@ class SaveThread:
         except Exception as error:  # whoever waits is to hear of it
             if not job.outcome.done():
                 job.outcome.set_exception(
-                    SaveFailed(f"Step {job.order.step}: nobody can tell whether it is saved: {error}")
+                    SaveFailed(
+                        f"Step {job.order.step}: nobody can tell whether it is saved: {error}"
+                    )
                 )
         finally:
             self._land(job)
 
     def _settle(self, job: SaveJob, seat: Seat, plan: Plan, done: "Future[Written]") -> None:
-        self._seats.free(seat)  # first: whoever hears that it has ended finds room for the next save
+        self._seats.free(
+            seat
+        )  # first: whoever hears that it has ended finds room for the next save
         error = job.failure or done.exception()
         if isinstance(error, NotAttestedError):
             names = names_of(plan, error.pieces)
@@ -337,7 +376,11 @@ class SaveThread:
 
 def failed(step: int, error: Exception) -> SaveFailed:
     """In words what became of a save that could not be staged."""
-    advice = "" if isinstance(error, HoldfastError) else f". {advice_on(error) or 'Look at the log of this rank.'}"
+    advice = (
+        ""
+        if isinstance(error, HoldfastError)
+        else f". {advice_on(error) or 'Look at the log of this rank.'}"
+    )
     return SaveFailed(f"Step {step} was not saved: {in_words(error)}{advice}")
 
 

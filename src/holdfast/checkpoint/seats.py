@@ -45,7 +45,9 @@ class Seat:
 class Seats:
     """As many arenas as are allowed, each made when first it is needed, or all at once."""
 
-    def __init__(self, writer: Writer, *, max_bytes: float | None = None, spares_newest: bool = False) -> None:
+    def __init__(
+        self, writer: Writer, *, max_bytes: float | None = None, spares_newest: bool = False
+    ) -> None:
         """No arena is made yet.
 
         Args:
@@ -113,7 +115,10 @@ class Seats:
             return
         try:
             seat = self._make(plan)
-        except (ArenaError, OSError) as error:  # one does; where there is none, the next save tries again and says so
+        except (
+            ArenaError,
+            OSError,
+        ) as error:  # one does; where there is none, the next save tries again and says so
             self._lacks(plan, error)
             return
         with self._freed:
@@ -158,7 +163,9 @@ class Seats:
         plan.image.write_frames(arena.image)
         seat = Seat(arena, self._writer.share_arena(arena), [])
         seat.views = plan.image.views(seat.memory)
-        seat.is_pinned = bool(plan.on_devices) and pin(torch.frombuffer(arena.contents, dtype=torch.uint8))
+        seat.is_pinned = bool(plan.on_devices) and pin(
+            torch.frombuffer(arena.contents, dtype=torch.uint8)
+        )
         return seat
 
     def _allowed(self, each_bytes: int, max_bytes: float) -> int:

@@ -49,7 +49,9 @@ class Options:
 class Shape:
     """The plan that holds until the state changes its shape on some rank, and what was made for it."""
 
-    def __init__(self, options: Options, writer: Writer, seats: Seats, optimizers: OptimizerTensors) -> None:
+    def __init__(
+        self, options: Options, writer: Writer, seats: Seats, optimizers: OptimizerTensors
+    ) -> None:
         """There is no plan yet."""
         self._options = options
         self._writer = writer
@@ -87,9 +89,13 @@ class Shape:
             self._choose_early(contents)
         places, must_block = self._early
         try:
-            return Snapshot(tensors, self._early_copies.take(tensors, places), must_block=must_block)
+            return Snapshot(
+                tensors, self._early_copies.take(tensors, places), must_block=must_block
+            )
         except torch.cuda.OutOfMemoryError:
-            _logger.warning("A GPU has no memory for copies of what changes before an update: this save waits instead.")
+            _logger.warning(
+                "A GPU has no memory for copies of what changes before an update: this save waits instead."
+            )
             return Snapshot(tensors, {}, must_block=True)
 
     def take(self, job: SaveJob, *, overlaps: bool) -> bool:
@@ -122,7 +128,9 @@ class Shape:
         if plan is None or self.is_outdated or not plan.fits(job.contents):
             return False
         job.sources = job.sources or self._sources(plan, job)
-        return not overlong(plan, job.sources) and (not job.devices or job.devices.has_taken(job.taken, job.sources))
+        return not overlong(plan, job.sources) and (
+            not job.devices or job.devices.has_taken(job.taken, job.sources)
+        )
 
     def digest_rest(self, job: SaveJob) -> None:
         """Digest what GPUs do not, if that is wanted and not done yet."""
@@ -148,7 +156,9 @@ class Shape:
             job.sources, job.digests = self._sources(plan, job), None
             if plan.on_devices:
                 options = self._options
-                self._devices = Devices(plan, job.contents, attest=options.attest, max_bytes=options.max_device_bytes)
+                self._devices = Devices(
+                    plan, job.contents, attest=options.attest, max_bytes=options.max_device_bytes
+                )
             self._kinds = _kinds(job.contents.tensors)
             self._choose_early(job.contents)
             self._rooms = [_room(value) for value in job.contents.tensors.values]
@@ -176,15 +186,23 @@ class Shape:
         self._plan = None
 
     def _owned(self, contents: Contents) -> frozenset[str]:
-        self._optimizers.add(each for each in contents.objects if isinstance(each, torch.optim.Optimizer))
+        self._optimizers.add(
+            each for each in contents.objects if isinstance(each, torch.optim.Optimizer)
+        )
         leaves = contents.leaves(None)
         names = [name for name, leaf in leaves.items() if isinstance(leaf, torch.Tensor)]
-        return frozenset(itertools.compress(names, self._optimizers.owned([leaves[name] for name in names])))
+        return frozenset(
+            itertools.compress(names, self._optimizers.owned([leaves[name] for name in names]))
+        )
 
     def _room_bytes(self, device: torch.device) -> float:
         """For packing on a GPU, once what is packed there for the plan before is let go."""
         room = room_bytes(device) + (self._devices.packed_bytes(device) if self._devices else 0)
-        return room if self._options.max_device_bytes is None else min(room, self._options.max_device_bytes)
+        return (
+            room
+            if self._options.max_device_bytes is None
+            else min(room, self._options.max_device_bytes)
+        )
 
     def _sources(self, plan: Plan, job: SaveJob) -> list[Any]:
         return sources(plan, job.contents.leaves(plan.structure), job.snapshot)

@@ -83,7 +83,9 @@ class Sigterm:
             return
         self._closed = True
         _installed.discard(self)
-        if self._give_back():  # else the pipe stays: signals would be written into whatever file gets its number
+        if (
+            self._give_back()
+        ):  # else the pipe stays: signals would be written into whatever file gets its number
             write_fd, self._write_fd = self._write_fd, -1
             os.close(write_fd)
 

@@ -23,7 +23,9 @@ def shared_skeleton(metadata: Metadata, read: Read) -> dict[Any, Any]:
     if stored is not None:
         return stored
     paths = metadata.planner_data or {}
-    return skeleton_from_paths({name: paths.get(name, (name,)) for name in metadata.state_dict_metadata})
+    return skeleton_from_paths(
+        {name: paths.get(name, (name,)) for name in metadata.state_dict_metadata}
+    )
 
 
 def stored_skeleton(name: str, metadata: Metadata, read: Read) -> dict[Any, Any] | None:

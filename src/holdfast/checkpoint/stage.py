@@ -34,7 +34,9 @@ _GROUP: Final = 256
 class Snapshot:
     """The tensors of one save, from the call on."""
 
-    def __init__(self, tensors: LiveTensors, copied: dict[int, torch.Tensor], *, must_block: bool = False) -> None:
+    def __init__(
+        self, tensors: LiveTensors, copied: dict[int, torch.Tensor], *, must_block: bool = False
+    ) -> None:
         """Of `copied`, by their `id`, there are copies already; `must_block`: not of all that may change."""
         self._tensors = tensors
         self._versions = _versions(tensors)
@@ -64,7 +66,9 @@ def sources(plan: Plan, leaves: dict[str, Any], snapshot: Snapshot) -> list[Any]
     if set(map(type, found)) <= {*PLAIN_TENSORS, bytes}:
         return found
     return [
-        source if type(source) in PLAIN_TENSORS or blob.need.dtype is None else part_of(source, index)
+        source
+        if type(source) in PLAIN_TENSORS or blob.need.dtype is None
+        else part_of(source, index)
         for source, index, blob in zip(found, plan.items, plan.image.blobs, strict=True)
     ]
 
@@ -130,13 +134,17 @@ def live_digests(plan: Plan, sources: Sequence[Any], *, first: int = 0) -> bytes
 
     def digests(number: int) -> bytes:
         around, source = plan.around[number], sources[number]
-        if around is not None and source.is_cpu and is_in_a_row(source):  # there may be thousands of them
+        if (
+            around is not None and source.is_cpu and is_in_a_row(source)
+        ):  # there may be thousands of them
             hashed = xxhash.xxh3_64(around.head)
             hashed.update((ctypes.c_ubyte * around.data_bytes).from_address(source.data_ptr()))
             hashed.update(around.tail)
             return hashed.intdigest().to_bytes(DIGEST_BYTES, "little")
         expected, _held = _expected(blobs[number], sources[number])
-        return b"".join(plan.constant.get(place) or digest(place, expected) for place in plan.places[number])
+        return b"".join(
+            plan.constant.get(place) or digest(place, expected) for place in plan.places[number]
+        )
 
     def digest(place: int, expected: list[memoryview]) -> bytes:
         offset, length = plan.layout.pieces[place]
@@ -147,8 +155,14 @@ def live_digests(plan: Plan, sources: Sequence[Any], *, first: int = 0) -> bytes
         return hashed.intdigest().to_bytes(DIGEST_BYTES, "little")
 
     numbers = range(first, len(blobs))
-    with ThreadPoolExecutor(_THREADS) as pool:  # on a GPU the order of streams is that of the calling thread
-        large = {at: pool.submit(digests, at) for at in numbers if blobs[at].is_large and sources[at].is_cpu}
+    with ThreadPoolExecutor(
+        _THREADS
+    ) as pool:  # on a GPU the order of streams is that of the calling thread
+        large = {
+            at: pool.submit(digests, at)
+            for at in numbers
+            if blobs[at].is_large and sources[at].is_cpu
+        }
         return b"".join(large[at].result() if at in large else digests(at) for at in numbers)
 
 
@@ -163,7 +177,9 @@ def _expected(blob: Blob, source: Any) -> tuple[list[memoryview], Any]:
             "cannot be attested. Save the tensors that it is made of, or give Checkpointer attest=False."
         )
     around = template(blob.need.dtype, blob.need.shape)
-    data = memoryview((ctypes.c_ubyte * blob.data_bytes).from_address(held.data_ptr() or 1)).cast("B")
+    data = memoryview((ctypes.c_ubyte * blob.data_bytes).from_address(held.data_ptr() or 1)).cast(
+        "B"
+    )
     return [memoryview(around.head), data, memoryview(around.tail)], held
 
 
@@ -180,4 +196,7 @@ def _versions(tensors: LiveTensors) -> list[int]:
     except RuntimeError:  # one was made in inference mode
         pass
     # One that has no shape yet answers nothing; the plan refuses it by name.
-    return [0 if is_lazy(tensor) or tensor.is_inference() else local(tensor)._version for tensor in tensors]
+    return [
+        0 if is_lazy(tensor) or tensor.is_inference() else local(tensor)._version
+        for tensor in tensors
+    ]

@@ -22,7 +22,18 @@ from torch.nn.parameter import is_lazy
 from holdfast.core.errors import BadUse
 
 Skeleton = dict[Any, Any] | list[Any] | str
-_SCALARS = (type(None), bool, int, float, complex, str, bytes, torch.Size, torch.dtype, torch.device)
+_SCALARS = (
+    type(None),
+    bool,
+    int,
+    float,
+    complex,
+    str,
+    bytes,
+    torch.Size,
+    torch.dtype,
+    torch.device,
+)
 _UNCHANGING = {type(None), bool, int, float, complex, str, bytes}
 _INT_BITS = 2000  # `weights_only` reads integers of up to 255 bytes
 KIND = operator.attrgetter("dtype", "shape", "device")
@@ -35,11 +46,15 @@ _WRAPPER = re.compile(r"\b(_orig_mod|module|_fsdp_wrapped_module|_checkpoint_wra
 
 def irregular(tensor: torch.Tensor) -> str | None:
     """What a tensor is whose bytes, in a row, and whose type and shape are not all of it; None for all others."""
-    if isinstance(tensor, ShardedTensor):  # it answers nothing of this; PyTorch reads into its parts
+    if isinstance(
+        tensor, ShardedTensor
+    ):  # it answers nothing of this; PyTorch reads into its parts
         return None
     if is_lazy(tensor):
         return "uninitialized"
-    if isinstance(tensor, DTensor) and any(placement.is_partial() for placement in tensor.placements):
+    if isinstance(tensor, DTensor) and any(
+        placement.is_partial() for placement in tensor.placements
+    ):
         return "partial"  # still to be added up
     if tensor.is_quantized:
         return "quantized"
@@ -90,7 +105,9 @@ def capture(state: Any, tensors: LiveTensors) -> Any:
     elif is_nested_list(state):
         return [capture(item, tensors) for item in state]
     elif type(state) in (list, tuple, set):
-        with contextlib.suppress(Exception):  # it holds what cannot be saved either, which is told by its name later
+        with contextlib.suppress(
+            Exception
+        ):  # it holds what cannot be saved either, which is told by its name later
             value = copy.deepcopy(state)
     tensors.values.append(value)
     return value
@@ -136,12 +153,16 @@ class _Flattening:
         if isinstance(value, Mapping):
             kinds = set(map(type, value))
             if not kinds <= _KEYS:
-                raise _not_plain(f"a key of {name!r}", next(key for key in value if type(key) not in _KEYS))
+                raise _not_plain(
+                    f"a key of {name!r}", next(key for key in value if type(key) not in _KEYS)
+                )
             if not value:
                 self.order.append(name)
             if set(map(type, value.values())) <= PLAIN_TENSORS:  # there may be thousands of them
                 names = [f"{name}.{key}" for key in value]
-                if (kinds <= {str} or len(set(names)) == len(names)) and self.leaves.keys().isdisjoint(names):
+                if (
+                    kinds <= {str} or len(set(names)) == len(names)
+                ) and self.leaves.keys().isdisjoint(names):
                     self.leaves.update(zip(names, value.values(), strict=True))
                     self.order.extend(names)
                     return dict(zip(value, names, strict=True))
@@ -173,12 +194,19 @@ def merge_skeletons(skeletons: Sequence[Any]) -> Any:
     first = skeletons[0]
     if all(isinstance(skeleton, dict) for skeleton in skeletons):
         keys = dict.fromkeys(key for skeleton in skeletons for key in skeleton)
-        return {key: merge_skeletons([each[key] for each in skeletons if key in each]) for key in keys}
+        return {
+            key: merge_skeletons([each[key] for each in skeletons if key in each]) for key in keys
+        }
     if all(isinstance(skeleton, list) for skeleton in skeletons):
         length = max(len(skeleton) for skeleton in skeletons)
-        return [merge_skeletons([each[index] for each in skeletons if index < len(each)]) for index in range(length)]
+        return [
+            merge_skeletons([each[index] for each in skeletons if index < len(each)])
+            for index in range(length)
+        ]
     if any(skeleton != first for skeleton in skeletons):
-        raise BadUse(f"Ranks disagree about the shape of the state: {skeletons}. Put what differs under per_rank.")
+        raise BadUse(
+            f"Ranks disagree about the shape of the state: {skeletons}. Put what differs under per_rank."
+        )
     return first
 
 
@@ -212,7 +240,9 @@ def skeleton_from_paths(paths: Mapping[str, Sequence[str | int]]) -> dict[Any, A
 def _check_plain(name: str, value: Any) -> None:
     """What is let in here is what `torch.load(weights_only=True)` reads back as it was."""
     if type(value) is int and value.bit_length() > _INT_BITS:
-        raise BadUse(f"Cannot save {name!r}: an integer of {value.bit_length()} bits. Save it as text.")
+        raise BadUse(
+            f"Cannot save {name!r}: an integer of {value.bit_length()} bits. Save it as text."
+        )
     if type(value) in _SCALARS or isinstance(value, torch.Tensor):
         return
     if type(value) in (list, tuple, set):

@@ -33,7 +33,9 @@ class ShortTurns:
     def __exit__(self, *_error: object) -> None:
         with self._entering:
             self._inside -= 1
-            if self._inside == 0 and sys.getswitchinterval() == self._here_s:  # else the training has set it meanwhile
+            if (
+                self._inside == 0 and sys.getswitchinterval() == self._here_s
+            ):  # else the training has set it meanwhile
                 sys.setswitchinterval(self._before_s + _HALF_S)
 
 

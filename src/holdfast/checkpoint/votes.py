@@ -27,7 +27,10 @@ class Votes:
     """The wishes of all ranks. All of them call `hear` equally often."""
 
     def __init__(
-        self, monotonic_s: Callable[[], float] = time.monotonic, *, process_group: dist.ProcessGroup | None = None
+        self,
+        monotonic_s: Callable[[], float] = time.monotonic,
+        *,
+        process_group: dist.ProcessGroup | None = None,
     ) -> None:
         """Nothing is sent before the first `hear`."""
         self._process_group = process_group
@@ -94,8 +97,16 @@ class Votes:
 
     def _ask(self, wishes: Sequence[bool]) -> None:
         now_s = self._monotonic_s()
-        step_s = float("inf") if self._asked_at_s is None else (now_s - self._asked_at_s) / self._calls_between
+        step_s = (
+            float("inf")
+            if self._asked_at_s is None
+            else (now_s - self._asked_at_s) / self._calls_between
+        )
         self._asked_at_s = now_s
         self._calls_to_go = self._calls_between
-        self._ballot = torch.tensor([*map(float, wishes), step_s], dtype=torch.float64, device="cpu")
-        self._work = dist.all_reduce(self._ballot, dist.ReduceOp.MAX, group=self._group, async_op=True)
+        self._ballot = torch.tensor(
+            [*map(float, wishes), step_s], dtype=torch.float64, device="cpu"
+        )
+        self._work = dist.all_reduce(
+            self._ballot, dist.ReduceOp.MAX, group=self._group, async_op=True
+        )

@@ -100,13 +100,17 @@ class _Outstanding:
             self.ended.set_result(Written())
             return
         advice = "Look at the memory and the storage of this node."
-        self.ended.set_exception(SaveFailed(f"Step {self.order.step} was not saved: {failure}. {advice}"))
+        self.ended.set_exception(
+            SaveFailed(f"Step {self.order.step} was not saved: {failure}. {advice}")
+        )
 
 
 class Writer:
     """One rank's writing process."""
 
-    def __init__(self, *, timeout_s: float, max_write_bytes_s: float | None, keep_s: float = 0.0) -> None:
+    def __init__(
+        self, *, timeout_s: float, max_write_bytes_s: float | None, keep_s: float = 0.0
+    ) -> None:
         """Nothing is started before the first order.
 
         Args:
@@ -204,7 +208,9 @@ class Writer:
         """
         with self._lock:
             known = self._layouts[layout][1]
-            outstanding = _Outstanding(order, arena, generation, layout, known, attested_bytes, replicas, refuses)
+            outstanding = _Outstanding(
+                order, arena, generation, layout, known, attested_bytes, replicas, refuses
+            )
             if self._socket is None:
                 self._start()
             self._outstanding[arena, generation] = outstanding
@@ -219,7 +225,9 @@ class Writer:
     def take_back(self, arena: int, generation: int) -> bool:
         """Give up a save whose writing has not begun; nothing more is heard of it. Whether it was not too late."""
         with self._lock:
-            in_time = (arena, generation) in self._outstanding and self._arenas[arena].take_back(generation)
+            in_time = (arena, generation) in self._outstanding and self._arenas[arena].take_back(
+                generation
+            )
             if in_time:
                 del self._outstanding[arena, generation]
         return in_time
@@ -272,7 +280,9 @@ class Writer:
                 start_new_session=True,  # what ends the trainer's group must not end it
             )
             undo.callback(_end, process)
-            hearing = threading.Thread(target=self._hear, args=(ours, process), name="holdfast-writer", daemon=True)
+            hearing = threading.Thread(
+                target=self._hear, args=(ours, process), name="holdfast-writer", daemon=True
+            )
             hearing.start()  # before anybody relies on it: a process that nobody hears would be waited for for ever
             undo.pop_all()
         self._process, self._socket = process, ours
@@ -299,7 +309,9 @@ class Writer:
         try:
             if self._socket is not None:
                 send(self._socket, message, fd)
-        except OSError:  # it is dead; the thread that hears it starts another one, and tells that one
+        except (
+            OSError
+        ):  # it is dead; the thread that hears it starts another one, and tells that one
             _logger.debug("the writing process does not take orders")
 
     def _hear(self, line: socket.socket, process: "subprocess.Popen[bytes]") -> None:
@@ -312,12 +324,18 @@ class Writer:
         except Exception as error:  # without this thread nobody would ever hear how a save ends
             _logger.exception("What the writing process said was not understood.")
             why = f"it was not understood ({error})"
-        if not self._closed:  # else it may still be deleting what is not to be kept, or keeps what is
+        if (
+            not self._closed
+        ):  # else it may still be deleting what is not to be kept, or keeps what is
             process.send_signal(signal.SIGKILL)
         with self._lock:  # in one go: whoever saves meanwhile would start a process, too
             line.close()
             self._socket = None
-            ended = self._give_up("it was closed") if self._closed else self._start_again(why, has_stalled=has_stalled)
+            ended = (
+                self._give_up("it was closed")
+                if self._closed
+                else self._start_again(why, has_stalled=has_stalled)
+            )
             # Storage that hangs would hold this thread, and the trainer's end.
             failed = [] if has_stalled or self._closed else [each for each in ended if each[1]]
 
@@ -388,14 +406,18 @@ class Writer:
         for place, (key, outstanding) in enumerate(list(self._outstanding.items())):
             arena = self._arenas[outstanding.arena]
             had_begun, outstanding.has_begun = outstanding.has_begun, False
-            outstanding.starts += had_begun or place == 0  # what waits behind another one has killed nothing
+            outstanding.starts += (
+                had_begun or place == 0
+            )  # what waits behind another one has killed nothing
             if arena.state is State.COMMITTED:
                 ended.append((self._outstanding.pop(key), ""))
             elif has_stalled and had_begun:
                 ended.append((self._outstanding.pop(key), why))
                 self._free(outstanding)
             elif arena.state is State.FREE or outstanding.starts > _STARTS_A_SAVE:
-                failure = f"the process that writes it was started {_STARTS_A_SAVE} times; at last {why}"
+                failure = (
+                    f"the process that writes it was started {_STARTS_A_SAVE} times; at last {why}"
+                )
                 ended.append((self._outstanding.pop(key), failure))
                 self._free(outstanding)
             elif arena.state is State.WRITING:
@@ -405,7 +427,9 @@ class Writer:
             try:
                 self._start()
             except (OSError, RuntimeError) as error:  # no process, or no thread to hear it
-                ended += self._give_up(f"the process that writes it cannot be started ({in_words(error)})")
+                ended += self._give_up(
+                    f"the process that writes it cannot be started ({in_words(error)})"
+                )
         return ended
 
     def _give_up(self, why: str) -> list[tuple[_Outstanding, str]]:
@@ -422,7 +446,9 @@ class Writer:
 
     def _began(self, said: dict[str, Any]) -> None:
         with self._lock:
-            if (outstanding := self._outstanding.get((said["arena"], said["generation"]))) is not None:
+            if (
+                outstanding := self._outstanding.get((said["arena"], said["generation"]))
+            ) is not None:
                 outstanding.has_begun = True
 
     def _ended(self, said: dict[str, Any]) -> None:

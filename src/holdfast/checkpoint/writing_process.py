@@ -27,7 +27,14 @@ from holdfast.checkpoint.manifest import ManifestError, read_manifest
 from holdfast.checkpoint.messages import readable, receive, send
 from holdfast.checkpoint.pace import Pace
 from holdfast.checkpoint.peer_memory import PeerMemory
-from holdfast.checkpoint.persist import NotAttested, Part, delete_leftovers, delete_superfluous, make_room, persist
+from holdfast.checkpoint.persist import (
+    NotAttested,
+    Part,
+    delete_leftovers,
+    delete_superfluous,
+    make_room,
+    persist,
+)
 from holdfast.checkpoint.replica_notes import Differing
 
 ALIVE_EVERY_S: Final = 0.5
@@ -57,7 +64,9 @@ class Service:
         self._trainer_pidfds = _pidfd(trainer_pid)
         named = os.environ.get(ENV_SUPERVISOR)
         supervisor = _pidfd(int(named)) if named else []
-        self._peer = PeerMemory(own_bytes=self._arena_bytes, held=lambda step: self._say({"held": step}))
+        self._peer = PeerMemory(
+            own_bytes=self._arena_bytes, held=lambda step: self._say({"held": step})
+        )
         self._keeper = Keeper(
             keep_s if supervisor or not named else 0.0,
             trainer=trainer.fileno(),
@@ -85,10 +94,14 @@ class Service:
         """Take what the trainer says, also while a save is written: it does not wait to be heard."""
         try:
             # Not the socket's end alone: a process that the trainer forked may hold the other side open.
-            while self._trainer.fileno() in readable([self._trainer.fileno(), *self._trainer_pidfds], None):
+            while self._trainer.fileno() in readable(
+                [self._trainer.fileno(), *self._trainer_pidfds], None
+            ):
                 try:
                     received = receive(self._trainer)
-                except ConnectionResetError:  # it died with something unread, and what it ordered before is here yet
+                except (
+                    ConnectionResetError
+                ):  # it died with something unread, and what it ordered before is here yet
                     continue
                 if received is None:
                     break
@@ -140,8 +153,13 @@ class Service:
         ended: dict[str, Any] = {"arena": message["arena"], "generation": generation}
         self._say({"began": ended})
         began_s = time.monotonic()
-        if (arena.generation, arena.state) == (generation, State.COMMITTED):  # by a process that died before it said so
-            self._say({"ended": {**ended, "seconds": 0.0, **_committed(order, layout.rank, Differing())}})
+        if (arena.generation, arena.state) == (
+            generation,
+            State.COMMITTED,
+        ):  # by a process that died before it said so
+            self._say(
+                {"ended": {**ended, "seconds": 0.0, **_committed(order, layout.rank, Differing())}}
+            )
             return
         until_s = began_s + message["timeout_s"]
         self._pace.max_bytes_s = message["max_write_bytes_s"]
@@ -151,11 +169,15 @@ class Service:
                 arena.move(State.WRITING, generation)
 
         def await_copy(count: int | None) -> None:
-            while (now := arena.progress(generation)).state is State.COPYING and (count is None or now.copied < count):
+            while (now := arena.progress(generation)).state is State.COPYING and (
+                count is None or now.copied < count
+            ):
                 if self._is_trainer_gone():
                     raise RankFailed("its trainer ended while the snapshot was copied")
                 if time.monotonic() > until_s:
-                    raise TimeoutError(f"the snapshot was not copied after {message['timeout_s']:g} s")
+                    raise TimeoutError(
+                        f"the snapshot was not copied after {message['timeout_s']:g} s"
+                    )
                 self._moved(1)
                 time.sleep(_FOLLOW_EVERY_S)
             if now.state is State.FREE:
@@ -167,7 +189,9 @@ class Service:
         self._keeper.ordered(order, layout.rank)
         live = arena.notes[: message["attested_bytes"]] if message["attested_bytes"] else None
         try:
-            with contextlib.suppress(ArenaError):  # taken back for a newer step: other ranks are to hear of it
+            with contextlib.suppress(
+                ArenaError
+            ):  # taken back for a newer step: other ranks are to hear of it
                 claim()
             if layout.rank == 0 and not self._has_tidied and _may_write(order):
                 delete_leftovers(order, self._moved)
@@ -199,7 +223,9 @@ class Service:
                 arena.move(State.FREE, generation)
         else:
             arena.move(State.COMMITTED, generation)
-            snapshot = Snapshot(order=order, layout=layout, arena=arena, generation=generation, blocks=blocks)
+            snapshot = Snapshot(
+                order=order, layout=layout, arena=arena, generation=generation, blocks=blocks
+            )
             if self._keeper.committed(snapshot):
                 self._peer.offer(snapshot)
             ended |= _committed(order, layout.rank, differing)
@@ -220,7 +246,9 @@ class Service:
                 return persist(part)
             except OSError as error:
                 # Of several ranks some may be through with their parts: such a save has failed, and is made again.
-                if part.layout.world_size > 1 or not self._make_room(part.order, part.layout, error.errno):
+                if part.layout.world_size > 1 or not self._make_room(
+                    part.order, part.layout, error.errno
+                ):
                     raise
 
     def _make_room(self, order: Order, layout: Layout, code: int | None) -> bool:
@@ -228,7 +256,11 @@ class Service:
             return False
         deleted = make_room(order, code, layout.size_bytes, self._moved)
         if deleted is not None:
-            told = {"folder": str(order.folder), "deleted": str(deleted.path), "size_bytes": deleted.size_bytes}
+            told = {
+                "folder": str(order.folder),
+                "deleted": str(deleted.path),
+                "size_bytes": deleted.size_bytes,
+            }
             self._say({"made_room": told})
         return deleted is not None
 
@@ -279,7 +311,9 @@ class Service:
                         continue
                 except OSError:
                     pass
-                return _let_go_of_stderr()  # the trainer is gone; what it ordered is done all the same
+                return (
+                    _let_go_of_stderr()
+                )  # the trainer is gone; what it ordered is done all the same
 
 
 def _may_write(order: Order) -> bool:
@@ -338,7 +372,9 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     sys.setswitchinterval(_TAKE_TURNS_S)
     os.nice(_NICENESS)
-    service = Service(socket.socket(fileno=arguments.socket), arguments.trainer_pid, arguments.keep_s)
+    service = Service(
+        socket.socket(fileno=arguments.socket), arguments.trainer_pid, arguments.keep_s
+    )
     service.serve()
     service.keep()
 

@@ -29,7 +29,8 @@ class _AbsolutePath(click.Path):
         # Empty, as from a variable that is not set: `prune` is not to take the working directory for it.
         try:
             path = local_path(
-                value, instead_of_url="`holdfast.checkpoint.remote.Remote` fetches from there: fetch(STEP, DIR)."
+                value,
+                instead_of_url="`holdfast.checkpoint.remote.Remote` fetches from there: fetch(STEP, DIR).",
             )
         except BadUse as error:
             self.fail(str(error), param, ctx)
@@ -66,7 +67,9 @@ def verify(path: Path, *, as_json: bool) -> int:
     _check_folder(path)
     found = catalog.checkpoints_at(path)
     if not found:
-        raise NotFound(f"There is no checkpoint in {path}. Give one, or the folder that was passed to Checkpointer(…).")
+        raise NotFound(
+            f"There is no checkpoint in {path}. Give one, or the folder that was passed to Checkpointer(…)."
+        )
     checked = []
     with shown() as progress:
         for one in found:
@@ -84,7 +87,9 @@ def verify(path: Path, *, as_json: bool) -> int:
 
 @command.command()
 @CHECKPOINT
-@click.option("--tensors", "with_tensors", is_flag=True, help="List every tensor; --json does so in any case.")
+@click.option(
+    "--tensors", "with_tensors", is_flag=True, help="List every tensor; --json does so in any case."
+)
 @JSON
 def show(checkpoint: Path, *, with_tensors: bool, as_json: bool) -> None:
     """Show what a CHECKPOINT holds: its files, marks, entries and tensors."""
@@ -93,7 +98,9 @@ def show(checkpoint: Path, *, with_tensors: bool, as_json: bool) -> None:
 
     opened = open_for_reading(checkpoint)
     info = None if _is_taken_for_dcps(opened.path) else catalog.inspect(opened.path)
-    view.print_contents(opened, take_inventory(opened), info, with_tensors=with_tensors, as_json=as_json)
+    view.print_contents(
+        opened, take_inventory(opened), info, with_tensors=with_tensors, as_json=as_json
+    )
 
 
 @command.command()
@@ -195,7 +202,9 @@ def prune(
 )
 @click.option("--name-map", metavar="FILE", type=PATH, help="TOML: which tensors' names differ.")
 @JSON
-def export(checkpoint: Path, output: Path, hf_config: Path, name_map: Path | None, *, as_json: bool) -> None:
+def export(
+    checkpoint: Path, output: Path, hf_config: Path, name_map: Path | None, *, as_json: bool
+) -> None:
     """Write the model of a CHECKPOINT as a Hugging Face folder: configuration, tokenizer, safetensors."""
     _check_torch()
     with shown() as progress:
@@ -210,16 +219,28 @@ def export(checkpoint: Path, output: Path, hf_config: Path, name_map: Path | Non
             progress=lambda done, total: progress("writing safetensors", done, total),
         )
     if as_json:
-        fields = {"path": exported.path, "tensors": exported.tensors, "size_bytes": exported.size_bytes}
+        fields = {
+            "path": exported.path,
+            "tensors": exported.tensors,
+            "size_bytes": exported.size_bytes,
+        }
         print_json("export", {**fields, "files": exported.files})
         return
-    click.echo(f"{exported.tensors} tensors, {exported.size_bytes / 2**20:.1f} MiB, in {exported.path}")
+    click.echo(
+        f"{exported.tensors} tensors, {exported.size_bytes / 2**20:.1f} MiB, in {exported.path}"
+    )
 
 
 @command.command()
 @CHECKPOINT
 @click.option("--to", "output", metavar="FILE", required=True, type=PATH, help="To make.")
-@click.option("--entry", "entries", metavar="NAME", multiple=True, help="Only this entry of the state; repeatable.")
+@click.option(
+    "--entry",
+    "entries",
+    metavar="NAME",
+    multiple=True,
+    help="Only this entry of the state; repeatable.",
+)
 @JSON
 def restore(checkpoint: Path, output: Path, entries: tuple[str, ...], *, as_json: bool) -> None:
     """Write the state of a CHECKPOINT as one file, for torch.load(FILE, weights_only=True)."""
@@ -235,16 +256,28 @@ def restore(checkpoint: Path, output: Path, entries: tuple[str, ...], *, as_json
             progress=lambda done, total: progress("reading", done, total),
         )
     if as_json:
-        fields = {"path": written.path, "tensors": written.tensors, "size_bytes": written.size_bytes}
+        fields = {
+            "path": written.path,
+            "tensors": written.tensors,
+            "size_bytes": written.size_bytes,
+        }
         print_json("restore", {**fields, "entries": written.entries})
         return
-    click.echo(f"{', '.join(map(str, written.entries))}: {view.mib(written.size_bytes)} MiB, in {written.path}")
+    click.echo(
+        f"{', '.join(map(str, written.entries))}: {view.mib(written.size_bytes)} MiB, in {written.path}"
+    )
 
 
 @command.command("import")
 @click.argument("source", metavar="SOURCE", type=PATH)
 @click.option("--to", "folder", metavar="DIR", required=True, type=PATH, help="To put it into.")
-@click.option("--step", metavar="N", required=True, type=click.IntRange(min=0), help="Which step SOURCE is of.")
+@click.option(
+    "--step",
+    metavar="N",
+    required=True,
+    type=click.IntRange(min=0),
+    help="Which step SOURCE is of.",
+)
 @JSON
 def import_(source: Path, folder: Path, step: int, *, as_json: bool) -> None:
     """Copy a checkpoint that PyTorch wrote by itself into DIR, where Checkpointer.restore finds it."""
@@ -269,12 +302,16 @@ def import_(source: Path, folder: Path, step: int, *, as_json: bool) -> None:
 
 def _check_torch() -> None:
     if importlib.util.find_spec("torch") is None:
-        raise HoldfastError("This needs torch, which is not installed. Run: pip install 'holdfast[train]'")
+        raise HoldfastError(
+            "This needs torch, which is not installed. Run: pip install 'holdfast[train]'"
+        )
 
 
 def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
-        raise NotFound(f"There is no folder {folder}. Give the one that was passed to Checkpointer(…).")
+        raise NotFound(
+            f"There is no folder {folder}. Give the one that was passed to Checkpointer(…)."
+        )
 
 
 def _is_taken_for_dcps(path: Path) -> bool:
@@ -295,4 +332,6 @@ def _verify(path: Path, shown_as: Progress) -> "view.Row":
         from holdfast.checkpoint.foreign import check_foreign
 
         return check_foreign(path, progress=progress)
-    return catalog.verify_and_note(catalog.inspect(path), by=whoami(), now_s=SystemClock().now_s(), progress=progress)
+    return catalog.verify_and_note(
+        catalog.inspect(path), by=whoami(), now_s=SystemClock().now_s(), progress=progress
+    )

@@ -18,7 +18,11 @@ _SAY_NOTHING = {"norm", "none"}
 _OPTIONS = (
     click.option("--last", type=click.IntRange(min=1), metavar="N", help="Keep the newest N."),
     click.option(
-        "--every", "every_steps", type=click.IntRange(min=1), metavar="K", help="Keep those whose step K divides."
+        "--every",
+        "every_steps",
+        type=click.IntRange(min=1),
+        metavar="K",
+        help="Keep those whose step K divides.",
     ),
     click.option(
         "--best",
@@ -26,7 +30,9 @@ _OPTIONS = (
         metavar="METRIC[:min|max]=N",
         help="Keep the N with the least or largest value of a metric (loss:min=3); repeatable.",
     ),
-    click.option("--within", metavar="TIME", help="Keep those of the last 90s, 30min, 12h, 7d or 2w."),
+    click.option(
+        "--within", metavar="TIME", help="Keep those of the last 90s, 30min, 12h, 7d or 2w."
+    ),
 )
 
 
@@ -37,7 +43,9 @@ def RULES(function: Callable[..., Any]) -> Callable[..., Any]:  # noqa: N802 - b
     return function
 
 
-def policy_of(*, last: int | None, every_steps: int | None, best: tuple[str, ...], within: str | None) -> Retention:
+def policy_of(
+    *, last: int | None, every_steps: int | None, best: tuple[str, ...], within: str | None
+) -> Retention:
     """The policy that the options make.
 
     Raises:
@@ -54,14 +62,18 @@ def policy_of(*, last: int | None, every_steps: int | None, best: tuple[str, ...
 def _seconds(text: str) -> float:
     match = _TIME.fullmatch(text.strip())
     if match is None or float(match[1]) == 0:
-        raise BadUse(f"--within {text} is no time. Write a number and s, min, h, d or w, such as 12h.")
+        raise BadUse(
+            f"--within {text} is no time. Write a number and s, min, h, d or w, such as 12h."
+        )
     return float(match[1]) * _UNITS_S[match[2]]
 
 
 def _best(text: str) -> Best:
     named, equals, count = text.rpartition("=")
     if not equals or not count.isdecimal():
-        raise BadUse(f"--best {text} is of another form. Write METRIC:min=N or METRIC:max=N, such as loss:min=3.")
+        raise BadUse(
+            f"--best {text} is of another form. Write METRIC:min=N or METRIC:max=N, such as loss:min=3."
+        )
     metric, colon, mode = named.rpartition(":")
     if colon and mode in ("min", "max"):
         return Best(metric=metric, mode="min" if mode == "min" else "max", count=int(count))
@@ -70,9 +82,17 @@ def _best(text: str) -> Best:
 
 def _mode_of(metric: str) -> Literal["min", "max"]:
     """Which is better, where the name says it: a wrong guess would delete the best."""
-    words = [word for word in re.split(r"[^a-z0-9]+", metric.lower()) if word and word not in _SAY_NOTHING]
-    less, more = (bool(words) and words[-1] in known for known in (_LESS_IS_BETTER, _MORE_IS_BETTER))
+    words = [
+        word
+        for word in re.split(r"[^a-z0-9]+", metric.lower())
+        if word and word not in _SAY_NOTHING
+    ]
+    less, more = (
+        bool(words) and words[-1] in known for known in (_LESS_IS_BETTER, _MORE_IS_BETTER)
+    )
     other = _MORE_IS_BETTER if less else _LESS_IS_BETTER
     if less == more or not other.isdisjoint(words):
-        raise BadUse(f"Nobody knows whether more {metric!r} is better. Write {metric}:max=N or {metric}:min=N.")
+        raise BadUse(
+            f"Nobody knows whether more {metric!r} is better. Write {metric}:max=N or {metric}:min=N."
+        )
     return "min" if less else "max"

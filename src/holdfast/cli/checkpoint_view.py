@@ -53,50 +53,85 @@ def print_checkpoints(folder: Path, found: "Sequence[Row]", *, as_json: bool) ->
         click.echo(f"No checkpoints in {folder}.")
         return
     rows: list[tuple[Any, ...]] = [
-        (o.step, o.state, _line(o), mib(o.size_bytes), when(o.created_at_s), o.path, marks_in_words(o.marks), o.reason)
+        (
+            o.step,
+            o.state,
+            _line(o),
+            mib(o.size_bytes),
+            when(o.created_at_s),
+            o.path,
+            marks_in_words(o.marks),
+            o.reason,
+        )
         for o in found
     ]
     columns = ["step", "state", "line", "MiB", "saved", "path", "marks", ""]
     if not any(map(_line, found)):  # then there is one
         place = columns.index("line")
-        columns, rows = columns[:place] + columns[place + 1 :], [row[:place] + row[place + 1 :] for row in rows]
+        columns, rows = (
+            columns[:place] + columns[place + 1 :],
+            [row[:place] + row[place + 1 :] for row in rows],
+        )
     print_table(columns, rows)
 
 
 def print_contents(
-    opened: "Opened", inventory: "Inventory", info: CheckpointInfo | None, *, with_tensors: bool, as_json: bool
+    opened: "Opened",
+    inventory: "Inventory",
+    info: CheckpointInfo | None,
+    *,
+    with_tensors: bool,
+    as_json: bool,
 ) -> None:
     """What one checkpoint holds."""
     manifest = opened.manifest
     if as_json:
-        nobody = {"step": None, "path": str(opened.path), "state": None, "created_at_s": None, "reason": None}
+        nobody = {
+            "step": None,
+            "path": str(opened.path),
+            "state": None,
+            "created_at_s": None,
+            "reason": None,
+        }
         fields = {
             **({**nobody, "marks": {}} if info is None else _row(info)),
             "size_bytes": sum(opened.files.values()),
             "world_size": None if manifest is None else manifest.world_size,
             "torch": None if manifest is None else manifest.torch,
-            "files": [{"path": name, "size_bytes": size} for name, size in sorted(opened.files.items())],
+            "files": [
+                {"path": name, "size_bytes": size} for name, size in sorted(opened.files.items())
+            ],
             **asdict(inventory),
         }
         print_json("checkpoint-contents", fields)
         return
     if info is None:
-        click.echo(f"{opened.path}: without a manifest, as PyTorch Distributed Checkpoint writes them")
+        click.echo(
+            f"{opened.path}: without a manifest, as PyTorch Distributed Checkpoint writes them"
+        )
     else:
         click.echo(f"{opened.path}: {info.state}" + (f" ({info.reason})" if info.reason else ""))
         if manifest is not None:
             ranks = plainly(manifest.world_size, "rank")
-            click.echo(f"step {manifest.step}, {when(manifest.created_at_s)}, {ranks}, torch {manifest.torch}")
+            click.echo(
+                f"step {manifest.step}, {when(manifest.created_at_s)}, {ranks}, torch {manifest.torch}"
+            )
         click.echo(f"marks: {marks_in_words(info.marks) or 'none'}")
     print_table(["file", "MiB"], [(name, mib(size)) for name, size in sorted(opened.files.items())])
     print_table(
         ["entry", "tensors", "plain values", "MiB"],
-        [(one.entry, one.tensors, one.plain_values, mib(one.size_bytes)) for one in inventory.entries],
+        [
+            (one.entry, one.tensors, one.plain_values, mib(one.size_bytes))
+            for one in inventory.entries
+        ],
     )
     if with_tensors:
         print_table(
             ["tensor", "type", "shape", "MiB", "file"],
-            [(t.name, t.dtype, list(t.shape), mib(t.size_bytes), ", ".join(t.files)) for t in inventory.tensors],
+            [
+                (t.name, t.dtype, list(t.shape), mib(t.size_bytes), ", ".join(t.files))
+                for t in inventory.tensors
+            ],
         )
 
 
@@ -104,16 +139,26 @@ def print_comparison(a: Path, b: Path, compared: "Comparison", *, as_json: bool)
     """What differs."""
     if as_json:
         different = [
-            {**asdict(one), "max_abs_difference": _finite(one.max_abs_difference)} for one in compared.different
+            {**asdict(one), "max_abs_difference": _finite(one.max_abs_difference)}
+            for one in compared.different
         ]
-        fields = {"a": str(a), "b": str(b), "is_same": compared.is_same, **asdict(compared), "different": different}
+        fields = {
+            "a": str(a),
+            "b": str(b),
+            "is_same": compared.is_same,
+            **asdict(compared),
+            "different": different,
+        }
         print_json("checkpoint-diff", fields)
         return
     for where, names in ((a, compared.only_in_a), (b, compared.only_in_b)):
         for name in names:
             click.echo(f"only in {where}: {name}")
     if compared.different:
-        print_table(["different", "", ""], [(one.name, _forms(one), _gap(one)) for one in compared.different])
+        print_table(
+            ["different", "", ""],
+            [(one.name, _forms(one), _gap(one)) for one in compared.different],
+        )
     click.echo(f"{plainly(compared.same, 'value')} the same, {len(compared.different)} different.")
 
 
@@ -122,7 +167,9 @@ def print_pin(path: Path, *, pinned: bool, as_json: bool) -> None:
     if as_json:
         print_json("pin", {"path": str(path), "pinned": pinned})
         return
-    click.echo(f"Pinned {path}: nothing deletes it." if pinned else f"{path} is not pinned any more.")
+    click.echo(
+        f"Pinned {path}: nothing deletes it." if pinned else f"{path} is not pinned any more."
+    )
 
 
 def print_pruned(folder: Path, pruned: "Pruned", *, dry_run: bool, as_json: bool) -> None:
@@ -139,7 +186,11 @@ def print_pruned(folder: Path, pruned: "Pruned", *, dry_run: bool, as_json: bool
             }
             for verdict in pruned.verdicts
         ]
-        fields = {"folder": str(folder), "dry_run": dry_run, "deleted": [str(path) for path in pruned.deleted]}
+        fields = {
+            "folder": str(folder),
+            "dry_run": dry_run,
+            "deleted": [str(path) for path in pruned.deleted],
+        }
         fields["failed"] = [str(path) for path in pruned.failed]
         print_json("prune", {**fields, "freed_bytes": pruned.freed_bytes, "checkpoints": rows})
         return
@@ -161,11 +212,16 @@ def print_pruned(folder: Path, pruned: "Pruned", *, dry_run: bool, as_json: bool
     )
     size = f"{mib(sum(info.size_bytes for info in going))} MiB"
     if dry_run:
-        click.echo(f"Nothing was deleted. Without --dry-run, {plainly(len(going), 'checkpoint')} would go ({size}).")
+        click.echo(
+            f"Nothing was deleted. Without --dry-run, {plainly(len(going), 'checkpoint')} would go ({size})."
+        )
     else:
         click.echo(f"Deleted {plainly(len(pruned.deleted), 'checkpoint')}, {size}.")
     if pruned.failed:
-        click.echo(f"{plainly(len(pruned.failed), 'checkpoint')} could not be deleted. See why it stays.", err=True)
+        click.echo(
+            f"{plainly(len(pruned.failed), 'checkpoint')} could not be deleted. See why it stays.",
+            err=True,
+        )
 
 
 def _line(one: "Row") -> str:

@@ -20,8 +20,19 @@ NAMES = {
 
 
 @click.command()
-@click.option("--seed", type=int, default=0, show_default=True, help="Of the weights, the data order and the faults.")
-@click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("demo-report"), show_default=True)
+@click.option(
+    "--seed",
+    type=int,
+    default=0,
+    show_default=True,
+    help="Of the weights, the data order and the faults.",
+)
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    default=Path("demo-report"),
+    show_default=True,
+)
 @click.option(
     "--steps",
     type=click.IntRange(min=100),
@@ -37,9 +48,13 @@ def command(seed: int, out: Path, steps: int, as_json: bool) -> int:
     one that fails by an error of its own, which a restart does not mend; one without faults, to compare with.
     Leaves with 0 if the struck run ended with the same weights, to the last bit.
     """
-    missing = [name for name in ("torch", "matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
+    missing = [
+        name for name in ("torch", "matplotlib", "jinja2") if importlib.util.find_spec(name) is None
+    ]
     if missing:
-        raise HoldfastError(f"The demonstration needs {', '.join(missing)}: pip install 'holdfast[all]'")
+        raise HoldfastError(
+            f"The demonstration needs {', '.join(missing)}: pip install 'holdfast[all]'"
+        )
     from holdfast.demo import Demonstration
 
     demonstration = Demonstration(out=out, seed=seed, steps=steps)
@@ -52,7 +67,11 @@ def command(seed: int, out: Path, steps: int, as_json: bool) -> int:
         print_json("demo", _fields(verdict.faulty, verdict.stopped, verdict.report))
     else:
         _print_verdict(verdict.faulty, verdict.stopped, verdict.report)
-    expected = verdict.identical and verdict.faulty.run.state == "completed" and verdict.stopped.run.exit_code == 1
+    expected = (
+        verdict.identical
+        and verdict.faulty.run.state == "completed"
+        and verdict.stopped.run.exit_code == 1
+    )
     return 0 if expected else 1
 
 
@@ -61,7 +80,13 @@ class _Display:
 
     def __init__(self, steps: int, *, quiet: bool) -> None:
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import (
+            BarColumn,
+            MofNCompleteColumn,
+            Progress,
+            TextColumn,
+            TimeElapsedColumn,
+        )
 
         self._console = Console(stderr=True, quiet=quiet, highlight=False)
         self._bars = Progress(
@@ -75,7 +100,8 @@ class _Display:
         )
         totals = {"faults": steps, "own-error": 40, "reference": steps}
         self._tasks = {
-            run: self._bars.add_task(NAMES[run], total=total, loss="", start=False) for run, total in totals.items()
+            run: self._bars.add_task(NAMES[run], total=total, loss="", start=False)
+            for run, total in totals.items()
         }
 
     def __enter__(self) -> "_Display":
@@ -87,7 +113,9 @@ class _Display:
 
     def observe(self, run: str, kind: str, data: Mapping[str, Any]) -> None:
         if kind == "step":
-            self._bars.update(self._tasks[run], completed=data["step"], loss=f"loss {data['loss']:.3f}")
+            self._bars.update(
+                self._tasks[run], completed=data["step"], loss=f"loss {data['loss']:.3f}"
+            )
             return
         if kind == "launch" and data["attempt"] == 1:
             self._bars.start_task(self._tasks[run])
@@ -135,7 +163,9 @@ def _print_verdict(faulty: RunSummary, stopped: RunSummary, report: Path) -> Non
         click.echo(f"{cost.number}. step {incident.step}: {struck}")
         click.echo(f"   {incident.diagnosis['reason']}, action: {incident.action}")
         for line in incident.diagnosis["evidence"][:3]:
-            click.echo(f"   {line['role']:<9} {Path(line['file']).name}:{line['line']}: {shorten(line['text'])}")
+            click.echo(
+                f"   {line['role']:<9} {Path(line['file']).name}:{line['line']}: {shorten(line['text'])}"
+            )
         for over in cost.passed_over:
             click.echo(f"   passed over the checkpoint of step {over.step}: {over.reason}")
         click.echo(
@@ -146,12 +176,18 @@ def _print_verdict(faulty: RunSummary, stopped: RunSummary, report: Path) -> Non
     stalls = faulty.checkpoints
     click.echo(f"interventions by people        {faulty.interventions}")
     click.echo(f"effective training time ratio  {faulty.ettr or 0:.3f} of {seconds(faulty.wall_s)}")
-    click.echo(f"checkpoint stalls              {seconds(stalls.total_stall_s)} for {stalls.count} checkpoints")
+    click.echo(
+        f"checkpoint stalls              {seconds(stalls.total_stall_s)} for {stalls.count} checkpoints"
+    )
     proof = faulty.proof
     if proof is None:
         click.echo(f"proof                          none: {faulty.run.outcome}")
     else:
         verdict = "identical to the last bit" if proof["identical"] else "DIFFERENT"
-        click.echo(f"final weights                  {verdict} ({proof['bytes']} bytes, {proof['loaded_with']})")
-        click.echo(f"  with faults     {proof['sha256']}\n  without faults  {proof['reference_sha256']}")
+        click.echo(
+            f"final weights                  {verdict} ({proof['bytes']} bytes, {proof['loaded_with']})"
+        )
+        click.echo(
+            f"  with faults     {proof['sha256']}\n  without faults  {proof['reference_sha256']}"
+        )
     click.echo(f"report                         {report}")

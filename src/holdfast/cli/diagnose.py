@@ -52,12 +52,30 @@ class Wanted:
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-@click.option("--explain", is_flag=True, help="Also why: what speaks for and against each candidate.")
-@click.option("--each", is_flag=True, help="Each PATH is a job of its own: one JSON object a line, with its path.")
-@click.option("--compressed", is_flag=True, help="The few lines that matter; with --json beside the answer.")
-@click.option("--remember", is_flag=True, help="Look in the ledger's incidents for ones like it, and add this one.")
-@click.option("--model/--no-model", default=False, help="Ask the model of $HOLDFAST_LLM_URL where rules leave doubt.")
-@click.option("--rules", metavar="DIR", type=click.Path(path_type=Path), help="A folder of rules of your own.")
+@click.option(
+    "--explain", is_flag=True, help="Also why: what speaks for and against each candidate."
+)
+@click.option(
+    "--each",
+    is_flag=True,
+    help="Each PATH is a job of its own: one JSON object a line, with its path.",
+)
+@click.option(
+    "--compressed", is_flag=True, help="The few lines that matter; with --json beside the answer."
+)
+@click.option(
+    "--remember",
+    is_flag=True,
+    help="Look in the ledger's incidents for ones like it, and add this one.",
+)
+@click.option(
+    "--model/--no-model",
+    default=False,
+    help="Ask the model of $HOLDFAST_LLM_URL where rules leave doubt.",
+)
+@click.option(
+    "--rules", metavar="DIR", type=click.Path(path_type=Path), help="A folder of rules of your own."
+)
 @click.pass_obj
 def command(
     place: Place,
@@ -80,7 +98,9 @@ def command(
     if compressed and explain and not as_json:
         raise BadUse("--compressed prints the lines alone. Leave out --explain, or add --json.")
     if "" in paths:
-        raise BadUse("A PATH is empty: perhaps a variable that is not set. Give a log file, or the folder of its logs.")
+        raise BadUse(
+            "A PATH is empty: perhaps a variable that is not set. Give a log file, or the folder of its logs."
+        )
     if STDIN in paths and sys.stdin is None:
         raise BadUse("Standard input is closed. Pipe the log into this command, or give its path.")
     with ExitStack() as stack:
@@ -132,7 +152,11 @@ def _expanded(paths: Iterable[str]) -> list[str]:
     """Each path, and each that fits a pattern which names none itself."""
     found = []
     for path in paths:
-        fits = [] if path == STDIN or os.path.lexists(path) else sorted(glob.glob(path, recursive=True))  # noqa: PTH207
+        fits = (
+            []
+            if path == STDIN or os.path.lexists(path)
+            else sorted(glob.glob(path, recursive=True))  # noqa: PTH207
+        )
         found += fits or [path]
     return found
 
@@ -154,15 +178,21 @@ def _studied(paths: Iterable[str], wanted: Wanted) -> "Study":
 
     filters = () if wanted.known is None else wanted.known.filters
     with shown() as show:
-        found = study(list(paths), wanted.rules, show, compressed=wanted.needs_text, filters=filters)
+        found = study(
+            list(paths), wanted.rules, show, compressed=wanted.needs_text, filters=filters
+        )
         if found.compressed is not None:
-            found = replace(found, diagnosis=_beyond_rules(found.diagnosis, found.compressed, wanted, show))
+            found = replace(
+                found, diagnosis=_beyond_rules(found.diagnosis, found.compressed, wanted, show)
+            )
         if wanted.around and found.diagnosis.root_line is not None:
             found = replace(found, around=surroundings(found.diagnosis.root_line, show))
     return found
 
 
-def _beyond_rules(diagnosis: "Diagnosis", compressed: "Compressed", wanted: Wanted, show: Progress) -> "Diagnosis":
+def _beyond_rules(
+    diagnosis: "Diagnosis", compressed: "Compressed", wanted: Wanted, show: Progress
+) -> "Diagnosis":
     """The answer once memory and model were asked, as far as they are to be."""
     suggested = None
     if wanted.endpoint is not None:
@@ -173,7 +203,9 @@ def _beyond_rules(diagnosis: "Diagnosis", compressed: "Compressed", wanted: Want
         if wanted.known is not None:  # what was confirmed before counts more than a model's opinion
             diagnosis = wanted.known.recall(diagnosis, lambda: compressed.lines)
             similar = wanted.known.memory.similar
-        asked = consultation(diagnosis, compressed, wanted.endpoint, similar=similar, rules=wanted.rules)
+        asked = consultation(
+            diagnosis, compressed, wanted.endpoint, similar=similar, rules=wanted.rules
+        )
         diagnosis, suggested = asked.diagnosis, asked.proposed_rule
     if wanted.ledger is not None:
         from holdfast.diagnose.memory import remember
@@ -212,7 +244,9 @@ def asked_endpoint() -> "Endpoint":
 
     found = endpoint_from_environment()
     if found is None:
-        raise BadUse("No model is named. Set HOLDFAST_LLM_URL and HOLDFAST_LLM_MODEL, or leave out --model.")
+        raise BadUse(
+            "No model is named. Set HOLDFAST_LLM_URL and HOLDFAST_LLM_MODEL, or leave out --model."
+        )
     return found
 
 

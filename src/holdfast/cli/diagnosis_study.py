@@ -19,7 +19,15 @@ from holdfast.diagnose.diagnosis import Diagnosis, LogLine
 from holdfast.diagnose.explain import Explanation, explain, first_end
 from holdfast.diagnose.filters import Filter
 from holdfast.diagnose.lines import CITED_LIMIT, clean_line
-from holdfast.diagnose.read import LINE_LIMIT_BYTES, STDIN, LogFile, Reading, find_files, is_flight_record, read_blocks
+from holdfast.diagnose.read import (
+    LINE_LIMIT_BYTES,
+    STDIN,
+    LogFile,
+    Reading,
+    find_files,
+    is_flight_record,
+    read_blocks,
+)
 from holdfast.diagnose.rules import RuleSet
 from holdfast.diagnose.scan import Event, scan
 
@@ -79,7 +87,9 @@ def with_own_rules(rules: RuleSet, folder: Path | None) -> RuleSet:
 
     files = sorted(folder.glob("*.yaml")) if folder.is_dir() else []
     if not files:
-        raise BadUse(f"There are no rules in {folder}. Give a folder of .yaml files as in docs/diagnosis.md.")
+        raise BadUse(
+            f"There are no rules in {folder}. Give a folder of .yaml files as in docs/diagnosis.md."
+        )
     own = [read_topic(file) for file in files]
     for topic in own:
         for fault in faults_of(topic, own):
@@ -109,8 +119,12 @@ def study(
         raise BadUse(f"{why} Give a log file, or the folder of the job's logs.")
     reading = _Watched(found.notes, _told(show, "Reading", found.files))
     events = scan(found.files, rules, reading)
-    if not reading.bytes_in and all(file.path == Path(STDIN) or _size_bytes(file.path) == 0 for file in found.files):
-        reading.notes.append("What was given is empty. Give the log that the job's own output went to.")
+    if not reading.bytes_in and all(
+        file.path == Path(STDIN) or _size_bytes(file.path) == 0 for file in found.files
+    ):
+        reading.notes.append(
+            "What was given is empty. Give the log that the job's own output went to."
+        )
     diagnosis = replace(conclude(events), notes=tuple(dict.fromkeys(reading.notes)))
     if compressed:
         show("Compressing", 0, None)
@@ -164,9 +178,13 @@ def surroundings(root: LogLine, show: Progress) -> list[tuple[int, str]]:
                         stating = lines[number]
         if beyond > wanted.stop:
             break
-    if stating is None:  # a record, whose words are not those of its file, or a file that is another by now
+    if (
+        stating is None
+    ):  # a record, whose words are not those of its file, or a file that is another by now
         return []
-    return [(number, _readable(raw)) for number, raw in sorted({**lines, root.line: stating}.items())]
+    return [
+        (number, _readable(raw)) for number, raw in sorted({**lines, root.line: stating}.items())
+    ]
 
 
 def _readable(raw: bytes) -> str:
@@ -174,8 +192,14 @@ def _readable(raw: bytes) -> str:
     return shorten(clean(raw.decode("utf-8", "replace")).rstrip(), CITED_LIMIT)
 
 
-def _compressed(files: Iterable[LogFile], events: Sequence[Event], filters: Sequence[Filter]) -> Compressed:
-    again = [file for file in files if _read_again(file.path) and not is_flight_record(file.path, _start(file.path))]
+def _compressed(
+    files: Iterable[LogFile], events: Sequence[Event], filters: Sequence[Filter]
+) -> Compressed:
+    again = [
+        file
+        for file in files
+        if _read_again(file.path) and not is_flight_record(file.path, _start(file.path))
+    ]
     return compress(again, events, filters)
 
 

@@ -36,8 +36,15 @@ _RANGE_SHOWN: Final = 16
 
 def print_diagnosis(study: Study, *, why: bool = False) -> None:
     """Print it on standard output; `why`: also how the rules came to it."""
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False, emoji=False)
-    with console.capture() as written:  # lines are padded to the width, which nobody wants in a file
+    console = Console(
+        width=None if sys.stdout.isatty() else PIPE_WIDTH,
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
+    with (
+        console.capture() as written
+    ):  # lines are padded to the width, which nobody wants in a file
         _print(console, study, why=why)
     click.echo("\n".join(line.rstrip() for line in written.get().splitlines()))
 
@@ -78,13 +85,18 @@ def _facts(study: Study) -> Table:
     table.add_column(style="dim", no_wrap=True)
     table.add_column()
     category = "" if found.category == found.reason else f" ({found.category})"
-    table.add_row("reason", Text(f"{found.reason}{category}, confidence {found.confidence:.2f}: {_sure(found)}"))
+    table.add_row(
+        "reason",
+        Text(f"{found.reason}{category}, confidence {found.confidence:.2f}: {_sure(found)}"),
+    )
     table.add_row("at fault", Text(at_fault(found.scope)))
     helps = "a restart helps" if found.restart_helps else "a restart alone does not help"
     table.add_row("do", Text(f"{ACTIONS[found.action]} ({found.action}; {helps})."))
     table.add_row("", Text(clean(found.mitigation)))
     if found.reason == "Unknown" and study.bytes_in:
-        table.add_row("", Text("The same command with --compressed prints the few lines that stand out."))
+        table.add_row(
+            "", Text("The same command with --compressed prints the few lines that stand out.")
+        )
     return table
 
 
@@ -96,7 +108,13 @@ def _sure(found: Diagnosis) -> str:
 
 def at_fault(scope: Mapping[str, Any]) -> str:
     """Who is at fault, in words: `rank 3, node gn07, GPU 0000:b3:00`."""
-    names = {"rank": "rank", "local_rank": "local rank", "node": "node", "gpu": "GPU", "link": "link"}
+    names = {
+        "rank": "rank",
+        "local_rank": "local rank",
+        "node": "node",
+        "gpu": "GPU",
+        "link": "link",
+    }
     told = []
     for key, name in names.items():
         values = scope.get(key)
@@ -162,12 +180,19 @@ def _followed(study: Study) -> Iterator[tuple[str, Text]]:
     by_rule: dict[str, list[Cluster]] = {}
     root = study.explanation.ranked[0]
     for cluster in study.explanation.ranked:
-        if id(cluster) in study.explanation.caused and cluster.first.line > 0 and not cluster.first.recovered:
+        if (
+            id(cluster) in study.explanation.caused
+            and cluster.first.line > 0
+            and not cluster.first.recovered
+        ):
             by_rule.setdefault(cluster.first.rule.id, []).append(cluster)
     by_rule.pop(root.first.rule.id, None)  # its other lines say the same of other ranks
     for clusters in by_rule.values():
         first = clusters[0].first
-        yield _times(clusters), _one_line(_place(study, LogLine(file=first.file, line=first.line, text=first.cited)))
+        yield (
+            _times(clusters),
+            _one_line(_place(study, LogLine(file=first.file, line=first.line, text=first.cited))),
+        )
 
 
 def _times(clusters: Sequence[Cluster]) -> str:
@@ -214,7 +239,10 @@ def _grid(rows: Iterable[tuple[str, Text]]) -> Table:
 
 
 def _alternatives(found: Diagnosis) -> Table:
-    return _grid((f"{one.confidence:.2f}", Text(f"{one.reason} (rule {one.decided_by})")) for one in found.alternatives)
+    return _grid(
+        (f"{one.confidence:.2f}", Text(f"{one.reason} (rule {one.decided_by})"))
+        for one in found.alternatives
+    )
 
 
 def _similar(incidents: Iterable[Mapping[str, Any]]) -> Table:

@@ -34,13 +34,17 @@ def in_words(explanation: Explanation) -> Table:
     if not explanation.ranked:
         table.add_row("", "No line is known that could begin a failure.")
     for cluster, share, sums in _candidates(explanation, SHOWN):
-        table.add_row(Text(f"{sums.total:.1f}", style="bold"), Text(_headline(cluster, share), style="bold"))
+        table.add_row(
+            Text(f"{sums.total:.1f}", style="bold"), Text(_headline(cluster, share), style="bold")
+        )
         table.add_row(f"{sums.alone:.1f}", "that it began by itself" + _doubts(cluster))
         table.add_row(f"{sums.end:.1f}", "that it led to the end of the job")
         for how, words in HOW.items():
             others = [(one, cost) for one, manner, cost in sums.others if manner == how]
             if others:
-                table.add_row(f"{sum(cost for _, cost in others):.1f}", Text(f"{_named(others)} {words}"))
+                table.add_row(
+                    f"{sum(cost for _, cost in others):.1f}", Text(f"{_named(others)} {words}")
+                )
         table.add_row("", "")
     if (left := len(explanation.ranked) - SHOWN) > 0:
         table.add_row("", f"{plainly(left, 'further candidate')} with higher sums.")
@@ -70,7 +74,9 @@ def as_json(explanation: Explanation) -> list[dict[str, Any]]:
 
 
 def _candidates(explanation: Explanation, most: int) -> list[tuple[Cluster, float, Reckoning]]:
-    return list(zip(explanation.ranked, explanation.shares, explanation.reckonings, strict=True))[:most]
+    return list(zip(explanation.ranked, explanation.shares, explanation.reckonings, strict=True))[
+        :most
+    ]
 
 
 def _place(cluster: Cluster) -> dict[str, Any]:
@@ -96,5 +102,7 @@ def _doubts(cluster: Cluster) -> str:
 def _named(others: list[tuple[Cluster, float]]) -> str:
     others = sorted(others, key=lambda one: -one[1])
     names = list(dict.fromkeys(one.first.rule.id for one, _ in others))
-    told = ", ".join(names[:_NAMED]) + (f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "")
+    told = ", ".join(names[:_NAMED]) + (
+        f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    )
     return f"{plainly(len(others), 'other')} ({told})"

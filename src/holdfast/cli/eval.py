@@ -31,9 +31,13 @@ if TYPE_CHECKING:
 
 INCOMPLETE = 4
 """Exit code where a task has no scores."""
-ID = click.option("--id", "evaluation_id", metavar="ID", help="Its id.  [default: the model's name and the time]")
+ID = click.option(
+    "--id", "evaluation_id", metavar="ID", help="Its id.  [default: the model's name and the time]"
+)
 PAGE = click.option(
-    "--page", type=click.Path(path_type=Path, dir_okay=False), help="Write a page with the Gantt picture (HTML) there."
+    "--page",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a page with the Gantt picture (HTML) there.",
 )
 MEMORY = click.option(
     "--device-memory-gib",
@@ -49,10 +53,15 @@ STREAM = (
         type=click.Path(path_type=Path),
         help="End when this file is there and all is evaluated.",
     ),
-    click.option("--drop-stale", is_flag=True, help="A newer checkpoint replaces those that have not begun."),
+    click.option(
+        "--drop-stale", is_flag=True, help="A newer checkpoint replaces those that have not begun."
+    ),
 )
 MODEL = click.option(
-    "--model", required=True, metavar="MODEL", help="A Hugging Face folder, its URL, or a Holdfast or DCP checkpoint."
+    "--model",
+    required=True,
+    metavar="MODEL",
+    help="A Hugging Face folder, its URL, or a Holdfast or DCP checkpoint.",
 )
 
 
@@ -73,7 +82,9 @@ def command() -> None:
 @command.command()
 @takes(SUITE, MODEL, *HOW, ID, *SHOWING)
 @click.pass_obj
-def run(place: Place, /, suite: str, model: str, as_json: bool, no_progress: bool, **how: Any) -> int:
+def run(
+    place: Place, /, suite: str, model: str, as_json: bool, no_progress: bool, **how: Any
+) -> int:
     """Run a suite on a model.
 
     \b
@@ -125,7 +136,9 @@ def plan(
 @click.argument("evaluation_id", metavar="ID")
 @takes(*PLACING, OUTPUT, *SHOWING)
 @click.pass_obj
-def resume(place: Place, /, evaluation_id: str, as_json: bool, no_progress: bool, **placing: Any) -> int:
+def resume(
+    place: Place, /, evaluation_id: str, as_json: bool, no_progress: bool, **placing: Any
+) -> int:
     """Go on with an evaluation that was stopped; what it had finished is not done again.
 
     It keeps its options; where it runs and writes to may change.
@@ -159,10 +172,14 @@ def watch(
     codes = []
     with eval_progress.shown(quiet=no_progress or as_json) as progress:
         options = options_from(place, how)
-        for evaluation in follow(suite, folder, options=options, progress=progress, once=once, until=until):
+        for evaluation in follow(
+            suite, folder, options=options, progress=progress, once=once, until=until
+        ):
             codes.append(_print(evaluation, as_json=as_json))
     if not codes:
-        click.echo(f"{folder} holds no whole checkpoint that this suite has not been run on.", err=True)
+        click.echo(
+            f"{folder} holds no whole checkpoint that this suite has not been run on.", err=True
+        )
     return max(codes, default=0)
 
 
@@ -187,7 +204,10 @@ def _print(evaluation: "Evaluation", *, as_json: bool) -> int:
     """Print what it came to; returns the exit code."""
     if as_json:
         said = evaluation.to_json()
-        print_json("evaluation", {name: value for name, value in said.items() if name not in ("schema", "version")})
+        print_json(
+            "evaluation",
+            {name: value for name, value in said.items() if name not in ("schema", "version")},
+        )
     else:
         from holdfast.evaluate.report.table import print_scores
         from holdfast.evaluate.report.why import losses, verdict

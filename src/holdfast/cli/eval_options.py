@@ -16,11 +16,22 @@ FOLDER = click.Path(path_type=Path, file_okay=False)
 GIVEN_FOLDER = click.Path(path_type=Path, file_okay=False, exists=True)
 GIVEN_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 
-SUITE = click.option("--suite", required=True, metavar="SUITE", help="A TOML file, or task names: gsm8k,mmlu:100.")
+SUITE = click.option(
+    "--suite", required=True, metavar="SUITE", help="A TOML file, or task names: gsm8k,mmlu:100."
+)
 PLACING = (
-    click.option("--on", type=click.Choice(["local", "slurm", "ray"]), help="Where it runs.  [default: local]"),
+    click.option(
+        "--on",
+        type=click.Choice(["local", "slurm", "ray"]),
+        help="Where it runs.  [default: local]",
+    ),
     click.option("--nodes", type=int, metavar="N", help="How many nodes.  [default: 1]"),
-    click.option("--engines-per-node", type=int, metavar="N", help="[default: as many as its GPUs allow; without, 1]"),
+    click.option(
+        "--engines-per-node",
+        type=int,
+        metavar="N",
+        help="[default: as many as its GPUs allow; without, 1]",
+    ),
     click.option(
         "--sbatch-option",
         "sbatch_options",
@@ -30,14 +41,21 @@ PLACING = (
     ),
 )
 ENGINE = (
-    click.option("--engine", "kind", metavar="KIND", help="hf, vllm, openai, simulated, module:Class.  [default: hf]"),
+    click.option(
+        "--engine",
+        "kind",
+        metavar="KIND",
+        help="hf, vllm, openai, simulated, module:Class.  [default: hf]",
+    ),
     click.option(
         "--mode",
         type=click.Choice(["exact", "free"]),
         help="exact: bit for bit the harness's own scores; free: batched as it comes.  [default: exact]",
     ),
     click.option("--device", metavar="DEVICE", help="cpu or cuda.  [default: what there is]"),
-    click.option("--dtype", metavar="DTYPE", help="As transformers names it.  [default: the checkpoint's]"),
+    click.option(
+        "--dtype", metavar="DTYPE", help="As transformers names it.  [default: the checkpoint's]"
+    ),
     click.option(
         "--tp",
         "tensor_parallel",
@@ -46,16 +64,27 @@ ENGINE = (
         help="GPUs of one node that an engine spans; vllm only.  [default: 1]",
     ),
     click.option(
-        "--threads", type=int, metavar="N", help="CPU threads of an engine.  [default: its share of the cores]"
+        "--threads",
+        type=int,
+        metavar="N",
+        help="CPU threads of an engine.  [default: its share of the cores]",
     ),
     click.option(
-        "--max-batch", type=int, metavar="N", help="Sequences in a batch at most.  [default: the engine's own]"
+        "--max-batch",
+        type=int,
+        metavar="N",
+        help="Sequences in a batch at most.  [default: the engine's own]",
     ),
     click.option(
-        "--max-length", type=int, metavar="N", help="Tokens of prompt and answer.  [default: the model's own]"
+        "--max-length",
+        type=int,
+        metavar="N",
+        help="Tokens of prompt and answer.  [default: the model's own]",
     ),
     click.option("--url", metavar="URL", help="With openai: the server's base URL, ending in /v1."),
-    click.option("--model-name", metavar="NAME", help="With openai: the model, as the server names it."),
+    click.option(
+        "--model-name", metavar="NAME", help="With openai: the model, as the server names it."
+    ),
     click.option(
         "--engine-option",
         "options",
@@ -65,32 +94,76 @@ ENGINE = (
     ),
 )
 MODEL = (
-    click.option("--hf-config", type=GIVEN_FOLDER, help="For a DCP checkpoint: config.json and the tokenizer."),
-    click.option("--name-map", type=GIVEN_FILE, help="For a DCP checkpoint whose names are not transformers'."),
+    click.option(
+        "--hf-config",
+        type=GIVEN_FOLDER,
+        help="For a DCP checkpoint: config.json and the tokenizer.",
+    ),
+    click.option(
+        "--name-map",
+        type=GIVEN_FILE,
+        help="For a DCP checkpoint whose names are not transformers'.",
+    ),
     click.option(
         "--family",
         metavar="NAME",
         help="Models whose past evaluations predict this one's costs.  [default: those of its shape]",
     ),
-    click.option("--run", "run_id", metavar="RUN", help="The training run it is a checkpoint of, for the ledger."),
-    click.option("--step", type=int, metavar="N", help="The training step of the checkpoint; orders `compare`."),
+    click.option(
+        "--run",
+        "run_id",
+        metavar="RUN",
+        help="The training run it is a checkpoint of, for the ledger.",
+    ),
+    click.option(
+        "--step",
+        type=int,
+        metavar="N",
+        help="The training step of the checkpoint; orders `compare`.",
+    ),
 )
 TASKS = (
     click.option(
-        "--limit", type=float, metavar="N", help="Samples of each task; below 1, a share of them (0.1 is a tenth)."
+        "--limit",
+        type=float,
+        metavar="N",
+        help="Samples of each task; below 1, a share of them (0.1 is a tenth).",
     ),
-    click.option("--num-fewshot", type=int, metavar="N", help="Examples in each prompt.  [default: the task's own]"),
-    click.option("--chat-template/--no-chat-template", default=None, help="Prompts through the model's chat template."),
     click.option(
-        "--include-path", "include_paths", multiple=True, type=GIVEN_FOLDER, help="Folder of lm-eval tasks; repeatable."
+        "--num-fewshot",
+        type=int,
+        metavar="N",
+        help="Examples in each prompt.  [default: the task's own]",
     ),
-    click.option("--confirm-unsafe-code", is_flag=True, help="Let tasks run what the model writes, in the sandbox."),
+    click.option(
+        "--chat-template/--no-chat-template",
+        default=None,
+        help="Prompts through the model's chat template.",
+    ),
+    click.option(
+        "--include-path",
+        "include_paths",
+        multiple=True,
+        type=GIVEN_FOLDER,
+        help="Folder of lm-eval tasks; repeatable.",
+    ),
+    click.option(
+        "--confirm-unsafe-code",
+        is_flag=True,
+        help="Let tasks run what the model writes, in the sandbox.",
+    ),
 )
 JUDGE = (
     click.option(
-        "--judge-url", metavar="URL", help="Model-as-judge: an OpenAI-compatible server's base URL, ending in /v1."
+        "--judge-url",
+        metavar="URL",
+        help="Model-as-judge: an OpenAI-compatible server's base URL, ending in /v1.",
     ),
-    click.option("--judge-api-key-env", metavar="NAME", help="Variable with its key.  [default: OPENAI_API_KEY]"),
+    click.option(
+        "--judge-api-key-env",
+        metavar="NAME",
+        help="Variable with its key.  [default: OPENAI_API_KEY]",
+    ),
     click.option(
         "--judge-requests-per-minute",
         type=float,
@@ -98,21 +171,33 @@ JUDGE = (
         help="Requests in any 60 s, at most.  [default: no limit]",
     ),
     click.option(
-        "--judge-tokens-per-minute", type=float, metavar="N", help="Tokens in any 60 s, at most.  [default: no limit]"
+        "--judge-tokens-per-minute",
+        type=float,
+        metavar="N",
+        help="Tokens in any 60 s, at most.  [default: no limit]",
     ),
-    click.option("--judge-concurrency", type=int, metavar="N", help="Requests at a time.  [default: 32]"),
+    click.option(
+        "--judge-concurrency", type=int, metavar="N", help="Requests at a time.  [default: 32]"
+    ),
     click.option(
         "--judge-cost-limit",
         type=float,
         metavar="COST",
         help="Cost of this evaluation, at most; needs the prices.  [default: no limit]",
     ),
-    click.option("--judge-input-price", type=float, metavar="COST", help="Price of a million prompt tokens."),
-    click.option("--judge-output-price", type=float, metavar="COST", help="Price of a million answer tokens."),
+    click.option(
+        "--judge-input-price", type=float, metavar="COST", help="Price of a million prompt tokens."
+    ),
+    click.option(
+        "--judge-output-price", type=float, metavar="COST", help="Price of a million answer tokens."
+    ),
 )
 LIMITS = (
     click.option(
-        "--metric-slots", type=int, metavar="N", help="Metrics computed at a time on a node.  [default: its cores]"
+        "--metric-slots",
+        type=int,
+        metavar="N",
+        help="Metrics computed at a time on a node.  [default: its cores]",
     ),
     click.option(
         "--max-read-mib-s",
@@ -133,9 +218,13 @@ LIMITS = (
         help="An engine process silent for so long is started anew.  [default: 30]",
     ),
 )
-OUTPUT = click.option("-o", "--output", type=FOLDER, help="Folder for lm-eval's own files of results.")
+OUTPUT = click.option(
+    "-o", "--output", type=FOLDER, help="Folder for lm-eval's own files of results."
+)
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-JSON_LINES = click.option("--json", "as_json", is_flag=True, help="One JSON object a line, one for each evaluation.")
+JSON_LINES = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object a line, one for each evaluation."
+)
 NO_PROGRESS = click.option("--no-progress", is_flag=True, help="Do not show how far it is.")
 SHOWING = (JSON, NO_PROGRESS)
 HOW = (*ENGINE, *PLACING, *MODEL, *TASKS, *JUDGE, *LIMITS, OUTPUT)
@@ -165,7 +254,11 @@ def options_from(place: "Place", how: Mapping[str, Any], **more: Any) -> "Evalua
     engine = {name: how.pop(name) for name in EngineSpec.__struct_fields__ if name in how}
     if "options" in engine:
         engine["options"] = dict(_engine_option(said) for said in engine["options"])
-    judge = {name.removeprefix("judge_"): how.pop(name) for name in tuple(how) if name.startswith("judge_")}
+    judge = {
+        name.removeprefix("judge_"): how.pop(name)
+        for name in tuple(how)
+        if name.startswith("judge_")
+    }
     if judge and "url" not in judge:
         raise BadUse("A judge's limits are given, but no judge. Give --judge-url URL too.")
     how["include_paths"] = tuple(str(path.absolute()) for path in how.get("include_paths", ()))
@@ -189,7 +282,9 @@ def is_given(value: Any) -> bool:
 def _engine_option(said: str) -> tuple[str, str | int | float | bool]:
     name, equals, value = said.partition("=")
     if not equals or not name:
-        raise BadUse(f"--engine-option {said!r} is not KEY=VALUE. Give one: --engine-option patience_s=900")
+        raise BadUse(
+            f"--engine-option {said!r} is not KEY=VALUE. Give one: --engine-option patience_s=900"
+        )
     if value in ("true", "false"):
         return name, value == "true"
     for number in (int, float):

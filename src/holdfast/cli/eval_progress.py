@@ -86,7 +86,9 @@ def _bar() -> Iterator[Show]:
     from rich.progress import BarColumn, Progress, TextColumn
 
     rate = Rate()
-    bars = Progress(BarColumn(), TextColumn("{task.description}"), console=Console(stderr=True), transient=True)
+    bars = Progress(
+        BarColumn(), TextColumn("{task.description}"), console=Console(stderr=True), transient=True
+    )
     with bars:
         task = bars.add_task("starting", total=None)
 

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from holdfast.evaluate.evaluation import Evaluation
 
 SUITE = click.option("--suite", metavar="SUITE", help="Of this suite only.")
-RUN = click.option("--run", "run_id", metavar="RUN", help="Of checkpoints of this training run only.")
+RUN = click.option(
+    "--run", "run_id", metavar="RUN", help="Of checkpoints of this training run only."
+)
 
 
 @click.command()
@@ -28,7 +30,9 @@ RUN = click.option("--run", "run_id", metavar="RUN", help="Of checkpoints of thi
 def ls(place: Place, /, as_json: bool, **wanted: str | None) -> None:
     """List the evaluations, newest first."""
     with Ledger.open(place.ledger) as ledger:
-        found = ledger.evaluations(**{name: value for name, value in wanted.items() if value is not None})
+        found = ledger.evaluations(
+            **{name: value for name, value in wanted.items() if value is not None}
+        )
         found = [_as_it_is(one, ledger) for one in found]
     if as_json:
         print_json("evaluations", {"evaluations": [_row(one) for one in found]})
@@ -41,7 +45,18 @@ def ls(place: Place, /, as_json: bool, **wanted: str | None) -> None:
         )
         return
     print_table(
-        ["evaluation", "state", "started", "suite", "step", "took", "of bound", "tasks", "failed", "model"],
+        [
+            "evaluation",
+            "state",
+            "started",
+            "suite",
+            "step",
+            "took",
+            "of bound",
+            "tasks",
+            "failed",
+            "model",
+        ],
         [
             (
                 one.evaluation_id,
@@ -68,14 +83,19 @@ def _as_it_is(one: EvaluationRecord, ledger: Ledger) -> EvaluationRecord:
     """The record, with the state that it truly has."""
     from holdfast.evaluate.records import state_of
 
-    if (state := state_of(one)) != one.state:  # its command is gone, and may have recorded its end since we looked
+    if (
+        state := state_of(one)
+    ) != one.state:  # its command is gone, and may have recorded its end since we looked
         one = ledger.evaluation(one.evaluation_id)
         state = state_of(one)
     return replace(one, state=state)
 
 
 def _row(one: EvaluationRecord) -> dict[str, Any]:
-    return {"id": one.evaluation_id, **{name: value for name, value in vars(one).items() if name != "evaluation_id"}}
+    return {
+        "id": one.evaluation_id,
+        **{name: value for name, value in vars(one).items() if name != "evaluation_id"},
+    }
 
 
 def _ended(one: EvaluationRecord) -> "Evaluation":
@@ -87,13 +107,20 @@ def _ended(one: EvaluationRecord) -> "Evaluation":
     from holdfast.evaluate.evaluation import read_evaluation
 
     if one.state == "running":
-        raise NotFound(f"{one.evaluation_id} is running, so there are no results yet. Wait until it has ended.")
+        raise NotFound(
+            f"{one.evaluation_id} is running, so there are no results yet. Wait until it has ended."
+        )
     return read_evaluation(Path(one.folder))
 
 
 @click.command()
 @click.argument("evaluation_id", metavar="ID")
-@click.option("-o", "--output", type=click.Path(path_type=Path, file_okay=False), help="Write lm-eval's files there.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write lm-eval's files there.",
+)
 @JSON
 @click.pass_obj
 def show(place: Place, evaluation_id: str, output: Path | None, as_json: bool) -> None:
@@ -120,7 +147,9 @@ def _print_facts(record: EvaluationRecord) -> None:
     if record.outcome:
         click.echo(record.outcome)
     elif record.state == "stopped":
-        click.echo(f"Its command ended before it did. Go on with: holdfast eval resume {record.evaluation_id}")
+        click.echo(
+            f"Its command ended before it did. Go on with: holdfast eval resume {record.evaluation_id}"
+        )
     facts = {
         "suite": record.suite,
         "model": record.model,
@@ -128,7 +157,8 @@ def _print_facts(record: EvaluationRecord) -> None:
         "numerics": f"{record.mode}: {record.numerics}" if record.numerics else record.mode,
         "run": " ".join(str(part) for part in (record.run_id, record.step) if part is not None),
         "started": when(record.started_at_s),
-        "took": seconds(record.makespan_s) + (f", {_ratio(record)} times its bound" if _ratio(record) else ""),
+        "took": seconds(record.makespan_s)
+        + (f", {_ratio(record)} times its bound" if _ratio(record) else ""),
         "folder": record.folder,
         "page": _there(record, "report.html"),
         "samples": _there(record, "samples"),
@@ -158,7 +188,16 @@ def why(place: Place, evaluation_id: str, as_json: bool) -> None:
     evaluation = _ended(record)
     if as_json:
         said = evaluation.to_json()
-        names = ("id", "makespan_s", "bound_s", "ratio", "bound", "engine_seconds", "account", "critical_path")
+        names = (
+            "id",
+            "makespan_s",
+            "bound_s",
+            "ratio",
+            "bound",
+            "engine_seconds",
+            "account",
+            "critical_path",
+        )
         print_json("eval.why", {name: said[name] for name in names})
         return
     click.echo(told(evaluation), nl=False)
@@ -169,7 +208,12 @@ def why(place: Place, evaluation_id: str, as_json: bool) -> None:
 @click.argument("evaluation_ids", metavar="[ID]…", nargs=-1)
 @SUITE
 @RUN
-@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="A plot: .svg, .png or .pdf.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="A plot: .svg, .png or .pdf.",
+)
 @JSON
 @click.pass_obj
 def compare(
@@ -193,10 +237,14 @@ def compare(
         if evaluation_ids:
             found = [ledger.evaluation(evaluation_id) for evaluation_id in evaluation_ids]
         else:
-            wanted = {name: value for name, value in (("suite", suite), ("run_id", run_id)) if value}
+            wanted = {
+                name: value for name, value in (("suite", suite), ("run_id", run_id)) if value
+            }
             found = newest_of_each(ledger.evaluations(state="done", **wanted))
             if len(found) < 2:
-                of = " and ".join(f"{name.removesuffix('_id')} {value}" for name, value in wanted.items())
+                of = " and ".join(
+                    f"{name.removesuffix('_id')} {value}" for name, value in wanted.items()
+                )
                 raise BadUse(
                     f"Of {of} there are {len(found)} complete evaluations, and two or more can be compared. "
                     "`holdfast eval ls` lists what there is."
@@ -204,7 +252,10 @@ def compare(
     comparison = put_side_by_side(found)
     left_out = 0 if output is None else plot(comparison, output)
     if as_json:
-        print_json("eval.comparison", {**comparison.to_json(), "plot": None if output is None else str(output)})
+        print_json(
+            "eval.comparison",
+            {**comparison.to_json(), "plot": None if output is None else str(output)},
+        )
         return
     print_table(
         ["task", "metric", *comparison.labels, "difference", "stderr", ""],
@@ -223,7 +274,9 @@ def compare(
     for note in comparison.notes:
         click.echo(note)
     if output is not None:
-        click.echo(f"Plot: {output}" + (f", without {left_out} tasks that did not fit" if left_out else ""))
+        click.echo(
+            f"Plot: {output}" + (f", without {left_out} tasks that did not fit" if left_out else "")
+        )
 
 
 def newest_of_each(found: list[EvaluationRecord]) -> list[EvaluationRecord]:

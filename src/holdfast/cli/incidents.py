@@ -38,7 +38,10 @@ def ls(place: Place, run_id: str | None, as_json: bool) -> None:
     without_run = [] if run_id else [one for one in memories if one.incident_id is None]
     if as_json:
         fields = [{**_fields(one), **_verdict(judged.get(one.incident_id))} for one in incidents]
-        print_json("incidents", {"incidents": fields, "remembered": [_memory_fields(one) for one in without_run]})
+        print_json(
+            "incidents",
+            {"incidents": fields, "remembered": [_memory_fields(one) for one in without_run]},
+        )
         return
     if not incidents and not without_run:
         click.echo("No incidents.")
@@ -62,7 +65,10 @@ def ls(place: Place, run_id: str | None, as_json: bool) -> None:
         (_name(one), "", "", when(one.remembered_at_s), "logs", "", "", one.reason, "", _said(one))
         for one in without_run
     ]
-    print_table(["id", "run", "attempt", "when", "what", "rank", "step", "reason", "action", "verdict"], rows)
+    print_table(
+        ["id", "run", "attempt", "when", "what", "rank", "step", "reason", "action", "verdict"],
+        rows,
+    )
 
 
 @command.command()
@@ -96,13 +102,20 @@ def show(place: Place, incident_id: str, as_json: bool) -> None:
     click.echo(f"  advice    {found['mitigation']}")
     click.echo(f"  done      {incident.action}: {incident.explanation}")
     for one in found.get("similar", ()):
-        click.echo(f"  like      {one['id']}, {one['reason']} ({one['similarity']:.2f}): {', '.join(one['shared'])}")
+        click.echo(
+            f"  like      {one['id']}, {one['reason']} ({one['similarity']:.2f}): {', '.join(one['shared'])}"
+        )
     _show_verdict(verdict)
 
 
 @command.command()
 @click.argument("incident_id", metavar="ID")
-@click.option("--action", default="", metavar="A", help="What helped: restart, exclude_and_restart, reset_gpu, ….")
+@click.option(
+    "--action",
+    default="",
+    metavar="A",
+    help="What helped: restart, exclude_and_restart, reset_gpu, ….",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def confirm(place: Place, incident_id: str, action: str, as_json: bool) -> None:
@@ -112,23 +125,43 @@ def confirm(place: Place, incident_id: str, action: str, as_json: bool) -> None:
 
 @command.command()
 @click.argument("incident_id", metavar="ID")
-@click.option("--reason", required=True, metavar="R", help="The right reason, as `holdfast diagnose` names them.")
 @click.option(
-    "--line", "lines", multiple=True, metavar="FILE:LINE", help="A line that states the root; may be repeated."
+    "--reason",
+    required=True,
+    metavar="R",
+    help="The right reason, as `holdfast diagnose` names them.",
 )
-@click.option("--action", default="", metavar="A", help="What helped: restart, exclude_and_restart, reset_gpu, ….")
+@click.option(
+    "--line",
+    "lines",
+    multiple=True,
+    metavar="FILE:LINE",
+    help="A line that states the root; may be repeated.",
+)
+@click.option(
+    "--action",
+    default="",
+    metavar="A",
+    help="What helped: restart, exclude_and_restart, reset_gpu, ….",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
-def correct(place: Place, incident_id: str, reason: str, lines: tuple[str, ...], action: str, as_json: bool) -> None:
+def correct(
+    place: Place, incident_id: str, reason: str, lines: tuple[str, ...], action: str, as_json: bool
+) -> None:
     """Say what the reason of an incident was in truth. A rule is learned from it if that spoils no other answer."""
     _judge(place, incident_id, reason=reason, lines=lines, action=action, as_json=as_json)
 
 
-def _judge(place: Place, incident_id: str, *, reason: str, lines: Sequence[str], action: str, as_json: bool) -> None:
+def _judge(
+    place: Place, incident_id: str, *, reason: str, lines: Sequence[str], action: str, as_json: bool
+) -> None:
     from holdfast.diagnose.memory import judge
 
     with Ledger.open(place.ledger) as ledger:
-        incident = None if incident_id.startswith(_WITHOUT_RUN) else ledger.incident(_number(incident_id))
+        incident = (
+            None if incident_id.startswith(_WITHOUT_RUN) else ledger.incident(_number(incident_id))
+        )
         judged = judge(
             ledger,
             incident_id,
@@ -138,16 +171,27 @@ def _judge(place: Place, incident_id: str, *, reason: str, lines: Sequence[str],
             kept=_kept(place, incident),
             home=place.home,
         )
-    learned = [{"id": one.rule.id, "reason": one.rule.reason, "what": one.what} for one in judged.learned]
+    learned = [
+        {"id": one.rule.id, "reason": one.rule.reason, "what": one.what} for one in judged.learned
+    ]
     if as_json:
-        fields = {"id": incident_id, **_verdict(judged.memory), "learned": learned, "notes": list(judged.notes)}
+        fields = {
+            "id": incident_id,
+            **_verdict(judged.memory),
+            "learned": learned,
+            "notes": list(judged.notes),
+        }
         print_json("verdict", fields)
         return
     click.echo(f"Incident {incident_id} is {judged.memory.verdict}: {judged.memory.true_reason}.")
     for one in learned:
-        click.echo(f"Learned {one['id']}: {one['what']}. Take it back with: holdfast rules withdraw {one['id']}")
+        click.echo(
+            f"Learned {one['id']}: {one['what']}. Take it back with: holdfast rules withdraw {one['id']}"
+        )
     if not learned:
-        click.echo("No new rule: those there are say so already, or each that was tried would spoil another answer.")
+        click.echo(
+            "No new rule: those there are say so already, or each that was tried would spoil another answer."
+        )
     for note in judged.notes:
         click.echo(note)
 
@@ -168,13 +212,18 @@ def _line_at(place: str, incident: Incident | None) -> str:
     """The text of `FILE:LINE`: of the file, else as the diagnosis cites it."""
     name, _, number = place.rpartition(":")
     if not name or not number.isdigit() or int(number) < 1:
-        raise BadUse(f"--line {place}: give a file and the number of a line, FILE:LINE, counted from 1.")
+        raise BadUse(
+            f"--line {place}: give a file and the number of a line, FILE:LINE, counted from 1."
+        )
     from holdfast.diagnose.memory.case import line_at
 
     text = line_at(Path(name), int(number))
     if text is None and incident is not None:
         cited = incident.diagnosis.get("evidence", ())
-        text = next((one["text"] for one in cited if one["file"] == name and one["line"] == int(number)), None)
+        text = next(
+            (one["text"] for one in cited if one["file"] == name and one["line"] == int(number)),
+            None,
+        )
     if text is None or not text.strip():
         raise BadUse(
             f"--line {place}: there is no such line. Give the path of a file that is there, and a line with text."
@@ -191,7 +240,10 @@ def _number(incident_id: str) -> int:
 
 
 def _fields(incident: Incident) -> dict[str, Any]:
-    return {"id": incident.incident_id, **{k: v for k, v in vars(incident).items() if k != "incident_id"}}
+    return {
+        "id": incident.incident_id,
+        **{k: v for k, v in vars(incident).items() if k != "incident_id"},
+    }
 
 
 def _memory_fields(memory: Memory) -> dict[str, Any]:
@@ -207,7 +259,11 @@ def _verdict(memory: Memory | None) -> dict[str, Any]:
 
 
 def _name(memory: Memory) -> str:
-    return f"{_WITHOUT_RUN}{memory.memory_id}" if memory.incident_id is None else str(memory.incident_id)
+    return (
+        f"{_WITHOUT_RUN}{memory.memory_id}"
+        if memory.incident_id is None
+        else str(memory.incident_id)
+    )
 
 
 def _said(memory: Memory | None) -> str:
@@ -219,7 +275,9 @@ def _said(memory: Memory | None) -> str:
 def _show_verdict(memory: Memory | None) -> None:
     if memory is not None and memory.verdict:
         helped = f"; what helped: {memory.true_action}" if memory.true_action else ""
-        click.echo(f"  verdict   {_said(memory)} by {memory.judged_by}, {when(memory.judged_at_s)}{helped}")
+        click.echo(
+            f"  verdict   {_said(memory)} by {memory.judged_by}, {when(memory.judged_at_s)}{helped}"
+        )
 
 
 def _show_memory(memory: Memory, *, as_json: bool) -> None:

@@ -22,9 +22,13 @@ FOLLOW_S = 0.3
 @click.argument("run_id", metavar="RUN")
 @click.option("--rank", type=int, help="One rank only.")
 @click.option("--attempt", type=int, help="Which start of the job.  [default: the newest]")
-@click.option("--launcher", is_flag=True, help="What PyTorch's launcher and the supervisor wrote instead.")
+@click.option(
+    "--launcher", is_flag=True, help="What PyTorch's launcher and the supervisor wrote instead."
+)
 @click.option("-f", "--follow", is_flag=True, help="Go on as the run does.")
-@click.option("--json", "as_json", is_flag=True, help="Where the log files are, as one JSON object.")
+@click.option(
+    "--json", "as_json", is_flag=True, help="Where the log files are, as one JSON object."
+)
 @click.pass_obj
 def command(
     place: Place,
@@ -45,7 +49,10 @@ def command(
     number = newest if attempt is None else attempt
     logs = _logs(paths, number, rank, launcher=launcher)
     if as_json:
-        files = [{"log": log.stem, "parts": [str(part) for part in parts_oldest_first(log)]} for log in logs]
+        files = [
+            {"log": log.stem, "parts": [str(part) for part in parts_oldest_first(log)]}
+            for log in logs
+        ]
         print_json("logs", {"run": run_id, "attempt": number, "logs": files})
         return
     if not logs and not follow:
@@ -72,10 +79,15 @@ def _logs(paths: RunPaths, attempt: int, rank: int | None, *, launcher: bool) ->
 
 
 def _nothing(paths: RunPaths, attempt: int, rank: int | None) -> str:
-    there = sorted(int(log.stem.removeprefix("rank-")) for log in paths.attempt_logs(attempt).glob("rank-*.log"))
+    there = sorted(
+        int(log.stem.removeprefix("rank-"))
+        for log in paths.attempt_logs(attempt).glob("rank-*.log")
+    )
     if rank is not None and there:
         return f"Rank {rank} of attempt {attempt} left no log; there are ranks {there[0]} to {there[-1]}."
-    tried = sorted(int(folder.name.removeprefix("attempt-")) for folder in paths.logs.glob("attempt-*"))
+    tried = sorted(
+        int(folder.name.removeprefix("attempt-")) for folder in paths.logs.glob("attempt-*")
+    )
     if not tried:
         return f"Run {paths.run_id} has no logs yet."
     return (
@@ -91,7 +103,9 @@ def _show(tail: LogTail) -> None:
     sys.stdout.buffer.flush()
 
 
-def _follow(place: Place, paths: RunPaths, rank: int | None, attempt: int | None, *, launcher: bool) -> None:
+def _follow(
+    place: Place, paths: RunPaths, rank: int | None, attempt: int | None, *, launcher: bool
+) -> None:
     """Show everything and what comes, over rotations and restarts, until the run ends."""
     tails: dict[Path, LogTail] = {}
     with Ledger.open(place.ledger) as ledger, ExitStack() as opened:

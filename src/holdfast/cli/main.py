@@ -22,11 +22,17 @@ COMMANDS = {
     "runs": ("holdfast.cli.runs", "List, show, stop and remove runs."),
     "logs": ("holdfast.cli.logs", "Print what a run's ranks printed."),
     "diagnose": ("holdfast.cli.diagnose", "Say why a job failed, from its logs."),
-    "incidents": ("holdfast.cli.incidents", "List and show what went wrong, and say whether the cause was right."),
+    "incidents": (
+        "holdfast.cli.incidents",
+        "List and show what went wrong, and say whether the cause was right.",
+    ),
     "rules": ("holdfast.cli.rules", "List, check and withdraw the rules of the diagnosis."),
     "trace": ("holdfast.cli.trace", "Show where a cluster's GPU time goes."),
     "eval": ("holdfast.cli.eval", "Evaluate checkpoints: a suite's scores, fast and exact."),
-    "checkpoint": ("holdfast.cli.checkpoint", "List, verify, compare, prune and convert checkpoints."),
+    "checkpoint": (
+        "holdfast.cli.checkpoint",
+        "List, verify, compare, prune and convert checkpoints.",
+    ),
 }
 """Where each command lives; its module is imported only when it is called, so that `--help` answers at once."""
 
@@ -57,7 +63,11 @@ class _Commands(click.Group):
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="holdfast")
-@click.option("--ledger", metavar="URL", help="The ledger; default: ledger.db in $HOLDFAST_HOME or ./.holdfast.")
+@click.option(
+    "--ledger",
+    metavar="URL",
+    help="The ledger; default: ledger.db in $HOLDFAST_HOME or ./.holdfast.",
+)
 @click.pass_context
 def cli(context: click.Context, ledger: str | None) -> None:
     """Keep LLM development running on GPU clusters."""
@@ -71,7 +81,9 @@ def _open_closed_streams() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free number, which is this one
+            os.set_inheritable(
+                os.open(os.devnull, os.O_RDWR), True
+            )  # the lowest free number, which is this one
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(fd, "w" if fd else "r", closefd=False))
 
@@ -98,7 +110,11 @@ def main() -> None:
         sys.exit(0)
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        step = "Free some space there, or name another place" if full else "Check that path and its permissions"
+        step = (
+            "Free some space there, or name another place"
+            if full
+            else "Check that path and its permissions"
+        )
         click.echo(f"holdfast: {error}. {step}.", err=True)
         sys.exit(2)
     sys.exit(code if isinstance(code, int) else 0)

@@ -8,7 +8,9 @@ def narrate(kind: str, data: Mapping[str, Any]) -> str | None:
     """The line for what the supervisor tells its observer; None for what needs no words (`Observer` has the kinds)."""
     match kind:
         case "restored":
-            over = "".join(f"; passed over step {one['step']}: {one['reason']}" for one in data["passed_over"])
+            over = "".join(
+                f"; passed over step {one['step']}: {one['reason']}" for one in data["passed_over"]
+            )
             return f"restored step {data['step']} from {data['path']}{over}"
         case "incident":
             rank = "" if data["rank"] is None else f", rank {data['rank']}"

@@ -14,7 +14,9 @@ PIPE_WIDTH = 240
 
 def print_json(schema: str, fields: dict[str, Any], *, version: int = 1) -> None:
     """One object, with the name and version of its schema first."""
-    click.echo(json.dumps({"schema": f"holdfast.{schema}", "version": version, **fields}, default=str))
+    click.echo(
+        json.dumps({"schema": f"holdfast.{schema}", "version": version, **fields}, default=str)
+    )
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -35,7 +37,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
 
 def when(at_s: float | None) -> str:
     """A time as people of this place read it."""
-    return "" if at_s is None else datetime.fromtimestamp(at_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    return (
+        ""
+        if at_s is None
+        else datetime.fromtimestamp(at_s).astimezone().strftime("%Y-%m-%d %H:%M:%S")
+    )
 
 
 def seconds(value_s: float | None) -> str:
@@ -47,7 +53,11 @@ def seconds(value_s: float | None) -> str:
     if value_s < 120:
         return f"{value_s:.1f} s"
     minutes, rest_s = divmod(round(value_s), 60)
-    return f"{minutes // 60} h {minutes % 60:02d} min" if minutes >= 60 else f"{minutes} min {rest_s:02d} s"
+    return (
+        f"{minutes // 60} h {minutes % 60:02d} min"
+        if minutes >= 60
+        else f"{minutes} min {rest_s:02d} s"
+    )
 
 
 def shorten(text: str, characters: int = 140) -> str:

@@ -25,13 +25,23 @@ def shown() -> Iterator[Progress]:
     from rich.progress import Progress as Bars
 
     bars = Bars(
-        TextColumn("{task.description}"), BarColumn(), TimeElapsedColumn(), console=Console(stderr=True), transient=True
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
     )
     task = bars.add_task("", total=None, visible=False)
     began_s = time.monotonic()
 
     def progress(what: str, done: float, total: float | None) -> None:
-        bars.update(task, description=what, completed=done, total=total, visible=time.monotonic() - began_s > QUIET_S)
+        bars.update(
+            task,
+            description=what,
+            completed=done,
+            total=total,
+            visible=time.monotonic() - began_s > QUIET_S,
+        )
 
     with bars:
         yield progress

@@ -32,16 +32,22 @@ def ls(place: Place, learned: bool, as_json: bool) -> None:
     """List the rules and learned filters that are in force."""
     with Ledger.open(place.ledger) as ledger:
         records = ledger.learned_rules()
-    rows = [] if learned else [_plain(topic, rule) for topic in _topics(place) for rule in topic.rules]
+    rows = (
+        [] if learned else [_plain(topic, rule) for topic in _topics(place) for rule in topic.rules]
+    )
     rows += [_fields(record) for record in records]
     if as_json:
         print_json("rules", {"rules": rows})
         return
     if not rows:
-        click.echo("Nothing was learned yet. `holdfast incidents confirm ID` and `holdfast rules good add PATH` teach.")
+        click.echo(
+            "Nothing was learned yet. `holdfast incidents confirm ID` and `holdfast rules good add PATH` teach."
+        )
         return
     columns = ["id", "author", "reason", "from", "what"]
-    print_table(columns, [[shorten(str(row.get(name, "")), 100) for name in columns] for row in rows])
+    print_table(
+        columns, [[shorten(str(row.get(name, "")), 100) for name in columns] for row in rows]
+    )
 
 
 @command.command()
@@ -55,7 +61,12 @@ def show(place: Place, rule_id: str, as_json: bool) -> None:
     with Ledger.open(place.ledger) as ledger:
         records = [*ledger.learned_rules(), *ledger.learned_rules(withdrawn=True)]
     found = [_fields(one, whole=True) for one in records if one.rule_id == rule_id]
-    found += [_plain(topic, rule, whole=True) for topic in _topics(place) for rule in topic.rules if rule.id == rule_id]
+    found += [
+        _plain(topic, rule, whole=True)
+        for topic in _topics(place)
+        for rule in topic.rules
+        if rule.id == rule_id
+    ]
     if not found:
         raise NotFound(f"There is no rule {rule_id!r}. `holdfast rules ls` lists those there are.")
     if as_json:
@@ -108,7 +119,9 @@ def good() -> None:
 
 @good.command("add")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...")
-@click.option("--model", is_flag=True, help="Ask the model of HOLDFAST_LLM_URL too what of it is routine.")
+@click.option(
+    "--model", is_flag=True, help="Ask the model of HOLDFAST_LLM_URL too what of it is routine."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def good_add(place: Place, paths: tuple[str, ...], model: bool, as_json: bool) -> None:
@@ -125,7 +138,12 @@ def good_add(place: Place, paths: tuple[str, ...], model: bool, as_json: bool) -
             asked, notes = _ask_for_filters(place, ledger, paths, done.good_id, endpoint)
             filters += asked
     if as_json:
-        fields = {"id": done.good_id, "lines": done.lines, "filters": filters, "withdrawn": list(done.withdrawn)}
+        fields = {
+            "id": done.good_id,
+            "lines": done.lines,
+            "filters": filters,
+            "withdrawn": list(done.withdrawn),
+        }
         print_json("good_run", {**fields, "notes": list(notes)})
         return
     click.echo(f"Good run {done.good_id}: {done.lines} kinds of lines, {len(filters)} new filters.")
@@ -149,7 +167,9 @@ def _ask_for_filters(
     roots = [root for memory in ledger.memories() for root in memory.roots]
     proposed = propose_filters(segments, endpoint, known.rules, root_lines=roots)
     now_s = SystemClock().now_s()
-    kept = keep_filters(ledger, proposed.filters, good_id, now_s=now_s, author=f"model {endpoint.model}")
+    kept = keep_filters(
+        ledger, proposed.filters, good_id, now_s=now_s, author=f"model {endpoint.model}"
+    )
     return [one.id for one in kept], proposed.notes
 
 
@@ -161,14 +181,18 @@ def good_ls(place: Place, as_json: bool) -> None:
     with Ledger.open(place.ledger) as ledger:
         runs = ledger.good_runs()
     if as_json:
-        names = [{"id": o.good_id, "when_s": o.added_at_s, "lines": len(o.lines), "name": o.name} for o in runs]
+        names = [
+            {"id": o.good_id, "when_s": o.added_at_s, "lines": len(o.lines), "name": o.name}
+            for o in runs
+        ]
         print_json("good_runs", {"good_runs": names})
         return
     if not runs:
         click.echo("No good runs yet. `holdfast rules good add PATH` records one.")
         return
     print_table(
-        ["id", "when", "lines", "name"], [(one.good_id, when(one.added_at_s), len(one.lines), one.name) for one in runs]
+        ["id", "when", "lines", "name"],
+        [(one.good_id, when(one.added_at_s), len(one.lines), one.name) for one in runs],
     )
 
 
@@ -181,10 +205,19 @@ def _topics(place: Place) -> "list[Topic]":
 
 def _plain(topic: Any, rule: Any, *, whole: bool = False) -> dict[str, Any]:
     """A packaged rule, or one of the user's own."""
-    fields = {"id": rule.id, "author": topic.name, "reason": rule.reason, "from": rule.source, "what": rule.pattern}
+    fields = {
+        "id": rule.id,
+        "author": topic.name,
+        "reason": rule.reason,
+        "from": rule.source,
+        "what": rule.pattern,
+    }
     if not whole:
         return fields
-    return {**{k: list(v) if isinstance(v, tuple) else v for k, v in vars(rule).items()}, "topic": topic.name}
+    return {
+        **{k: list(v) if isinstance(v, tuple) else v for k, v in vars(rule).items()},
+        "topic": topic.name,
+    }
 
 
 def _fields(record: LearnedRule, *, whole: bool = False) -> dict[str, Any]:
@@ -199,5 +232,9 @@ def _fields(record: LearnedRule, *, whole: bool = False) -> dict[str, Any]:
     }
     if not whole:
         return fields
-    rest = {"sources": record.sources, "made_at_s": record.made_at_s, "withdrawn_at_s": record.withdrawn_at_s}
+    rest = {
+        "sources": record.sources,
+        "made_at_s": record.made_at_s,
+        "withdrawn_at_s": record.withdrawn_at_s,
+    }
     return {**fields, **body, **rest, "withdrawn_by": record.withdrawn_by}

@@ -24,13 +24,25 @@ if TYPE_CHECKING:
 
 SETTINGS = (
     ("--nproc", "nproc", "Ranks on this node."),
-    ("--max-restarts", "restarts.max_restarts", "Restarts in a row that may gain nothing, within the window."),
+    (
+        "--max-restarts",
+        "restarts.max_restarts",
+        "Restarts in a row that may gain nothing, within the window.",
+    ),
     ("--window-s", "restarts.window_s", "The window of the restart budget."),
-    ("--hang-factor", "hangs.factor", "A hang: a state that cannot be work, for this many median step times …"),
+    (
+        "--hang-factor",
+        "hangs.factor",
+        "A hang: a state that cannot be work, for this many median step times …",
+    ),
     ("--hang-floor-s", "hangs.floor_s", "… and at least this long."),
     ("--silence-limit-s", "hangs.silence_s", "A hang: no step, where nothing else is known."),
     ("--first-step-limit-s", "hangs.first_step_s", "A hang before the first step."),
-    ("--section-limit-s", "hangs.section_s", "A hang in a save, restore or evaluation, where silence has no more."),
+    (
+        "--section-limit-s",
+        "hangs.section_s",
+        "A hang in a save, restore or evaluation, where silence has no more.",
+    ),
     ("--stop-grace-s", "restarts.stop_grace_s", "How long a stop may take to save first."),
     ("--log-max-mib", "log_max_mib", "How much of each rank's output is kept."),
 )
@@ -45,7 +57,9 @@ def _with_settings(command: Callable[..., int]) -> Callable[..., int]:
     for flag, path, text in reversed(SETTINGS):
         default = _default(path)
         shown = f"{text}  [default: {default:g}]"
-        command = click.option(flag, path.replace(".", "_"), type=type(default), metavar="N", help=shown)(command)
+        command = click.option(
+            flag, path.replace(".", "_"), type=type(default), metavar="N", help=shown
+        )(command)
     return command
 
 
@@ -62,12 +76,30 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
 
 @click.command()
 @_with_settings
-@click.option("--name", metavar="RUN", help="The run's id.  [default: the script's name and the time]")
-@click.option("--fresh", is_flag=True, help="Set the checkpoints of other runs aside, in the folder they are in.")
-@click.option("--detach", "detached", is_flag=True, help="Supervise in the background; no terminal is needed.")
-@click.option("--resume", metavar="RUN", help="Go on with a run that was stopped, failed or lost its supervisor.")
-@click.option("--eval-suite", metavar="SUITE", help="Evaluate each checkpoint: a TOML file, or names of tasks.")
-@click.option("--eval-drop-stale", is_flag=True, help="A newer checkpoint replaces those not begun.")
+@click.option(
+    "--name", metavar="RUN", help="The run's id.  [default: the script's name and the time]"
+)
+@click.option(
+    "--fresh",
+    is_flag=True,
+    help="Set the checkpoints of other runs aside, in the folder they are in.",
+)
+@click.option(
+    "--detach", "detached", is_flag=True, help="Supervise in the background; no terminal is needed."
+)
+@click.option(
+    "--resume",
+    metavar="RUN",
+    help="Go on with a run that was stopped, failed or lost its supervisor.",
+)
+@click.option(
+    "--eval-suite",
+    metavar="SUITE",
+    help="Evaluate each checkpoint: a TOML file, or names of tasks.",
+)
+@click.option(
+    "--eval-drop-stale", is_flag=True, help="A newer checkpoint replaces those not begun."
+)
 @click.option(
     "--eval-option",
     "eval_options",
@@ -75,8 +107,12 @@ DEFAULTS: Mapping[str, Any] = RunSpec.default_options()
     metavar="OPTION",
     help="For `holdfast eval watch`, in one word: --eval-option=--on=slurm",
 )
-@click.option("--no-echo", is_flag=True, help="Do not show what the ranks print; `holdfast logs` does.")
-@click.option("--json", "as_json", is_flag=True, help="Print the outcome as JSON; implies --no-echo.")
+@click.option(
+    "--no-echo", is_flag=True, help="Do not show what the ranks print; `holdfast logs` does."
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the outcome as JSON; implies --no-echo."
+)
 @click.argument("job", nargs=-1, type=click.UNPROCESSED)
 @click.pass_obj
 def command(
@@ -105,13 +141,21 @@ def command(
     A resumed run keeps its options; those given again replace them.
     """  # noqa: D301 - click wants the character itself
     if resume is not None and (job or name):
-        raise BadUse("--resume takes the command of the run that it resumes; leave the command and --name out.")
+        raise BadUse(
+            "--resume takes the command of the run that it resumes; leave the command and --name out."
+        )
     if resume is not None and fresh:
         raise BadUse("--fresh begins a run anew, and --resume goes on with one. Give one of them.")
     if resume is None and not job:
-        raise BadUse("Nothing to run. Give the job's command after `--`: holdfast run -- python train.py")
+        raise BadUse(
+            "Nothing to run. Give the job's command after `--`: holdfast run -- python train.py"
+        )
     wish = _wish(eval_suite, eval_drop_stale, eval_options)
-    given = {path: value for _, path, _ in SETTINGS if (value := settings[path.replace(".", "_")]) is not None}
+    given = {
+        path: value
+        for _, path, _ in SETTINGS
+        if (value := settings[path.replace(".", "_")]) is not None
+    }
     with Ledger.open(place.ledger) as ledger:
         if resume is None:
             options = {**_merged(DEFAULTS, given), "fresh": fresh}
@@ -138,13 +182,19 @@ def command(
                 evaluation(kind, data)
 
         try:
-            outcome = supervise(run_id, ledger, place.home, observer=observe, echo=not (no_echo or as_json))
+            outcome = supervise(
+                run_id, ledger, place.home, observer=observe, echo=not (no_echo or as_json)
+            )
             if evaluation is not None:
                 evaluation.finish()
         finally:
             narrator.finish()
     if as_json:
-        fields = {"state": outcome.state, "exit_code": outcome.exit_code, "outcome": outcome.sentence}
+        fields = {
+            "state": outcome.state,
+            "exit_code": outcome.exit_code,
+            "outcome": outcome.sentence,
+        }
         print_json("run", {"run": run_id, **fields})
     return outcome.exit_code
 
@@ -162,7 +212,9 @@ def _wish(suite: str | None, drop_stale: bool, options: tuple[str, ...]) -> "Wis
     return Wish.checked(suite, drop_stale=drop_stale, options=options)
 
 
-def _evaluation(paths: RunPaths, run: Run, place: Place, say: Callable[[str], None]) -> "RunEvaluation | None":
+def _evaluation(
+    paths: RunPaths, run: Run, place: Place, say: Callable[[str], None]
+) -> "RunEvaluation | None":
     """What evaluates the run's checkpoints, if somebody asked for it when it was begun or resumed."""
     from holdfast.cli.run_evaluation import RunEvaluation, Wish
 
@@ -185,7 +237,9 @@ def _print_detached(run_id: str, pid: int, *, as_json: bool) -> None:
         print_json("run", {"run": run_id, "state": "running", "pid": pid})
         return
     click.echo(f"Run {run_id} goes on in the background (pid {pid}).")
-    click.echo(f"  holdfast logs {run_id} -f     follow it\n  holdfast runs stop {run_id}   save its state and stop it")
+    click.echo(
+        f"  holdfast logs {run_id} -f     follow it\n  holdfast runs stop {run_id}   save its state and stop it"
+    )
 
 
 class _Narrator:
@@ -198,7 +252,11 @@ class _Narrator:
         self._thread.start()
 
     def __call__(self, kind: str, data: Mapping[str, Any]) -> None:
-        text = f"run {self._run_id}, attempt {data['attempt']}" if kind == "launch" else narrate(kind, data)
+        text = (
+            f"run {self._run_id}, attempt {data['attempt']}"
+            if kind == "launch"
+            else narrate(kind, data)
+        )
         if text is not None:
             self.say(text)
 

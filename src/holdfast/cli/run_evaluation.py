@@ -53,7 +53,9 @@ class Wish:
         load_suite(suite)
         for option in options:
             if not option.startswith("-"):
-                raise BadUse(f"--eval-option {option!r} is no option. Write it in one word: --eval-option=--nodes=4")
+                raise BadUse(
+                    f"--eval-option {option!r} is no option. Write it in one word: --eval-option=--nodes=4"
+                )
         suite = str(Path(suite).absolute()) if suite.endswith(".toml") else suite
         return cls(suite=suite, drop_stale=drop_stale, options=tuple(options))
 
@@ -68,7 +70,9 @@ class Wish:
             told = json.loads(_wish_of(paths).read_bytes())
         except FileNotFoundError:
             return None
-        return cls(suite=told["suite"], drop_stale=told["drop_stale"], options=tuple(told["options"]))
+        return cls(
+            suite=told["suite"], drop_stale=told["drop_stale"], options=tuple(told["options"])
+        )
 
 
 class RunEvaluation:
@@ -138,7 +142,9 @@ class RunEvaluation:
         how = "was ended" if exit_code is None else f"ended with {exit_code}"
         again = ["eval", "watch", str(self._watched), "--once", "--suite", self._wish.suite]
         again += ["--run", self._paths.run_id, *self._wish.options]
-        self._say(f"the evaluation {how}; {self.log} tells more. Go on: holdfast {shlex.join(again)}")
+        self._say(
+            f"the evaluation {how}; {self.log} tells more. Go on: holdfast {shlex.join(again)}"
+        )
 
     def _start_unless_it_runs(self) -> None:
         if self._child is not None:
@@ -148,8 +154,23 @@ class RunEvaluation:
             if self._over.exists() and self._child.returncode == 0:
                 return
         stale = ["--drop-stale"] if self._wish.drop_stale else []
-        command = [*self._before, "eval", "watch", str(self._watched), "--suite", self._wish.suite, *stale]
-        command += ["--run", self._paths.run_id, "--until-file", str(self._over), "--no-progress", *self._wish.options]
+        command = [
+            *self._before,
+            "eval",
+            "watch",
+            str(self._watched),
+            "--suite",
+            self._wish.suite,
+            *stale,
+        ]
+        command += [
+            "--run",
+            self._paths.run_id,
+            "--until-file",
+            str(self._over),
+            "--no-progress",
+            *self._wish.options,
+        ]
         try:
             self._child = start_on_leash(
                 command,

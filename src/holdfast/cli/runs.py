@@ -80,16 +80,21 @@ def show(place: Place, run_id: str, as_json: bool) -> None:
         print_json("run", {**row, "attempts": attempts, **_figures(summary)})
         return
     click.echo(
-        f"{run_id}: {row['state']}" + (f", exit code {row['exit_code']}" if row["exit_code"] is not None else "")
+        f"{run_id}: {row['state']}"
+        + (f", exit code {row['exit_code']}" if row["exit_code"] is not None else "")
     )
     if row["state"] == "lost":
-        click.echo(f"Its supervisor is gone; its ranks ended with it. Go on: holdfast run --resume {run_id}")
+        click.echo(
+            f"Its supervisor is gone; its ranks ended with it. Go on: holdfast run --resume {run_id}"
+        )
     if row["outcome"]:
         click.echo(row["outcome"])
     click.echo(f"command   {' '.join(row['command'])}")
     click.echo(f"logs      {RunPaths(place.home, run_id).logs}")
     for name, value in _figures(summary).items():
-        click.echo(f"{name:<22}{f'{value:.3f}' if isinstance(value, float) else '' if value is None else value}")
+        click.echo(
+            f"{name:<22}{f'{value:.3f}' if isinstance(value, float) else '' if value is None else value}"
+        )
     print_table(
         ["attempt", "outcome", "started", "from step", "to step", "ran"],
         [
@@ -99,7 +104,9 @@ def show(place: Place, run_id: str, as_json: bool) -> None:
                 when(attempt["started_at_s"]),
                 attempt["start_step"],
                 attempt["last_step"],
-                seconds(attempt["ended_at_s"] - attempt["started_at_s"]) if attempt["ended_at_s"] else "",
+                seconds(attempt["ended_at_s"] - attempt["started_at_s"])
+                if attempt["ended_at_s"]
+                else "",
             )
             for attempt in attempts
         ],
@@ -124,7 +131,9 @@ def _figures(summary: RunSummary) -> dict[str, Any]:
 
 @command.command()
 @click.argument("run_id", metavar="RUN")
-@click.option("--timeout-s", type=float, default=120.0, show_default=True, help="How long to wait for it.")
+@click.option(
+    "--timeout-s", type=float, default=120.0, show_default=True, help="How long to wait for it."
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_obj
 def stop(place: Place, run_id: str, timeout_s: float, as_json: bool) -> None:
@@ -167,7 +176,9 @@ def report(place: Place, run_ids: tuple[str, ...], output: Path | None, as_json:
 
     path = output or RunPaths(place.home, run_ids[0]).report
     with Ledger.open(place.ledger) as ledger:
-        write_report(path, [summarize(ledger, place.home, run_id) for run_id in run_ids], title=run_ids[0])
+        write_report(
+            path, [summarize(ledger, place.home, run_id) for run_id in run_ids], title=run_ids[0]
+        )
     if as_json:
         print_json("report", {"path": str(path)})
     else:

@@ -42,12 +42,16 @@ class _Interruptible(click.Group):
 def _of_the_engine(error: Exception) -> BaseException | None:
     """What an error of DuckDB's means to the person who waits for it; None: nothing more than it says."""
     said = str(error).partition("\n")[0]
-    if isinstance(error, RuntimeError) and said == "Query interrupted":  # its word for whatever a signal raised
+    if (
+        isinstance(error, RuntimeError) and said == "Query interrupted"
+    ):  # its word for whatever a signal raised
         return KeyboardInterrupt()
     if not type(error).__module__.endswith("duckdb"):
         return None
     if "No space left on device" in said:
-        return HoldfastError(f"The disk is full: {said}. Free some of it, or set TMPDIR to a larger one.")
+        return HoldfastError(
+            f"The disk is full: {said}. Free some of it, or set TMPDIR to a larger one."
+        )
     if type(error).__name__ == "OutOfMemoryException":
         return HoldfastError(f"The engine ran out of memory: {said}. Give it more by --memory.")
     return None
@@ -70,15 +74,39 @@ def command() -> None:
 
 @command.command()
 @reads_jobs
-@click.option("--compare", multiple=True, metavar="NAME=JOBS", help="Another trace to stand beside; repeatable.")
-@click.option("-o", "--output", type=FOLDER, default=Path("report"), show_default=True, help="Folder of the report.")
+@click.option(
+    "--compare",
+    multiple=True,
+    metavar="NAME=JOBS",
+    help="Another trace to stand beside; repeatable.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=FOLDER,
+    default=Path("report"),
+    show_default=True,
+    help="Folder of the report.",
+)
 @click.option("--paper", is_flag=True, help="Also every figure as PDF and PNG fit for a paper.")
 @click.option("--title", default="", help="Of the page.")
-@click.option("--pue", type=click.FloatRange(1.0), help="Power usage effectiveness.  [default: 1.25]")
-@click.option("--grid-intensity", type=click.FloatRange(0.0), help="Of the grid, tCO2e/MWh.  [default: 0.478]")
-@click.option("--carbon-free", type=click.FloatRange(0.0, 1.0), help="Share of the electricity.  [default: 0.3061]")
-@click.option("--on", type=click.Choice(["local", "slurm", "ray"]), help="Read in parts, on many workers.")
-@click.option("--workers", type=click.IntRange(1), help="With --on: at most so many parts at a time.")
+@click.option(
+    "--pue", type=click.FloatRange(1.0), help="Power usage effectiveness.  [default: 1.25]"
+)
+@click.option(
+    "--grid-intensity", type=click.FloatRange(0.0), help="Of the grid, tCO2e/MWh.  [default: 0.478]"
+)
+@click.option(
+    "--carbon-free",
+    type=click.FloatRange(0.0, 1.0),
+    help="Share of the electricity.  [default: 0.3061]",
+)
+@click.option(
+    "--on", type=click.Choice(["local", "slurm", "ray"]), help="Read in parts, on many workers."
+)
+@click.option(
+    "--workers", type=click.IntRange(1), help="With --on: at most so many parts at a time."
+)
 @click.option(
     "--parts",
     type=FOLDER,
@@ -108,14 +136,21 @@ def report(
 
     refuse_what_is_not_ours(output)
     assumed = {"pue": pue, "intensity_t_per_mwh": grid_intensity, "carbon_free_share": carbon_free}
-    assumptions = Assumptions(**{name: value for name, value in assumed.items() if value is not None})
+    assumptions = Assumptions(
+        **{name: value for name, value in assumed.items() if value is not None}
+    )
     with progress.shown() as show:
         if on:
             from holdfast.cluster import workers as workers_named
             from holdfast.trace.spread import load_spread
 
             trace = load_spread(
-                *jobs, compare=compare, workers=workers_named(on, limit=workers), folder=parts, progress=show, **reading
+                *jobs,
+                compare=compare,
+                workers=workers_named(on, limit=workers),
+                folder=parts,
+                progress=show,
+                **reading,
             )
         else:
             trace = load(*jobs, compare=compare, progress=show, **reading)
@@ -125,12 +160,16 @@ def report(
         page = write_report(output, answer, paper=paper, progress=show)
     if as_json:
         found = [{name: getattr(one, name) for name in FINDING_FIELDS} for one in answer.findings]
-        left_out = {entry.analysis.name: entry.left_out for entry in answer.entries if entry.left_out}
+        left_out = {
+            entry.analysis.name: entry.left_out for entry in answer.entries if entry.left_out
+        }
         print_json("trace.report", {"page": str(page), "findings": found, "left_out": left_out})
         return
     held = sum(one.holds is True for one in answer.findings)
     told = sum(one.holds is not None for one in answer.findings)
-    click.echo(f"{held} of the study's {len(answer.findings)} findings hold here, {told - held} do not.")
+    click.echo(
+        f"{held} of the study's {len(answer.findings)} findings hold here, {told - held} do not."
+    )
     click.echo(f"Report: {page}")
 
 
@@ -142,7 +181,13 @@ FINDING_FIELDS = ("id", "sentence", "value", "unit", "study", "holds", "why")
 @click.option("--strict", is_flag=True, help="Leave with code 1 if anything was found.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.pass_context
-def check(context: click.Context, jobs: tuple[str, ...], reading: dict[str, Any], strict: bool, as_json: bool) -> None:
+def check(
+    context: click.Context,
+    jobs: tuple[str, ...],
+    reading: dict[str, Any],
+    strict: bool,
+    as_json: bool,
+) -> None:
     """Say what contradicts itself in the records, and how often."""
     from holdfast.trace.analyses.capacity import beyond_capacity
 
@@ -157,7 +202,10 @@ def check(context: click.Context, jobs: tuple[str, ...], reading: dict[str, Any]
         click.echo(f"{plainly(number, 'job')}.")
         print_table(
             ["cluster", "check", "rows", "done", "what"],
-            [(note.cluster, note.check, f"{note.rows:,}", note.action, _told(note)) for note in notes],
+            [
+                (note.cluster, note.check, f"{note.rows:,}", note.action, _told(note))
+                for note in notes
+            ],
         )
     context.exit(1 if strict and notes else 0)
 
@@ -179,7 +227,9 @@ def convert(jobs: tuple[str, ...], reading: dict[str, Any], output: Path) -> Non
     with loaded(jobs, reading) as trace, progress.shown() as show:
         found = by_cluster(places, list(trace.clusters), trace.compared)
         if len({cluster for cluster, _ in found}) > 1:
-            raise BadUse("A converted folder holds the telemetry of one cluster. Convert each cluster into its own.")
+            raise BadUse(
+                "A converted folder holds the telemetry of one cluster. Convert each cluster into its own."
+            )
         for _, place in found:
             telemetry.convert(place, output, progress=show)
         convert_jobs(trace, output, progress=show)
@@ -191,15 +241,23 @@ def convert(jobs: tuple[str, ...], reading: dict[str, Any], output: Path) -> Non
 @reads_jobs
 @click.option("--csv", "as_csv", is_flag=True, help="CSV.")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def query(sql: str, jobs: tuple[str, ...], reading: dict[str, Any], as_csv: bool, as_json: bool) -> None:
+def query(
+    sql: str, jobs: tuple[str, ...], reading: dict[str, Any], as_csv: bool, as_json: bool
+) -> None:
     """Answer a SELECT over the normalised tables: jobs, and samples and devices where there is telemetry."""
     if len(sql.split()) == 1 and Path(sql).exists():
-        raise BadUse(f"{sql} is a file, where the question was expected. Give the SELECT first, then JOBS.")
+        raise BadUse(
+            f"{sql} is a file, where the question was expected. Give the SELECT first, then JOBS."
+        )
     with loaded(jobs, reading) as trace:
         answer = trace.select(sql)
     if as_json:
         print_json(
-            "trace.query", {"columns": list(answer.columns), "rows": [_finite(list(row)) for row in answer.rows()]}
+            "trace.query",
+            {
+                "columns": list(answer.columns),
+                "rows": [_finite(list(row)) for row in answer.rows()],
+            },
         )
     elif as_csv:
         click.echo(answer.csv(), nl=False)
@@ -228,18 +286,50 @@ def _finite(value: Any) -> Any:
 
 
 @command.command()
-@click.option("--like", required=True, metavar="seren|kalos|JOBS", help="What the twin is like: published, or yours.")
-@click.option("-n", "--jobs", "number", type=click.IntRange(1), metavar="JOBS", help="How many; default: as it has.")
-@click.option("-o", "--output", type=FOLDER, default=Path("twin"), show_default=True, help="Folder of the twin.")
+@click.option(
+    "--like",
+    required=True,
+    metavar="seren|kalos|JOBS",
+    help="What the twin is like: published, or yours.",
+)
+@click.option(
+    "-n",
+    "--jobs",
+    "number",
+    type=click.IntRange(1),
+    metavar="JOBS",
+    help="How many; default: as it has.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=FOLDER,
+    default=Path("twin"),
+    show_default=True,
+    help="Folder of the twin.",
+)
 @click.option(
     "--telemetry",
     type=click.IntRange(0),
     metavar="SAMPLES",
     help=f"Samples a device, 15 s apart.  [default: {TWIN_SAMPLES}; of JOBS none]",
 )
-@click.option("--gpus", type=click.IntRange(1), default=64, show_default=True, help="GPUs that have telemetry.")
-@click.option("--seed", type=int, default=0, show_default=True, help="The same seed draws the same twin.")
-@click.option("--map", "column_map", type=GIVEN_FILE, help="A TOML file that says which column of yours is what.")
+@click.option(
+    "--gpus",
+    type=click.IntRange(1),
+    default=64,
+    show_default=True,
+    help="GPUs that have telemetry.",
+)
+@click.option(
+    "--seed", type=int, default=0, show_default=True, help="The same seed draws the same twin."
+)
+@click.option(
+    "--map",
+    "column_map",
+    type=GIVEN_FILE,
+    help="A TOML file that says which column of yours is what.",
+)
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def twin(
     like: str,
@@ -252,7 +342,15 @@ def twin(
     as_json: bool,
 ) -> None:
     """Draw a synthetic trace that has the counts of a trace and none of its rows."""
-    from holdfast.trace.twin import calibration, draw, fit, jobs_of, write_jobs, write_reasons, write_telemetry
+    from holdfast.trace.twin import (
+        calibration,
+        draw,
+        fit,
+        jobs_of,
+        write_jobs,
+        write_reasons,
+        write_telemetry,
+    )
 
     with progress.shown() as show:
         if like in TWINS:
@@ -277,7 +375,9 @@ def twin(
             folder = output / "utilization" / drawn.cluster.lower()
             write_telemetry(calibrated, folder, samples=samples, seed=seed, gpus=gpus)
     if as_json:
-        print_json("trace.twin", {"path": str(path), "jobs": len(drawn.job_id), "like": like, "seed": seed})
+        print_json(
+            "trace.twin", {"path": str(path), "jobs": len(drawn.job_id), "like": like, "seed": seed}
+        )
     else:
         click.echo(f"Twin: {path} ({plainly(len(drawn.job_id), 'job')})")
 
@@ -289,7 +389,9 @@ def _offset(utc_offset_h: float) -> str:
 
 @command.command()
 @reads_jobs
-@click.option("--to", "form", type=click.Choice(SIMULATORS), required=True, help="The simulator's form.")
+@click.option(
+    "--to", "form", type=click.Choice(SIMULATORS), required=True, help="The simulator's form."
+)
 @click.option("-o", "--output", type=FILE, required=True, help="The file.")
 def export(jobs: tuple[str, ...], reading: dict[str, Any], form: str, output: Path) -> None:
     """Write the jobs in the form of a schedulers' simulator."""
@@ -298,7 +400,9 @@ def export(jobs: tuple[str, ...], reading: dict[str, Any], form: str, output: Pa
 
     with loaded(jobs, reading) as trace:
         cluster, columns = jobs_of(trace)
-        written = write_form(columns, output, form, name=cluster.name, zone=_offset(cluster.utc_offset_h))
+        written = write_form(
+            columns, output, form, name=cluster.name, zone=_offset(cluster.utc_offset_h)
+        )
         left_out = len(columns["gpu_num"]) - written
     told = f", {left_out:,} without GPUs or a known time left out" if left_out else ""
     click.echo(f"Written: {output} ({plainly(written, 'job')}{told})")
@@ -313,10 +417,14 @@ def formats(as_json: bool) -> None:
 
     forms = {source.name: source.title for source in sources()}
     if as_json:
-        metrics = [{"name": metric.name, "unit": metric.unit, "title": metric.title} for metric in METRICS.values()]
+        metrics = [
+            {"name": metric.name, "unit": metric.unit, "title": metric.title}
+            for metric in METRICS.values()
+        ]
         print_json("trace.formats", {"forms": forms, "metrics": metrics})
         return
     print_table(["--format", "job records"], forms.items())
     print_table(
-        ["metric", "unit", "telemetry"], [(metric.name, metric.unit, metric.title) for metric in METRICS.values()]
+        ["metric", "unit", "telemetry"],
+        [(metric.name, metric.unit, metric.title) for metric in METRICS.values()],
     )

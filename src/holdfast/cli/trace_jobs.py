@@ -19,7 +19,10 @@ GIVEN_FILE = click.Path(path_type=Path, dir_okay=False, exists=True)
 
 READING = (
     click.option(
-        "--metrics", multiple=True, metavar="[NAME=]WHERE", help="Telemetry: a file, folder or Prometheus URL."
+        "--metrics",
+        multiple=True,
+        metavar="[NAME=]WHERE",
+        help="Telemetry: a file, folder or Prometheus URL.",
     ),
     click.option(
         "--step",
@@ -31,14 +34,35 @@ READING = (
         help="Seconds between the points asked of a Prometheus.",
     ),
     click.option(
-        "--fetched", "metrics_folder", type=FOLDER, help="Where a Prometheus is fetched into; a rerun goes on."
+        "--fetched",
+        "metrics_folder",
+        type=FOLDER,
+        help="Where a Prometheus is fetched into; a rerun goes on.",
     ),
-    click.option("--format", "format", metavar="FORM", help="The form of JOBS, where it is not recognised."),
-    click.option("--map", "column_map", type=GIVEN_FILE, help="A TOML file that says which column is what."),
-    click.option("--reasons", multiple=True, metavar="[NAME=]FILE", help="Why jobs failed: a CSV of job_id, reason."),
-    click.option("--types", type=GIVEN_FILE, help="A YAML file of rules that tell the type of a job."),
-    click.option("--capacity", multiple=True, metavar="[NAME=]NODESxGPUS", help="How large a cluster is: 286x8."),
-    click.option("--zone", metavar="ZONE", help="Time zone of times that have none: Asia/Shanghai."),
+    click.option(
+        "--format", "format", metavar="FORM", help="The form of JOBS, where it is not recognised."
+    ),
+    click.option(
+        "--map", "column_map", type=GIVEN_FILE, help="A TOML file that says which column is what."
+    ),
+    click.option(
+        "--reasons",
+        multiple=True,
+        metavar="[NAME=]FILE",
+        help="Why jobs failed: a CSV of job_id, reason.",
+    ),
+    click.option(
+        "--types", type=GIVEN_FILE, help="A YAML file of rules that tell the type of a job."
+    ),
+    click.option(
+        "--capacity",
+        multiple=True,
+        metavar="[NAME=]NODESxGPUS",
+        help="How large a cluster is: 286x8.",
+    ),
+    click.option(
+        "--zone", metavar="ZONE", help="Time zone of times that have none: Asia/Shanghai."
+    ),
     click.option("--since", metavar="DATE", help="Only jobs submitted from then on (UTC)."),
     click.option("--until", metavar="DATE", help="Only jobs submitted before then (UTC)."),
     click.option(
@@ -78,10 +102,14 @@ def reads_jobs(function: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(function)
     def gathered(*arguments: Any, **given: Any) -> Any:
-        return function(*arguments, reading={name: given.pop(name) for name in READING_NAMES}, **given)
+        return function(
+            *arguments, reading={name: given.pop(name) for name in READING_NAMES}, **given
+        )
 
     decorated: Callable[..., Any] = gathered
-    for decorate in reversed((click.argument("jobs", nargs=-1, required=True, metavar="JOBS…"), *READING)):
+    for decorate in reversed(
+        (click.argument("jobs", nargs=-1, required=True, metavar="JOBS…"), *READING)
+    ):
         decorated = decorate(decorated)
     return decorated
 
@@ -104,5 +132,7 @@ def loaded(jobs: tuple[str, ...], reading: Mapping[str, Any]) -> "Iterator[Trace
 def refuse_nothing(jobs: int, reading: Mapping[str, Any]) -> None:
     """Raise BadUse where --since and --until left no job."""
     if not jobs and (reading["since"] or reading["until"]):
-        given = " and ".join(f"{name} {reading[name]}" for name in ("since", "until") if reading[name])
+        given = " and ".join(
+            f"{name} {reading[name]}" for name in ("since", "until") if reading[name]
+        )
         raise BadUse(f"No job was submitted {given}. Give a wider span; its times are UTC.")

@@ -25,9 +25,13 @@ def workers(on: str, *, limit: int | None = None, sbatch_options: Sequence[str] 
     if on not in WORKER_KINDS:
         raise BadUse(f"There are no workers named {on!r}. Choose one of {', '.join(WORKER_KINDS)}.")
     if limit is not None and limit < 1:
-        raise BadUse(f"A limit of {limit} tasks at a time runs none. Give 1 or more, or leave it out.")
+        raise BadUse(
+            f"A limit of {limit} tasks at a time runs none. Give 1 or more, or leave it out."
+        )
     if sbatch_options and on != "slurm":
-        raise BadUse(f"sbatch options mean nothing to {on} workers. Leave them out, or choose slurm.")
+        raise BadUse(
+            f"sbatch options mean nothing to {on} workers. Leave them out, or choose slurm."
+        )
     # Each where it is chosen: the room's far ends run as `python -m`, and must not be imported by the room itself.
     if on == "local":
         from holdfast.cluster.local import LocalWorkers, core_count
@@ -91,4 +95,6 @@ def places(
         )
     from holdfast.cluster.places_ray import RayPlaces
 
-    return RayPlaces(nodes=nodes, gpus_per_node=gpus_per_node, cpus_per_node=cpus_per_node, linger_s=linger_s)
+    return RayPlaces(
+        nodes=nodes, gpus_per_node=gpus_per_node, cpus_per_node=cpus_per_node, linger_s=linger_s
+    )

@@ -93,7 +93,9 @@ def run_on_leash(
     working_folder: Path | None = None,
 ) -> int:
     """Run the command to its end; returns its exit code, negative for a signal."""
-    leashed = start_on_leash(command, log, append=append, environment=environment, working_folder=working_folder)
+    leashed = start_on_leash(
+        command, log, append=append, environment=environment, working_folder=working_folder
+    )
     try:
         leashed.wait()
     finally:

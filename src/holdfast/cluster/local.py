@@ -41,7 +41,9 @@ class LocalWorkers:
             task = waiting.pop()
             leashed = start_on_leash(task.command, log_of(task, folder))
             running[task.name] = (task, leashed)
-            threading.Thread(target=_announce, args=(task.name, leashed, ended), daemon=True).start()
+            threading.Thread(
+                target=_announce, args=(task.name, leashed, ended), daemon=True
+            ).start()
 
         try:
             while waiting and len(running) < self.limit:

@@ -65,7 +65,9 @@ class Places(Protocol):
         """
         ...
 
-    def start(self, command: Sequence[str], *, environment: Mapping[str, str], folder: Path) -> Placement:
+    def start(
+        self, command: Sequence[str], *, environment: Mapping[str, str], folder: Path
+    ) -> Placement:
         """Start the command once a node, as nodes come; returns before they have.
 
         When this process is gone, however it went, local and Ray's processes are ended by the machine they run on,

@@ -25,7 +25,9 @@ class LocalPlaces:
         """See `Places.address_host`."""
         return "127.0.0.1"
 
-    def start(self, command: Sequence[str], *, environment: Mapping[str, str], folder: Path) -> "LocalPlacement":
+    def start(
+        self, command: Sequence[str], *, environment: Mapping[str, str], folder: Path
+    ) -> "LocalPlacement":
         """See `Places.start`."""
         check_command(command)
         folder.mkdir(parents=True, exist_ok=True)
@@ -36,7 +38,11 @@ class LocalPlacement:
     """A leashed process a place."""
 
     def __init__(
-        self, command: tuple[str, ...], environment: dict[str, str], folder: Path, places: LocalPlaces
+        self,
+        command: tuple[str, ...],
+        environment: dict[str, str],
+        folder: Path,
+        places: LocalPlaces,
     ) -> None:
         self._command, self._environment, self._folder = command, environment, folder
         self._linger_s = places.linger_s

@@ -43,16 +43,22 @@ class RayPlaces:
         with connected(None) as ray:
             return str(ray.util.get_node_ip_address())
 
-    def start(self, command: Sequence[str], *, environment: Mapping[str, str], folder: Path) -> "RayPlacement":
+    def start(
+        self, command: Sequence[str], *, environment: Mapping[str, str], folder: Path
+    ) -> "RayPlacement":
         """See `Places.start`."""
         check_command(command)
         if self.nodes > 1 and not _has_cluster():
-            raise BadUse(f"{self.nodes} nodes need a Ray cluster. Set RAY_ADDRESS to one, or ask for one node.")
+            raise BadUse(
+                f"{self.nodes} nodes need a Ray cluster. Set RAY_ADDRESS to one, or ask for one node."
+            )
         is_ours = not _has_cluster()
         with ExitStack() as stack:
             ray = stack.enter_context(connected(self.cpus_per_node))
             host = _LOOPBACK if is_ours else str(ray.util.get_node_ip_address())
-            return RayPlacement(self, ray, host, tuple(command), dict(environment), folder.absolute(), stack)
+            return RayPlacement(
+                self, ray, host, tuple(command), dict(environment), folder.absolute(), stack
+            )
 
 
 _LOOPBACK = "127.0.0.1"
@@ -61,7 +67,9 @@ _STOP_TIMEOUT_S = 10.0
 
 def _has_cluster() -> bool:
     """Whether there is a Ray to join; without importing it, which takes a second."""
-    return bool(os.environ.get("RAY_ADDRESS")) or ("ray" in sys.modules and sys.modules["ray"].is_initialized())
+    return bool(os.environ.get("RAY_ADDRESS")) or (
+        "ray" in sys.modules and sys.modules["ray"].is_initialized()
+    )
 
 
 @dataclass(kw_only=True)
@@ -98,12 +106,17 @@ class RayPlacement:
         strategy = "STRICT_SPREAD" if places.nodes > 1 else "PACK"
         self._group = ray.util.placement_group(bundles, strategy=strategy)
         self._actors = [self._start(index, append=False) for index in range(places.nodes)]
-        self._connection: ExitStack | None = connection.pop_all()  # from here on it is for `stop` to disconnect
+        self._connection: ExitStack | None = (
+            connection.pop_all()
+        )  # from here on it is for `stop` to disconnect
 
     def poll(self) -> list[Place]:
         """See `Placement.poll`."""
         if self._connection is None:
-            return [Place(index=index, state="ended", why="it was stopped") for index in range(self._nodes)]
+            return [
+                Place(index=index, state="ended", why="it was stopped")
+                for index in range(self._nodes)
+            ]
         return [self._place(index) for index in range(self._nodes)]
 
     def restart(self, index: int) -> bool:
@@ -114,7 +127,9 @@ class RayPlacement:
         """
         if self._connection is None or self._place(index).state != "ended":
             return False
-        self._ray.kill(self._actors[index].handle)  # it may have ended its command alone, or be cut off
+        self._ray.kill(
+            self._actors[index].handle
+        )  # it may have ended its command alone, or be cut off
         self._actors[index] = self._start(index, append=True)
         return True
 
@@ -134,16 +149,24 @@ class RayPlacement:
     def _start(self, index: int, *, append: bool) -> _Actor:
         from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-        within = PlacementGroupSchedulingStrategy(placement_group=self._group, placement_group_bundle_index=index)
+        within = PlacementGroupSchedulingStrategy(
+            placement_group=self._group, placement_group_bundle_index=index
+        )
         handle = (
             self._ray.remote(_Leashed)
-            .options(num_cpus=self._needs["CPU"], num_gpus=self._needs.get("GPU", 0), scheduling_strategy=within)
+            .options(
+                num_cpus=self._needs["CPU"],
+                num_gpus=self._needs.get("GPU", 0),
+                scheduling_strategy=within,
+            )
             .remote()
         )
         # To the actor itself, and not to its constructor: what that gets is kept by Ray's head node.
         log = str(log_of_place(index, self._folder))
         environment = {**self._environment, ENV_PLACE: str(index)}
-        host = handle.start.remote(self._command, environment, log, append, self._linger_s, self._owner)
+        host = handle.start.remote(
+            self._command, environment, log, append, self._linger_s, self._owner
+        )
         return _Actor(handle=handle, host=host, exit_code=handle.wait.remote())
 
     def _place(self, index: int) -> Place:
@@ -154,7 +177,9 @@ class RayPlacement:
             host = self._ray.get(actor.host)
             if not self._is_ready(actor.exit_code):
                 return Place(index=index, host=host, state="running")
-            return Place(index=index, host=host, state="ended", exit_code=self._ray.get(actor.exit_code))
+            return Place(
+                index=index, host=host, state="ended", exit_code=self._ray.get(actor.exit_code)
+            )
         except self._ray.exceptions.RayError as error:  # the actor or its node died
             first_line = str(error).strip().partition("\n")[0]
             return Place(index=index, host=host, state="ended", why=first_line)
@@ -164,7 +189,10 @@ class RayPlacement:
 
     def _why_waiting(self) -> str:
         fit = sum(
-            node["Alive"] and all(node["Resources"].get(name, 0) >= amount for name, amount in self._needs.items())
+            node["Alive"]
+            and all(
+                node["Resources"].get(name, 0) >= amount for name, amount in self._needs.items()
+            )
             for node in self._ray.nodes()
         )
         return f"Ray has {fit} nodes with {self._needs}, free or not; {self._nodes} are asked for"

@@ -19,12 +19,21 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from holdfast.cluster.placement import ENV_PLACE, Place, check_command
-from holdfast.cluster.slurm import FORGOTTEN, cancel_submission, demand_slurm, describe_job, job_name, run_slurm_command
+from holdfast.cluster.slurm import (
+    FORGOTTEN,
+    cancel_submission,
+    demand_slurm,
+    describe_job,
+    job_name,
+    run_slurm_command,
+)
 from holdfast.cluster.slurm_place import PlaceRecord, read_record, request_of
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import BadUse, HoldfastError
 
-_ASK_EVERY_S = 5.0  # slurmctld serves everybody; what the processes say themselves is read from their records
+_ASK_EVERY_S = (
+    5.0  # slurmctld serves everybody; what the processes say themselves is read from their records
+)
 _NODES_TRIED = 16
 _OUTPUT_SHOWN_CHARS = 2000
 _AWAITED = {"PENDING", "CONFIGURING"}
@@ -75,13 +84,19 @@ class SlurmPlaces:
             told = self.command(["scontrol", "--oneliner", "show", "nodes"])
         except HoldfastError as error:
             last_line = str(error).rpartition("\n")[2].rstrip(".")
-            raise BadUse(f"Slurm does not answer: {last_line}. Run this on a login node of the cluster.") from error
+            raise BadUse(
+                f"Slurm does not answer: {last_line}. Run this on a login node of the cluster."
+            ) from error
         nodes = list(dict.fromkeys(re.findall(r"\bNodeAddr=(\S+)", told)))[:_NODES_TRIED]
         addresses = [address for node in nodes if (address := _own_address_towards(node))]
-        beyond = [address for address in addresses if not address.startswith("127.") and address != "::1"]
+        beyond = [
+            address for address in addresses if not address.startswith("127.") and address != "::1"
+        ]
         return next(iter(beyond or addresses), socket.getfqdn())
 
-    def start(self, command: Sequence[str], *, environment: Mapping[str, str], folder: Path) -> "SlurmPlacement":
+    def start(
+        self, command: Sequence[str], *, environment: Mapping[str, str], folder: Path
+    ) -> "SlurmPlacement":
         """See `Places.start`."""
         check_command(command)
         folder = folder.absolute()
@@ -99,21 +114,37 @@ class SlurmPlaces:
             cancel_submission(submission, self.command)
             if not isinstance(error, HoldfastError):
                 raise
-            raise BadUse(f"{error} Set what this cluster demands by sbatch options, such as --partition.") from error
+            raise BadUse(
+                f"{error} Set what this cluster demands by sbatch options, such as --partition."
+            ) from error
         job_id = told.strip().split(";")[0]  # --parsable prints JOB or JOB;CLUSTER
         return SlurmPlacement(self, job_id, submission)
 
     def _submission(self, command: Sequence[str], submission: Path) -> list[str]:
-        far_end = shlex.join([sys.executable, "-m", "holdfast.cluster.slurm_place", str(submission), *command])
+        far_end = shlex.join(
+            [sys.executable, "-m", "holdfast.cluster.slurm_place", str(submission), *command]
+        )
         # Without --cpus-per-task a step has all that the job has on a node, which --cpu-bind must not narrow to a core.
         step = "srun --ntasks-per-node=1 --no-kill --kill-on-bad-exit=0 --wait=0 --cpu-bind=none --export=ALL"
         script = submission / "job.sh"
         script.write_text(f"#!/bin/sh\nexec {step} --input=none {far_end}\n")
         argv = ["sbatch", *self.sbatch_options, "--parsable", f"--job-name={job_name(submission)}"]
-        argv += [f"--nodes={self.nodes}", f"--ntasks={self.nodes}", "--ntasks-per-node=1", "--no-kill", "--no-requeue"]
+        argv += [
+            f"--nodes={self.nodes}",
+            f"--ntasks={self.nodes}",
+            "--ntasks-per-node=1",
+            "--no-kill",
+            "--no-requeue",
+        ]
         argv += [f"--gpus-per-node={self.gpus_per_node}"] if self.gpus_per_node else []
         argv += [f"--cpus-per-task={self.cpus_per_node}"] if self.cpus_per_node else []
-        return [*argv, "--export=ALL", f"--chdir={Path.cwd()}", f"--output={submission}/job.out", str(script)]
+        return [
+            *argv,
+            "--export=ALL",
+            f"--chdir={Path.cwd()}",
+            f"--output={submission}/job.out",
+            str(script),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -167,9 +198,16 @@ class SlurmPlacement:
             coming = self._job.awaited or self._job.nodes
             return Place(index=index, state="waiting" if coming else "ended", why=self._job.why)
         if record.exit_code is not None:
-            wanted = record.starts < self._starts_wanted[index] and not record.over and self._has(record)
+            wanted = (
+                record.starts < self._starts_wanted[index] and not record.over and self._has(record)
+            )
             state: Literal["waiting", "ended"] = "waiting" if wanted else "ended"
-            return Place(index=index, host=record.node, state=state, exit_code=None if wanted else record.exit_code)
+            return Place(
+                index=index,
+                host=record.node,
+                state=state,
+                exit_code=None if wanted else record.exit_code,
+            )
         if self._has(record):
             return Place(index=index, host=record.node, state="running")
         why = f"node {record.node} left the allocation" if self._job.nodes else self._job.why
@@ -182,7 +220,9 @@ class SlurmPlacement:
     def _ask(self) -> _Job:
         command = self._places.command
         try:
-            told = command(["squeue", "--noheader", f"--jobs={self._job_id}", "--format=%T|%N|%r"]).strip()
+            told = command(
+                ["squeue", "--noheader", f"--jobs={self._job_id}", "--format=%T|%N|%r"]
+            ).strip()
         except HoldfastError as error:
             if FORGOTTEN not in str(error):
                 raise
@@ -191,14 +231,26 @@ class SlurmPlacement:
         if state in _AWAITED:
             return _Job(awaited=True, why=f"Slurm says {state}: {reason}")
         if state in _ALIVE:
-            return _Job(awaited=False, nodes=frozenset(command(["scontrol", "show", "hostnames", nodes]).split()))
+            return _Job(
+                awaited=False,
+                nodes=frozenset(command(["scontrol", "show", "hostnames", nodes]).split()),
+            )
         output = self._submission / "job.out"
-        said = output.read_text(errors="replace")[-_OUTPUT_SHOWN_CHARS:].strip() if output.exists() else ""
-        return _Job(awaited=False, why=f"Slurm job {self._job_id} ended ({describe_job(self._job_id, command)}) {said}")
+        said = (
+            output.read_text(errors="replace")[-_OUTPUT_SHOWN_CHARS:].strip()
+            if output.exists()
+            else ""
+        )
+        return _Job(
+            awaited=False,
+            why=f"Slurm job {self._job_id} ended ({describe_job(self._job_id, command)}) {said}",
+        )
 
 
 def _is_of_a_job(name: str) -> bool:
-    return name == ENV_PLACE or (name.startswith("SLURM_") and name not in {"SLURM_CONF", "SLURM_CLUSTERS"})
+    return name == ENV_PLACE or (
+        name.startswith("SLURM_") and name not in {"SLURM_CONF", "SLURM_CLUSTERS"}
+    )
 
 
 def _own_address_towards(host: str) -> str:
@@ -206,7 +258,9 @@ def _own_address_towards(host: str) -> str:
     try:
         family, kind, protocol, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind, protocol) as probe:
-            probe.connect(address)  # of a datagram socket: sends nothing, the kernel only chooses the route
+            probe.connect(
+                address
+            )  # of a datagram socket: sends nothing, the kernel only chooses the route
             return str(probe.getsockname()[0])
     except OSError:
         return ""

@@ -69,12 +69,16 @@ class RayWorkers:
                     while waiting and (self.limit is None or len(running) < self.limit):
                         task = waiting.pop()
                         result, log = str(task.result.absolute()), str(log_of(task, folder))
-                        running[remote.remote(task.command, result, log, environment, working_folder)] = task
+                        running[
+                            remote.remote(task.command, result, log, environment, working_folder)
+                        ] = task
                     [ended], _ = ray.wait(list(running), num_returns=1)
                     task, why = running.pop(ended), None
                     try:
                         exit_code = ray.get(ended)
-                    except ray.exceptions.RayError as error:  # its workers died too often, or could not run it
+                    except (
+                        ray.exceptions.RayError
+                    ) as error:  # its workers died too often, or could not run it
                         exit_code, why = 1, str(error)
                     yield settle(task, exit_code, folder, why=why)
             finally:
@@ -84,11 +88,15 @@ class RayWorkers:
                     ray.wait(list(running), num_returns=len(running), timeout=10)
 
 
-def _run_task(command: Sequence[str], result: str, log: str, environment: dict[str, str], working_folder: str) -> int:
+def _run_task(
+    command: Sequence[str], result: str, log: str, environment: dict[str, str], working_folder: str
+) -> int:
     """On the worker: the driver's environment, as a worker of a standing cluster has its own."""
     if Path(result).exists():  # the worker died after the command was done
         return 0
-    return run_on_leash(command, Path(log), environment=environment, working_folder=Path(working_folder))
+    return run_on_leash(
+        command, Path(log), environment=environment, working_folder=Path(working_folder)
+    )
 
 
 @contextmanager
@@ -102,7 +110,9 @@ def connected(limit: int | None) -> Iterator[Any]:
         BadUse: no Ray answers at RAY_ADDRESS, or none starts here.
     """
     told = os.environ.get("RAY_USAGE_STATS_ENABLED")
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"  # read on import and by the processes that init starts
+    os.environ["RAY_USAGE_STATS_ENABLED"] = (
+        "0"  # read on import and by the processes that init starts
+    )
     try:
         import ray
 

@@ -23,10 +23,14 @@ from holdfast.cluster.tasks import Finished, Task, check_tasks, log_of, settle, 
 from holdfast.core.clock import Clock, SystemClock
 from holdfast.core.errors import BadUse, HoldfastError
 
-_COMMAND_TIMEOUT_S = 120.0  # Slurm's own clients retry for up to MessageTimeout, 10 s by default, several times
+_COMMAND_TIMEOUT_S = (
+    120.0  # Slurm's own clients retry for up to MessageTimeout, 10 s by default, several times
+)
 _DEFAULT_MAX_ARRAY_SIZE = 1001  # slurm.conf(5), MaxArraySize
 _FIRST_POLL_S, _LONGEST_POLL_S, _POLL_GROWTH = 1.0, 20.0, 1.5
-FORGOTTEN = "Invalid job id specified"  # squeue of a job that ended long enough ago: none of it is left
+FORGOTTEN = (
+    "Invalid job id specified"  # squeue of a job that ended long enough ago: none of it is left
+)
 _OUTPUT_SHOWN_CHARS = 4000
 
 _log = logging.getLogger(__name__)
@@ -40,10 +44,17 @@ def run_slurm_command(argv: Sequence[str], environment: Mapping[str, str] | None
     """
     try:
         done = subprocess.run(
-            argv, env=environment, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT_S, check=False
+            argv,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=_COMMAND_TIMEOUT_S,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise HoldfastError(f"{argv[0]} gave no answer within {_COMMAND_TIMEOUT_S:.0f} s.") from error
+        raise HoldfastError(
+            f"{argv[0]} gave no answer within {_COMMAND_TIMEOUT_S:.0f} s."
+        ) from error
     except OSError as error:
         raise HoldfastError(f"{argv[0]} cannot be run: {error.strerror}.") from error
     if done.returncode != 0:
@@ -58,7 +69,9 @@ def demand_slurm() -> None:
         BadUse: there is no sbatch.
     """
     if shutil.which("sbatch") is None:
-        raise BadUse("There is no sbatch on this machine. Run this on a login node of the Slurm cluster.")
+        raise BadUse(
+            "There is no sbatch on this machine. Run this on a login node of the Slurm cluster."
+        )
 
 
 def job_name(submission: Path) -> str:
@@ -66,7 +79,9 @@ def job_name(submission: Path) -> str:
     return f"holdfast-{submission.name.removeprefix('slurm-')}"
 
 
-def cancel_submission(submission: Path, command: Callable[[Sequence[str]], str] = run_slurm_command) -> None:
+def cancel_submission(
+    submission: Path, command: Callable[[Sequence[str]], str] = run_slurm_command
+) -> None:
     """End the job of a submission, if it still has one, and forget it.
 
     Raises:
@@ -148,7 +163,9 @@ class SlurmWorkers:
             else:
                 cancel_submission(submission, self.command)
 
-    def _submit(self, tasks: Sequence[Task], folder: Path, submission: Path, elements: int) -> "_Array":
+    def _submit(
+        self, tasks: Sequence[Task], folder: Path, submission: Path, elements: int
+    ) -> "_Array":
         records = submission / "records"
         records.mkdir(parents=True)
         logs = [log_of(task, folder) for task in tasks]
@@ -162,17 +179,31 @@ class SlurmWorkers:
             logs=tuple(map(str, logs)),
         )
         manifest.write(submission / "manifest.json")
-        far_end = shlex.join([sys.executable, "-m", "holdfast.cluster.slurm_task", str(submission / "manifest.json")])
+        far_end = shlex.join(
+            [sys.executable, "-m", "holdfast.cluster.slurm_task", str(submission / "manifest.json")]
+        )
         script = submission / "array.sh"
         script.write_text(f"#!/bin/sh\nexec {far_end}\n")
         throttle = f"%{self.limit}" if self.limit else ""
         argv = ["sbatch", *self.sbatch_options, "--parsable", f"--job-name={job_name(submission)}"]
-        argv += [f"--array=0-{elements - 1}{throttle}", "--ntasks=1", "--requeue", "--open-mode=append"]
-        argv += ["--export=ALL", f"--chdir={Path.cwd()}", f"--output={submission}/%a.out", str(script)]
+        argv += [
+            f"--array=0-{elements - 1}{throttle}",
+            "--ntasks=1",
+            "--requeue",
+            "--open-mode=append",
+        ]
+        argv += [
+            "--export=ALL",
+            f"--chdir={Path.cwd()}",
+            f"--output={submission}/%a.out",
+            str(script),
+        ]
         try:
             told = self.command(argv)
         except HoldfastError as error:
-            raise BadUse(f"{error} Set what this cluster demands by sbatch options, such as --partition.") from error
+            raise BadUse(
+                f"{error} Set what this cluster demands by sbatch options, such as --partition."
+            ) from error
         return _Array(
             # --parsable prints JOB or JOB;CLUSTER.
             job_id=told.strip().split(";")[0],
@@ -182,10 +213,14 @@ class SlurmWorkers:
         )
 
     def _max_array_size(self) -> int:
-        found = re.search(r"^MaxArraySize\s*=\s*(\d+)", self.command(["scontrol", "show", "config"]), re.MULTILINE)
+        found = re.search(
+            r"^MaxArraySize\s*=\s*(\d+)", self.command(["scontrol", "show", "config"]), re.MULTILINE
+        )
         return max(1, int(found[1])) if found else _DEFAULT_MAX_ARRAY_SIZE
 
-    def _watch(self, array: "_Array", tasks: Sequence[Task], folder: Path) -> Generator[Finished, None, None]:
+    def _watch(
+        self, array: "_Array", tasks: Sequence[Task], folder: Path
+    ) -> Generator[Finished, None, None]:
         outstanding = dict(enumerate(tasks))
         unexplained_since_s: dict[int, float] = {}
         poll_s = _FIRST_POLL_S
@@ -216,7 +251,9 @@ class SlurmWorkers:
     def _queued_elements(self, array: "_Array") -> set[int] | None:
         """The elements that Slurm still has, waiting, running or ending; None when it does not say."""
         try:
-            told = self.command(["squeue", "--noheader", "--array", f"--jobs={array.job_id}", "--format=%K"])
+            told = self.command(
+                ["squeue", "--noheader", "--array", f"--jobs={array.job_id}", "--format=%K"]
+            )
         except HoldfastError as error:
             if FORGOTTEN in str(error):
                 return set()

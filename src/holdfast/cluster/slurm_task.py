@@ -67,10 +67,16 @@ def run_element(manifest: Manifest, element: int) -> bool:
         if exit_code is not None and exit_code >= 0:
             continue
         if not Path(manifest.results[number]).exists():
-            exit_code = run_on_leash(manifest.commands[number], Path(manifest.logs[number]), append=True)
+            exit_code = run_on_leash(
+                manifest.commands[number], Path(manifest.logs[number]), append=True
+            )
         write_atomic(records / str(number), str(exit_code or 0).encode())
     return all(Path(result).exists() for result in manifest.results[element :: manifest.elements])
 
 
 if __name__ == "__main__":
-    sys.exit(0 if run_element(Manifest.read(Path(sys.argv[1])), int(os.environ["SLURM_ARRAY_TASK_ID"])) else 1)
+    sys.exit(
+        0
+        if run_element(Manifest.read(Path(sys.argv[1])), int(os.environ["SLURM_ARRAY_TASK_ID"]))
+        else 1
+    )

@@ -8,7 +8,9 @@ from typing import Protocol
 
 from holdfast.core.errors import BadUse
 
-_SAFE_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,199}")  # a file name with ".log" stays under 255 bytes
+_SAFE_NAME = re.compile(
+    r"[A-Za-z0-9][A-Za-z0-9._=+-]{0,199}"
+)  # a file name with ".log" stays under 255 bytes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +76,9 @@ def check_tasks(tasks: Sequence[Task]) -> None:
     results: dict[Path, Task] = {}
     for task in tasks:
         if not _SAFE_NAME.fullmatch(task.name):
-            raise BadUse(f"The task name {task.name!r} is no file name. Use letters, digits and any of . _ = + -.")
+            raise BadUse(
+                f"The task name {task.name!r} is no file name. Use letters, digits and any of . _ = + -."
+            )
         if not task.command:
             raise BadUse(f"Task {task.name} has no command. Give its argv.")
         if task.name in seen:

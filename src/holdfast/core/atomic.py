@@ -47,7 +47,9 @@ def replacing(path: Path) -> Iterator[Path]:
     except BaseException as error:
         temporary.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno and error.filename in (None, str(temporary)):
-            error.filename = str(path)  # the name that whoever reads it knows; a full disk's error has none at all
+            error.filename = str(
+                path
+            )  # the name that whoever reads it knows; a full disk's error has none at all
         raise
     fsync_folder(path.parent)
 

@@ -23,7 +23,9 @@ def stand_ins(variables: Sequence[str]) -> dict[str, str]:
     return {name: f"#0000{index:02x}" for index, name in enumerate(variables, start=1)}
 
 
-def new_figure(width_in: float, height_in: float, *, layout: Literal["constrained"] | None = "constrained") -> "Figure":
+def new_figure(
+    width_in: float, height_in: float, *, layout: Literal["constrained"] | None = "constrained"
+) -> "Figure":
     """An empty figure without any global state of pyplot.
 
     Raises:
@@ -38,7 +40,9 @@ def new_figure(width_in: float, height_in: float, *, layout: Literal["constraine
 
 def missing_extra(package: str) -> HoldfastError:
     """The error for a package of the extra that is not installed."""
-    return HoldfastError(f"The report needs {package}, which is not installed. Run: pip install 'holdfast[report]'")
+    return HoldfastError(
+        f"The report needs {package}, which is not installed. Run: pip install 'holdfast[report]'"
+    )
 
 
 def inline_svg(figure: "Figure", *, name: str, label: str, variables: Sequence[str]) -> str:
@@ -55,7 +59,9 @@ def inline_svg(figure: "Figure", *, name: str, label: str, variables: Sequence[s
     target = io.BytesIO()
     # Text stays text; salted hashes instead of random ids; no date.
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": name}):
-        figure.savefig(target, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+        figure.savefig(
+            target, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type"))
+        )
     text = target.getvalue().decode()
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
@@ -63,7 +69,12 @@ def inline_svg(figure: "Figure", *, name: str, label: str, variables: Sequence[s
     text = _TAG.sub(lambda tag: _DECIMALS.sub(r"\1", tag[0]), text)
     # HTML knows these namespaces by itself, and a page without a network address is easy to check.
     text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
-    text = re.sub(r'<svg [^>]*?(viewBox="[^"]*")[^>]*>', rf'<svg role="img" aria-label="{label}" \1>', text, count=1)
+    text = re.sub(
+        r'<svg [^>]*?(viewBox="[^"]*")[^>]*>',
+        rf'<svg role="img" aria-label="{label}" \1>',
+        text,
+        count=1,
+    )
     text = re.sub(r'\bid="', f'id="{name}-', text)
     text = text.replace('href="#', f'href="#{name}-').replace("url(#", f"url(#{name}-")
     # The page's own font, at the sizes matplotlib laid out.

@@ -53,7 +53,9 @@ def _left_bytes(root: Path) -> Iterator[int]:
         with contextlib.suppress(OSError, ValueError):  # the group has no memory controller
             left_bytes = limit_bytes - int((folder / version.used).read_text())
             # The cache of files counts as used, and is given up when the memory is wanted.
-            yield left_bytes + sum(of.get(f"{version.cache_of}{kind}_file", 0) for kind in ("active", "inactive"))
+            yield left_bytes + sum(
+                of.get(f"{version.cache_of}{kind}_file", 0) for kind in ("active", "inactive")
+            )
 
 
 def _limit_bytes(path: Path) -> int:
@@ -88,7 +90,9 @@ def _groups(root: Path, own: str) -> tuple[tuple[_Version, Path, bool], ...]:
         inside = _inside(mounted, paths[version]) if version in paths else None
         if inside is not None:
             folder = root / point.lstrip("/")
-            found += [(version, folder / each, each == inside) for each in (inside, *inside.parents)]
+            found += [
+                (version, folder / each, each == inside) for each in (inside, *inside.parents)
+            ]
     return tuple(found)
 
 
@@ -100,7 +104,10 @@ def _mounts(root: Path) -> dict[str, tuple[PurePosixPath, _Version]]:
     mounts: dict[str, tuple[PurePosixPath, _Version]] = {}
     for line in os.fsdecode((root / "proc/self/mountinfo").read_bytes()).splitlines():
         before, _, after = line.partition(" - ")
-        mounted, point = (re.sub(r"\\([0-7]{3})", lambda at: chr(int(at[1], 8)), each) for each in before.split()[3:5])
+        mounted, point = (
+            re.sub(r"\\([0-7]{3})", lambda at: chr(int(at[1], 8)), each)
+            for each in before.split()[3:5]
+        )
         kind, *_source, options = after.split()
         mounts.pop(point, None)  # the later mount hides the earlier one
         if kind == "cgroup2":

@@ -41,7 +41,9 @@ class RunPaths:
 
     def __post_init__(self) -> None:
         if not RUN_ID.fullmatch(self.run_id):
-            raise BadUse(f"{self.run_id!r} is not a run id: {_ID_RULE}. `holdfast runs ls` lists the runs there are.")
+            raise BadUse(
+                f"{self.run_id!r} is not a run id: {_ID_RULE}. `holdfast runs ls` lists the runs there are."
+            )
 
     @property
     def root(self) -> Path:

@@ -44,7 +44,9 @@ def module_command(module: str) -> tuple[list[str], dict[str, str]]:
     if found_in not in installed_in:  # else it is found, and behind the standard library
         paths.append(found_in)
     if any(paths):
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))  # an empty one is the working directory
+        environment["PYTHONPATH"] = os.pathsep.join(
+            filter(None, paths)
+        )  # an empty one is the working directory
     return [sys.executable, "-P", "-m", module], environment
 
 
@@ -91,7 +93,8 @@ def kill_descendants(
         living = [
             child
             for child in psutil.Process(of_pid).children(recursive=True)
-            if _status(child) not in (None, psutil.STATUS_ZOMBIE) and not _is_left(child, spared, left)
+            if _status(child) not in (None, psutil.STATUS_ZOMBIE)
+            and not _is_left(child, spared, left)
         ]
         if not living:
             return
@@ -190,7 +193,12 @@ def _used(process: object) -> tuple[float, int]:
         for _ in range(_LOOKS_BETWEEN_REQUESTS):
             served_bytes, io = _io_bytes(servers), process.io_counters()
             # A mapped file's pages are read without a call that reads.
-            io_bytes = io.read_bytes + io.write_bytes + getattr(io, "read_chars", 0) + getattr(io, "write_chars", 0)
+            io_bytes = (
+                io.read_bytes
+                + io.write_bytes
+                + getattr(io, "read_chars", 0)
+                + getattr(io, "write_chars", 0)
+            )
             io_bytes -= served_bytes
             if _io_bytes(servers) == served_bytes:  # else the two counts are of different moments
                 break

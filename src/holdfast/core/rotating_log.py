@@ -50,7 +50,10 @@ class RotatingLog:
                 return
             # Cut at a line's end: the last one that fits, else (a line longer than what is left) the first
             # one beyond, unless the line alone would fill a part twice.
-            cut = data.rfind(b"\n", 0, max(room, 0)) + 1 or data.find(b"\n", 0, room + self._part_bytes) + 1
+            cut = (
+                data.rfind(b"\n", 0, max(room, 0)) + 1
+                or data.find(b"\n", 0, room + self._part_bytes) + 1
+            )
             if cut == 0:
                 if len(data) <= room + self._part_bytes:
                     self._append(data)

@@ -43,7 +43,9 @@ def size(size_bytes: int) -> str:
         if value < 999.5:
             break
         value, unit = value / 1000, larger
-    return f"{value:.0f}{NBSP}{unit}" if unit == "B" or value >= 99.95 else f"{value:.1f}{NBSP}{unit}"
+    return (
+        f"{value:.0f}{NBSP}{unit}" if unit == "B" or value >= 99.95 else f"{value:.1f}{NBSP}{unit}"
+    )
 
 
 def count(number: int, one: str, many: str | None = None) -> str:

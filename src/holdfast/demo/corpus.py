@@ -44,7 +44,9 @@ class Sampler:
     Every rank draws its own windows, so the state differs by rank and goes under `per_rank`.
     """
 
-    def __init__(self, text: Tensor, *, batch_size: int, context: int, seed: int, rank: int = 0) -> None:
+    def __init__(
+        self, text: Tensor, *, batch_size: int, context: int, seed: int, rank: int = 0
+    ) -> None:
         if len(text) <= context:
             raise BadUse(
                 f"the text has {len(text)} bytes, too few for a context of {context}: "
@@ -102,7 +104,9 @@ def load_corpus(root: Path | None = None, *, limit_bytes: int = 8_000_000) -> Co
 
 def is_validation(name: str) -> bool:
     """Whether the file of this relative name is held out from training."""
-    return int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % _VALIDATION_SHARE == 0
+    return (
+        int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big") % _VALIDATION_SHARE == 0
+    )
 
 
 def _source_files(root: Path) -> Iterator[str]:

@@ -58,7 +58,9 @@ class Demonstration:
             BadUse: `out` holds something else, or the last step would be in no checkpoint; nothing was done.
         """
         if self.steps % self.save_every:
-            raise BadUse(f"--steps {self.steps} is not a multiple of {self.save_every}, the steps between checkpoints.")
+            raise BadUse(
+                f"--steps {self.steps} is not a multiple of {self.save_every}, the steps between checkpoints."
+            )
         home = self._make_folder()
         source = random.Random(self.seed)
         with Ledger.open(ledger_url(home)) as ledger:
@@ -71,7 +73,10 @@ class Demonstration:
                 injector = None
                 if name == "faults":
                     plan = plan_faults(
-                        self.seed, steps=self.steps, save_every=self.save_every, world_size=self.world_size
+                        self.seed,
+                        steps=self.steps,
+                        save_every=self.save_every,
+                        world_size=self.world_size,
                     )
                     injector = Injector(plan, self._checkpoints(name), self.seed)
                 if not self._train(name, steps, extra, ledger, home, injector, progress):
@@ -90,14 +95,18 @@ class Demonstration:
     def _make_folder(self) -> Path:
         marker = self.out / MARKER
         if self.out.exists() and any(self.out.iterdir()) and not marker.exists():
-            raise BadUse(f"{self.out} holds something that is not a demonstration. Give another folder with --out.")
+            raise BadUse(
+                f"{self.out} holds something that is not a demonstration. Give another folder with --out."
+            )
         home = self.out / "holdfast"
         for folder in (home, self.out / "checkpoints"):
             shutil.rmtree(folder, ignore_errors=True)
         try:
             home.mkdir(parents=True)
         except OSError as error:
-            raise BadUse(f"{self.out} cannot be written: {error.strerror}. Give another folder with --out.") from error
+            raise BadUse(
+                f"{self.out} cannot be written: {error.strerror}. Give another folder with --out."
+            ) from error
         marker.touch()
         return home.absolute()
 
@@ -114,7 +123,13 @@ class Demonstration:
         injector: Injector | None,
         progress: Progress,
     ) -> bool:
-        command = [sys.executable, "-m", "holdfast.demo.train", "--checkpoints", str(self._checkpoints(name))]
+        command = [
+            sys.executable,
+            "-m",
+            "holdfast.demo.train",
+            "--checkpoints",
+            str(self._checkpoints(name)),
+        ]
         options = [
             "--steps",
             str(steps),
@@ -142,7 +157,13 @@ class Demonstration:
                 at_s = time.time()
                 injected = injector.stepped(data["step"], data["pids"])
                 if injected is not None:
-                    event = Event(run_id=name, attempt=attempt, at_s=at_s, kind="fault_injected", data=injected)
+                    event = Event(
+                        run_id=name,
+                        attempt=attempt,
+                        at_s=at_s,
+                        kind="fault_injected",
+                        data=injected,
+                    )
                     ledger.add_event(event)
                     progress(name, "fault_injected", injected)
 
@@ -158,4 +179,6 @@ class Demonstration:
             return  # one of them did not get there; its outcome says why
         proof = {"reference_run": "reference", "step": self.steps, **compare(*paths)}
         attempt = len(ledger.attempts("faults"))
-        ledger.add_event(Event(run_id="faults", attempt=attempt, at_s=time.time(), kind="proof", data=proof))
+        ledger.add_event(
+            Event(run_id="faults", attempt=attempt, at_s=time.time(), kind="proof", data=proof)
+        )

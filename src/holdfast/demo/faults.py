@@ -36,7 +36,9 @@ def plan_faults(seed: int, *, steps: int, save_every: int, world_size: int) -> l
     source.shuffle(kinds)
     intervals = range(2, steps // save_every)
     if len(intervals) < len(kinds):
-        raise ValueError(f"{steps} steps with a checkpoint every {save_every} leave no room for {len(kinds)} faults")
+        raise ValueError(
+            f"{steps} steps with a checkpoint every {save_every} leave no room for {len(kinds)} faults"
+        )
     # A different interval between saves for each, so that every fault is recovered from before the next.
     chosen = sorted(source.sample(intervals, len(kinds)))
     return [

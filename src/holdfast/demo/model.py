@@ -27,7 +27,9 @@ class GPTConfig:
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} is {getattr(self, field)}: give at least 1")
         if self.width % self.heads:
-            raise ValueError(f"width is {self.width}: give a multiple of heads, which is {self.heads}")
+            raise ValueError(
+                f"width is {self.width}: give a multiple of heads, which is {self.heads}"
+            )
         if not 0 <= self.dropout < 1:
             raise ValueError(f"dropout is {self.dropout}: give at least 0 and less than 1")
 
@@ -46,7 +48,9 @@ class Attention(nn.Module):
         """Shape (batch, tokens, width) in and out."""
         batch, tokens, width = x.shape
         split = self.query_key_value(x).view(batch, tokens, 3, self.heads, width // self.heads)
-        query, key, value = split.permute(2, 0, 3, 1, 4)  # each (batch, heads, tokens, width / heads)
+        query, key, value = split.permute(
+            2, 0, 3, 1, 4
+        )  # each (batch, heads, tokens, width / heads)
         dropout = self.dropout if self.training else 0.0
         mixed = F.scaled_dot_product_attention(query, key, value, dropout_p=dropout, is_causal=True)
         output: Tensor = self.output(mixed.transpose(1, 2).reshape(batch, tokens, width))
@@ -62,7 +66,9 @@ class Block(nn.Module):
         self.attention = Attention(config)
         self.mlp_norm = nn.LayerNorm(config.width)
         self.mlp = nn.Sequential(
-            nn.Linear(config.width, 4 * config.width), nn.GELU(), nn.Linear(4 * config.width, config.width)
+            nn.Linear(config.width, 4 * config.width),
+            nn.GELU(),
+            nn.Linear(4 * config.width, config.width),
         )
         self.dropout = nn.Dropout(config.dropout)
 

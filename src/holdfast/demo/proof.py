@@ -16,7 +16,9 @@ def final_weights(checkpoint: Path) -> dict[str, torch.Tensor]:
     """The model's weights in a checkpoint, loaded with `torch.distributed.checkpoint.load` as PyTorch ships it."""
     state: dict[str, Any] = {"model": GPT(GPTConfig(vocabulary_size=VOCABULARY_SIZE)).state_dict()}
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")  # as is right for one process
+        warnings.filterwarnings(
+            "ignore", message="torch.distributed is disabled"
+        )  # as is right for one process
         dcp.load(state, checkpoint_id=checkpoint)  # type: ignore[attr-defined]  # public, but not declared so
     weights: dict[str, torch.Tensor] = state["model"]
     return weights
@@ -30,7 +32,8 @@ def compare(checkpoint: Path, reference: Path) -> dict[str, Any]:
         "bytes": sum(tensor.nbytes for tensor in ours.values()),
         "sha256": _sha256(ours),
         "reference_sha256": _sha256(theirs),
-        "identical": list(ours) == list(theirs) and all(_same_bits(ours[name], theirs[name]) for name in ours),
+        "identical": list(ours) == list(theirs)
+        and all(_same_bits(ours[name], theirs[name]) for name in ours),
         "loaded_with": f"torch.distributed.checkpoint.load of torch {torch.__version__}",
         "checkpoint": str(checkpoint),
         "reference_checkpoint": str(reference),

@@ -55,21 +55,31 @@ def train(args: argparse.Namespace, rank: int, world_size: int) -> None:
     """Train as the arguments say, from the newest checkpoint if there is one."""
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(True)
-    torch.manual_seed(args.seed * world_size + rank)  # of the dropout; DDP gives all ranks rank 0's weights
+    torch.manual_seed(
+        args.seed * world_size + rank
+    )  # of the dropout; DDP gives all ranks rank 0's weights
 
     config = GPTConfig(vocabulary_size=VOCABULARY_SIZE)
     corpus = load_corpus()
-    sampler = Sampler(corpus.train, batch_size=BATCH_SIZE, context=config.context, seed=args.seed, rank=rank)
-    held_out = Sampler(corpus.validation, batch_size=BATCH_SIZE, context=config.context, seed=0, rank=rank)
+    sampler = Sampler(
+        corpus.train, batch_size=BATCH_SIZE, context=config.context, seed=args.seed, rank=rank
+    )
+    held_out = Sampler(
+        corpus.validation, batch_size=BATCH_SIZE, context=config.context, seed=0, rank=rank
+    )
     validation = [held_out.draw() for _ in range(EVAL_BATCHES)]
 
     model = GPT(config)
     parallel = DistributedDataParallel(model, gradient_as_bucket_view=True)
-    optimizer = torch.optim.AdamW(parameter_groups(model), lr=LEARNING_RATE, betas=(0.9, 0.95), fused=True)
+    optimizer = torch.optim.AdamW(
+        parameter_groups(model), lr=LEARNING_RATE, betas=(0.9, 0.95), fused=True
+    )
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: cosine(step, args.steps))
 
     run = holdfast.attach()  # Holdfast (1)
-    ckpt = holdfast.Checkpointer(args.checkpoints, every=args.save_every, keep=args.keep)  # Holdfast (2)
+    ckpt = holdfast.Checkpointer(
+        args.checkpoints, every=args.save_every, keep=args.keep
+    )  # Holdfast (2)
     state = {"model": model, "optimizer": optimizer, "schedule": schedule}
     position = {"sampler": sampler}
     start = ckpt.restore(state, per_rank=position)
@@ -102,14 +112,26 @@ def train(args: argparse.Namespace, rank: int, world_size: int) -> None:
 
 def parse_arguments(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """The arguments of the command line, checked."""
-    parser = argparse.ArgumentParser(description="Train a small GPT on the standard library's source.")
-    parser.add_argument("--checkpoints", type=Path, required=True, metavar="DIR", help="their folder")
-    parser.add_argument("--steps", type=int, default=300, help="length of the run (default: %(default)s)")
-    parser.add_argument("--save-every", type=int, default=20, metavar="STEPS", help="default: %(default)s")
+    parser = argparse.ArgumentParser(
+        description="Train a small GPT on the standard library's source."
+    )
+    parser.add_argument(
+        "--checkpoints", type=Path, required=True, metavar="DIR", help="their folder"
+    )
+    parser.add_argument(
+        "--steps", type=int, default=300, help="length of the run (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--save-every", type=int, default=20, metavar="STEPS", help="default: %(default)s"
+    )
     parser.add_argument("--keep", type=int, default=3, metavar="N", help="newest checkpoints kept")
-    parser.add_argument("--eval-every", type=int, default=50, metavar="STEPS", help="default: %(default)s")
+    parser.add_argument(
+        "--eval-every", type=int, default=50, metavar="STEPS", help="default: %(default)s"
+    )
     parser.add_argument("--seed", type=int, default=0, help="of weights, dropout and data order")
-    parser.add_argument("--fail-at-step", type=int, metavar="STEP", help="damage the last rank's data there")
+    parser.add_argument(
+        "--fail-at-step", type=int, metavar="STEP", help="damage the last rank's data there"
+    )
     args = parser.parse_args(arguments)
     for name in ("steps", "save_every", "keep", "eval_every"):
         if getattr(args, name) < 1:
@@ -153,7 +175,9 @@ def check_vocabulary(tokens: Tensor, step: int) -> None:
     """Raise `CorruptVocabulary` for a token that the embedding has no row for."""
     largest = int(tokens.max())
     if largest >= VOCABULARY_SIZE:
-        raise CorruptVocabulary(f"step {step}: token {largest} is outside the vocabulary of {VOCABULARY_SIZE} bytes")
+        raise CorruptVocabulary(
+            f"step {step}: token {largest} is outside the vocabulary of {VOCABULARY_SIZE} bytes"
+        )
 
 
 @torch.no_grad()
@@ -179,7 +203,9 @@ def say(line: str) -> None:
 
 def progress_line(step: int, loss: float, *, lr: float, val_loss: float | None = None) -> str:
     """One line of the log, for example `step 120 loss 2.3145 lr 1.0e-03 val 2.41`."""
-    return f"step {step} loss {loss:.4f} lr {lr:.1e}" + ("" if val_loss is None else f" val {val_loss:.2f}")
+    return f"step {step} loss {loss:.4f} lr {lr:.1e}" + (
+        "" if val_loss is None else f" val {val_loss:.2f}"
+    )
 
 
 def fingerprint(model: nn.Module) -> str:

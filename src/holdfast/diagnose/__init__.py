@@ -52,7 +52,10 @@ PathLike = str | os.PathLike[str]
 
 
 def diagnose(
-    paths: PathLike | Iterable[PathLike], context: JobContext | None = None, *, known: "Known | None" = None
+    paths: PathLike | Iterable[PathLike],
+    context: JobContext | None = None,
+    *,
+    known: "Known | None" = None,
 ) -> Diagnosis:
     """Say why the one job behind `paths` failed.
 

@@ -11,7 +11,12 @@ from holdfast.diagnose.rules import Rule
 from holdfast.diagnose.scan import Event
 
 ROOT_LINES: Final = 3
-_EVIDENCE_LIMITS: Final[dict[Role, int]] = {"root": ROOT_LINES, "cascade": 6, "recovered": 4, "teardown": 4}
+_EVIDENCE_LIMITS: Final[dict[Role, int]] = {
+    "root": ROOT_LINES,
+    "cascade": 6,
+    "recovered": 4,
+    "teardown": 4,
+}
 _CLOSE_RIVAL: Final = 0.3
 """Share of another reason from which on the answer is in doubt."""
 _WORTH_NAMING: Final = 0.03
@@ -38,7 +43,9 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
     cluster = explanation.ranked[0]
     root = cluster.first
     same = _of_the_same_cause(explanation)
-    stating = list({(event.file, event.line): event for event in reversed(same) if event.line > 0}.values())
+    stating = list(
+        {(event.file, event.line): event for event in reversed(same) if event.line > 0}.values()
+    )
     stating = stating[::-1][:ROOT_LINES]
     if root.line == 0:
         stating = []  # the supervisor's word; what logs say of the same reason is another matter
@@ -49,7 +56,12 @@ def answer(explanation: Explanation, everything: Sequence[Event], first: FirstEn
     if first.rank is not None and first.rank == rank_of(root) and first.rule_id != root.rule.id:
         decided_by.append(first.rule_id)
     rival = max((other for other, _ in shares.values()), default=0.0)
-    sure = share * root.rule.confidence * (0.9 if is_bare(root) else 1.0) * (0.8 if root.recovered else 1.0)
+    sure = (
+        share
+        * root.rule.confidence
+        * (0.9 if is_bare(root) else 1.0)
+        * (0.8 if root.recovered else 1.0)
+    )
     confidence = min(calibrated(sure), _most(root.rule, rival))
     return Diagnosis(
         reason=root.rule.reason,
@@ -110,7 +122,9 @@ def _evidence(events: Sequence[Event], stating: Sequence[Event]) -> tuple[Eviden
     by_role: dict[Role, list[Evidence]] = {role: [] for role in _EVIDENCE_LIMITS}
     cited = {(event.file, event.line) for event in stating}
     rest = [event for event in events if event.line > 0 and (event.file, event.line) not in cited]
-    rest = list({(event.file, event.line): event for event in reversed(_weightiest_first(rest))}.values())
+    rest = list(
+        {(event.file, event.line): event for event in reversed(_weightiest_first(rest))}.values()
+    )
     for event in [*stating, *reversed(rest)]:
         role: Role = "cascade"
         if (event.file, event.line) in cited:
@@ -120,7 +134,9 @@ def _evidence(events: Sequence[Event], stating: Sequence[Event]) -> tuple[Eviden
         elif event.recovered:
             role = "recovered"
         if len(by_role[role]) < _EVIDENCE_LIMITS[role]:
-            by_role[role].append(Evidence(file=event.file, line=event.line, text=event.cited, role=role))
+            by_role[role].append(
+                Evidence(file=event.file, line=event.line, text=event.cited, role=role)
+            )
     return tuple(one for group in by_role.values() for one in group)
 
 

@@ -47,7 +47,9 @@ class Api:
                 f"{self.env_key()} has characters that no key has. Set it again, without blanks and line ends."
             )
         if not self.model.strip() or not self.model.isprintable():
-            raise BadUse(f"{self.env_model()} is not set. Set it to the name of a model that {self.host} serves.")
+            raise BadUse(
+                f"{self.env_model()} is not set. Set it to the name of a model that {self.host} serves."
+            )
 
     @classmethod
     def env_url(cls) -> str:
@@ -65,14 +67,18 @@ class Api:
         return f"{cls.ENV}_KEY"
 
     @classmethod
-    def from_environment(cls, environment: Mapping[str, str] | None = None, **more: Any) -> Self | None:
+    def from_environment(
+        cls, environment: Mapping[str, str] | None = None, **more: Any
+    ) -> Self | None:
         """What the environment names; None where no URL is set.
 
         Raises:
             BadUse: it names one that cannot be used.
         """
         given = os.environ if environment is None else environment
-        url, model, key = (given.get(name, "").strip() for name in (cls.env_url(), cls.env_model(), cls.env_key()))
+        url, model, key = (
+            given.get(name, "").strip() for name in (cls.env_url(), cls.env_model(), cls.env_key())
+        )
         return cls(url=url, model=model, key=key, **more) if url else None
 
     @property

@@ -79,7 +79,10 @@ class Compressed:
 
 
 def compress(
-    files: Iterable[LogFile], events: Iterable[Event], learned: Iterable[Filter] = (), limit_bytes: int = LIMIT_BYTES
+    files: Iterable[LogFile],
+    events: Iterable[Event],
+    learned: Iterable[Filter] = (),
+    limit_bytes: int = LIMIT_BYTES,
 ) -> Compressed:
     """Compress `files`, in which `scan` found `events`; `learned` are filters beside the packaged ones."""
     filters = Filters((*packaged_filters(), *learned))
@@ -94,7 +97,9 @@ def compress(
             continue
         budget -= cost
         kept[one.file, one.line] = one
-    return Compressed(lines=tuple(sorted(kept.values(), key=lambda one: (one.file, one.line))), bytes_in=bytes_in)
+    return Compressed(
+        lines=tuple(sorted(kept.values(), key=lambda one: (one.file, one.line))), bytes_in=bytes_in
+    )
 
 
 def _roots(events: Iterable[Event], counts: dict[bytes, int]) -> Iterator[Kept]:
@@ -141,7 +146,8 @@ def _seldom(files: Iterable[LogFile], filters: Filters) -> tuple[int, list[Kept]
             found.append((not _STRANGE.search(line.text), -one.line, one, line.cited))
     found.sort(key=lambda each: each[:2])
     lines = [
-        Kept(file=one.file, line=one.line, text=cited[:_LINE_CHARACTERS], count=one.count) for _, _, one, cited in found
+        Kept(file=one.file, line=one.line, text=cited[:_LINE_CHARACTERS], count=one.count)
+        for _, _, one, cited in found
     ]
     return bytes_in, lines, {shape: one.count for shape, one in shapes.items()}
 

@@ -11,6 +11,9 @@ from holdfast.diagnose.scan import Event
 def conclude(events: Sequence[Event], observed: Sequence[Event] = ()) -> Diagnosis:
     """The diagnosis of `events` (of files) and `observed` (told by the supervisor, in no file)."""
     told = {(event.rule.id, rank_of(event)) for event in events}
-    everything = [*events, *(event for event in observed if (event.rule.id, rank_of(event)) not in told)]
+    everything = [
+        *events,
+        *(event for event in observed if (event.rule.id, rank_of(event)) not in told),
+    ]
     first = first_end(everything)
     return answer(explain(everything, first), everything, first)

@@ -75,9 +75,13 @@ def observed_lines(context: JobContext) -> tuple[str, ...]:
     """`context` in the words of `observer.log`, so that the same rules read both; time stamps left out."""
     lines = [] if context.hang is None else _hang_lines(context.hang, context.last_step)
     in_order = sorted(context.exits, key=lambda one: (one.at_monotonic_s, one.rank))
-    first_found = context.hang is not None or context.left_rank is not None or context.launcher_ended_first
+    first_found = (
+        context.hang is not None or context.left_rank is not None or context.launcher_ended_first
+    )
     if context.launcher_ended_first:
-        lines.append(f"holdfast: the launcher died {_when(context.last_step, 'the')}; it ended first")
+        lines.append(
+            f"holdfast: the launcher died {_when(context.last_step, 'the')}; it ended first"
+        )
     left = _may_have_left(in_order)
     for one in in_order:
         how = f"exited with code {one.exit_code}"

@@ -11,7 +11,14 @@ SCHEMA: Final = "holdfast.diagnosis"
 VERSION: Final = 1
 
 Category = Literal["Infrastructure", "Framework", "Script", "Unknown"]
-Action = Literal["restart", "exclude_and_restart", "reset_gpu", "wait_and_retry", "change_config", "user_must_fix"]
+Action = Literal[
+    "restart",
+    "exclude_and_restart",
+    "reset_gpu",
+    "wait_and_retry",
+    "change_config",
+    "user_must_fix",
+]
 Role = Literal["root", "cascade", "recovered", "teardown"]
 
 CATEGORIES: Final[Mapping[str, Category]] = {
@@ -143,7 +150,11 @@ class Diagnosis:
             "mitigation": self.mitigation,
             "confidence": round(self.confidence, 3),
             "alternatives": [
-                {"reason": one.reason, "confidence": round(one.confidence, 3), "decided_by": one.decided_by}
+                {
+                    "reason": one.reason,
+                    "confidence": round(one.confidence, 3),
+                    "decided_by": one.decided_by,
+                }
                 for one in self.alternatives
             ],
             "similar": [dict(one) for one in self.similar],

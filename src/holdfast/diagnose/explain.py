@@ -44,7 +44,17 @@ _AFTER_A_SILENT_END: Final = 1.5
 _ENDED_FIRST: Final = -0.2
 """Little: two ranks' exits a few milliseconds apart may be seen in either order."""
 _OUTSIDE_ANY_RANK: Final = frozenset(
-    {"gpu_memory", "gpu_link", "gpu_lost", "node", "fabric", "host_memory", "frozen", "disk", "scheduler"}
+    {
+        "gpu_memory",
+        "gpu_link",
+        "gpu_lost",
+        "node",
+        "fabric",
+        "host_memory",
+        "frozen",
+        "disk",
+        "scheduler",
+    }
 )
 """Another rank's death says nothing against these."""
 _ENDS: Final = frozenset({"death", "crash", "frozen", "exit", "host_memory", "scheduler"})
@@ -128,7 +138,11 @@ def explain(events: Sequence[Event], first: FirstEnd) -> Explanation:
     least = totals[ranked[0]]
     weights = [math.exp(least - totals[index]) for index in ranked]
     root = ranked[0]
-    caused = [index for index, one in enumerate(clusters) if index != root and ways[root][index] < one.left]
+    caused = [
+        index
+        for index, one in enumerate(clusters)
+        if index != root and ways[root][index] < one.left
+    ]
     return Explanation(
         ranked=[clusters[index] for index in ranked],
         shares=[weight / sum(weights) for weight in weights],
@@ -142,7 +156,11 @@ def _reckon(root: int, clusters: Sequence[Cluster], ways: dict[int, float]) -> R
     for index, one in enumerate(clusters):
         if index != root:
             costs: dict[Literal["follows", "unrelated", "by itself"], float]
-            costs = {"follows": ways[index], "unrelated": one.left, "by itself": one.alone + _DOUBTED_RULE}
+            costs = {
+                "follows": ways[index],
+                "unrelated": one.left,
+                "by itself": one.alone + _DOUBTED_RULE,
+            }
             how = min(costs, key=lambda word: costs[word])
             others.append((one, how, costs[how]))
     return Reckoning(alone=clusters[root].alone, end=ways[END], others=others)
@@ -185,15 +203,31 @@ def first_end(events: Iterable[Event]) -> FirstEnd:
         and event.rule.kind in _ENDS
         and not event.recovered
     ]
-    first = max(seen, key=lambda one: (one.certain, -(one.rank or 0)), default=FirstEnd(rank=None, certain=False))
-    its = [event for event in events if rank_of(event) == first.rank and "pid" not in event.captures]
-    later = (e.log_line for e in its if e.rule.kind in OF_PEERS | {"exception"} and not (e.recovered or e.demoted))
+    first = max(
+        seen,
+        key=lambda one: (one.certain, -(one.rank or 0)),
+        default=FirstEnd(rank=None, certain=False),
+    )
+    its = [
+        event for event in events if rank_of(event) == first.rank and "pid" not in event.captures
+    ]
+    later = (
+        e.log_line
+        for e in its
+        if e.rule.kind in OF_PEERS | {"exception"} and not (e.recovered or e.demoted)
+    )
     return replace(first, silent=not its, last_said=max(later, default=-1))
 
 
 def _ended(event: Event) -> int | None:
-    rank = rank_of(event)  # a launcher that names the local rank only has one node, as far as the log goes
-    return int(event.captures["local_rank"]) if rank is None and "local_rank" in event.captures else rank
+    rank = rank_of(
+        event
+    )  # a launcher that names the local rank only has one node, as far as the log goes
+    return (
+        int(event.captures["local_rank"])
+        if rank is None and "local_rank" in event.captures
+        else rank
+    )
 
 
 def _place(event: Event) -> tuple[int, str, int]:
@@ -241,7 +275,11 @@ def _alone(event: Event, first: FirstEnd) -> float:
 
 def is_bare(event: Event) -> bool:
     """Whether the line looks like an exception, and no traceback led to it."""
-    return not event.whole_traceback and event.rule.id != "python-syntax-error" and is_exception(event.text)
+    return (
+        not event.whole_traceback
+        and event.rule.id != "python-syntax-error"
+        and is_exception(event.text)
+    )
 
 
 def _direct_costs(clusters: Sequence[Cluster]) -> list[dict[int, float]]:

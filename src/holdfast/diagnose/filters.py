@@ -70,12 +70,18 @@ def parse_filters(name: str, text: str) -> tuple[Filter, ...]:
 
 def _filter(name: str, given: Any) -> Filter:
     if not isinstance(given, dict) or set(given) != _FIELDS or not all(given.values()):
-        raise BadUse(f"{name}: a filter has exactly {', '.join(sorted(_FIELDS))}. Mend {given!r:.80}.")
+        raise BadUse(
+            f"{name}: a filter has exactly {', '.join(sorted(_FIELDS))}. Mend {given!r:.80}."
+        )
     made = Filter(**{**given, "match": tuple(map(str, given["match"]))})
     try:
         pattern = re2.compile(made.pattern)
     except re2.error as error:
-        raise BadUse(f"{name}: filter {made.id}: not a pattern of RE2 ({error}). Mend it.") from error
+        raise BadUse(
+            f"{name}: filter {made.id}: not a pattern of RE2 ({error}). Mend it."
+        ) from error
     if missed := next((line for line in made.match if not pattern.search(line)), None):
-        raise BadUse(f"{name}: filter {made.id} does not match its own example {missed!r:.80}. Mend it.")
+        raise BadUse(
+            f"{name}: filter {made.id} does not match its own example {missed!r:.80}. Mend it."
+        )
     return made

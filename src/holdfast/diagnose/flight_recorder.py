@@ -40,7 +40,14 @@ def read_dump(path: Path) -> dict[str, Any]:
         raise ValueError(f"larger than {_SIZE_LIMIT_BYTES >> 20} MiB")
     try:
         dump = _plain_value(path.read_bytes())
-    except (IndexError, KeyError, TypeError, AttributeError, RecursionError, StopIteration) as error:
+    except (
+        IndexError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+        StopIteration,
+    ) as error:
         raise ValueError("it is damaged") from error
     if isinstance(dump, dict) and isinstance(dump.get("entries"), list):
         return dump
@@ -61,7 +68,9 @@ def _plain_value(data: bytes) -> Any:
         elif name.endswith(("PUT", "MEMOIZE")):
             memo[len(memo) if name == "MEMOIZE" else argument] = stack[-1]
         elif name.endswith("GET"):
-            stack.append(memo[argument])  # a container may hold itself: nothing here walks through one
+            stack.append(
+                memo[argument]
+            )  # a container may hold itself: nothing here walks through one
         elif name not in _IGNORED:
             _gather(name, stack)
     return stack[-1]
@@ -102,7 +111,9 @@ def _into(stack: list[Any], count: int, *, marked: bool = False) -> None:
         stack[-1].update(zip(keys, values[1::2], strict=True))
 
 
-def flight_lines(paths: Sequence[Path], reading: Reading) -> dict[Path, list[tuple[int | None, str]]]:
+def flight_lines(
+    paths: Sequence[Path], reading: Reading
+) -> dict[Path, list[tuple[int | None, str]]]:
     """What the dumps of one job say together: by the dump that it is said of, a rank and a line."""
     last: dict[str, dict[int, tuple[int, str, bool]]] = defaultdict(dict)
     members: dict[str, set[int]] = defaultdict(set)
@@ -111,7 +122,9 @@ def flight_lines(paths: Sequence[Path], reading: Reading) -> dict[Path, list[tup
         try:
             dump = read_dump(path)
         except (OSError, ValueError) as error:
-            reading.notes.append(f"{path}: no Flight Recorder dump that can be used ({error}); passed over.")
+            reading.notes.append(
+                f"{path}: no Flight Recorder dump that can be used ({error}); passed over."
+            )
             continue
         rank = _rank_of(path, dump)
         path_of[rank] = path
@@ -143,7 +156,9 @@ def _behind(
     sequence, name, _ = max(waiting.values())
     late = sorted(rank for rank in members if last.get(rank, (0,))[0] < sequence)
     silent = [rank for rank in late if rank not in path_of]
-    if silent and 3 * len(silent) <= len(members):  # dead, most likely; where most are silent, theirs were not given
+    if silent and 3 * len(silent) <= len(
+        members
+    ):  # dead, most likely; where most are silent, theirs were not given
         for rank in silent:
             text = (
                 f"flight recorder: rank {rank} left no dump, and {len(waiting)} ranks of group {group} wait "

@@ -18,7 +18,8 @@ _ABSENT_SHARE: Final = 0.34
 """More of the ranks than this without a word say nothing about any of them."""
 _BESIDE_LINES: Final = 10
 _NOBODY: Final = re2.compile(
-    r"^(?:127\.|::1$|localhost|0\.0\.0\.0$|169\.254\.|172\.17\.|fe80|unknown|none|\?|-?$)", _CASELESS
+    r"^(?:127\.|::1$|localhost|0\.0\.0\.0$|169\.254\.|172\.17\.|fe80|unknown|none|\?|-?$)",
+    _CASELESS,
 )
 """Names that name no node: loopback, link-local and container addresses."""
 
@@ -37,7 +38,9 @@ def scope_of(root: Cluster, same: Sequence[Event], everything: Sequence[Event]) 
     found = {name: values or wider[name] for name, values in found.items()}
     if found["rank"] and len(alike) == sum(event.rule is rule for event in everything):
         for event in alike:  # of many that say the same, not all are kept
-            found["rank"] |= set() if rule.kind in OF_PEERS else event.log.reporters.get(rule.id, {}).keys()
+            found["rank"] |= (
+                set() if rule.kind in OF_PEERS else event.log.reporters.get(rule.id, {}).keys()
+            )
     if rule.kind == "collective_timeout":
         found["rank"] |= absent_ranks(everything)
     if not found["rank"] and not found["local_rank"] and rule.kind not in OF_PEERS:
@@ -72,8 +75,14 @@ def _nodes_beside(root: Event, everything: Iterable[Event]) -> set[str]:
 
 def _of_the_only_exit(everything: Iterable[Event]) -> dict[str, set[Any]]:
     """The one process, or the one node, that launchers say ended with an error; not sure enough to take a node out."""
-    ends = [event for event in everything if event.rule.kind in ("exit", "death", "crash") and not event.recovered]
-    told = [event for event in ends if "pid" in event.captures]  # of a process; other lines list all that ended
+    ends = [
+        event
+        for event in everything
+        if event.rule.kind in ("exit", "death", "crash") and not event.recovered
+    ]
+    told = [
+        event for event in ends if "pid" in event.captures
+    ]  # of a process; other lines list all that ended
     named = _named(told or ends, {})
     only = {name: values for name, values in named.items() if len(values) == 1}
     if "rank" not in only and "local_rank" in only:
@@ -84,18 +93,24 @@ def _of_the_only_exit(everything: Iterable[Event]) -> dict[str, set[Any]]:
 
 
 def _named(events: Iterable[Event], ranks_by_pid: dict[str, int]) -> dict[str, set[Any]]:
-    found: dict[str, set[Any]] = {name: set() for name in ("rank", "local_rank", "node", "gpu", "link")}
+    found: dict[str, set[Any]] = {
+        name: set() for name in ("rank", "local_rank", "node", "gpu", "link")
+    }
     for event in events:
         captures = {**names().told(event.rule.kind, event.text), **event.captures}
         node = captures.get("node", "").rstrip(".")
         node = "" if _NOBODY.search(node) else node
         # Who tells of a peer or of another host is not the rank at fault.
-        of_others = event.rule.kind in OF_PEERS or bool(node and event.rule.kind in ("fabric", "node"))
+        of_others = event.rule.kind in OF_PEERS or bool(
+            node and event.rule.kind in ("fabric", "node")
+        )
         rank = None if of_others and "rank" not in captures else rank_of(event)
         rank = int(captures["rank"]) if rank is None and "rank" in captures else rank
         found["rank"].add(ranks_by_pid.get(captures.get("pid", "")) if rank is None else rank)
         local_rank = None if of_others else event.local_rank
-        found["local_rank"].add(int(captures["local_rank"]) if "local_rank" in captures else local_rank)
+        found["local_rank"].add(
+            int(captures["local_rank"]) if "local_rank" in captures else local_rank
+        )
         found["rank"] |= {int(one) for one in _DIGITS.findall(captures.get("ranks", ""))}
         own = None if event.node is None or _NOBODY.search(event.node) else event.node
         found["node"].add(node or (None if of_others else own))
@@ -109,7 +124,9 @@ def absent_ranks(events: Iterable[Event]) -> set[int]:
 
     Among those that report it, the ones that had enqueued less than the rest were behind.
     """
-    reports = [event for event in events if event.rule.kind == "collective_timeout" and not event.recovered]
+    reports = [
+        event for event in events if event.rule.kind == "collective_timeout" and not event.recovered
+    ]
     heard: set[int] = set()
     known: set[int] = set()
     for event in reports:

@@ -13,7 +13,9 @@ _MEMORY_BYTES: Final = 64 << 20
 
 def _given() -> Sequence[Mapping[str, Any]]:
     text = (resources.files("holdfast.diagnose") / "progress.yaml").read_text("utf-8")
-    given: Sequence[Mapping[str, Any]] = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    given: Sequence[Mapping[str, Any]] = yaml.load(
+        text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    )
     return given
 
 
@@ -35,7 +37,10 @@ _PATTERNS: Final = [re2.compile(one["pattern"], _options()) for one in _DIALECTS
 _FIRST_EPOCHS: Final = [one.get("first_epoch", 0) for one in _DIALECTS]
 
 PROGRESS: Final = re2.compile(
-    "|".join(_somewhere(one["pattern"]) for one in _DIALECTS if "(?P<step>" in one["pattern"]).encode(), _options()
+    "|".join(
+        _somewhere(one["pattern"]) for one in _DIALECTS if "(?P<step>" in one["pattern"]
+    ).encode(),
+    _options(),
 )
 """Finds in the bytes of a log each line that may report a step (`reported_step` knows whether it does)."""
 

@@ -31,7 +31,12 @@ _PACKED_BYTES: Final = 1024
 _WINDOW_BYTES: Final = 1 << 27
 _BINARY_SHARE: Final = 0.1
 """Share of control characters and of bytes that are no UTF-8, from which on a file is binary."""
-_OTHER_COMPRESSION: Final = {b"\xfd7zXZ\x00": "xz", b"BZh": "bzip2", b"\x04\x22\x4d\x18": "lz4", b"PK\x03\x04": "zip"}
+_OTHER_COMPRESSION: Final = {
+    b"\xfd7zXZ\x00": "xz",
+    b"BZh": "bzip2",
+    b"\x04\x22\x4d\x18": "lz4",
+    b"PK\x03\x04": "zip",
+}
 
 _RANK_FILE = re.compile(r"^rank[-_.]?([0-9]{1,6})\b")
 _RANK_FOLDER = re.compile(r"^[0-9]{1,6}$")
@@ -98,11 +103,19 @@ def find_files(paths: Iterable[str | os.PathLike[str]]) -> Found:
             for file in inside:
                 if note := _unusable(file, named=file == path and not glob.has_magic(name)):
                     notes.append(note)
-                elif len(found) < _FILES_LIMIT and file.exists() | (file == Path(STDIN)) and not file.is_dir():
-                    found.setdefault(file if file == Path(STDIN) else file.resolve(), _log_file(file))
+                elif (
+                    len(found) < _FILES_LIMIT
+                    and file.exists() | (file == Path(STDIN))
+                    and not file.is_dir()
+                ):
+                    found.setdefault(
+                        file if file == Path(STDIN) else file.resolve(), _log_file(file)
+                    )
     if not any_exists:
         names = ", ".join(given) or "(no path given)"
-        raise NotFound(f"There is no log at {names}. Give a log file, or the folder of the job's logs.")
+        raise NotFound(
+            f"There is no log at {names}. Give a log file, or the folder of the job's logs."
+        )
     files = sorted(found.values(), key=lambda file: (file.group, -file.part))
     return Found(files=tuple(files), notes=tuple(note for note in notes if note != _SILENT))
 
@@ -152,7 +165,9 @@ def _unusable(file: Path, *, named: bool) -> str:
         return ""
     if _JSON_NAME.search(file.name) and not named and not is_record(start):
         return _SILENT  # a configuration or a result, not a log
-    if other := next((name for magic, name in _OTHER_COMPRESSION.items() if start.startswith(magic)), None):
+    if other := next(
+        (name for magic, name in _OTHER_COMPRESSION.items() if start.startswith(magic)), None
+    ):
         return f"{file}: compressed with {other}. Unpack it first; passed over."
     # A log may begin with NULs (what a crash or a rotation leaves), so its middle and end are looked at too.
     if all(map(_strange, (start, *others))):
@@ -173,7 +188,9 @@ def is_record(start: bytes) -> bool:
 
 def is_flight_record(file: Path, start: bytes) -> bool:
     """Whether a file is PyTorch's Flight Recorder dump: a pickle (protocol 2 or later) by its usual name."""
-    return start[:1] == b"\x80" and ("trace" in file.name or "nccl" in file.name or file.suffix in (".pkl", ".pickle"))
+    return start[:1] == b"\x80" and (
+        "trace" in file.name or "nccl" in file.name or file.suffix in (".pkl", ".pickle")
+    )
 
 
 def rank_by_name(name: str) -> int | None:
@@ -211,10 +228,14 @@ def read_blocks(path: Path, reading: Reading | None = None) -> Iterator[tuple[by
         with path.open("rb", buffering=0) as file:
             status = os.fstat(file.fileno())
             regular = stat.S_ISREG(status.st_mode)
-            raw = _chunks(lambda count: os.read(file.fileno(), count), status.st_size if regular else None)
+            raw = _chunks(
+                lambda count: os.read(file.fileno(), count), status.st_size if regular else None
+            )
             yield from _whole_lines(_unpacked_if_need_be(raw, path, reading), reading)
     except OSError as error:  # a log on a broken disk: what was read so far is used
-        reading.notes.append(f"{path}: not readable to its end ({error.strerror}); used up to there.")
+        reading.notes.append(
+            f"{path}: not readable to its end ({error.strerror}); used up to there."
+        )
 
 
 def _chunks(read: Callable[[int], bytes], size_bytes: int | None) -> Iterator[bytes]:
@@ -239,7 +260,9 @@ def _unpacked_if_need_be(raw: Iterator[bytes], path: Path, reading: Reading) -> 
     try:
         yield from _unpacked(raw, _gunzip if how == "gz" else _unzstd())
     except ImportError:
-        reading.notes.append(f"{path}: .zst needs the package zstandard. Install it: pip install 'holdfast[diagnose]'.")
+        reading.notes.append(
+            f"{path}: .zst needs the package zstandard. Install it: pip install 'holdfast[diagnose]'."
+        )
     except (EOFError, ValueError):
         reading.notes.append(f"{path}: damaged or cut short; what could be unpacked is used.")
 

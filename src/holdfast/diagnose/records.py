@@ -14,9 +14,20 @@ from holdfast.diagnose.read import LogFile, Reading, is_flight_record, is_record
 
 _RECORD_LIMIT_BYTES: Final = 8 << 20
 """A larger JSON file is read as text."""
-_TEXT_KEYS: Final = ("MESSAGE", "log", "message", "msg", "exc_info", "exception", "stack_trace", "stack")
+_TEXT_KEYS: Final = (
+    "MESSAGE",
+    "log",
+    "message",
+    "msg",
+    "exc_info",
+    "exception",
+    "stack_trace",
+    "stack",
+)
 """Where JSON loggers put what was said, and the traceback that belongs to it."""
-_LEVELS: Final = {"error": "ERROR"} | dict.fromkeys(("fatal", "critical", "panic", "emerg", "emergency"), "FATAL")
+_LEVELS: Final = {"error": "ERROR"} | dict.fromkeys(
+    ("fatal", "critical", "panic", "emerg", "emergency"), "FATAL"
+)
 
 
 class RecordLine(NamedTuple):
@@ -27,7 +38,9 @@ class RecordLine(NamedTuple):
     rank: int | None = None
 
 
-def record_lines(files: Iterable[LogFile], reading: Reading) -> tuple[dict[Path, list[RecordLine]], list[LogFile]]:
+def record_lines(
+    files: Iterable[LogFile], reading: Reading
+) -> tuple[dict[Path, list[RecordLine]], list[LogFile]]:
     """What the records among `files` say, by file, and the files that are plain logs."""
     records: dict[Path, list[RecordLine]] = {}
     dumps: list[Path] = []
@@ -108,8 +121,12 @@ def _said(line: bytes) -> bytes | None:
     if not found:
         return None
     if level := _LEVELS.get(str(entry.get("level", entry.get("severity", ""))).lower()):
-        found.append(f"{level}: {found[0]}")  # a line of its own: rules know the words of the message as they are
-    if isinstance(host := entry.get("_HOSTNAME"), str) and host:  # as syslog has it: the dialects know its prefix
+        found.append(
+            f"{level}: {found[0]}"
+        )  # a line of its own: rules know the words of the message as they are
+    if (
+        isinstance(host := entry.get("_HOSTNAME"), str) and host
+    ):  # as syslog has it: the dialects know its prefix
         by = "kernel" if entry.get("_TRANSPORT") == "kernel" else "journal[0]"
         found = [f"Jan  1 00:00:00 {host} {by}: {one}" for one in found]
     return "\r".join(found).encode("utf-8", "replace")
@@ -138,7 +155,11 @@ def _slurm_lines(jobs: list[Any], text: str) -> Iterator[RecordLine]:
 
 
 def _of(given: Any, *keys: str) -> Any:
-    return next((given[key] for key in keys if given.get(key) is not None), None) if isinstance(given, dict) else None
+    return (
+        next((given[key] for key in keys if given.get(key) is not None), None)
+        if isinstance(given, dict)
+        else None
+    )
 
 
 def _states(given: Any) -> set[str]:

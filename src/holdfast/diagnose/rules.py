@@ -22,7 +22,9 @@ from holdfast.diagnose.diagnosis import CATEGORIES, Action, Category
 ROUTINE: Final = "routine"
 """The kind of rule whose lines are no events: it shields them from later rules."""
 Where = Literal["line", "user_exception", "library_exception"]
-CAPTURES: Final = frozenset({"rank", "local_rank", "node", "gpu", "link", "pid", "ranks", "reporter", "enqueued"})
+CAPTURES: Final = frozenset(
+    {"rank", "local_rank", "node", "gpu", "link", "pid", "ranks", "reporter", "enqueued"}
+)
 """Named groups a pattern may have: the scope (`ranks`: several, with commas or blanks between), a process by which a
 rank can be found, the rank that says so of others, and the number of the last collective that it had enqueued."""
 _SET_MEMORY_BYTES: Final = 64 << 20
@@ -63,7 +65,9 @@ class Rule:
     @property
     def weight(self) -> float:
         """The cost of its being the root, before anything about the event is known; nats, less is likelier."""
-        return (kinds()[self.kind].alone if self.alone is None else self.alone) + 1.0 - self.confidence
+        return (
+            (kinds()[self.kind].alone if self.alone is None else self.alone) + 1.0 - self.confidence
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +94,11 @@ class Topic:
     @functools.cached_property
     def _any_digits(self) -> Any:
         """The patterns that have digits of their own, with any number in place of each; None where none has."""
-        loose = [pattern for rule in self.rules if (pattern := with_any_digits(rule.pattern)) != rule.pattern]
+        loose = [
+            pattern
+            for rule in self.rules
+            if (pattern := with_any_digits(rule.pattern)) != rule.pattern
+        ]
         if not loose:
             return None
         made = re2.Set.SearchSet(re2.Options())
@@ -127,13 +135,17 @@ class RuleSet:
         ids = Counter(rule.id for rule in self.rules)
         if twice := next((one for one, count in ids.items() if count > 1), None):
             raise BadUse(f"rule {twice}: two rules have this id. Rename one.")
-        self.hot = re2.compile(f"(?i)(?:{_any_of(frozenset().union(*(topic.hot for topic in self.topics)))})".encode())
+        self.hot = re2.compile(
+            f"(?i)(?:{_any_of(frozenset().union(*(topic.hot for topic in self.topics)))})".encode()
+        )
         """Found in the bytes of every line that a rule for lines can match."""
         self._hot_topics = re2.Set.SearchSet(re2.Options())
         for topic in self.topics:
             self._hot_topics.Add(f"(?i)(?:{_any_of(topic.hot)})")
         self._hot_topics.Compile()
-        self._for_exceptions = {index for index, topic in enumerate(self.topics) if topic.for_exceptions}
+        self._for_exceptions = {
+            index for index, topic in enumerate(self.topics) if topic.for_exceptions
+        }
 
     def find(self, text: str, where: Where = "line") -> tuple[Rule, dict[str, str]] | None:
         """The first rule that matches `text`, with its captures; rules for plain lines fit every `where`."""
@@ -149,7 +161,9 @@ class RuleSet:
 
     def digits_matter(self, text: str) -> bool:
         """Whether a line that differs from `text` in its numbers only may mean something else."""
-        return any(self.topics[index].digits_matter(text) for index in self._hot_topics.Match(text) or ())
+        return any(
+            self.topics[index].digits_matter(text) for index in self._hot_topics.Match(text) or ()
+        )
 
 
 _PATTERN_PARTS = re2.compile(r"(\\.|\{[0-9,]+\}|\[(?:\\.|[^\]\\])*\]|\(\?P<\w+>)|([0-9]+)")
@@ -187,9 +201,14 @@ def packaged_topics() -> tuple[Topic, ...]:
     from holdfast.diagnose import tables
 
     folder = resources.files("holdfast.diagnose") / "rules"
-    files = sorted((entry for entry in folder.iterdir() if entry.name.endswith(".yaml")), key=lambda entry: entry.name)
+    files = sorted(
+        (entry for entry in folder.iterdir() if entry.name.endswith(".yaml")),
+        key=lambda entry: entry.name,
+    )
     read = [parse_topic(entry.name, entry.read_text("utf-8")) for entry in files]
-    made = Topic(name="tables", order=tables.ORDER, hot=tables.table_hot_words(), rules=tables.table_rules())
+    made = Topic(
+        name="tables", order=tables.ORDER, hot=tables.table_hot_words(), rules=tables.table_rules()
+    )
     return (*read, made)
 
 
@@ -207,7 +226,9 @@ def parse_topic(name: str, text: str) -> Topic:
         raise BadUse(f"{name}: a topic has exactly order, hot, defaults and rules. Mend the file.")
     lists = isinstance(given["hot"], list) and isinstance(given["rules"], list)
     if not (lists and isinstance(given["defaults"] or {}, dict) and type(given["order"]) is int):
-        raise BadUse(f"{name}: order is a number, hot and rules are lists, defaults is a mapping. Mend the file.")
+        raise BadUse(
+            f"{name}: order is a number, hot and rules are lists, defaults is a mapping. Mend the file."
+        )
     rules = tuple(_rule(name, given["defaults"] or {}, one) for one in given["rules"])
     hot = frozenset(str(word).lower() for word in given["hot"])
     return Topic(name=name, order=given["order"], hot=hot, rules=rules)
@@ -245,8 +266,14 @@ def _check_values(at: str, values: dict[str, Any]) -> None:
         if name in values and values[name] not in allowed:
             raise BadUse(f"{at}: {name} is {values[name]!r}. Allowed: {', '.join(allowed)}.")
     for name, field in _FIELDS.items():
-        if name in values and field.type in (str, bool, int) and type(values[name]) is not field.type:
-            raise BadUse(f"{at}: {name} is {values[name]!r}, not a {field.type.__name__}. Mend the file.")
+        if (
+            name in values
+            and field.type in (str, bool, int)
+            and type(values[name]) is not field.type
+        ):
+            raise BadUse(
+                f"{at}: {name} is {values[name]!r}, not a {field.type.__name__}. Mend the file."
+            )
     for name in ("confidence", "alone"):
         if not isinstance(values.get(name) or 0, int | float):
             raise BadUse(f"{at}: {name} is {values[name]!r}, not a number. Mend the file.")
@@ -260,8 +287,12 @@ def _check_values(at: str, values: dict[str, Any]) -> None:
 
 def _check_pattern(at: str, pattern: str) -> None:
     names = _GROUP.findall(pattern)
-    if len(names) != len(set(names)):  # RE2's Python binding takes it, and then returns nothing for that group
-        raise BadUse(f"{at}: a capture stands there twice. Use one alternation within it, or two rules.")
+    if len(names) != len(
+        set(names)
+    ):  # RE2's Python binding takes it, and then returns nothing for that group
+        raise BadUse(
+            f"{at}: a capture stands there twice. Use one alternation within it, or two rules."
+        )
     try:
         captures = set(re2.compile(pattern).groupindex)
     except re2.error as error:

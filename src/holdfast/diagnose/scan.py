@@ -131,7 +131,9 @@ class _Log:
         rank = event.rank
         if rank is not None:
             enqueued = event.captures.get("enqueued")
-            self.reporters.setdefault(event.rule.id, {})[rank] = None if enqueued is None else int(enqueued)
+            self.reporters.setdefault(event.rule.id, {})[rank] = (
+                None if enqueued is None else int(enqueued)
+            )
         first = self.first.setdefault(event.rule.id, [])
         if len(first) >= KEPT_PER_RULE:
             survived = [one for one in first if one.recovered]
@@ -257,7 +259,9 @@ def _note_progress(log: _Log, file: LogFile, end: int, resume: int) -> None:
         end = window
     noted = list(found)[-_PROGRESS_LINES:]
     if log.last_step is None and noted and (earliest := PROGRESS.search(block, first, resume)):
-        noted.insert(0, earliest)  # else an error before the first step would never be seen to be survived
+        noted.insert(
+            0, earliest
+        )  # else an error before the first step would never be seen to be survived
     for match in noted:
         low = _line_start(block, first, match.start())
         high = _line_end(block, match.end())
@@ -271,13 +275,22 @@ def _note_step(log: _Log, file: LogFile, line: Line) -> None:
     key, stream = log.stream(_key(line, file))
     before = stream.last_step
     # The job was started again within this log; the first rank that goes back tells, the others do so too.
-    went_back = before is not None and step < before and log.last_step is not None and log.last_step >= before
+    went_back = (
+        before is not None
+        and step < before
+        and log.last_step is not None
+        and log.last_step >= before
+    )
     stream.last_step = step
     log.largest_step = step if log.largest_step is None else max(step, log.largest_step)
     if log.last_step is None or went_back:
         log.last_step = step
         if went_back and isinstance(key, int):
-            log.attempt, log.steps_before_attempt, log.largest_step = log.attempt + 1, log.steps, step
+            log.attempt, log.steps_before_attempt, log.largest_step = (
+                log.attempt + 1,
+                log.steps,
+                step,
+            )
     elif step > log.last_step:
         log.steps += min(step - log.last_step, JOB_STEPS_RECOVERED)
         log.last_step = step
@@ -314,7 +327,9 @@ def _note_open(log: _Log, key: StreamKey, stream: Stream) -> None:
         del log.open[oldest]
 
 
-def _note(log: _Log, file: LogFile | None, line: Line, stream: Stream, raised: Raised | None = None) -> Event | None:
+def _note(
+    log: _Log, file: LogFile | None, line: Line, stream: Stream, raised: Raised | None = None
+) -> Event | None:
     where: Where = "line"
     if raised is not None:
         where = "user_exception" if raised.in_user_code else "library_exception"

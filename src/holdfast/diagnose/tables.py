@@ -31,7 +31,13 @@ _ADVICE: Final[dict[str, str]] = {
     "change_config": "A restart changes nothing: make the job's request, its image and the node's driver fit together.",
     "user_must_fix": "A restart changes nothing: run with CUDA_LAUNCH_BLOCKING=1 to see the call, and check the batch.",
 }
-_CONFIDENCE: Final = {"gpu_memory": 0.95, "gpu_link": 0.95, "gpu_lost": 0.95, "gpu_fault": 0.8, "cuda_error": 0.8}
+_CONFIDENCE: Final = {
+    "gpu_memory": 0.95,
+    "gpu_link": 0.95,
+    "gpu_lost": 0.95,
+    "gpu_fault": 0.8,
+    "cuda_error": 0.8,
+}
 _HELPLESS: Final = frozenset({"change_config", "user_must_fix"})
 
 
@@ -78,7 +84,9 @@ _OTHER_SPELLING: Final = r"(?i:\bxid(?:criticalerror| error| code| event)?[ :=#]
 
 def _xid_rules() -> Iterator[Rule]:
     # Causes before what follows from them: `45, … caused by previous Xid 149` is a line of 149, whatever 45 says.
-    for meaning, rows in sorted(_grouped(read_table("xid")), key=lambda group: float(group[0].alone or 0)):
+    for meaning, rows in sorted(
+        _grouped(read_table("xid")), key=lambda group: float(group[0].alone or 0)
+    ):
         codes = [row["code"] for row in rows]
         numbers = _any(codes)
         yield _rule(
@@ -87,18 +95,32 @@ def _xid_rules() -> Iterator[Rule]:
             f"The GPU's driver reports: {meaning.what}.",
             meaning,
             "; ".join(sorted({row["source"] for row in rows})),
-            match=[f"NVRM: Xid (PCI:0000:4e:00): {code}, pid=7301, name=python, Ch 00000008" for code in codes],
-            no_match=[f"NVRM: Xid (PCI:0000:4e:00): {code}77, pid=7301, name=python, Ch 00000008" for code in codes],
+            match=[
+                f"NVRM: Xid (PCI:0000:4e:00): {code}, pid=7301, name=python, Ch 00000008"
+                for code in codes
+            ],
+            no_match=[
+                f"NVRM: Xid (PCI:0000:4e:00): {code}77, pid=7301, name=python, Ch 00000008"
+                for code in codes
+            ],
         )
 
 
 _EFFECTS: Final = {
     "none": Meaning("NVLink notice", ROUTINE, "NVLinkError", "restart", ""),
-    "memory error": Meaning("memory error in an NVLink unit", "gpu_fault", "ECCError", "reset_gpu", "0.9"),
-    "packets lost": Meaning("packets lost on an NVLink", "gpu_fault", "NVLinkError", "restart", "1.5"),
-    "program ends": Meaning("NVLink traffic of the program failed", "gpu_link", "NVLinkError", "restart", "0.5"),
+    "memory error": Meaning(
+        "memory error in an NVLink unit", "gpu_fault", "ECCError", "reset_gpu", "0.9"
+    ),
+    "packets lost": Meaning(
+        "packets lost on an NVLink", "gpu_fault", "NVLinkError", "restart", "1.5"
+    ),
+    "program ends": Meaning(
+        "NVLink traffic of the program failed", "gpu_link", "NVLinkError", "restart", "0.5"
+    ),
     "link lost": Meaning("NVLink lost", "gpu_link", "NVLinkError", "reset_gpu", ""),
-    "lost by its peer": Meaning("NVLink lost from the other end", "gpu_link", "NVLinkError", "reset_gpu", "1.0"),
+    "lost by its peer": Meaning(
+        "NVLink lost from the other end", "gpu_link", "NVLinkError", "reset_gpu", "1.0"
+    ),
 }
 
 
@@ -120,7 +142,10 @@ def _nvlink5_rules() -> Iterator[Rule]:
             f"The GPU's driver reports: {_EFFECTS[effect].what}.{hint}",
             _EFFECTS[effect],
             "Xid catalogue 2025-10, NVLink 5 sub-codes",
-            match=[f"{example}(0x{int(row['subcode']) << 20:08x} 0x{row['status']:0>8} 0x00000000)" for row in rows],
+            match=[
+                f"{example}(0x{int(row['subcode']) << 20:08x} 0x{row['status']:0>8} 0x00000000)"
+                for row in rows
+            ],
             no_match=[f"{example}(0x00000000 0x77777777 0x00000000)"],
         )
 
@@ -136,7 +161,9 @@ def _words(row: dict[str, str]) -> str:
 
 _AFTER_CUDA: Final = "CUDA: "
 """Marks a text that means something only right after the words `CUDA error`."""
-_CUDA_ERROR: Final = r"(?i:(?:\b(?:cuda|hip)(?: runtime| driver)? (?:error|failure)|error \[cuda\])[^a-z]*)"
+_CUDA_ERROR: Final = (
+    r"(?i:(?:\b(?:cuda|hip)(?: runtime| driver)? (?:error|failure)|error \[cuda\])[^a-z]*)"
+)
 _RANK: Final = r"(?:\[(?:PG (?:ID )?0 (?:PG GUID 0)?\(default_pg\) )?Rank (?P<rank>\d+)\].*?)?"
 """What the watchdog of NCCL puts before the error; a number within a smaller group is no rank."""
 
@@ -147,7 +174,11 @@ def _cuda_rules() -> Iterator[Rule]:
         codes = [code for row in rows for code in row["codes"].split()]
         texts = [text for row in rows for text in _texts(row)]
         plain = [re.escape(text) for text in texts if not text.startswith(_AFTER_CUDA)]
-        after = [re.escape(text.removeprefix(_AFTER_CUDA)) for text in texts if text.startswith(_AFTER_CUDA)]
+        after = [
+            re.escape(text.removeprefix(_AFTER_CUDA))
+            for text in texts
+            if text.startswith(_AFTER_CUDA)
+        ]
         number = _any(codes)
         ways = [
             rf"\b{_any(names)}\b",
@@ -185,7 +216,14 @@ def _grouped(rows: Iterable[dict[str, str]]) -> list[tuple[Meaning, list[dict[st
 
 
 def _rule(
-    name: str, pattern: str, said: str, meaning: Meaning, source: str, *, match: Sequence[str], no_match: Sequence[str]
+    name: str,
+    pattern: str,
+    said: str,
+    meaning: Meaning,
+    source: str,
+    *,
+    match: Sequence[str],
+    no_match: Sequence[str],
 ) -> Rule:
     for value, allowed in (
         (meaning.kind, (*kinds(), ROUTINE)),

@@ -79,7 +79,9 @@ class TracebackReader:
             return None
         if not self.is_open:
             self._look_for_link(text)
-            if frame := _FRAME.search(text):  # the header is missing: cut away, or lost among other ranks' lines
+            if frame := _FRAME.search(
+                text
+            ):  # the header is missing: cut away, or lost among other ranks' lines
                 self._begin(self._next_link, max(indent - _FRAME_INDENT, 0))
                 self._deepest = frame[1]
             elif _BOX_END.search(text):

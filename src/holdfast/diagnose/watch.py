@@ -33,7 +33,9 @@ class LogWatcher:
         self._logs: dict[str, _Pending] = {}
         self._pending_bytes = 0
 
-    def feed(self, data: bytes | str, log: str = "job.log", rank: int | None = None, part: int = 0) -> None:
+    def feed(
+        self, data: bytes | str, log: str = "job.log", rank: int | None = None, part: int = 0
+    ) -> None:
         """Take in the next piece of `log`, any number of lines or a part of one, or nothing: there is such a log.
 
         `log` is the name that the diagnosis cites, `rank` the one whose output it is, where that is known. Of a log

@@ -29,7 +29,16 @@ if TYPE_CHECKING:
     from holdfast.evaluate.stream import watch
     from holdfast.evaluate.suite import Suite, load_suite
 
-__all__ = ["EvaluateOptions", "Evaluation", "Suite", "evaluate", "load_suite", "rescore", "resume", "watch"]
+__all__ = [
+    "EvaluateOptions",
+    "Evaluation",
+    "Suite",
+    "evaluate",
+    "load_suite",
+    "rescore",
+    "resume",
+    "watch",
+]
 
 _HOMES = {
     "Evaluation": "evaluation",

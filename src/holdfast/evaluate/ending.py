@@ -38,7 +38,9 @@ def with_next_step(why: str, paths: EvaluationPaths) -> str:
 def recorded(ledger: Ledger, paths: EvaluationPaths, state: str, outcome: str) -> str:
     """Record how it ended; the outcome, and behind it what keeps the ledger from having it."""
     try:
-        ledger.set_evaluation(paths.evaluation_id, state=state, ended_at_s=time.time(), outcome=outcome)
+        ledger.set_evaluation(
+            paths.evaluation_id, state=state, ended_at_s=time.time(), outcome=outcome
+        )
     except HoldfastError as error:
         return f"{outcome}\n{error} What was finished is in {paths.root} all the same."
     return outcome
@@ -62,4 +64,8 @@ def saying_where_it_lies(paths: EvaluationPaths, again: str) -> Iterator[None]:
 
 def sentence(error: BaseException) -> str:
     """An error as a person is told of it."""
-    return f"{error}. See that there is room and that it can be written." if isinstance(error, OSError) else str(error)
+    return (
+        f"{error}. See that there is room and that it can be written."
+        if isinstance(error, OSError)
+        else str(error)
+    )

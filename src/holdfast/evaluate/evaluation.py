@@ -95,7 +95,13 @@ class Evaluation:
     def to_json(self) -> dict[str, Any]:
         """JSON values, the name and version of their schema first."""
         values: dict[str, Any] = msgspec.to_builtins(self)
-        return {"schema": SCHEMA, "version": VERSION, **values, "bound_s": self.bound_s, "ratio": self.ratio}
+        return {
+            "schema": SCHEMA,
+            "version": VERSION,
+            **values,
+            "bound_s": self.bound_s,
+            "ratio": self.ratio,
+        }
 
 
 def write_evaluation(evaluation: Evaluation, folder: Path) -> Path:
@@ -130,7 +136,9 @@ def read_evaluation(folder: Path) -> Evaluation:
         raise EvaluationError(
             f"{path} is no JSON ({error}). Compute the scores again: holdfast eval rescore."
         ) from error
-    said = (values.get("schema"), values.get("version")) if isinstance(values, dict) else (None, None)
+    said = (
+        (values.get("schema"), values.get("version")) if isinstance(values, dict) else (None, None)
+    )
     if said != (SCHEMA, VERSION):
         raise EvaluationError(
             f"{path} is of {said[0]} version {said[1]}; this Holdfast reads {SCHEMA} version {VERSION}. "

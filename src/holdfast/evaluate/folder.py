@@ -22,12 +22,16 @@ def holding(paths: EvaluationPaths) -> Iterator[None]:
         paths.state.mkdir(parents=True, exist_ok=True)
         file = os.open(paths.state / "lock", os.O_RDWR | os.O_CREAT, 0o644)
     except OSError as error:
-        raise BadUse(f"{paths.root}: {error.strerror}. Set HOLDFAST_HOME to a folder of yours.") from error
+        raise BadUse(
+            f"{paths.root}: {error.strerror}. Set HOLDFAST_HOME to a folder of yours."
+        ) from error
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
         os.close(file)
-        raise BadUse(f"{paths.evaluation_id} is running. Wait for it, or stop the command that runs it.") from error
+        raise BadUse(
+            f"{paths.evaluation_id} is running. Wait for it, or stop the command that runs it."
+        ) from error
     try:
         yield
     finally:
@@ -43,7 +47,9 @@ def check_is_ours(paths: EvaluationPaths) -> None:
     if not paths.root.is_dir() or paths.suite.exists():
         return
     if others := sorted(path.name for path in paths.root.iterdir() if path != paths.state):
-        raise BadUse(f"{paths.root} holds something else: {', '.join(others[:3])}. Choose another --id.")
+        raise BadUse(
+            f"{paths.root} holds something else: {', '.join(others[:3])}. Choose another --id."
+        )
 
 
 def check_output(options: EvaluateOptions) -> None:
@@ -59,4 +65,6 @@ def check_output(options: EvaluateOptions) -> None:
         with TemporaryFile(dir=options.output):
             pass
     except OSError as error:
-        raise BadUse(f"Nothing can be written into {options.output}: {error.strerror}. Give another -o.") from error
+        raise BadUse(
+            f"Nothing can be written into {options.output}: {error.strerror}. Give another -o."
+        ) from error

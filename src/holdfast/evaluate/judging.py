@@ -42,7 +42,9 @@ def judging(options: EvaluateOptions, paths: EvaluationPaths) -> Iterator[Mappin
             if not judge.is_running():
                 try:
                     judge.restart()
-                except HoldfastError:  # tried again at the next look; whoever asks it waits meanwhile
+                except (
+                    HoldfastError
+                ):  # tried again at the next look; whoever asks it waits meanwhile
                     continue
 
     minder = threading.Thread(target=mind, name="judge", daemon=True)
@@ -61,7 +63,9 @@ def _host(options: EvaluateOptions) -> str:
         return "127.0.0.1"
     from holdfast.cluster import places
 
-    return places(options.on, nodes=options.nodes, sbatch_options=options.sbatch_options).address_host()
+    return places(
+        options.on, nodes=options.nodes, sbatch_options=options.sbatch_options
+    ).address_host()
 
 
 def _config(limits: JudgeLimits, paths: EvaluationPaths, host: str) -> "JudgeConfig":

@@ -34,7 +34,12 @@ async def check_tasks(suite: Suite, log: Path) -> None:
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as printed:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "holdfast.evaluate.known_tasks", stdin=PIPE, stdout=PIPE, stderr=printed
+            sys.executable,
+            "-m",
+            "holdfast.evaluate.known_tasks",
+            stdin=PIPE,
+            stdout=PIPE,
+            stderr=printed,
         )
         try:
             said, _ = await process.communicate(msgspec.json.encode(suite))
@@ -54,9 +59,11 @@ def main() -> None:
     suite = msgspec.json.decode(sys.stdin.buffer.read(), type=Suite)
     for name in dict.fromkeys(entry.harness for entry in suite.entries):
         try:
-            harness(name, include_paths=suite.include_paths, confirm_unsafe_code=suite.confirm_unsafe_code).prepare(
-                [entry for entry in suite.entries if entry.harness == name]
-            )
+            harness(
+                name,
+                include_paths=suite.include_paths,
+                confirm_unsafe_code=suite.confirm_unsafe_code,
+            ).prepare([entry for entry in suite.entries if entry.harness == name])
         except Exception as error:
             if _is_of_the_suite(error):
                 os.write(answer, str(error).encode())

@@ -156,7 +156,11 @@ class Agent:
 
     def _hello(self) -> Hello:
         return Hello(
-            token=self.token, role="node", name=f"node-{self.options.place}", node=self.options.place, pid=os.getpid()
+            token=self.token,
+            role="node",
+            name=f"node-{self.options.place}",
+            node=self.options.place,
+            pid=os.getpid(),
         )
 
     async def _say_alive(self) -> None:
@@ -224,8 +228,19 @@ class Agent:
 
     async def _start_host(self) -> None:
         slots = self.options.metric_slots or core_count()
-        module = ["-m", "holdfast.evaluate.harness.host", "--node", str(self.options.place), "--slots", str(slots)]
-        own = {name.removeprefix(ENV_OF_HOSTS): it for name, it in os.environ.items() if name.startswith(ENV_OF_HOSTS)}
+        module = [
+            "-m",
+            "holdfast.evaluate.harness.host",
+            "--node",
+            str(self.options.place),
+            "--slots",
+            str(slots),
+        ]
+        own = {
+            name.removeprefix(ENV_OF_HOSTS): it
+            for name, it in os.environ.items()
+            if name.startswith(ENV_OF_HOSTS)
+        }
         await self._start("host", f"host-{self.options.place}", module, own)
 
     async def _start_engine(self, wanted: StartEngine) -> None:
@@ -257,7 +272,9 @@ class Agent:
         self._waits.add(wait)
         wait.add_done_callback(self._waits.discard)
 
-    async def _await_end(self, role: str, name: str, child: asyncio.subprocess.Process, log: Path) -> None:
+    async def _await_end(
+        self, role: str, name: str, child: asyncio.subprocess.Process, log: Path
+    ) -> None:
         code = await child.wait()
         if self._children.get((role, name)) is not child or self._stopping:
             return
@@ -295,7 +312,13 @@ def gpu_count() -> int:
     told = os.environ.get("CUDA_VISIBLE_DEVICES")
     if told is not None:
         return len([one for one in told.split(",") if one.strip() not in ("", "-1")])
-    return len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name.removeprefix("nvidia").isdigit()])
+    return len(
+        [
+            path
+            for path in Path("/dev").glob("nvidia[0-9]*")
+            if path.name.removeprefix("nvidia").isdigit()
+        ]
+    )
 
 
 def _gpus_of(wanted: StartEngine) -> dict[str, str]:
@@ -305,7 +328,11 @@ def _gpus_of(wanted: StartEngine) -> dict[str, str]:
     told = os.environ.get("CUDA_VISIBLE_DEVICES")
     all_of_them = told.split(",") if told else [str(number) for number in range(count)]
     size = wanted.spec.tensor_parallel
-    return {"CUDA_VISIBLE_DEVICES": ",".join(all_of_them[wanted.index * size : (wanted.index + 1) * size])}
+    return {
+        "CUDA_VISIBLE_DEVICES": ",".join(
+            all_of_them[wanted.index * size : (wanted.index + 1) * size]
+        )
+    }
 
 
 def _tail(log: Path) -> str:

@@ -135,15 +135,29 @@ class EvaluateOptions:
             raise BadUse(
                 f"engine.url is {self.engine.url!r}, but hf has no server. Leave --url out, or --engine openai."
             )
-        for name, least in (("tensor_parallel", 1), ("threads", 0), ("max_batch", 0), ("max_length", 0)):
+        for name, least in (
+            ("tensor_parallel", 1),
+            ("threads", 0),
+            ("max_batch", 0),
+            ("max_length", 0),
+        ):
             _check_least(f"engine.{name}", getattr(self.engine, name), least)
         _check_one_of("on", self.on, PLACES)
-        for name, least in (("nodes", 1), ("engines_per_node", 0), ("metric_slots", 0), ("max_read_mib_s", 0)):
+        for name, least in (
+            ("nodes", 1),
+            ("engines_per_node", 0),
+            ("metric_slots", 0),
+            ("max_read_mib_s", 0),
+        ):
             _check_least(name, getattr(self, name), least)
         if self.sbatch_options and self.on != "slurm":
-            raise BadUse(f"sbatch_options are given, but on is {self.on!r}. Give --on slurm, or leave them out.")
+            raise BadUse(
+                f"sbatch_options are given, but on is {self.on!r}. Give --on slurm, or leave them out."
+            )
         if self.name_map is not None and self.hf_config is None:
-            raise BadUse("name_map is given without hf_config. Give --hf-config DIR with the model's config too.")
+            raise BadUse(
+                "name_map is given without hf_config. Give --hf-config DIR with the model's config too."
+            )
         if self.limit is not None:
             _check_above("limit", self.limit, 0.0)
             if self.limit > 1 and self.limit != int(self.limit):
@@ -201,4 +215,6 @@ def _check_above(name: str, value: float, bound: float) -> None:
 
 def _check_url(name: str, url: str) -> None:
     if not url.startswith(("http://", "https://")):
-        raise BadUse(f"{name} is {url!r}. Give the server's address with its version: http://host:8000/v1")
+        raise BadUse(
+            f"{name} is {url!r}. Give the server's address with its version: http://host:8000/v1"
+        )

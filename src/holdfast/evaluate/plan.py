@@ -24,5 +24,16 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """JSON values, without the timeline."""
         said = self.evaluation.to_json()
-        kept = ("suite", "model", "makespan_s", "bound_s", "ratio", "bound", "engines", "nodes", "samples", "account")
+        kept = (
+            "suite",
+            "model",
+            "makespan_s",
+            "bound_s",
+            "ratio",
+            "bound",
+            "engines",
+            "nodes",
+            "samples",
+            "account",
+        )
         return {**{name: said[name] for name in kept}, "notes": list(self.notes)}

@@ -25,7 +25,10 @@ from holdfast.evaluate.weights.manifest import ModelManifest
 
 def new_id(model: str) -> str:
     """A name for an evaluation: the model's last name and the time."""
-    name = re.sub(r"[^A-Za-z0-9._-]+", "-", model.rstrip("/").rsplit("/", 1)[-1]).strip("-._") or "model"
+    name = (
+        re.sub(r"[^A-Za-z0-9._-]+", "-", model.rstrip("/").rsplit("/", 1)[-1]).strip("-._")
+        or "model"
+    )
     return f"{name[:40]}-{time.strftime('%Y%m%d-%H%M%S', time.gmtime())}-{os.urandom(2).hex()}"
 
 
@@ -54,12 +57,16 @@ class Planned:
             NotFound: there is no such evaluation.
         """
         if not paths.suite.exists():
-            raise NotFound(f"There is no evaluation {paths.evaluation_id!r}. `holdfast eval ls` lists those there are.")
+            raise NotFound(
+                f"There is no evaluation {paths.evaluation_id!r}. `holdfast eval ls` lists those there are."
+            )
         asked = json.loads((paths.state / "asked.json").read_bytes())
         return cls(
             suite=msgspec.json.decode(paths.suite.read_bytes(), type=Suite),
             model=asked["model"],
-            manifest=msgspec.msgpack.decode((paths.state / "manifest").read_bytes(), type=ModelManifest | None),
+            manifest=msgspec.msgpack.decode(
+                (paths.state / "manifest").read_bytes(), type=ModelManifest | None
+            ),
             options=options_of(asked["options"]),
         )
 
@@ -95,7 +102,11 @@ class Planned:
         elif self.manifest is not None and Path(self.manifest.source).is_dir():
             tokenizer = self.manifest.source
         return AddModel(
-            model=number, name=self.model, manifest=self.manifest, folder=str(paths.root), tokenizer=tokenizer
+            model=number,
+            name=self.model,
+            manifest=self.manifest,
+            folder=str(paths.root),
+            tokenizer=tokenizer,
         )
 
     def coordinator_config(self, paths: EvaluationPaths) -> CoordinatorConfig:
@@ -109,7 +120,9 @@ class Planned:
             nodes=options.nodes,
             folder=str(paths.root),
             journals=str(paths.answers),
-            listen_host="127.0.0.1" if options.on == "local" else "0.0.0.0",  # whoever connects needs the token
+            listen_host="127.0.0.1"
+            if options.on == "local"
+            else "0.0.0.0",  # whoever connects needs the token
             metric_slots=options.metric_slots,
             linger_s=options.linger_s,
             silent_s=options.silent_s,
@@ -168,7 +181,9 @@ def describe_model(model: str, options: EvaluateOptions) -> ModelManifest | None
     from holdfast.evaluate.weights.describe import describe
 
     config = str(options.hf_config) if options.hf_config else None
-    return describe(model, hf_config=config, name_map=str(options.name_map) if options.name_map else None)
+    return describe(
+        model, hf_config=config, name_map=str(options.name_map) if options.name_map else None
+    )
 
 
 def _family(model: str, manifest: ModelManifest | None) -> str:
@@ -182,5 +197,9 @@ def _family(model: str, manifest: ModelManifest | None) -> str:
         return model.rstrip("/").rsplit("/", 1)[-1]
     said = json.loads(config)
     shape = [said.get("model_type", "model")]
-    shape += [str(said[name]) for name in ("hidden_size", "n_embd", "num_hidden_layers", "n_layer") if name in said]
+    shape += [
+        str(said[name])
+        for name in ("hidden_size", "n_embd", "num_hidden_layers", "n_layer")
+        if name in said
+    ]
     return "-".join(shape)

@@ -41,7 +41,12 @@ class _Cost(NamedTuple):
 
 
 def work_of(
-    timeline: Timeline, model: int, curve: Curve, *, judge: JudgeLimits | None = None, metric_slots: int = 1
+    timeline: Timeline,
+    model: int,
+    curve: Curve,
+    *,
+    judge: JudgeLimits | None = None,
+    metric_slots: int = 1,
 ) -> Work | None:
     """The work of one model's evaluation; None where no engine answered anything.
 
@@ -63,7 +68,10 @@ def work_of(
     samples = _samples(requests, costs, _metrics_s(timeline, model), min(there_s))
     # Which sample asked the judge is not known: all that it was asked stands by itself, there from the start.
     asked = SampleWork(
-        engine_s=0.0, alone_s=0.0, judge_requests=len(judged), judge_tokens=sum(span.tokens for span in judged)
+        engine_s=0.0,
+        alone_s=0.0,
+        judge_requests=len(judged),
+        judge_tokens=sum(span.tokens for span in judged),
     )
     shortest_s = min(cost.alone_s for cost in costs)
     nodes = {span.node for spans in (timeline.nodes, timeline.metrics) for span in spans}
@@ -73,7 +81,9 @@ def work_of(
         slots_there_s=[0.0] * (max(1, len(nodes)) * max(metric_slots, _at_once(timeline.metrics))),
         judge_requests=_quota(judge.requests_per_minute if judge else None),
         judge_tokens=_quota(judge.tokens_per_minute if judge else None),
-        transfers=[[replace(weights, then_s=max(0.0, min(there_s) - fetch_s) + shortest_s)]] if fetch_s else [],
+        transfers=[[replace(weights, then_s=max(0.0, min(there_s) - fetch_s) + shortest_s)]]
+        if fetch_s
+        else [],
     )
 
 
@@ -90,10 +100,17 @@ def _weights(timeline: Timeline, model: int) -> Transfer:
     before all of it was read. Bytes that were read again count once. A fetch that was over before the timeline begins
     took no time.
     """
-    fetches = [span for span in timeline.nodes if span.what == "fetch" and span.model == model and span.remote_bytes]
+    fetches = [
+        span
+        for span in timeline.nodes
+        if span.what == "fetch" and span.model == model and span.remote_bytes
+    ]
     if not fetches:
         return Transfer(size_bytes=0.0, bytes_per_s=1.0)
-    rates = [_got_bytes(span) / (span.t1 - span.t0) if span.t1 > span.t0 else float("inf") for span in fetches]
+    rates = [
+        _got_bytes(span) / (span.t1 - span.t0) if span.t1 > span.t0 else float("inf")
+        for span in fetches
+    ]
     return Transfer(size_bytes=min(_got_bytes(span) for span in fetches), bytes_per_s=max(rates))
 
 
@@ -114,7 +131,9 @@ def _engines_there_s(timeline: Timeline, model: int, fetch_s: float) -> list[flo
             after_s = span.t1 - min(max(came_s.get(span, span.t0), span.t0), span.t1)
             least_s = min(span.t1 - span.t0, after_s + (fetch_s if span.model == model else 0.0))
             there_s[span.engine] = min(there_s.get(span.engine, least_s), least_s)
-    return [there_s.get(engine, 0.0) for engine in sorted({span.engine for span in timeline.engines})]
+    return [
+        there_s.get(engine, 0.0) for engine in sorted({span.engine for span in timeline.engines})
+    ]
 
 
 def _costs(requests: Sequence[RequestSpan], curve: Curve) -> list[_Cost]:
@@ -126,8 +145,13 @@ def _costs(requests: Sequence[RequestSpan], curve: Curve) -> list[_Cost]:
     for span, cost in zip(requests, costs, strict=True):
         spent_s[span.engine] += cost.full_s
         spans[span.engine].append((span.t0, span.t1))
-    busy_s = {engine: sum(end - begin for begin, end in merged(its)) for engine, its in spans.items()}
-    factors = {engine: min(1.0, busy_s[engine] / total_s) if total_s else 1.0 for engine, total_s in spent_s.items()}
+    busy_s = {
+        engine: sum(end - begin for begin, end in merged(its)) for engine, its in spans.items()
+    }
+    factors = {
+        engine: min(1.0, busy_s[engine] / total_s) if total_s else 1.0
+        for engine, total_s in spent_s.items()
+    }
     if not does_one_at_a_time:  # what one engine has shown, any could do
         factors = dict.fromkeys(factors, min(factors.values()))
     return [
@@ -166,7 +190,10 @@ def _by_curve(requests: Sequence[RequestSpan], curve: Curve) -> list[_Cost]:
 
 
 def _samples(
-    requests: Sequence[RequestSpan], costs: Sequence[_Cost], metrics_s: dict[_Place, float], ready_s: float
+    requests: Sequence[RequestSpan],
+    costs: Sequence[_Cost],
+    metrics_s: dict[_Place, float],
+    ready_s: float,
 ) -> list[SampleWork]:
     """The samples that engines answered, and the metrics of those whose answers were there from before."""
     engine_s: dict[_Place, float] = defaultdict(float)
@@ -176,7 +203,12 @@ def _samples(
         engine_s[place] += cost.full_s
         longest_s[place] = max(longest_s[place], cost.alone_s)
     answered = [
-        SampleWork(ready_s=ready_s, engine_s=full_s, alone_s=longest_s[place], metric_s=metrics_s.get(place, 0.0))
+        SampleWork(
+            ready_s=ready_s,
+            engine_s=full_s,
+            alone_s=longest_s[place],
+            metric_s=metrics_s.get(place, 0.0),
+        )
         for place, full_s in engine_s.items()
     ]
     reused = [
@@ -211,7 +243,9 @@ def _quota(a_minute: float | None) -> Quota | None:
 
 def _at_once(metrics: Sequence[MetricSpan]) -> int:
     """The most metrics that ran at a time on one node."""
-    edges = [(span.t0, 1, span.node) for span in metrics] + [(span.t1, -1, span.node) for span in metrics]
+    edges = [(span.t0, 1, span.node) for span in metrics] + [
+        (span.t1, -1, span.node) for span in metrics
+    ]
     running: Counter[int] = Counter()
     most = 0
     for _, change, node in sorted(edges):

@@ -52,7 +52,9 @@ def history_of(ledger: Ledger, plan: Planned) -> list[TaskHistory]:
     return history
 
 
-def record_end(ledger: Ledger, plan: Planned, paths: EvaluationPaths, evaluation: Evaluation) -> None:
+def record_end(
+    ledger: Ledger, plan: Planned, paths: EvaluationPaths, evaluation: Evaluation
+) -> None:
     """An evaluation ended; `paths` are its session's, which has learned what its samples cost."""
     now_s = time.time()
     ledger.set_evaluation(

@@ -91,7 +91,11 @@ def evaluate(
 
 
 def resume(
-    evaluation_id: str, *, home: Path | None = None, progress: Progress | None = None, **changes: Any
+    evaluation_id: str,
+    *,
+    home: Path | None = None,
+    progress: Progress | None = None,
+    **changes: Any,
 ) -> Evaluation:
     """Go on with an evaluation that was stopped; what it had finished is not done again.
 
@@ -113,7 +117,9 @@ def resume(
         _demand_record(ledger, plan, paths)
         ended = paths.results.exists() and read_evaluation(paths.root)
         if ended and ended.state == "done" and not ended.errors:
-            if ledger.evaluation(evaluation_id).state != "done":  # its command could not record its end
+            if (
+                ledger.evaluation(evaluation_id).state != "done"
+            ):  # its command could not record its end
                 keep(ended, plan, paths, ledger)
             return ended
         _forget_failures(paths)
@@ -121,7 +127,9 @@ def resume(
         return _run(plan, paths, ledger, progress)
 
 
-def rescore(evaluation_id: str, *, home: Path | None = None, progress: Progress | None = None) -> Evaluation:
+def rescore(
+    evaluation_id: str, *, home: Path | None = None, progress: Progress | None = None
+) -> Evaluation:
     """Compute an evaluation's scores again from the answers it got: no engine is started.
 
     Raises:
@@ -138,10 +146,16 @@ def rescore(evaluation_id: str, *, home: Path | None = None, progress: Progress 
                 f"{evaluation_id} has no answers to score. Go on with it: holdfast eval resume {evaluation_id}"
             )
         _demand_record(ledger, plan, paths)
-        shutil.rmtree(folder, ignore_errors=True)  # a coordinator's state of its own, of no use afterwards
+        shutil.rmtree(
+            folder, ignore_errors=True
+        )  # a coordinator's state of its own, of no use afterwards
         heard = Heard(progress)
-        model = msgspec.structs.replace(plan.add_model(0, paths), digest=before.digest, numerics=before.numerics)
-        config = msgspec.structs.replace(plan.coordinator_config(paths), folder=str(folder), rescore=True)
+        model = msgspec.structs.replace(
+            plan.add_model(0, paths), digest=before.digest, numerics=before.numerics
+        )
+        config = msgspec.structs.replace(
+            plan.coordinator_config(paths), folder=str(folder), rescore=True
+        )
         with judging(plan.options, paths) as environment:
             _run_session(Session(config, plan.nodes_wanted(environment), heard), model)
         shutil.rmtree(folder)
@@ -179,7 +193,9 @@ class Heard:
                 self.progress(message)
 
 
-def _run(plan: Planned, paths: EvaluationPaths, ledger: Ledger, progress: Progress | None) -> Evaluation:
+def _run(
+    plan: Planned, paths: EvaluationPaths, ledger: Ledger, progress: Progress | None
+) -> Evaluation:
     """Run it to its end and keep what came of it."""
     heard = Heard(progress)
     try:
@@ -189,7 +205,9 @@ def _run(plan: Planned, paths: EvaluationPaths, ledger: Ledger, progress: Progre
             session = Session(plan.coordinator_config(paths), plan.nodes_wanted(environment), heard)
             _run_session(session, plan.add_model(0, paths))
     except BaseException as error:
-        why = sentence(error) or ("It was stopped." if isinstance(error, KeyboardInterrupt) else type(error).__name__)
+        why = sentence(error) or (
+            "It was stopped." if isinstance(error, KeyboardInterrupt) else type(error).__name__
+        )
         outcome = recorded(ledger, paths, "stopped", with_next_step(why, paths))
         if isinstance(error, KeyboardInterrupt):
             raise KeyboardInterrupt(outcome) from error
@@ -199,9 +217,13 @@ def _run(plan: Planned, paths: EvaluationPaths, ledger: Ledger, progress: Progre
     if heard.model is not None and heard.model.error:
         if heard.model.wrong_use and not heard.tasks:
             raise BadUse(recorded(ledger, paths, "failed", heard.model.error))
-        raise EvaluationError(recorded(ledger, paths, "failed", with_next_step(heard.model.error, paths)))
+        raise EvaluationError(
+            recorded(ledger, paths, "failed", with_next_step(heard.model.error, paths))
+        )
     with saying_where_it_lies(paths, f"holdfast eval resume {paths.evaluation_id}"):
-        evaluation = summarize(plan.suite, plan.model, paths, heard.tasks, heard.model, plan.options)
+        evaluation = summarize(
+            plan.suite, plan.model, paths, heard.tasks, heard.model, plan.options
+        )
         keep(evaluation, plan, paths, ledger)
     return evaluation
 

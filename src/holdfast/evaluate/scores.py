@@ -32,12 +32,18 @@ class Score:
     @property
     def number(self) -> float | None:
         """The value, where it is a number."""
-        if isinstance(self.value, bool) or not isinstance(self.value, int | float) or not math.isfinite(self.value):
+        if (
+            isinstance(self.value, bool)
+            or not isinstance(self.value, int | float)
+            or not math.isfinite(self.value)
+        ):
             return None
         return float(self.value)
 
 
-def scores_of(results: Mapping[str, Any], column: Literal["results", "groups"] = "results") -> tuple[Score, ...]:
+def scores_of(
+    results: Mapping[str, Any], column: Literal["results", "groups"] = "results"
+) -> tuple[Score, ...]:
     """Flatten a results object of lm-eval's form (`results`, `versions`, `n-shot`, `higher_is_better`, …).
 
     A metric stands as `metric,filter` with its standard error as `metric_stderr,filter`; groups stand before their
@@ -65,7 +71,9 @@ def scores_of(results: Mapping[str, Any], column: Literal["results", "groups"] =
                     n_shot=results.get("n-shot", {}).get(task),
                     metric=metric,
                     value=metrics[key],
-                    stderr=stderr if isinstance(stderr, float | int) and not isinstance(stderr, bool) else None,
+                    stderr=stderr
+                    if isinstance(stderr, float | int) and not isinstance(stderr, bool)
+                    else None,
                     higher_is_better=results.get("higher_is_better", {}).get(task, {}).get(metric),
                     samples=_samples(task, metrics, results),
                 )
@@ -81,7 +89,11 @@ def compact(scores: Iterable[Score]) -> dict[str, dict[str, Any]]:
     kept: dict[str, dict[str, Any]] = {}
     for score in scores:
         value, stderr = (_as_json(number) for number in (score.value, score.stderr))
-        kept.setdefault(score.task, {})[f"{score.metric},{score.filter}"] = [value, stderr, score.higher_is_better]
+        kept.setdefault(score.task, {})[f"{score.metric},{score.filter}"] = [
+            value,
+            stderr,
+            score.higher_is_better,
+        ]
     return kept
 
 

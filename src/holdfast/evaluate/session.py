@@ -45,8 +45,13 @@ from holdfast.evaluate.occupied import wait_for_the_others
 
 _POLL_S = 0.2
 _PATIENT_S = 10.0  # before it is said why nodes do not come
-_MOST_RESTARTS = 50  # of the coordinator or of one node's agent; a fault that strikes more often is a bug
-_QUICK_END_S, _MOST_QUICK_ENDS = 5.0, 8  # in a row: whatever ends a coordinator at once would end the next one
+_MOST_RESTARTS = (
+    50  # of the coordinator or of one node's agent; a fault that strikes more often is a bug
+)
+_QUICK_END_S, _MOST_QUICK_ENDS = (
+    5.0,
+    8,
+)  # in a row: whatever ends a coordinator at once would end the next one
 _START_TIMEOUT_S = 30.0
 _ENDS = (DONE, FAILED, LEFT)  # with which a coordinator says that it meant to end
 _STOP_TIMEOUT_S = 20.0
@@ -73,7 +78,9 @@ class NodesWanted:
 class Session:
     """One coordinator and its nodes. `told` hears every message of the coordinator, in the event loop."""
 
-    def __init__(self, config: CoordinatorConfig, wanted: NodesWanted, told: Callable[[Message], None]) -> None:
+    def __init__(
+        self, config: CoordinatorConfig, wanted: NodesWanted, told: Callable[[Message], None]
+    ) -> None:
         self._config, self._wanted, self._told = config, wanted, told
         self._files = CoordinatorFiles(Path(config.folder))
         self._models: dict[int, AddModel] = {}
@@ -129,7 +136,10 @@ class Session:
             await check_tasks(self._config.suite, Path(self._config.folder) / "logs" / "tasks.log")
         self._files.folder.mkdir(parents=True, exist_ok=True)
         await asyncio.to_thread(
-            wait_for_the_others, self._files.folder, self._config.linger_s + 2 * _STOP_TIMEOUT_S, _say_waiting
+            wait_for_the_others,
+            self._files.folder,
+            self._config.linger_s + 2 * _STOP_TIMEOUT_S,
+            _say_waiting,
         )
         host = await asyncio.to_thread(nodes.address_host)
         token = self._prepare()
@@ -138,17 +148,24 @@ class Session:
         try:
             port = await self._port(coordinating)
             # Not the engines': the server of theirs may be an OpenAI-compatible one, too.
-            environment = {f"{ENV_OF_HOSTS}{name}": value for name, value in self._wanted.environment.items()}
+            environment = {
+                f"{ENV_OF_HOSTS}{name}": value for name, value in self._wanted.environment.items()
+            }
             environment |= {ENV_ADDRESS: f"{host}:{port}", ENV_TOKEN: token}
             placement = await asyncio.to_thread(
-                nodes.start, self._agent(host), environment=environment, folder=Path(self._config.folder) / "logs"
+                nodes.start,
+                self._agent(host),
+                environment=environment,
+                folder=Path(self._config.folder) / "logs",
             )
             speaking = asyncio.create_task(self._speak(f"127.0.0.1:{port}", token))
             minding = asyncio.create_task(self._mind(placement))
             leaving = asyncio.create_task(self._left.wait())
             helpers = {speaking, minding, leaving}
             try:
-                done, _ = await asyncio.wait({coordinating, *helpers}, return_when=asyncio.FIRST_COMPLETED)
+                done, _ = await asyncio.wait(
+                    {coordinating, *helpers}, return_when=asyncio.FIRST_COMPLETED
+                )
                 if coordinating in done:
                     return coordinating.result()
                 for task in done:
@@ -160,7 +177,10 @@ class Session:
         finally:
             if not coordinating.done():
                 if placement is not None:
-                    _log.warning("Stopping: engines finish what they hold, in %.0f s at most.", self._config.linger_s)
+                    _log.warning(
+                        "Stopping: engines finish what they hold, in %.0f s at most.",
+                        self._config.linger_s,
+                    )
                 coordinating.cancel()
                 await asyncio.wait({coordinating})
             if placement is not None:
@@ -181,7 +201,10 @@ class Session:
         agent += ["--journals", config.journals]
         agent += ["--metric-slots", str(config.metric_slots), "--linger-s", str(config.linger_s)]
         if host != "127.0.0.1":
-            agent += ["--listen-host", "0.0.0.0"]  # peers on other machines; whoever connects needs the token
+            agent += [
+                "--listen-host",
+                "0.0.0.0",
+            ]  # peers on other machines; whoever connects needs the token
         return [*agent, *self._wanted.agent_flags]
 
     async def _coordinate(self) -> int:
@@ -223,7 +246,9 @@ class Session:
             quick_ends = quick_ends + 1 if time.monotonic() - began_s < _QUICK_END_S else 0
             if quick_ends == _MOST_QUICK_ENDS:
                 break
-            _log.warning("The coordinator ended with %d and is started again; its log is %s.", code, log)
+            _log.warning(
+                "The coordinator ended with %d and is started again; its log is %s.", code, log
+            )
         raise EvaluationError(f"The coordinator ends again and again. Its log is {log}.")
 
     async def _port(self, coordinating: "asyncio.Task[int]") -> int:
@@ -234,7 +259,9 @@ class Session:
                 coordinating.result()  # raises why, if it knows
                 break
             await asyncio.sleep(0.02)
-        raise EvaluationError(f"The coordinator does not start. Its log is {self._config.folder}/logs/coordinator.log.")
+        raise EvaluationError(
+            f"The coordinator does not start. Its log is {self._config.folder}/logs/coordinator.log."
+        )
 
     async def _speak(self, address: str, token: str) -> None:
         def hello() -> Hello:
@@ -260,7 +287,9 @@ class Session:
         while True:
             found = await asyncio.to_thread(placement.poll)
             if time.monotonic() - began_s >= _PATIENT_S:
-                for why in {place.why for place in found if place.state == "waiting" and place.why} - said:
+                for why in {
+                    place.why for place in found if place.state == "waiting" and place.why
+                } - said:
                     _log.warning("Waiting for nodes: %s.", why)
                     said.add(why)
             ended = [place for place in found if place.state == "ended" and place.exit_code != 0]
@@ -286,4 +315,6 @@ class Session:
 
 
 def _say_waiting() -> None:
-    _log.warning("What an earlier command left is finishing what it holds; this one goes on after it.")
+    _log.warning(
+        "What an earlier command left is finishing what it holds; this one goes on after it."
+    )

@@ -66,7 +66,11 @@ def checkpoints_in(folder: Path) -> list[Found]:
     Raises:
         NotFound: it is not a folder.
     """
-    found = [Found(step=one.step, path=one.path) for one in scan(folder) if one.state in ("written", "verified")]
+    found = [
+        Found(step=one.step, path=one.path)
+        for one in scan(folder)
+        if one.state in ("written", "verified")
+    ]
     for path in folder.iterdir():
         match = _TRAINER_CHECKPOINT.fullmatch(path.name)
         if match and (path / _TRAINER_DONE).is_file():
@@ -103,21 +107,33 @@ def watch(
     options = options or EvaluateOptions()
     chosen = options.applied_to(suite if isinstance(suite, Suite) else load_suite(suite))
     if not folder.is_dir():
-        raise NotFound(f"There is no folder {folder}. Give the one that checkpoints are committed to.")
+        raise NotFound(
+            f"There is no folder {folder}. Give the one that checkpoints are committed to."
+        )
     if options.engine.kind in WITHOUT_WEIGHTS:
         raise BadUse(
             f"The engine {options.engine.kind} takes no weights, so it cannot follow {folder}. "
             "Use --engine hf or vllm, or evaluate what it serves: holdfast eval run."
         )
-    paths = EvaluationPaths(options.home or holdfast_home(), options.evaluation_id or new_id(f"{folder.name}-stream"))
+    paths = EvaluationPaths(
+        options.home or holdfast_home(), options.evaluation_id or new_id(f"{folder.name}-stream")
+    )
     if CoordinatorFiles(paths.root).models.exists():
-        raise BadUse(f"There is already a stream {paths.evaluation_id}. Leave its id out: the same command goes on.")
-    with holding(paths), opened_ledger(options, paths) as ledger, judging(options, paths) as environment:
+        raise BadUse(
+            f"There is already a stream {paths.evaluation_id}. Leave its id out: the same command goes on."
+        )
+    with (
+        holding(paths),
+        opened_ledger(options, paths) as ledger,
+        judging(options, paths) as environment,
+    ):
         stream = _Stream(chosen, folder, options, paths, ledger, progress, environment)
         try:
             yield from stream.evaluations(once=once, until=until)
         except KeyboardInterrupt as error:
-            raise KeyboardInterrupt("It was stopped. The same command goes on; nothing finished is redone.") from error
+            raise KeyboardInterrupt(
+                "It was stopped. The same command goes on; nothing finished is redone."
+            ) from error
 
 
 @dataclass
@@ -134,7 +150,9 @@ class _Stream:
     _tasks: dict[int, dict[int, TaskOutcome]] = field(default_factory=dict)
     _undescribed: list[Evaluation] = field(default_factory=list)
     """Those that failed before they began."""
-    _heard: "queue.SimpleQueue[Message | BaseException | None]" = field(default_factory=queue.SimpleQueue)
+    _heard: "queue.SimpleQueue[Message | BaseException | None]" = field(
+        default_factory=queue.SimpleQueue
+    )
     """What the session's thread says; None at its end."""
     _passed_over: set[Path] = field(default_factory=set)
     _open: set[int] = field(default_factory=set)
@@ -214,7 +232,9 @@ class _Stream:
         def run() -> None:
             try:
                 code = asyncio.run(session.run())
-                self._heard.put(EvaluationError("The stream was stopped.") if code == LEFT else None)
+                self._heard.put(
+                    EvaluationError("The stream was stopped.") if code == LEFT else None
+                )
             except BaseException as error:
                 self._heard.put(error)
 
@@ -260,8 +280,12 @@ class _Stream:
         done = {record.model for record in records if record.state == "done"}
         running = {record.model for record in records if state_of(record) == "running"}
         self._passed_over.update(one.path for one in found if str(one.path) in done)
-        if self.options.drop_stale:  # one that was committed late is stale, and must not drop a newer one
-            self._newest_step = max([self._newest_step, *(one.step for one in found if str(one.path) in done)])
+        if (
+            self.options.drop_stale
+        ):  # one that was committed late is stale, and must not drop a newer one
+            self._newest_step = max(
+                [self._newest_step, *(one.step for one in found if str(one.path) in done)]
+            )
             self._passed_over.update(one.path for one in found if one.step <= self._newest_step)
             found = [one for one in found if one.step > self._newest_step]
         return [one for one in found if str(one.path) not in done | running]
@@ -281,13 +305,21 @@ class _Stream:
         """Of a checkpoint that never began."""
         paths = self._paths_of(plan)
         begin = Begin(
-            started_at_s=time.time(), suite=plan.suite.name, tasks=[entry.name for entry in plan.suite.entries]
+            started_at_s=time.time(),
+            suite=plan.suite.name,
+            tasks=[entry.name for entry in plan.suite.entries],
         )
         outcome = ModelOutcome(model=self._added, error=why)
         with holding(paths), saying_where_it_lies(paths, "the same command"):
             self.ledger.add_evaluation(plan.record(paths))
             evaluation = summarize(
-                plan.suite, plan.model, paths, {}, outcome, plan.options, timeline=timeline_of([begin])
+                plan.suite,
+                plan.model,
+                paths,
+                {},
+                outcome,
+                plan.options,
+                timeline=timeline_of([begin]),
             )
             keep(evaluation, plan, paths, self.ledger)
             self.ledger.set_evaluation(evaluation.id, outcome=why, ended_at_s=time.time())
@@ -311,10 +343,14 @@ class _Stream:
         else:
             with saying_where_it_lies(paths, f"holdfast eval resume {paths.evaluation_id}"):
                 timeline = write_slice(self._timeline.read(), self.paths, paths, outcome.model)
-                evaluation = summarize(plan.suite, plan.model, paths, tasks, outcome, plan.options, timeline=timeline)
+                evaluation = summarize(
+                    plan.suite, plan.model, paths, tasks, outcome, plan.options, timeline=timeline
+                )
                 keep(evaluation, plan, paths, self.ledger, session=self.paths)
                 if outcome.error:
-                    self.ledger.set_evaluation(evaluation.id, outcome=outcome.error, ended_at_s=time.time())
+                    self.ledger.set_evaluation(
+                        evaluation.id, outcome=outcome.error, ended_at_s=time.time()
+                    )
             yield evaluation
         self._timeline.forget(outcome.model)
         self._holding.pop(outcome.model).close()

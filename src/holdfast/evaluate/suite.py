@@ -76,12 +76,18 @@ def load_suite(path_or_names: str | Sequence[str]) -> Suite:
     if len(names) == 1 and names[0].endswith(".toml"):
         return _read(Path(names[0]))
     if not names:
-        raise BadUse("A suite needs at least one task. Name tasks (gsm8k,mmlu:100) or a .toml file.")
+        raise BadUse(
+            "A suite needs at least one task. Name tasks (gsm8k,mmlu:100) or a .toml file."
+        )
     for name in names:
         if name.endswith(".toml"):
-            raise BadUse(f"{name} is a suite of its own: give the file alone, or add the other tasks to it.")
+            raise BadUse(
+                f"{name} is a suite of its own: give the file alone, or add the other tasks to it."
+            )
     entries = tuple(_entry(_named(name), {}, f"the task {name!r}") for name in names)
-    return Suite(name="+".join(entry.name for entry in entries[:3]), entries=_distinct(entries, "The suite"))
+    return Suite(
+        name="+".join(entry.name for entry in entries[:3]), entries=_distinct(entries, "The suite")
+    )
 
 
 _DEFAULTS = ("harness", "limit", "num_fewshot", "chat_template", "system_instruction", "options")
@@ -108,9 +114,13 @@ def _read(path: Path) -> Suite:
     try:
         table = tomllib.loads(path.read_text())
     except FileNotFoundError:
-        raise NotFound(f"There is no suite {path}. Name a .toml file, or tasks (gsm8k,mmlu:100).") from None
+        raise NotFound(
+            f"There is no suite {path}. Name a .toml file, or tasks (gsm8k,mmlu:100)."
+        ) from None
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise BadUse(f"{path} cannot be read as TOML: {error}. docs/evaluation.md shows the form of a suite.") from None
+        raise BadUse(
+            f"{path} cannot be read as TOML: {error}. docs/evaluation.md shows the form of a suite."
+        ) from None
     checked = _checked(table, _SUITE_KEYS, str(path))
     defaults = {key: value for key, value in checked.items() if key in _DEFAULTS}
     tasks = checked.get("tasks")
@@ -122,7 +132,9 @@ def _read(path: Path) -> Suite:
         if not isinstance(task, str | dict):
             raise BadUse(f"{where} is {task!r}: it must be a name or a table with a name.")
         entries.append(_entry(_named(task) if isinstance(task, str) else task, defaults, where))
-    folders = [path.parent / Path(folder).expanduser() for folder in checked.get("include_paths", ())]
+    folders = [
+        path.parent / Path(folder).expanduser() for folder in checked.get("include_paths", ())
+    ]
     return Suite(
         name=checked.get("name", path.stem),
         entries=_distinct(entries, str(path)),
@@ -134,7 +146,9 @@ def _read(path: Path) -> Suite:
 def _named(text: str) -> dict[str, Any]:
     match = _NAME.fullmatch(text)
     assert match, text  # a name is never empty
-    given: dict[str, Any] = {key: value for key, value in match.groupdict().items() if value is not None}
+    given: dict[str, Any] = {
+        key: value for key, value in match.groupdict().items() if value is not None
+    }
     if "limit" in given:
         given["limit"] = float(given["limit"])
     return given
@@ -152,7 +166,9 @@ def _checked(table: Mapping[str, Any], known: Sequence[str], where: str) -> dict
     checked = {}
     for key, value in table.items():
         if key not in known:
-            raise BadUse(f"{where}: there is no key {key!r}.{nearest(key, known)} Known are: {', '.join(known)}.")
+            raise BadUse(
+                f"{where}: there is no key {key!r}.{nearest(key, known)} Known are: {', '.join(known)}."
+            )
         kind, allowed = _ALLOWED[key]
         right_type = isinstance(value, kind) and (kind is bool or not isinstance(value, bool))
         if not right_type or not _is_in_range(key, value, where):
@@ -171,7 +187,10 @@ def _is_in_range(key: str, value: Any, where: str) -> bool:
             return bool(value >= 0)
         case "include_paths":
             here = Path(where).parent  # only a file has this key
-            return all(isinstance(folder, str) and (here / Path(folder).expanduser()).is_dir() for folder in value)
+            return all(
+                isinstance(folder, str) and (here / Path(folder).expanduser()).is_dir()
+                for folder in value
+            )
         case _:
             return True
 
@@ -180,7 +199,9 @@ def _distinct(entries: Sequence[TaskEntry], where: str) -> tuple[TaskEntry, ...]
     seen: list[TaskEntry] = []
     for entry in entries:
         if entry in seen:
-            raise BadUse(f"{where}: the task {entry.name!r} stands there twice. Remove one, or set them apart.")
+            raise BadUse(
+                f"{where}: the task {entry.name!r} stands there twice. Remove one, or set them apart."
+            )
         seen.append(entry)
     return tuple(seen)
 

@@ -20,7 +20,15 @@ from holdfast.evaluate.options import EvaluateOptions
 from holdfast.evaluate.policy.account import Account, Step, account
 from holdfast.evaluate.policy.bound import lower_bound
 from holdfast.evaluate.realised import work_of
-from holdfast.evaluate.report.timeline import End, EngineSpan, Line, Span, Timeline, TimelineWriter, read_timeline
+from holdfast.evaluate.report.timeline import (
+    End,
+    EngineSpan,
+    Line,
+    Span,
+    Timeline,
+    TimelineWriter,
+    read_timeline,
+)
 from holdfast.evaluate.scores import scores_of
 from holdfast.evaluate.suite import Suite
 
@@ -52,7 +60,9 @@ def summarize(
     curve = _curve(paths)
     bound = _bound(timeline, number, curve, options)
     engines = {span.engine for span in timeline.engines if span.what == "serve"}
-    spent = account(timeline, curve) if curve else Account(engines=0, makespan_s=timeline.makespan_s)
+    spent = (
+        account(timeline, curve) if curve else Account(engines=0, makespan_s=timeline.makespan_s)
+    )
     blank = Evaluation(
         id=paths.evaluation_id,
         suite=suite.name,
@@ -65,7 +75,8 @@ def summarize(
         engine_seconds=sum(spent.seconds.values()),
         account={cause: seconds for cause, seconds in spent.seconds.items() if seconds > 0},
         critical_path=tuple(
-            PathStep(what=step.what, t0=step.t0, t1=step.t1, detail=_detail(step, timeline)) for step in spent.path
+            PathStep(what=step.what, t0=step.t0, t1=step.t1, detail=_detail(step, timeline))
+            for step in spent.path
         ),
         samples=sum(span.samples for span in timeline.tasks if span.model == number),
         requests=sum(span.model == number for span in timeline.requests),
@@ -79,7 +90,9 @@ def summarize(
         folder=str(paths.root),
     )
     found = results_of(suite, tasks, blank)
-    if outcome and outcome.error:  # of the model as a whole: why the tasks that did not end have no scores
+    if (
+        outcome and outcome.error
+    ):  # of the model as a whole: why the tasks that did not end have no scores
         missing = [entry.name for task, entry in enumerate(suite.entries) if task not in tasks]
         found["errors"] = {**dict.fromkeys(missing, outcome.error), **found["errors"]}
     return replace(blank, **found)
@@ -88,9 +101,15 @@ def summarize(
 def results_of(suite: Suite, tasks: Mapping[int, TaskOutcome], of: Evaluation) -> dict[str, Any]:
     """The fields of an evaluation that its tasks' outcomes decide; `of` says what and when it was."""
     found = [one.result.results for _, one in sorted(tasks.items()) if one.result is not None]
-    errors = {suite.entries[task].name: one.error for task, one in sorted(tasks.items()) if one.error}
+    errors = {
+        suite.entries[task].name: one.error for task, one in sorted(tasks.items()) if one.error
+    }
     started_s = of.started_at_s
-    merged = merge(found, model_name=of.model, start_s=started_s, end_s=started_s + of.makespan_s) if found else {}
+    merged = (
+        merge(found, model_name=of.model, start_s=started_s, end_s=started_s + of.makespan_s)
+        if found
+        else {}
+    )
     return {
         "state": "done" if len(tasks) == len(suite.entries) and not errors else "failed",
         "results": merged,
@@ -100,7 +119,9 @@ def results_of(suite: Suite, tasks: Mapping[int, TaskOutcome], of: Evaluation) -
     }
 
 
-def write_slice(whole: Timeline, session: EvaluationPaths, paths: EvaluationPaths, model: int) -> Timeline:
+def write_slice(
+    whole: Timeline, session: EvaluationPaths, paths: EvaluationPaths, model: int
+) -> Timeline:
     """One model's part of a stream's timeline, as a timeline of its own in the model's folder.
 
     It begins when the model was added or, if that is later, when the one before had ended or an engine turned to this.
@@ -116,7 +137,10 @@ def write_slice(whole: Timeline, session: EvaluationPaths, paths: EvaluationPath
         engines, whole.requests, whole.metrics, whole.judged, whole.tasks, whole.models,
     )  # fmt: skip
     spans = [
-        span for spans in kinds for span in spans if isinstance(span, Span) and getattr(span, "model", -1) == model
+        span
+        for spans in kinds
+        for span in spans
+        if isinstance(span, Span) and getattr(span, "model", -1) == model
     ]
     spans = [span for span in spans if span.t1 >= begun_s]
     spans += [span for span in whole.nodes if span.what == "fetch" and span.model == model]
@@ -139,7 +163,9 @@ def _serving_still(engines: Sequence[EngineSpan], end_s: float) -> list[EngineSp
     """That an engine stood ready is written when it does so no more: what is still to be written, until the end."""
     last = {span.engine: span for span in sorted(engines, key=lambda span: span.t1)}
     return [
-        EngineSpan(what="serve", engine=span.engine, node=span.node, model=span.model, t0=span.t1, t1=end_s)
+        EngineSpan(
+            what="serve", engine=span.engine, node=span.node, model=span.model, t0=span.t1, t1=end_s
+        )
         for span in last.values()
         if span.what in ("load", "swap") and span.t1 < end_s
     ]
@@ -150,18 +176,26 @@ def _versions(merged: Mapping[str, object]) -> dict[str, str]:
     return {"lm-eval": str(said)} if said else {}
 
 
-def _bound(timeline: Timeline, model: int, curve: Curve | None, options: EvaluateOptions) -> tuple[BoundTerm, ...]:
+def _bound(
+    timeline: Timeline, model: int, curve: Curve | None, options: EvaluateOptions
+) -> tuple[BoundTerm, ...]:
     """The lower bound, from what was realised; none where no engine was at work."""
     if curve is None:
         return ()
-    slots = options.metric_slots or core_count()  # where nodes are other machines, this one stands for them
+    slots = (
+        options.metric_slots or core_count()
+    )  # where nodes are other machines, this one stands for them
     work = work_of(timeline, model, curve, judge=options.judge, metric_slots=slots)
     if work is None:
         return ()
-    return tuple(BoundTerm(name=name, seconds=s) for name, s in lower_bound(work).terms.items() if s > 0)
+    return tuple(
+        BoundTerm(name=name, seconds=s) for name, s in lower_bound(work).terms.items() if s > 0
+    )
 
 
-def _judged(timeline: Timeline, model: int, paths: EvaluationPaths, options: EvaluateOptions) -> Timeline:
+def _judged(
+    timeline: Timeline, model: int, paths: EvaluationPaths, options: EvaluateOptions
+) -> Timeline:
     """The timeline with what the judge was asked: its proxy keeps that, the coordinator does not hear of it."""
     if options.judge is None or timeline.judged:
         return timeline

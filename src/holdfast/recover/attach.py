@@ -69,7 +69,9 @@ class Run:
         """
         completed = whole_number(step)
         if completed is None or completed < 0:
-            raise BadUse(f"run.step({step!r}): give the number of steps completed, a whole number of at least 0.")
+            raise BadUse(
+                f"run.step({step!r}): give the number of steps completed, a whole number of at least 0."
+            )
         # Tensors are detached here, while they hold what the user means, and read by other threads.
         loss, metrics = _detached(loss), {name: _detached(value) for name, value in metrics.items()}
         note_numbers(completed, metrics if loss is None else {"loss": loss, **metrics})
@@ -175,7 +177,9 @@ class _Link:
 
     def _sigterm(self, _number: int, _frame: FrameType | None) -> None:
         self._got_sigterm = True
-        if self._acts_on_sigterm or os.getpid() != self._pid:  # a handler of the script's own may call this one
+        if (
+            self._acts_on_sigterm or os.getpid() != self._pid
+        ):  # a handler of the script's own may call this one
             self._end_by_sigterm()
         else:
             self._outgoing.put({"kind": "sigterm"})
@@ -232,7 +236,9 @@ class _Link:
             yield
         finally:
             self._open_sections.pop()
-            if self._open_sections:  # a save within an evaluation: the outer one goes on with its own limit
+            if (
+                self._open_sections
+            ):  # a save within an evaluation: the outer one goes on with its own limit
                 self._tell_section(*self._open_sections[-1], is_open=True)
             else:
                 self._sections_s += time.monotonic() - began_s
@@ -297,9 +303,15 @@ class _Link:
             self._client.send({"kind": "stacks", "threads": thread_stacks()})
         except OSError:
             raise
-        except Exception as error:  # the stacks are of the user's code: what they hold may end nothing
+        except (
+            Exception
+        ) as error:  # the stacks are of the user's code: what they hold may end nothing
             self._client.send(
-                {"kind": "event", "event": "not_sent", "data": {"kind": "stacks", "error": str(error)[:500]}}
+                {
+                    "kind": "event",
+                    "event": "not_sent",
+                    "data": {"kind": "stacks", "error": str(error)[:500]},
+                }
             )
 
     def _flush(self) -> None:

@@ -81,7 +81,12 @@ class AttemptView:
             self.detector.section(rank, now_s, is_open=bool(message["open"]), limit_s=limit_s)
         elif kind == "exited":
             self.dropped_log_bytes += int(message["log_dropped_bytes"])
-            self._exited(rank, int(message["pid"]), int(message["returncode"]), float(message["at_monotonic_s"]))
+            self._exited(
+                rank,
+                int(message["pid"]),
+                int(message["returncode"]),
+                float(message["at_monotonic_s"]),
+            )
         elif kind == "gone" and peer.role == "rank":
             # The process that reported steps ended; what the rank's command does after it has no steps.
             self.detector.finished(rank)
@@ -89,7 +94,11 @@ class AttemptView:
             # A shim that ends without a word was killed, and the kernel killed its rank with it. Where the launcher is
             # gone as well, the kernel killed the shim too.
             unexplained = self.culprit is None and not self.killed
-            gone = self.launcher is not None and process_state(self.launcher) in (None, "zombie", "dead")
+            gone = self.launcher is not None and process_state(self.launcher) in (
+                None,
+                "zombie",
+                "dead",
+            )
             self.launcher_ended_first |= unexplained and gone
             self._exited(rank, self.rank_pids.get(rank, peer.pid), -signal.SIGKILL, now_s)
         elif kind == "event" and message["event"] == "restored":
@@ -141,7 +150,9 @@ class AttemptView:
         ended = [end for end in self.exits if end.exit_code == 0 and end.last_step is not None]
         # In a section at the end of the training, the others may go on in collectives without it.
         may_have_left = self.left is None and ended and not self.detector.in_section
-        if may_have_left and self.detector.all_wait_s(now_s, quiet=True) > max(LEFT_S, self.detector.step_limit_s):
+        if may_have_left and self.detector.all_wait_s(now_s, quiet=True) > max(
+            LEFT_S, self.detector.step_limit_s
+        ):
             self.left = min(ended, key=lambda end: end.at_monotonic_s)
         states = {rank: process_state(self.rank_pids[rank]) for rank in self.attached}
         self.frozen = self.detector.check(now_s, states)
@@ -184,7 +195,10 @@ class AttemptView:
         return (
             self.left is None
             and first is not None
-            and any(end.exit_code == 0 and end.at_monotonic_s < first.at_monotonic_s for end in self.exits)
+            and any(
+                end.exit_code == 0 and end.at_monotonic_s < first.at_monotonic_s
+                for end in self.exits
+            )
         )
 
     def context(self) -> JobContext:
@@ -207,7 +221,9 @@ class AttemptView:
         # What ends after the first failure by the launcher's SIGTERM, or by our SIGKILL of a frozen job, was ended.
         first = None if self.launcher_ended_first or self.left is not None else self.first_failure
         ended = tuple(
-            end.rank for end in self.exits if end.signal is not None and (self.frozen is not None or end is not first)
+            end.rank
+            for end in self.exits
+            if end.signal is not None and (self.frozen is not None or end is not first)
         )
         return JobContext(
             exits=tuple(self.exits),
@@ -220,7 +236,11 @@ class AttemptView:
 
     def observations(self, at_s: float) -> list[str]:
         """The lines of the observer's log, stamped `at_s` (Unix seconds): what the diagnosis cites of the ranks."""
-        stamp = datetime.fromtimestamp(at_s, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        stamp = (
+            datetime.fromtimestamp(at_s, UTC)
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z")
+        )
         lines = [*self._standing(), *observed_lines(self.context())]
         return [f"{stamp} {line}\n" for line in lines]
 

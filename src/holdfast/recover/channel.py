@@ -53,7 +53,10 @@ def encode(message: dict[str, Any]) -> bytes:
     Raises:
         ChannelError: the message is longer than a line may be.
     """
-    line = json.dumps(_finite(message), default=str, allow_nan=False, separators=(",", ":")).encode() + b"\n"
+    line = (
+        json.dumps(_finite(message), default=str, allow_nan=False, separators=(",", ":")).encode()
+        + b"\n"
+    )
     if len(line) > MAX_LINE_BYTES:
         raise ChannelError(
             f"A message of kind {message.get('kind')!r} has {len(line)} bytes; at most {MAX_LINE_BYTES} fit."
@@ -134,7 +137,9 @@ class ChannelServer:
         host, port = self._server.sockets[0].getsockname()[:2]
         return f"{host}:{port}"
 
-    def send(self, message: dict[str, Any], *, to: str | None = None, only: Peer | None = None) -> int:
+    def send(
+        self, message: dict[str, Any], *, to: str | None = None, only: Peer | None = None
+    ) -> int:
         """Send to every peer of the role `to`, by default of each, or to `only` one; return to how many."""
         line = encode(message)
         writers = [
@@ -165,7 +170,11 @@ class ChannelServer:
             self._on_message(peer, {"kind": "hello"})
             while line := await reader.readline():
                 message = decode(line)
-                if message is None or message["kind"] in ("hello", "gone") or peer not in self._writers:
+                if (
+                    message is None
+                    or message["kind"] in ("hello", "gone")
+                    or peer not in self._writers
+                ):
                     return
                 if message["kind"] == "watch":
                     self._watched.add(peer)
@@ -205,7 +214,10 @@ class ChannelServer:
         except (KeyError, TypeError, ValueError):
             return None
         place = (peer.role, peer.attempt, peer.rank)
-        holder = next((other for other in self._writers if (other.role, other.attempt, other.rank) == place), None)
+        holder = next(
+            (other for other in self._writers if (other.role, other.attempt, other.rank) == place),
+            None,
+        )
         if holder is None:
             return peer
         if not peer.is_attached or holder.is_attached or holder in self._watched:
@@ -220,7 +232,9 @@ class ChannelServer:
 class ChannelClient:
     """A rank's or shim's end: a blocking socket."""
 
-    def __init__(self, address: str, token: str, peer: Peer, *, timeout_s: float = HELLO_TIMEOUT_S) -> None:
+    def __init__(
+        self, address: str, token: str, peer: Peer, *, timeout_s: float = HELLO_TIMEOUT_S
+    ) -> None:
         """Connect and be admitted.
 
         Raises:

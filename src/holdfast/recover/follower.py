@@ -84,7 +84,9 @@ class LogFollower:
             rank = rank_by_name(log.name)
             if log not in self._tails:
                 self._tails[log] = LogTail(log)
-                self._watcher.feed(b"", log=str(log), rank=rank)  # that a rank says nothing tells something too
+                self._watcher.feed(
+                    b"", log=str(log), rank=rank
+                )  # that a rank says nothing tells something too
             with suppress(OSError):  # a log that cannot be read is passed over
                 for data, part in self._tails[log].read():
                     self._watcher.feed(data, log=str(log), rank=rank, part=part)

@@ -127,7 +127,9 @@ class _Rank:
         self.locked_since_s = _since(self.locked_since_s, since_s, holds=locked and idle and quiet)
         waits = same and (place is Place.COLLECTIVE or (place is Place.BACKWARD and idle))
         self.waits_since_s = _since(self.waits_since_s, since_s, holds=waits)
-        self.quiet_since_s = _since(self.quiet_since_s, since_s, holds=waits and quiet and look.io_bytes is not None)
+        self.quiet_since_s = _since(
+            self.quiet_since_s, since_s, holds=waits and quiet and look.io_bytes is not None
+        )
 
 
 class HangDetector:
@@ -162,7 +164,9 @@ class HangDetector:
         if not is_open and seen.section_since_s is not None:
             self._longest_section_s = max(self._longest_section_s, now_s - seen.section_since_s)
         # A section within another one opens anew.
-        seen.section_since_s = (now_s if seen.section_since_s is None else seen.section_since_s) if is_open else None
+        seen.section_since_s = (
+            (now_s if seen.section_since_s is None else seen.section_since_s) if is_open else None
+        )
         seen.section_limit_s = limit_s or None
         # The others may have waited for this rank: from here on their silence is their own.
         for one in self._ranks.values() if not is_open else (seen,):
@@ -191,7 +195,9 @@ class HangDetector:
     @property
     def silence_limit_s(self) -> float:
         """How long a rank between two steps may be silent where nothing else is known."""
-        return max(self._limits.silence_s, self.step_limit_s, LONGEST_PAUSE_FACTOR * self._longest_pause_s)
+        return max(
+            self._limits.silence_s, self.step_limit_s, LONGEST_PAUSE_FACTOR * self._longest_pause_s
+        )
 
     @property
     def section_limit_s(self) -> float:
@@ -226,7 +232,11 @@ class HangDetector:
             for seen in self.living.values()
             if seen.section_since_s is not None or not self.in_section
         ]
-        between_s = [limit_s / LOOKS_WITHIN_LIMIT for silent_s, limit_s in patience_s if silent_s > limit_s / 2]
+        between_s = [
+            limit_s / LOOKS_WITHIN_LIMIT
+            for silent_s, limit_s in patience_s
+            if silent_s > limit_s / 2
+        ]
         if 0 < len(self.living) < len(self._ranks) and not self.in_section:
             between_s.append(self.step_limit_s / LOOKS_WITHIN_LIMIT)
         if not between_s:
@@ -245,7 +255,9 @@ class HangDetector:
         """For how long every living rank has been seen to wait for others, without a change; `quiet`: without I/O."""
         if len(self._ranks) < max(2, self.world_size):
             return 0.0
-        since_s = [seen.quiet_since_s if quiet else seen.waits_since_s for seen in self.living.values()]
+        since_s = [
+            seen.quiet_since_s if quiet else seen.waits_since_s for seen in self.living.values()
+        ]
         known_s = [one for one in since_s if one is not None]
         return now_s - max(known_s) if known_s and len(known_s) == len(since_s) else 0.0
 
@@ -257,9 +269,18 @@ class HangDetector:
                 seen.stopped_since_s = None
             elif seen.stopped_since_s is None:
                 seen.stopped_since_s = now_s
-        overdue = [wait for seen in living.values() for wait in self._waits(seen, now_s) if wait[1] > wait[2]]
-        all_wait_s = 0.0 if self.in_section or len(living) < len(self._ranks) else self.all_wait_s(now_s)
-        if all_wait_s > self.step_limit_s and all(seen.last_step is not None for seen in living.values()):
+        overdue = [
+            wait
+            for seen in living.values()
+            for wait in self._waits(seen, now_s)
+            if wait[1] > wait[2]
+        ]
+        all_wait_s = (
+            0.0 if self.in_section or len(living) < len(self._ranks) else self.all_wait_s(now_s)
+        )
+        if all_wait_s > self.step_limit_s and all(
+            seen.last_step is not None for seen in living.values()
+        ):
             overdue.append((False, all_wait_s, self.step_limit_s, None))
         if not overdue:
             return None
@@ -292,7 +313,14 @@ class HangDetector:
         silent_s = now_s - seen.last_sign_s
         in_section, own_limit_s = seen.section_since_s is not None, seen.section_limit_s
         if in_section:
-            waits.append((own_limit_s is None, silent_s, own_limit_s or self.section_limit_s, "--section-limit-s"))
+            waits.append(
+                (
+                    own_limit_s is None,
+                    silent_s,
+                    own_limit_s or self.section_limit_s,
+                    "--section-limit-s",
+                )
+            )
         elif not self.in_section and seen.last_step is None:
             waits.append((True, silent_s, self._limits.first_step_s, "--first-step-limit-s"))
         elif not self.in_section:
@@ -301,14 +329,20 @@ class HangDetector:
         signs = [seen.stopped_since_s]
         if in_section or (seen.last_step is not None and not self.in_section):
             signs += [seen.stuck_since_s, seen.locked_since_s]
-        waits += [(False, now_s - since_s, self.step_limit_s, None) for since_s in signs if since_s is not None]
+        waits += [
+            (False, now_s - since_s, self.step_limit_s, None)
+            for since_s in signs
+            if since_s is not None
+        ]
         return waits
 
 
 def _idle(before: Look, now: Look, passed_s: float) -> bool:
     if before.cpu_s is None or now.cpu_s is None:
         return False
-    return abs(now.cpu_s - before.cpu_s) <= IDLE_CPU_SHARE * passed_s + 0.02  # a tick or two of the kernel's clock
+    return (
+        abs(now.cpu_s - before.cpu_s) <= IDLE_CPU_SHARE * passed_s + 0.02
+    )  # a tick or two of the kernel's clock
 
 
 def _since(known_s: float | None, before_s: float, *, holds: bool) -> float | None:
@@ -327,7 +361,9 @@ def _blame(ranks: Mapping[int, _Rank], states: Mapping[int, str | None]) -> _Bla
             rank, letter = held.popitem()
             return rank, letter, None, None
     stands = {rank: seen.stand for rank, seen in ranks.items() if seen.look is not None}
-    waiting = {rank for rank, stand in stands.items() if stand is not None and _waits_for_others(stand)}
+    waiting = {
+        rank for rank, stand in stands.items() if stand is not None and _waits_for_others(stand)
+    }
     outside = set(ranks) - waiting
     if waiting and len(outside) == 1:
         (rank,) = outside

@@ -19,7 +19,9 @@ def end_kept_memory() -> None:
     found = []
     for process in psutil.process_iter():
         try:
-            if MODULE in process.cmdline() and process.environ().get(ENV_SUPERVISOR) == str(os.getpid()):
+            if MODULE in process.cmdline() and process.environ().get(ENV_SUPERVISOR) == str(
+                os.getpid()
+            ):
                 process.kill()
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):

@@ -139,7 +139,17 @@ class Tick:
     """Time passed."""
 
 
-Event = Begin | RankFailed | JobFrozen | JobExited | Diagnosed | StopAsked | StateSaved | CannotSave | Tick
+Event = (
+    Begin
+    | RankFailed
+    | JobFrozen
+    | JobExited
+    | Diagnosed
+    | StopAsked
+    | StateSaved
+    | CannotSave
+    | Tick
+)
 
 # Actions
 
@@ -252,7 +262,9 @@ def _exited(_limits: RestartLimits, state: State, event: Event, _now_s: float) -
 def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     assert isinstance(event, Diagnosed)
     if state.stop_by is not None:
-        return _resolved(state, _stopped(state), f"{state.stop_by} asked to stop, so it was not restarted.")
+        return _resolved(
+            state, _stopped(state), f"{state.stop_by} asked to stop, so it was not restarted."
+        )
     if not event.restart_helps:
         why = f"A restart does not mend this. {event.summary}"
         return _resolved(state, _failed(f"{why} {event.mitigation}"), why)
@@ -261,21 +273,29 @@ def _diagnosed(limits: RestartLimits, state: State, event: Event, now_s: float) 
         at = f"at step {event.step}" if event.step else "before the first step"
         why = f"The same root came back {at} after a restart that gained nothing. {event.summary}"
         advice = "" if event.advises_only_restart else f" {event.mitigation}"
-        return _resolved(failed, _failed(f"{why}{advice} Mend the cause, then `holdfast run --resume`."), why)
+        return _resolved(
+            failed, _failed(f"{why}{advice} Mend the cause, then `holdfast run --resume`."), why
+        )
     recent = sum(now_s - at_s < limits.window_s for at_s in failed.vain_at_s)
     if recent >= limits.max_restarts:
         budget = f"The budget of {limits.max_restarts} restarts without a gain in {limits.window_s:g} s is spent."
         why = f"{budget} The last failure: {event.summary}"
         next_step = "Mend the cause, or raise --max-restarts, then `holdfast run --resume`."
-        return _resolved(failed, End(state="failed", exit_code=3, outcome=f"{why} {next_step}"), why)
+        return _resolved(
+            failed, End(state="failed", exit_code=3, outcome=f"{why} {next_step}"), why
+        )
     waits = min(failed.waits, MAX_DOUBLINGS)
     if event.waits_for_outside:
         longer_s = min(limits.backoff_max_s, limits.outside_wait_s * 2**waits)
         wait_s = max(limits.outside_wait_s, longer_s)
     else:
-        wait_s = min(limits.backoff_max_s, limits.backoff_first_s * 2 ** (waits - 1)) if waits else 0.0
+        wait_s = (
+            min(limits.backoff_max_s, limits.backoff_first_s * 2 ** (waits - 1)) if waits else 0.0
+        )
     waited = f" after {wait_s:g} s" if wait_s else ""
-    counted = f", though {recent} of {limits.max_restarts} restarts gained nothing" if recent else ""
+    counted = (
+        f", though {recent} of {limits.max_restarts} restarts gained nothing" if recent else ""
+    )
     resolve = Resolve(action="restart", explanation=f"A restart helps here{counted}{waited}.")
     waiting = replace(failed, phase=Phase.WAITING, deadline_s=now_s + wait_s)
     if wait_s == 0.0:
@@ -309,7 +329,9 @@ def _rolled_back(state: State, failure: Diagnosed) -> State:
         return state
     if failure.step is not None and failure.step + 1 >= (state.best_step or 0):
         return state  # it came back to the best place, and is compared with that
-    return replace(state, best_step=restored, best_checkpoint_step=restored, rolled_back_to=restored)
+    return replace(
+        state, best_step=restored, best_checkpoint_step=restored, rolled_back_to=restored
+    )
 
 
 def _place(failure: Diagnosed) -> tuple[str, bool]:
@@ -320,7 +342,9 @@ def _place(failure: Diagnosed) -> tuple[str, bool]:
 def _has_gained(limits: RestartLimits, state: State, failure: Diagnosed, now_s: float) -> bool:
     if _is_blind(state, failure):
         return now_s - state.launched_at_s >= limits.blind_gain_s
-    if failure.checkpoint_step is not None and failure.checkpoint_step > (state.best_checkpoint_step or 0):
+    if failure.checkpoint_step is not None and failure.checkpoint_step > (
+        state.best_checkpoint_step or 0
+    ):
         return True
     # One step more is the same step: a rank's last report may die with it.
     return failure.step is not None and failure.step > (state.best_step or 0) + 1
@@ -349,7 +373,9 @@ def _launch_when_due(limits: RestartLimits, state: State, event: Event, now_s: f
 
 def _save_first(limits: RestartLimits, state: State, event: Event, now_s: float) -> Decision:
     assert isinstance(event, StopAsked)
-    stopping = replace(state, stop_by=event.by, phase=Phase.STOPPING, deadline_s=now_s + limits.stop_grace_s)
+    stopping = replace(
+        state, stop_by=event.by, phase=Phase.STOPPING, deadline_s=now_s + limits.stop_grace_s
+    )
     return stopping, (AskRanksToSave(),)
 
 
@@ -358,7 +384,9 @@ def _let_leave(limits: RestartLimits, state: State, _event: Event, now_s: float)
 
 
 def _terminate(limits: RestartLimits, state: State, _event: Event, now_s: float) -> Decision:
-    return replace(state, phase=Phase.LEAVING, deadline_s=now_s + limits.teardown_grace_s), (Terminate(),)
+    return replace(state, phase=Phase.LEAVING, deadline_s=now_s + limits.teardown_grace_s), (
+        Terminate(),
+    )
 
 
 def _kill_leaving(_limits: RestartLimits, state: State, _event: Event, _now_s: float) -> Decision:

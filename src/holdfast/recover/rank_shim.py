@@ -50,7 +50,8 @@ def main() -> None:
     except (KeyError, ChannelError) as error:
         sys.exit(f"holdfast: this process is started by `holdfast run` only ({error}).")
     log = RotatingLog(
-        Path(os.environ[ENV_LOGS]) / f"rank-{peer.rank}.log", max_bytes=int(os.environ[ENV_LOG_MAX_BYTES])
+        Path(os.environ[ENV_LOGS]) / f"rank-{peer.rank}.log",
+        max_bytes=int(os.environ[ENV_LOG_MAX_BYTES]),
     )
     returncode = _run(command, peer, client, log)
     log.close()
@@ -159,7 +160,11 @@ class _Echo:
             self._shown_bytes += len(line)
             dropped, self._dropped = self._dropped, 0
             if dropped:
-                line = self._prefix + b"holdfast: %d lines not shown; see `holdfast logs`\n" % dropped + line
+                line = (
+                    self._prefix
+                    + b"holdfast: %d lines not shown; see `holdfast logs`\n" % dropped
+                    + line
+                )
             try:
                 sys.stdout.buffer.write(line)
                 sys.stdout.buffer.flush()

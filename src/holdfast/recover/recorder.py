@@ -22,7 +22,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def _or_complain(write: "Callable[Concatenate[Recorder, P], R]") -> "Callable[Concatenate[Recorder, P], R | None]":
+def _or_complain(
+    write: "Callable[Concatenate[Recorder, P], R]",
+) -> "Callable[Concatenate[Recorder, P], R | None]":
     @functools.wraps(write)
     def written(self: "Recorder", /, *args: P.args, **kwargs: P.kwargs) -> R | None:
         try:
@@ -37,7 +39,9 @@ def _or_complain(write: "Callable[Concatenate[Recorder, P], R]") -> "Callable[Co
 class Recorder:
     """The only writer of one run's history while it is supervised."""
 
-    def __init__(self, paths: RunPaths, ledger: Ledger, clock: Clock, complain: Callable[[str], None]) -> None:
+    def __init__(
+        self, paths: RunPaths, ledger: Ledger, clock: Clock, complain: Callable[[str], None]
+    ) -> None:
         self._paths = paths
         self._run_id = paths.run_id
         self._ledger = ledger
@@ -46,7 +50,9 @@ class Recorder:
         self._journal = StepJournal(paths.steps)
         self.attempt = max((one.number for one in ledger.attempts(self._run_id)), default=0)
         """The number of the newest attempt, 0 before the first."""
-        self.any_step = any(one.first_step_at_s is not None for one in ledger.attempts(self._run_id))
+        self.any_step = any(
+            one.first_step_at_s is not None for one in ledger.attempts(self._run_id)
+        )
         """Whether any attempt reported a step."""
         self.checkpoint_step: int | None = None
         """The step of the newest checkpoint that the present attempt made durable."""
@@ -60,20 +66,31 @@ class Recorder:
         """Something for the record."""
         now_s = self._clock.now_s()
         self._ledger.add_event(
-            Event(run_id=self._run_id, attempt=self.attempt, at_s=now_s, kind=kind, rank=rank, data=data)
+            Event(
+                run_id=self._run_id,
+                attempt=self.attempt,
+                at_s=now_s,
+                kind=kind,
+                rank=rank,
+                data=data,
+            )
         )
 
     @_or_complain
     def attempt_began(self, number: int) -> None:
         """A start of the job."""
         self.attempt, self.checkpoint_step = number, None
-        self._ledger.add_attempt(Attempt(run_id=self._run_id, number=number, started_at_s=self._clock.now_s()))
+        self._ledger.add_attempt(
+            Attempt(run_id=self._run_id, number=number, started_at_s=self._clock.now_s())
+        )
 
     @_or_complain
     def first_step(self, start_step: int, at_s: float) -> None:
         """The attempt's first completed step, and the step it began from."""
         self.any_step = True
-        self._ledger.set_attempt(self._run_id, self.attempt, start_step=start_step, first_step_at_s=at_s)
+        self._ledger.set_attempt(
+            self._run_id, self.attempt, start_step=start_step, first_step_at_s=at_s
+        )
 
     @_or_complain
     def step(self, record: StepRecord) -> None:
@@ -107,7 +124,9 @@ class Recorder:
     def attempt_ended(self, *, outcome: str, last_step: int | None) -> None:
         """The job's processes are gone."""
         now_s = self._clock.now_s()
-        self._ledger.set_attempt(self._run_id, self.attempt, ended_at_s=now_s, outcome=outcome, last_step=last_step)
+        self._ledger.set_attempt(
+            self._run_id, self.attempt, ended_at_s=now_s, outcome=outcome, last_step=last_step
+        )
 
     @_or_complain
     def incident(self, incident: Incident) -> int:
@@ -117,7 +136,9 @@ class Recorder:
     @_or_complain
     def resolved(self, incident_id: int, resolve: policy.Resolve) -> None:
         """What is done about an incident."""
-        self._ledger.set_incident(incident_id, action=resolve.action, explanation=resolve.explanation)
+        self._ledger.set_incident(
+            incident_id, action=resolve.action, explanation=resolve.explanation
+        )
 
     @_or_complain
     def resumed(self, incident_id: int, at_s: float, restored_step: int) -> None:
@@ -128,7 +149,9 @@ class Recorder:
     def run_ended(self, *, state: str, exit_code: int, outcome: str) -> None:
         """The run is over."""
         now_s = self._clock.now_s()
-        self._ledger.set_run(self._run_id, state=state, ended_at_s=now_s, exit_code=exit_code, outcome=outcome)
+        self._ledger.set_run(
+            self._run_id, state=state, ended_at_s=now_s, exit_code=exit_code, outcome=outcome
+        )
 
     @_or_complain
     def newest_checkpoint(self) -> Checkpoint | None:
@@ -139,7 +162,9 @@ class Recorder:
     @_or_complain
     def failures(self) -> FailureHistory:
         """How often the job has failed so far."""
-        return FailureHistory.of_run(self._ledger.attempts(self._run_id), self._ledger.incidents(self._run_id))
+        return FailureHistory.of_run(
+            self._ledger.attempts(self._run_id), self._ledger.incidents(self._run_id)
+        )
 
     def remembered(self, limits: policy.RestartLimits) -> policy.State:
         """What a dead supervisor of this run had learnt: the roots it saw, and what was gained in between.

@@ -42,7 +42,9 @@ def begin_run(spec: RunSpec, ledger: Ledger, home: Path, *, name: str | None = N
     if RUN_ID.fullmatch(run_id) is None:
         raise BadUse(f"--name {run_id!r}: use letters, digits, '.', '_' and '-', at most 64.")
     if any(run.run_id == run_id for run in ledger.runs()):
-        raise BadUse(f"There is already a run {run_id!r}. Choose another --name, or `holdfast run --resume {run_id}`.")
+        raise BadUse(
+            f"There is already a run {run_id!r}. Choose another --name, or `holdfast run --resume {run_id}`."
+        )
     paths = RunPaths(home, run_id)
     try:
         paths.logs.mkdir(parents=True, exist_ok=True)
@@ -67,7 +69,9 @@ def begin_run(spec: RunSpec, ledger: Ledger, home: Path, *, name: str | None = N
 
 def _new_id(spec: RunSpec) -> str:
     scripts = [Path(word).stem for word in spec.command if word.endswith(".py")]
-    stem = re.sub(r"[^A-Za-z0-9._-]", "-", scripts[0] if scripts else Path(spec.command[0]).name).lstrip("._-")
+    stem = re.sub(
+        r"[^A-Za-z0-9._-]", "-", scripts[0] if scripts else Path(spec.command[0]).name
+    ).lstrip("._-")
     return f"{stem[:32] or 'run'}-{datetime.now(UTC):%Y%m%d-%H%M%S}-{secrets.token_hex(2)}"
 
 
@@ -89,7 +93,9 @@ def state_of(run: Run, home: Path) -> str:
     return run.state
 
 
-def supervise(run_id: str, ledger: Ledger, home: Path, *, observer: Observer, echo: bool) -> Outcome:
+def supervise(
+    run_id: str, ledger: Ledger, home: Path, *, observer: Observer, echo: bool
+) -> Outcome:
     """Supervise a run from where it is to its end, in the foreground.
 
     Ctrl-C, SIGTERM and SIGHUP save state first and then stop; a second one stops at once.
@@ -111,7 +117,9 @@ def supervise(run_id: str, ledger: Ledger, home: Path, *, observer: Observer, ec
         paths.stop_asked.unlink(missing_ok=True)
         attempts = ledger.attempts(run_id)
         _close_lost_attempts(run, ledger)
-        ledger.set_run(run_id, state="running", pid=os.getpid(), ended_at_s=None, exit_code=None, outcome="")
+        ledger.set_run(
+            run_id, state="running", pid=os.getpid(), ended_at_s=None, exit_code=None, outcome=""
+        )
         supervisor = Supervisor(spec, paths, ledger, lock, observer=observer, echo=echo)
         lost = run.state == "running" and bool(attempts)
         return asyncio.run(_until_the_end(supervisor, paths, resumed=lost))
@@ -126,9 +134,17 @@ def _close_lost_attempts(run: Run, ledger: Ledger) -> None:
             continue
         now_s = time.time()
         ledger.set_attempt(run.run_id, attempt.number, outcome="failed", ended_at_s=now_s)
-        lost = {"detail": f"the supervisor (pid {run.pid}) ended without a word; its ranks ended with it"}
+        lost = {
+            "detail": f"the supervisor (pid {run.pid}) ended without a word; its ranks ended with it"
+        }
         ledger.add_event(
-            Event(run_id=run.run_id, attempt=attempt.number, at_s=now_s, kind="supervisor_lost", data=lost)
+            Event(
+                run_id=run.run_id,
+                attempt=attempt.number,
+                at_s=now_s,
+                kind="supervisor_lost",
+                data=lost,
+            )
         )
 
 
@@ -136,7 +152,9 @@ async def _until_the_end(supervisor: Supervisor, paths: RunPaths, *, resumed: bo
     loop = asyncio.get_running_loop()
 
     def stop(by: str) -> None:
-        supervisor.ask_to_stop("holdfast runs stop" if by == "SIGTERM" and paths.stop_asked.exists() else by)
+        supervisor.ask_to_stop(
+            "holdfast runs stop" if by == "SIGTERM" and paths.stop_asked.exists() else by
+        )
 
     for number, by in STOPPERS.items():
         loop.add_signal_handler(number, stop, by)
@@ -156,7 +174,16 @@ def detach(run_id: str, home: Path, arguments: Iterable[str]) -> int:
     paths = RunPaths(home, run_id)
     with paths.supervisor_log.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-m", "holdfast.cli.main", *arguments, "run", "--resume", run_id, "--no-echo"],
+            [
+                sys.executable,
+                "-m",
+                "holdfast.cli.main",
+                *arguments,
+                "run",
+                "--resume",
+                run_id,
+                "--no-echo",
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
@@ -166,7 +193,9 @@ def detach(run_id: str, home: Path, arguments: Iterable[str]) -> int:
     while not is_alive(paths.lock):
         if process.poll() is not None:
             said = paths.supervisor_log.read_text(errors="replace").strip().splitlines()
-            raise HoldfastError(f"The detached supervisor ended at once: {said[-1] if said else process.returncode}.")
+            raise HoldfastError(
+                f"The detached supervisor ended at once: {said[-1] if said else process.returncode}."
+            )
         time.sleep(POLL_S)
     return process.pid
 
@@ -182,7 +211,9 @@ def stop_run(run: Run, home: Path, *, timeout_s: float) -> None:
     if run.host != socket.gethostname():
         raise BadUse(f"Run {run.run_id} is supervised on {run.host}; stop it there.")
     if not is_alive(paths.lock):
-        raise BadUse(f"Run {run.run_id} is not going. `holdfast runs show {run.run_id}` tells how it ended.")
+        raise BadUse(
+            f"Run {run.run_id} is not going. `holdfast runs show {run.run_id}` tells how it ended."
+        )
     pid = holder_pid(paths.lock)
     with contextlib.suppress(OSError):  # a full disk: it is stopped all the same
         paths.stop_asked.touch()
@@ -208,7 +239,9 @@ def remove_run(run: Run, ledger: Ledger, home: Path) -> None:
     """
     paths = RunPaths(home, run.run_id)
     if is_alive(paths.lock):
-        raise BadUse(f"Run {run.run_id} is still going. Stop it first: `holdfast runs stop {run.run_id}`.")
+        raise BadUse(
+            f"Run {run.run_id} is still going. Stop it first: `holdfast runs stop {run.run_id}`."
+        )
     ledger.remove_run(run.run_id)
     if paths.root.exists():
         shutil.rmtree(paths.root)

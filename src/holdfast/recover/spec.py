@@ -41,36 +41,71 @@ class RunSpec:
     def __post_init__(self) -> None:
         _require(bool(self.command), "command", "nothing", "the job's command after `--`")
         _require(self.nproc >= 1, "--nproc", self.nproc, "at least 1")
-        _require(self.restarts.max_restarts >= 0, "--max-restarts", self.restarts.max_restarts, "at least 0")
+        _require(
+            self.restarts.max_restarts >= 0,
+            "--max-restarts",
+            self.restarts.max_restarts,
+            "at least 0",
+        )
         _require(self.restarts.window_s > 0, "--window-s", self.restarts.window_s, "more than 0")
-        _require(self.restarts.stop_grace_s >= 0, "--stop-grace-s", self.restarts.stop_grace_s, "at least 0")
+        _require(
+            self.restarts.stop_grace_s >= 0,
+            "--stop-grace-s",
+            self.restarts.stop_grace_s,
+            "at least 0",
+        )
         _require(self.hangs.factor >= 1, "--hang-factor", self.hangs.factor, "at least 1")
         _require(self.hangs.floor_s > 0, "--hang-floor-s", self.hangs.floor_s, "more than 0")
-        _require(self.hangs.first_step_s > 0, "--first-step-limit-s", self.hangs.first_step_s, "more than 0")
+        _require(
+            self.hangs.first_step_s > 0,
+            "--first-step-limit-s",
+            self.hangs.first_step_s,
+            "more than 0",
+        )
         _require(self.hangs.section_s > 0, "--section-limit-s", self.hangs.section_s, "more than 0")
         _require(self.hangs.silence_s > 0, "--silence-limit-s", self.hangs.silence_s, "more than 0")
-        _require(self.log_max_mib >= 1, "--log-max-mib", self.log_max_mib, f"at least 1 (kept in {PARTS} parts)")
+        _require(
+            self.log_max_mib >= 1,
+            "--log-max-mib",
+            self.log_max_mib,
+            f"at least 1 (kept in {PARTS} parts)",
+        )
         self._check_command()
 
     def _check_command(self) -> None:
         program, *rest = self.command
         if not Path(self.cwd).is_dir():
-            raise NotFound(f"The run's folder {self.cwd} is gone. Make it again, or start a new run elsewhere.")
+            raise NotFound(
+                f"The run's folder {self.cwd} is gone. Make it again, or start a new run elsewhere."
+            )
         if self._program() is None:
-            raise NotFound(f"There is no program {program!r} to run. Check its name, or give its full path.")
+            raise NotFound(
+                f"There is no program {program!r} to run. Check its name, or give its full path."
+            )
         if self.is_torchrun:
             if self.nproc != 1:
-                raise BadUse("--nproc does not go with a torchrun command; give --nproc-per-node to torchrun.")
+                raise BadUse(
+                    "--nproc does not go with a torchrun command; give --nproc-per-node to torchrun."
+                )
             if not SHIM.exists():
-                raise BadUse(f"{SHIM} is missing. Install Holdfast anew, or use `holdfast run --nproc N -- python …`.")
+                raise BadUse(
+                    f"{SHIM} is missing. Install Holdfast anew, or use `holdfast run --nproc N -- python …`."
+                )
             self._check_torchrun(rest)
             return
         if importlib.util.find_spec("torch") is None:
             raise BadUse("`holdfast run` needs torch: pip install 'holdfast[train]'")
         script = rest[0] if rest else None
         is_python = Path(program).name.startswith("python")
-        if is_python and script is not None and not script.startswith("-") and not (Path(self.cwd) / script).is_file():
-            raise NotFound(f"There is no script {script!r} in {self.cwd}. Check the path after `python`.")
+        if (
+            is_python
+            and script is not None
+            and not script.startswith("-")
+            and not (Path(self.cwd) / script).is_file()
+        ):
+            raise NotFound(
+                f"There is no script {script!r} in {self.cwd}. Check the path after `python`."
+            )
 
     @staticmethod
     def _check_torchrun(words: list[str]) -> None:
@@ -84,7 +119,9 @@ class RunSpec:
                     "Leave torchrun's --max-restarts out: Holdfast restarts the job itself, see its own option."
                 )
             if option == "--nnodes" and value not in ("1", "1:1"):
-                raise BadUse(f"torchrun --nnodes={value}: Holdfast supervises one node for now; leave --nnodes out.")
+                raise BadUse(
+                    f"torchrun --nnodes={value}: Holdfast supervises one node for now; leave --nnodes out."
+                )
             if option in ("--no-python", "--run-path"):
                 raise BadUse(
                     f"torchrun {option} cannot be supervised. Use `holdfast run --nproc N -- COMMAND …` instead."
@@ -112,7 +149,14 @@ class RunSpec:
             return [program, *self.command[1:]]
         torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
         shim = [sys.executable, "-m", "holdfast.recover.rank_shim"]
-        return [*torchrun, f"--nproc-per-node={self.nproc}", "--no-python", *shim, program, *self.command[1:]]
+        return [
+            *torchrun,
+            f"--nproc-per-node={self.nproc}",
+            "--no-python",
+            *shim,
+            program,
+            *self.command[1:],
+        ]
 
     def rank_python(self) -> str:
         """The interpreter of a `torchrun` command's ranks: the one beside that torchrun."""

@@ -20,7 +20,9 @@ THREADS = 32
 """Limit for the threads of a message: the rest is left out, so that the message stays within the channel's bound."""
 TEXT_CHARACTERS = 160
 
-_LOADS = frozenset({"LOAD_METHOD", "LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF"})
+_LOADS = frozenset(
+    {"LOAD_METHOD", "LOAD_ATTR", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_FAST", "LOAD_DEREF"}
+)
 _COLLECTIVES = frozenset(
     {
         "torch.distributed.distributed_c10d",
@@ -82,7 +84,15 @@ def thread_stacks() -> list[dict[str, Any]]:
         )
     if len(frames) > THREADS + 1:
         found.append(
-            {"main": False, "name": "others", "daemon": False, "ours": False, "module": "", "call": "", "frames": []}
+            {
+                "main": False,
+                "name": "others",
+                "daemon": False,
+                "ours": False,
+                "module": "",
+                "call": "",
+                "frames": [],
+            }
         )
     return found
 
@@ -136,12 +146,16 @@ def _call(frame: FrameType) -> str:
     loads = [
         one
         for one in before
-        if one.opname in _LOADS and one.positions and (one.positions.lineno, one.positions.col_offset) == start
+        if one.opname in _LOADS
+        and one.positions
+        and (one.positions.lineno, one.positions.col_offset) == start
     ]
     if not loads:
         return ""
     call = f"{str(loads[-1].argval)[:TEXT_CHARACTERS]}/{now.arg}"
-    return f"other {call}" if call == "acquire/0" and not _is_thread_lock(frame, loads[:-1]) else call
+    return (
+        f"other {call}" if call == "acquire/0" and not _is_thread_lock(frame, loads[:-1]) else call
+    )
 
 
 def _is_thread_lock(frame: FrameType, loads: Sequence[dis.Instruction]) -> bool:
@@ -164,13 +178,20 @@ def stand_of(threads: Sequence[Mapping[str, Any]]) -> Stand:
         KeyError, TypeError, ValueError: the message is malformed.
     """
     (main,) = (one for one in threads if one["main"] is True)
-    frames = [(str(module), str(file), str(function), int(line)) for module, file, function, line in main["frames"]]
+    frames = [
+        (str(module), str(file), str(function), int(line))
+        for module, file, function, line in main["frames"]
+    ]
     others = [one for one in threads if one is not main]
     said = tuple(f"{function} ({file}:{line})" for _, file, function, line in frames)
-    return Stand(_place(main, [(module, function) for module, _, function, _ in frames], others), said)
+    return Stand(
+        _place(main, [(module, function) for module, _, function, _ in frames], others), said
+    )
 
 
-def _place(main: Mapping[str, Any], frames: Sequence[tuple[str, str]], others: Sequence[Mapping[str, Any]]) -> Place:
+def _place(
+    main: Mapping[str, Any], frames: Sequence[tuple[str, str]], others: Sequence[Mapping[str, Any]]
+) -> Place:
     call = str(main["call"])
     for module, function in frames:
         if module in _COLLECTIVES:
@@ -182,7 +203,11 @@ def _place(main: Mapping[str, Any], frames: Sequence[tuple[str, str]], others: S
     if call.partition("/")[0] in _DEVICE_CALLS:
         return Place.DEVICE
     # A wait in Holdfast's own code is a wait for a process of Holdfast.
-    if call in ("acquire/0", "with") and not main["ours"] and not any(_may_release(one) for one in others):
+    if (
+        call in ("acquire/0", "with")
+        and not main["ours"]
+        and not any(_may_release(one) for one in others)
+    ):
         return Place.LOCK
     return Place.OTHER
 

@@ -89,7 +89,10 @@ class Supervisor:
         self._clock = clock or SystemClock()
         self._echo = echo
         self._recorder = Recorder(
-            paths, ledger, self._clock, complain=lambda text: self._observe("trouble", {"text": text})
+            paths,
+            ledger,
+            self._clock,
+            complain=lambda text: self._observe("trouble", {"text": text}),
         )
         self._channel = ChannelServer(self._heard)
         self._state = policy.State()
@@ -126,7 +129,9 @@ class Supervisor:
             said = f"Holdfast itself failed: {type(error).__name__}: {error}."
             self._recorder.run_ended(state="failed", exit_code=1, outcome=said)
             if isinstance(error, OSError):  # the machine's refusal, not a bug: no traceback
-                raise HoldfastError(f"{said} Mend that, then `holdfast run --resume {self._paths.run_id}`.") from error
+                raise HoldfastError(
+                    f"{said} Mend that, then `holdfast run --resume {self._paths.run_id}`."
+                ) from error
             raise
         finally:
             if self._job is not None:
@@ -353,7 +358,10 @@ class Supervisor:
             fault_at_s = now_s - monotonic_s + view.culprit.at_monotonic_s
         self._detected = (fault_at_s, now_s)
         self._failed_after = view.steps_completed
-        told = {"kind": "hang" if view.frozen else "exit", "rank": None if view.in_doubt else view.blamed_rank}
+        told = {
+            "kind": "hang" if view.frozen else "exit",
+            "rank": None if view.in_doubt else view.blamed_rank,
+        }
         self._observe("incident", told)
 
     def _follower(self) -> LogFollower:
@@ -366,7 +374,9 @@ class Supervisor:
             diagnosis = await asyncio.to_thread(self._logs.diagnosis, context)
         except Exception as error:
             # Logs are untrusted: a run does not end because they could not be read.
-            self._observe("trouble", {"text": f"The diagnosis failed: {type(error).__name__}: {error}."})
+            self._observe(
+                "trouble", {"text": f"The diagnosis failed: {type(error).__name__}: {error}."}
+            )
             diagnosis = diagnose([], context)
         fault_at_s, detected_at_s = self._detected
         incident = Incident(
@@ -413,7 +423,9 @@ class Supervisor:
         if incident_id is not None:
             self._recorder.resolved(incident_id, resolve)
         told = {"incident_id": incident_id, "summary": self._summary}
-        self._observe("resolved", {**told, "action": resolve.action, "explanation": resolve.explanation})
+        self._observe(
+            "resolved", {**told, "action": resolve.action, "explanation": resolve.explanation}
+        )
 
     def _ask_ranks_to_save(self) -> None:
         living = self._view.attached - {end.rank for end in self._view.exits}
@@ -443,7 +455,11 @@ class Supervisor:
         remarks = []
         if end.state == "completed" and not self._recorder.any_step:
             restored = self._view.restored if self._view.watched else None
-            done = f"It restored step {restored['step']} and had no step left to make." if restored else NO_STEP
+            done = (
+                f"It restored step {restored['step']} and had no step left to make."
+                if restored
+                else NO_STEP
+            )
             remarks.append(done.format(run_id=self._paths.run_id))
         if end.state == "stopped":
             remarks.append(self._where_to_go_on())

@@ -98,7 +98,9 @@ class VirtualEngine:
             self.begun_s[self._reading[0]] = self._since_s
 
     def _step_s(self) -> float:
-        return (self._curve.step_base_s + len(self._decoding) * self._curve.step_sequence_s) * self._slowness
+        return (
+            self._curve.step_base_s + len(self._decoding) * self._curve.step_sequence_s
+        ) * self._slowness
 
     def _plan(self) -> None:
         if self._reading is not None:

@@ -156,14 +156,23 @@ class _Run:
             now_s, _, happens, what = heappop(self._heap)
             happens(now_s, *what)
         if self._samples_left:
-            raise RuntimeError(f"{self._samples_left} samples were left undone; nothing happens any more.")
+            raise RuntimeError(
+                f"{self._samples_left} samples were left undone; nothing happens any more."
+            )
         for engine, (model, since_s) in self._serving.items():
             self._span(
                 EngineSpan(
-                    what="serve", engine=engine, node=self._node(engine), model=model, t0=since_s, t1=self._end_s
+                    what="serve",
+                    engine=engine,
+                    node=self._node(engine),
+                    model=model,
+                    t0=since_s,
+                    t1=self._end_s,
                 )
             )
-        begin = Begin(started_at_s=0.0, suite="simulated", tasks=[task.name for task in self._workload.tasks])
+        begin = Begin(
+            started_at_s=0.0, suite="simulated", tasks=[task.name for task in self._workload.tasks]
+        )
         lines = [begin, *self._lines, End(state="done", t1=self._end_s)]
         return Outcome(
             makespan_s=self._end_s,
@@ -181,7 +190,9 @@ class _Run:
             self._at(
                 cluster.node_start_s,
                 self._told,
-                NodeJoined(now_s=cluster.node_start_s, node=node, metric_slots=cluster.metric_slots),
+                NodeJoined(
+                    now_s=cluster.node_start_s, node=node, metric_slots=cluster.metric_slots
+                ),
             )
         loaded_s = 0.0
         for number, model in enumerate(self._workload.models):
@@ -202,7 +213,9 @@ class _Run:
         for engine in range(cluster.engines):
             self._unsent[engine] = []
             self._flush_due[engine] = False
-            self._span(EngineSpan(what="load", engine=engine, node=self._node(engine), t0=0.0, t1=ready_s))
+            self._span(
+                EngineSpan(what="load", engine=engine, node=self._node(engine), t0=0.0, t1=ready_s)
+            )
             self._at(ready_s, self._ready, engine, 0)
         self._at(TICK_S, self._tick)
 
@@ -250,7 +263,15 @@ class _Run:
 
     def _heard(self, now_s: float, engine: int, answers: list[tuple[int, int, float]]) -> None:
         for request, new_tokens, engine_s in answers:
-            self._tell(Answered(now_s=now_s, engine=engine, request=request, new_tokens=new_tokens, engine_s=engine_s))
+            self._tell(
+                Answered(
+                    now_s=now_s,
+                    engine=engine,
+                    request=request,
+                    new_tokens=new_tokens,
+                    engine_s=engine_s,
+                )
+            )
 
     def _asked(self, now_s: float, engine: int, requests: tuple[int, ...]) -> None:
         machine = self._engines[engine]
@@ -281,7 +302,11 @@ class _Run:
         curve = self._cluster.curve
         self._engines[engine] = VirtualEngine(curve, self._cluster.slowness.get(engine, 1.0))
         self._serving[engine] = model, now_s
-        self._tell(EngineReady(now_s=now_s, engine=engine, node=self._node(engine), model=model, curve=curve))
+        self._tell(
+            EngineReady(
+                now_s=now_s, engine=engine, node=self._node(engine), model=model, curve=curve
+            )
+        )
 
     def _recalled(self, now_s: float, engine: int, requests: tuple[int, ...]) -> None:
         given = self._engines[engine].recall(set(requests))
@@ -322,9 +347,13 @@ class _Run:
         metric_s = self._workload.tasks[task].metric_s[place] + self._cluster.metric_start_s
         begin_s = now_s
         if self._cluster.judge_per_s:
-            begin_s = self._judge_free_s = max(now_s, self._judge_free_s + 1.0 / self._cluster.judge_per_s)
+            begin_s = self._judge_free_s = max(
+                now_s, self._judge_free_s + 1.0 / self._cluster.judge_per_s
+            )
         done_s = begin_s + metric_s
-        self._span(MetricSpan(node=node, model=model, task=task, sample=place, t0=begin_s, t1=done_s))
+        self._span(
+            MetricSpan(node=node, model=model, task=task, sample=place, t0=begin_s, t1=done_s)
+        )
         self._at(done_s + self._cluster.latency_s, self._measured, sample, metric_s)
 
     def _swap(self, now_s: float, action: Swap) -> None:
@@ -332,8 +361,21 @@ class _Run:
         node = self._node(action.engine)
         copy_s = self._workload.models[action.model].size_bytes / self._cluster.device_bytes_per_s
         ready_s = now_s + copy_s + self._cluster.swap_s
-        self._span(EngineSpan(what="serve", engine=action.engine, node=node, model=model, t0=since_s, t1=now_s))
-        self._span(EngineSpan(what="swap", engine=action.engine, node=node, model=action.model, t0=now_s, t1=ready_s))
+        self._span(
+            EngineSpan(
+                what="serve", engine=action.engine, node=node, model=model, t0=since_s, t1=now_s
+            )
+        )
+        self._span(
+            EngineSpan(
+                what="swap",
+                engine=action.engine,
+                node=node,
+                model=action.model,
+                t0=now_s,
+                t1=ready_s,
+            )
+        )
         self._at(ready_s + self._cluster.latency_s, self._ready, action.engine, action.model)
 
     def _engine_happens(self, now_s: float, engine: int) -> None:

@@ -12,15 +12,21 @@ def bound_of(workload: Workload, cluster: SimCluster) -> Bound:
     """
     curve = cluster.curve
     first_bytes = workload.models[0].size_bytes if workload.models else 0.0
-    engine_s = cluster.node_start_s + cluster.engine_start_s + first_bytes / cluster.device_bytes_per_s
+    engine_s = (
+        cluster.node_start_s + cluster.engine_start_s + first_bytes / cluster.device_bytes_per_s
+    )
     samples: list[SampleWork] = []
     wire: list[Transfer] = []
     for model in workload.models:
         fetched_s = model.release_s + cluster.fetch_s(model.size_bytes)
-        ready_s = max(fetched_s + model.size_bytes / cluster.device_bytes_per_s, cluster.prepare_s, engine_s)
+        ready_s = max(
+            fetched_s + model.size_bytes / cluster.device_bytes_per_s, cluster.prepare_s, engine_s
+        )
         shortest_s = float("inf")
         for task in workload.tasks:
-            for prompt, new, metric_s in zip(task.prompt_tokens, task.new_tokens, task.metric_s, strict=True):
+            for prompt, new, metric_s in zip(
+                task.prompt_tokens, task.new_tokens, task.metric_s, strict=True
+            ):
                 alone_s = curve.alone_s(prompt, new)
                 shortest_s = min(shortest_s, alone_s)
                 samples.append(
@@ -48,7 +54,9 @@ def bound_of(workload: Workload, cluster: SimCluster) -> Bound:
             curve=curve,
             engines_there_s=[engine_s] * cluster.engines,
             slots_there_s=[cluster.node_start_s] * (cluster.nodes * cluster.metric_slots),
-            judge_requests=Quota(rate_per_s=cluster.judge_per_s, burst=1.0) if cluster.judge_per_s else None,
+            judge_requests=Quota(rate_per_s=cluster.judge_per_s, burst=1.0)
+            if cluster.judge_per_s
+            else None,
             transfers=[wire],
         )
     )

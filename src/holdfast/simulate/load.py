@@ -36,16 +36,24 @@ class PolicyLoad:
     peak_rss_bytes: int
 
 
-def policy_load(*, samples: int = 1_000_000, engines: int = 2048, engines_per_node: int = 8) -> PolicyLoad:
+def policy_load(
+    *, samples: int = 1_000_000, engines: int = 2048, engines_per_node: int = 8
+) -> PolicyLoad:
     """Give `samples` generations to `engines` engines that answer in turn, and time the policy.
 
     Raises:
         RuntimeError: not all were answered.
     """
     curve = Curve(
-        prefill_tokens_per_s=40_000.0, request_s=0.001, step_base_s=0.018, step_sequence_s=0.0002, max_batch=64
+        prefill_tokens_per_s=40_000.0,
+        request_s=0.001,
+        step_base_s=0.018,
+        step_sequence_s=0.0002,
+        max_batch=64,
     )
-    state = State(Priors([f"task {number}" for number in range(_TASKS)]), PolicyConfig(engines=engines))
+    state = State(
+        Priors([f"task {number}" for number in range(_TASKS)]), PolicyConfig(engines=engines)
+    )
     for node in range(engines // engines_per_node):
         decide(state, NodeJoined(now_s=0.0, node=node, metric_slots=16))
     began_s = time.process_time()
@@ -75,7 +83,9 @@ def policy_load(*, samples: int = 1_000_000, engines: int = 2048, engines_per_no
         turn.append(engine)
         request = mine.popleft()
         now_s += 0.00002
-        event = Answered(now_s=now_s, engine=engine, request=request, new_tokens=1 + request % 97, engine_s=2.0)
+        event = Answered(
+            now_s=now_s, engine=engine, request=request, new_tokens=1 + request % 97, engine_s=2.0
+        )
         began_s = time.process_time()
         actions = decide(state, event)
         busy_s += time.process_time() - began_s
@@ -86,7 +96,9 @@ def policy_load(*, samples: int = 1_000_000, engines: int = 2048, engines_per_no
             elif isinstance(action, Recall):
                 decide(state, Recalled(now_s=now_s, engine=action.engine, requests=()))
     if state.samples_done != samples:
-        raise RuntimeError(f"{samples - state.samples_done} of {samples} samples were not answered.")
+        raise RuntimeError(
+            f"{samples - state.samples_done} of {samples} samples were not answered."
+        )
     return PolicyLoad(
         samples=samples,
         engines=engines,
@@ -105,7 +117,11 @@ def _chunk(first: int, end: int) -> SamplesAdded:
                 model=0,
                 task=number % _TASKS,
                 number=number // _TASKS,
-                requests=(RequestSpec(request=number, prompt_tokens=200, max_new_tokens=64 << number % _TASKS % 4),),
+                requests=(
+                    RequestSpec(
+                        request=number, prompt_tokens=200, max_new_tokens=64 << number % _TASKS % 4
+                    ),
+                ),
             )
             for number in range(first, end)
         ),

@@ -75,12 +75,17 @@ def _paper(workload: Workload, cluster: SimCluster, seed: int) -> float:
         best_s = math.inf
         for starts in (0.5, SMALL_TRIAL_STARTS, 2.0, 4.0):
             trials = _paper_trials(workload, cluster, number, starts * start_s)
-            best_s = min(best_s, _run_trials(workload, cluster, trials, begin_s, start_s, barrier=False, hold=False))
+            best_s = min(
+                best_s,
+                _run_trials(workload, cluster, trials, begin_s, start_s, barrier=False, hold=False),
+            )
         end_s = best_s
     return end_s
 
 
-def _paper_trials(workload: Workload, cluster: SimCluster, model: int, least_s: float) -> list[_Trial]:
+def _paper_trials(
+    workload: Workload, cluster: SimCluster, model: int, least_s: float
+) -> list[_Trial]:
     """Known run times: split what is longer than an engine's share, join what is shorter than a start is worth."""
     costs = [_dataset_s(workload, cluster, task) for task in range(len(workload.tasks))]
     share_s = max(sum(costs) / cluster.engines, least_s)
@@ -89,9 +94,13 @@ def _paper_trials(workload: Workload, cluster: SimCluster, model: int, least_s: 
         count = min(max(1, math.ceil(cost_s / share_s)), len(workload.tasks[task]))
         for part in range(count):
             places = tuple(range(part, len(workload.tasks[task]), count))
-            metric_s = sum(workload.tasks[task].metric_s[place] for place in places) / cluster.metric_slots
+            metric_s = (
+                sum(workload.tasks[task].metric_s[place] for place in places) / cluster.metric_slots
+            )
             pieces.append((metric_s, cost_s / count, _Slice(model, task, places)))
-    pieces.sort(key=lambda piece: (-piece[0], -piece[1]) if piece[0] > least_s else (0.0, -piece[1]))
+    pieces.sort(
+        key=lambda piece: (-piece[0], -piece[1]) if piece[0] > least_s else (0.0, -piece[1])
+    )
     trials: list[_Trial] = []
     small: list[_Slice] = []
     small_s = 0.0
@@ -112,7 +121,10 @@ def _paper_trials(workload: Workload, cluster: SimCluster, model: int, least_s: 
 def _dataset_s(workload: Workload, cluster: SimCluster, task: int) -> float:
     one = workload.tasks[task]
     saturated_s = cluster.curve.saturated_s
-    return sum(saturated_s(*cost) for cost in zip(one.prompt_tokens, one.new_tokens, strict=True)) * one.choices
+    return (
+        sum(saturated_s(*cost) for cost in zip(one.prompt_tokens, one.new_tokens, strict=True))
+        * one.choices
+    )
 
 
 def _opencompass_size(workload: Workload, cluster: SimCluster, seed: int) -> float:
@@ -155,7 +167,9 @@ def _opencompass_workers(workload: Workload, cluster: SimCluster, seed: int) -> 
         for number, task in enumerate(workload.tasks):
             count = min(max(1, len(task) // 16), cluster.engines)
             for part in range(count):
-                workers[turn % cluster.engines].append(_Slice(model, number, tuple(range(part, len(task), count))))
+                workers[turn % cluster.engines].append(
+                    _Slice(model, number, tuple(range(part, len(task), count)))
+                )
                 turn += 1
         return [tuple(worker) for worker in workers if worker]
 
@@ -166,13 +180,20 @@ def _naive(workload: Workload, cluster: SimCluster, seed: int) -> float:
     del seed
 
     def trials(model: int) -> list[_Trial]:
-        return [(_Slice(model, task, tuple(range(len(one)))),) for task, one in enumerate(workload.tasks)]
+        return [
+            (_Slice(model, task, tuple(range(len(one)))),)
+            for task, one in enumerate(workload.tasks)
+        ]
 
     return _processes(workload, cluster, trials, hold=True)
 
 
 def _processes(
-    workload: Workload, cluster: SimCluster, trials: Callable[[int], list[_Trial]], *, hold: bool = False
+    workload: Workload,
+    cluster: SimCluster,
+    trials: Callable[[int], list[_Trial]],
+    *,
+    hold: bool = False,
 ) -> float:
     """Each trial a process: imports, engine start, load over what storage gives when all engines load at a time."""
     end_s = 0.0
@@ -181,7 +202,8 @@ def _processes(
         together = min(cluster.engines, len(mine))
         rate = min(
             cluster.store_bytes_per_s / together,
-            cluster.node_bytes_per_s / min(cluster.engines_per_node, math.ceil(together / cluster.nodes)),
+            cluster.node_bytes_per_s
+            / min(cluster.engines_per_node, math.ceil(together / cluster.nodes)),
         )
         start_s = cluster.process_start_s + cluster.engine_start_s + model.size_bytes / rate
         begin_s = max(end_s, model.release_s) + cluster.node_start_s
@@ -267,7 +289,10 @@ def _olmo(workload: Workload, cluster: SimCluster, seed: int) -> float:
     rng = random.Random(seed)
     end_s = 0.0
     for model in workload.models:
-        rate = min(cluster.store_bytes_per_s / cluster.engines, cluster.node_bytes_per_s / cluster.engines_per_node)
+        rate = min(
+            cluster.store_bytes_per_s / cluster.engines,
+            cluster.node_bytes_per_s / cluster.engines_per_node,
+        )
         start_s = cluster.process_start_s + cluster.engine_start_s + model.size_bytes / rate
         begin_s = max(end_s, model.release_s) + cluster.node_start_s + start_s
         end_s = _pull(workload, cluster, rng, begin_s)
@@ -322,7 +347,9 @@ def _pull(workload: Workload, cluster: SimCluster, rng: random.Random, begin_s: 
             metric_s = workload.tasks[task].metric_s[place]
             end_s = max(end_s, now_s)
             if metric_s:
-                end_s = max(end_s, _measure(slots[number // cluster.engines_per_node], now_s, [metric_s]))
+                end_s = max(
+                    end_s, _measure(slots[number // cluster.engines_per_node], now_s, [metric_s])
+                )
         refill(number, now_s)
     return end_s
 

@@ -64,9 +64,13 @@ def plan(
     """
     options = options or EvaluateOptions()
     if device_memory_gib is not None and not 0 < device_memory_gib < float("inf"):
-        raise BadUse(f"device_memory_gib is {device_memory_gib:g}. Give the memory of a device in GiB, above 0.")
+        raise BadUse(
+            f"device_memory_gib is {device_memory_gib:g}. Give the memory of a device in GiB, above 0."
+        )
     chosen = options.applied_to(suite if isinstance(suite, Suite) else load_suite(suite))
-    planned = Planned(suite=chosen, model=model, manifest=describe_model(model, options), options=options)
+    planned = Planned(
+        suite=chosen, model=model, manifest=describe_model(model, options), options=options
+    )
     paths = EvaluationPaths(options.home or holdfast_home(), "plan")
     with opened_ledger(options, paths) as ledger:
         history, known = history_of(ledger, planned), _measured(ledger, planned)
@@ -76,7 +80,13 @@ def plan(
         facts = _facts(planned, Path(folder))
         with _quiet():
             samples = count_requests(chosen, facts)
-    notes = [_history_note(history, task_names(chosen), samples), known.note, counted, planned.note_of_devices, fit]
+    notes = [
+        _history_note(history, task_names(chosen), samples),
+        known.note,
+        counted,
+        planned.note_of_devices,
+        fit,
+    ]
     if options.judge is not None:
         notes.append("The judge is left out: which samples ask it is known when they do.")
     manifest = planned.manifest
@@ -85,7 +95,11 @@ def plan(
             _task(name, number, asked, history, chosen)
             for number, (name, asked) in enumerate(zip(task_names(chosen), samples, strict=True))
         ),
-        models=(SimModel(size_bytes=sum(chunk.size_bytes for chunk in manifest.chunks) if manifest else 0.0),),
+        models=(
+            SimModel(
+                size_bytes=sum(chunk.size_bytes for chunk in manifest.chunks) if manifest else 0.0
+            ),
+        ),
     )
     cluster = SimCluster(
         nodes=options.nodes,
@@ -103,7 +117,9 @@ def plan(
         model=model,
         state="planned",
         makespan_s=outcome.makespan_s,
-        bound=tuple(BoundTerm(name=name, seconds=s) for name, s in outcome.bound.terms.items() if s > 0),
+        bound=tuple(
+            BoundTerm(name=name, seconds=s) for name, s in outcome.bound.terms.items() if s > 0
+        ),
         engines=cluster.engines,
         nodes=cluster.nodes,
         engine_seconds=cluster.engines * outcome.makespan_s,
@@ -164,40 +180,64 @@ def _measured(ledger: Ledger, planned: Planned) -> _Measured:
 
 
 def _history_note(
-    history: Sequence[TaskHistory], names: Sequence[str], samples: Sequence[Sequence[SampleRequests]]
+    history: Sequence[TaskHistory],
+    names: Sequence[str],
+    samples: Sequence[Sequence[SampleRequests]],
 ) -> str:
     """How much of what has to be predicted is known: lengths of what is generated, and times of metrics."""
     unsure = {
         name
         for name, asked in zip(names, samples, strict=True)
-        if any(one.metric_key or any(request.max_new_tokens() for request in one.requests) for one in asked)
+        if any(
+            one.metric_key or any(request.max_new_tokens() for request in one.requests)
+            for one in asked
+        )
     }
     if not unsure:
         return "All entries read prompts alone, whose lengths are known."
     rest = len(names) - len(unsure)
     others = (
-        f" {words.plainly(rest, 'entry reads', 'entries read')} prompts alone, whose lengths are known." if rest else ""
+        f" {words.plainly(rest, 'entry reads', 'entries read')} prompts alone, whose lengths are known."
+        if rest
+        else ""
     )
     known = unsure & {task.task for task in history}
     if not known:
         return f"Nothing is known of these tasks yet: lengths are guessed from the limits.{others}"
-    which = "every entry that generates" if known == unsure else f"{len(known)} of {len(unsure)} entries that generate"
+    which = (
+        "every entry that generates"
+        if known == unsure
+        else f"{len(known)} of {len(unsure)} entries that generate"
+    )
     return f"Lengths as the last evaluation of this family had them, for {which}.{others}"
 
 
 def _engines_per_node(planned: Planned) -> tuple[int, str]:
     """How many engines a live node would start (`coordinator.orders`), and what that goes by, in a sentence."""
     options, spec = planned.options, planned.options.engine
-    gpus = (gpu_count() if options.on == "local" else planned.gpus_per_node) if uses_gpus(spec) else 0
+    gpus = (
+        (gpu_count() if options.on == "local" else planned.gpus_per_node) if uses_gpus(spec) else 0
+    )
     engines = engines_on(gpus, spec, options.engines_per_node)
     if options.engines_per_node:
         return engines, ""
     how_many = words.plainly(engines, "engine")
     if options.on == "local":
-        return engines, f"{how_many} on each node, by this machine's {words.plainly(gpus, 'GPU')}." if gpus else ""
+        return (
+            engines,
+            f"{how_many} on each node, by this machine's {words.plainly(gpus, 'GPU')}."
+            if gpus
+            else "",
+        )
     if gpus:
-        return engines, f"{how_many} on each node, for the {words.plainly(gpus, 'GPU')} that it is asked for."
-    return engines, f"{how_many} on each node is assumed: what its GPUs allow is not known. Give --engines-per-node."
+        return (
+            engines,
+            f"{how_many} on each node, for the {words.plainly(gpus, 'GPU')} that it is asked for.",
+        )
+    return (
+        engines,
+        f"{how_many} on each node is assumed: what its GPUs allow is not known. Give --engines-per-node.",
+    )
 
 
 def _fit(planned: Planned, told_gib: float | None) -> str:
@@ -214,11 +254,17 @@ def _fit(planned: Planned, told_gib: float | None) -> str:
         return "Whether the model fits is not known: give --device-memory-gib, of what it would run on."
     spec = msgspec.structs.replace(options.engine, device=memory.device)
     source = Path(manifest.source)
-    config = msgspec.json.decode(manifest.hf_config["config.json"]) if manifest.form == "dcp" else source
+    config = (
+        msgspec.json.decode(manifest.hf_config["config.json"]) if manifest.form == "dcp" else source
+    )
     fit = fits(config, spec, memory.size_bytes)
     batch = spec.max_batch or _FREE_BATCH
     too_many = spec.kind == "hf" and spec.mode == "free" and batch > fit.batch
-    advice = f" A batch may have {batch}: give --max-batch {fit.batch} if they become that long." if too_many else ""
+    advice = (
+        f" A batch may have {batch}: give --max-batch {fit.batch} if they become that long."
+        if too_many
+        else ""
+    )
     return (
         f"{fit.weights_bytes / 2**30:.1f} GiB of weights in {spec.tensor_parallel} x {memory.size_bytes / 2**30:.1f} "
         f"GiB{memory.whose}: room for {fit.batch} sequences of {fit.max_length} tokens.{advice}"
@@ -246,8 +292,12 @@ def _memory(planned: Planned, told_gib: float | None) -> _Memory | None:
         if told_bytes is None:
             if options.on != "local":
                 return None
-            told_bytes = psutil.virtual_memory().total // options.nodes  # all of them on this machine
-        whose = " of a node's memory" if engines == 1 else f", a node's memory among {engines} engines"
+            told_bytes = (
+                psutil.virtual_memory().total // options.nodes
+            )  # all of them on this machine
+        whose = (
+            " of a node's memory" if engines == 1 else f", a node's memory among {engines} engines"
+        )
         return _Memory(device="cpu", size_bytes=told_bytes // engines, whose=whose)
     if told_bytes is None:
         if options.on != "local" or not _has_gpu():
@@ -274,22 +324,38 @@ def _facts(planned: Planned, folder: Path) -> ModelFacts:
     elif manifest is not None:
         tokenizer = manifest.source
         if not Path(tokenizer).is_dir():
-            raise BadUse(f"{tokenizer} is not on this machine. Plan with a folder that has its config and tokenizer.")
+            raise BadUse(
+                f"{tokenizer} is not on this machine. Plan with a folder that has its config and tokenizer."
+            )
     return ModelFacts(
-        model=0, name=planned.model, tokenizer=tokenizer, max_length=spec.max_length, takes_text=not tokenizer
+        model=0,
+        name=planned.model,
+        tokenizer=tokenizer,
+        max_length=spec.max_length,
+        takes_text=not tokenizer,
     )
 
 
 def _task(
-    name: str, number: int, samples: Sequence[SampleRequests], history: Sequence[TaskHistory], suite: Suite
+    name: str,
+    number: int,
+    samples: Sequence[SampleRequests],
+    history: Sequence[TaskHistory],
+    suite: Suite,
 ) -> SimTask:
     """A task as it is expected to be: what is predicted is taken for true."""
     priors = Priors.from_history(history, task_names(suite))
-    limits = [max((request.max_new_tokens() for request in sample.requests), default=0) for sample in samples]
+    limits = [
+        max((request.max_new_tokens() for request in sample.requests), default=0)
+        for sample in samples
+    ]
     return SimTask(
         name=name,
         prompt_tokens=[
-            round(sum(request.prompt_tokens() for request in sample.requests) / max(1, len(sample.requests)))
+            round(
+                sum(request.prompt_tokens() for request in sample.requests)
+                / max(1, len(sample.requests))
+            )
             for sample in samples
         ],
         new_tokens=[
@@ -297,6 +363,11 @@ def _task(
             for sample, limit in zip(samples, limits, strict=True)
         ],
         max_new_tokens=max(limits, default=0),
-        metric_s=[priors.metric_s(number, sample.sample) if sample.metric_key else 0.0 for sample in samples],
-        choices=max(1, round(sum(len(sample.requests) for sample in samples) / max(1, len(samples)))),
+        metric_s=[
+            priors.metric_s(number, sample.sample) if sample.metric_key else 0.0
+            for sample in samples
+        ],
+        choices=max(
+            1, round(sum(len(sample.requests) for sample in samples) / max(1, len(samples)))
+        ),
     )

@@ -44,7 +44,15 @@ def paper_like(seed: int = 0) -> Workload:
     rng = random.Random(f"paper-like {seed}")
     tasks = []
     for number in range(60):
-        kind = "choice" if number < 34 else "short" if number < 52 else "long" if number < 56 else "code"
+        kind = (
+            "choice"
+            if number < 34
+            else "short"
+            if number < 52
+            else "long"
+            if number < 56
+            else "code"
+        )
         size = round(min(max(rng.lognormvariate(math.log(900), 1.1), 100), 14_000))
         prompt = {
             "choice": rng.uniform(150, 1_200), "short": rng.uniform(300, 1_800),
@@ -115,7 +123,9 @@ def random_suite(seed: int) -> tuple[Workload, SimCluster]:
                 choices=rng.randint(2, 5) if kind == "choice" else 1,
             )
         )
-    return Workload(tasks=tuple(tasks), models=(SimModel(size_bytes=_log_uniform(rng, 2e9, 140e9)),)), cluster
+    return Workload(
+        tasks=tuple(tasks), models=(SimModel(size_bytes=_log_uniform(rng, 2e9, 140e9)),)
+    ), cluster
 
 
 def _task(
@@ -134,7 +144,8 @@ def _task(
         name=name,
         prompt_tokens=[max(8, round(prompt * rng.lognormvariate(0.0, 0.3))) for _ in range(size)],
         new_tokens=[
-            min(limit, max(1, round(median * rng.lognormvariate(0.0, sigma)))) if limit else 0 for _ in range(size)
+            min(limit, max(1, round(median * rng.lognormvariate(0.0, sigma)))) if limit else 0
+            for _ in range(size)
         ],
         max_new_tokens=limit,
         metric_s=[

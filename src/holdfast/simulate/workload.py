@@ -8,7 +8,13 @@ from dataclasses import dataclass, field
 from holdfast.evaluate.engines.engine import Curve
 from holdfast.evaluate.policy.priors import TaskHistory
 
-GPU_7B = Curve(prefill_tokens_per_s=40_000.0, request_s=0.001, step_base_s=0.018, step_sequence_s=0.0002, max_batch=128)
+GPU_7B = Curve(
+    prefill_tokens_per_s=40_000.0,
+    request_s=0.001,
+    step_base_s=0.018,
+    step_sequence_s=0.0002,
+    max_batch=128,
+)
 """About what an engine of one GPU does with a 7B model: a guess, not a measurement."""
 
 

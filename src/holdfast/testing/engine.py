@@ -60,7 +60,10 @@ class RecordedEngine(SimulatedEngine):
         return finished
 
     def _write(
-        self, what: Literal["asked", "recalled", "finished"], ids: list[int], started_s: Sequence[float] = ()
+        self,
+        what: Literal["asked", "recalled", "finished"],
+        ids: list[int],
+        started_s: Sequence[float] = (),
     ) -> None:
         now_s, pid = time.monotonic(), os.getpid()
         lines = b""

@@ -84,7 +84,13 @@ class SyntheticHarness:
         }
         return TaskResult(results=results)
 
-    def measure(self, entry: TaskEntry, sample: int, answers: Sequence[Answer], facts: ModelFacts) -> bytes:  # noqa: ARG002
+    def measure(
+        self,
+        entry: TaskEntry,
+        sample: int,
+        answers: Sequence[Answer],
+        facts: ModelFacts,  # noqa: ARG002
+    ) -> bytes:
         """See `Harness.measure`: sleeps as long as the entry says."""
         time.sleep(entry.options["metric_s"][sample])
         return measured_of(answers)
@@ -103,7 +109,9 @@ def synthetic_samples(entry: TaskEntry) -> list[SampleRequests]:
             sampling = Sampling(max_new_tokens=most, extra={"new_tokens": new_tokens})
             request = Request(kind="generate", prompt=prompt, sampling=sampling)
         else:
-            request = Request(kind="loglikelihood", prompt=prompt, continuation=pack_tokens([number]))
+            request = Request(
+                kind="loglikelihood", prompt=prompt, continuation=pack_tokens([number])
+            )
         key = b""
         if metric_s and metric_s[number] > 0:
             key = hashlib.blake2b(f"{entry.name} {number}".encode(), digest_size=16).digest()

@@ -89,7 +89,9 @@ class ModelServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, otherwise: Callable[[Asked], Answer] | None = None, *, key: str = "") -> None:
+    def __init__(
+        self, otherwise: Callable[[Asked], Answer] | None = None, *, key: str = ""
+    ) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.otherwise = otherwise or (lambda _: Words("{}"))
         self.key = key
@@ -149,8 +151,14 @@ class _Handler(BaseHTTPRequestHandler):
             answer = Status(401)
         match answer:
             case Words(text):
-                choice = {"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"}
-                self._send(200, (), json.dumps({"object": "chat.completion", "choices": [choice]}).encode())
+                choice = {
+                    "index": 0,
+                    "message": {"role": "assistant", "content": text},
+                    "finish_reason": "stop",
+                }
+                self._send(
+                    200, (), json.dumps({"object": "chat.completion", "choices": [choice]}).encode()
+                )
             case Status(code, given, body):
                 self._send(code, given, body)
             case Cut(reset):
@@ -180,7 +188,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.connection.close()
 
     def _drip(self, every_s: float, *, in_headers: bool) -> None:
-        self.wfile.write(b"HTTP/1.1 200 OK\r\nX-Slow: " if in_headers else b"HTTP/1.1 200 OK\r\n\r\n")
+        self.wfile.write(
+            b"HTTP/1.1 200 OK\r\nX-Slow: " if in_headers else b"HTTP/1.1 200 OK\r\n\r\n"
+        )
         self.close_connection = True
         while not self.server.wait(every_s):
             self.wfile.write(b"x" if in_headers else b" ")

@@ -29,7 +29,9 @@ from holdfast.testing.slurm_guard import end_processes
 
 _START_TIMEOUT_S = 30.0
 _SOCKET_PATH_LIMIT_BYTES = 107  # sun_path of unix(7), less the closing zero
-_SEARCH_PATH = os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"])
+_SEARCH_PATH = os.pathsep.join(
+    [os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin", "/sbin"]
+)
 
 # Every line is a thing that would else need a service of the machine (munge, cgroups) or make a test wait.
 _SLURM_CONF = """\
@@ -107,13 +109,19 @@ class PrivateSlurm:
         self.folder = folder.absolute()
         longest = self.folder / "spool" / f"n{nodes}" / f"n{nodes}_4294967295.4294967295"
         if len(os.fsencode(longest)) > _SOCKET_PATH_LIMIT_BYTES:
-            raise BadUse(f"The path {self.folder} is too long for the sockets of Slurm. Choose a shorter one.")
+            raise BadUse(
+                f"The path {self.folder} is too long for the sockets of Slurm. Choose a shorter one."
+            )
         self.node_names = tuple(f"n{number}" for number in range(1, nodes + 1))
         self._cpus, self._gpus_per_node, self._accounting = cpus, gpus_per_node, accounting
         self._node_timeout_s = node_timeout_s
         self._conf = self.folder / "slurm.conf"
         # A job of another Slurm may run this test: nothing of that one's may leak in.
-        outer = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM", "SBATCH"))}
+        outer = {
+            name: value
+            for name, value in os.environ.items()
+            if not name.startswith(("SLURM", "SBATCH"))
+        }
         self.environment = {**outer, "PATH": _SEARCH_PATH, "SLURM_CONF": str(self._conf)}
         self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         self._guard: subprocess.Popen[bytes] | None = None
@@ -127,7 +135,9 @@ class PrivateSlurm:
         absent = [program for program in needed if shutil.which(program, path=_SEARCH_PATH) is None]
         if not absent:
             return None
-        packages = "slurmctld slurmd slurm-client" + (" slurmdbd mariadb-server" if accounting else "")
+        packages = "slurmctld slurmd slurm-client" + (
+            " slurmdbd mariadb-server" if accounting else ""
+        )
         return f"No {', '.join(absent)} on this machine. Install Slurm (Debian: apt-get install {packages})."
 
     def __enter__(self) -> Self:
@@ -156,7 +166,10 @@ class PrivateSlurm:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -170,7 +183,9 @@ class PrivateSlurm:
             daemon.wait(timeout=10)
         self._daemons.clear()
         if guard_exit_code != 0:
-            raise RuntimeError(f"processes of the private Slurm in {self.folder} are left; the guard says which, above")
+            raise RuntimeError(
+                f"processes of the private Slurm in {self.folder} are left; the guard says which, above"
+            )
 
     def run(self, argv: Sequence[str], *, timeout_s: float = 30.0) -> str:
         """Run a command against this cluster (sbatch, squeue, sacct, scontrol, …); its standard output.
@@ -181,10 +196,17 @@ class PrivateSlurm:
         """
         # check=False and a raise: CalledProcessError does not say what the command said.
         done = subprocess.run(
-            argv, env=self.environment, capture_output=True, text=True, timeout=timeout_s, check=False
+            argv,
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout_s,
+            check=False,
         )
         if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(argv)} ended with {done.returncode}: {done.stderr}{done.stdout}")
+            raise RuntimeError(
+                f"{' '.join(argv)} ended with {done.returncode}: {done.stderr}{done.stdout}"
+            )
         return done.stdout
 
     def kill_node(self, name: str) -> None:
@@ -193,23 +215,33 @@ class PrivateSlurm:
         Slurm notices after `node_timeout_s` and up to half a minute more; `scontrol update nodename=NAME state=down
         reason=dead` says so to it at once. A requeued job waits 5 s (cred_expire) before it may start again.
         """
-        end_processes({"SLURM_CONF": str(self._conf), "HOLDFAST_SLURM_NODE": name})  # slurmd and its step daemons
-        end_processes({"SLURM_CONF": str(self._conf), "SLURMD_NODENAME": name})  # tasks that left those
+        end_processes(
+            {"SLURM_CONF": str(self._conf), "HOLDFAST_SLURM_NODE": name}
+        )  # slurmd and its step daemons
+        end_processes(
+            {"SLURM_CONF": str(self._conf), "SLURMD_NODENAME": name}
+        )  # tasks that left those
         self._daemons.pop(name).wait(timeout=10)
 
     def restart_node(self, name: str) -> None:
         """Bring back a killed node; returns when it takes jobs."""
         self._start_node(name)
-        self._await(name, lambda: self._all_in_state("idle", [name]) or self._all_in_state("mixed", [name]))
+        self._await(
+            name, lambda: self._all_in_state("idle", [name]) or self._all_in_state("mixed", [name])
+        )
 
     def _all_in_state(self, state: str, nodes: Sequence[str]) -> bool:
         try:
-            told = self.run(["sinfo", "--noheader", "--Node", "--nodes", ",".join(nodes), "--format", "%N %T"])
+            told = self.run(
+                ["sinfo", "--noheader", "--Node", "--nodes", ",".join(nodes), "--format", "%N %T"]
+            )
         except RuntimeError:  # slurmctld does not answer yet
             return False
         return sorted(told.splitlines()) == sorted(f"{node} {state}" for node in nodes)
 
-    def _write_configuration(self, controller_port: int, accounting_port: int, *node_ports: int) -> None:
+    def _write_configuration(
+        self, controller_port: int, accounting_port: int, *node_ports: int
+    ) -> None:
         host = socket.gethostname().split(".")[0]
         user = pwd.getpwuid(os.getuid()).pw_name
         lines = _SLURM_CONF.format(
@@ -234,7 +266,9 @@ class PrivateSlurm:
         devices = [self.folder / f"gpu{number}" for number in range(self._gpus_per_node)]
         for device in devices:
             device.symlink_to("/dev/null")
-        (self.folder / "gres.conf").write_text("".join(f"Name=gpu File={device}\n" for device in devices))
+        (self.folder / "gres.conf").write_text(
+            "".join(f"Name=gpu File={device}\n" for device in devices)
+        )
         slurmdbd_conf = self.folder / "slurmdbd.conf"
         slurmdbd_conf.write_text(
             f"AuthType=auth/none\nDbdHost=localhost\nDbdAddr=127.0.0.1\nDbdPort={accounting_port}\nSlurmUser={user}\n"
@@ -247,14 +281,36 @@ class PrivateSlurm:
         user = pwd.getpwuid(os.getuid()).pw_name
         database, database_socket = self.folder / "db", self.folder / "run" / "db.sock"
         # Nothing here outlives the test, so nothing is worth an fsync. Same user: root, too, must be named.
-        options = [f"--user={user}", f"--datadir={database}", "--innodb-flush-method=nosync", "--innodb-doublewrite=0"]
-        options += ["--innodb-flush-log-at-trx-commit=0", "--innodb-log-file-size=16M", "--innodb-buffer-pool-size=64M"]
+        options = [
+            f"--user={user}",
+            f"--datadir={database}",
+            "--innodb-flush-method=nosync",
+            "--innodb-doublewrite=0",
+        ]
+        options += [
+            "--innodb-flush-log-at-trx-commit=0",
+            "--innodb-log-file-size=16M",
+            "--innodb-buffer-pool-size=64M",
+        ]
         # "normal": root of this database has no password, so it works for any user; the socket is all there is.
-        install = ["mariadb-install-db", "--no-defaults", "--skip-test-db", "--auth-root-authentication-method=normal"]
-        done = subprocess.run([*install, *options], env=self.environment, capture_output=True, timeout=60, check=False)
+        install = [
+            "mariadb-install-db",
+            "--no-defaults",
+            "--skip-test-db",
+            "--auth-root-authentication-method=normal",
+        ]
+        done = subprocess.run(
+            [*install, *options], env=self.environment, capture_output=True, timeout=60, check=False
+        )
         if done.returncode != 0:
-            raise RuntimeError(f"mariadb-install-db failed: {(done.stdout + done.stderr).decode()[-2000:]}")
-        served = ["--skip-networking", f"--socket={database_socket}", "--innodb-lock-wait-timeout=900"]
+            raise RuntimeError(
+                f"mariadb-install-db failed: {(done.stdout + done.stderr).decode()[-2000:]}"
+            )
+        served = [
+            "--skip-networking",
+            f"--socket={database_socket}",
+            "--innodb-lock-wait-timeout=900",
+        ]
         served += [f"--pid-file={self.folder}/run/mariadbd.pid"]
         self._start("mariadbd", ["mariadbd", "--no-defaults", *options, *served])
         self._await("mariadbd", lambda: _listens(str(database_socket)))
@@ -263,7 +319,9 @@ class PrivateSlurm:
 
     def _start_node(self, name: str) -> None:
         # Its step daemons inherit the variable, and kill_node finds them by it.
-        self._start(name, ["slurmd", "-D", "-f", str(self._conf), "-N", name], HOLDFAST_SLURM_NODE=name)
+        self._start(
+            name, ["slurmd", "-D", "-f", str(self._conf), "-N", name], HOLDFAST_SLURM_NODE=name
+        )
 
     def _start(self, name: str, argv: list[str], **variables: str) -> None:
         with (self.folder / "log" / f"{name}.out").open("ab") as log:
@@ -280,10 +338,16 @@ class PrivateSlurm:
     def _await(self, name: str, ready: Callable[[], bool]) -> None:
         deadline_s = time.monotonic() + _START_TIMEOUT_S
         while not ready():
-            ended = [daemon for daemon, process in self._daemons.items() if process.poll() is not None]
+            ended = [
+                daemon for daemon, process in self._daemons.items() if process.poll() is not None
+            ]
             if ended or time.monotonic() > deadline_s:
-                told = (self.folder / "log" / f"{(ended or [name])[0]}.out").read_text(errors="replace")[-2000:]
-                raise RuntimeError(f"{(ended or [name])[0]} of the private Slurm did not come up: {told}")
+                told = (self.folder / "log" / f"{(ended or [name])[0]}.out").read_text(
+                    errors="replace"
+                )[-2000:]
+                raise RuntimeError(
+                    f"{(ended or [name])[0]} of the private Slurm did not come up: {told}"
+                )
             time.sleep(0.05)
 
 

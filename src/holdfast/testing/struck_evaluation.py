@@ -29,12 +29,23 @@ from holdfast.testing.engine import NAME, Recorded, read_record
 from holdfast.testing.harness import SyntheticHarness, measured_of, synthetic_entry
 
 Role = Literal["command", "coordinator", "node", "engine", "host", "zygote", "client", "metric"]
-ROLES: tuple[Role, ...] = ("command", "coordinator", "node", "engine", "host", "zygote", "client", "metric")
+ROLES: tuple[Role, ...] = (
+    "command",
+    "coordinator",
+    "node",
+    "engine",
+    "host",
+    "zygote",
+    "client",
+    "metric",
+)
 _ID = "struck"
 _POLL_S = 0.01
 
 
-def synthetic_tasks(random_source: random.Random, samples: Sequence[int], metric_s: float = 0.05) -> list[TaskEntry]:
+def synthetic_tasks(
+    random_source: random.Random, samples: Sequence[int], metric_s: float = 0.05
+) -> list[TaskEntry]:
     """Tasks of so many samples each; every second one with a metric that takes `metric_s`."""
     return [
         synthetic_entry(
@@ -69,7 +80,9 @@ class _AtOnce:
     def _answered(self, sample: SampleRequests) -> AnsweredSample:
         answers = [_answer(request) for request in sample.requests]
         return AnsweredSample(
-            sample=sample.sample, answers=answers, measured=measured_of(answers) if sample.metric_key else b""
+            sample=sample.sample,
+            answers=answers,
+            measured=measured_of(answers) if sample.metric_key else b"",
         )
 
 
@@ -81,7 +94,9 @@ def _answer(request: Request) -> Answer:
 def write_model(folder: Path, size_bytes: int = 1 << 16) -> Path:
     """A folder that looks like a model's: zeros under a header of safetensors."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": 4, "num_hidden_layers": 1}))
+    (folder / "config.json").write_text(
+        json.dumps({"model_type": "llama", "hidden_size": 4, "num_hidden_layers": 1})
+    )
     tensor = {"dtype": "F32", "shape": [size_bytes // 4], "data_offsets": [0, size_bytes]}
     header = json.dumps({"model.weight": tensor}).encode()
     header += b" " * (-len(header) % 8)
@@ -131,7 +146,11 @@ class StruckEvaluation:
         suite.write_text("".join(map(_toml, self.tasks)))
         model = write_model(self.folder / "model", self.model_bytes)
         engine = {"step_base_s": 0.005, **self.engine_options, "record": self.record_file}
-        options = [word for name, value in engine.items() for word in ("--engine-option", f"{name}={value}")]
+        options = [
+            word
+            for name, value in engine.items()
+            for word in ("--engine-option", f"{name}={value}")
+        ]
         where = ["--nodes", str(self.nodes), "--engines-per-node", str(self.engines_per_node)]
         what = ["--suite", str(suite), "--model", str(model), "--id", _ID]
         return self._command(["run", *what, "--engine", NAME, *options, *where, *self.flags])
@@ -193,7 +212,11 @@ class StruckEvaluation:
         """What agents of this evaluation left in shared memory: the sessions whose maker is dead or ours."""
         own = Path("/dev/shm") / f"holdfast-{os.getuid()}"
         pids = {line.split("-")[0] for line in self._agents_seen}
-        return [path.name for path in own.iterdir() if path.name.split("-")[0] in pids] if own.exists() else []
+        return (
+            [path.name for path in own.iterdir() if path.name.split("-")[0] in pids]
+            if own.exists()
+            else []
+        )
 
     _agents_seen: set[str] = field(default_factory=set, init=False)
 
@@ -239,7 +262,9 @@ class StruckEvaluation:
         """SIGKILL one process of a role; its pid, None where there is none now."""
         return self.strike(role, random_source, signal.SIGKILL)
 
-    def strike(self, role: Role, random_source: random.Random, number: signal.Signals) -> int | None:
+    def strike(
+        self, role: Role, random_source: random.Random, number: signal.Signals
+    ) -> int | None:
         """Send a signal to one process of a role; its pid, None where there is none now."""
         pids = self.processes()[role]
         if not pids:
@@ -290,7 +315,9 @@ class StruckEvaluation:
 
 
 def redone(
-    record: Sequence[Recorded], killed_s: Mapping[int, float], kept: Sequence[tuple[float, set[str]]]
+    record: Sequence[Recorded],
+    killed_s: Mapping[int, float],
+    kept: Sequence[tuple[float, set[str]]],
 ) -> list[str]:
     """The keys that were done again although they were finished and not lost.
 
@@ -321,6 +348,11 @@ def redone(
 
 
 def _toml(task: TaskEntry) -> str:
-    lines = ["[[tasks]]", f"name = {json.dumps(task.name)}", f"harness = {json.dumps(task.harness)}", "[tasks.options]"]
+    lines = [
+        "[[tasks]]",
+        f"name = {json.dumps(task.name)}",
+        f"harness = {json.dumps(task.harness)}",
+        "[tasks.options]",
+    ]
     lines += [f"{key} = {json.dumps(value)}" for key, value in task.options.items()]
     return "\n".join(lines) + "\n"

@@ -31,7 +31,16 @@ if TYPE_CHECKING:
     from holdfast.trace.table import Table
     from holdfast.trace.trace import Trace
 
-__all__ = ["Assumptions", "Table", "Trace", "catalogue", "characterize", "convert", "load", "write_report"]
+__all__ = [
+    "Assumptions",
+    "Table",
+    "Trace",
+    "catalogue",
+    "characterize",
+    "convert",
+    "load",
+    "write_report",
+]
 
 _HOME = {
     "Assumptions": "analyses.catalogue",

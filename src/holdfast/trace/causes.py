@@ -22,7 +22,9 @@ class Cause:
 
 _BY_STATE: Final[Mapping[str, Cause]] = {
     "NODE_FAIL": Cause("Infrastructure", "NodeFailure"),
-    "OUT_OF_MEMORY": Cause("Limit", "OUT_OF_MEMORY"),  # of host memory; the study's OutOfMemoryError is a GPU's
+    "OUT_OF_MEMORY": Cause(
+        "Limit", "OUT_OF_MEMORY"
+    ),  # of host memory; the study's OutOfMemoryError is a GPU's
     "TIMEOUT": Cause("Limit", "TIMEOUT"),
 }
 UNKNOWN: Final = Cause("Unknown", "unknown")
@@ -48,7 +50,12 @@ def cause_of(state: str | None, reason: str | None, exit_code: float | None) -> 
     if exit_code is not None and exit_code == exit_code:  # noqa: PLR0124 - NaN differs from itself
         number = int(-exit_code if exit_code < 0 else exit_code - 128)
         if number in signal.valid_signals():
-            return Cause("Signal", signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}")
+            return Cause(
+                "Signal",
+                signal.Signals(number).name
+                if number in set(signal.Signals)
+                else f"signal {number}",
+            )
     return UNKNOWN
 
 

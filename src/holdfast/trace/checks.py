@@ -135,7 +135,9 @@ CHECKS: tuple[Check, ...] = (
 )
 
 
-def check_jobs(connection: "duckdb.DuckDBPyConnection", reading: Reading, *, now_s: float) -> tuple[Note, ...]:
+def check_jobs(
+    connection: "duckdb.DuckDBPyConnection", reading: Reading, *, now_s: float
+) -> tuple[Note, ...]:
     """Run every check on an adapter's table, mend and drop, and tell.
 
     Args:
@@ -150,7 +152,9 @@ def check_jobs(connection: "duckdb.DuckDBPyConnection", reading: Reading, *, now
     checks = [check for check in CHECKS if reading.columns.issuperset(check.needs)]
     rows = _rows_with_what_is_known(reading.table, reading.clusters, now_s)
     counts = ", ".join(f"count(*) FILTER ({check.when})" for check in checks)
-    found = connection.execute(f"SELECT cluster, {counts} FROM {rows} GROUP BY cluster ORDER BY cluster").fetchall()
+    found = connection.execute(
+        f"SELECT cluster, {counts} FROM {rows} GROUP BY cluster ORDER BY cluster"
+    ).fetchall()
     for cluster, *numbers in found:
         for check, number in zip(checks, numbers, strict=True):
             if number:
@@ -215,12 +219,16 @@ def _drop_repeated(connection: "duckdb.DuckDBPyConnection", reading: Reading) ->
         f" AS turn FROM {reading.table} WHERE {hashed} IN"
         f" (SELECT {hashed} FROM {reading.table} WHERE job_id IS NOT NULL GROUP BY 1 HAVING count(*) > 1)"
     )
-    connection.execute(f"CREATE OR REPLACE TEMP TABLE repeated AS SELECT * FROM ({repeated}) WHERE turn > 1")
+    connection.execute(
+        f"CREATE OR REPLACE TEMP TABLE repeated AS SELECT * FROM ({repeated}) WHERE turn > 1"
+    )
     found = connection.execute(
         f"SELECT cluster, count(*), list(DISTINCT job_id)[:{EXAMPLES}] FROM repeated GROUP BY cluster ORDER BY cluster"
     ).fetchall()
     if found:
-        connection.execute(f"DELETE FROM {reading.table} WHERE rowid IN (SELECT place FROM repeated)")
+        connection.execute(
+            f"DELETE FROM {reading.table} WHERE rowid IN (SELECT place FROM repeated)"
+        )
     connection.execute("DROP TABLE repeated")
     return [
         Note(

@@ -35,7 +35,9 @@ class Cluster:
 def known_first(one: Cluster, other: Cluster) -> Cluster:
     """What is known of a cluster from two sources: the first's word, and the second's where the first has none."""
     unknown = {
-        field.name: getattr(other, field.name) for field in fields(one) if getattr(one, field.name) in (None, "")
+        field.name: getattr(other, field.name)
+        for field in fields(one)
+        if getattr(one, field.name) in (None, "")
     }
     return replace(one, **unknown)
 
@@ -48,7 +50,9 @@ def sized(cluster: Cluster, capacity: str) -> Cluster:
     """
     form = re.fullmatch(r"([1-9]\d*)x([1-9]\d*)", capacity)
     if form is None:
-        raise BadUse(f"The capacity of {cluster.name} is {capacity!r}. Expected NODESxGPUS, such as 286x8.")
+        raise BadUse(
+            f"The capacity of {cluster.name} is {capacity!r}. Expected NODESxGPUS, such as 286x8."
+        )
     nodes, gpus = int(form[1]), int(form[2])
     return replace(cluster, node_num=nodes, gpus_per_node=gpus, gpu_num=nodes * gpus)
 
@@ -64,6 +68,10 @@ def together(clusters: Sequence[Cluster], name: str) -> Cluster:
         values = [getattr(cluster, field) for cluster in clusters]
         return None if None in values else sum(values)
 
-    others = {field.name: alike(field.name) for field in fields(Cluster) if field.name not in {"name", "source"}}
+    others = {
+        field.name: alike(field.name)
+        for field in fields(Cluster)
+        if field.name not in {"name", "source"}
+    }
     sizes = {field: total(field) for field in ("node_num", "gpu_num")}
     return Cluster(name=name, source=clusters[0].source, **{**others, **sizes})

@@ -25,7 +25,10 @@ class Distribution:
         values, weights = np.asarray(values, dtype=float), np.asarray(weights, dtype=float)
         keep = ~np.isnan(values) & (weights > 0)
         distinct, where = np.unique(values[keep], return_inverse=True)
-        return cls(distinct, np.bincount(where, weights=weights[keep], minlength=len(distinct)).astype(float))
+        return cls(
+            distinct,
+            np.bincount(where, weights=weights[keep], minlength=len(distinct)).astype(float),
+        )
 
     @property
     def total(self) -> float:
@@ -35,12 +38,18 @@ class Distribution:
     @property
     def mean(self) -> float:
         """The weighted mean; NaN of nothing."""
-        return float((self.values * self.weights).sum() / self.total) if len(self.values) else float("nan")
+        return (
+            float((self.values * self.weights).sum() / self.total)
+            if len(self.values)
+            else float("nan")
+        )
 
     def at_most(self, values: npt.ArrayLike) -> Values:
         """The share of the weight (0 to 1) that is at most each of `values`."""
         cumulative = np.concatenate([[0.0], np.cumsum(self.weights)])
-        return np.asarray(cumulative[np.searchsorted(self.values, values, side="right")] / max(self.total, 1e-300))
+        return np.asarray(
+            cumulative[np.searchsorted(self.values, values, side="right")] / max(self.total, 1e-300)
+        )
 
     def quantile(self, share: npt.ArrayLike) -> Values:
         """Quantiles as NumPy's default has them: linear between the two nearest of the n = `total` data.
@@ -53,7 +62,9 @@ class Distribution:
         position = np.asarray(share, dtype=float) * (ranks[-1] - 1)
         below = np.floor(position)
         left = self.values[np.searchsorted(ranks, below, side="right")]
-        right = self.values[np.minimum(np.searchsorted(ranks, below + 1, side="right"), len(self.values) - 1)]
+        right = self.values[
+            np.minimum(np.searchsorted(ranks, below + 1, side="right"), len(self.values) - 1)
+        ]
         return np.asarray(left + (right - left) * (position - below))
 
     def reached(self, share: float) -> float:

@@ -9,7 +9,13 @@ class BadTrace(BadUse):
     """A source cannot be read; says where it is, what was expected there and what to do next."""
 
     def __init__(
-        self, path: Path | str, problem: str, *, line: int | None = None, column: str | None = None, next_step: str
+        self,
+        path: Path | str,
+        problem: str,
+        *,
+        line: int | None = None,
+        column: str | None = None,
+        next_step: str,
     ) -> None:
         place = str(path)
         if line is not None:

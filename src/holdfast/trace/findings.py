@@ -153,7 +153,10 @@ def _of_causes(asked: Asked) -> tuple[str, str]:
     )
     share = asked.get("failures.recorded.share_of_failures") or 0.0
     if recorded < LEAST_CAUSES:
-        return f"Only {recorded:,.0f} failures have a recorded cause; from {LEAST_CAUSES} on it can be told.", ""
+        return (
+            f"Only {recorded:,.0f} failures have a recorded cause; from {LEAST_CAUSES} on it can be told.",
+            "",
+        )
     if infrastructure == recorded:
         # A scheduler tells a node's failure from others, and nothing of those.
         return "Causes are recorded of the infrastructure's failures alone.", ""
@@ -171,7 +174,9 @@ def _study(claim: Claim, cluster: str) -> float | str:
         return claim.study
     if cluster in claim.study:
         return claim.study[cluster]
-    return ", ".join(f"{_said(number, claim.unit)} ({name.capitalize()})" for name, number in claim.study.items())
+    return ", ".join(
+        f"{_said(number, claim.unit)} ({name.capitalize()})" for name, number in claim.study.items()
+    )
 
 
 def _said(value: float, unit: str) -> str:
@@ -204,7 +209,9 @@ def _against_least(found: dict[str, float], kind: str) -> float | None:
 def _evaluation_wait(asked: Asked) -> float | None:
     """Evaluation's median queue time over the longest of the others'; the means where the medians are all 0."""
     medians = asked.by_type("median_queue_s", least_jobs=LEAST_JOBS)
-    found = medians if any(medians.values()) else asked.by_type("mean_queue_s", least_jobs=LEAST_JOBS)
+    found = (
+        medians if any(medians.values()) else asked.by_type("mean_queue_s", least_jobs=LEAST_JOBS)
+    )
     return _against_greatest(found, "evaluation")
 
 
@@ -216,8 +223,12 @@ def _least_demand(asked: Asked) -> float | None:
 
 MEASURES: Final[Mapping[str, Callable[[Asked], float | None]]] = {
     "times_shorter": _times_shorter,
-    "evaluation_lead_in_jobs": lambda asked: _against_greatest(asked.by_type("share_of_jobs"), "evaluation"),
-    "pretraining_lead_in_gpu_time": lambda asked: _against_greatest(asked.by_type("share_of_gpu_time"), "pretrain"),
+    "evaluation_lead_in_jobs": lambda asked: _against_greatest(
+        asked.by_type("share_of_jobs"), "evaluation"
+    ),
+    "pretraining_lead_in_gpu_time": lambda asked: _against_greatest(
+        asked.by_type("share_of_gpu_time"), "pretrain"
+    ),
     "pretraining_ratio": lambda asked: _against_least(
         asked.by_type("median_duration_s", least_jobs=LEAST_JOBS), "pretrain"
     ),

@@ -31,7 +31,9 @@ def poisson_at_least(events: npt.ArrayLike, expected: npt.ArrayLike) -> Values:
     """P(X >= events) of a Poisson X with the mean `expected`: the upper tail, that of an excess."""
     from scipy.special import gammainc
 
-    counts, mean = np.broadcast_arrays(np.asarray(events, dtype=float), np.asarray(expected, dtype=float))
+    counts, mean = np.broadcast_arrays(
+        np.asarray(events, dtype=float), np.asarray(expected, dtype=float)
+    )
     return np.where(counts > 0, gammainc(np.maximum(counts, 1e-9), mean), 1.0)
 
 

@@ -88,14 +88,24 @@ def read_rules(path: Path = DEFAULT_RULES) -> Rules:
     try:
         content = yaml.safe_load(path.read_text())
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise BadUse(f"{path}: {error}. Start from the rules that come with Holdfast: {DEFAULT_RULES}.") from error
+        raise BadUse(
+            f"{path}: {error}. Start from the rules that come with Holdfast: {DEFAULT_RULES}."
+        ) from error
     if not isinstance(content, dict) or not isinstance(content.get("rules"), list):
-        raise BadUse(f"{path} has no list `rules`. Start from the rules that come with Holdfast: {DEFAULT_RULES}.")
-    rules = tuple(_rule(path, number, entry) for number, entry in enumerate(content["rules"], start=1))
+        raise BadUse(
+            f"{path} has no list `rules`. Start from the rules that come with Holdfast: {DEFAULT_RULES}."
+        )
+    rules = tuple(
+        _rule(path, number, entry) for number, entry in enumerate(content["rules"], start=1)
+    )
     habit = content.get("habit") or {}
-    if not isinstance(habit, dict) or not all(isinstance(habit.get(key, 1), (int, float)) for key in ("jobs", "share")):
+    if not isinstance(habit, dict) or not all(
+        isinstance(habit.get(key, 1), (int, float)) for key in ("jobs", "share")
+    ):
         raise BadUse(f"{path}: `habit` has `jobs` and `share`, both numbers, or is null.")
-    return Rules(rules=rules, habit_jobs=habit.get("jobs"), habit_share=float(habit.get("share", 1.0)))
+    return Rules(
+        rules=rules, habit_jobs=habit.get("jobs"), habit_share=float(habit.get("share", 1.0))
+    )
 
 
 def tell_types(connection: "duckdb.DuckDBPyConnection", reading: Reading, rules: Rules) -> Reading:
@@ -126,10 +136,14 @@ def _apply(connection: "duckdb.DuckDBPyConnection", table: str, rules: list[Rule
         return
     types = " ".join(f"WHEN {rule.condition()} THEN {_sql(rule.type)}" for rule in rules)
     told = " ".join(f"WHEN {rule.condition()} THEN {_sql(rule.told_by)}" for rule in rules)
-    connection.execute(f"UPDATE {table} SET type = CASE {types} END, type_rule = CASE {told} END WHERE type IS NULL")
+    connection.execute(
+        f"UPDATE {table} SET type = CASE {types} END, type_rule = CASE {told} END WHERE type IS NULL"
+    )
 
 
-def _apply_habits(connection: "duckdb.DuckDBPyConnection", table: str, jobs: int, share: float) -> None:
+def _apply_habits(
+    connection: "duckdb.DuckDBPyConnection", table: str, jobs: int, share: float
+) -> None:
     connection.execute(
         f"""
         UPDATE {table} SET type = habit.type, type_rule = 'habit' FROM (
@@ -150,20 +164,26 @@ def _rule(path: Path, number: int, entry: Any) -> Rule:
         raise BadUse(f"{place} is not a mapping with `type` and conditions.")
     allowed = set(Rule.__dataclass_fields__)
     if unknown := set(entry) - allowed:
-        raise BadUse(f"{place}: there is no {min(unknown)!r}. Allowed: {', '.join(sorted(allowed))}.")
+        raise BadUse(
+            f"{place}: there is no {min(unknown)!r}. Allowed: {', '.join(sorted(allowed))}."
+        )
     if entry.get("type") not in TYPES:
         raise BadUse(f"{place}: type is {entry.get('type')!r}. Allowed: {', '.join(TYPES)}.")
     for field in ("words", "pools", "users"):
         values = entry.get(field, [])
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-            raise BadUse(f"{place}: {field} is {values!r}, which must be a list of texts (quote numbers).")
+            raise BadUse(
+                f"{place}: {field} is {values!r}, which must be a list of texts (quote numbers)."
+            )
     for word in entry.get("words", []):
         if not (word.isascii() and word.isalnum() and word == word.lower()):
             raise BadUse(f"{place}: {word!r} is not a word: small letters and digits only.")
     for field in ("min_gpus", "max_gpus", "min_run_s", "max_run_s"):
         if not isinstance(entry.get(field, 0), (int, float)):
             raise BadUse(f"{place}: {field} is {entry[field]!r}, which must be a number.")
-    fields: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()}
+    fields: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value for name, value in entry.items()
+    }
     rule = Rule(**fields)
     if not rule.needs:
         raise BadUse(f"{place} has no condition, so every job would be {rule.type}.")

@@ -93,7 +93,9 @@ def load(
         _check_zone(zone)
     rules = read_rules(types or DEFAULT_RULES)
     if format is not None and column_map is not None:
-        raise BadUse("A format and a column map were given. Choose one: a map describes a format of its own.")
+        raise BadUse(
+            "A format and a column map were given. Choose one: a map describes a format of its own."
+        )
     chosen = mapped_source(column_map) if column_map else named_source(format) if format else None
     named = compare.items() if isinstance(compare, Mapping) else [("", path) for path in compare]
     inputs = [Input.of(path) for path in paths]
@@ -110,7 +112,9 @@ def load(
         readings = _sized(readings, dict(by_cluster(capacity, known, compared, partial=partial)))
         for name, where in by_cluster(reasons, known, compared, partial=partial):
             readings = [
-                join_reasons(connection, reading, Path(where)) if name in _names(reading) else reading
+                join_reasons(connection, reading, Path(where))
+                if name in _names(reading)
+                else reading
                 for reading in readings
             ]
         readings = [tell_types(connection, reading, rules) for reading in readings]
@@ -118,11 +122,14 @@ def load(
             progress("Checking", 0, None)
         now_s = time.time() if now_s is None else now_s
         readings = [
-            replace(reading, notes=reading.notes + check_jobs(connection, reading, now_s=now_s)) for reading in readings
+            replace(reading, notes=reading.notes + check_jobs(connection, reading, now_s=now_s))
+            for reading in readings
         ]
         trace = Trace(connection, scratch, readings, duration=duration, compared=compared)
         for name, where in by_cluster(metrics, known, compared, partial=partial):
-            attach_metrics(trace, name, where, step_s=metrics_step_s, folder=metrics_folder, progress=progress)
+            attach_metrics(
+                trace, name, where, step_s=metrics_step_s, folder=metrics_folder, progress=progress
+            )
     except BaseException:
         connection.close()
         shutil.rmtree(scratch, ignore_errors=True)
@@ -168,7 +175,8 @@ def _read_all(
         done += _size_bytes(one.path)
     for name, settle in unsettled.items():
         readings = [
-            settle(connection, reading) if reading.clusters[0].name == name else reading for reading in readings
+            settle(connection, reading) if reading.clusters[0].name == name else reading
+            for reading in readings
         ]
     if progress:
         progress("Reading", total, total)
@@ -203,7 +211,9 @@ def by_cluster(
             if partial and (not own or (what and not Path(text).exists())):
                 continue
             if len(own) != 1:
-                raise BadUse(f"Which cluster is {text!r} of? Give NAME={text}, NAME one of {', '.join(known)}.")
+                raise BadUse(
+                    f"Which cluster is {text!r} of? Give NAME={text}, NAME one of {', '.join(known)}."
+                )
             name, what = own[0], text
         if not what:
             raise BadUse(f"{text!r} says nothing of {name}. Give {name}=WHAT, or leave it out.")
@@ -218,7 +228,9 @@ def _names(reading: Reading) -> list[str]:
 def _sized(readings: Sequence[Reading], capacity: Mapping[str, str]) -> list[Reading]:
     known = [cluster.name for reading in readings for cluster in reading.clusters]
     if unknown := sorted(set(capacity) - set(known)):
-        raise BadUse(f"A capacity was given for {unknown[0]!r}. The clusters are {', '.join(known)}.")
+        raise BadUse(
+            f"A capacity was given for {unknown[0]!r}. The clusters are {', '.join(known)}."
+        )
     return [
         replace(
             reading,
@@ -226,7 +238,11 @@ def _sized(readings: Sequence[Reading], capacity: Mapping[str, str]) -> list[Rea
                 sized(cluster, capacity[cluster.name]) if cluster.name in capacity else cluster
                 for cluster in reading.clusters
             ),
-            notes=tuple(note for note in reading.notes if note.check != ASSUMED_SIZE or note.cluster not in capacity),
+            notes=tuple(
+                note
+                for note in reading.notes
+                if note.check != ASSUMED_SIZE or note.cluster not in capacity
+            ),
         )
         for reading in readings
     ]
@@ -238,7 +254,13 @@ def is_url(where: str) -> bool:
 
 
 def attach_metrics(
-    trace: Trace, cluster: str, where: str, *, step_s: float, folder: Path | None, progress: Progress | None
+    trace: Trace,
+    cluster: str,
+    where: str,
+    *,
+    step_s: float,
+    folder: Path | None,
+    progress: Progress | None,
 ) -> None:
     """Give a cluster of a trace, whole or merged, its telemetry: from a Prometheus, all over the time of the jobs.
 
@@ -269,8 +291,14 @@ def attach_metrics(
             f"The jobs of {cluster} have no times, so nobody knows what to ask {where} for. Fetch it yourself."
         )
     # Whole steps, so that a second run asks for the same points and finds them fetched.
-    span = Span(start_s=first_s[0] // step_s * step_s, end_s=-(-last_s[0] // step_s) * step_s, step_s=step_s)
-    name = re.sub(r"[^A-Za-z0-9.-]+", "-", where.partition("://")[2].partition("@")[2] or where.partition("://")[2])
+    span = Span(
+        start_s=first_s[0] // step_s * step_s, end_s=-(-last_s[0] // step_s) * step_s, step_s=step_s
+    )
+    name = re.sub(
+        r"[^A-Za-z0-9.-]+",
+        "-",
+        where.partition("://")[2].partition("@")[2] or where.partition("://")[2],
+    )
     folder = folder or holdfast_home() / "telemetry" / name.strip("-")
     attach(trace, where, cluster=cluster, span=span, folder=folder, progress=progress)
 

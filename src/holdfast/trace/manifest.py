@@ -73,7 +73,9 @@ def read_manifest(folder: Path, kind: str) -> Manifest:
             kind=kind,
             duration=content["duration"],
             clusters=tuple(_held(entry) for entry in content["clusters"]),
-            notes=tuple(Note(**{**note, "examples": tuple(note["examples"])}) for note in content["notes"]),
+            notes=tuple(
+                Note(**{**note, "examples": tuple(note["examples"])}) for note in content["notes"]
+            ),
             aggregates=tuple(content["aggregates"]),
             metrics=frozenset(content["metrics"]),
             more=content["more"],
@@ -93,7 +95,12 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         "version": VERSION,
         "duration": manifest.duration,
         "clusters": [
-            {**asdict(held.cluster), "compared": held.compared, "columns": sorted(held.columns), "rows": held.rows}
+            {
+                **asdict(held.cluster),
+                "compared": held.compared,
+                "columns": sorted(held.columns),
+                "rows": held.rows,
+            }
             for held in manifest.clusters
         ],
         "notes": [asdict(note) for note in manifest.notes],
@@ -107,4 +114,9 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
 def _held(entry: Mapping[str, Any]) -> Held:
     beside = {"compared", "columns", "rows"}
     cluster = Cluster(**{name: value for name, value in entry.items() if name not in beside})
-    return Held(cluster=cluster, compared=entry["compared"], columns=frozenset(entry["columns"]), rows=entry["rows"])
+    return Held(
+        cluster=cluster,
+        compared=entry["compared"],
+        columns=frozenset(entry["columns"]),
+        rows=entry["rows"],
+    )

@@ -41,7 +41,12 @@ def characterize(
             entries.append(Entry(analysis=analysis, result=analysis.run(trace)))
         except LeftOut as why:
             entries.append(Entry(analysis=analysis, left_out=str(why)))
-    numbers = {name: number for entry in entries if entry.result for name, number in entry.result.numbers.items()}
+    numbers = {
+        name: number
+        for entry in entries
+        if entry.result
+        for name, number in entry.result.numbers.items()
+    }
     main = [name for name in trace.clusters if name not in trace.compared]
     return Report(
         title=title or f"Where the GPU time of {_listed(main)} goes",
@@ -83,4 +88,6 @@ def _read(trace: "Trace") -> list[Read]:
 
 def _listed(names: Sequence[str]) -> str:
     """`Seren`, `Seren and Kalos`, `A, B and C`."""
-    return " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else "the cluster"
+    return (
+        " and ".join(filter(None, (", ".join(names[:-1]), names[-1]))) if names else "the cluster"
+    )

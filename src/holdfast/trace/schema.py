@@ -91,7 +91,8 @@ def jobs_view(tables: dict[str, frozenset[str]], *, duration: str) -> str:
         run = "run_s" if "run_s" in present else "NULL::DOUBLE"
         own = f"coalesce(reported_duration_s, {run})" if "reported_duration_s" in present else run
         columns = [
-            f'"{name}"' if name in present else f'NULL::{kind} AS "{name}"' for name, kind in JOB_COLUMNS.items()
+            f'"{name}"' if name in present else f'NULL::{kind} AS "{name}"'
+            for name, kind in JOB_COLUMNS.items()
         ]
         chosen = own if duration == "released" else run
         parts.append(f"SELECT {', '.join(columns)}, {chosen} AS duration_s FROM {table}")

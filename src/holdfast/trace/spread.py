@@ -58,9 +58,17 @@ class Part:
         """
         source = Path(self.telemetry) if self.telemetry else Input.of(self.jobs).path
         stat = source.stat()
-        read = [asdict(self), stat.st_size, stat.st_mtime_ns, [aggregates.sql(name) for name in aggregates.names()]]
+        read = [
+            asdict(self),
+            stat.st_size,
+            stat.st_mtime_ns,
+            [aggregates.sql(name) for name in aggregates.names()],
+        ]
         text = json.dumps(read, sort_keys=True, default=str)
-        stem = "".join(letter for letter in source.stem if letter.isalnum() or letter in "-_")[:40] or "part"
+        stem = (
+            "".join(letter for letter in source.stem if letter.isalnum() or letter in "-_")[:40]
+            or "part"
+        )
         return f"p-{stem}-{hashlib.sha256(text.encode()).hexdigest()[:12]}"
 
 
@@ -104,14 +112,24 @@ def load_spread(
     for name, part in {part.name: part for part in everything}.items():
         description = folder / f"{name}.json"
         write_atomic(description, json.dumps(asdict(part), default=str).encode())
-        command = (sys.executable, "-m", "holdfast.trace.spread", str(description), str(folder / name))
+        command = (
+            sys.executable,
+            "-m",
+            "holdfast.trace.spread",
+            str(description),
+            str(folder / name),
+        )
         tasks.append(Task(name=name, command=command, result=folder / name))
     if progress:
         progress("Reading in parts", 0, len(tasks))
     with closing(workers.run(tasks, folder=folder / "logs")) as finished:
         for number, one in enumerate(finished, start=1):
             if one.exit_code:
-                said = one.log.read_text(errors="replace").splitlines()[-FAILED_LINES:] if one.log.exists() else []
+                said = (
+                    one.log.read_text(errors="replace").splitlines()[-FAILED_LINES:]
+                    if one.log.exists()
+                    else []
+                )
                 raise HoldfastError(
                     f"Part {one.task.name} failed: {' '.join(said) or f'exit code {one.exit_code}'} "
                     f"Its log is {one.log}; run the same command again to go on with the parts that are left."
@@ -124,7 +142,14 @@ def load_spread(
             for part in measured.get(where, ()):
                 attach(trace, folder / part.name, cluster=cluster)
             if not measured.get(where):
-                attach_metrics(trace, cluster, where, step_s=metrics_step_s, folder=metrics_folder, progress=progress)
+                attach_metrics(
+                    trace,
+                    cluster,
+                    where,
+                    step_s=metrics_step_s,
+                    folder=metrics_folder,
+                    progress=progress,
+                )
     except BaseException:
         trace.close()
         raise
@@ -142,7 +167,12 @@ def _job_parts(given: str, options: Mapping[str, Any], *, compared: bool) -> Ite
         for since, until in _months(one.path):
             month = {**options, "since": since, "until": until}
             yield Part(jobs=f"{prefix}{one.path}", compared=compared, options=month)
-    elif is_store(one.path) or one.path.is_file() or options.get("format") or options.get("column_map"):
+    elif (
+        is_store(one.path)
+        or one.path.is_file()
+        or options.get("format")
+        or options.get("column_map")
+    ):
         yield Part(jobs=f"{prefix}{one.path}", compared=compared, options=options)
     else:
         for file, source in recognised(one, None):
@@ -179,7 +209,11 @@ def _telemetry_parts(where: str) -> Iterator[Part]:
         return
     for given in telemetry_in(Path(where)):
         if given.form != "store":
-            yield Part(telemetry=str(given.path), metric=given.metric.name if given.metric else None, options={})
+            yield Part(
+                telemetry=str(given.path),
+                metric=given.metric.name if given.metric else None,
+                options={},
+            )
 
 
 def read_part(part: Part, result: Path) -> None:

@@ -33,7 +33,12 @@ TELEMETRY: Final = ("telemetry.json", "devices.parquet", "samples")
 """What may be in the folder of a store beside its jobs."""
 
 
-def convert(trace: Trace, folder: Path, *, progress: Callable[[str, float, float | None], None] | None = None) -> None:
+def convert(
+    trace: Trace,
+    folder: Path,
+    *,
+    progress: Callable[[str, float, float | None], None] | None = None,
+) -> None:
     """Write the jobs of a trace as a store, which `load` reads; whole or not at all.
 
     Args:
@@ -48,14 +53,18 @@ def convert(trace: Trace, folder: Path, *, progress: Callable[[str, float, float
         raise BadUse(f"{folder} holds a store already. Give a new folder, or remove it first.")
     if folder.is_file():
         raise BadUse(f"{folder} is a file. Give a new folder.")
-    others = sorted(path.name for path in folder.glob("[!.]*") if path.name not in {*TELEMETRY, JOBS_FILE})
+    others = sorted(
+        path.name for path in folder.glob("[!.]*") if path.name not in {*TELEMETRY, JOBS_FILE}
+    )
     if others:
         raise BadUse(f"{folder} holds other things, such as {others[0]}. Give a new folder.")
     folder.mkdir(parents=True, exist_ok=True)
     for left in folder.glob(f".{JOBS_FILE}.*.tmp"):
         left.unlink()
     columns = [name for name in JOB_COLUMNS if trace.has(name)]
-    rows = dict(trace.connection.execute("SELECT cluster, count(*) FROM jobs GROUP BY ALL").fetchall())
+    rows = dict(
+        trace.connection.execute("SELECT cluster, count(*) FROM jobs GROUP BY ALL").fetchall()
+    )
     total = float(sum(rows.values()))
     if progress:
         progress("Writing jobs", 0.0, total)
@@ -81,7 +90,9 @@ def write_partials(trace: Trace, folder: Path, names: Iterable[str]) -> None:
     (folder / FILE).unlink(missing_ok=True)
     names = tuple(names)
     for name in names:
-        _write_parquet(trace.connection, f"FROM {trace.prepare(name)}", folder / f"agg_{name}.parquet")
+        _write_parquet(
+            trace.connection, f"FROM {trace.prepare(name)}", folder / f"agg_{name}.parquet"
+        )
     write_manifest(folder, replace(_manifest(trace, "partial", {}), aggregates=names))
 
 
@@ -100,20 +111,37 @@ def merge_partials(folders: Sequence[Path], *, memory_limit_mb: int = 700) -> Tr
     if not manifests:
         raise BadUse("There are no partial results to merge. Give at least one folder of them.")
     if len({manifest.duration for manifest in manifests}) > 1:
-        raise BadUse("Some partial results count released durations and some run times. Make all with the same option.")
-    compared = frozenset(held.cluster.name for manifest in manifests for held in manifest.clusters if held.compared)
-    shared = set(manifests[0].aggregates).intersection(*(manifest.aggregates for manifest in manifests))
+        raise BadUse(
+            "Some partial results count released durations and some run times. Make all with the same option."
+        )
+    compared = frozenset(
+        held.cluster.name for manifest in manifests for held in manifest.clusters if held.compared
+    )
+    shared = set(manifests[0].aggregates).intersection(
+        *(manifest.aggregates for manifest in manifests)
+    )
     readings = _merged_readings(manifests)
     connection, scratch = open_scratch(memory_limit_mb=memory_limit_mb)
-    trace = Trace(connection, scratch, readings, duration=manifests[0].duration, compared=compared, has_jobs=False)
+    trace = Trace(
+        connection,
+        scratch,
+        readings,
+        duration=manifests[0].duration,
+        compared=compared,
+        has_jobs=False,
+    )
     trace.metrics = frozenset[str]().union(*(manifest.metrics for manifest in manifests))
     try:
         for name in sorted(shared):
             files = ", ".join(literal(folder / f"agg_{name}.parquet") for folder in folders)
             source = f"read_parquet([{files}])"
-            kinds = {row[0]: row[1] for row in connection.execute(f"DESCRIBE FROM {source}").fetchall()}
+            kinds = {
+                row[0]: row[1] for row in connection.execute(f"DESCRIBE FROM {source}").fetchall()
+            }
             # A sum of counts is a wider number than a count.
-            cells = ", ".join(f"{quoted(column)}::{kind} AS {quoted(column)}" for column, kind in kinds.items())
+            cells = ", ".join(
+                f"{quoted(column)}::{kind} AS {quoted(column)}" for column, kind in kinds.items()
+            )
             trace.adopt(name, f"SELECT {cells} FROM ({aggregates.merge_sql(list(kinds), source)})")
     except BaseException:
         trace.close()
@@ -163,4 +191,6 @@ def _merged_readings(manifests: Sequence[Manifest]) -> list[Reading]:
 def _write_parquet(connection: "duckdb.DuckDBPyConnection", sql: str, path: Path) -> None:
     """The answer of a query as a file that is there whole or not at all."""
     with replacing(path) as temporary:
-        connection.execute(f"COPY ({sql}) TO {literal(temporary)} (FORMAT parquet, COMPRESSION zstd)")
+        connection.execute(
+            f"COPY ({sql}) TO {literal(temporary)} (FORMAT parquet, COMPRESSION zstd)"
+        )

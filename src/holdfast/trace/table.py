@@ -79,7 +79,9 @@ class Table:
         """A pyarrow Table; needs pyarrow."""
         import pyarrow as pa
 
-        return pa.table({name: pa.array(column, from_pandas=True) for name, column in self.columns.items()})
+        return pa.table(
+            {name: pa.array(column, from_pandas=True) for name, column in self.columns.items()}
+        )
 
 
 def _field(value: object) -> object:

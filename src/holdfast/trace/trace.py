@@ -55,7 +55,9 @@ def open_scratch(*, memory_limit_mb: int) -> "tuple[duckdb.DuckDBPyConnection, P
     # Times are naive UTC, and a text with an offset is read on this clock.
     connection.execute("SET TimeZone = 'UTC'")
     connection.execute("SET enable_progress_bar = false")  # it prints
-    connection.execute("SET python_enable_replacements = false; SET autoinstall_known_extensions = false")
+    connection.execute(
+        "SET python_enable_replacements = false; SET autoinstall_known_extensions = false"
+    )
     connection.execute(f"SET threads = {min(MOST_THREADS, os.cpu_count() or 1)}")
     return connection, folder
 
@@ -67,7 +69,10 @@ def sweep_scratch() -> None:
         if folder.name.startswith(own):
             continue  # a process's own lock stops nobody in it, and is lost with the first file that it closes
         try:
-            if folder.stat().st_uid != os.getuid() or time.time() - folder.stat().st_mtime < STALE_S:
+            if (
+                folder.stat().st_uid != os.getuid()
+                or time.time() - folder.stat().st_mtime < STALE_S
+            ):
                 continue
             with (folder / "trace.duckdb").open("rb+") as file:
                 # DuckDB holds this very lock while it has the database open; the kernel drops it with the process.
@@ -113,14 +118,20 @@ class Trace:
         self._remove_scratch = weakref.finalize(self, shutil.rmtree, scratch, ignore_errors=True)
         self._locked = False
         self.columns: Mapping[str, frozenset[str]] = {
-            cluster.name: reading.columns_of(cluster.name) for reading in readings for cluster in reading.clusters
+            cluster.name: reading.columns_of(cluster.name)
+            for reading in readings
+            for cluster in reading.clusters
         }
         """The columns of `jobs` that each cluster has values of."""
         self._prepared: set[str] = set()
         self._aggregated: dict[str, Table] = {}
         self._has_jobs = has_jobs
         if has_jobs:
-            connection.execute(jobs_view({reading.table: reading.columns for reading in readings}, duration=duration))
+            connection.execute(
+                jobs_view(
+                    {reading.table: reading.columns for reading in readings}, duration=duration
+                )
+            )
 
     def has(self, *columns: str, cluster: str | None = None) -> bool:
         """Whether all of these columns of `jobs` are there: in `cluster`, or in any one."""
@@ -206,7 +217,9 @@ class Trace:
         try:
             statements = self.connection.extract_statements(sql)
             if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
-                raise BadUse("Expected one SELECT over jobs, samples, devices or an agg_ table. Give a single SELECT.")
+                raise BadUse(
+                    "Expected one SELECT over jobs, samples, devices or an agg_ table. Give a single SELECT."
+                )
             self._shut()
             # In a thread, for a signal is heeded here only: the database in this one may not look up for minutes.
             with ThreadPoolExecutor(1) as pool:
@@ -226,11 +239,15 @@ class Trace:
                     "The trace has no single samples. Give a store that holdfast trace convert wrote, or long Parquet, "
                     "by --metrics; of other telemetry there are the agg_metric_ tables."
                 ) from error
-            raise BadUse(f"The query cannot be answered: {said} Correct it; `DESCRIBE jobs` lists columns.") from error
+            raise BadUse(
+                f"The query cannot be answered: {said} Correct it; `DESCRIBE jobs` lists columns."
+            ) from error
 
     def _shut(self) -> None:
         if not self._locked:
-            self.connection.execute("SET allowed_directories = ?", [[str(folder) for folder in self.folders]])
+            self.connection.execute(
+                "SET allowed_directories = ?", [[str(folder) for folder in self.folders]]
+            )
             self.connection.execute("SET enable_external_access = false")
             self.connection.execute("SET lock_configuration = true")
             self._locked = True
@@ -243,7 +260,12 @@ class Trace:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
         self.close()
 
 
@@ -269,4 +291,6 @@ def _unmasked(column: Any) -> Any:
         case "m":
             return column.filled(np.timedelta64("NaT"))
         case _:
-            return np.where(column.mask, None, column.data)  # filled(None) would mean NumPy's own filler, '?'
+            return np.where(
+                column.mask, None, column.data
+            )  # filled(None) would mean NumPy's own filler, '?'

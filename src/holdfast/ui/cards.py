@@ -48,7 +48,9 @@ def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
     evidence = _evidence(found, incident.run_id)
     figures = [KeyFigure(name="to detect", value=words.duration(cost.seconds_to_detect), note="")]
     if cost.seconds_to_restart is not None:
-        figures.append(KeyFigure(name="to restart", value=words.duration(cost.seconds_to_restart), note=""))
+        figures.append(
+            KeyFigure(name="to restart", value=words.duration(cost.seconds_to_restart), note="")
+        )
     if cost.steps_lost is not None:
         figures.append(KeyFigure(name="steps lost", value=str(cost.steps_lost), note=""))
     return Card(
@@ -63,7 +65,9 @@ def incident_card(cost: IncidentSummary, summary: RunSummary) -> Card:
         done=_done(cost, summary),
         why=incident.explanation,
         next_step="" if incident.action == "restart" else str(found.get("mitigation") or ""),
-        passed_over=tuple(f"step {passed.step} ({passed.path}): {passed.reason}" for passed in cost.passed_over),
+        passed_over=tuple(
+            f"step {passed.step} ({passed.path}): {passed.reason}" for passed in cost.passed_over
+        ),
         figures=tuple(figures),
     )
 
@@ -128,11 +132,17 @@ def _done(cost: IncidentSummary, summary: RunSummary) -> str:
         return "Stopped, no restart."
     if not incident.action:
         return "Nothing yet." if summary.run.state == "running" else "Nothing is recorded."
-    done = "Restarted" if incident.action == "restart" else incident.action.replace("_", " ").capitalize()
+    done = (
+        "Restarted"
+        if incident.action == "restart"
+        else incident.action.replace("_", " ").capitalize()
+    )
     if incident.restored_step is None:
         return f"{done}."
     reading = "" if cost.restore_s is None else f", read in {words.duration(cost.restore_s)}"
     where = (
-        f"from the checkpoint of step {incident.restored_step}{reading}" if incident.restored_step else "from step 0"
+        f"from the checkpoint of step {incident.restored_step}{reading}"
+        if incident.restored_step
+        else "from step 0"
     )
     return f"{done} {where}."

@@ -83,15 +83,21 @@ def time_line(summary: RunSummary, *, name: str, narrow: bool) -> str | None:
     every = max(1, math.ceil(len(numbers) / 26))
     shown = numbers[::every]
     labels = [
-        f"{number}" if starts.get(number) is None else f"{number}, from step {starts[number]}" for number in shown
+        f"{number}" if starts.get(number) is None else f"{number}, from step {starts[number]}"
+        for number in shown
     ]
-    axes.set_yticks([rows[number] for number in shown], [label.split(",")[0] for label in labels] if narrow else labels)
+    axes.set_yticks(
+        [rows[number] for number in shown],
+        [label.split(",")[0] for label in labels] if narrow else labels,
+    )
     axes.set_ylim(len(numbers) - 0.45, -0.55)
     axes.set_ylabel("attempt")
     axes.set_xlabel(f"time since the first start ({unit})")
     axes.set_xlim(0, max(summary.wall_s, 1e-3) / unit_s * 1.03)
     axes.grid(visible=False, axis="y")
-    label = html.escape(f"Time line of run {summary.run.run_id}: {words.count(len(summary.attempts), 'attempt')}")
+    label = html.escape(
+        f"Time line of run {summary.run.run_id}: {words.count(len(summary.attempts), 'attempt')}"
+    )
     return inline_svg(figure, name=name, label=label)
 
 
@@ -112,7 +118,9 @@ def _axes(figure: Any) -> "Axes":
     return axes
 
 
-def _line(axes: "Axes", points: Sequence[Point], *, colour: str, width: float, opacity: float) -> None:
+def _line(
+    axes: "Axes", points: Sequence[Point], *, colour: str, width: float, opacity: float
+) -> None:
     thin = _thinned(points)
     axes.plot(
         [point.step for point in thin],
@@ -135,7 +143,10 @@ def _thinned(points: Sequence[Point]) -> Sequence[Point]:
     kept: list[Point] = []
     for index in range(buckets):
         bucket = points[index * len(points) // buckets : (index + 1) * len(points) // buckets]
-        ends = {min(bucket, key=lambda point: point.value), max(bucket, key=lambda point: point.value)}
+        ends = {
+            min(bucket, key=lambda point: point.value),
+            max(bucket, key=lambda point: point.value),
+        }
         kept += sorted(ends, key=lambda point: point.step)
     return kept
 
@@ -149,7 +160,14 @@ def _mark_incidents(axes: "Axes", summary: RunSummary, *, narrow: bool) -> None:
         if step is None:
             continue
         if cost.incident.restored_step is not None:
-            axes.axvspan(cost.incident.restored_step, step, color=COLOUR["lost"], alpha=0.1, linewidth=0, zorder=1)
+            axes.axvspan(
+                cost.incident.restored_step,
+                step,
+                color=COLOUR["lost"],
+                alpha=0.1,
+                linewidth=0,
+                zorder=1,
+            )
         axes.axvline(step, color=COLOUR["lost"], linewidth=0.9, linestyle=(0, (4, 2)), zorder=2)
         # Badges of incidents close together stand above each other, as far as there is room.
         level = (level + 1) % BADGE_LEVELS if abs(step - last_step) < room else 0
@@ -161,10 +179,22 @@ def _mark_ends(axes: "Axes", summary: RunSummary, rows: dict[int, int], unit_s: 
     for cost in summary.incidents:
         ends_s = [phase.end_s for phase in summary.phases if phase.attempt == cost.incident.attempt]
         if cost.incident.attempt in rows and ends_s and len(rows) <= BADGES_LIMIT:
-            _badge(axes, cost.number, (max(ends_s) / unit_s, rows[cost.incident.attempt]), (10, 0), "data")
+            _badge(
+                axes,
+                cost.number,
+                (max(ends_s) / unit_s, rows[cost.incident.attempt]),
+                (10, 0),
+                "data",
+            )
 
 
-def _badge(axes: "Axes", number: int, at: tuple[float, float], offset: tuple[float, float], coordinates: Any) -> None:
+def _badge(
+    axes: "Axes",
+    number: int,
+    at: tuple[float, float],
+    offset: tuple[float, float],
+    coordinates: Any,
+) -> None:
     axes.annotate(
         str(number),
         xy=at,

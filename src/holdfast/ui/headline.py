@@ -29,7 +29,11 @@ def _sentence(summary: RunSummary) -> str:
         case "running":
             return f"Still running, {faults[0].lower()}{faults[1:]} so far: {numbers}"
         case "completed":
-            how = [faults, people, *_weights(summary)] if summary.incidents else [faults, *_weights(summary)]
+            how = (
+                [faults, people, *_weights(summary)]
+                if summary.incidents
+                else [faults, *_weights(summary)]
+            )
             return f"{', '.join(how)}: {numbers}"
         case "stopped":
             return f"Stopped on request, {faults[0].lower()}{faults[1:]}: state kept at {numbers}"
@@ -40,7 +44,11 @@ def _sentence(summary: RunSummary) -> str:
 def _weights(summary: RunSummary) -> list[str]:
     if summary.proof is None:
         return ["completed"]
-    return ["final weights bit-identical" if summary.proof.get("identical") is True else "final weights DIFFER"]
+    return [
+        "final weights bit-identical"
+        if summary.proof.get("identical") is True
+        else "final weights DIFFER"
+    ]
 
 
 def context(summary: RunSummary) -> str:
@@ -79,7 +87,11 @@ def key_figures(summary: RunSummary) -> list[KeyFigure]:
         ),
     ]
     if summary.incidents:
-        restart_s = [cost.seconds_to_restart for cost in summary.incidents if cost.seconds_to_restart is not None]
+        restart_s = [
+            cost.seconds_to_restart
+            for cost in summary.incidents
+            if cost.seconds_to_restart is not None
+        ]
         detect = _spread("To detect", [cost.seconds_to_detect for cost in summary.incidents])
         figures[2:2] = [detect, _spread("To restart", restart_s)] if restart_s else [detect]
     return figures

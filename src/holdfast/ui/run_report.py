@@ -35,5 +35,9 @@ def render(summaries: Sequence[RunSummary], *, title: str) -> str:
     """The page as text; see `write_report`."""
     from holdfast.ui.view import run_view
 
-    views = [run_view(summary, key=f"r{number}") for number, summary in enumerate(summaries, start=1)]
-    return template(TEMPLATES / "run_report.html.j2").render(title=title, main=views[0], others=views[1:])
+    views = [
+        run_view(summary, key=f"r{number}") for number, summary in enumerate(summaries, start=1)
+    ]
+    return template(TEMPLATES / "run_report.html.j2").render(
+        title=title, main=views[0], others=views[1:]
+    )

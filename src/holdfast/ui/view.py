@@ -100,7 +100,9 @@ def run_view(summary: RunSummary, *, key: str) -> RunView:
         run_id=summary.run.run_id,
         state=summary.run.state,
         headline=answer,
-        headline_parts=[(part, bool(WHOLE.fullmatch(part))) for part in WHOLE.split(answer) if part],
+        headline_parts=[
+            (part, bool(WHOLE.fullmatch(part))) for part in WHOLE.split(answer) if part
+        ],
         context=context(summary),
         key_figures=key_figures(summary),
         outcome=summary.run.outcome,
@@ -156,7 +158,9 @@ def _stalls(row: AttemptCheckpoints) -> Mapping[str, str]:
 def _stall_note(summary: RunSummary) -> str:
     rows = summary.checkpoints
     note = f"Training stood still for {words.percent(rows.share_of_wall)} of the wall time."
-    return note + (f" {words.count(rows.damaged, 'checkpoint')} found damaged since." if rows.damaged else "")
+    return note + (
+        f" {words.count(rows.damaged, 'checkpoint')} found damaged since." if rows.damaged else ""
+    )
 
 
 def _times(summary: RunSummary) -> tuple[tuple[TimeShare, ...], str, str]:
@@ -187,7 +191,9 @@ def _proof(data: Mapping[str, Any]) -> Proof:
     if isinstance(data.get("tensors"), int):
         rows.append(("Tensors", words.count(data["tensors"], "tensor")))
     if isinstance(data.get("bytes"), int):
-        rows.append(("Bytes hashed", f"{words.count(data['bytes'], 'byte')} ({words.size(data['bytes'])})"))
+        rows.append(
+            ("Bytes hashed", f"{words.count(data['bytes'], 'byte')} ({words.size(data['bytes'])})")
+        )
     if data.get("loaded_with"):
         rows.append(("Loaded with", str(data["loaded_with"])))
     return Proof(

@@ -19,12 +19,17 @@ from holdfast.checkpoint.integrations.dcp_storage import HoldfastReader, Holdfas
 
 def a_state(mesh, step):
     whole = torch.arange(15.0).reshape(5, 3) + step
-    return {"sharded": distribute_tensor(whole, mesh, [Shard(0)]), "alike": torch.full((2,), float(step))}
+    return {
+        "sharded": distribute_tensor(whole, mesh, [Shard(0)]),
+        "alike": torch.full((2,), float(step)),
+    }
 
 
 def main():
     folder, rank, world_size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=world_size)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=world_size
+    )
     mesh = init_device_mesh("cpu", (world_size,))
     dcp.save(a_state(mesh, 1), checkpoint_id=step_path(folder, 1), storage_writer=HoldfastWriter())
     stager = SharedStager()

@@ -19,7 +19,9 @@ from holdfast.checkpoint.integrations.fsdp2 import ShardedOptimizer
 def make(seed, *, sharded=True):
     """A model with sizes that do not divide by two, and a buffer."""
     torch.manual_seed(seed)
-    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3, bias=False))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(5, 7), torch.nn.ReLU(), torch.nn.Linear(7, 3, bias=False)
+    )
     model.register_buffer("scale", torch.ones(2))
     if sharded:
         fully_shard(model[0])
@@ -30,7 +32,9 @@ def make(seed, *, sharded=True):
 def run(model, optimizer, steps):
     for step in steps:
         batch = torch.randn(8, 5, generator=torch.Generator().manual_seed(step))
-        rank, world_size = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        rank, world_size = (
+            (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+        )
         loss = model(batch[rank::world_size]).square().mean()
         optimizer.zero_grad()
         loss.backward()
@@ -39,8 +43,14 @@ def run(model, optimizer, steps):
 
 def whole(model, optimizer):
     """All tensors of both, put together."""
-    found = {**model.state_dict(), **_tensors(ShardedOptimizer(model, optimizer).state_dict()["state"])}
-    return {name: value.full_tensor() if isinstance(value, DTensor) else value for name, value in found.items()}
+    found = {
+        **model.state_dict(),
+        **_tensors(ShardedOptimizer(model, optimizer).state_dict()["state"]),
+    }
+    return {
+        name: value.full_tensor() if isinstance(value, DTensor) else value
+        for name, value in found.items()
+    }
 
 
 def _tensors(state):
@@ -79,13 +89,20 @@ def of_two(folder, rank):
 def main():
     folder, rank = Path(sys.argv[1]), int(sys.argv[2])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2
+    )
     of_two(folder, rank)
     gc.collect()
     dist.destroy_process_group()
     if rank == 0:
-        dist.init_process_group("gloo", init_method=f"file://{folder / 'alone'}", rank=0, world_size=1)
-        same(whole(*restored(folder / "saved")), torch.load(folder / "at-three.pt", weights_only=True))
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder / 'alone'}", rank=0, world_size=1
+        )
+        same(
+            whole(*restored(folder / "saved")),
+            torch.load(folder / "at-three.pt", weights_only=True),
+        )
         gc.collect()
         dist.destroy_process_group()
 

@@ -30,7 +30,9 @@ class Noisy(Dataset):
 class Net(pl.LightningModule):
     def __init__(self, kill_at=None):
         super().__init__()
-        self.net = torch.nn.Sequential(torch.nn.Linear(1, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1))
+        self.net = torch.nn.Sequential(
+            torch.nn.Linear(1, 8), torch.nn.Dropout(0.3), torch.nn.Linear(8, 1)
+        )
         self.kill_at = kill_at
         self.losses = {}
 
@@ -54,7 +56,9 @@ class Net(pl.LightningModule):
 
     def configure_optimizers(self):
         optimizer = torch.optim.AdamW(self.parameters(), lr=1e-2)
-        return [optimizer], [{"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2), "interval": "step"}]
+        return [optimizer], [
+            {"scheduler": torch.optim.lr_scheduler.StepLR(optimizer, 2), "interval": "step"}
+        ]
 
 
 class Averaged(Net):
@@ -88,8 +92,14 @@ def train(folder, *, seed=0, kill_at=None, net=Net, resume=True, trainer_options
     pl.seed_everything(seed, verbose=False)
     saves = HoldfastCheckpoint(folder, **{"every": 1, "keep": None, **options})
     own = {"max_epochs": EPOCHS, **(trainer_options or {})}
-    stops = [] if own.get("limit_val_batches") == 0 else [pl.callbacks.EarlyStopping("noisy", patience=50)]
-    with warnings.catch_warnings(action="ignore"):  # Lightning gives advice, and uses what PyTorch has deprecated
+    stops = (
+        []
+        if own.get("limit_val_batches") == 0
+        else [pl.callbacks.EarlyStopping("noisy", patience=50)]
+    )
+    with warnings.catch_warnings(
+        action="ignore"
+    ):  # Lightning gives advice, and uses what PyTorch has deprecated
         trainer = pl.Trainer(
             accelerator="cpu",
             devices=1,

@@ -38,7 +38,11 @@ def a_state(fill=0.0):
         "half": torch.full((7,), 1.5 + fill).bfloat16(),
         "none": torch.empty(0, 3),
         "scalar": torch.tensor(3 + int(fill)),
-        "nested": {"a": [torch.ones(2) + fill, {"b": torch.zeros(1) + fill}], "text": f"t{fill}", "pair": (1, fill)},
+        "nested": {
+            "a": [torch.ones(2) + fill, {"b": torch.zeros(1) + fill}],
+            "text": f"t{fill}",
+            "pair": (1, fill),
+        },
     }
 
 
@@ -78,7 +82,9 @@ def test_the_reader_reads_what_a_checkpointer_saved(tmp_path):
 
 
 def test_a_step_that_is_not_there_is_said(tmp_path):
-    with pytest.raises(dcp.api.CheckpointException, match=r"There is no checkpoint .*checkpoint ls"):
+    with pytest.raises(
+        dcp.api.CheckpointException, match=r"There is no checkpoint .*checkpoint ls"
+    ):
         load(a_state(), step_path(tmp_path, 9))
 
 
@@ -135,7 +141,9 @@ def test_a_save_that_fails_leaves_the_former_and_the_next_succeeds(tmp_path, mon
     assert [each.name for each in tmp_path.iterdir()] == [path.name]
 
 
-def test_what_a_dead_save_left_where_folders_cannot_be_locked_is_in_nobodys_way(tmp_path, monkeypatch):
+def test_what_a_dead_save_left_where_folders_cannot_be_locked_is_in_nobodys_way(
+    tmp_path, monkeypatch
+):
     def refuse(*_):
         raise OSError(errno.EBADF, "Bad file descriptor")
 
@@ -227,7 +235,10 @@ def test_asynchronous_saves_hold_what_was_staged(tmp_path):
 def test_ranks_save_together_and_any_number_of_them_loads(tmp_path, kind):
     """Two gloo ranks with DTensors, whose second save a thread or a process of PyTorch's writes; then one loads."""
     command = [sys.executable, SCRIPT, tmp_path]
-    ranks = [subprocess.Popen([*command, str(rank), "2", kind], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    ranks = [
+        subprocess.Popen([*command, str(rank), "2", kind], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
     try:
         told = [rank.communicate(timeout=120)[1] for rank in ranks]
     finally:
@@ -236,7 +247,9 @@ def test_ranks_save_together_and_any_number_of_them_loads(tmp_path, kind):
             rank.wait()
     assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(told)
     for step in (1, 2):
-        whole = load({"sharded": torch.zeros(5, 3), "alike": torch.zeros(2)}, step_path(tmp_path, step))
+        whole = load(
+            {"sharded": torch.zeros(5, 3), "alike": torch.zeros(2)}, step_path(tmp_path, step)
+        )
         assert torch.equal(whole["sharded"], torch.arange(15.0).reshape(5, 3) + step)
         assert torch.equal(whole["alike"], torch.full((2,), float(step)))
     assert [verify(info).state for info in scan(tmp_path)] == ["verified"] * 2
@@ -244,7 +257,9 @@ def test_ranks_save_together_and_any_number_of_them_loads(tmp_path, kind):
 
 def test_a_sharded_tensor_is_staged_on_the_host_wherever_its_mesh_is(tmp_path):
     """Of a mesh of GPUs the copy must not be taken there again, where nothing would be copied into it."""
-    dist.init_process_group("gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1)
+    dist.init_process_group(
+        "gloo", store=dist.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
     try:
         mesh = DeviceMesh("meta", [0])  # stands in for GPUs: what is taken there has no bytes
         on_host = distribute_tensor(torch.arange(8.0), DeviceMesh("cpu", [0]), [Shard(0)])

@@ -15,7 +15,10 @@ def saved_by_two(tmp_path_factory):
     """The folder in which two ranks, then one, have gone through all scenarios, each of which checks itself."""
     folder = tmp_path_factory.mktemp("fsdp2")
     command = [sys.executable, fsdp2_ranks.__file__, str(folder)]
-    ranks = [subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True) for rank in range(2)]
+    ranks = [
+        subprocess.Popen([*command, str(rank)], stderr=subprocess.PIPE, text=True)
+        for rank in range(2)
+    ]
     try:
         told = [rank.communicate(timeout=120)[1] for rank in ranks]
     finally:

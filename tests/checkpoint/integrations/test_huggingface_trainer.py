@@ -29,7 +29,10 @@ def straight(tmp_path_factory):
 
 
 def said(trainer):
-    return [{name: entry[name] for name in MEASURED & entry.keys()} for entry in trainer.state.log_history[:-1]]
+    return [
+        {name: entry[name] for name in MEASURED & entry.keys()}
+        for entry in trainer.state.log_history[:-1]
+    ]
 
 
 def assert_goes_on_as(trainer, straight):
@@ -68,7 +71,9 @@ def test_killed_and_started_again_it_goes_on_to_the_bit(tmp_path, straight):
 def test_the_final_state_is_saved_though_its_step_is_not_due(tmp_path, straight):
     trainer = train(tmp_path, saving={"every": 1000})
     assert [info.step for info in scan(tmp_path)] == [STEPS]
-    again = train(tmp_path, saving={"every": 1000}, lr_scheduler_type="constant")  # nothing is left to do
+    again = train(
+        tmp_path, saving={"every": 1000}, lr_scheduler_type="constant"
+    )  # nothing is left to do
     assert again.state.global_step == STEPS
     assert [info.step for info in scan(tmp_path)] == [STEPS]
     assert_same(again.model.state_dict(), trainer.model.state_dict())
@@ -136,16 +141,24 @@ class StopsOnceItIsEvaluated(TrainerCallback):
 
 
 def test_an_evaluation_that_ends_the_training_after_an_epoch_leaves_it_saved(tmp_path):
-    options = {"saving": {"every": 1000}, "eval_strategy": "epoch", "callbacks": [StopsOnceItIsEvaluated()]}
+    options = {
+        "saving": {"every": 1000},
+        "eval_strategy": "epoch",
+        "callbacks": [StopsOnceItIsEvaluated()],
+    }
     train(tmp_path, **options)
     assert [info.step for info in scan(tmp_path)] == [STEPS_AN_EPOCH]
 
 
-def test_the_workers_of_its_data_loader_outlive_sigterm_for_as_long_as_the_trainer(tmp_path, monkeypatch):
+def test_the_workers_of_its_data_loader_outlive_sigterm_for_as_long_as_the_trainer(
+    tmp_path, monkeypatch
+):
     item = Text.__getitem__
 
     def item_after_sigterm(self, index):
-        if not (tmp_path / "sent").exists():  # to one of the training's: those of an evaluation do not outlive it
+        if not (
+            tmp_path / "sent"
+        ).exists():  # to one of the training's: those of an evaluation do not outlive it
             assert torch.utils.data.get_worker_info() is not None
             (tmp_path / "sent").touch()
             os.kill(os.getpid(), signal.SIGTERM)

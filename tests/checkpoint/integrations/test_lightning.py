@@ -33,7 +33,9 @@ def copy_of(step, folder, to):
 
 def assert_goes_on_as(resumed, straight):
     (trainer, module), (other_trainer, other_module) = resumed, straight[:2]
-    assert module.losses == {step: loss for step, loss in other_module.losses.items() if step in module.losses}
+    assert module.losses == {
+        step: loss for step, loss in other_module.losses.items() if step in module.losses
+    }
     assert trainer.global_step == other_trainer.global_step == STEPS
     assert_same(module.state_dict(), other_module.state_dict())
     assert_same(trainer.optimizers[0].state_dict(), other_trainer.optimizers[0].state_dict())
@@ -42,7 +44,10 @@ def assert_goes_on_as(resumed, straight):
         other_trainer.lr_scheduler_configs[0].scheduler.state_dict(),
     )
     if trainer.early_stopping_callback is not None:
-        assert_same(trainer.early_stopping_callback.state_dict(), other_trainer.early_stopping_callback.state_dict())
+        assert_same(
+            trainer.early_stopping_callback.state_dict(),
+            other_trainer.early_stopping_callback.state_dict(),
+        )
 
 
 def test_every_step_is_saved_and_verifies(straight):
@@ -88,7 +93,9 @@ def test_between_batches_the_module_can_be_pickled(tmp_path):
 
 @pytest.mark.parametrize("length", [{"max_steps": STEPS, "max_epochs": -1}, {"max_epochs": EPOCHS}])
 @pytest.mark.parametrize("evaluation", [{}, {"limit_val_batches": 0}])
-def test_however_its_length_is_given_and_whether_it_evaluates_it_goes_on_to_the_bit(tmp_path, length, evaluation):
+def test_however_its_length_is_given_and_whether_it_evaluates_it_goes_on_to_the_bit(
+    tmp_path, length, evaluation
+):
     options = {"trainer_options": length | evaluation}
     straight = *train(tmp_path / "straight", **options), tmp_path / "straight", rng.capture()
     for step in (2, BATCHES, 2 * BATCHES):
@@ -100,14 +107,20 @@ def test_however_its_length_is_given_and_whether_it_evaluates_it_goes_on_to_the_
         assert_same(rng.capture(), straight[3])
 
 
-@pytest.mark.parametrize("length", [{"max_steps": 6, "max_epochs": -1}, {"max_epochs": 2}, {"max_steps": 8}])
+@pytest.mark.parametrize(
+    "length", [{"max_steps": 6, "max_epochs": -1}, {"max_epochs": 2}, {"max_steps": 8}]
+)
 def test_the_final_state_is_saved_though_its_step_is_not_due_and_longer_training_goes_on_from_there(
     tmp_path, straight, length
 ):
     train(tmp_path, every=1000, trainer_options=length)
     (info,) = scan(tmp_path)
     assert info.step == length.get("max_steps", 2 * BATCHES)
-    longer = {name: {"max_steps": STEPS, "max_epochs": EPOCHS}[name] for name in length if length[name] != -1}
+    longer = {
+        name: {"max_steps": STEPS, "max_epochs": EPOCHS}[name]
+        for name in length
+        if length[name] != -1
+    }
     resumed = train(tmp_path, seed=99, every=1000, trainer_options=length | longer)
     assert min(resumed[1].losses) == info.step
     assert_goes_on_as(resumed, straight)
@@ -115,10 +128,16 @@ def test_the_final_state_is_saved_though_its_step_is_not_due_and_longer_training
 
 def test_a_scheduler_that_steps_after_the_epochs_end_is_saved_after_it(tmp_path):
     straight = train(tmp_path / "straight", net=WithPlateau, every=BATCHES)
-    assert [info.step for info in scan(tmp_path / "straight")] == [STEPS, 2 * BATCHES + 1, BATCHES + 1]
+    assert [info.step for info in scan(tmp_path / "straight")] == [
+        STEPS,
+        2 * BATCHES + 1,
+        BATCHES + 1,
+    ]
     assert straight[0].optimizers[0].param_groups[0]["lr"] < 1e-2
     copy_of(BATCHES + 1, tmp_path / "straight", tmp_path / "stopped")
-    assert_goes_on_as(train(tmp_path / "stopped", seed=99, net=WithPlateau, every=BATCHES), straight)
+    assert_goes_on_as(
+        train(tmp_path / "stopped", seed=99, net=WithPlateau, every=BATCHES), straight
+    )
 
 
 @pytest.mark.slow
@@ -154,9 +173,18 @@ def test_on_a_new_node_it_goes_on_from_what_was_pushed(tmp_path, straight):
 
 
 @pytest.mark.slow
-def test_ranks_that_are_told_to_stop_save_the_same_step_and_each_goes_on_with_its_own_data(tmp_path, caplog):
+def test_ranks_that_are_told_to_stop_save_the_same_step_and_each_goes_on_with_its_own_data(
+    tmp_path, caplog
+):
     def torchrun(stop_at, steps):
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        command = [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            "2",
+        ]
         command += [lightning_ranks.__file__, tmp_path, str(stop_at), str(steps)]
         return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 

@@ -14,7 +14,9 @@ from holdfast.core.errors import BadUse
         ("torchtitan", "torchtitan.components.checkpointer", "torchtitan"),
     ],
 )
-def test_a_trainer_that_is_not_installed_is_named_with_what_installs_it(monkeypatch, module, needed, extra):
+def test_a_trainer_that_is_not_installed_is_named_with_what_installs_it(
+    monkeypatch, module, needed, extra
+):
     monkeypatch.setitem(sys.modules, needed, None)
     monkeypatch.delitem(sys.modules, f"holdfast.checkpoint.integrations.{module}", raising=False)
     with pytest.raises(BadUse, match=rf"This needs {needed}.*pip install 'holdfast\[{extra}\]'"):

@@ -53,17 +53,28 @@ def link(monkeypatch):
 
 
 def test_hugging_faces_trainer(tmp_path, link):
-    trainer = huggingface_training.train(tmp_path, saving={"every": 4}, include_num_input_tokens_seen="all")
+    trainer = huggingface_training.train(
+        tmp_path, saving={"every": 4}, include_num_input_tokens_seen="all"
+    )
     last = huggingface_training.STEPS
-    losses = {entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry}
+    losses = {
+        entry["step"]: entry["loss"] for entry in trainer.state.log_history if "loss" in entry
+    }
     assert {step: loss for step, loss, _ in link.steps} == losses
     assert [step for step, _, _ in link.steps] == list(range(1, last + 1))
     for _, _, metrics in link.steps:
-        assert metrics.keys() == {"samples_per_second", "tokens_per_second", "grad_norm", "learning_rate"}
+        assert metrics.keys() == {
+            "samples_per_second",
+            "tokens_per_second",
+            "grad_norm",
+            "learning_rate",
+        }
         assert metrics["tokens_per_second"] > metrics["samples_per_second"] > 0
     order = link.order()
     assert order[0] == "watch"
-    assert "take back" not in order, "this trainer has no handler of its own; one that is there is the script's"
+    assert "take back" not in order, (
+        "this trainer has no handler of its own; one that is there is the script's"
+    )
     assert order.count("enter evaluate") == order.count("leave evaluate") == 3
     assert order[-1] == "enter end"
     link.reported.clear()
@@ -78,14 +89,20 @@ def test_a_step_that_hugging_faces_trainer_does_not_log_is_reported(tmp_path, li
 
 
 def test_lightning(tmp_path, link):
-    _, module = lightning_training.train(tmp_path, every=4, trainer_options={"num_sanity_val_steps": 0})
+    _, module = lightning_training.train(
+        tmp_path, every=4, trainer_options={"num_sanity_val_steps": 0}
+    )
     steps = lightning_training.EPOCHS * lightning_training.BATCHES
     assert [step for step, _, _ in link.steps] == list(range(1, steps + 1))
-    assert [loss for _, loss, _ in link.steps] == pytest.approx([module.losses[step] for step in range(steps)])
+    assert [loss for _, loss, _ in link.steps] == pytest.approx(
+        [module.losses[step] for step in range(steps)]
+    )
     assert all(metrics["samples_per_second"] > 0 for _, _, metrics in link.steps)
     order = link.order()
     assert order[:2] == ["watch", "take back"]
-    assert order.count("enter evaluate") == order.count("leave evaluate") == lightning_training.EPOCHS
+    assert (
+        order.count("enter evaluate") == order.count("leave evaluate") == lightning_training.EPOCHS
+    )
     assert order[-1] == "enter end"
 
 
@@ -109,7 +126,11 @@ def test_torchtitan(tmp_path, link):
             link.reported.append(f"validating {step}")
 
     training = Training(tmp_path)
-    training.metrics_processor, training.validator, training.ntokens_seen = Processor(), Validator(), 0
+    training.metrics_processor, training.validator, training.ntokens_seen = (
+        Processor(),
+        Validator(),
+        0,
+    )
     save = training.checkpointer.save
 
     def log_and_save(step, *, last_step):
@@ -162,7 +183,13 @@ def test_what_follows_the_training_keeps_the_limit_of_the_end(monkeypatch):
     reporter.begin(0)
     reporter.enter("evaluate", limit_s=5)
     end = END_LIMIT_S
-    assert limits == [("evaluate", None), ("end", end), ("evaluate", end), ("end", end), ("evaluate", 5)]
+    assert limits == [
+        ("evaluate", None),
+        ("end", end),
+        ("evaluate", end),
+        ("end", end),
+        ("evaluate", 5),
+    ]
 
 
 @pytest.mark.parametrize("chains", [True, False])

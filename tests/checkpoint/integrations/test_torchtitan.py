@@ -15,16 +15,24 @@ from checkpoint_training import assert_same
 from holdfast.checkpoint import scan, verify
 from holdfast.core.errors import DamagedCheckpoint
 
-pytest.importorskip("torchtitan.components.checkpointer", reason="torchtitan, or what it needs, is not installed")
+pytest.importorskip(
+    "torchtitan.components.checkpointer", reason="torchtitan, or what it needs, is not installed"
+)
 
 from torchtitan.components.checkpointer import BaseCheckpointManager, CheckpointManager
-from torchtitan.components.optimizer import LRSchedulersContainer, OptimizersContainer, ParamGroupConfig
+from torchtitan.components.optimizer import (
+    LRSchedulersContainer,
+    OptimizersContainer,
+    ParamGroupConfig,
+)
 
 from holdfast.checkpoint.integrations.torchtitan import HoldfastCheckpointManager
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:torch.distributed is disabled"),
-    pytest.mark.filterwarnings("ignore:To get the last learning rate"),  # torchtitan's schedule does, when it is loaded
+    pytest.mark.filterwarnings(
+        "ignore:To get the last learning rate"
+    ),  # torchtitan's schedule does, when it is loaded
 ]
 
 
@@ -46,16 +54,22 @@ class Training:
     def __init__(self, folder, *, seed=0, manager=HoldfastCheckpointManager, **settings):
         torch.manual_seed(seed)
         self.step = 0
-        self.model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Dropout(0.3), torch.nn.Linear(4, 1))
-        self.loader, self.losses = Loader(), []
-        group = ParamGroupConfig(pattern=".*", optimizer_name="AdamW", optimizer_kwargs={"lr": 1e-2})
-        self.optimizers = OptimizersContainer.Config(param_groups=[group], implementation="for-loop").build(
-            model_parts=[self.model]
+        self.model = torch.nn.Sequential(
+            torch.nn.Linear(3, 4), torch.nn.Dropout(0.3), torch.nn.Linear(4, 1)
         )
+        self.loader, self.losses = Loader(), []
+        group = ParamGroupConfig(
+            pattern=".*", optimizer_name="AdamW", optimizer_kwargs={"lr": 1e-2}
+        )
+        self.optimizers = OptimizersContainer.Config(
+            param_groups=[group], implementation="for-loop"
+        ).build(model_parts=[self.model])
         self.schedule = LRSchedulersContainer.Config(warmup_steps=3).build(
             optimizers=self.optimizers, training_steps=20
         )
-        config = manager.Config(enable=True, folder="checkpoint", **{"interval": 1, "keep_latest_k": 0, **settings})
+        config = manager.Config(
+            enable=True, folder="checkpoint", **{"interval": 1, "keep_latest_k": 0, **settings}
+        )
         self.checkpointer = config.build(
             dataloader=self.loader,
             model_parts=[self.model],
@@ -77,7 +91,11 @@ class Training:
         while self.step < steps:
             self.step += 1
             self.loader.drawn += 1
-            loss = (self.model(torch.full((2, 3), float(self.loader.drawn))) - torch.randn(2, 1)).square().mean()
+            loss = (
+                (self.model(torch.full((2, 3), float(self.loader.drawn))) - torch.randn(2, 1))
+                .square()
+                .mean()
+            )
             self.optimizers.zero_grad()
             loss.backward()
             self.checkpointer.maybe_wait_for_staging()
@@ -104,12 +122,16 @@ def test_it_is_a_manager_as_the_trainer_uses_one():
     used = {
         call.func.attr
         for call in calls
-        if isinstance(call.func, ast.Attribute) and ast.unparse(call.func.value) == "self.checkpointer"
+        if isinstance(call.func, ast.Attribute)
+        and ast.unparse(call.func.value) == "self.checkpointer"
     }
     assert used == {"load", "save", "maybe_wait_for_staging", "close"}
     (build,) = (call for call in calls if ast.unparse(call.func) == "config.checkpoint.build")
     handed = {keyword.arg for keyword in build.keywords}
-    assert handed == set(inspect.signature(CheckpointManager.__init__).parameters) - {"self", "config"}
+    assert handed == set(inspect.signature(CheckpointManager.__init__).parameters) - {
+        "self",
+        "config",
+    }
 
 
 @pytest.mark.parametrize("step", [-1, 3])
@@ -150,13 +172,17 @@ def test_a_first_save_that_was_killed_or_is_under_way_is_no_checkpoint(tmp_path)
 
 def test_settings_of_torchtitan_are_kept(tmp_path):
     folder = tmp_path / "checkpoint"
-    training = Training(tmp_path, interval=3, keep_latest_k=2, enable_first_step_checkpoint=True).run(2)
+    training = Training(
+        tmp_path, interval=3, keep_latest_k=2, enable_first_step_checkpoint=True
+    ).run(2)
     assert [info.step for info in scan(folder)] == [1]
     training.checkpointer.close()
     shutil.rmtree(tmp_path)
     training = Training(tmp_path, interval=3, keep_latest_k=2).run(10, total=10)
     assert [info.step for info in scan(folder)] == [9, 6]
-    assert (folder / "step-10" / ".metadata").exists(), "the last save is torchtitan's own, of the model alone"
+    assert (folder / "step-10" / ".metadata").exists(), (
+        "the last save is torchtitan's own, of the model alone"
+    )
     full = Training(tmp_path / "full", interval=3, last_save_model_only=False).run(10, total=10)
     assert [info.step for info in scan(tmp_path / "full/checkpoint")] == [10, 9, 6, 3]
     assert_same(full.losses[:6], training.losses[:6])

@@ -37,7 +37,9 @@ def endpoint_to(server, **given):
 
 def job(folder, lines=CALM):
     """The diagnosis of a log by rules alone, and the log compressed."""
-    (folder / "job.log").write_text("".join(f"{line}\n" for line in lines), errors="surrogateescape")
+    (folder / "job.log").write_text(
+        "".join(f"{line}\n" for line in lines), errors="surrogateescape"
+    )
     found = find_files([folder / "job.log"])
     events = scan(found.files, RULES)
     return conclude(events), compress(found.files, events)

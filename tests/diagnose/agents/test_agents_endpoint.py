@@ -77,7 +77,9 @@ def test_the_server_names_the_time_to_wait():
     assert endpoint.waits == [7.0]
 
 
-@pytest.mark.parametrize("named", ["9", "3600", "99999999999", "soon", "-5", "Wed, 21 Oct 2026 07:28:00 GMT"])
+@pytest.mark.parametrize(
+    "named", ["9", "3600", "99999999999", "soon", "-5", "Wed, 21 Oct 2026 07:28:00 GMT"]
+)
 def test_no_wait_reaches_beyond_the_budget(named):
     with ModelServer(lambda _: Status(503, (("Retry-After", named),))) as server:
         endpoint = endpoint_to(server, clock=FakeClock())
@@ -98,8 +100,14 @@ def test_tries_come_to_an_end():
     [
         (Status(401), "refuses the key (status 401). Check HOLDFAST_LLM_KEY."),
         (Status(403), "refuses the key (status 403)"),
-        (Status(404), "knows no such path or model. Check HOLDFAST_LLM_URL and HOLDFAST_LLM_MODEL (stub)."),
-        (Status(418, body=b"I am\na \x1b[1mteapot"), "refused the question (status 418: I am a [1mteapot)"),
+        (
+            Status(404),
+            "knows no such path or model. Check HOLDFAST_LLM_URL and HOLDFAST_LLM_MODEL (stub).",
+        ),
+        (
+            Status(418, body=b"I am\na \x1b[1mteapot"),
+            "refused the question (status 418: I am a [1mteapot)",
+        ),
         (Status(200, body=b""), "answered with no text"),
         (Status(200, body=b"<html>login</html>"), "answered with no text"),
         (Status(200, body=b'{"choices": []}'), "answered with no text"),
@@ -109,10 +117,19 @@ def test_tries_come_to_an_end():
             Status(200, body=b'{"choices": [{"message": {"content": null, "tool_calls": [{}]}}]}'),
             "answered with no text",
         ),
-        (Status(200, body=b'{"choices": [{"message": {"content": "\xff\xfe"}}]}'), "answered with no text"),
+        (
+            Status(200, body=b'{"choices": [{"message": {"content": "\xff\xfe"}}]}'),
+            "answered with no text",
+        ),
         (Status(200, body=b"[" * 90_000), "answered with no text"),
-        (Status(200, body=b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n'), "answered with no text"),
-        (Status(200, (("Content-Encoding", "gzip"),), b"\x1f\x8b" + b"0" * 90), "packs its answers"),
+        (
+            Status(200, body=b'data: {"choices": [{"delta": {"content": "x"}}]}\n\n'),
+            "answered with no text",
+        ),
+        (
+            Status(200, (("Content-Encoding", "gzip"),), b"\x1f\x8b" + b"0" * 90),
+            "packs its answers",
+        ),
         (Status(200, body=b" " * 300_000), "answered more than 262144 bytes"),
         (Flood(), "answered more than 262144 bytes"),
     ],
@@ -132,7 +149,10 @@ def test_no_redirect_is_followed(code):
     with ModelServer(lambda _: Words("from elsewhere")) as other, ModelServer() as server:
         server.then(Status(code, (("Location", f"{other.url}/chat/completions"),)))
         reply = one(endpoint_to(server, key=KEY))
-        assert "sends on to another address, which is not followed. Check HOLDFAST_LLM_URL." in reply.failed
+        assert (
+            "sends on to another address, which is not followed. Check HOLDFAST_LLM_URL."
+            in reply.failed
+        )
         assert not other.asked
     assert len(server.asked) == 1
 
@@ -145,7 +165,12 @@ def test_a_server_that_knows_less_is_asked_for_less(code):
     with ModelServer(picky) as server:
         said = endpoint_to(server, parallel=1).ask([PROMPT] * 3, temperature=0.5)
     assert [reply.text for reply in said] == ["fine"] * 3
-    assert [set(asked.body) - {"model", "messages"} != set() for asked in server.asked] == [True, False, False, False]
+    assert [set(asked.body) - {"model", "messages"} != set() for asked in server.asked] == [
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 @pytest.mark.parametrize("answer", [Silence(), Drip(), Drip(headers=True)])
@@ -170,7 +195,9 @@ def test_all_tries_together_end_in_time():
 def test_nobody_listens():
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-    reply = Endpoint(url=f"http://127.0.0.1:{port}/v1", model="m", tries=1).ask([PROMPT], temperature=0)[0]
+    reply = Endpoint(url=f"http://127.0.0.1:{port}/v1", model="m", tries=1).ask(
+        [PROMPT], temperature=0
+    )[0]
     assert (
         reply.failed
         == f"The model at 127.0.0.1:{port} cannot be reached. Check HOLDFAST_LLM_URL, and that the server runs."
@@ -179,21 +206,35 @@ def test_nobody_listens():
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("ALL_PROXY", "socks5://10.0.0.1:1"), ("HTTPS_PROXY", "wrong://x"), ("SSL_CERT_FILE", "/no/such")],
+    [
+        ("ALL_PROXY", "socks5://10.0.0.1:1"),
+        ("HTTPS_PROXY", "wrong://x"),
+        ("SSL_CERT_FILE", "/no/such"),
+    ],
 )
 def test_an_environment_that_cannot_be_used(monkeypatch, name, value):
     monkeypatch.setenv(name, value)
     reply = one(Endpoint(url="https://host.invalid/v1", model="m", tries=1))
-    assert reply.failed.startswith("The model at host.invalid cannot be asked: the environment's proxy"), reply
+    assert reply.failed.startswith(
+        "The model at host.invalid cannot be asked: the environment's proxy"
+    ), reply
 
 
 def test_the_environment_names_the_endpoint():
     assert endpoint_from_environment({}) is None
     assert endpoint_from_environment({"HOLDFAST_LLM_URL": " ", "HOLDFAST_LLM_KEY": KEY}) is None
     made = endpoint_from_environment(
-        {"HOLDFAST_LLM_URL": "https://host.example/v1/", "HOLDFAST_LLM_MODEL": "m", "HOLDFAST_LLM_KEY": f"{KEY}\n"}
+        {
+            "HOLDFAST_LLM_URL": "https://host.example/v1/",
+            "HOLDFAST_LLM_MODEL": "m",
+            "HOLDFAST_LLM_KEY": f"{KEY}\n",
+        }
     )
-    assert (made.request_url, made.key, made.host) == ("https://host.example/v1/chat/completions", KEY, "host.example")
+    assert (made.request_url, made.key, made.host) == (
+        "https://host.example/v1/chat/completions",
+        KEY,
+        "host.example",
+    )
     assert KEY not in repr(made)
 
 

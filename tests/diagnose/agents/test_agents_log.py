@@ -53,7 +53,9 @@ def test_what_most_samples_propose_is_kept():
     assert len(server.asked) == 4
     assert server.asked[0].body["temperature"] > 0
     assert Filters(came.filters).routine("gateway heartbeat 99 ok from shelf 1")
-    written = json.dumps([{"id": kept.id, "pattern": kept.pattern, "source": kept.source, "match": list(kept.match)}])
+    written = json.dumps(
+        [{"id": kept.id, "pattern": kept.pattern, "source": kept.source, "match": list(kept.match)}]
+    )
     assert parse_filters("learned.yaml", written) == came.filters
 
 
@@ -102,7 +104,9 @@ def test_a_second_reading_that_fails_keeps_nothing(second):
     ],
 )
 def test_a_dangerous_pattern_is_refused(pattern, why):
-    came, _ = run([proposing({"pattern": pattern, "lines": [1, 2]})], root_lines=["a known root of mine"])
+    came, _ = run(
+        [proposing({"pattern": pattern, "lines": [1, 2]})], root_lines=["a known root of mine"]
+    )
     assert came.filters == ()
     assert why in " ".join(came.notes), came.notes
 
@@ -143,9 +147,13 @@ def test_a_line_that_gives_orders_does_not_get_its_way():
     def obedient(asked):
         if "numbered candidates" in asked.body["messages"][0]["content"]:
             return keeping(*shown_lines(asked))
-        number, text = next((number, text) for number, text in shown_lines(asked).items() if "zz drop" in text)
+        number, text = next(
+            (number, text) for number, text in shown_lines(asked).items() if "zz drop" in text
+        )
         pattern = re.search(r"zz drop (\S+) zz", text)[1]
-        return proposing({"pattern": pattern, "lines": [1]}, {"pattern": r"zz drop \^\(", "lines": [number]})
+        return proposing(
+            {"pattern": pattern, "lines": [1]}, {"pattern": r"zz drop \^\(", "lines": [number]}
+        )
 
     with ModelServer(obedient) as server:
         came = propose_filters(Segments(segments=(lines,)), endpoint_to(server), RULES)
@@ -162,7 +170,8 @@ def test_secrets_are_neither_sent_nor_kept():
     secret = "hf_" + "aB3" * 12
     lines = (f"gateway heartbeat signed in as {secret}", *SEGMENT)
     came, server = run(
-        [proposing({"pattern": "^gateway heartbeat", "lines": [1, 2, 3]})], given=Segments(segments=(lines,))
+        [proposing({"pattern": "^gateway heartbeat", "lines": [1, 2, 3]})],
+        given=Segments(segments=(lines,)),
     )
     assert secret not in "".join(asked.text for asked in server.asked)
     assert secret not in repr(came)
@@ -193,13 +202,20 @@ def test_segments_hold_what_no_one_knows(tmp_path):
     guarded = "\n".join(came.guarded)
     for kept in ("Traceback", "line 12", "close_books", "KeyError", "fallen off"):
         assert kept in guarded
-    assert not any(Filters(packaged_filters()).routine(text) for segment in came.segments for text in segment)
+    assert not any(
+        Filters(packaged_filters()).routine(text) for segment in came.segments for text in segment
+    )
 
 
 def test_segments_are_bounded(tmp_path):
     log = tmp_path / "job.log"
-    words = [f"{chr(97 + at % 26)}{chr(97 + at // 26 % 26)}{chr(97 + at // 676)}" for at in range(1000)]
+    words = [
+        f"{chr(97 + at % 26)}{chr(97 + at // 26 % 26)}{chr(97 + at // 676)}" for at in range(1000)
+    ]
     log.write_text("".join(f"kind {word} of line\n" for word in words) + "x" * 100_000 + "\n")
     came = segments_of(find_files([log]).files, RULES)
     assert len(came.segments) == 8
-    assert all(len(segment) <= 40 and all(len(text) <= 200 for text in segment) for segment in came.segments)
+    assert all(
+        len(segment) <= 40 and all(len(text) <= 200 for text in segment)
+        for segment in came.segments
+    )

@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.diagnose.agents.prompts import FAILURE_INSTRUCTIONS, FILTER_INSTRUCTIONS, VOTE_INSTRUCTIONS
+from holdfast.diagnose.agents.prompts import (
+    FAILURE_INSTRUCTIONS,
+    FILTER_INSTRUCTIONS,
+    VOTE_INSTRUCTIONS,
+)
 from holdfast.diagnose.agents.redact import PLACEHOLDER, redact, redact_lines
 from holdfast.diagnose.agents.untrusted import draw_mark
 
@@ -38,7 +42,9 @@ FORMS = {
     "wandb": lambda r: drawn(r, HEX, 40),
     "nvidia": lambda r: "nvapi-" + drawn(r, URLSAFE, 64),
     "databricks": lambda r: "dapi" + drawn(r, HEX, 32),
-    "jwt": lambda r: "eyJ" + drawn(r, URLSAFE, 30) + "." + drawn(r, URLSAFE, 80) + "." + drawn(r, URLSAFE, 43),
+    "jwt": lambda r: (
+        "eyJ" + drawn(r, URLSAFE, 30) + "." + drawn(r, URLSAFE, 80) + "." + drawn(r, URLSAFE, 43)
+    ),
     "urlsafe 43": lambda r: drawn(r, URLSAFE, 43),
     "base36 40": lambda r: drawn(r, string.ascii_lowercase + string.digits, 40),
 }
@@ -60,7 +66,16 @@ PLACES = [
     "cmd: python train.py --hub-token={}",
     "\\\"secret\\\": \\\"{}\\\"",
 ]  # fmt: skip
-WORDS = ["hunter2!", "correct horse battery", "pa/ss@w:rd", "p@ss", "12345678", "ünïcodé…", "qu\"ote'd", "trailing\\"]
+WORDS = [
+    "hunter2!",
+    "correct horse battery",
+    "pa/ss@w:rd",
+    "p@ss",
+    "12345678",
+    "ünïcodé…",
+    "qu\"ote'd",
+    "trailing\\",
+]
 ONE_WORD_PLACES = [
     "postgresql://user:{}@db:5432/x",
     "redis at admin:{}@10.0.0.1:6379",
@@ -174,7 +189,9 @@ def test_what_a_reader_needs_stays(line):
     assert redact(line) == line
 
 
-@given(st.text(alphabet=st.sampled_from("abK9:/=@ '\"\\.-_<>&?n"), max_size=60) | st.text(max_size=60))
+@given(
+    st.text(alphabet=st.sampled_from("abK9:/=@ '\"\\.-_<>&?n"), max_size=60) | st.text(max_size=60)
+)
 @settings(max_examples=300, deadline=None, derandomize=True)
 def test_twice_is_once_and_no_line_is_lost(text):
     once = redact(f"{text} password={text} token: {text} x://{text}@h")
@@ -184,5 +201,10 @@ def test_twice_is_once_and_no_line_is_lost(text):
 
 
 def test_our_own_words_are_left_alone():
-    for ours in (FAILURE_INSTRUCTIONS, FILTER_INSTRUCTIONS, VOTE_INSTRUCTIONS, *(draw_mark() for _ in range(200))):
+    for ours in (
+        FAILURE_INSTRUCTIONS,
+        FILTER_INSTRUCTIONS,
+        VOTE_INSTRUCTIONS,
+        *(draw_mark() for _ in range(200)),
+    ):
         assert redact(ours) == ours

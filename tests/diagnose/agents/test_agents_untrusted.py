@@ -44,7 +44,19 @@ def test_no_line_leaves_its_place(lines):
 )
 def test_marks_of_chat_templates_are_taken_apart(line):
     shown = show([line]).lines[0]
-    for mark in ("<|", "|>", "[INST]", "[/INST]", "<<SYS", "_turn>", "<\uff5c", "\uff5c>", "<s>", "</s>", "</think>"):
+    for mark in (
+        "<|",
+        "|>",
+        "[INST]",
+        "[/INST]",
+        "<<SYS",
+        "_turn>",
+        "<\uff5c",
+        "\uff5c>",
+        "<s>",
+        "</s>",
+        "</think>",
+    ):
         assert mark not in shown
 
 
@@ -85,9 +97,13 @@ def test_lines_that_only_sound_like_it_are_shown(line):
 
 def test_the_data_is_bounded():
     many = show(
-        f"line {number} says something of its own that is long enough to count {number}" for number in range(900)
+        f"line {number} says something of its own that is long enough to count {number}"
+        for number in range(900)
     )
-    assert sum(len(f"{number}: {line}\n".encode()) for number, line in enumerate(many.lines, 1)) <= DATA_LIMIT_BYTES
+    assert (
+        sum(len(f"{number}: {line}\n".encode()) for number, line in enumerate(many.lines, 1))
+        <= DATA_LIMIT_BYTES
+    )
     assert 90 < len(many.lines) < 900
     wide = show(["wörd " * 4000] * 12)
     assert len(wide.lines) == 12

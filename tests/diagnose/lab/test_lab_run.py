@@ -18,7 +18,15 @@ from holdfast.diagnose.lab.s3 import serve
 
 def program(**given):
     return Program(
-        **{"id": "x", "reason": "Others", "cause": "c", "root": "r", "dialect": None, "launcher": "python", **given}
+        **{
+            "id": "x",
+            "reason": "Others",
+            "cause": "c",
+            "root": "r",
+            "dialect": None,
+            "launcher": "python",
+            **given,
+        }
     )
 
 
@@ -31,7 +39,9 @@ def test_a_shell_script_without_its_program():
 
 def test_the_place_is_disguised():
     recording = run(
-        program(script="import os, socket\nprint(os.getcwd(), os.__file__, socket.gethostname())\nraise SystemExit(3)")
+        program(
+            script="import os, socket\nprint(os.getcwd(), os.__file__, socket.gethostname())\nraise SystemExit(3)"
+        )
     )
     assert recording.exit_code == 3
     for own in ("holdfast", "/tmp/lab-", str(Path(os.__file__).parent)):

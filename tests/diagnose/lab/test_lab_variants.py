@@ -51,7 +51,12 @@ def recorded(tmp_path):
 
 def made(recorded, name, seed=0):
     # An order of the ranks that is the recorded one makes no variant.
-    variant = next(one for some in range(seed, seed + 9) for one in variants(recorded, some) if one.name == name)
+    variant = next(
+        one
+        for some in range(seed, seed + 9)
+        for one in variants(recorded, some)
+        if one.name == name
+    )
     label = label_of(recorded, variant)
     texts = [line.text for line in variant.lines]
     return texts, label
@@ -121,7 +126,12 @@ def test_noise_around_the_failure(recorded):
 @pytest.mark.parametrize("trainer", list(NOISE))
 def test_every_template_of_the_noise_can_be_filled(trainer):
     one = NOISE[trainer]
-    every = [*one.start, one.step, *one.chatter, *(line for group in one.recovered for line in group)]
+    every = [
+        *one.start,
+        one.step,
+        *one.chatter,
+        *(line for group in one.recovered for line in group),
+    ]
     for template in every:
         noise._filled(template, random.Random(1), 3)
     draw = random.Random(3)
@@ -138,17 +148,25 @@ def test_the_same_seed_makes_the_same_variants(recorded):
 
 def test_what_is_written_is_what_the_labels_say(recorded, tmp_path):
     count = write_variants(tmp_path, tmp_path / "out", seed=1)
-    labels = [json.loads(line) for line in (tmp_path / "out" / "labels.jsonl").read_text().splitlines()]
+    labels = [
+        json.loads(line) for line in (tmp_path / "out" / "labels.jsonl").read_text().splitlines()
+    ]
     assert len(labels) == count == len({label["id"] for label in labels})
     for label in labels:
-        assert root_lines(PROGRAM, (tmp_path / "out" / label["log"]).read_text()) == label["root_lines"]
+        assert (
+            root_lines(PROGRAM, (tmp_path / "out" / label["log"]).read_text())
+            == label["root_lines"]
+        )
 
 
 @pytest.mark.parametrize(
     ("recording", "problem"),
     [
         (Recording(log="fine\n", exit_code=0, timed_out=False, wall_s=1.0), "it ended well"),
-        (Recording(log="else\n", exit_code=1, timed_out=False, wall_s=1.0), "no line of it matches"),
+        (
+            Recording(log="else\n", exit_code=1, timed_out=False, wall_s=1.0),
+            "no line of it matches",
+        ),
         (Recording(log="", exit_code=-9, timed_out=True, wall_s=1.0), "did not end"),
     ],
 )
@@ -180,7 +198,13 @@ def test_programs_are_distinct_and_complete():
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"reason": "Nonsense"}, {"ranks": 5}, {"dialect": "klingon"}, {"launcher": "python", "ranks": 2}]
+    "wrong",
+    [
+        {"reason": "Nonsense"},
+        {"ranks": 5},
+        {"dialect": "klingon"},
+        {"launcher": "python", "ranks": 2},
+    ],
 )
 def test_a_program_that_could_not_be_run_is_refused(wrong):
     given = {"id": "x", "reason": "KeyError", "cause": "c", "root": "r", "script": "", **wrong}

@@ -12,7 +12,12 @@ from holdfast.diagnose.rules import RuleSet, Topic, packaged_rules, packaged_top
 def without(*reasons):
     """The packaged rules less those of some reasons."""
     topics = [
-        Topic(name=t.name, order=t.order, hot=t.hot, rules=tuple(r for r in t.rules if r.reason not in reasons))
+        Topic(
+            name=t.name,
+            order=t.order,
+            hot=t.hot,
+            rules=tuple(r for r in t.rules if r.reason not in reasons),
+        )
         if any(rule.reason in reasons for rule in t.rules)
         else t
         for t in packaged_topics()
@@ -21,7 +26,9 @@ def without(*reasons):
 
 
 def case(reason, *roots, key="1", lines=None):
-    kept = tuple(Kept(file="job.log", line=at, text=text) for at, text in enumerate(lines or roots, 1))
+    kept = tuple(
+        Kept(file="job.log", line=at, text=text) for at, text in enumerate(lines or roots, 1)
+    )
     return Case(key=key, reason=reason, roots=roots, lines=kept)
 
 
@@ -38,10 +45,18 @@ NO_S3 = without("S3StorageError")
 def test_an_exception_is_learned_by_its_class_and_pythons_classes_below_it():
     learned = learn([case("IndexError", "IndexError: list index out of range")], NO_INDEX)
     rules = Layered(NO_INDEX, learned)
-    assert said(rules, "IndexError: Dimension out of range (expected [-2, 1], but got 2)") == "IndexError"
+    assert (
+        said(rules, "IndexError: Dimension out of range (expected [-2, 1], but got 2)")
+        == "IndexError"
+    )
     assert said(rules, "zoo.BatchIndexError: 4") == "IndexError"
-    learned = learn([case("ImportError", "ModuleNotFoundError: No module named 'flash_attn'")], NO_INDEX)
-    assert said(Layered(NO_INDEX, learned), "ImportError: cannot import name 'AdamW' from 'x'") == "ImportError"
+    learned = learn(
+        [case("ImportError", "ModuleNotFoundError: No module named 'flash_attn'")], NO_INDEX
+    )
+    assert (
+        said(Layered(NO_INDEX, learned), "ImportError: cannot import name 'AdamW' from 'x'")
+        == "ImportError"
+    )
 
 
 def test_a_bare_class_of_another_reason_is_learned_by_its_message():
@@ -56,8 +71,13 @@ def test_a_bare_class_of_another_reason_is_learned_by_its_message():
 
 
 def test_an_exception_of_a_package_is_learned_by_the_package():
-    learned = learn([case("S3StorageError", "botocore.exceptions.NoCredentialsError: Unable to locate")], NO_S3)
-    assert said(Layered(NO_S3, learned), "botocore.errorfactory.NoSuchKey: An error occurred") == "S3StorageError"
+    learned = learn(
+        [case("S3StorageError", "botocore.exceptions.NoCredentialsError: Unable to locate")], NO_S3
+    )
+    assert (
+        said(Layered(NO_S3, learned), "botocore.errorfactory.NoSuchKey: An error occurred")
+        == "S3StorageError"
+    )
 
 
 UNKNOWN_MODEL = """Traceback (most recent call last):
@@ -77,7 +97,10 @@ ValueError: The checkpoint you are trying to load has model type `llama9` but Tr
 def test_a_class_by_itself_is_learned_and_stands_back_where_words_say_more():
     lines = UNKNOWN_MODEL.splitlines()
     model = case("ModelLoadingError", lines[-1], key="1", lines=lines)
-    bare = [case("KeyError", f"KeyError: '{name}'", key=name) for name in ("labels", "scheduler", "RANK")]
+    bare = [
+        case("KeyError", f"KeyError: '{name}'", key=name)
+        for name in ("labels", "scheduler", "RANK")
+    ]
     base = without("KeyError", "ModelLoadingError")
     rules = Layered(base, learn([model, *bare], base))
     assert said(rules, "KeyError: 'optimizer'") == "KeyError"
@@ -93,11 +116,16 @@ PEER_LOST = (
 def test_a_class_that_would_spoil_an_incident_counts_only_where_nothing_else_is_seen():
     base = without("RuntimeError")
     judged = case("NCCLRemoteError", PEER_LOST[0], key="1", lines=PEER_LOST)
-    shapes = case("RuntimeError", "RuntimeError: mat1 and mat2 shapes cannot be multiplied", key="2")
+    shapes = case(
+        "RuntimeError", "RuntimeError: mat1 and mat2 shapes cannot be multiplied", key="2"
+    )
     assert judged.replay(base).reason == "NCCLRemoteError"
     rules = Layered(base, learn([judged, shapes], base))
     assert judged.replay(rules).reason == "NCCLRemoteError"
-    assert said(rules, "RuntimeError: Trying to backward through the graph a second time") == "RuntimeError"
+    assert (
+        said(rules, "RuntimeError: Trying to backward through the graph a second time")
+        == "RuntimeError"
+    )
 
 
 def test_nothing_is_learned_where_the_rules_say_so_already():
@@ -105,7 +133,11 @@ def test_nothing_is_learned_where_the_rules_say_so_already():
 
 
 def test_several_incidents_give_what_they_have_in_common():
-    roots = ["the quorum lease of shard 3 was lost", "quorum lease expired at 4711", "no quorum lease: cannot go on"]
+    roots = [
+        "the quorum lease of shard 3 was lost",
+        "quorum lease expired at 4711",
+        "no quorum lease: cannot go on",
+    ]
     cases = [case("NetworkError", root, key=str(at)) for at, root in enumerate(roots)]
     learned = learn(cases, packaged_rules())
     widest = max(learned, key=lambda one: len(one.sources))
@@ -146,7 +178,10 @@ def test_a_correction_wins_over_the_packaged_rule_that_was_wrong():
     rules = Layered(packaged_rules(), learned)
     if learned:  # only words that no example of the packaged rules has may do it
         assert said(rules, root) == "OSError"
-    assert said(rules, "PermissionError: [Errno 13] Permission denied: 'blend.json'") == "PermissionError"
+    assert (
+        said(rules, "PermissionError: [Errno 13] Permission denied: 'blend.json'")
+        == "PermissionError"
+    )
 
 
 def test_every_candidate_matches_its_line_has_a_hot_word_of_it_and_is_re2():
@@ -161,7 +196,10 @@ def test_what_merely_sounds_bad_is_passed_by():
     learned = learn([case("DataloaderKilled", "ERROR: DataLoader worker died")], NO_LOADER)
     assert learned
     assert all(shielded(one.rule, "errors: 0") for one in learned)
-    assert said(Layered(NO_LOADER, learned), "[INFO] DataLoader worker died and was restarted") != "DataloaderKilled"
+    assert (
+        said(Layered(NO_LOADER, learned), "[INFO] DataLoader worker died and was restarted")
+        != "DataloaderKilled"
+    )
 
 
 def test_a_learned_rule_survives_the_way_through_the_ledger():
@@ -171,7 +209,10 @@ def test_a_learned_rule_survives_the_way_through_the_ledger():
 
 def test_layered_rules_answer_as_a_rule_set_of_both_does():
     learned = learn([case("IndexError", "IndexError: x")], NO_INDEX)
-    whole, layered = RuleSet((*NO_INDEX.topics, *learned_topics(learned))), Layered(NO_INDEX, learned)
+    whole, layered = (
+        RuleSet((*NO_INDEX.topics, *learned_topics(learned))),
+        Layered(NO_INDEX, learned),
+    )
     for rule in packaged_rules().rules:
         line = rule.match[0]
         assert (whole.find(line) or (None,))[0] == (layered.find(line) or (None,))[0]
@@ -187,9 +228,15 @@ def test_the_gate_says_why():
 
 def test_memory_decides_where_rules_leave_the_case_open(tmp_path):
     log = tmp_path / "job.log"
-    log.write_text("step 1 loss 2.0\nthe frobnicator of shard 12 could not be entangled: vortex unavailable\n")
+    log.write_text(
+        "step 1 loss 2.0\nthe frobnicator of shard 12 could not be entangled: vortex unavailable\n"
+    )
     assert diagnose(log).reason == "Unknown"
-    past = case("NetworkError", "the frobnicator of shard 7 could not be entangled: vortex unavailable", key="m4")
+    past = case(
+        "NetworkError",
+        "the frobnicator of shard 7 could not be entangled: vortex unavailable",
+        key="m4",
+    )
     known = Known.of([], [past])
     found = diagnose(log, known=known)
     assert (found.reason, found.decided_by[0]) == ("NetworkError", "memory:m4")

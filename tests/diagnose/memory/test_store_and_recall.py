@@ -35,7 +35,16 @@ def memory(**changes):
 
 def add_incident(ledger, text="KeyError: 'x'", reason="KeyError"):
     ledger.add_run(
-        Run(run_id="r", state="failed", command=["x"], options={}, cwd="/", host="h", pid=1, started_at_s=1.0)
+        Run(
+            run_id="r",
+            state="failed",
+            command=["x"],
+            options={},
+            cwd="/",
+            host="h",
+            pid=1,
+            started_at_s=1.0,
+        )
     )
     line = {"file": "rank-0.log", "line": 3, "text": text}
     diagnosis = {
@@ -52,7 +61,10 @@ def add_incident(ledger, text="KeyError: 'x'", reason="KeyError"):
 
 
 def test_full_text_search_finds_the_best_fit_first(ledger):
-    ids = [ledger.add_memory(memory(words=words)) for words in ("alpha beta", "beta", "gamma", "alpha alpha")]
+    ids = [
+        ledger.add_memory(memory(words=words))
+        for words in ("alpha beta", "beta", "gamma", "alpha alpha")
+    ]
     assert ledger.search_memories(["beta"], 5)[:2] == [ids[1], ids[0]]
     assert set(ledger.search_memories(["alpha", "gamma"], 5)) == {ids[0], ids[2], ids[3]}
     assert ledger.search_memories(['") OR 1=1 --', ""], 5) == []
@@ -107,7 +119,9 @@ def test_a_verdict_teaches_and_what_it_taught_can_be_withdrawn(ledger, tmp_path)
         ledger.withdraw_learned_rule(one.rule_id, at_s=2.0, by="bob")
     assert Known.load(ledger_url(tmp_path)).topics == ()
     judge(ledger, "m1", reason="NetworkError")
-    assert not {one.rule.id for one in judged.learned} & {one.rule_id for one in ledger.learned_rules()}
+    assert not {one.rule.id for one in judged.learned} & {
+        one.rule_id for one in ledger.learned_rules()
+    }
     with pytest.raises(NotFound, match="no learned rule"):
         ledger.withdraw_learned_rule("learned-nothing", at_s=3.0, by="bob")
 
@@ -135,13 +149,20 @@ def test_a_good_run_teaches_filters_and_takes_back_a_rule_that_calls_it_a_failur
     taught = judge(ledger, "m1", reason="NetworkError").learned
     assert taught
     lines = [f"opened shard {n} of blend corpus-{n} in {n}.2 s" for n in range(20)]
-    good.write_text("\n".join([*lines, STRANGE.replace("12", "3"), "CUDA error: an illegal memory access"]) + "\n")
+    good.write_text(
+        "\n".join([*lines, STRANGE.replace("12", "3"), "CUDA error: an illegal memory access"])
+        + "\n"
+    )
     done = add_good_run(ledger, [str(good)])
     assert set(done.withdrawn) == {one.rule.id for one in taught}
     learned = Known.load(ledger_url(tmp_path)).filters
     assert Filters(learned).routine("opened shard 7 of blend corpus-9 in 0.2 s")
-    assert not Filters((*packaged_filters(), *learned)).routine("CUDA error: an illegal memory access")
-    assert add_good_run(ledger, [str(good)]).good_id == done.good_id, "the same lines are recorded once"
+    assert not Filters((*packaged_filters(), *learned)).routine(
+        "CUDA error: an illegal memory access"
+    )
+    assert add_good_run(ledger, [str(good)]).good_id == done.good_id, (
+        "the same lines are recorded once"
+    )
     (tmp_path / "empty.log").write_text("")
     with pytest.raises(BadUse, match="no text"):
         add_good_run(ledger, [str(tmp_path / "empty.log")])
@@ -172,7 +193,9 @@ def test_a_users_own_rules_are_asked_and_their_examples_tried(tmp_path):
     log.write_text("flux broker gone\n")
     assert diagnose(log, known=known).decided_by[0] == "flux-gone"
     assert list(faults_of(read_topic(folder / "mine.yaml"))) == []
-    (folder / "mine.yaml").write_text(OWN.replace('match: ["flux broker gone"]', 'match: ["KeyError: 1", "nothing"]'))
+    (folder / "mine.yaml").write_text(
+        OWN.replace('match: ["flux broker gone"]', 'match: ["KeyError: 1", "nothing"]')
+    )
     faults = list(faults_of(read_topic(folder / "mine.yaml")))
     assert "takes" in faults[0]
     assert "does not match" in faults[1]
@@ -183,11 +206,15 @@ def test_a_users_own_rules_are_asked_and_their_examples_tried(tmp_path):
 
 def test_the_lines_of_a_compressed_log_are_read_back(tmp_path):
     log = tmp_path / "job.log"
-    log.write_text("step 1 loss 2\nTraceback (most recent call last):\n  File \"t.py\", line 1, in f\nKeyError: 'a'\n")
+    log.write_text(
+        "step 1 loss 2\nTraceback (most recent call last):\n  File \"t.py\", line 1, in f\nKeyError: 'a'\n"
+    )
     kept = kept_of([str(log)])
     assert [one.line for one in kept][-3:] == [2, 3, 4]
     shown = "".join(f"{one}\n" for one in kept)
-    assert [one.text.strip() for one in lines_of(f"== {log}\n{shown}")] == [one.text.strip() for one in kept]
+    assert [one.text.strip() for one in lines_of(f"== {log}\n{shown}")] == [
+        one.text.strip() for one in kept
+    ]
 
 
 class _Server(http.server.BaseHTTPRequestHandler):
@@ -199,7 +226,10 @@ class _Server(http.server.BaseHTTPRequestHandler):
         type(self).seen.append((self.path, self.headers.get("Authorization"), asked))
         body = type(self).answer
         if body is None:
-            rows = [{"index": i, "embedding": [float(len(t)), 1.0]} for i, t in enumerate(asked["input"])]
+            rows = [
+                {"index": i, "embedding": [float(len(t)), 1.0]}
+                for i, t in enumerate(asked["input"])
+            ]
             body = json.dumps({"data": rows[::-1]}).encode()
         self.send_response(200)
         self.end_headers()
@@ -241,7 +271,9 @@ def test_embeddings_come_over_http_without_secrets_or_values(endpoint):
         b"[" * 9999,
     ],
 )
-def test_an_answer_that_is_no_vectors_is_an_error_and_words_are_compared(endpoint, answer, monkeypatch, tmp_path):
+def test_an_answer_that_is_no_vectors_is_an_error_and_words_are_compared(
+    endpoint, answer, monkeypatch, tmp_path
+):
     _Server.answer = answer
     with pytest.raises(EmbeddingsFailed, match="compared by words"):
         Embedder(url=endpoint, model="m").embed(["x"])
@@ -263,11 +295,18 @@ def test_an_endpoint_that_fails_costs_nothing_but_a_note(endpoint, monkeypatch, 
 
 
 @pytest.mark.parametrize(
-    "given", [{"URL": "ftp://x", "MODEL": "m"}, {"URL": "http://u:p@h", "MODEL": "m"}, {"URL": "http://h", "MODEL": ""}]
+    "given",
+    [
+        {"URL": "ftp://x", "MODEL": "m"},
+        {"URL": "http://u:p@h", "MODEL": "m"},
+        {"URL": "http://h", "MODEL": ""},
+    ],
 )
 def test_an_endpoint_that_cannot_be_is_refused(given):
     with pytest.raises(BadUse, match="HOLDFAST_EMBEDDINGS"):
-        Embedder.from_environment({f"HOLDFAST_EMBEDDINGS_{name}": value for name, value in given.items()})
+        Embedder.from_environment(
+            {f"HOLDFAST_EMBEDDINGS_{name}": value for name, value in given.items()}
+        )
 
 
 # What a model suggested
@@ -290,7 +329,9 @@ def remembered(ledger, tmp_path, rule):
     log = tmp_path / "job.log"
     log.write_text(f"step 1 loss 2.0\n{LEASE}\n")
     kept = "1: step 1 loss 2.0\n2: " + LEASE + "\n"
-    found = replace(diagnose(log), reason="NetworkError", category="Infrastructure", root_text=LEASE)
+    found = replace(
+        diagnose(log), reason="NetworkError", category="Infrastructure", root_text=LEASE
+    )
     line = LogLine(file=str(log), line=2, text=LEASE)
     found = replace(found, root_line=line, root_lines=(line,))
     said = remember(ledger, found, kept, suggested=rule)
@@ -308,7 +349,9 @@ def test_a_suggested_rule_is_in_force_only_once_a_person_confirms_its_incident(l
     assert "model-1" in [one.rule.id for one in learned]
     found = diagnose(again, known=Known.of_ledger(ledger).without_memory())
     assert (found.reason, found.action) == ("NetworkError", "wait_and_retry")
-    assert [one.author for one in ledger.learned_rules("rule") if one.rule_id == "model-1"] == ["model"]
+    assert [one.author for one in ledger.learned_rules("rule") if one.rule_id == "model-1"] == [
+        "model"
+    ]
     assert ledger.learned_rules("suggestion") == []
 
 

@@ -10,7 +10,10 @@ from holdfast.diagnose.memory.words import is_trouble, mask, search_words, token
     ("one", "other"),
     [
         ("KeyError: 'labels'", "KeyError: 'input_ids'"),
-        ("can't open file '/a/b.py': [Errno 2] No such file", "can't open file '/c/d.py': [Errno 2] No such file"),
+        (
+            "can't open file '/a/b.py': [Errno 2] No such file",
+            "can't open file '/c/d.py': [Errno 2] No such file",
+        ),
         ("NVRM: Xid (PCI:0000:3b:00): 48, pid=9123", "NVRM: Xid (PCI:0000:9f:00): 48, pid=17"),
         ("node017: link down on mlx5_0", "node233: link down on mlx5_3"),
     ],
@@ -21,7 +24,10 @@ def test_what_varies_is_left_out(one, other):
 
 
 def test_a_quoted_sentence_is_read_and_a_quoted_name_is_not():
-    said = {token.text for token in tokens("Cuda failure 214 'uncorrectable ECC error encountered' in 'net one'")}
+    said = {
+        token.text
+        for token in tokens("Cuda failure 214 'uncorrectable ECC error encountered' in 'net one'")
+    }
     assert {"uncorrectable", "ECC", "encountered"} <= said
     assert "net" not in said
 
@@ -45,7 +51,11 @@ def test_trouble():
 
 
 def test_the_nearest_is_the_same_message_and_what_shares_nothing_is_left_out():
-    lines = ["CUDA error: an illegal memory access", "No space left on device", "Permission denied: 'x'"]
+    lines = [
+        "CUDA error: an illegal memory access",
+        "No space left on device",
+        "Permission denied: 'x'",
+    ]
     vectors = Vectors(lines, background=["a background line of memory"] * 20)
     (index, near), *_ = vectors.nearest("No space left on device: '/tmp/q'", 3)
     assert (index, round(near, 6)) == (1, 1.0)

@@ -30,7 +30,9 @@ from holdfast.evaluate.suite import Suite, TaskEntry
 from holdfast.evaluate.weights.manifest import Chunk, ModelFile, ModelManifest
 
 TOKEN = "of the test"
-CURVE = Curve(prefill_tokens_per_s=1e5, request_s=1e-4, step_base_s=1e-4, step_sequence_s=1e-5, max_batch=4)
+CURVE = Curve(
+    prefill_tokens_per_s=1e5, request_s=1e-4, step_base_s=1e-4, step_sequence_s=1e-5, max_batch=4
+)
 MANIFEST = ModelManifest(
     source="/nowhere",
     form="dcp",
@@ -58,7 +60,10 @@ def config(folder, entries, **changes):
 
 
 def entry(name, samples, requests=1, metric=False, kind="loglikelihood"):
-    return TaskEntry(name=name, options={"samples": samples, "requests": requests, "metric": metric, "kind": kind})
+    return TaskEntry(
+        name=name,
+        options={"samples": samples, "requests": requests, "metric": metric, "kind": kind},
+    )
 
 
 def samples_of(task: TaskEntry):
@@ -74,7 +79,9 @@ def samples_of(task: TaskEntry):
             requests.append(keyed(asked))
         key = hashlib.blake2b(f"{task.name} {number}".encode(), digest_size=16).digest()
         found.append(
-            wire.KeyedSample(sample=number, requests=requests, metric_key=key if task.options["metric"] else b"")
+            wire.KeyedSample(
+                sample=number, requests=requests, metric_key=key if task.options["metric"] else b""
+            )
         )
     return found
 
@@ -92,7 +99,9 @@ class World:
         self.config, self.folder = config, config.folder
         self.port = 0
         self.epoch = 0
-        self.committed: set[tuple[str, bytes]] = set()  # (weights, key) that an engine saw acknowledged
+        self.committed: set[tuple[str, bytes]] = (
+            set()
+        )  # (weights, key) that an engine saw acknowledged
         self.answered = Counter()
         self.measured = Counter()
         self.outcomes: dict[tuple[int, int], wire.TaskOutcome] = {}
@@ -158,7 +167,11 @@ class World:
                 if not one.error
             }
             for request in filter(None, map(live._book.request, action.requests)):
-                others = (seat.asked for seat in live._fleet.seats.values() if seat.number != action.engine)
+                others = (
+                    seat.asked
+                    for seat in live._fleet.seats.values()
+                    if seat.number != action.engine
+                )
                 is_doubled = any(request.key in asked for asked in others)
                 if (f"weights {request.model}", request.key) in self.committed or (
                     (request.model, request.key) in finished and not is_doubled
@@ -239,10 +252,16 @@ class World:
         async for message in line.messages():
             match message:
                 case wire.Welcome():
-                    line.send(wire.NodeReport(host="here", cores=2, memory_bytes=1, gpus=0, store="here:1"))
+                    line.send(
+                        wire.NodeReport(
+                            host="here", cores=2, memory_bytes=1, gpus=0, store="here:1"
+                        )
+                    )
                     for one in fetched.values():
                         line.send(one)
-                case wire.FetchModel(model=model) if place in self.no_route and model in self.lost_models:
+                case wire.FetchModel(model=model) if (
+                    place in self.no_route and model in self.lost_models
+                ):
                     self.refused.append(place)
                     line.send(wire.FetchFailed(model=model, why="There is no route."))
                 case wire.FetchModel(model=model):
@@ -262,10 +281,14 @@ class World:
                 case wire.StartEngine(name=name):
                     if name not in started or started[name].done():
                         self.engines[name] = FakeEngine(self, name, place)
-                        started[name] = self.engines[name].task = self.spawn(self.engines[name].run())
+                        started[name] = self.engines[name].task = self.spawn(
+                            self.engines[name].run()
+                        )
                         started[name].add_done_callback(partial(ended, name))
                 case wire.StopEngine(name=name):
-                    if name in started:  # as the agent: of one that it was told to end it does not say so
+                    if (
+                        name in started
+                    ):  # as the agent: of one that it was told to end it does not say so
                         started.pop(name).cancel()
                         self.engines[name].die()
 
@@ -308,7 +331,9 @@ class FakeEngine:
 
     async def run(self):
         self.world.pids += 1
-        self.line = self.world.line("engine", self.name, self.model, node=self.place, pid=self.world.pids)
+        self.line = self.world.line(
+            "engine", self.name, self.model, node=self.place, pid=self.world.pids
+        )
         working = self.world.spawn(self.work())
         try:
             async for message in self.line.messages():
@@ -324,12 +349,16 @@ class FakeEngine:
                 for done in self.unacked:
                     self.line.send(done)
                 if self.serving:
-                    held = wire.Holding(model=self.serving.model, keys=[key for key, _ in self.held])
+                    held = wire.Holding(
+                        model=self.serving.model, keys=[key for key, _ in self.held]
+                    )
                     self.line.send(held)
             case wire.Serve():
                 how = "swap" if self.serving and not message.fresh else "load"
                 self.folder = message.folder
-                canary = float(message.model) + (0.5 if how == "swap" and self.name in self.world.bad_swaps else 0.0)
+                canary = float(message.model) + (
+                    0.5 if how == "swap" and self.name in self.world.bad_swaps else 0.0
+                )
                 said = wire.Serving(
                     model=message.model,
                     how=how,
@@ -342,7 +371,9 @@ class FakeEngine:
                 self.line.send(said)
                 self.serving = msgspec.structs.replace(said, kept=True)
             case wire.AskEngine():
-                if self.serving is None or message.model != self.serving.model:  # as the worker does
+                if (
+                    self.serving is None or message.model != self.serving.model
+                ):  # as the worker does
                     self.line.send(wire.GivenBack(keys=[key for key, _ in message.requests]))
                     return
                 mine = {key for key, _ in self.held}
@@ -357,7 +388,9 @@ class FakeEngine:
             case wire.Acked(number=number):
                 for done in [one for one in self.unacked if one.number <= number]:
                     self.unacked.remove(done)
-                    self.world.committed |= {(self.folder_of(done), one.key) for one in done.done if not one.error}
+                    self.world.committed |= {
+                        (self.folder_of(done), one.key) for one in done.done if not one.error
+                    }
 
     def model(self):
         return self.serving.model if self.serving else -1
@@ -383,8 +416,12 @@ class FakeEngine:
                 self.world.answered[key] += 1
                 self.number += 1
                 body = encode_answer(answer_to(key, self.folder))
-                one = wire.DoneRequest(key=key, body=body, new_tokens=1, started_s=0.0, finished_s=0.001)
-                done = wire.Done(number=self.number, model=self.serving.model, done=[one], now_s=0.001)
+                one = wire.DoneRequest(
+                    key=key, body=body, new_tokens=1, started_s=0.0, finished_s=0.001
+                )
+                done = wire.Done(
+                    number=self.number, model=self.serving.model, done=[one], now_s=0.001
+                )
                 self.unacked.append(done)
                 self.line.send(done)
             self.gate.clear()
@@ -404,7 +441,9 @@ class FakeHost:
             match message:
                 case wire.Prepare(entries=entries):
                     missing = [one.name for one in entries if one.name == "missing"]
-                    self.line.send(wire.Prepared(error="There is no task 'missing'." if missing else ""))
+                    self.line.send(
+                        wire.Prepared(error="There is no task 'missing'." if missing else "")
+                    )
                 case wire.RunTask():
                     place = (message.facts.model, message.task)
                     if place not in self.clients or self.clients[place].done():
@@ -414,7 +453,11 @@ class FakeHost:
                 case wire.MeasureSample():
                     self.world.measured[message.metric_key] += 1
                     measured = b"%d" % sum(map(len, message.answers))
-                    self.line.send(wire.SampleMeasured(metric_key=message.metric_key, measured=measured, seconds=0.001))
+                    self.line.send(
+                        wire.SampleMeasured(
+                            metric_key=message.metric_key, measured=measured, seconds=0.001
+                        )
+                    )
 
     async def said(self, line):
         try:
@@ -425,7 +468,9 @@ class FakeHost:
 
     async def client(self, run: wire.RunTask):
         model, task = run.facts.model, run.task
-        line = self.world.line("client", f"client-{model}-{task}", node=self.place, model=model, task=task)
+        line = self.world.line(
+            "client", f"client-{model}-{task}", node=self.place, model=model, task=task
+        )
         if run.entry.name == "raises":
             await asyncio.sleep(0)
             self.line.send(wire.TaskEnded(model=model, task=task, error="ValueError: it raises"))
@@ -437,7 +482,11 @@ class FakeHost:
                 case wire.Welcome():
                     left = [one for one in wanted if one.sample not in answered]
                     for start in range(0, len(left), 7):
-                        line.send(wire.Submit(samples=left[start : start + 7], final=start + 7 >= len(left)))
+                        line.send(
+                            wire.Submit(
+                                samples=left[start : start + 7], final=start + 7 >= len(left)
+                            )
+                        )
                 case wire.Answers(samples=samples):
                     answered |= {one.sample: one for one in samples}
             if len(answered) == len(wanted):
@@ -450,5 +499,10 @@ class FakeHost:
         while not self.line.is_connected:
             await asyncio.sleep(0.01)
         self.line.send(
-            wire.TaskEnded(model=model, task=task, result=None if errors else result, error=errors[0] if errors else "")
+            wire.TaskEnded(
+                model=model,
+                task=task,
+                result=None if errors else result,
+                error=errors[0] if errors else "",
+            )
         )

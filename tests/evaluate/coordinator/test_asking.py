@@ -16,7 +16,15 @@ QUESTION, REQUEST = b"asked for two models", 7
 @pytest.fixture
 def world():
     """An engine that serves model 1 and was asked the question for it."""
-    seat = Seat(name="engine", place=0, node=0, ordered_s=0.0, number=3, serving=1, asked={QUESTION: REQUEST})
+    seat = Seat(
+        name="engine",
+        place=0,
+        node=0,
+        ordered_s=0.0,
+        number=3,
+        serving=1,
+        asked={QUESTION: REQUEST},
+    )
     book = SimpleNamespace(request_of=lambda _model, _key: None)
     emitted, committed = [], []
     asking = Asking(
@@ -31,7 +39,9 @@ def world():
         now_s=lambda: 0.0,
     )
     peer = SimpleNamespace(hello=SimpleNamespace(name="engine"))
-    return SimpleNamespace(asking=asking, peer=peer, seat=seat, emitted=emitted, committed=committed)
+    return SimpleNamespace(
+        asking=asking, peer=peer, seat=seat, emitted=emitted, committed=committed
+    )
 
 
 def done(model):
@@ -39,7 +49,9 @@ def done(model):
     return Done(number=1, model=model, done=[one], now_s=0.0)
 
 
-def test_an_answer_that_is_said_again_for_the_model_before_leaves_the_question_for_this_one_open(world):
+def test_an_answer_that_is_said_again_for_the_model_before_leaves_the_question_for_this_one_open(
+    world,
+):
     world.asking.done(world.peer, done(model=0))
     assert world.seat.asked == {QUESTION: REQUEST}
     assert world.emitted == []
@@ -53,7 +65,9 @@ def test_an_answer_for_this_model_frees_the_engine_also_when_another_was_faster(
 
 
 @pytest.mark.parametrize(("model", "comes_back"), [(0, True), (1, False)])
-def test_what_is_held_for_the_model_before_is_not_what_was_asked_for_this_one(world, model, comes_back):
+def test_what_is_held_for_the_model_before_is_not_what_was_asked_for_this_one(
+    world, model, comes_back
+):
     world.asking.holding(world.peer, Holding(model=model, keys=[QUESTION]))
     expected = [Recalled(now_s=0.0, engine=3, requests=(REQUEST,))] if comes_back else []
     assert world.emitted == expected

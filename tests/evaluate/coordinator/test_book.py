@@ -12,7 +12,9 @@ from holdfast.evaluate.requests import Request, keyed, pack_tokens
 
 
 def request(*tokens):
-    return keyed(Request(kind="loglikelihood", prompt=pack_tokens(tokens), continuation=pack_tokens([1])))
+    return keyed(
+        Request(kind="loglikelihood", prompt=pack_tokens(tokens), continuation=pack_tokens([1]))
+    )
 
 
 def sample(number, *requests, metric_key=b""):
@@ -107,7 +109,9 @@ def test_what_nobody_waits_for_any_more_is_another_request_when_it_is_asked_agai
 
 
 def test_nothing_of_a_model_that_ended_stays_on_the_disk(book, answers, tmp_path):
-    bodies = lambda: sum(entry.stat().st_size for entry in os.scandir("/proc/self/fd") if _is_in(entry, tmp_path))  # noqa: E731
+    bodies = lambda: sum(  # noqa: E731
+        entry.stat().st_size for entry in os.scandir("/proc/self/fd") if _is_in(entry, tmp_path)
+    )
     book.add(0, 0, sample(0, request(*range(1000))), answers)
     kept = book.add(1, 0, sample(0, request(1)), answers).missing_requests[0]
     before = bodies()
@@ -125,6 +129,10 @@ def _is_in(descriptor, folder):
 
 def test_a_metric_is_kept_under_its_key_and_its_answers():
     assert measured_key(b"m", [b"a", b"b"]) == measured_key(b"m", [b"a", b"b"])
-    different = [measured_key(b"m", [b"ab"]), measured_key(b"m", [b"a", b"c"]), measured_key(b"n", [b"a", b"b"])]
+    different = [
+        measured_key(b"m", [b"ab"]),
+        measured_key(b"m", [b"a", b"c"]),
+        measured_key(b"n", [b"a", b"b"]),
+    ]
     assert measured_key(b"m", [b"a", b"b"]) not in different
     assert len(set(different)) == 3

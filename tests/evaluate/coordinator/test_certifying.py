@@ -32,7 +32,9 @@ class Small:
 
     def __init__(self, tmp_path, spare_on=None, has_model=(0, 1)):
         self.nodes = {f"node-{number}": node(number) for number in (0, 1)}
-        self.seats = {f"node-{one}/0": seat(f"node-{one}/0", one, serving=0, number=one) for one in (0, 1)}
+        self.seats = {
+            f"node-{one}/0": seat(f"node-{one}/0", one, serving=0, number=one) for one in (0, 1)
+        }
         if spare_on is not None:
             self.seats[SPARE] = seat(SPARE, spare_on)
         folders = dict.fromkeys(has_model, "/there")
@@ -40,7 +42,9 @@ class Small:
             Model(added=model(0), canary=[0.0], folders={0: "/there", 1: "/there"}),
             Model(added=model(1), folders=folders),
         ]
-        self.certifying = Certifying(config(tmp_path, []), self.nodes, self.seats, lambda: self.models)
+        self.certifying = Certifying(
+            config(tmp_path, []), self.nodes, self.seats, lambda: self.models
+        )
 
     def home_at(self, now_s):
         home = self.certifying.new_home(now_s)
@@ -139,7 +143,9 @@ def test_swaps_are_certified_after_the_node_of_the_spare_engine_is_gone_for_good
         agent = world.line("node", "node-0", node=0)
         async for message in agent.messages():
             if isinstance(message, wire.Welcome):
-                agent.send(wire.NodeReport(host="here", cores=2, memory_bytes=1, gpus=0, store="here:1"))
+                agent.send(
+                    wire.NodeReport(host="here", cores=2, memory_bytes=1, gpus=0, store="here:1")
+                )
             elif message == wire.StopEngine(name=SPARE):
                 break
         await world.end()

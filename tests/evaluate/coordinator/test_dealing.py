@@ -25,13 +25,17 @@ class Cluster:
     def __init__(self, folder, *nodes, **changes):
         self.models = Models(folder / "models")
         self.nodes, self.said = {}, {number: [] for number in nodes}
-        self.dealing = Dealing(config(folder, [], nodes=len(nodes), gather_s=10.0, **changes), self.models, self.nodes)
+        self.dealing = Dealing(
+            config(folder, [], nodes=len(nodes), gather_s=10.0, **changes), self.models, self.nodes
+        )
         for number in nodes:
             self.join(number)
 
     def join(self, number):
         peer = SimpleNamespace(send=self.said[number].append)
-        report = wire.NodeReport(host="here", cores=1, memory_bytes=1, gpus=0, store=f"here:{number}")
+        report = wire.NodeReport(
+            host="here", cores=1, memory_bytes=1, gpus=0, store=f"here:{number}"
+        )
         self.nodes[f"node-{number}"] = Node(
             number=number, name=f"node-{number}", peer=peer, joined_s=0.0, report=report
         )
@@ -66,7 +70,11 @@ class Cluster:
 
     def rates(self, node):
         """What a node was told since it was asked last: (model, MiB/s)."""
-        found = [(one.model, one.max_read_mib_s) for one in self.said[node] if isinstance(one, wire.FetchModel)]
+        found = [
+            (one.model, one.max_read_mib_s)
+            for one in self.said[node]
+            if isinstance(one, wire.FetchModel)
+        ]
         self.said[node].clear()
         return found
 
@@ -75,7 +83,8 @@ class Cluster:
         found = {}
         for number, said in self.said.items():
             found[number] = [
-                (one.model, one.owners) if isinstance(one, wire.FetchModel) else -one.model for one in said
+                (one.model, one.owners) if isinstance(one, wire.FetchModel) else -one.model
+                for one in said
             ]
             said.clear()
         return found
@@ -128,7 +137,9 @@ def test_where_the_other_has_ended_meanwhile_it_is_told_again_after_the_release(
 
 def test_what_a_node_still_holds_of_a_model_that_ended_is_released_once_more(one):
     one.end(0)
-    one.dealing.failed(one.nodes["node-0"], one.models.get(1), wire.FetchFailed(model=1, why="", beside=[0]))
+    one.dealing.failed(
+        one.nodes["node-0"], one.models.get(1), wire.FetchFailed(model=1, why="", beside=[0])
+    )
     assert one.told()[0][-1] == 0
 
 
@@ -140,7 +151,9 @@ def test_another_node_reads_for_one_that_waits_for_memory(two):
     assert two.told() == {0: [], 1: [(1, [1] * 4)]}
     two.failed(1, 1, beside=[0])
     two.end(0)
-    assert two.told() == {0: [0, (1, [0, 1, 0, 1])], 1: [0, (1, [0, 1, 0, 1])]}, "and if all waited, all read"
+    assert two.told() == {0: [0, (1, [0, 1, 0, 1])], 1: [0, (1, [0, 1, 0, 1])]}, (
+        "and if all waited, all read"
+    )
 
 
 def test_a_node_that_failed_reads_no_more_and_may_have_it_from_the_others(two):
@@ -154,7 +167,9 @@ def test_a_node_that_failed_reads_no_more_and_may_have_it_from_the_others(two):
 
 def test_it_fails_with_all_reasons_when_all_nodes_failed(two):
     two.failed(0, 0, "No route.")
-    assert two.failed(1, 0, "No key.") == "No node can have model 0. Node 0: No route. Node 1: No key."
+    assert (
+        two.failed(1, 0, "No key.") == "No node can have model 0. Node 0: No route. Node 1: No key."
+    )
 
 
 def test_one_reason_of_all_nodes_is_said_once(two):

@@ -52,7 +52,12 @@ class Small:
         self.fleet.node_reported(self.node, report)
         for number in (0, 1):
             fetched = wire.ModelFetched(
-                model=number, folder="/there", digest=digest(number), remote_bytes=1, peer_bytes=0, seconds=0.0
+                model=number,
+                folder="/there",
+                digest=digest(number),
+                remote_bytes=1,
+                peer_bytes=0,
+                seconds=0.0,
             )
             self.fleet.fetched(self.node, fetched)
         self.start_engine()
@@ -65,7 +70,9 @@ class Small:
             self.fleet.release(model)
 
     def serve_failed(self, number, **more):
-        self.fleet.serve_failed(self.engine, wire.ServeFailed(model=number, why="It is torn.", **more))
+        self.fleet.serve_failed(
+            self.engine, wire.ServeFailed(model=number, why="It is torn.", **more)
+        )
 
     def start_engine(self):
         self.engine = Peer("engine", "node-0/0", pid=len(self.events) + 1)
@@ -76,7 +83,13 @@ class Small:
 
     def serving(self, number, how, canary=0.0):
         said = wire.Serving(
-            model=number, how=how, seconds=0.0, numerics="n", max_length=8, curve=CURVE, canary=[canary]
+            model=number,
+            how=how,
+            seconds=0.0,
+            numerics="n",
+            max_length=8,
+            curve=CURVE,
+            canary=[canary],
         )
         self.fleet.serving(self.engine, said)
 
@@ -119,8 +132,12 @@ def test_an_engine_that_was_loading_what_ended_meanwhile_goes_on(small):
     small = small("beside")
     small.swap_to(1)
     ended = small.models.get(1)
-    small.models.end(ended, wire.ModelOutcome(model=1, error="a newer checkpoint came", is_stale=True))
-    small.fleet.serve_failed(small.engine, wire.ServeFailed(model=1, why="its files are gone", restart=False))
+    small.models.end(
+        ended, wire.ModelOutcome(model=1, error="a newer checkpoint came", is_stale=True)
+    )
+    small.fleet.serve_failed(
+        small.engine, wire.ServeFailed(model=1, why="its files are gone", restart=False)
+    )
     assert small.asked() == [0, 1, 0]
 
 
@@ -188,7 +205,9 @@ def test_weights_that_are_others_than_in_an_earlier_life_are_refused(tmp_path):
 
 def test_weights_that_change_while_they_are_read_are_refused(small):
     small = small("beside")
-    fetched = wire.ModelFetched(model=1, folder="/there", digest="x", remote_bytes=1, peer_bytes=0, seconds=0.0)
+    fetched = wire.ModelFetched(
+        model=1, folder="/there", digest="x", remote_bytes=1, peer_bytes=0, seconds=0.0
+    )
     small.fleet.fetched(small.node, fetched)
     ((number, why, _),) = small.failures
     assert number == 1
@@ -218,7 +237,9 @@ def test_an_engine_that_hangs_before_it_dials_is_ended(small):
 def test_an_engine_that_spans_more_gpus_than_a_node_has_is_refused_in_a_sentence(tmp_path):
     failed = []
     fleet = Fleet(
-        msgspec.structs.replace(config(tmp_path, []), spec=EngineSpec(kind="vllm", tensor_parallel=4)),
+        msgspec.structs.replace(
+            config(tmp_path, []), spec=EngineSpec(kind="vllm", tensor_parallel=4)
+        ),
         FakeClock(),
         Models(tmp_path / "models"),
         emit=lambda _event: None,
@@ -229,7 +250,9 @@ def test_an_engine_that_spans_more_gpus_than_a_node_has_is_refused_in_a_sentence
     )
     node = Peer("node", "node-0")
     fleet.node_joined(node)
-    fleet.node_reported(node, wire.NodeReport(host="gpu-7", cores=1, memory_bytes=1, gpus=2, store="here:1"))
+    fleet.node_reported(
+        node, wire.NodeReport(host="gpu-7", cores=1, memory_bytes=1, gpus=2, store="here:1")
+    )
     why = "gpu-7 has 2 GPUs, and an engine is to span 4. Give --tp 2 or less, or nodes with more."
     assert failed == [(None, why, True)]
     assert not fleet.seats

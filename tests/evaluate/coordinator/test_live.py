@@ -204,7 +204,9 @@ def test_what_a_model_cost_is_written_before_its_end_is_told(tmp_path):
 
 def test_a_newer_model_drops_the_one_that_no_engine_has_begun(tmp_path):
     async def scenario():
-        world = World(config(tmp_path, ENTRIES, engines_per_node=1, is_stream=True, drop_stale=True))
+        world = World(
+            config(tmp_path, ENTRIES, engines_per_node=1, is_stream=True, drop_stale=True)
+        )
         await world.start()
         world.silent = {"node-0/0"}  # it never ends what it has begun
         world.spawn(world.command(model(0), finish=False))
@@ -229,7 +231,9 @@ def test_a_newer_model_drops_the_one_that_no_engine_has_begun(tmp_path):
 
 def test_a_coordinator_that_was_started_anew_drops_nothing_that_it_is_told_again(tmp_path):
     async def scenario():
-        world = World(config(tmp_path, ENTRIES, engines_per_node=1, is_stream=True, drop_stale=True))
+        world = World(
+            config(tmp_path, ENTRIES, engines_per_node=1, is_stream=True, drop_stale=True)
+        )
         await world.start()
         world.silent = {"node-0/0"}
         world.spawn(world.command(model(0), finish=False))
@@ -288,7 +292,11 @@ def test_a_model_that_no_node_can_have_fails_with_the_reason_and_the_next_goes_o
 def test_whoever_is_killed_at_whatever_moment_the_scores_are_the_same(tmp_path, seed):
     """Coordinator, engines, hosts and clients lose their lines or their lives; nothing committed is done again."""
     chance = random.Random(seed)
-    entries = [entry("choices", 60, requests=4), entry("generated", 60, kind="generate"), entry("m", 40, metric=True)]
+    entries = [
+        entry("choices", 60, requests=4),
+        entry("generated", 60, kind="generate"),
+        entry("m", 40, metric=True),
+    ]
 
     async def scenario():
         # On a slow machine, too, engines that live are heard before what they have is asked of others.

@@ -23,10 +23,14 @@ class World:
         self.answers, self.metrics = Journal(folder, "answers"), Journal(folder, "metrics")
         self.answers.commit([(ASKED.key, encode_answer(Answer(logprob=-1.0, text=text)))])
         self.book = Book(folder)
-        host = SimpleNamespace(peer=SimpleNamespace(hello=SimpleNamespace(name="host-0"), send=self.sent.append))
+        host = SimpleNamespace(
+            peer=SimpleNamespace(hello=SimpleNamespace(name="host-0"), send=self.sent.append)
+        )
         model = SimpleNamespace(answers=self.answers, metrics=self.metrics)
         models = SimpleNamespace(get=lambda _number: model)
-        tasks = SimpleNamespace(able_host=lambda _model, _node: (host, None), host_on=lambda _node: host)
+        tasks = SimpleNamespace(
+            able_host=lambda _model, _node: (host, None), host_on=lambda _node: host
+        )
         client = SimpleNamespace(send=self.delivered.append)
         self.delivery = Delivery(self.book, models, lambda _place: client)
         self.measurements = Measurements(
@@ -39,7 +43,12 @@ class World:
             now_s=lambda: 0.0,
         )
         self.samples = [
-            self.book.add(0, 0, wire.KeyedSample(sample=place, requests=[ASKED], metric_key=b"m"), self.answers)
+            self.book.add(
+                0,
+                0,
+                wire.KeyedSample(sample=place, requests=[ASKED], metric_key=b"m"),
+                self.answers,
+            )
             for place in (0, 1)
         ]
 

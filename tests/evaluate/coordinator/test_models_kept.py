@@ -22,7 +22,10 @@ def models(tmp_path):
 
 def test_what_the_weights_were_and_said_is_known_to_the_next_life(models, tmp_path):
     again = Models(tmp_path)
-    assert [(model.digest, model.canary) for model in again] == [("digest 0", [0.0]), ("digest 1", [1.0])]
+    assert [(model.digest, model.canary) for model in again] == [
+        ("digest 0", [0.0]),
+        ("digest 1", [1.0]),
+    ]
 
 
 def test_a_digest_that_the_command_gives_needs_no_file(tmp_path):

@@ -116,7 +116,9 @@ class Handler(BaseHTTPRequestHandler):
             case None:
                 self.answer(body)
             case "cut":
-                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                self.connection.setsockopt(
+                    socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0)
+                )
                 self.close_connection = True
                 self.connection.close()
             case "hang":
@@ -135,9 +137,13 @@ class Handler(BaseHTTPRequestHandler):
             return
         match self.path:
             case "/v1/completions" if body["model"] != server.model:
-                self.reply({"error": {"message": f"The model {body['model']} does not exist."}}, 404)
+                self.reply(
+                    {"error": {"message": f"The model {body['model']} does not exist."}}, 404
+                )
             case "/v1/completions":
-                self.reply({"choices": [self.complete(body)], "usage": {"completion_tokens": TOKENS}})
+                self.reply(
+                    {"choices": [self.complete(body)], "usage": {"completion_tokens": TOKENS}}
+                )
             case "/v1/chat/completions":
                 content = text_of(body["messages"][-1]["content"])
                 message = {"role": "assistant", "content": content}
@@ -158,16 +164,29 @@ class Handler(BaseHTTPRequestHandler):
         if not body.get("echo"):
             ids = {"token_ids": list(range(7, 7 + TOKENS))} if self.server.token_ids else {}
             return {"text": text_of(prompt), "finish_reason": "length", **ids}
-        pieces = prompt if isinstance(prompt, list) else [prompt[at : at + 3] for at in range(0, len(prompt), 3)]
-        values = [None] + [logprob_of(self.server.weights, pieces, place) for place in range(1, len(pieces))] + [-0.5]
+        pieces = (
+            prompt
+            if isinstance(prompt, list)
+            else [prompt[at : at + 3] for at in range(0, len(prompt), 3)]
+        )
+        values = (
+            [None]
+            + [logprob_of(self.server.weights, pieces, place) for place in range(1, len(pieces))]
+            + [-0.5]
+        )
         # A token whose value is above -4 is the likeliest there.
-        tops = [None] + [{"a": value if value > -4 else value + 1, "b": -99.0} for value in values[1:]]
+        tops = [None] + [
+            {"a": value if value > -4 else value + 1, "b": -99.0} for value in values[1:]
+        ]
         offsets = (
             [sum(len(piece) for piece in pieces[:place]) for place in range(len(pieces) + 1)]
             if isinstance(prompt, str)
             else []
         )
-        return {"logprobs": {"token_logprobs": values, "top_logprobs": tops, "text_offset": offsets}, "text": ""}
+        return {
+            "logprobs": {"token_logprobs": values, "top_logprobs": tops, "text_offset": offsets},
+            "text": "",
+        }
 
 
 def weights_of(folder):

@@ -11,10 +11,22 @@ from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.coordinator.journal import Journal
 from holdfast.evaluate.engines.pulse import Pulse
 from holdfast.evaluate.engines.simulated import simulated_answer
-from holdfast.evaluate.requests import Request, Sampling, decode_answer, encode_answer, keyed, pack_tokens
+from holdfast.evaluate.requests import (
+    Request,
+    Sampling,
+    decode_answer,
+    encode_answer,
+    keyed,
+    pack_tokens,
+)
 from holdfast.testing import FakeClock
 
-FAST = {"request_s": 0.0, "step_base_s": 0.0005, "step_sequence_s": 0.0, "prefill_tokens_per_s": 1e9}
+FAST = {
+    "request_s": 0.0,
+    "step_base_s": 0.0005,
+    "step_sequence_s": 0.0,
+    "prefill_tokens_per_s": 1e9,
+}
 PATIENCE_S = 20.0
 
 
@@ -73,8 +85,22 @@ class Coordinator:
         spec = json.dumps(spec or {"kind": kind, "max_batch": 4, "options": FAST | options})
         process = await asyncio.create_subprocess_exec(
             sys.executable,
-            *("-m", "holdfast.evaluate.engines.worker", "--name", "0/0", "--node", "0", "--spec", spec, *arguments),
-            env={**os.environ, wire.ENV_ADDRESS: f"127.0.0.1:{self.port}", wire.ENV_TOKEN: "secret"},
+            *(
+                "-m",
+                "holdfast.evaluate.engines.worker",
+                "--name",
+                "0/0",
+                "--node",
+                "0",
+                "--spec",
+                spec,
+                *arguments,
+            ),
+            env={
+                **os.environ,
+                wire.ENV_ADDRESS: f"127.0.0.1:{self.port}",
+                wire.ENV_TOKEN: "secret",
+            },
             stderr=asyncio.subprocess.PIPE,
         )
         self._processes.append(process)
@@ -107,7 +133,9 @@ def generation(seed, new_tokens=3):
 
 
 def ask(*requests, model=0):
-    return wire.AskEngine(model=model, requests=[(keyed(one).key, keyed(one).body) for one in requests])
+    return wire.AskEngine(
+        model=model, requests=[(keyed(one).key, keyed(one).body) for one in requests]
+    )
 
 
 async def answers_of(connection, count):
@@ -164,7 +192,10 @@ def test_a_cut_line_loses_nothing_and_what_is_committed_is_not_said_again(tmp_pa
             await coordinator.worker()
             first = await coordinator.connection()
             await first.serve(tmp_path)
-            early, late = [generation(seed) for seed in range(5)], [generation(seed) for seed in range(5, 10)]
+            early, late = (
+                [generation(seed) for seed in range(5)],
+                [generation(seed) for seed in range(5, 10)],
+            )
             first.send(ask(*early))
             _, number = await answers_of(first, 5)
             first.send(wire.Acked(number=number))
@@ -185,7 +216,9 @@ def test_a_cut_line_loses_nothing_and_what_is_committed_is_not_said_again(tmp_pa
             found, last = await answers_of(third, 5)
             assert found == expected(*late)
             third.send(wire.Acked(number=last))
-            third.send(ask(*early))  # asked anew by one that has forgotten: done again, and only that is said
+            third.send(
+                ask(*early)
+            )  # asked anew by one that has forgotten: done again, and only that is said
             found, _ = await answers_of(third, 5)
             assert found == expected(*early)
 
@@ -238,7 +271,9 @@ def test_what_is_not_begun_is_given_back(tmp_path):
 def test_answers_that_nobody_fetches_are_kept_in_the_journal(tmp_path):
     async def scenario():
         async with Coordinator() as coordinator:
-            process = await coordinator.worker("--linger", "0.2", "--keep", str(tmp_path / "journals"))
+            process = await coordinator.worker(
+                "--linger", "0.2", "--keep", str(tmp_path / "journals")
+            )
             connection = await coordinator.connection()
             serving = await connection.serve(tmp_path)
             requests = [generation(seed, 300) for seed in range(6)]
@@ -250,7 +285,9 @@ def test_answers_that_nobody_fetches_are_kept_in_the_journal(tmp_path):
             assert await end_of(process) == (0, "")
             journal = Journal(tmp_path / "journals", f"d0\n{serving.numerics}")
             for request in requests:
-                assert journal.get(keyed(request).key) == encode_answer(simulated_answer(request, 300))
+                assert journal.get(keyed(request).key) == encode_answer(
+                    simulated_answer(request, 300)
+                )
             journal.close()
 
     asyncio.run(scenario())
@@ -285,10 +322,23 @@ def test_it_ends_with_its_parent(tmp_path):
     async def scenario():
         async with Coordinator() as coordinator:
             spec = json.dumps({"kind": "simulated", "options": FAST})
-            command = ("-m", "holdfast.evaluate.engines.worker", "--name", "0/0", "--node", "0", "--spec", spec)
+            command = (
+                "-m",
+                "holdfast.evaluate.engines.worker",
+                "--name",
+                "0/0",
+                "--node",
+                "0",
+                "--spec",
+                spec,
+            )
             parent = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-c", starter, sys.executable, *command),
-                env={**os.environ, wire.ENV_ADDRESS: f"127.0.0.1:{coordinator.port}", wire.ENV_TOKEN: "secret"},
+                env={
+                    **os.environ,
+                    wire.ENV_ADDRESS: f"127.0.0.1:{coordinator.port}",
+                    wire.ENV_TOKEN: "secret",
+                },
                 stdout=asyncio.subprocess.PIPE,
             )
             connection = await coordinator.connection()
@@ -329,7 +379,9 @@ def test_an_engine_that_hangs_is_not_alive(tmp_path):
             connection = await coordinator.connection()
             await connection.serve(tmp_path)
             for _ in range(3):  # idle, it lives
-                assert isinstance(await asyncio.wait_for(wire.read(connection.reader), PATIENCE_S), wire.Alive)
+                assert isinstance(
+                    await asyncio.wait_for(wire.read(connection.reader), PATIENCE_S), wire.Alive
+                )
             connection.send(ask(generation(1), generation(2)))
             with pytest.raises(TimeoutError):
                 await connection.end_of_life()
@@ -363,7 +415,11 @@ def test_what_is_no_request_is_an_error_of_its_own(tmp_path):
             connection = await coordinator.connection()
             await connection.serve(tmp_path)
             good = generation(1)
-            connection.send(wire.AskEngine(model=0, requests=[(b"bad", b"\xff"), (keyed(good).key, keyed(good).body)]))
+            connection.send(
+                wire.AskEngine(
+                    model=0, requests=[(b"bad", b"\xff"), (keyed(good).key, keyed(good).body)]
+                )
+            )
             said = {}
             while len(said) < 2:
                 said |= {one.key: one for one in (await connection.expect(wire.Done)).done}
@@ -390,14 +446,21 @@ def test_a_stranger_is_told_to_end(tmp_path):
 def test_a_model_is_loaded_answers_and_is_swapped_through_the_line(models):
     async def scenario():
         async with Coordinator() as coordinator:
-            process = await coordinator.worker("--linger", "5", spec={"kind": "hf", "device": "cpu", "threads": 1})
+            process = await coordinator.worker(
+                "--linger", "5", spec={"kind": "hf", "device": "cpu", "threads": 1}
+            )
             connection = await coordinator.connection()
             loaded = await connection.serve(models["llama"])
             assert loaded.numerics.startswith("hf exact float32")
             assert (loaded.max_length, loaded.curve.max_batch, len(loaded.canary)) == (96, 1, 8)
             sampling = Sampling(max_new_tokens=5)
-            good = [Request(kind="generate", prompt=pack_tokens([5, one]), sampling=sampling) for one in range(3)]
-            bad = Request(kind="loglikelihood", prompt=pack_tokens([5, 10**6]), continuation=pack_tokens([5]))
+            good = [
+                Request(kind="generate", prompt=pack_tokens([5, one]), sampling=sampling)
+                for one in range(3)
+            ]
+            bad = Request(
+                kind="loglikelihood", prompt=pack_tokens([5, 10**6]), continuation=pack_tokens([5])
+            )
             connection.send(ask(good[0], bad, *good[1:]))
             said = {}
             while len(said) < 4:

@@ -31,7 +31,9 @@ LLAMA_70B = LLAMA_8B | {
 
 def test_a_known_model_has_its_known_size():
     fit = fits(LLAMA_8B, EngineSpec(kind="vllm"), 80 * GIB)
-    assert fit.weights_bytes == pytest.approx(8.03e9 * 2, rel=0.01)  # its parameters, by its model card
+    assert fit.weights_bytes == pytest.approx(
+        8.03e9 * 2, rel=0.01
+    )  # its parameters, by its model card
     assert fit.kv_token_bytes == 2 * 32 * 8 * 128 * 2
     assert fit.max_length == 8192
     assert fit.tokens == int((80 * GIB * 0.9 - fit.weights_bytes) // fit.kv_token_bytes)
@@ -49,7 +51,9 @@ def test_what_does_not_fit_names_the_tensor_parallelism_that_would():
 
 
 def test_dtype_and_length_of_the_spec_count():
-    half, full = (fits(LLAMA_8B, EngineSpec(dtype=dtype), 80 * GIB) for dtype in ("auto", "float32"))
+    half, full = (
+        fits(LLAMA_8B, EngineSpec(dtype=dtype), 80 * GIB) for dtype in ("auto", "float32")
+    )
     assert full.weights_bytes == 2 * half.weights_bytes
     assert full.kv_token_bytes == 2 * half.kv_token_bytes
     assert fits(LLAMA_8B, EngineSpec(max_length=100), 80 * GIB).batch > 80 * half.batch
@@ -70,7 +74,9 @@ def test_a_folder_is_measured_by_its_headers(models):
     assert fits(folder, EngineSpec(dtype="bfloat16"), GIB).weights_bytes * 2 == fit.weights_bytes
     assert fit.max_length == 96
     config = json.loads((folder / "config.json").read_text())
-    assert fits(config, EngineSpec(), GIB).weights_bytes == pytest.approx(fit.weights_bytes, rel=0.02)
+    assert fits(config, EngineSpec(), GIB).weights_bytes == pytest.approx(
+        fit.weights_bytes, rel=0.02
+    )
     with pytest.raises(BadUse, match="MiB"):
         fits(folder, EngineSpec(), fit.weights_bytes)
 
@@ -82,7 +88,5 @@ def test_a_folder_without_a_config_is_said(tmp_path):
 
 @pytest.mark.parametrize("module", ["fit", "simulated", "worker", "openai", "vllm"])
 def test_what_does_not_compute_does_not_import_torch(module):
-    code = (
-        f"import sys, holdfast.evaluate.engines.{module}; sys.exit('torch' in sys.modules or 'aiohttp' in sys.modules)"
-    )
+    code = f"import sys, holdfast.evaluate.engines.{module}; sys.exit('torch' in sys.modules or 'aiohttp' in sys.modules)"  # noqa: E501
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -14,7 +14,9 @@ from holdfast.evaluate.requests import Request, Sampling, pack_tokens
 def engines(request, models):
     made = []
     for mode in ("exact", "free"):
-        engine = TransformersEngine(EngineSpec(device="cpu", threads=1, mode=mode, max_batch=6 * (mode == "free")))
+        engine = TransformersEngine(
+            EngineSpec(device="cpu", threads=1, mode=mode, max_batch=6 * (mode == "free"))
+        )
         engine.load(models[request.param])
         made.append(engine)
     return made
@@ -39,7 +41,13 @@ def requests_of(seed, count):
             extra={"repetition_penalty": 1.2} if kind == "penalty" else {},
         )
         made.append(Request(kind="generate", prompt=tokens(60), sampling=sampling))
-    made.append(Request(kind="generate", prompt=tokens(9), sampling=Sampling(max_new_tokens=8, extra={"num_beams": 2})))
+    made.append(
+        Request(
+            kind="generate",
+            prompt=tokens(9),
+            sampling=Sampling(max_new_tokens=8, extra={"num_beams": 2}),
+        )
+    )
     return made
 
 
@@ -68,7 +76,11 @@ def test_free_answers_are_exact_ones_but_for_rounding(engines):
     for at_a_time in (5, 61):
         got = run(free, requests, at_a_time=at_a_time)
         for one, other in zip(got, want, strict=True):
-            assert (one.tokens, one.finish, one.is_greedy) == (other.tokens, other.finish, other.is_greedy)
+            assert (one.tokens, one.finish, one.is_greedy) == (
+                other.tokens,
+                other.finish,
+                other.is_greedy,
+            )
             assert (one.prompt_tokens, one.new_tokens) == (other.prompt_tokens, other.new_tokens)
             if other.logprob is not None:
                 assert one.logprob == pytest.approx(other.logprob, rel=1e-6, abs=1e-6)
@@ -78,7 +90,8 @@ def test_generations_join_and_leave_a_running_batch(engines):
     free = engines[1]
     sampling = [Sampling(max_new_tokens=count) for count in (4, 30, 12, 20, 3, 9, 25, 2)]
     requests = [
-        Request(kind="generate", prompt=pack_tokens([7, place]), sampling=one) for place, one in enumerate(sampling)
+        Request(kind="generate", prompt=pack_tokens([7, place]), sampling=one)
+        for place, one in enumerate(sampling)
     ]
     alone = run(engines[0], requests, at_a_time=8)
     work = free._work

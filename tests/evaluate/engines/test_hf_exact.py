@@ -62,7 +62,11 @@ def shuffled(count, seed):
 
 def scored(pairs):
     return [
-        Request(kind="loglikelihood", prompt=pack_tokens(context), continuation=pack_tokens(continuation))
+        Request(
+            kind="loglikelihood",
+            prompt=pack_tokens(context),
+            continuation=pack_tokens(continuation),
+        )
         for context, continuation in pairs
     ]
 
@@ -92,11 +96,15 @@ def test_log_probabilities_have_the_bits_of_stock_in_any_order(engine, stock, na
         assert [(answer.logprob, answer.is_greedy) for answer in got] == want
 
 
-def test_one_input_cut_in_different_places_is_answered_as_stock_answers_each_by_itself(engine, stock, name):
+def test_one_input_cut_in_different_places_is_answered_as_stock_answers_each_by_itself(
+    engine, stock, name
+):
     """Asked together, stock takes the wrong row for the shorter continuations (its gather starts at the first)."""
     context = [5, 9, 17, 33, 65]
     pairs = [(context, [7]), (context[:-3], [*context[-3:], 7]), (context[:-1], [context[-1], 9])]
-    want = [stock(name)._loglikelihood_tokens([(None, *pair)], disable_tqdm=True)[0] for pair in pairs]
+    want = [
+        stock(name)._loglikelihood_tokens([(None, *pair)], disable_tqdm=True)[0] for pair in pairs
+    ]
     got = run(engine, scored(pairs))
     assert [(answer.logprob, answer.is_greedy) for answer in got] == want
 
@@ -105,7 +113,11 @@ def test_greedy_continuations_are_told(engine, stock, name):
     context = [5, 6, 7, 8]
     with torch.no_grad():
         tokens = stock(name).model.generate(
-            torch.tensor([context]), max_new_tokens=4, do_sample=False, eos_token_id=None, pad_token_id=0
+            torch.tensor([context]),
+            max_new_tokens=4,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
         )
     continuation = tokens[0, 4:].tolist()
     pairs = [(context, continuation), (context, [*continuation[:-1], (continuation[-1] + 1) % 300])]
@@ -122,7 +134,10 @@ def test_rolling_windows_have_the_bits_of_stock(engine, stock, name):
     want = lm.loglikelihood_rolling(instances, disable_tqdm=True)
     for text, total in zip(texts, want, strict=True):
         windows = utils.get_rolling_token_windows(
-            token_list=lm.tok_encode(text), prefix_token=lm.prefix_token_id, max_seq_len=lm.max_length, context_len=1
+            token_list=lm.tok_encode(text),
+            prefix_token=lm.prefix_token_id,
+            max_seq_len=lm.max_length,
+            context_len=1,
         )
         got = run(engine, scored([utils.make_disjoint_window(window) for window in windows]))
         assert sum(answer.logprob for answer in got) == total
@@ -154,9 +169,15 @@ def stock_generations(lm):
     want = lm.generate_until(instances, disable_tqdm=True)
     requests = []
     for prompt, settings in asked:
-        extra = {key: value for key, value in settings.items() if key not in ("until", "max_gen_toks")}
-        sampling = Sampling(max_new_tokens=settings["max_gen_toks"], until=tuple(settings["until"]), extra=extra)
-        requests.append(Request(kind="generate", prompt=pack_tokens(lm.tok_encode(prompt)), sampling=sampling))
+        extra = {
+            key: value for key, value in settings.items() if key not in ("until", "max_gen_toks")
+        }
+        sampling = Sampling(
+            max_new_tokens=settings["max_gen_toks"], until=tuple(settings["until"]), extra=extra
+        )
+        requests.append(
+            Request(kind="generate", prompt=pack_tokens(lm.tok_encode(prompt)), sampling=sampling)
+        )
     return requests, want
 
 
@@ -171,7 +192,9 @@ def test_generations_are_those_of_stock_in_any_order(engine, stock, name):
     lm = stock(name)
     requests, want = stock_generations(lm)
     got = run(engine, requests, order=shuffled(len(requests), 1))
-    assert [text_of(lm, request, answer) for request, answer in zip(requests, got, strict=True)] == want
+    assert [
+        text_of(lm, request, answer) for request, answer in zip(requests, got, strict=True)
+    ] == want
     assert {answer.finish for answer in got} == {"stop", "length"}
 
 
@@ -182,9 +205,13 @@ def test_every_token_is_that_of_generate(engine, stock, name):
         prompt = torch.randint(2, 300, (1, length), generator=torch.Generator().manual_seed(length))
         most = LENGTH - length
         with torch.no_grad():
-            want = lm._model_generate(prompt, max_length=length + most, stop=["</s>"], attention_mask=prompt * 0 + 1)
+            want = lm._model_generate(
+                prompt, max_length=length + most, stop=["</s>"], attention_mask=prompt * 0 + 1
+            )
         sampling = Sampling(max_new_tokens=most)
-        request = Request(kind="generate", prompt=pack_tokens(prompt[0].tolist()), sampling=sampling)
+        request = Request(
+            kind="generate", prompt=pack_tokens(prompt[0].tolist()), sampling=sampling
+        )
         assert list(unpack_tokens(run(engine, [request])[0].tokens)) == want[0, length:].tolist()
 
 
@@ -197,10 +224,16 @@ def test_the_end_of_sequence_token_ends_a_generation(engine, stock, name):
     engine._model.generation_config.eos_token_id = [1, free[3]]
     model.generation_config.eos_token_id = [1, free[3]]
     try:
-        repeated = Sampling(max_new_tokens=20, extra={"remove_invalid_values": False})  # a recipe worked out anew
-        got = run(engine, [Request(kind="generate", prompt=pack_tokens(prompt), sampling=repeated)])[0]
+        repeated = Sampling(
+            max_new_tokens=20, extra={"remove_invalid_values": False}
+        )  # a recipe worked out anew
+        got = run(
+            engine, [Request(kind="generate", prompt=pack_tokens(prompt), sampling=repeated)]
+        )[0]
         tensor = torch.tensor([prompt])
-        want = lm._model_generate(tensor, max_length=23, stop=["</s>"], attention_mask=tensor * 0 + 1)
+        want = lm._model_generate(
+            tensor, max_length=23, stop=["</s>"], attention_mask=tensor * 0 + 1
+        )
     finally:
         engine._model.generation_config.eos_token_id = model.generation_config.eos_token_id = 1
     assert list(unpack_tokens(got.tokens)) == want[0, 3:].tolist()
@@ -213,7 +246,14 @@ def test_what_is_sampled_depends_on_the_request_alone(engine):
         sampling = Sampling(max_new_tokens=12, temperature=0.8, repeat=repeat, **other)
         return Request(kind="generate", prompt=pack_tokens([5, 6, 7]), sampling=sampling)
 
-    requests = [sampled(0), sampled(1), sampled(2), sampled(0, top_p=0.9), sampled(0, top_k=5), sampled(0, seed=4)]
+    requests = [
+        sampled(0),
+        sampled(1),
+        sampled(2),
+        sampled(0, top_p=0.9),
+        sampled(0, top_k=5),
+        sampled(0, seed=4),
+    ]
     requests.append(sampled(0, extra={"no_repeat_ngram_size": 2}))  # through `generate` itself
     first = run(engine, requests)
     torch.manual_seed(99)
@@ -225,8 +265,12 @@ def test_what_is_sampled_depends_on_the_request_alone(engine):
 def test_what_cannot_be_answered_is_an_error_of_its_own(engine):
     good = scored([([5, 6], [7])])[0]
     bad = {
-        1: Request(kind="loglikelihood", prompt=pack_tokens([100_000]), continuation=pack_tokens([1])),
-        2: Request(kind="generate", prompt=pack_tokens([5]), sampling=Sampling(max_new_tokens=LENGTH)),
+        1: Request(
+            kind="loglikelihood", prompt=pack_tokens([100_000]), continuation=pack_tokens([1])
+        ),
+        2: Request(
+            kind="generate", prompt=pack_tokens([5]), sampling=Sampling(max_new_tokens=LENGTH)
+        ),
         3: Request(kind="chat", text="[]", sampling=Sampling(max_new_tokens=5)),
         4: scored([([5], [1] * (LENGTH + 1))])[0],
         5: Request(kind="loglikelihood", prompt=pack_tokens([5])),
@@ -271,12 +315,16 @@ def test_stop_strings_stop_where_those_of_lm_eval_do(stock):
     seen = set()
     for _ in range(60):
         until = rng.sample(strings, k=2)
-        tokens = tokenizer.encode(" ".join(rng.choices([*WORDS, "\n\n", "Question:", "lazy dog"], k=6)))
+        tokens = tokenizer.encode(
+            " ".join(rng.choices([*WORDS, "\n\n", "Question:", "lazy dog"], k=6))
+        )
         tokens = [token for token in tokens for _ in range(rng.choice([1, 1, 2]))]
         is_stop = stops.watch(until)
         for length in range(1, len(tokens) + 1):
             # Anew at each length: what it says of this moment alone.
-            theirs = stop_sequences_criteria(tokenizer, until, 0, 1)(torch.tensor([tokens[:length]]), None)
+            theirs = stop_sequences_criteria(tokenizer, until, 0, 1)(
+                torch.tensor([tokens[:length]]), None
+            )
             assert is_stop(tokens[:length]) == bool(theirs)
             seen.add(bool(theirs))
     assert seen == {True, False}

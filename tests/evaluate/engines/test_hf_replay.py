@@ -123,7 +123,9 @@ def test_small_models_are_replayed_with_their_own_bits(models, name):
     assert None not in (replayed._scores, replayed._read, replayed._read_on)
     with torch.inference_mode():
         for length in range(1, 96, 5):
-            tokens = torch.randint(2, 300, (1, length), generator=torch.Generator().manual_seed(length))
+            tokens = torch.randint(
+                2, 300, (1, length), generator=torch.Generator().manual_seed(length)
+            )
             assert torch.equal(direct.scores(tokens), replayed.scores(tokens))
             (one, cache), (other, again) = direct.read(tokens), replayed.read(tokens)
             assert torch.equal(one[:, -1], other[:, -1])

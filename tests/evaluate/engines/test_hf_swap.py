@@ -23,8 +23,12 @@ def loaded(folder, spec=SPEC):
 
 def answers(engine):
     requests = [
-        Request(kind="loglikelihood", prompt=pack_tokens([5, 9, 3]), continuation=pack_tokens([4, 4])),
-        Request(kind="generate", prompt=pack_tokens([5, 9, 3]), sampling=Sampling(max_new_tokens=20)),
+        Request(
+            kind="loglikelihood", prompt=pack_tokens([5, 9, 3]), continuation=pack_tokens([4, 4])
+        ),
+        Request(
+            kind="generate", prompt=pack_tokens([5, 9, 3]), sampling=Sampling(max_new_tokens=20)
+        ),
     ]
     engine.submit(list(enumerate(requests)))
     found = {}
@@ -55,7 +59,9 @@ def test_a_swap_writes_into_the_same_memory(models):
     places = [parameter.data_ptr() for parameter in engine._model.parameters()]
     engine.swap(models["gpt2-2"])
     assert [parameter.data_ptr() for parameter in engine._model.parameters()] == places
-    assert engine._model.lm_head.weight.data_ptr() == engine._model.transformer.wte.weight.data_ptr()
+    assert (
+        engine._model.lm_head.weight.data_ptr() == engine._model.transformer.wte.weight.data_ptr()
+    )
 
 
 def edited(folder, to, *, tensors=None, config=None):
@@ -136,7 +142,9 @@ def test_what_is_no_model_is_said_in_a_sentence(models, tmp_path):
     with pytest.raises(BadUse, match="cannot be read"):
         loaded(torn)
     (tmp_path / "other").mkdir()
-    (tmp_path / "other" / "model.safetensors").write_bytes((models["llama"] / "model.safetensors").read_bytes())
+    (tmp_path / "other" / "model.safetensors").write_bytes(
+        (models["llama"] / "model.safetensors").read_bytes()
+    )
     (tmp_path / "other" / "config.json").write_text('{"model_type": "no_such_model"}')
     with pytest.raises(BadUse, match="no_such_model"):
         loaded(tmp_path / "other")
@@ -166,9 +174,19 @@ def test_wrong_settings_are_refused_before_anything_is_loaded():
 
 def test_numerics_name_all_that_bits_depend_on(models):
     said = loaded(models["llama"]).numerics()
-    for part in ("hf exact", "float32", "cpu", "threads 1", "sdpa", f"torch {torch.__version__}", "transformers 5"):
+    for part in (
+        "hf exact",
+        "float32",
+        "cpu",
+        "threads 1",
+        "sdpa",
+        f"torch {torch.__version__}",
+        "transformers 5",
+    ):
         assert part in said
-    assert said != loaded(models["llama"], EngineSpec(device="cpu", threads=1, mode="free")).numerics()
+    assert (
+        said != loaded(models["llama"], EngineSpec(device="cpu", threads=1, mode="free")).numerics()
+    )
 
 
 def test_the_curve_is_measured_and_in_exact_mode_of_one_sequence(models):
@@ -176,4 +194,9 @@ def test_the_curve_is_measured_and_in_exact_mode_of_one_sequence(models):
     assert curve.max_batch == 1
     assert 0 < curve.alone_s(50, 10) < 10
     assert curve.saturated_s(50, 10) == pytest.approx(curve.alone_s(50, 10))
-    assert loaded(models["llama"], EngineSpec(device="cpu", threads=1, mode="free", max_batch=4)).curve().max_batch == 4
+    assert (
+        loaded(models["llama"], EngineSpec(device="cpu", threads=1, mode="free", max_batch=4))
+        .curve()
+        .max_batch
+        == 4
+    )

@@ -34,7 +34,9 @@ def engine_for(tmp_path):
             await asyncio.sleep(0)
 
         options = given.pop("options", {})
-        engine = OpenAIEngine(EngineSpec(kind="openai", url=server.url, options=options, **given), sleep=sleep)
+        engine = OpenAIEngine(
+            EngineSpec(kind="openai", url=server.url, options=options, **given), sleep=sleep
+        )
         made.append(engine)
         engine.slept = slept
         engine.load(tmp_path)
@@ -63,7 +65,9 @@ def test_log_probabilities_of_tokens_are_those_of_the_continuation(server, engin
     tokens = [11, 12, 13, 14, 15, 16]
     for split in range(1, 6):
         request = Request(
-            kind="loglikelihood", prompt=pack_tokens(tokens[:split]), continuation=pack_tokens(tokens[split:])
+            kind="loglikelihood",
+            prompt=pack_tokens(tokens[:split]),
+            continuation=pack_tokens(tokens[split:]),
         )
         answer = run(engine, [request])[0].answer
         values = [logprob_of(b"", tokens, place) for place in range(split, 6)]
@@ -71,19 +75,31 @@ def test_log_probabilities_of_tokens_are_those_of_the_continuation(server, engin
         assert answer.is_greedy == all(value > -4 for value in values)
     path, body = server.seen[-1]
     assert path == "/v1/completions"
-    assert {"prompt": tokens, "max_tokens": 1, "echo": True, "logprobs": 1, "temperature": 0}.items() <= body.items()
+    assert {
+        "prompt": tokens,
+        "max_tokens": 1,
+        "echo": True,
+        "logprobs": 1,
+        "temperature": 0,
+    }.items() <= body.items()
 
 
 def test_what_is_too_long_is_cut_from_the_left_as_lm_eval_does(server, engine_for):
     engine = engine_for(server)  # the server says 64
     assert engine.max_length() == 64
     tokens = list(range(100, 200))
-    request = Request(kind="loglikelihood", prompt=pack_tokens(tokens[:90]), continuation=pack_tokens(tokens[90:]))
+    request = Request(
+        kind="loglikelihood", prompt=pack_tokens(tokens[:90]), continuation=pack_tokens(tokens[90:])
+    )
     answer = run(engine, [request])[0].answer
     sent = server.seen[-1][1]["prompt"]
     assert sent == tokens[-63:]
-    assert answer.logprob == pytest.approx(sum(logprob_of(b"", sent, place) for place in range(53, 63)))
-    long = Request(kind="generate", prompt=pack_tokens(tokens), sampling=Sampling(max_new_tokens=10))
+    assert answer.logprob == pytest.approx(
+        sum(logprob_of(b"", sent, place) for place in range(53, 63))
+    )
+    long = Request(
+        kind="generate", prompt=pack_tokens(tokens), sampling=Sampling(max_new_tokens=10)
+    )
     run(engine, [long])
     assert server.seen[-1][1]["prompt"] == tokens[-54:]
 
@@ -117,7 +133,9 @@ def test_generations_of_text_and_chats_come_as_text(server, engine_for):
     text = Request(kind="generate", text="once", sampling=Sampling(max_new_tokens=4))
     messages = [{"role": "user", "content": "hello there"}]
     stops = tuple("abcdef")
-    chat = Request(kind="chat", text=json.dumps(messages), sampling=Sampling(max_new_tokens=4, until=stops))
+    chat = Request(
+        kind="chat", text=json.dumps(messages), sampling=Sampling(max_new_tokens=4, until=stops)
+    )
     said = run(engine, [text, chat])
     assert said[0].answer.text == text_of("once")
     assert said[1].answer.text == text_of("hello there")
@@ -135,11 +153,17 @@ def test_a_server_without_token_ids_needs_a_tokenizer(server, engine_for, models
     answer = run(engine, [generation()])[0].answer
     from transformers import AutoTokenizer
 
-    assert AutoTokenizer.from_pretrained(models["llama"]).decode(list(unpack_tokens(answer.tokens))) == answer.text
+    assert (
+        AutoTokenizer.from_pretrained(models["llama"]).decode(list(unpack_tokens(answer.tokens)))
+        == answer.text
+    )
 
 
 def test_the_seed_is_of_the_request_and_its_repeat():
-    bodies = [path_and_body(generation(temperature=1.0, repeat=repeat), "m", 64)[1] for repeat in (0, 1, 0)]
+    bodies = [
+        path_and_body(generation(temperature=1.0, repeat=repeat), "m", 64)[1]
+        for repeat in (0, 1, 0)
+    ]
     assert bodies[0]["seed"] == bodies[2]["seed"] != bodies[1]["seed"]
 
 
@@ -165,7 +189,9 @@ def test_a_storm_of_refusals_is_waited_out_as_the_server_asks(server, engine_for
     assert all(one.answer for one in said)
     assert len(server.seen) == 28
     assert max(engine.slept) == pytest.approx(7.0, abs=0.2)
-    assert sum(slept > 6 for slept in engine.slept) > 20  # those that were not refused themselves wait, too
+    assert (
+        sum(slept > 6 for slept in engine.slept) > 20
+    )  # those that were not refused themselves wait, too
 
 
 def test_what_passes_is_tried_again_later_and_later(server, engine_for):
@@ -198,8 +224,21 @@ def test_patience_ends(server, engine_for):
         {},
         {"choices": []},
         {"choices": [{"logprobs": None}]},
-        {"choices": [{"logprobs": {"token_logprobs": [None, -1.0], "top_logprobs": [None, {"a": -1.0}]}}]},
-        {"choices": [{"logprobs": {"token_logprobs": [None, None, -1], "top_logprobs": [None, None, None]}}]},
+        {
+            "choices": [
+                {"logprobs": {"token_logprobs": [None, -1.0], "top_logprobs": [None, {"a": -1.0}]}}
+            ]
+        },
+        {
+            "choices": [
+                {
+                    "logprobs": {
+                        "token_logprobs": [None, None, -1],
+                        "top_logprobs": [None, None, None],
+                    }
+                }
+            ]
+        },
     ],
 )
 def test_a_malformed_answer_is_an_error_of_that_request(server, engine_for, reply):

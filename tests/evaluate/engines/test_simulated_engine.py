@@ -7,7 +7,12 @@ from holdfast.evaluate.engines.simulated import SimulatedEngine, simulated_answe
 from holdfast.evaluate.requests import Request, Sampling, pack_tokens
 from holdfast.testing import FakeClock
 
-CURVE = {"prefill_tokens_per_s": 1000.0, "request_s": 0.5, "step_base_s": 1.0, "step_sequence_s": 0.25}
+CURVE = {
+    "prefill_tokens_per_s": 1000.0,
+    "request_s": 0.5,
+    "step_base_s": 1.0,
+    "step_sequence_s": 0.25,
+}
 
 
 def engine_of(clock, *, max_batch=2, **options):
@@ -32,7 +37,18 @@ def run(engine, clock, *, until=10_000.0):
 def test_a_prompt_takes_its_time_and_a_log_probability_is_done_with_it():
     clock = FakeClock()
     engine = engine_of(clock)
-    engine.submit([(7, Request(kind="loglikelihood", prompt=pack_tokens(range(250)), continuation=pack_tokens([1])))])
+    engine.submit(
+        [
+            (
+                7,
+                Request(
+                    kind="loglikelihood",
+                    prompt=pack_tokens(range(250)),
+                    continuation=pack_tokens([1]),
+                ),
+            )
+        ]
+    )
     assert run(engine, clock) == {7: pytest.approx(0.5 + 0.251)}
 
 
@@ -56,7 +72,11 @@ def test_a_third_waits_for_room_and_is_read_while_the_others_stand_still():
     engine = engine_of(clock)
     engine.submit([(1, generation(4)), (2, generation(10)), (3, generation(1))])
     # At 8 s the first leaves, the third is read until 9 s, decodes a step with the second; then five steps alone.
-    assert run(engine, clock) == {1: pytest.approx(8.0), 3: pytest.approx(10.5), 2: pytest.approx(10.5 + 5 * 1.25)}
+    assert run(engine, clock) == {
+        1: pytest.approx(8.0),
+        3: pytest.approx(10.5),
+        2: pytest.approx(10.5 + 5 * 1.25),
+    }
 
 
 def test_who_comes_in_the_middle_of_a_step_joins_at_its_end():
@@ -121,7 +141,9 @@ def test_without_a_length_the_hash_gives_one_within_the_limit():
     lengths = []
     for seed in range(20):
         sampling = Sampling(max_new_tokens=12, seed=seed)
-        lengths.append(engine._length_of(Request(kind="generate", prompt=b"\0\0\0\0", sampling=sampling)))
+        lengths.append(
+            engine._length_of(Request(kind="generate", prompt=b"\0\0\0\0", sampling=sampling))
+        )
     assert min(lengths) >= 1
     assert max(lengths) <= 12
     assert len(set(lengths)) > 4
@@ -161,7 +183,9 @@ def test_answers_depend_on_the_weights_only_if_asked_to(tmp_path):
         clock = FakeClock()
         engine = engine_of(clock, by_model=by_model)
         engine.load(tmp_path)
-        engine.submit([(1, Request(kind="loglikelihood", prompt=b"\0\0\0\0", continuation=b"\1\0\0\0"))])
+        engine.submit(
+            [(1, Request(kind="loglikelihood", prompt=b"\0\0\0\0", continuation=b"\1\0\0\0"))]
+        )
         done = []
         while not done:
             done = engine.step()

@@ -32,7 +32,9 @@ def vllm():
     made = []
 
     def make(**options):
-        spec = EngineSpec(kind="vllm", options={"command": f"{sys.executable} {STAND_IN}"} | options, max_batch=8)
+        spec = EngineSpec(
+            kind="vllm", options={"command": f"{sys.executable} {STAND_IN}"} | options, max_batch=8
+        )
         made.append(make_engine(spec))
         return made[-1]
 
@@ -42,7 +44,9 @@ def vllm():
 
 
 def score(engine):
-    request = Request(kind="loglikelihood", prompt=pack_tokens([1, 2]), continuation=pack_tokens([3, 4]))
+    request = Request(
+        kind="loglikelihood", prompt=pack_tokens([1, 2]), continuation=pack_tokens([3, 4])
+    )
     engine.submit([(0, request)])
     found = []
     while not found:
@@ -64,7 +68,9 @@ def test_it_starts_answers_swaps_and_ends_with_its_processes(vllm, folders):
     assert score(engine) == score(fresh) != first
     engine.swap(folders["one"])
     assert engine.canary() == canary
-    generate = Request(kind="generate", prompt=pack_tokens([1]), sampling=Sampling(max_new_tokens=9))
+    generate = Request(
+        kind="generate", prompt=pack_tokens([1]), sampling=Sampling(max_new_tokens=9)
+    )
     engine.submit([(3, generate)])
     found = []
     while not found:
@@ -74,7 +80,9 @@ def test_it_starts_answers_swaps_and_ends_with_its_processes(vllm, folders):
     home = engine._home
     assert processes
     engine.close()
-    assert not [one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    assert not [
+        one for one in processes if one.is_running() and one.status() != psutil.STATUS_ZOMBIE
+    ]
     assert not home.exists()
 
 

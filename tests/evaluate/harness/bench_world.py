@@ -64,7 +64,11 @@ def make_model(folder: Path, *, seed: int = 0) -> Path:
     rng = random.Random(1)
     tokenizer.train_from_iterator([sentence(rng, 12) for _ in range(300)], trainer)
     fast = PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>", model_max_length=64
+        tokenizer_object=tokenizer,
+        bos_token="<s>",
+        eos_token="</s>",
+        pad_token="<pad>",
+        model_max_length=64,
     )
     fast.chat_template = (
         "{% for m in messages %}{{ '<|' + m['role'] + '|>' + m['content'] }}{% endfor %}"
@@ -113,11 +117,18 @@ def make_tasks(folder: Path, *, documents: int = 6) -> Path:
     (folder / "utils.py").write_text(UTILS)
     base = {
         "dataset_path": "json",
-        "dataset_kwargs": {"data_files": {name: str(folder / f"{name}.jsonl") for name in ("test", "train")}},
+        "dataset_kwargs": {
+            "data_files": {name: str(folder / f"{name}.jsonl") for name in ("test", "train")}
+        },
         "test_split": "test",
         "doc_to_text": "{{text}}",
     }
-    choice = {**base, "output_type": "multiple_choice", "doc_to_choice": "{{choices}}", "doc_to_target": "{{answer}}"}
+    choice = {
+        **base,
+        "output_type": "multiple_choice",
+        "doc_to_choice": "{{choices}}",
+        "doc_to_target": "{{answer}}",
+    }
     generate = {
         **base,
         "output_type": "generate_until",
@@ -134,10 +145,17 @@ def make_tasks(folder: Path, *, documents: int = 6) -> Path:
     ]
     tasks = {
         "t_choice": {**choice, "metric_list": acc, "tag": ["t_choices"]},
-        "t_mutual": {**choice, "metric_list": [*acc, {"metric": "acc_mutual_info", **mean}], "tag": ["t_choices"]},
+        "t_mutual": {
+            **choice,
+            "metric_list": [*acc, {"metric": "acc_mutual_info", **mean}],
+            "tag": ["t_choices"],
+        },
         "t_shots": {
             **choice,
-            "metric_list": [*acc, {"metric": "brier_score", "aggregation": "brier_score", "higher_is_better": False}],
+            "metric_list": [
+                *acc,
+                {"metric": "brier_score", "aggregation": "brier_score", "higher_is_better": False},
+            ],
             "training_split": "train",
             "fewshot_split": "train",
             "num_fewshot": 2,
@@ -174,7 +192,12 @@ def make_tasks(folder: Path, *, documents: int = 6) -> Path:
         "t_votes": {**generate, "metric_list": exact, "repeats": 3, "filter_list": votes},
         "t_sampled": {
             **generate,
-            "generation_kwargs": {"until": ["\n"], "max_gen_toks": 6, "do_sample": True, "temperature": 0.8},
+            "generation_kwargs": {
+                "until": ["\n"],
+                "max_gen_toks": 6,
+                "do_sample": True,
+                "temperature": 0.8,
+            },
             "metric_list": exact,
             "repeats": 2,
             "filter_list": votes,

@@ -28,7 +28,9 @@ class World:
 
     @property
     def facts(self) -> ModelFacts:
-        return ModelFacts(model=0, name="tiny/llama", tokenizer=str(self.model), max_length=0, digest="d1")
+        return ModelFacts(
+            model=0, name="tiny/llama", tokenizer=str(self.model), max_length=0, digest="d1"
+        )
 
     def engine(self, seed: int = 0) -> ReferenceEngine:
         return ReferenceEngine(self.model, seed=seed)
@@ -38,7 +40,10 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     folder = tmp_path_factory.mktemp("world")
     with pytest.MonkeyPatch.context() as patch:
-        caches = {"XDG_CACHE_HOME": str(folder / "cache"), "HF_DATASETS_CACHE": str(folder / "datasets")}
+        caches = {
+            "XDG_CACHE_HOME": str(folder / "cache"),
+            "HF_DATASETS_CACHE": str(folder / "datasets"),
+        }
         for name, value in {**ENVIRONMENT, **caches}.items():
             patch.setenv(name, value)
         # Read when `datasets` is imported, which another test may have done.

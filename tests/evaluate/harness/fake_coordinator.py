@@ -14,7 +14,9 @@ TOKEN = "a token"
 class FakeCoordinator:
     """Runs on the test's event loop. `answer` answers a request; `entries` are numbered as its suite has them."""
 
-    def __init__(self, answer, entries, facts, folder, *, include_paths=(), seed=0, confirm_unsafe_code=False) -> None:
+    def __init__(
+        self, answer, entries, facts, folder, *, include_paths=(), seed=0, confirm_unsafe_code=False
+    ) -> None:
         self._answer, self.entries, self.facts, self.folder = answer, entries, facts, folder
         self._include_paths, self._confirm = list(include_paths), confirm_unsafe_code
         self._order = random.Random(seed)
@@ -50,7 +52,9 @@ class FakeCoordinator:
         await self.hang_up()
 
     async def listen(self) -> None:
-        self._server = await asyncio.start_server(self._attend, "127.0.0.1", self.port, limit=1 << 20)
+        self._server = await asyncio.start_server(
+            self._attend, "127.0.0.1", self.port, limit=1 << 20
+        )
         self.port = self._server.sockets[0].getsockname()[1]
 
     async def hang_up(self) -> None:
@@ -76,7 +80,9 @@ class FakeCoordinator:
             await self._changed.wait_for(predicate)
 
     def run(self, task: int) -> None:
-        job = wire.RunTask(task=task, entry=self.entries[task], facts=self.facts, folder=str(self.folder))
+        job = wire.RunTask(
+            task=task, entry=self.entries[task], facts=self.facts, folder=str(self.folder)
+        )
         self.host.write(wire.encode(job))
 
     async def _attend(self, reader, writer) -> None:
@@ -149,9 +155,13 @@ class FakeCoordinator:
         while True:
             await self.until(lambda: self._ready)
             await self.may_answer.wait()
-            chosen = self._order.sample(range(len(self._ready)), min(len(self._ready), self._order.randint(1, 7)))
+            chosen = self._order.sample(
+                range(len(self._ready)), min(len(self._ready), self._order.randint(1, 7))
+            )
             batch = [self._ready[place] for place in chosen]
-            self._ready = deque(pair for place, pair in enumerate(self._ready) if place not in set(chosen))
+            self._ready = deque(
+                pair for place, pair in enumerate(self._ready) if place not in set(chosen)
+            )
             for task, sample in batch:
                 self._answer_one(task, sample)
             await asyncio.sleep(0)
@@ -159,7 +169,9 @@ class FakeCoordinator:
     def _answer_one(self, task: int, sample: wire.KeyedSample) -> None:
         for request in sample.requests:
             if request.key not in self.answers:
-                self.answers[request.key] = encode_answer(self._answer(decode_request(request.body)))
+                self.answers[request.key] = encode_answer(
+                    self._answer(decode_request(request.body))
+                )
         bodies = [self.answers[request.key] for request in sample.requests]
         if sample.metric_key and sample.metric_key not in self._metrics:
             self.host.write(

@@ -98,7 +98,9 @@ def make_model(folder: Path) -> Path:
     )
     tokenizer.train_from_iterator([WORDS] * 20, trainer)
     tokenizer.decoder = decoders.ByteLevel()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>"
+    )
     fast.chat_template = TEMPLATE
     fast.save_pretrained(folder)
     torch.manual_seed(3)
@@ -126,7 +128,9 @@ class ModelClient:
     """Answers each request alone by the model; keeps what was asked, in no order that means anything."""
 
     def __init__(self, folder: Path, *, max_length: int = 4096) -> None:
-        self.facts = ModelFacts(model=0, name="tiny/step-1", tokenizer=str(folder), max_length=max_length)
+        self.facts = ModelFacts(
+            model=0, name="tiny/step-1", tokenizer=str(folder), max_length=max_length
+        )
         self._model = LlamaForCausalLM.from_pretrained(folder)
         self.asked: list[Request] = []
         self.open: set[int] = set()
@@ -158,7 +162,12 @@ class ModelClient:
                 **sampled,
             )
         new = told[0, prompt.shape[1] :].tolist()  # past the stops: an engine need not see them
-        return Answer(tokens=pack_tokens(new), finish="length", prompt_tokens=prompt.shape[1], new_tokens=len(new))
+        return Answer(
+            tokens=pack_tokens(new),
+            finish="length",
+            prompt_tokens=prompt.shape[1],
+            new_tokens=len(new),
+        )
 
 
 class TextClient:
@@ -174,7 +183,14 @@ class TextClient:
         answers = []
         for request in sample.requests:
             words = json.loads(request.text)[-1]["content"].split()
-            answers.append(Answer(text=f"{words[-2]} red green", finish="stop", prompt_tokens=len(words), new_tokens=3))
+            answers.append(
+                Answer(
+                    text=f"{words[-2]} red green",
+                    finish="stop",
+                    prompt_tokens=len(words),
+                    new_tokens=3,
+                )
+            )
         return AnsweredSample(sample=sample.sample, answers=answers)
 
 
@@ -184,7 +200,9 @@ class FailingClient:
     facts = TextClient.facts
 
     async def ask_one(self, sample: SampleRequests) -> AnsweredSample:
-        return AnsweredSample(sample=sample.sample, answers=[], error="The engine gave up on this request.")
+        return AnsweredSample(
+            sample=sample.sample, answers=[], error="The engine gave up on this request."
+        )
 
 
 class JudgeServer:

@@ -29,7 +29,8 @@ class ReferenceEngine:
         self._order.shuffle(self._waiting)
         batch, self._waiting = self._waiting[:5], self._waiting[5:]
         return [
-            Finished(id=number, answer=self.answer(request), started_s=0.0, finished_s=0.0) for number, request in batch
+            Finished(id=number, answer=self.answer(request), started_s=0.0, finished_s=0.0)
+            for number, request in batch
         ]
 
     def answer(self, request: Request) -> Answer:
@@ -40,10 +41,15 @@ class ReferenceEngine:
             continuation = list(unpack_tokens(request.continuation))
             with torch.no_grad():
                 logits = self._model(torch.tensor([(prompt + continuation)[:-1]])).logits
-            scores = torch.nn.functional.log_softmax(logits, dim=-1)[0][-len(continuation) :].unsqueeze(0)
+            scores = torch.nn.functional.log_softmax(logits, dim=-1)[0][
+                -len(continuation) :
+            ].unsqueeze(0)
             wanted = torch.tensor([continuation])
             is_greedy = bool((scores.argmax(dim=-1) == wanted).all())
-            return Answer(logprob=float(scores.gather(2, wanted.unsqueeze(-1)).squeeze(-1).sum()), is_greedy=is_greedy)
+            return Answer(
+                logprob=float(scores.gather(2, wanted.unsqueeze(-1)).squeeze(-1).sum()),
+                is_greedy=is_greedy,
+            )
         from lm_eval.models.utils_hf import stop_sequences_criteria
 
         sampling = request.sampling
@@ -53,7 +59,9 @@ class ReferenceEngine:
         output = self._model.generate(
             input_ids=context,
             max_length=len(prompt) + sampling.max_new_tokens,
-            stopping_criteria=stop_sequences_criteria(self._tokenizer, list(sampling.until), len(prompt), 1),
+            stopping_criteria=stop_sequences_criteria(
+                self._tokenizer, list(sampling.until), len(prompt), 1
+            ),
             pad_token_id=self._tokenizer.pad_token_id,
             use_cache=True,
             do_sample=sampling.temperature > 0,

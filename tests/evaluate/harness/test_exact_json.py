@@ -63,7 +63,9 @@ class Own(float):
     pass
 
 
-@pytest.mark.parametrize("value", [{1, 2}, b"x", Own(1), object(), np.array([object()]), [{"a": (set(),)}]])
+@pytest.mark.parametrize(
+    "value", [{1, 2}, b"x", Own(1), object(), np.array([object()]), [{"a": (set(),)}]]
+)
 def test_what_would_not_come_back_is_refused(value):
     with pytest.raises(NotExact):
         encode(value)

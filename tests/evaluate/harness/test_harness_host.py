@@ -34,16 +34,32 @@ def toy(name: str, **options) -> TaskEntry:
 @contextlib.asynccontextmanager
 async def a_host(entries, folder, *arguments, prepared=True):
     """A coordinator and a host that has prepared; both end with the block."""
-    async with asyncio.timeout(LONG_S), FakeCoordinator(answer, entries, FACTS, folder) as coordinator:
+    async with (
+        asyncio.timeout(LONG_S),
+        FakeCoordinator(answer, entries, FACTS, folder) as coordinator,
+    ):
         environment = {
             **os.environ,
             wire.ENV_ADDRESS: coordinator.address,
             wire.ENV_TOKEN: TOKEN,
-            "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]),
+            "PYTHONPATH": os.pathsep.join(
+                [str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")]
+            ),
         }
-        command = [sys.executable, "-m", "holdfast.evaluate.harness.host", "--node", "3", "--slots", "2", *arguments]
+        command = [
+            sys.executable,
+            "-m",
+            "holdfast.evaluate.harness.host",
+            "--node",
+            "3",
+            "--slots",
+            "2",
+            *arguments,
+        ]
         with (folder / "host.log").open("ab") as log:
-            process = await asyncio.create_subprocess_exec(*command, env=environment, stdout=log, stderr=log)
+            process = await asyncio.create_subprocess_exec(
+                *command, env=environment, stdout=log, stderr=log
+            )
         try:
             if prepared:
                 said = await coordinator.prepared.get()
@@ -79,12 +95,18 @@ def test_tasks_run_and_their_metrics_come_back(tmp_path):
     measured = [json.loads(text) for text in coordinator.ended[1].result.results["measured"]]
     assert [row[:2] for row in measured] == [[number, 2] for number in range(30)]
     assert len({row[2] for row in measured}) <= 2  # processes, kept for many samples
-    assert {(hello.node, hello.model, hello.task) for hello in clients(coordinator)} == {(3, 0, 0), (3, 0, 1)}
+    assert {(hello.node, hello.model, hello.task) for hello in clients(coordinator)} == {
+        (3, 0, 0),
+        (3, 0, 1),
+    }
 
 
 def test_large_requests_come_in_several_bounded_frames(tmp_path):
     async def scenario():
-        async with a_host([toy("large", samples=40, text_bytes=400_000)], tmp_path) as (coordinator, _):
+        async with a_host([toy("large", samples=40, text_bytes=400_000)], tmp_path) as (
+            coordinator,
+            _,
+        ):
             coordinator.run(0)
             await coordinator.until(lambda: coordinator.ended)
             return coordinator
@@ -148,12 +170,17 @@ def test_what_a_killed_client_had_started_is_gone_too(how, tmp_path):
     asyncio.run(scenario())
 
 
-def test_a_metric_process_that_is_killed_is_reported_lost_and_the_metric_computed_by_another(tmp_path):
+def test_a_metric_process_that_is_killed_is_reported_lost_and_the_metric_computed_by_another(
+    tmp_path,
+):
     trap = tmp_path / "trap"
     trap.touch()
 
     async def scenario():
-        async with a_host([toy("trapped", metrics=True, trap=str(trap))], tmp_path) as (coordinator, _):
+        async with a_host([toy("trapped", metrics=True, trap=str(trap))], tmp_path) as (
+            coordinator,
+            _,
+        ):
             coordinator.run(0)
             await coordinator.until(lambda: coordinator.ended)
             return coordinator
@@ -162,7 +189,13 @@ def test_a_metric_process_that_is_killed_is_reported_lost_and_the_metric_compute
     assert not coordinator.ended[0].error
     lost = [said for said in coordinator.measured if said.lost]
     assert [said.error for said in lost] == ["The process that computed it was killed by SIGKILL."]
-    assert [json.loads(text)[0] for text in coordinator.ended[0].result.results["measured"]] == [0, 1, 2, 3, 4]
+    assert [json.loads(text)[0] for text in coordinator.ended[0].result.results["measured"]] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
 
 
 def test_a_metric_that_raises_is_told_and_one_that_takes_too_long_is_stopped_once(tmp_path):
@@ -192,7 +225,9 @@ def test_a_coordinator_that_dies_and_comes_back_finds_everything_going_on(tmp_pa
             coordinator.may_answer.clear()
             coordinator.run(0)
             coordinator.run(1)
-            await coordinator.until(lambda: coordinator.asked_of.get(0) == 5 and coordinator.asked_of.get(1) == 5)
+            await coordinator.until(
+                lambda: coordinator.asked_of.get(0) == 5 and coordinator.asked_of.get(1) == 5
+            )
             before = {hello.pid for hello in clients(coordinator)}
             await coordinator.hang_up()
             coordinator.forget()
@@ -200,7 +235,9 @@ def test_a_coordinator_that_dies_and_comes_back_finds_everything_going_on(tmp_pa
             again = await coordinator.prepared.get()
             for task in range(3):  # it knows of none: the host does
                 coordinator.run(task)
-            await coordinator.until(lambda: coordinator.asked_of.get(0) == 5 and coordinator.asked_of.get(1) == 5)
+            await coordinator.until(
+                lambda: coordinator.asked_of.get(0) == 5 and coordinator.asked_of.get(1) == 5
+            )
             coordinator.may_answer.set()
             await coordinator.until(lambda: len(coordinator.ended) == 3)
             return coordinator, before, again
@@ -208,12 +245,17 @@ def test_a_coordinator_that_dies_and_comes_back_finds_everything_going_on(tmp_pa
     coordinator, before, again = asyncio.run(scenario())
     assert again.versions == {toy_harness.NAME: "7"}
     assert [coordinator.ended[task].error for task in range(3)] == ["", "", ""]
-    assert {hello.pid for hello in clients(coordinator)} == before - {coordinator.ended[2].result.results["pid"]}
+    assert {hello.pid for hello in clients(coordinator)} == before - {
+        coordinator.ended[2].result.results["pid"]
+    }
 
 
 def test_a_host_that_is_killed_leaves_nobody(tmp_path):
     async def scenario():
-        async with a_host([toy("left", forks=str(tmp_path / "pid"))], tmp_path) as (coordinator, process):
+        async with a_host([toy("left", forks=str(tmp_path / "pid"))], tmp_path) as (
+            coordinator,
+            process,
+        ):
             coordinator.may_answer.clear()
             coordinator.run(0)
             await coordinator.until(lambda: coordinator.asked_of.get(0) == 5)
@@ -253,9 +295,18 @@ def test_a_host_whose_coordinator_stays_away_ends(tmp_path):
     ("entry", "sentence"),
     [
         (toy("x", unknown=True), "There is no task 'x'."),
-        (TaskEntry(name="x", harness="lm-evil"), "There is no harness 'lm-evil'. Did you mean 'lm-eval'?"),
-        (TaskEntry(name="x", harness="toy_harness:Other"), "The module toy_harness has no class Other."),
-        (TaskEntry(name="x", harness="no_such_module:Other"), "needs no_such_module, which is not installed."),
+        (
+            TaskEntry(name="x", harness="lm-evil"),
+            "There is no harness 'lm-evil'. Did you mean 'lm-eval'?",
+        ),
+        (
+            TaskEntry(name="x", harness="toy_harness:Other"),
+            "The module toy_harness has no class Other.",
+        ),
+        (
+            TaskEntry(name="x", harness="no_such_module:Other"),
+            "needs no_such_module, which is not installed.",
+        ),
     ],
 )
 def test_what_cannot_be_prepared_is_said_in_a_sentence(entry, sentence, tmp_path):
@@ -275,7 +326,11 @@ def test_the_parent_that_forks_has_one_thread_and_imports_once(tmp_path):
     assert asyncio.run(scenario()) == 1
     assert (
         subprocess.run(
-            [sys.executable, "-c", "import sys, holdfast.evaluate.harness.host; print('torch' in sys.modules)"],
+            [
+                sys.executable,
+                "-c",
+                "import sys, holdfast.evaluate.harness.host; print('torch' in sys.modules)",
+            ],
             capture_output=True,
             text=True,
             check=True,

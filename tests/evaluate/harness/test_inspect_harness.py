@@ -3,7 +3,14 @@ from concurrent.futures import Future
 from pathlib import Path
 
 import pytest
-from inspect_world import FailingClient, JudgeServer, ModelClient, TextClient, make_model, write_tasks
+from inspect_world import (
+    FailingClient,
+    JudgeServer,
+    ModelClient,
+    TextClient,
+    make_model,
+    write_tasks,
+)
 from transformers.utils import chat_template_utils
 
 from holdfast.core.errors import BadUse, NotFound
@@ -14,7 +21,9 @@ from holdfast.evaluate.harness.lm_eval.results import merge
 from holdfast.evaluate.suite import TaskEntry
 from holdfast.testing import FakeClock
 
-inspect_ai = pytest.importorskip("inspect_ai", reason="inspect-ai is not installed (pip install 'holdfast[inspect]')")
+inspect_ai = pytest.importorskip(
+    "inspect_ai", reason="inspect-ai is not installed (pip install 'holdfast[inspect]')"
+)
 
 # Inspect's own: of tenacity, and of anyio's streams, which it leaves to the garbage collector.
 pytestmark = [
@@ -67,10 +76,14 @@ def stock(monkeypatch, model_folder, tmp_path):
         return item.future.result()
 
     monkeypatch.setattr(hf, "batched_generate", at_once)
-    model = get_model("hf/tiny", model_path=str(model_folder), device="cpu", do_sample=False, memoize=False)
+    model = get_model(
+        "hf/tiny", model_path=str(model_folder), device="cpu", do_sample=False, memoize=False
+    )
 
     def run(task: str, **options):
-        [log] = inspect_ai.eval(task, model=model, display="none", log_dir=str(tmp_path / "stock"), **options)
+        [log] = inspect_ai.eval(
+            task, model=model, display="none", log_dir=str(tmp_path / "stock"), **options
+        )
         assert log.status == "success", log.error
         return log
 
@@ -91,21 +104,35 @@ def said(log) -> dict:
     return {
         (sample.id, sample.epoch): (
             [(message.role, message.text) for message in sample.messages],
-            {name: (str(score.value), score.answer, score.explanation) for name, score in sample.scores.items()},
+            {
+                name: (str(score.value), score.answer, score.explanation)
+                for name, score in sample.scores.items()
+            },
         )
         for sample in log.samples
     }
 
 
 def scores_of(log) -> list:
-    return [(score.name, {n: str(m.value) for n, m in score.metrics.items()}) for score in log.results.scores]
+    return [
+        (score.name, {n: str(m.value) for n, m in score.metrics.items()})
+        for score in log.results.scores
+    ]
 
 
 @pytest.mark.parametrize(
     ("task", "options", "limit"),
-    [("sums", {}, None), ("sums", {"shots": True}, 2), ("colours", {}, 0.5), ("turns", {}, None), ("graded", {}, None)],
+    [
+        ("sums", {}, None),
+        ("sums", {"shots": True}, 2),
+        ("colours", {}, 0.5),
+        ("turns", {}, None),
+        ("graded", {}, None),
+    ],
 )
-def test_scores_and_transcripts_are_those_of_stock_inspect(client, tasks_file, stock, tmp_path, task, options, limit):
+def test_scores_and_transcripts_are_those_of_stock_inspect(
+    client, tasks_file, stock, tmp_path, task, options, limit
+):
     name = f"{tasks_file}@{task}"
     count = 3 if limit == 0.5 else limit
     wanted = stock(name, task_args=options, limit=count)
@@ -116,7 +143,9 @@ def test_scores_and_transcripts_are_those_of_stock_inspect(client, tasks_file, s
     [row] = result.results["results"].values()
     for score in wanted.results.scores:
         measured = row[f"accuracy,{score.name}"], row[f"accuracy_stderr,{score.name}"]
-        assert str(measured) == str((score.metrics["accuracy"].value, score.metrics["stderr"].value))
+        assert str(measured) == str(
+            (score.metrics["accuracy"].value, score.metrics["stderr"].value)
+        )
 
 
 def test_a_second_run_asks_the_same_to_the_bit_also_in_another_year(client, tasks_file, tmp_path):
@@ -131,10 +160,14 @@ def test_a_second_run_asks_the_same_to_the_bit_also_in_another_year(client, task
     assert asked[0] == asked[1]
     assert len(set(asked[0])) == 8, "two samples, two epochs, two turns: each is a draw of its own"
     [kept] = (tmp_path / "e" / "inspect").rglob("*.eval")
-    assert str(kept) == str(tmp_path / "e" / result.samples_file), "the log of the attempt before is still there"
+    assert str(kept) == str(tmp_path / "e" / result.samples_file), (
+        "the log of the attempt before is still there"
+    )
 
 
-def test_greedy_epochs_are_one_question_and_all_samples_wait_at_a_time(model_folder, tasks_file, tmp_path):
+def test_greedy_epochs_are_one_question_and_all_samples_wait_at_a_time(
+    model_folder, tasks_file, tmp_path
+):
     client = ModelClient(model_folder)
     run(client, f"{tasks_file}@turns", tmp_path / "e")
     assert {request.sampling.repeat for request in client.asked} == {0}
@@ -146,10 +179,17 @@ def test_greedy_epochs_are_one_question_and_all_samples_wait_at_a_time(model_fol
 def test_what_the_suite_says_of_generation_reaches_the_request(client, tasks_file, tmp_path):
     client.asked = []
     options = {"generate": {"temperature": 0.5, "top_k": 7}, "epochs": 3}
-    run(client, f"{tasks_file}@sums", tmp_path / "e", options=options, limit=1, system_instruction="red red")
-    assert {(r.sampling.temperature, r.sampling.top_k, r.sampling.max_new_tokens) for r in client.asked} == {
-        (0.5, 7, 6)
-    }
+    run(
+        client,
+        f"{tasks_file}@sums",
+        tmp_path / "e",
+        options=options,
+        limit=1,
+        system_instruction="red red",
+    )
+    assert {
+        (r.sampling.temperature, r.sampling.top_k, r.sampling.max_new_tokens) for r in client.asked
+    } == {(0.5, 7, 6)}
     assert sorted(request.sampling.repeat for request in client.asked) == [0, 1 << 20, 2 << 20]
     assert client.asked[0].sampling.until == ("RM", "Y\t", "gre")
 
@@ -167,11 +207,15 @@ def test_a_prompt_that_leaves_no_room_is_not_asked_and_one_that_leaves_little_as
     assert [request.sampling.max_new_tokens for request in tight.asked] == [2]
 
 
-def test_an_engine_that_takes_text_gets_the_messages_and_the_answer_ends_before_a_stop(tasks_file, tmp_path):
+def test_an_engine_that_takes_text_gets_the_messages_and_the_answer_ends_before_a_stop(
+    tasks_file, tmp_path
+):
     client = TextClient()
     result, log_file = run(client, f"{tasks_file}@sums", tmp_path / "e", options={"shots": True})
     assert client.asked[0].kind == "chat"
-    assert client.asked[0].text.startswith('[{"role":"system","content":"what is the sum of one one ? two"},')
+    assert client.asked[0].text.startswith(
+        '[{"role":"system","content":"what is the sum of one one ? two"},'
+    )
     [first, *_] = inspect_ai.log.read_eval_log(str(log_file)).samples
     assert first.output.completion == "two red "
     assert result.results["results"]["sums"]["accuracy,includes"] == 1.0
@@ -211,9 +255,13 @@ def test_a_task_that_is_not_there_is_refused_with_the_nearest(tasks_file):
     with pytest.raises(NotFound, match=r"There is no file mode.py"):
         prepare("mode.py@sums")
     prepare("made.py@colours")
-    with pytest.raises(NotFound, match=r"There is no inspect task 'colour'. Did you mean 'colours'"):
+    with pytest.raises(
+        NotFound, match=r"There is no inspect task 'colour'. Did you mean 'colours'"
+    ):
         prepare("colour")
-    with pytest.raises(BadUse, match=r"'made.py@sums' takes no argument 'shts'. Did you mean 'shots'"):
+    with pytest.raises(
+        BadUse, match=r"'made.py@sums' takes no argument 'shts'. Did you mean 'shots'"
+    ):
         prepare("made.py@sums", options={"shts": True})
     with pytest.raises(BadUse, match="cannot be loaded: ValueError: no such dataset"):
         prepare("made.py@broken")
@@ -230,7 +278,9 @@ def test_a_task_that_needs_a_container_is_refused(client, tasks_file, tmp_path):
 
 
 def test_what_fails_in_a_sample_fails_the_task_with_inspects_words(tasks_file, tmp_path):
-    with pytest.raises(EvaluationError, match=r"sums' failed: .*The engine gave up on this request"):
+    with pytest.raises(
+        EvaluationError, match=r"sums' failed: .*The engine gave up on this request"
+    ):
         run(FailingClient(), f"{tasks_file}@sums", tmp_path / "e")
     with pytest.raises(EvaluationError, match="gives the model tools"):
         run(TextClient(), f"{tasks_file}@with_bash", tmp_path / "f")

@@ -32,7 +32,9 @@ def defaults(monkeypatch, tmp_path):
     (folder / "deep").mkdir(parents=True)
     (folder / "deep" / "arc.yaml").write_text("task: arc_easy\ntag: science\n")
     (folder / "gsm.yaml").write_text("task: gsm8k\n")
-    (folder / "group.yaml").write_text("group: exams\ntask:\n  - gsm8k\n  - science\n  - task: arc_easy\n")
+    (folder / "group.yaml").write_text(
+        "group: exams\ntask:\n  - gsm8k\n  - science\n  - task: arc_easy\n"
+    )
     monkeypatch.setattr(catalog, "DEFAULT_TASKS", folder)
     return folder
 
@@ -41,7 +43,9 @@ def test_an_unknown_task_is_refused_with_the_nearest_names(world, defaults, tmp_
     from holdfast.evaluate.harness.lm_eval.catalog import Catalog
 
     catalog = Catalog([str(world.tasks)], cache=tmp_path / "cache")
-    with pytest.raises(BadUse, match=r"no task, group or tag 't_choic'. Did you mean 't_choice' or 't_choices'"):
+    with pytest.raises(
+        BadUse, match=r"no task, group or tag 't_choic'. Did you mean 't_choice' or 't_choices'"
+    ):
         catalog.check("t_choic")
     with pytest.raises(BadUse, match=r"'gsm8l'. Did you mean 'gsm8k'"):
         catalog.check("gsm8l")

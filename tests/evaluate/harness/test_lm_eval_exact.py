@@ -65,10 +65,20 @@ def read_samples(folder: Path, result) -> dict[str, list]:
     paths = [place] if place.is_file() else sorted(place.glob("*.jsonl"))
     from lm_eval.utils import get_file_task_name
 
-    return {get_file_task_name(path.name): [json.loads(line) for line in path.open()] for path in paths}
+    return {
+        get_file_task_name(path.name): [json.loads(line) for line in path.open()] for path in paths
+    }
 
 
-PARTS = ("results", "groups", "group_subtasks", "versions", "n-shot", "higher_is_better", "n-samples")
+PARTS = (
+    "results",
+    "groups",
+    "group_subtasks",
+    "versions",
+    "n-shot",
+    "higher_is_better",
+    "n-samples",
+)
 
 ENTRIES = [
     TaskEntry(name="t_choice"),
@@ -91,13 +101,19 @@ ENTRIES = [
 ]
 
 
-@pytest.mark.parametrize("entry", ENTRIES, ids=lambda entry: f"{entry.name}-{entry.limit}-{entry.chat_template}")
-def test_results_and_samples_are_those_of_stock_lm_eval(entry, world, lm_eval_harness, stock, tmp_path):
+@pytest.mark.parametrize(
+    "entry", ENTRIES, ids=lambda entry: f"{entry.name}-{entry.limit}-{entry.chat_template}"
+)
+def test_results_and_samples_are_those_of_stock_lm_eval(
+    entry, world, lm_eval_harness, stock, tmp_path
+):
     ours = TaskEntry(**{**_fields(entry), "options": {"bootstrap_iters": BOOTSTRAP}})
     client = LocalClient(world.engine(seed=5), world.facts, lm_eval_harness, ours)
     result = lm_eval_harness.run(ours, client, tmp_path)
     expected, samples = stock(entry)
-    assert {part: result.results.get(part) for part in PARTS} == {part: expected.get(part) for part in PARTS}
+    assert {part: result.results.get(part) for part in PARTS} == {
+        part: expected.get(part) for part in PARTS
+    }
     assert read_samples(tmp_path, result) == samples
 
 
@@ -105,7 +121,9 @@ def _fields(entry: TaskEntry) -> dict:
     return {name: getattr(entry, name) for name in entry.__struct_fields__}
 
 
-def test_entries_merged_are_stock_lm_eval_over_all_of_them_at_once(world, lm_eval_harness, stock, tmp_path):
+def test_entries_merged_are_stock_lm_eval_over_all_of_them_at_once(
+    world, lm_eval_harness, stock, tmp_path
+):
     from lm_eval.utils import make_table
 
     entries = [
@@ -114,7 +132,9 @@ def test_entries_merged_are_stock_lm_eval_over_all_of_them_at_once(world, lm_eva
     ]
     engine = world.engine()
     results = [
-        lm_eval_harness.run(entry, LocalClient(engine, world.facts, lm_eval_harness, entry), tmp_path).results
+        lm_eval_harness.run(
+            entry, LocalClient(engine, world.facts, lm_eval_harness, entry), tmp_path
+        ).results
         for entry in entries
     ]
     merged = merge(results, model_name="tiny/llama", start_s=1.0, end_s=4.0)
@@ -127,11 +147,20 @@ def test_entries_merged_are_stock_lm_eval_over_all_of_them_at_once(world, lm_eva
     assert merged["config"]["model"] == "tiny/llama"
     assert merged["model_name_sanitized"] == "tiny__llama"
     assert merged["total_evaluation_time_seconds"] == "3.0"
-    same = expected.keys() - {"pretty_env_info", "configs", "config", "date", "git_hash", "upper_git_hash"}
+    same = expected.keys() - {
+        "pretty_env_info",
+        "configs",
+        "config",
+        "date",
+        "git_hash",
+        "upper_git_hash",
+    }
     assert {key: merged[key] for key in same} == {key: expected[key] for key in same}
 
 
-def test_all_types_of_requests_are_asked_at_once_grouped_by_document(world, lm_eval_harness, tmp_path):
+def test_all_types_of_requests_are_asked_at_once_grouped_by_document(
+    world, lm_eval_harness, tmp_path
+):
     client = Noting(world.engine(), world.facts)
     entry = TaskEntry(name="t_group", options={"bootstrap_iters": 0})
     lm_eval_harness.run(entry, client, tmp_path)
@@ -141,12 +170,16 @@ def test_all_types_of_requests_are_asked_at_once_grouped_by_document(world, lm_e
     assert kinds == [["loglikelihood"] * 3] * 12 + [["generate"]] * 6
 
 
-def test_what_is_sampled_is_asked_once_a_repeat_and_what_is_not_once(world, lm_eval_harness, tmp_path):
+def test_what_is_sampled_is_asked_once_a_repeat_and_what_is_not_once(
+    world, lm_eval_harness, tmp_path
+):
     client = Noting(world.engine(), world.facts)
     lm_eval_harness.run(TaskEntry(name="t_sampled"), client, tmp_path)
     for sample in client.asked[0]:
         assert [request.sampling.repeat for request in sample.requests] == [0, 1]
-        assert {(request.sampling.temperature, request.sampling.seed) for request in sample.requests} == {(0.8, 1234)}
+        assert {
+            (request.sampling.temperature, request.sampling.seed) for request in sample.requests
+        } == {(0.8, 1234)}
     client = Noting(world.engine(), world.facts)
     lm_eval_harness.run(TaskEntry(name="t_votes"), client, tmp_path)
     for sample in client.asked[0]:

@@ -15,9 +15,22 @@ from holdfast.evaluate.coordinator import wire
 from holdfast.evaluate.harness.lm_eval.results import _line, plain
 from holdfast.evaluate.suite import TaskEntry
 
-pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # lm-eval's and its dependencies' own
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore"),
+]  # lm-eval's and its dependencies' own
 
-NAMES = ("t_choice", "t_shots", "t_score", "t_rolling", "t_generate", "t_votes", "t_own", "t_several", "t_group")
+NAMES = (
+    "t_choice",
+    "t_shots",
+    "t_score",
+    "t_rolling",
+    "t_generate",
+    "t_votes",
+    "t_own",
+    "t_several",
+    "t_group",
+)
 
 
 @pytest.fixture(scope="module")
@@ -42,21 +55,37 @@ def stock(world):
             task_manager=manager,
         )
         samples = results.pop("samples")
-        lines = {task: [_line(row, sanitize_list) for row in rows] for task, rows in samples.items()}
+        lines = {
+            task: [_line(row, sanitize_list) for row in rows] for task, rows in samples.items()
+        }
         expected[name] = plain((results["results"], lines), handle_non_serializable)
     return expected
 
 
-def test_tasks_run_by_the_host_are_stock_lm_eval_whatever_is_killed(world, stock, environment, tmp_path):
-    entries = [TaskEntry(name=name, options={"bootstrap_iters": 100}) for name in (*NAMES, "t_raising")]
+def test_tasks_run_by_the_host_are_stock_lm_eval_whatever_is_killed(
+    world, stock, environment, tmp_path
+):
+    entries = [
+        TaskEntry(name=name, options={"bootstrap_iters": 100}) for name in (*NAMES, "t_raising")
+    ]
     engine = world.engine()
     include = [str(world.tasks)]
 
     async def scenario():
-        coordinator = FakeCoordinator(engine.answer, entries, world.facts, tmp_path, include_paths=include)
+        coordinator = FakeCoordinator(
+            engine.answer, entries, world.facts, tmp_path, include_paths=include
+        )
         async with asyncio.timeout(300), coordinator:
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "holdfast.evaluate.harness.host", "--node", "0", "--slots", "2"),
+                *(
+                    sys.executable,
+                    "-m",
+                    "holdfast.evaluate.harness.host",
+                    "--node",
+                    "0",
+                    "--slots",
+                    "2",
+                ),
                 env={**environment, wire.ENV_ADDRESS: coordinator.address, wire.ENV_TOKEN: TOKEN},
             )
             said = await coordinator.prepared.get()
@@ -96,4 +125,6 @@ def read_samples(place: Path) -> dict[str, list]:
     from lm_eval.utils import get_file_task_name
 
     paths = [place] if place.is_file() else sorted(place.glob("*.jsonl"))
-    return {get_file_task_name(path.name): [json.loads(line) for line in path.open()] for path in paths}
+    return {
+        get_file_task_name(path.name): [json.loads(line) for line in path.open()] for path in paths
+    }

@@ -35,7 +35,10 @@ class Changing(LocalClient):
 
     def ask(self, samples):
         self.keys = [sample.metric_key for sample in samples]
-        return [structs.replace(sample, measured=self._change(sample.measured)) for sample in super().ask(samples)]
+        return [
+            structs.replace(sample, measured=self._change(sample.measured))
+            for sample in super().ask(samples)
+        ]
 
 
 def with_values(change):
@@ -43,7 +46,10 @@ def with_values(change):
 
     def changed(measured: bytes) -> bytes:
         return exact_json.encode(
-            [[doc, asked, change(value), grown] for doc, asked, value, grown in exact_json.decode(measured)]
+            [
+                [doc, asked, change(value), grown]
+                for doc, asked, value, grown in exact_json.decode(measured)
+            ]
         )
 
     return changed
@@ -61,7 +67,9 @@ def scores(made, world, folder, name, client=LocalClient, **options):
 
 def test_what_was_measured_for_the_same_answers_is_what_is_scored(world, lm_eval_harness, tmp_path):
     forged = with_values(lambda _value: {"length": 1000, "overlap": 0.5})
-    row, _ = scores(lm_eval_harness, world, tmp_path, "t_own", lambda *args: Changing(*args, change=forged))
+    row, _ = scores(
+        lm_eval_harness, world, tmp_path, "t_own", lambda *args: Changing(*args, change=forged)
+    )
     assert row["length,none"] == 1000  # taken, so the client did not compute it
 
 
@@ -69,21 +77,32 @@ def test_what_was_measured_for_the_same_answers_is_what_is_scored(world, lm_eval
     "change",
     [
         lambda _measured: b"",
-        lambda measured: exact_json.encode([["0" * 32, *row[1:]] for row in exact_json.decode(measured)]),
         lambda measured: exact_json.encode(
-            [[row[0], "0" * 32, {"length": 1000, "overlap": 0.5}, {}] for row in exact_json.decode(measured)]
+            [["0" * 32, *row[1:]] for row in exact_json.decode(measured)]
+        ),
+        lambda measured: exact_json.encode(
+            [
+                [row[0], "0" * 32, {"length": 1000, "overlap": 0.5}, {}]
+                for row in exact_json.decode(measured)
+            ]
         ),
     ],
     ids=["nothing", "another document", "other answers"],
 )
-def test_what_was_not_measured_for_this_is_computed_by_the_harness(change, world, lm_eval_harness, tmp_path):
+def test_what_was_not_measured_for_this_is_computed_by_the_harness(
+    change, world, lm_eval_harness, tmp_path
+):
     expected, _ = scores(lm_eval_harness, world, tmp_path, "t_own", computed_by_the_client)
-    row, _ = scores(lm_eval_harness, world, tmp_path, "t_own", lambda *args: Changing(*args, change=change))
+    row, _ = scores(
+        lm_eval_harness, world, tmp_path, "t_own", lambda *args: Changing(*args, change=change)
+    )
     assert row == expected
     assert row["length,none"] != 1000
 
 
-def test_a_metric_that_names_itself_several_ways_keeps_its_aggregation(world, lm_eval_harness, tmp_path):
+def test_a_metric_that_names_itself_several_ways_keeps_its_aggregation(
+    world, lm_eval_harness, tmp_path
+):
     calls = []
     expected, _ = scores(lm_eval_harness, world, tmp_path, "t_several", computed_by_the_client)
     row, _ = scores(
@@ -101,12 +120,19 @@ def test_a_metric_that_names_itself_several_ways_keeps_its_aggregation(world, lm
 
 
 def test_only_what_may_take_long_is_measured_elsewhere(world, lm_eval_harness, tmp_path):
-    for name, is_streamed in {"t_choice": False, "t_generate": False, "t_own": True, "t_several": True}.items():
+    for name, is_streamed in {
+        "t_choice": False,
+        "t_generate": False,
+        "t_own": True,
+        "t_several": True,
+    }.items():
         _, client = scores(lm_eval_harness, world, tmp_path, name, Changing)
         assert {bool(key) for key in client.keys} == {is_streamed}, name
 
 
-def test_the_key_stands_for_task_document_requests_and_how_tokens_become_text(world, lm_eval_harness, tmp_path):
+def test_the_key_stands_for_task_document_requests_and_how_tokens_become_text(
+    world, lm_eval_harness, tmp_path
+):
     def keys(made=lm_eval_harness, **options):
         return scores(made, world, tmp_path, "t_own", Changing, **options)[1].keys
 
@@ -130,7 +156,9 @@ def test_a_metric_that_raises_is_left_to_the_client(world, lm_eval_harness):
     engine = world.engine()
     from holdfast.evaluate.requests import Request, Sampling, pack_tokens
 
-    answer = engine.answer(Request(kind="generate", prompt=pack_tokens([7]), sampling=Sampling(max_new_tokens=2)))
+    answer = engine.answer(
+        Request(kind="generate", prompt=pack_tokens([7]), sampling=Sampling(max_new_tokens=2))
+    )
     assert lm_eval_harness.measure(entry, 0, [answer], world.facts) == b""
 
 
@@ -167,7 +195,9 @@ def test_code_is_refused_unless_confirmed(world, sandbox, tmp_path):
     make_code_task(world.tasks, marked=True)
     make_code_task(world.tasks, marked=False)
     made = harness("lm-eval", include_paths=[str(world.tasks)])
-    with pytest.raises(BadUse, match=r"runs code that the model writes.*confirm_unsafe_code = true"):
+    with pytest.raises(
+        BadUse, match=r"runs code that the model writes.*confirm_unsafe_code = true"
+    ):
         made.prepare([TaskEntry(name="t_code")])
     made.prepare([TaskEntry(name="t_code_unmarked")])
     sys.modules.pop(str(world.tasks / "code_utils"), None)

@@ -61,7 +61,9 @@ def test_a_reply_is_decoded_and_cut_by_lm_evals_own_code(lm):
     reply = Answer(tokens=pack_tokens([*tokens, lm.eot_token_id]))
     cut, whole = ({"until": until, "max_gen_toks": 9} for until in (["\n"], []))
     assert lm.response(instance("generate_until", "", cut), [reply]) == " green house"
-    assert lm.response(instance("generate_until", "", whole), [reply]) == " green house\n small tree"
+    assert (
+        lm.response(instance("generate_until", "", whole), [reply]) == " green house\n small tree"
+    )
 
 
 def test_what_lm_eval_says_of_sampling_arrives():
@@ -70,8 +72,12 @@ def test_what_lm_eval_says_of_sampling_arrives():
     greedy = Sampling(max_new_tokens=4)
     assert sampling({}, 4, [], 9) == greedy
     assert sampling({"do_sample": False, "temperature": 0.0, "top_k": 5}, 4, [], 9) == greedy
-    sampled = sampling({"do_sample": True, "temperature": 0.7, "top_p": 0.9, "num_beams": 2}, 4, [], 9)
-    assert sampled == Sampling(max_new_tokens=4, temperature=0.7, top_p=0.9, seed=9, extra={"num_beams": 2})
+    sampled = sampling(
+        {"do_sample": True, "temperature": 0.7, "top_p": 0.9, "num_beams": 2}, 4, [], 9
+    )
+    assert sampled == Sampling(
+        max_new_tokens=4, temperature=0.7, top_p=0.9, seed=9, extra={"num_beams": 2}
+    )
     explicit = sampling({"temperature": 1.0, "top_k": 0, "top_p": 1.0}, 4, [], 9)
     assert explicit.extra == {"top_k": 0, "top_p": 1.0}
     with pytest.raises(BadUse, match="temperature above 0"):
@@ -93,7 +99,9 @@ class Server:
     def ask(self, samples):
         self.requests += [request for sample in samples for request in sample.requests]
         said = Answer(logprob=-2.0, text=" green\n house")
-        return [AnsweredSample(sample=one.sample, answers=[said] * len(one.requests)) for one in samples]
+        return [
+            AnsweredSample(sample=one.sample, answers=[said] * len(one.requests)) for one in samples
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +116,16 @@ def lm_eval_harness(world):
 def test_an_engine_that_takes_text_is_given_text(world, lm_eval_harness, tmp_path):
     documents = [json.loads(line) for line in (world.tasks / "test.jsonl").open()]
     server = Server()
-    lm_eval_harness.run(TaskEntry(name="t_choice", options={"bootstrap_iters": 0}), server, tmp_path)
+    lm_eval_harness.run(
+        TaskEntry(name="t_choice", options={"bootstrap_iters": 0}), server, tmp_path
+    )
     asked = [(request.text, request.continuation_text) for request in server.requests]
     assert asked == [(row["text"], " " + choice) for row in documents for choice in row["choices"]]
 
     server = Server()
-    result = lm_eval_harness.run(TaskEntry(name="t_generate", options={"bootstrap_iters": 0}), server, tmp_path)
+    result = lm_eval_harness.run(
+        TaskEntry(name="t_generate", options={"bootstrap_iters": 0}), server, tmp_path
+    )
     assert [(request.kind, request.text) for request in server.requests] == [
         ("generate", row["text"]) for row in documents
     ]
@@ -125,7 +137,10 @@ def test_an_engine_that_takes_text_is_given_text(world, lm_eval_harness, tmp_pat
 def test_a_chat_server_is_given_the_messages(world, lm_eval_harness, tmp_path):
     server = Server()
     entry = TaskEntry(
-        name="t_generate", chat_template=True, system_instruction="Be brief.", options={"bootstrap_iters": 0}
+        name="t_generate",
+        chat_template=True,
+        system_instruction="Be brief.",
+        options={"bootstrap_iters": 0},
     )
     lm_eval_harness.run(entry, server, tmp_path)
     assert {request.kind for request in server.requests} == {"chat"}
@@ -137,7 +152,10 @@ def test_a_chat_server_is_given_the_messages(world, lm_eval_harness, tmp_path):
     ("entry", "sentence"),
     [
         (TaskEntry(name="t_rolling"), "needs tokens"),
-        (TaskEntry(name="t_choice", chat_template=True), "log-probabilities, which a chat server does not tell"),
+        (
+            TaskEntry(name="t_choice", chat_template=True),
+            "log-probabilities, which a chat server does not tell",
+        ),
     ],
 )
 def test_what_text_cannot_answer_is_refused(entry, sentence, lm_eval_harness, tmp_path):
@@ -169,5 +187,7 @@ def test_data_that_is_not_here_is_said_in_a_sentence(world, tmp_path):
     )
     made = LmEval(include_paths=[str(tmp_path)])
     made.prepare([TaskEntry(name="far")])
-    with pytest.raises(EvaluationError, match="'far' needs data that is not on this machine, and HF_"):
+    with pytest.raises(
+        EvaluationError, match="'far' needs data that is not on this machine, and HF_"
+    ):
         made.run(TaskEntry(name="far"), Server(), tmp_path)

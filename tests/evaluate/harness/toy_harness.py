@@ -40,7 +40,9 @@ class ToyHarness:
                     )
                     for part in range(2)
                 ],
-                metric_key=hashlib.blake2b(f"{entry.name}{number}".encode(), digest_size=16).digest()
+                metric_key=hashlib.blake2b(
+                    f"{entry.name}{number}".encode(), digest_size=16
+                ).digest()
                 if options.get("metrics")
                 else b"",
             )

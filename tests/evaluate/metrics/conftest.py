@@ -17,7 +17,9 @@ def outside() -> Iterator[Outside]:
         yield everything
 
 
-@pytest.fixture(scope="session", params=["namespaces", pytest.param("plain", marks=pytest.mark.slow)])
+@pytest.fixture(
+    scope="session", params=["namespaces", pytest.param("plain", marks=pytest.mark.slow)]
+)
 def sandbox(request: pytest.FixtureRequest, outside: Outside) -> Iterator[Sandbox]:
     """With all protection there is, and with the least that is run with."""
     namespaces = request.param == "namespaces"

@@ -26,7 +26,9 @@ Answer = Callable[["Upstream", dict[str, Any]], Awaitable[web.StreamResponse]]
 
 async def _well(upstream: "Upstream", body: dict[str, Any]) -> web.Response:
     usage = {"prompt_tokens": 10, "completion_tokens": 5, "total_tokens": 15}
-    return web.json_response({"choices": [{"message": {"content": str(upstream.asked)}}], "usage": usage})
+    return web.json_response(
+        {"choices": [{"message": {"content": str(upstream.asked)}}], "usage": usage}
+    )
 
 
 class Upstream:
@@ -74,19 +76,31 @@ async def _judged(
     application = web.Application()
     application.router.add_route("*", "/v1/{path:.*}", upstream.handle)
     async with _serving(application) as url:
-        config = JudgeConfig(upstream=url, journal=str(journal), evaluation_id=evaluation_id, **options)
+        config = JudgeConfig(
+            upstream=url, journal=str(journal), evaluation_id=evaluation_id, **options
+        )
         proxy = JudgeProxy(config, token=TOKEN, api_key=KEY, clock=upstream.clock, pause=pause)
         async with _serving(proxy.application()) as proxy_url:
             yield proxy, proxy_url
 
 
 def _body(text: str = "Is it right?", **options: Any) -> dict[str, Any]:
-    return {"model": "judge", "messages": [{"role": "user", "content": text}], "max_tokens": 10, **options}
+    return {
+        "model": "judge",
+        "messages": [{"role": "user", "content": text}],
+        "max_tokens": 10,
+        **options,
+    }
 
 
-async def _ask(url: str, body: Any, token: str = TOKEN, path: str = "/chat/completions") -> tuple[int, dict[str, Any]]:
+async def _ask(
+    url: str, body: Any, token: str = TOKEN, path: str = "/chat/completions"
+) -> tuple[int, dict[str, Any]]:
     headers = {"Authorization": f"Bearer {token}"}
-    async with aiohttp.ClientSession(headers=headers) as session, session.post(url + path, json=body) as response:
+    async with (
+        aiohttp.ClientSession(headers=headers) as session,
+        session.post(url + path, json=body) as response,
+    ):
         return response.status, json.loads(await response.text())
 
 
@@ -143,13 +157,17 @@ def test_a_judge_that_answers_429_for_a_minute(tmp_path: Path, clock: FakeClock)
             replies = await asyncio.gather(*(_ask(url, _body(str(n))) for n in range(20)))
             assert {status for status, _ in replies} == {200}
             assert proxy.statistics.answered == 20
-            assert proxy.statistics.overloaded == upstream.asked - 20 <= 8 + 4 + 2 + 8  # halved, and as it asked
+            assert (
+                proxy.statistics.overloaded == upstream.asked - 20 <= 8 + 4 + 2 + 8
+            )  # halved, and as it asked
             assert clock.monotonic_s() < 75
 
     asyncio.run(scenario())
 
 
-def test_no_window_exceeds_the_quota_with_many_clients_and_restarts(tmp_path: Path, clock: FakeClock) -> None:
+def test_no_window_exceeds_the_quota_with_many_clients_and_restarts(
+    tmp_path: Path, clock: FakeClock
+) -> None:
     async def scenario() -> None:
         upstream = Upstream(clock)
         for life in range(3):
@@ -157,12 +175,16 @@ def test_no_window_exceeds_the_quota_with_many_clients_and_restarts(tmp_path: Pa
                 await asyncio.gather(*(_ask(url, _body(f"{life} {n}")) for n in range(15)))
         times_s = sorted(upstream.times_s)
         assert len(times_s) == 45
-        assert all(later - earlier >= 60 for earlier, later in zip(times_s, times_s[7:], strict=False))
+        assert all(
+            later - earlier >= 60 for earlier, later in zip(times_s, times_s[7:], strict=False)
+        )
 
     asyncio.run(scenario())
 
 
-def test_what_was_in_flight_when_it_was_killed_counts_as_spent(tmp_path: Path, clock: FakeClock) -> None:
+def test_what_was_in_flight_when_it_was_killed_counts_as_spent(
+    tmp_path: Path, clock: FakeClock
+) -> None:
     config = JudgeConfig(
         upstream="http://127.0.0.1:9/v1",
         journal=str(tmp_path / "j"),
@@ -188,7 +210,8 @@ def test_what_was_in_flight_when_it_was_killed_counts_as_spent(tmp_path: Path, c
             status, reply = await _ask(url, _body())
             assert status == 402
             assert (
-                "cost limit of 0.001 is spent (0.000750; this request could cost 0.000500)" in reply["error"]["message"]
+                "cost limit of 0.001 is spent (0.000750; this request could cost 0.000500)"
+                in reply["error"]["message"]
             )
             assert upstream.asked == 1
 
@@ -200,7 +223,9 @@ def test_reserves_before_it_sends(tmp_path: Path, clock: FakeClock) -> None:
     seen = []
 
     async def look(upstream: Upstream, body: dict[str, Any]) -> web.StreamResponse:
-        seen.append([json.loads(line)["what"] for line in (tmp_path / "j").read_text().splitlines()[1:]])
+        seen.append(
+            [json.loads(line)["what"] for line in (tmp_path / "j").read_text().splitlines()[1:]]
+        )
         return await _well(upstream, body)
 
     async def scenario() -> None:
@@ -264,7 +289,10 @@ def test_gives_up_on_a_judge_that_is_not_there(tmp_path: Path, clock: FakeClock)
 def test_refuses_what_it_cannot_bound(tmp_path: Path, clock: FakeClock) -> None:
     async def scenario() -> None:
         upstream = Upstream(clock)
-        async with _judged(upstream, tmp_path / "j", tokens_per_minute=1000, max_tokens=77) as (_, url):
+        async with _judged(upstream, tmp_path / "j", tokens_per_minute=1000, max_tokens=77) as (
+            _,
+            url,
+        ):
             assert (await _ask(url, _body(stream=True)))[0] == 400
             assert (await _ask(url, [1]))[0] == 400
             assert (await _ask(url, _body(max_tokens=0)))[0] == 400
@@ -283,9 +311,15 @@ def test_each_evaluation_has_the_whole_cost_limit_and_one_that_goes_on_keeps_its
     async def scenario() -> None:
         upstream = Upstream(clock)
         statuses = []
-        for evaluation_id in ("a", "b", "a"):  # of which each answer costs 0.00025, and may cost 0.0005
+        for evaluation_id in (
+            "a",
+            "b",
+            "a",
+        ):  # of which each answer costs 0.00025, and may cost 0.0005
             options = {"cost_limit": 0.0009, "output_price": 50}
-            async with _judged(upstream, tmp_path / "j", evaluation_id=evaluation_id, **options) as (proxy, url):
+            async with _judged(
+                upstream, tmp_path / "j", evaluation_id=evaluation_id, **options
+            ) as (proxy, url):
                 statuses.append([(await _ask(url, _body()))[0] for _ in range(2)])
                 assert proxy.statistics.cost == 0.0005
         assert statuses == [[200, 200], [200, 200], [402, 402]]
@@ -297,7 +331,9 @@ def test_the_limits_a_minute_are_the_judges_whoever_asks(tmp_path: Path, clock: 
     async def scenario() -> None:
         upstream = Upstream(clock)
         for evaluation_id in "ab":
-            async with _judged(upstream, tmp_path / "j", evaluation_id=evaluation_id, requests_per_minute=1) as (
+            async with _judged(
+                upstream, tmp_path / "j", evaluation_id=evaluation_id, requests_per_minute=1
+            ) as (
                 _,
                 url,
             ):
@@ -319,7 +355,9 @@ def test_what_a_killed_evaluation_had_in_flight_is_its_cost_and_fills_one_window
     async def life(evaluation_id: str) -> None:
         upstream = Upstream(clock)
         before_s = clock.monotonic_s()
-        async with _judged(upstream, tmp_path / "j", evaluation_id=evaluation_id, requests_per_minute=1) as (
+        async with _judged(
+            upstream, tmp_path / "j", evaluation_id=evaluation_id, requests_per_minute=1
+        ) as (
             proxy,
             url,
         ):
@@ -333,12 +371,15 @@ def test_what_a_killed_evaluation_had_in_flight_is_its_cost_and_fills_one_window
     assert waited_s == pytest.approx([60.0, 0.0, 0.0])
 
 
-def test_one_evaluation_at_a_time_asks_a_judge(tmp_path: Path, clock: FakeClock, monkeypatch: Any) -> None:
+def test_one_evaluation_at_a_time_asks_a_judge(
+    tmp_path: Path, clock: FakeClock, monkeypatch: Any
+) -> None:
     first = JudgeJournal(tmp_path / "j", "first")
     with (tmp_path / "j").open("ab") as file:
         file.write(b'{"what":"opened","evalu')  # being written
     with pytest.raises(
-        BadUse, match=r"^The evaluation first asks this judge, whose limits .* Wait for it, or stop it.$"
+        BadUse,
+        match=r"^The evaluation first asks this judge, whose limits .* Wait for it, or stop it.$",
     ):
         JudgeJournal(tmp_path / "j", "second")
     flock, waited = fcntl.flock, []
@@ -363,7 +404,9 @@ def test_another_address_is_another_judge(tmp_path: Path) -> None:
     assert here.parent == tmp_path
 
 
-def test_a_process_of_its_own_killed_and_started_again(tmp_path: Path, clock: FakeClock, monkeypatch: Any) -> None:
+def test_a_process_of_its_own_killed_and_started_again(
+    tmp_path: Path, clock: FakeClock, monkeypatch: Any
+) -> None:
     monkeypatch.setenv("JUDGE_KEY", KEY)
 
     async def scenario() -> None:
@@ -383,7 +426,9 @@ def test_a_process_of_its_own_killed_and_started_again(tmp_path: Path, clock: Fa
                 assert KEY not in environment.values()
                 for text in "ab":
                     status, _ = await _ask(
-                        environment["OPENAI_BASE_URL"], _body(text, temperature=0), environment["OPENAI_API_KEY"]
+                        environment["OPENAI_BASE_URL"],
+                        _body(text, temperature=0),
+                        environment["OPENAI_API_KEY"],
                     )
                     assert status == 200
                 assert upstream.keys == {f"Bearer {KEY}"}

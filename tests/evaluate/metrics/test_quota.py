@@ -27,10 +27,20 @@ def _ask(request: int, now_s: float, tokens: int = 1, cost: int = 0) -> Asked:
 
 
 def _came(
-    request: int, now_s: float, tokens: int = 1, cost: int = 0, outcome: str = "well", after: float | None = None
+    request: int,
+    now_s: float,
+    tokens: int = 1,
+    cost: int = 0,
+    outcome: str = "well",
+    after: float | None = None,
 ):
     return Came(
-        now_s=now_s, request=request, tokens=tokens, cost_microdollars=cost, outcome=outcome, retry_after_s=after
+        now_s=now_s,
+        request=request,
+        tokens=tokens,
+        cost_microdollars=cost,
+        outcome=outcome,
+        retry_after_s=after,
     )
 
 
@@ -134,9 +144,18 @@ STEPS = st.lists(
 
 
 @settings(max_examples=300, deadline=None)
-@given(steps=STEPS, requests=st.integers(1, 5), tokens=st.integers(20, 100), cost=st.integers(0, 200))
-def test_no_window_exceeds_the_quota_even_across_restarts(steps: list, requests: int, tokens: int, cost: int) -> None:
-    limits = QuotaLimits(requests_per_minute=requests, tokens_per_minute=tokens, cost_microdollars=cost, concurrency=4)
+@given(
+    steps=STEPS, requests=st.integers(1, 5), tokens=st.integers(20, 100), cost=st.integers(0, 200)
+)
+def test_no_window_exceeds_the_quota_even_across_restarts(
+    steps: list, requests: int, tokens: int, cost: int
+) -> None:
+    limits = QuotaLimits(
+        requests_per_minute=requests,
+        tokens_per_minute=tokens,
+        cost_microdollars=cost,
+        concurrency=4,
+    )
     world = World(limits)
     asked: dict[int, Asked] = {}
     for number, step in enumerate(steps):
@@ -150,14 +169,19 @@ def test_no_window_exceeds_the_quota_even_across_restarts(steps: list, requests:
                 used, paid = math.ceil(size * share), math.ceil(price * share)
                 world.counted.append((sent_s + moment * (world.now_s - sent_s), used))
                 world.paid += paid
-                world.past.append(Remembered(until_s=world.now_s, tokens=used, cost_microdollars=paid))
+                world.past.append(
+                    Remembered(until_s=world.now_s, tokens=used, cost_microdollars=paid)
+                )
                 world.act(decide(world.state, _came(request, world.now_s, used, paid)), asked)
             case ("overloaded", int(index), float(after)) if world.in_flight:
                 request = sorted(world.in_flight)[index % len(world.in_flight)]
                 sent_s, *_ = world.in_flight.pop(request)
                 world.counted.append((sent_s, 0))
                 world.past.append(Remembered(until_s=world.now_s, tokens=0, cost_microdollars=0))
-                world.act(decide(world.state, _came(request, world.now_s, 0, 0, "overloaded", after)), asked)
+                world.act(
+                    decide(world.state, _came(request, world.now_s, 0, 0, "overloaded", after)),
+                    asked,
+                )
             case ("wait", float(seconds)):
                 world.now_s += seconds
                 world.act(decide(world.state, Passed(now_s=world.now_s)), asked)
@@ -166,7 +190,9 @@ def test_no_window_exceeds_the_quota_even_across_restarts(steps: list, requests:
                 for sent_s, size, price in world.in_flight.values():
                     world.counted.append((sent_s, size))
                     world.paid += price
-                    world.past.append(Remembered(until_s=world.now_s, tokens=size, cost_microdollars=price))
+                    world.past.append(
+                        Remembered(until_s=world.now_s, tokens=size, cost_microdollars=price)
+                    )
                 world.in_flight.clear()
                 world.now_s += seconds
                 world.state = QuotaState(limits)

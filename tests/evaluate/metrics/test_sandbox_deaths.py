@@ -38,7 +38,9 @@ def _asleep(pid: int) -> int:
         return 0
 
 
-def _in_background(box: Sandbox, program: str, tests: str) -> tuple[threading.Thread, list[Verdict]]:
+def _in_background(
+    box: Sandbox, program: str, tests: str
+) -> tuple[threading.Thread, list[Verdict]]:
     verdicts: list[Verdict] = []
     thread = threading.Thread(target=lambda: verdicts.append(box.run(program, tests)))
     thread.start()
@@ -47,12 +49,16 @@ def _in_background(box: Sandbox, program: str, tests: str) -> tuple[threading.Th
 
 def test_a_killed_owner_takes_everything_with_it() -> None:
     owner = subprocess.Popen(
-        [sys.executable, str(Path(__file__).parent / "killed_owner.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, str(Path(__file__).parent / "killed_owner.py")],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     with owner:
         assert owner.stdout is not None
         launcher = int(owner.stdout.readline())
-        _until(lambda: len(_tree(launcher)) >= 6)  # forkserver, wardens, tests, the program and its child
+        _until(
+            lambda: len(_tree(launcher)) >= 6
+        )  # forkserver, wardens, tests, the program and its child
         everything = [psutil.Process(launcher), *_tree(launcher)]
         owner.send_signal(signal.SIGKILL)
         assert not psutil.wait_procs(everything, timeout=PATIENCE_S)[1]
@@ -88,7 +94,10 @@ def test_killed_jails_give_no_wrong_verdict() -> None:
 
 def test_many_trials_at_a_time() -> None:
     with Sandbox(4, Limits(wall_s=30.0), packages=False) as box:
-        running = [_in_background(box, f"def f(): return {n}\n", f"assert f() == {n % 3}\n") for n in range(12)]
+        running = [
+            _in_background(box, f"def f(): return {n}\n", f"assert f() == {n % 3}\n")
+            for n in range(12)
+        ]
         for thread, _ in running:
             thread.join()
         assert [verdicts[0].passed for _, verdicts in running] == [n == n % 3 for n in range(12)]

@@ -32,7 +32,8 @@ def test_says_why_a_test_cannot_be_run(sandbox: Sandbox) -> None:
 
 def test_shows_what_was_printed(sandbox: Sandbox) -> None:
     verdict = sandbox.run(
-        "print('from the program', flush=True)\ndef f(): return 1\n", "print('from the tests')\nassert f() == 1\n"
+        "print('from the program', flush=True)\ndef f(): return 1\n",
+        "print('from the tests')\nassert f() == 1\n",
     )
     assert verdict.passed
     assert "from the program" in verdict.output_tail

@@ -20,13 +20,18 @@ def test_is_contained(sandbox: Sandbox, outside: Outside, hostile: Hostile) -> N
     assert not trial.faults, trial.verdict
 
 
-def test_what_is_not_contained_is_seen(sandbox: Sandbox, outside: Outside, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_not_contained_is_seen(
+    sandbox: Sandbox, outside: Outside, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As the sandbox's place is taken by nothing at all."""
     secret = (outside.canary / "secret").read_text()
 
     def let_loose(program: str, tests: str, *, wall_s: float | None) -> Verdict:
         (outside.canary / "mark").touch()
-        with socket.create_connection(outside.tcp.getsockname()), socket.socket(socket.AF_UNIX) as local:
+        with (
+            socket.create_connection(outside.tcp.getsockname()),
+            socket.socket(socket.AF_UNIX) as local,
+        ):
             local.connect(outside.abstract.getsockname())
         return Verdict(passed=True, reason="passed", seconds=0.0, output_tail=secret * 1000)
 

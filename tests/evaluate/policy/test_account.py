@@ -20,14 +20,18 @@ from holdfast.evaluate.report.timeline import (
     timeline_of,
 )
 
-CURVE = Curve(prefill_tokens_per_s=1000.0, request_s=0.0, step_base_s=1.0, step_sequence_s=0.0, max_batch=4)
+CURVE = Curve(
+    prefill_tokens_per_s=1000.0, request_s=0.0, step_base_s=1.0, step_sequence_s=0.0, max_batch=4
+)
 TIMES = st.integers(0, 40).map(lambda quarter: quarter / 4)
 
 
 @st.composite
 def spans(draw, kind, **fixed):
     begin = draw(TIMES)
-    return kind(t0=begin, t1=begin + draw(TIMES), **{name: draw(values) for name, values in fixed.items()})
+    return kind(
+        t0=begin, t1=begin + draw(TIMES), **{name: draw(values) for name, values in fixed.items()}
+    )
 
 
 SMALL = st.integers(0, 2)
@@ -65,7 +69,9 @@ def test_each_part_by_hand():
             EngineSpan(what="serve", engine=0, node=0, t0=5.0, t1=30.0),
             RequestSpan(engine=0, task=0, sample=0, new_tokens=8, t0=6.0, t1=14.0),
             RequestSpan(engine=0, task=0, sample=1, new_tokens=4, t0=6.0, t1=10.0),
-            RequestSpan(engine=0, task=0, sample=2, new_tokens=2, t0=16.0, t1=18.0, error="it broke"),
+            RequestSpan(
+                engine=0, task=0, sample=2, new_tokens=2, t0=16.0, t1=18.0, error="it broke"
+            ),
             MetricSpan(node=0, task=0, sample=0, t0=14.0, t1=30.0),
             End(state="done", t1=30.0),
         ]
@@ -90,8 +96,18 @@ def test_each_part_by_hand():
 
 
 def test_a_batch_of_one_place_is_full_whatever_the_curve_makes_of_it():
-    slow = RequestSpan(engine=0, model=0, task=0, sample=0, prompt_tokens=10, new_tokens=1, t0=0.0, t1=8.0)
-    timeline = timeline_of([Begin(started_at_s=0.0, suite="s", tasks=["a"]), slow, End(state="done", t1=8.0)])
-    one_place = Curve(prefill_tokens_per_s=1000.0, request_s=0.0, step_base_s=1.0, step_sequence_s=0.0, max_batch=1)
+    slow = RequestSpan(
+        engine=0, model=0, task=0, sample=0, prompt_tokens=10, new_tokens=1, t0=0.0, t1=8.0
+    )
+    timeline = timeline_of(
+        [Begin(started_at_s=0.0, suite="s", tasks=["a"]), slow, End(state="done", t1=8.0)]
+    )
+    one_place = Curve(
+        prefill_tokens_per_s=1000.0,
+        request_s=0.0,
+        step_base_s=1.0,
+        step_sequence_s=0.0,
+        max_batch=1,
+    )
     assert account(timeline, one_place).seconds[words.USEFUL] == 8.0
     assert account(timeline, CURVE).seconds[words.UNDERFILLED] > 7.0

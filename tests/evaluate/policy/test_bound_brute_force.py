@@ -45,7 +45,11 @@ def ends_on_engine(curve, jobs, there_s):
                     if not left[job]:
                         after = _with(after, job, after_s)
                 go(after_s, left, read, after)
-        later = [ready_s for job, (ready_s, _, _) in enumerate(jobs) if not read[job] and ready_s > now_s + 1e-12]
+        later = [
+            ready_s
+            for job, (ready_s, _, _) in enumerate(jobs)
+            if not read[job] and ready_s > now_s + 1e-12
+        ]
         if later:
             go(min(later), rest, read, ends)
 
@@ -80,7 +84,14 @@ def optimum(curve, samples, there_s, slots, per_s):
         parts = []
         for engine, its_s in enumerate(there_s):
             mine = [job for job, place in enumerate(places) if place == engine]
-            parts.append((mine, ends_on_engine(curve, [samples[job][:3] for job in mine], its_s) if mine else [()]))
+            parts.append(
+                (
+                    mine,
+                    ends_on_engine(curve, [samples[job][:3] for job in mine], its_s)
+                    if mine
+                    else [()],
+                )
+            )
         for choice in itertools.product(*(ends for _, ends in parts)):
             ends = {
                 job: end_s
@@ -139,7 +150,9 @@ def work_of(curve, samples, there_s, slots, per_s):
     )
 
 
-@pytest.mark.parametrize("seeds", [range(QUICK), pytest.param(range(QUICK, INSTANCES), marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "seeds", [range(QUICK), pytest.param(range(QUICK, INSTANCES), marks=pytest.mark.slow)]
+)
 def test_never_above_the_best_of_all_schedules(seeds):
     tight, bound_by = 0, set()
     for seed in seeds:
@@ -153,25 +166,35 @@ def test_never_above_the_best_of_all_schedules(seeds):
 
 
 def test_the_terms_by_hand():
-    curve = Curve(prefill_tokens_per_s=1e9, request_s=0.0, step_base_s=1.0, step_sequence_s=0.5, max_batch=2)
+    curve = Curve(
+        prefill_tokens_per_s=1e9, request_s=0.0, step_base_s=1.0, step_sequence_s=0.5, max_batch=2
+    )
     one = SampleWork(engine_s=4.0, alone_s=6.0, tokens=4)
     bound = lower_bound(Work(samples=[one] * 6, engines_there_s=[0.0, 4.0], curve=curve))
-    assert bound.terms["engines"] == 14.0, "24 seconds of work, of which the first engine does 4 before the other comes"
+    assert bound.terms["engines"] == 14.0, (
+        "24 seconds of work, of which the first engine does 4 before the other comes"
+    )
     assert bound.terms["sample"] == 6.0
     assert bound.seconds == 14.0
     assert bound.ratio(15.4) == pytest.approx(1.1)
 
 
 def test_pace_binds_where_a_full_batch_would_be_too_slow():
-    curve = Curve(prefill_tokens_per_s=1e9, request_s=0.0, step_base_s=1.0, step_sequence_s=0.5, max_batch=8)
+    curve = Curve(
+        prefill_tokens_per_s=1e9, request_s=0.0, step_base_s=1.0, step_sequence_s=0.5, max_batch=8
+    )
     long = SampleWork(engine_s=curve.saturated_s(0, 10), alone_s=curve.alone_s(0, 10), tokens=10)
     bound = lower_bound(Work(samples=[long] * 4, engines_there_s=[0.0], curve=curve))
     assert bound.binds == "pace"
-    assert bound.seconds == pytest.approx(30.0, abs=1e-3), "four together: 10 steps of 1 + 4 / 2 seconds"
+    assert bound.seconds == pytest.approx(30.0, abs=1e-3), (
+        "four together: 10 steps of 1 + 4 / 2 seconds"
+    )
 
 
 def test_quota_and_storage():
-    sample = SampleWork(engine_s=1.0, alone_s=1.0, metric_s=0.5, judge_requests=1.0, judge_tokens=100.0)
+    sample = SampleWork(
+        engine_s=1.0, alone_s=1.0, metric_s=0.5, judge_requests=1.0, judge_tokens=100.0
+    )
     work = Work(
         samples=[sample] * 10,
         engines_there_s=[0.0],

@@ -27,7 +27,13 @@ from holdfast.evaluate.policy.state import PolicyConfig, State
 
 
 def curve(max_batch=2):
-    return Curve(prefill_tokens_per_s=1e4, request_s=1e-3, step_base_s=0.01, step_sequence_s=0.001, max_batch=max_batch)
+    return Curve(
+        prefill_tokens_per_s=1e4,
+        request_s=1e-3,
+        step_base_s=0.01,
+        step_sequence_s=0.001,
+        max_batch=max_batch,
+    )
 
 
 def ready(engine, *, now_s=0.0, node=0, model=0, max_batch=2):
@@ -41,14 +47,25 @@ def added(*specs, now_s=0.0):
 def sample(number, *, tokens=(0,), model=0, task=0, has_metric=False, affinity=0):
     """A sample whose requests are `number * 10`, `number * 10 + 1`... with limits `tokens`."""
     requests = tuple(
-        RequestSpec(request=number * 10 + place, prompt_tokens=10, max_new_tokens=limit, affinity=affinity)
+        RequestSpec(
+            request=number * 10 + place, prompt_tokens=10, max_new_tokens=limit, affinity=affinity
+        )
         for place, limit in enumerate(tokens)
     )
-    return SampleSpec(sample=number, model=model, task=task, number=number, requests=requests, has_metric=has_metric)
+    return SampleSpec(
+        sample=number,
+        model=model,
+        task=task,
+        number=number,
+        requests=requests,
+        has_metric=has_metric,
+    )
 
 
 def answered(engine, request, now_s=1.0, new_tokens=1):
-    return Answered(now_s=now_s, engine=engine, request=request, new_tokens=new_tokens, engine_s=0.5)
+    return Answered(
+        now_s=now_s, engine=engine, request=request, new_tokens=new_tokens, engine_s=0.5
+    )
 
 
 @pytest.fixture
@@ -61,20 +78,27 @@ def asked(actions):
 
 
 def test_the_longest_is_asked_first_wherever_it_is_from(state):
-    decide(state, added(sample(0, tokens=(100,)), sample(1, tokens=(900,), task=1), sample(2, tokens=(300,))))
+    decide(
+        state,
+        added(sample(0, tokens=(100,)), sample(1, tokens=(900,), task=1), sample(2, tokens=(300,))),
+    )
     assert asked(decide(state, ready(0, max_batch=1)))[0] == (10, 20)
 
 
 def test_a_long_metric_goes_before_a_longer_answer(state):
     state.priors.observe_metric(1, 1, 60.0)
-    decide(state, added(sample(0, tokens=(900,)), sample(1, tokens=(100,), task=1, has_metric=True)))
+    decide(
+        state, added(sample(0, tokens=(900,)), sample(1, tokens=(100,), task=1, has_metric=True))
+    )
     assert asked(decide(state, ready(0, max_batch=1)))[0] == (10,)
 
 
 def test_requests_of_one_input_go_together(state):
     decide(state, ready(0, max_batch=8))
     decide(state, ready(1, max_batch=8))
-    given = asked(decide(state, added(*(sample(one, tokens=(0, 0, 0), affinity=one + 1) for one in range(6)))))
+    given = asked(
+        decide(state, added(*(sample(one, tokens=(0, 0, 0), affinity=one + 1) for one in range(6))))
+    )
     where = {request: engine for engine, requests in given.items() for request in requests}
     for one in range(6):
         its = {where[request] for request in range(one * 10, one * 10 + 3) if request in where}
@@ -116,7 +140,9 @@ def test_an_idle_engine_goes_on_to_the_next_model_and_comes_back_for_what_is_lef
     assert actions == [Swap(holder, 1)], "model 0 has a tail, but nothing to deal out"
     decide(state, ready(holder, now_s=2.0, model=1, max_batch=1))
     actions = decide(state, EngineLeft(now_s=3.0, engine=1 - holder))
-    assert any(isinstance(action, Recall) and action.engine == holder for action in actions), "model 0 is older"
+    assert any(isinstance(action, Recall) and action.engine == holder for action in actions), (
+        "model 0 is older"
+    )
     first, *others = state.engines[holder].asked
     decide(state, Recalled(now_s=3.1, engine=holder, requests=tuple(others)))
     assert decide(state, answered(holder, first, now_s=4.0)) == [Swap(holder, 0)]
@@ -190,7 +216,9 @@ def test_lateness_makes_few_engines_be_looked_at_anew(state, monkeypatch):
         open_engine(*given)
 
     monkeypatch.setattr(feed, "open_engine", counted)
-    open_requests = [(engine, request) for engine, requests in running.items() for request in requests]
+    open_requests = [
+        (engine, request) for engine, requests in running.items() for request in requests
+    ]
     for step in range(400):  # each of them long after all should have been done
         engine, request = open_requests.pop(7 * step % len(open_requests))
         given = asked(decide(state, answered(engine, request, now_s=1e4 + 5 * step, new_tokens=8)))

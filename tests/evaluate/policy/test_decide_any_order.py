@@ -52,14 +52,18 @@ class Cluster(RuleBasedStateMachine):
 
     @initialize(newest_first=st.booleans(), double=st.booleans())
     def begin(self, newest_first, double):
-        config = PolicyConfig(newest_first=newest_first, duplicate=double, straggler=0.5, swap_pays_s=0.5)
+        config = PolicyConfig(
+            newest_first=newest_first, duplicate=double, straggler=0.5, swap_pays_s=0.5
+        )
         self.state = State(Priors(), config)
 
     def tell(self, event):
         for action in decide(self.state, event):
             match action:
                 case Ask():
-                    assert action.engine in self.serving, "nothing is asked of a dead or swapping engine"
+                    assert action.engine in self.serving, (
+                        "nothing is asked of a dead or swapping engine"
+                    )
                     for request in action.requests:
                         assert self.request_model[request] == self.serving[action.engine]
                         assert request not in self.held[action.engine]
@@ -111,12 +115,18 @@ class Cluster(RuleBasedStateMachine):
         engine = self.next_engine
         self.next_engine += 1
         curve = Curve(
-            prefill_tokens_per_s=1e4, request_s=1e-3, step_base_s=0.01, step_sequence_s=0.001, max_batch=batch
+            prefill_tokens_per_s=1e4,
+            request_s=1e-3,
+            step_base_s=0.01,
+            step_sequence_s=0.001,
+            max_batch=batch,
         )
         self.held[engine], self.serving[engine], self.node_of[engine] = [], model, node
         self.curve_of[engine] = curve
         self.model_nodes.setdefault(model, set()).add(node)
-        self.tell(EngineReady(now_s=self.later(), engine=engine, node=node, model=model, curve=curve))
+        self.tell(
+            EngineReady(now_s=self.later(), engine=engine, node=node, model=model, curve=curve)
+        )
 
     def engine_leaves(self, engine):
         del self.held[engine], self.node_of[engine]
@@ -154,7 +164,9 @@ class Cluster(RuleBasedStateMachine):
     @rule(
         model=st.integers(0, 2),
         task=st.integers(0, 3),
-        shapes=st.lists(st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), min_size=1, max_size=6),
+        shapes=st.lists(
+            st.tuples(st.integers(0, 3), st.booleans(), st.booleans()), min_size=1, max_size=6
+        ),
         shared=st.booleans(),
     )
     def samples_come(self, model, task, shapes, shared):
@@ -198,7 +210,13 @@ class Cluster(RuleBasedStateMachine):
         self.held[engine].remove(request)
         self.answered.add(request)
         self.tell(
-            Answered(now_s=self.later(0.01), engine=engine, request=request, new_tokens=request % 50, engine_s=0.05)
+            Answered(
+                now_s=self.later(0.01),
+                engine=engine,
+                request=request,
+                new_tokens=request % 50,
+                engine_s=0.05,
+            )
         )
 
     @precondition(lambda self: any(self.held.values()))
@@ -214,7 +232,9 @@ class Cluster(RuleBasedStateMachine):
     @precondition(lambda self: any(self.held.values()))
     @rule(data=st.data(), retry=st.booleans())
     def a_request_is_refused(self, data, retry):
-        engine = data.draw(st.sampled_from(sorted(engine for engine, held in self.held.items() if held)))
+        engine = data.draw(
+            st.sampled_from(sorted(engine for engine, held in self.held.items() if held))
+        )
         request = data.draw(st.sampled_from(self.held[engine]))
         self.held[engine].remove(request)
         if not retry and request not in self.answered:
@@ -228,7 +248,9 @@ class Cluster(RuleBasedStateMachine):
         if recall.engine not in self.node_of:
             return
         given = [
-            request for request in recall.requests if request in self.held[recall.engine] and data.draw(st.booleans())
+            request
+            for request in recall.requests
+            if request in self.held[recall.engine] and data.draw(st.booleans())
         ]
         for request in given:
             self.held[recall.engine].remove(request)
@@ -294,7 +316,9 @@ class Cluster(RuleBasedStateMachine):
                     given = [one for one in recall.requests if one in self.held[recall.engine]]
                     for one in given:
                         self.held[recall.engine].remove(one)
-                    self.tell(Recalled(now_s=self.later(), engine=recall.engine, requests=tuple(given)))
+                    self.tell(
+                        Recalled(now_s=self.later(), engine=recall.engine, requests=tuple(given))
+                    )
             elif any(self.held.values()):
                 engine = next(engine for engine, held in self.held.items() if held)
                 self.answer(engine, self.held[engine][0])
@@ -316,11 +340,19 @@ class Cluster(RuleBasedStateMachine):
     def engine_joins_on(self, node, model):
         engine = self.next_engine
         self.next_engine += 1
-        curve = Curve(prefill_tokens_per_s=1e4, request_s=1e-3, step_base_s=0.01, step_sequence_s=1e-3, max_batch=2)
+        curve = Curve(
+            prefill_tokens_per_s=1e4,
+            request_s=1e-3,
+            step_base_s=0.01,
+            step_sequence_s=1e-3,
+            max_batch=2,
+        )
         self.held[engine], self.serving[engine], self.node_of[engine] = [], model, node
         self.curve_of[engine] = curve
         self.model_nodes.setdefault(model, set()).add(node)
-        self.tell(EngineReady(now_s=self.later(), engine=engine, node=node, model=model, curve=curve))
+        self.tell(
+            EngineReady(now_s=self.later(), engine=engine, node=node, model=model, curve=curve)
+        )
 
 
 TestCluster = Cluster.TestCase

@@ -27,7 +27,9 @@ def test_answers_correct_the_rest_but_the_short_ones_come_first():
     for number in range(10):
         priors.unask(0, 100.0)
         priors.observe_tokens(0, number, 100.0, 10)
-    assert 0.8 < priors.correction(0) < 1.0, "90 are still out: the ten that came were the short ones"
+    assert 0.8 < priors.correction(0) < 1.0, (
+        "90 are still out: the ten that came were the short ones"
+    )
     for number in range(10, 100):
         priors.unask(0, 100.0)
         priors.observe_tokens(0, number, 100.0, 10)
@@ -43,7 +45,13 @@ def test_a_history_that_is_torn_is_refused():
 
 def test_longest_first_over_tasks_and_what_came_back_before_all():
     queue = LongestFirst()
-    for task, length_s, entry in ((0, 1.0, 10), (1, 5.0, 11), (0, 9.0, 12), (1, 5.01, 13), (2, 0.0, 14)):
+    for task, length_s, entry in (
+        (0, 1.0, 10),
+        (1, 5.0, 11),
+        (0, 9.0, 12),
+        (1, 5.01, 13),
+        (2, 0.0, 14),
+    ):
         queue.add(task, entry, length_s=length_s, prefill_s=0.0, metric_s=0.0)
     assert queue.longest_s() == pytest.approx(9.0, rel=0.1)
     queue.add_front((7, 8))

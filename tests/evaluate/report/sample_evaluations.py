@@ -48,34 +48,58 @@ NUMERICS = "hf exact float32 cpu torch 2.13"
 WHY_NOT = "Its metric raised ValueError: bad <doc> 3. Look at logs/humaneval.log."
 
 
-def made_lines(*, engines: int = 4, samples: int = 120, tasks: int = 9, seed: int = 0) -> list[Line]:
+def made_lines(
+    *, engines: int = 4, samples: int = 120, tasks: int = 9, seed: int = 0
+) -> list[Line]:
     """Lines of an evaluation whose engines load, answer samples one after another, and end at different times."""
     draw = random.Random(seed)
     names = [f"task_{number}" if number else "first<script>" for number in range(tasks)]
     lines: list[Line] = [Begin(started_at_s=1.79e9, suite="nightly", tasks=names)]
     free_s = [draw.uniform(8, 9) for _ in range(engines)]
     loaded_s = list(free_s)
-    lines += [EngineSpan(what="load", engine=e, node=e // 2, t0=0.5, t1=free_s[e]) for e in range(engines)]
-    lines += [NodeSpan(what="fetch", node=n, t0=0.5, t1=4.0 + n, remote_bytes=10**9) for n in range((engines + 1) // 2)]
+    lines += [
+        EngineSpan(what="load", engine=e, node=e // 2, t0=0.5, t1=free_s[e]) for e in range(engines)
+    ]
+    lines += [
+        NodeSpan(what="fetch", node=n, t0=0.5, t1=4.0 + n, remote_bytes=10**9)
+        for n in range((engines + 1) // 2)
+    ]
     for sample in range(samples):
         engine = min(range(engines), key=free_s.__getitem__)
-        task, took_s, t0 = int(draw.paretovariate(0.7)) % tasks, draw.expovariate(0.5) + 0.1, free_s[engine]
+        task, took_s, t0 = (
+            int(draw.paretovariate(0.7)) % tasks,
+            draw.expovariate(0.5) + 0.1,
+            free_s[engine],
+        )
         for _ in range(draw.choice((1, 1, 4))):
             t1 = t0 + took_s * draw.uniform(0.7, 1)
-            lines.append(RequestSpan(engine=engine, task=task, sample=sample, new_tokens=20, t0=t0, t1=t1))
+            lines.append(
+                RequestSpan(engine=engine, task=task, sample=sample, new_tokens=20, t0=t0, t1=t1)
+            )
         free_s[engine] = t0 + took_s * draw.uniform(0.8, 1.2)
         if task % 3 == 0:
-            lines.append(MetricSpan(node=engine // 2, task=task, sample=sample, t0=t0 + took_s, t1=t0 + took_s + 1))
+            lines.append(
+                MetricSpan(
+                    node=engine // 2, task=task, sample=sample, t0=t0 + took_s, t1=t0 + took_s + 1
+                )
+            )
         if task == 4:
-            lines.append(JudgeSpan(task=task, sample=sample, t0=t0 + took_s, t1=t0 + took_s + 3, waited_s=1))
+            lines.append(
+                JudgeSpan(task=task, sample=sample, t0=t0 + took_s, t1=t0 + took_s + 3, waited_s=1)
+            )
     end_s = max(free_s) + 4
     lines.append(EngineSpan(what="swap", engine=1, node=0, model=1, t0=free_s[1], t1=free_s[1] + 1))
-    lines += [EngineSpan(what="serve", engine=e, node=e // 2, t0=loaded_s[e], t1=end_s) for e in range(engines)]
+    lines += [
+        EngineSpan(what="serve", engine=e, node=e // 2, t0=loaded_s[e], t1=end_s)
+        for e in range(engines)
+    ]
     lines.append(End(state="done", t1=end_s))
     return lines
 
 
-def made_evaluation(timeline: Timeline, folder: str = "/somewhere/e-1", **other: object) -> Evaluation:
+def made_evaluation(
+    timeline: Timeline, folder: str = "/somewhere/e-1", **other: object
+) -> Evaluation:
     """An evaluation that fits a timeline; its account and its bound are made up."""
     engine_seconds = 1000.0
     fields: dict[str, object] = {
@@ -102,7 +126,10 @@ def made_evaluation(timeline: Timeline, folder: str = "/somewhere/e-1", **other:
             account.UNDERFILLED: 50.0,
             account.SWAP: 10.0,
         },
-        "critical_path": (PathStep(what="load", t0=0, t1=8.5), PathStep(what="answer", t0=8.5, t1=60, detail="task_1")),
+        "critical_path": (
+            PathStep(what="load", t0=0, t1=8.5),
+            PathStep(what="answer", t0=8.5, t1=60, detail="task_1"),
+        ),
         "samples": 120,
         "requests": 240,
         "reused": 30,

@@ -9,8 +9,16 @@ from holdfast.evaluate.report.compare import compare, plot
 
 
 def record(name, scores, **other):
-    fields = {"suite": "nightly", "model": f"/models/{name}", "family": "f", "state": "done", "started_at_s": 1.0}
-    return EvaluationRecord(evaluation_id=name, folder="/x", scores=scores, **{**fields, "mode": "exact", **other})
+    fields = {
+        "suite": "nightly",
+        "model": f"/models/{name}",
+        "family": "f",
+        "state": "done",
+        "started_at_s": 1.0,
+    }
+    return EvaluationRecord(
+        evaluation_id=name, folder="/x", scores=scores, **{**fields, "mode": "exact", **other}
+    )
 
 
 def scored(value, stderr=0.01, higher=True):
@@ -51,7 +59,10 @@ def test_one_difference_in_twenty_is_chance():
     draw, found = random.Random(4), 0
     for _ in range(4000):
         first, last = (draw.gauss(0.5, 0.02) for _ in range(2))
-        found += only_row(record("a", scored(first, 0.02)), record("b", scored(last, 0.02))).verdict != "no difference"
+        found += (
+            only_row(record("a", scored(first, 0.02)), record("b", scored(last, 0.02))).verdict
+            != "no difference"
+        )
     assert 0.04 < found / 4000 < 0.06
 
 
@@ -71,7 +82,11 @@ def test_two_of_one_name_are_told_apart():
 def test_what_one_does_not_have_stays_empty():
     other = {"u": {"f1,none": ["nan", None, True]}, "t": {"acc,none": [0.5, 0.1, True]}}
     comparison = compare(
-        [record("a", scored(0.5)), record("b", other), record("c", {"v": {"acc,none": [1, None, True]}})]
+        [
+            record("a", scored(0.5)),
+            record("b", other),
+            record("c", {"v": {"acc,none": [1, None, True]}}),
+        ]
     )
     assert [(row.task, [value is not None for value in row.values]) for row in comparison.rows] == [
         ("t", [True, True, False]),
@@ -82,7 +97,14 @@ def test_what_one_does_not_have_stays_empty():
 
 def test_what_makes_them_less_comparable_is_said():
     one = record("a", scored(0.1), numerics="x", harness_versions={"lm-eval": "0.4.13"})
-    two = record("b", scored(0.2), numerics="y", mode="free", harness_versions={"lm-eval": "0.4.14"}, state="stopped")
+    two = record(
+        "b",
+        scored(0.2),
+        numerics="y",
+        mode="free",
+        harness_versions={"lm-eval": "0.4.14"},
+        state="stopped",
+    )
     assert compare([one, two]).notes == (
         "Their modes differ: exact; free.",
         "Their numerics differ: x; y.",
@@ -103,7 +125,9 @@ def test_what_cannot_be_compared_is_refused():
 def test_the_plot_has_a_panel_a_task(tmp_path, monkeypatch, suffix, stepped):
     monkeypatch.setattr("holdfast.evaluate.report.compare.PANELS_LIMIT", 4)
     scores = {f"task_{number}": {"acc,none": [0.1, 0.01, True]} for number in range(7)}
-    records = [record(name, scores, step=step if stepped else None) for step, name in enumerate("abc")]
+    records = [
+        record(name, scores, step=step if stepped else None) for step, name in enumerate("abc")
+    ]
     path = tmp_path / "made" / f"plot.{suffix}"
     assert plot(compare(records), path) == 3
     data = path.read_bytes()

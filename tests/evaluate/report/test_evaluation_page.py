@@ -43,10 +43,20 @@ def test_the_answer_comes_first(page, evaluation):
 
 
 def test_it_contains_every_score_and_every_reason(text, evaluation):
-    expected = [WHY_NOT, NUMERICS, "abc123", "lm-eval 0.4.13", "2 GB at 350 MB/s", "exact, bit for bit"]
+    expected = [
+        WHY_NOT,
+        NUMERICS,
+        "abc123",
+        "lm-eval 0.4.13",
+        "2 GB at 350 MB/s",
+        "exact, bit for bit",
+    ]
     expected += [f"{score.value:.4f}" for score in evaluation.scores]
     expected += [f"{score.stderr:.4f}" for score in evaluation.scores if score.stderr is not None]
-    expected += [f"{term.seconds / words.unit_of_time(evaluation.makespan_s)[1]:.2f}" for term in evaluation.bound]
+    expected += [
+        f"{term.seconds / words.unit_of_time(evaluation.makespan_s)[1]:.2f}"
+        for term in evaluation.bound
+    ]
     assert [part for part in expected if part not in text] == []
 
 
@@ -80,7 +90,15 @@ def test_without_an_account_the_timeline_says_it(evaluation, timeline):
 
 def test_an_evaluation_of_nothing_is_a_page_too(evaluation):
     bare = replace(
-        evaluation, state="stopped", results={}, scores=(), errors={}, bound=(), account={}, critical_path=(), samples=0
+        evaluation,
+        state="stopped",
+        results={},
+        scores=(),
+        errors={},
+        bound=(),
+        account={},
+        critical_path=(),
+        samples=0,
     )
     source = render(bare, timeline_of([]))
     assert "Stopped: 0 tasks in" in source
@@ -94,7 +112,9 @@ def test_an_evaluation_of_nothing_is_a_page_too(evaluation):
 
 
 def test_a_plan_says_that_it_predicts(evaluation, timeline):
-    assert "<h1>Predicted: 120 samples in" in render(replace(evaluation, state="planned", errors={}), timeline)
+    assert "<h1>Predicted: 120 samples in" in render(
+        replace(evaluation, state="planned", errors={}), timeline
+    )
 
 
 def test_equal_evaluations_give_equal_bytes(evaluation, timeline):
@@ -113,7 +133,13 @@ def test_a_samples_time_is_from_its_first_request_to_its_last_judgement():
         ]
     )
     first, second, third = slowest(timeline)
-    assert (first.sample, first.t0, first.t1, first.requests, first.new_tokens) == (7, 10.0, 20.0, 2, 7)
+    assert (first.sample, first.t0, first.t1, first.requests, first.new_tokens) == (
+        7,
+        10.0,
+        20.0,
+        2,
+        7,
+    )
     assert (first.engine_s, first.metric_s, first.judge_s) == (3.5, 1.5, 5.0)
     assert (second.sample, third.model) == (8, 1)
     assert len(list(sample_times(timeline))) == 3
@@ -140,5 +166,7 @@ def test_a_browser_shows_it_without_a_complaint(page, scheme, tmp_path):
             fills = shown.evaluate(
                 "[...document.querySelectorAll('.gantt path.s1')].map(e => getComputedStyle(e).fill)"
             )
-            assert set(fills) == {{"light": "rgb(0, 114, 178)", "dark": "rgb(78, 168, 230)"}[scheme]}
+            assert set(fills) == {
+                {"light": "rgb(0, 114, 178)", "dark": "rgb(78, 168, 230)"}[scheme]
+            }
         browser.close()

@@ -5,7 +5,14 @@ import pytest
 from sample_evaluations import made_timeline
 
 from holdfast.evaluate.report.gantt import LEFT, ROWS, WIDTH, gantt
-from holdfast.evaluate.report.timeline import Begin, End, EngineSpan, MetricSpan, RequestSpan, timeline_of
+from holdfast.evaluate.report.timeline import (
+    Begin,
+    End,
+    EngineSpan,
+    MetricSpan,
+    RequestSpan,
+    timeline_of,
+)
 
 LIMIT_BYTES = 500_000
 
@@ -14,7 +21,9 @@ def test_it_is_svg_with_a_row_an_engine_and_a_lane_beside_them():
     picture = gantt(made_timeline(engines=4))
     svg = ET.fromstring(picture.svg)
     names = [text.text for text in svg.iter("text")]
-    assert [name for name in names if name.startswith("engine ")] == [f"engine {number}" for number in range(4)]
+    assert [name for name in names if name.startswith("engine ")] == [
+        f"engine {number}" for number in range(4)
+    ]
     assert {"all engines", "nodes reading", "metrics", "judge", "time (s)"} <= set(names)
     assert svg.get("aria-label").startswith("Engines over time: 4 engines over")
     assert picture.note == ""
@@ -32,7 +41,11 @@ def test_widths_are_times():
             ]
         )
     )
-    row = {path.get("class"): path.get("d") for path in ET.fromstring(picture.svg).iter("path") if "v" in path.get("d")}
+    row = {
+        path.get("class"): path.get("d")
+        for path in ET.fromstring(picture.svg).iter("path")
+        if "v" in path.get("d")
+    }
     quarter = (WIDTH - LEFT) / 4
 
     def ends(path):
@@ -41,7 +54,9 @@ def test_widths_are_times():
 
     assert (LEFT, LEFT + quarter) == ends(row["load l3"])
     assert (LEFT + quarter, LEFT + 3 * quarter) == ends(row["s1 l3"])
-    said = [(key, name, share.replace("\N{NO-BREAK SPACE}", "")) for key, name, share in picture.legend]
+    said = [
+        (key, name, share.replace("\N{NO-BREAK SPACE}", "")) for key, name, share in picture.legend
+    ]
     assert said == [("s1", "a", "50%"), ("load", "loading", "25%"), ("idle", "idle", "25%")]
 
 
@@ -49,10 +64,15 @@ def test_it_stays_small_whatever_happens():
     flicker = [Begin(started_at_s=0.0, suite="s", tasks=[f"t{n}" for n in range(20)])]
     for engine in range(ROWS):
         flicker += [
-            RequestSpan(engine=engine, task=(slot + engine) % 20, sample=0, t0=float(slot), t1=slot + 0.9)
+            RequestSpan(
+                engine=engine, task=(slot + engine) % 20, sample=0, t0=float(slot), t1=slot + 0.9
+            )
             for slot in range(240)
         ]
-        flicker += [MetricSpan(node=0, task=0, sample=0, t0=float(slot), t1=slot + 0.5) for slot in range(0, 240, 3)]
+        flicker += [
+            MetricSpan(node=0, task=0, sample=0, t0=float(slot), t1=slot + 0.5)
+            for slot in range(0, 240, 3)
+        ]
     flicker.append(End(state="done", t1=240.0))
     worst = gantt(timeline_of(flicker))
     assert 100_000 < len(worst.svg.encode()) < LIMIT_BYTES

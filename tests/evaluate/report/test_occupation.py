@@ -10,7 +10,10 @@ from holdfast.evaluate.report.timeline import Begin, End, EngineSpan, RequestSpa
 
 def spans(draw, number):
     starts = [draw.randrange(0, 90) for _ in range(number)]
-    return [RequestSpan(engine=0, task=0, sample=0, t0=float(t), t1=float(t + draw.randrange(0, 30))) for t in starts]
+    return [
+        RequestSpan(engine=0, task=0, sample=0, t0=float(t), t1=float(t + draw.randrange(0, 30)))
+        for t in starts
+    ]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -53,7 +56,9 @@ def test_time_at_several_requests_counts_once_and_is_shared_out():
     assert by_kind["b"].tolist() == [0, 0, 0, 0.5, 0]
     assert by_kind["idle"].tolist() == [0, 0, 0, 0, 1]
     assert found.shares[1][found.kinds.index("b")].tolist() == [0, 0, 0, 0.5, 0]
-    assert found.seconds() == pytest.approx({"load": 4, "swap": 0, "lost": 1, "idle": 2, "a": 3, "b": 2})
+    assert found.seconds() == pytest.approx(
+        {"load": 4, "swap": 0, "lost": 1, "idle": 2, "a": 3, "b": 2}
+    )
 
 
 def test_every_second_that_an_engine_was_there_is_accounted_for():

@@ -39,17 +39,30 @@ def test_scores_say_where_they_stand():
     scores = {(score.task, score.metric, score.filter): score for score in scores_of(RESULTS)}
     group, task = scores["mmlu", "acc", "none"], scores["mmlu_a", "acc_norm", "none"]
     assert (group.group, group.depth, group.samples) == (True, 0, 200)
-    assert (task.group, task.depth, task.n_shot, task.version, task.stderr) == (False, 1, 0, 1.0, 0.021)
+    assert (task.group, task.depth, task.n_shot, task.version, task.stderr) == (
+        False,
+        1,
+        0,
+        1.0,
+        0.021,
+    )
     perplexity = scores["wikitext", "word_perplexity", "none"]
     assert (perplexity.higher_is_better, perplexity.stderr, perplexity.samples) == (False, None, 62)
-    assert [score.task for score in scores_of(RESULTS)][:4] == ["mmlu", "mmlu_a", "mmlu_a", "mmlu_b"]
+    assert [score.task for score in scores_of(RESULTS)][:4] == [
+        "mmlu",
+        "mmlu_a",
+        "mmlu_a",
+        "mmlu_b",
+    ]
     assert scores_of({}) == ()
 
 
 def test_a_score_that_is_no_number_is_kept_as_it_is():
     (score, word) = scores_of({"results": {"t": {"f1,none": math.nan, "winner,none": "both"}}})
     assert (score.number, word.value, word.number) == (None, "both", None)
-    assert compact([score, word]) == {"t": {"f1,none": ["nan", None, None], "winner,none": ["both", None, None]}}
+    assert compact([score, word]) == {
+        "t": {"f1,none": ["nan", None, None], "winner,none": ["both", None, None]}
+    }
 
 
 def test_printed_elsewhere_it_is_markdown_and_says_what_failed(capsys):
@@ -62,8 +75,14 @@ def test_printed_elsewhere_it_is_markdown_and_says_what_failed(capsys):
 
 def test_on_a_terminal_it_is_a_table_whose_brackets_are_text(capsys, monkeypatch):
     monkeypatch.setattr("sys.stdout.isatty", lambda: True)
-    results = {"results": {"t[bold]": {"alias": "t[bold]", "acc,none": 0.25, "acc_stderr,none": 0.125}}}
-    print_scores(made_evaluation(made_timeline(samples=3), results=results, scores=scores_of(results), errors={}))
+    results = {
+        "results": {"t[bold]": {"alias": "t[bold]", "acc,none": 0.25, "acc_stderr,none": 0.125}}
+    }
+    print_scores(
+        made_evaluation(
+            made_timeline(samples=3), results=results, scores=scores_of(results), errors={}
+        )
+    )
     printed = capsys.readouterr().out
     assert "t[bold]" in printed
     assert "0.2500" in printed

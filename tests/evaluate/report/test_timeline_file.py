@@ -32,7 +32,9 @@ def test_lines_come_back_sorted_by_kind_and_start(tmp_path):
         writer.append(*lines)
     found = read_timeline(tmp_path / "made" / "timeline.jsonl")
     assert found == timeline_of(lines)
-    assert list(found.requests) == sorted((one for one in lines if isinstance(one, RequestSpan)), key=lambda s: s.t0)
+    assert list(found.requests) == sorted(
+        (one for one in lines if isinstance(one, RequestSpan)), key=lambda s: s.t0
+    )
     assert len(found.engines) == sum(isinstance(one, EngineSpan) for one in lines)
     assert found.makespan_s == found.end.t1
     assert (found.task_name(1), found.task_name(99)) == ("task_1", "task 99")
@@ -115,7 +117,9 @@ def test_a_killed_writer_leaves_a_timeline_that_can_be_read(tmp_path):
 
 
 def of_model(model, number):
-    return RequestSpan(engine=0, model=model, task=0, sample=number, t0=float(number), t1=number + 0.5)
+    return RequestSpan(
+        engine=0, model=model, task=0, sample=number, t0=float(number), t1=number + 0.5
+    )
 
 
 def test_what_grows_is_read_once_and_what_is_forgotten_stays_so(tmp_path):

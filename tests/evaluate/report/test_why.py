@@ -23,7 +23,11 @@ def test_the_verdict_names_the_ratio_and_what_sets_the_bound(evaluation):
 
 
 def said(seconds):
-    return f"{seconds:.1f} s" if seconds < 119.95 else f"{round(seconds) // 60} min {round(seconds) % 60:02d} s"
+    return (
+        f"{seconds:.1f} s"
+        if seconds < 119.95
+        else f"{round(seconds) // 60} min {round(seconds) % 60:02d} s"
+    )
 
 
 def test_lost_time_starts_with_what_was_useful_and_adds_up(evaluation):
@@ -37,7 +41,9 @@ def test_lost_time_starts_with_what_was_useful_and_adds_up(evaluation):
     ]
     assert sum(row.share for row in rows) == pytest.approx(1)
     assert [row.seconds for row in rows] == [800, 80, 60, 50, 10]
-    slow = lost_time(replace(evaluation, account={account.START: 9.0, account.USEFUL: 1.0, account.LOST: 2.0}))
+    slow = lost_time(
+        replace(evaluation, account={account.START: 9.0, account.USEFUL: 1.0, account.LOST: 2.0})
+    )
     assert [row.cause for row in slow] == [account.USEFUL, account.START, account.LOST]
 
 
@@ -49,7 +55,10 @@ def test_the_line_on_losses_names_the_three_largest(evaluation):
     assert losses(lost) == (
         "Useful work was 0.0% of the engines' time. Most of the rest: tail, metrics 75.0%; starting 25.0%."
     )
-    assert [losses(replace(evaluation, account=its)) for its in ({}, {account.USEFUL: 3.0, account.SWAP: 0.001})] == [
+    assert [
+        losses(replace(evaluation, account=its))
+        for its in ({}, {account.USEFUL: 3.0, account.SWAP: 0.001})
+    ] == [
         "",
         "",
     ]

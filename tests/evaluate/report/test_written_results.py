@@ -20,7 +20,9 @@ def evaluation(tmp_path):
     folder = tmp_path / "e-1"
     for entry in ("first", "second"):
         (folder / "samples" / entry).mkdir(parents=True)
-        (folder / "samples" / entry / "samples_gsm_8k_2026-01-01T00-00-00.1.jsonl").write_text(f'"{entry}"\n')
+        (folder / "samples" / entry / "samples_gsm_8k_2026-01-01T00-00-00.1.jsonl").write_text(
+            f'"{entry}"\n'
+        )
     return made_evaluation(made_timeline(samples=3), folder=str(folder))
 
 
@@ -42,9 +44,14 @@ def test_a_score_that_is_not_a_number_comes_back_too(evaluation, tmp_path):
 
 
 def test_the_bound_is_its_largest_term(evaluation):
-    assert evaluation.bound_s == pytest.approx(evaluation.makespan_s / 1.08) or evaluation.bound_s == 12.0
+    assert (
+        evaluation.bound_s == pytest.approx(evaluation.makespan_s / 1.08)
+        or evaluation.bound_s == 12.0
+    )
     two = replace(
-        evaluation, makespan_s=6.0, bound=(BoundTerm(name="a", seconds=1.0), BoundTerm(name="b", seconds=4.0))
+        evaluation,
+        makespan_s=6.0,
+        bound=(BoundTerm(name="a", seconds=1.0), BoundTerm(name="b", seconds=4.0)),
     )
     assert (two.bound_s, two.ratio) == (4.0, 1.5)
     assert replace(two, bound=()).ratio is None
@@ -64,7 +71,9 @@ def test_results_that_are_not_there_or_not_ours_are_said_so(evaluation, tmp_path
             read_evaluation(tmp_path)
     for text in ("{", "[]"):
         path.write_text(text)
-        with pytest.raises(EvaluationError, match="Compute the scores again: holdfast eval rescore"):
+        with pytest.raises(
+            EvaluationError, match="Compute the scores again: holdfast eval rescore"
+        ):
             read_evaluation(tmp_path)
 
 
@@ -78,7 +87,10 @@ def test_lm_evals_users_find_their_own_files(evaluation, tmp_path):
     samples = sorted(lm_eval_utils.get_sample_results_filenames(names), key=len)
     moment = written.name.removeprefix("results_").removesuffix(".json")
     assert [lm_eval_utils.get_file_datetime(name) for name in samples] == [moment, moment]
-    assert [Path(name).name.split("_2026")[0] for name in samples] == ["samples_gsm_8k", "samples_gsm_8k#2"]
+    assert [Path(name).name.split("_2026")[0] for name in samples] == [
+        "samples_gsm_8k",
+        "samples_gsm_8k#2",
+    ]
     assert [Path(name).read_text() for name in samples] == ['"first"\n', '"second"\n']
     said = json.loads(written.read_text())
     assert {name: said[name] for name in RESULTS} == RESULTS

@@ -10,7 +10,9 @@ from holdfast.evaluate.weights.manifest import Chunk, ModelFile, ModelManifest
 
 def model(sizes):
     chunks = [Chunk(file=0, offset=0, size_bytes=size_bytes) for size_bytes in sizes]
-    return ModelManifest(source="x", form="huggingface", files=[ModelFile(path="x", size_bytes=0)], chunks=chunks)
+    return ModelManifest(
+        source="x", form="huggingface", files=[ModelFile(path="x", size_bytes=0)], chunks=chunks
+    )
 
 
 MODELS = st.lists(st.integers(1, 1000), min_size=1, max_size=80).map(model)
@@ -30,7 +32,10 @@ def test_every_chunk_is_read_by_one_node_and_the_bytes_are_shared_out_evenly(man
     read = loads(manifest, owners, nodes)
     largest = max(chunk.size_bytes for chunk in manifest.chunks)
     # Graham's bound on list scheduling: the mean of the others, and one chunk.
-    assert max(read.values()) <= manifest.size_bytes / len(nodes) + largest * (1 - 1 / len(nodes)) + 1e-9
+    assert (
+        max(read.values())
+        <= manifest.size_bytes / len(nodes) + largest * (1 - 1 / len(nodes)) + 1e-9
+    )
     assert sum(read.values()) == manifest.size_bytes
     assert owners == assign(manifest, sorted(nodes, reverse=True))
 
@@ -72,7 +77,13 @@ def test_bytes_are_read_once_while_nodes_only_join(manifest, first, steps, data)
     have = {node: set() for node in nodes}
     for step in [*steps, 3]:
         pending = [number for number in range(len(owners)) if number not in read]
-        for number in pending if step == 3 else data.draw(st.sets(st.sampled_from(pending))) if pending else []:
+        for number in (
+            pending
+            if step == 3
+            else data.draw(st.sets(st.sampled_from(pending)))
+            if pending
+            else []
+        ):
             read[number] = read.get(number, 0) + 1
             have[owners[number]].add(number)
         node = len(nodes)

@@ -21,7 +21,13 @@ MIB = 1 << 20
 @pytest.fixture
 def folder(tmp_path):
     sizes = {"config.json": 20, "tokenizer.json": 30, "model.safetensors": 2 * MIB + 5}
-    extra = {"README.md": 9, "model.py": 9, "pytorch_model.bin": 9, ".git/config.json": 9, "runs/config.json": 9}
+    extra = {
+        "README.md": 9,
+        "model.py": 9,
+        "pytorch_model.bin": 9,
+        ".git/config.json": 9,
+        "runs/config.json": 9,
+    }
     make_files(tmp_path / "llama", {**sizes, **extra, "additional_chat_templates/tools.jinja": 4})
     return tmp_path / "llama"
 
@@ -58,7 +64,13 @@ def test_several_files_of_weights_are_those_that_the_index_names(folder, tmp_pat
     make_files(folder, {"a.safetensors": 10, "b.safetensors": 10, "consolidated.safetensors": 10})
     index = {"weight_map": {"x": "a.safetensors", "y": "b.safetensors", "z": "a.safetensors"}}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
-    expected = ["a.safetensors", "b.safetensors", "config.json", "model.safetensors.index.json", "tokenizer.json"]
+    expected = [
+        "a.safetensors",
+        "b.safetensors",
+        "config.json",
+        "model.safetensors.index.json",
+        "tokenizer.json",
+    ]
     assert [path for path in paths(describe(str(folder))) if "jinja" not in path] == expected
     with storage_over_http(tmp_path) as storage:
         assert paths(describe(f"{storage.url}/llama")) == expected
@@ -77,8 +89,14 @@ def test_several_files_of_weights_are_those_that_the_index_names(folder, tmp_pat
 
 
 def test_chunks_are_by_the_models_size_alone():
-    assert [chunk_size_for(size) // MIB for size in (0, MIB, 256 * MIB, 256 * MIB + 1, 1 << 40)] == [1, 1, 1, 2, 64]
-    assert [(each.offset, each.size_bytes) for each in cut(3, 10, 25, 10)] == [(10, 10), (20, 10), (30, 5)]
+    assert [
+        chunk_size_for(size) // MIB for size in (0, MIB, 256 * MIB, 256 * MIB + 1, 1 << 40)
+    ] == [1, 1, 1, 2, 64]
+    assert [(each.offset, each.size_bytes) for each in cut(3, 10, 25, 10)] == [
+        (10, 10),
+        (20, 10),
+        (30, 5),
+    ]
     assert cut(0, 0, 0, 10) == []
 
 
@@ -90,7 +108,11 @@ def test_what_is_no_model_is_a_sentence_with_the_next_step(folder, tmp_path):
     for error, said, model in [
         (BadUse, "holds its weights pickled (pytorch_model.bin)", folder),
         (BadUse, "it has weights.safetensors", tmp_path / "named"),
-        (BadUse, "has neither config.json (a Hugging Face folder) nor .metadata", tmp_path / "empty"),
+        (
+            BadUse,
+            "has neither config.json (a Hugging Face folder) nor .metadata",
+            tmp_path / "empty",
+        ),
         (BadUse, f"Give one of them: {tmp_path / 'runs'}/step-0000000020.", tmp_path / "runs"),
         (BadUse, "llama, named in it is one. Give", tmp_path),
         (BadUse, "is a file", folder / "config.json"),
@@ -141,12 +163,16 @@ def test_of_a_checkpoint_the_models_tensors_are_read_and_not_the_optimizers(trai
     assert weights <= manifest.converted_bytes < weights + 5000
     data = [chunk for chunk in manifest.chunks if chunk.file == 1]
     # PyTorch puts about 1500 bytes around every tensor.
-    assert weights < sum(chunk.size_bytes for chunk in data) < weights + 2000 * len(model.state_dict())
+    assert (
+        weights < sum(chunk.size_bytes for chunk in data) < weights + 2000 * len(model.state_dict())
+    )
     assert sum(chunk.size_bytes for chunk in data) < manifest.files[1].size_bytes / 2.5
     assert manifest.hf_config["tokenizer.json"] == b'{"a": 1}'
     assert set(manifest.file_digests) == {".metadata"}
     with storage_over_http(checkpoint.parent) as storage:
-        over_http = describe(f"{storage.url}/{checkpoint.name}", hf_config=str(config), chunk_bytes=10_000)
+        over_http = describe(
+            f"{storage.url}/{checkpoint.name}", hf_config=str(config), chunk_bytes=10_000
+        )
     assert model_digest(over_http, []) == model_digest(manifest, [])
     assert over_http.fingerprint() != manifest.fingerprint(), "another source may hold another step"
 
@@ -177,7 +203,9 @@ def test_a_checkpoint_that_cannot_be_described(trained, tmp_path):
 
 
 @pytest.mark.slow  # a process a node that imports torch
-def test_nodes_make_a_hugging_face_folder_of_a_checkpoint_and_let_go_of_what_they_read(trained, tmp_path):
+def test_nodes_make_a_hugging_face_folder_of_a_checkpoint_and_let_go_of_what_they_read(
+    trained, tmp_path
+):
     from transformers import AutoModelForCausalLM
 
     checkpoint, config, model = trained

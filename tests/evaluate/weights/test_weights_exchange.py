@@ -123,7 +123,14 @@ def test_what_is_not_there_and_will_not_be(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "first", [b"GET / HTTP/1.1\r\n\r\n", b"HFC1\x05\x00wrong", b"HFC1\x00\x00", b"HFC1\xff\xff" + b"x" * 1000, b""]
+    "first",
+    [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"HFC1\x05\x00wrong",
+        b"HFC1\x00\x00",
+        b"HFC1\xff\xff" + b"x" * 1000,
+        b"",
+    ],
 )
 def test_whoever_has_no_token_gets_not_one_byte(tmp_path, monkeypatch, first):
     monkeypatch.setattr(exchange, "SILENCE_S", 0.05 if not first else 10.0)
@@ -161,7 +168,10 @@ def test_a_corrupted_chunk_is_noticed(tmp_path):
 def test_a_peer_that_hangs_or_dies_is_lost(tmp_path, monkeypatch, manner):
     monkeypatch.setattr(exchange, "SILENCE_S", 0.1)
 
-    replies = {"noise": b"\xee" * 25, "endless": exchange._REPLY.pack(exchange.HERE, bytes(16), 1 << 60)}
+    replies = {
+        "noise": b"\xee" * 25,
+        "endless": exchange._REPLY.pack(exchange.HERE, bytes(16), 1 << 60),
+    }
 
     async def run():
         loop = asyncio.get_running_loop()

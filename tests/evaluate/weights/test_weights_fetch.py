@@ -31,7 +31,12 @@ from holdfast.evaluate.weights.source import open_source
 from holdfast.evaluate.weights.store import MemoryFull, SharedFile
 from holdfast.testing import FakeClock
 
-SIZES = {"config.json": 17, "empty.json": 0, "model-1.safetensors": 500_000, "model-2.safetensors": 123_457}
+SIZES = {
+    "config.json": 17,
+    "empty.json": 0,
+    "model-1.safetensors": 500_000,
+    "model-2.safetensors": 123_457,
+}
 CHUNK = 10_000
 
 
@@ -49,7 +54,10 @@ def root(tmp_path):
 def chunk_digests(manifest):
     folder = Path(manifest.source)
     content = {file.path: (folder / file.path).read_bytes() for file in manifest.files}
-    cuts = [(manifest.files[each.file].path, each.offset, each.offset + each.size_bytes) for each in manifest.chunks]
+    cuts = [
+        (manifest.files[each.file].path, each.offset, each.offset + each.size_bytes)
+        for each in manifest.chunks
+    ]
     return [xxhash.xxh3_128_hexdigest(content[path][start:end]) for path, start, end in cuts]
 
 
@@ -96,7 +104,9 @@ def test_storage_that_fails_a_third_of_reads_only_slows_things(model, root):
     async def run(storage, sleep):
         async with nodes(root, 4, sleep=sleep) as (stores, peers):
             fetched = await fetch_all(stores, peers, elsewhere(model, storage.url))
-            assert {str(folder_digest(each.folder)) for each in fetched} == {str(folder_digest(model.source))}
+            assert {str(folder_digest(each.folder)) for each in fetched} == {
+                str(folder_digest(model.source))
+            }
             assert sum(each.remote_bytes for each in fetched) == model.size_bytes
 
     async def briefly(_seconds):
@@ -149,7 +159,9 @@ def test_a_chunk_damaged_in_a_peers_memory_is_refused_and_read_from_the_source(m
     asyncio.run(run())
 
 
-def test_a_chunk_that_comes_damaged_from_the_source_is_read_again_where_its_digest_is_known(model, root):
+def test_a_chunk_that_comes_damaged_from_the_source_is_read_again_where_its_digest_is_known(
+    model, root
+):
     async def run(storage, *, whole):
         manifest = elsewhere(model, storage.url, digests=chunk_digests(model))
         async with nodes(root, 2) as (stores, peers):
@@ -159,7 +171,9 @@ def test_a_chunk_that_comes_damaged_from_the_source_is_read_again_where_its_dige
                 assert sum(each.remote_bytes for each in fetched) == model.size_bytes + 2 * CHUNK
             else:
                 asking = [
-                    asyncio.ensure_future(store.fetch(0, manifest, assign(manifest, peers), peers, number))
+                    asyncio.ensure_future(
+                        store.fetch(0, manifest, assign(manifest, peers), peers, number)
+                    )
                     for number, store in enumerate(stores)
                 ]
                 done, _ = await asyncio.wait(asking, return_when=asyncio.FIRST_EXCEPTION)
@@ -206,9 +220,13 @@ def test_a_chunk_whose_peer_was_lost_is_not_forgotten_when_owners_change_in_the_
     async def run(dead):
         async with nodes(root, 1, sleep=sleep) as (stores, peers):
             everyone = {0: peers[0], 1: dead}
-            coming = asyncio.ensure_future(stores[0].fetch(0, model, [1] * len(model.chunks), everyone, 0))
+            coming = asyncio.ensure_future(
+                stores[0].fetch(0, model, [1] * len(model.chunks), everyone, 0)
+            )
             await paused.wait()
-            again = asyncio.ensure_future(stores[0].fetch(0, model, [0] * len(model.chunks), everyone, 0))
+            again = asyncio.ensure_future(
+                stores[0].fetch(0, model, [0] * len(model.chunks), everyone, 0)
+            )
             while len(stores[0]._models[0].share._missing) > 1:
                 await asyncio.sleep(0)
             go_on.set()
@@ -290,8 +308,16 @@ def test_a_peer_that_died_or_hangs_is_done_without_once_it_had_its_time(model, r
             for each in fetched:
                 assert folder_digest(each.folder) == folder_digest(model.source)
             # Each of the two had to read what the third was to read, or got it from the other.
-            lost = sum(cut.size_bytes for cut, owner in zip(model.chunks, owners, strict=True) if owner == 2)
-            assert model.size_bytes <= sum(each.remote_bytes for each in fetched) <= model.size_bytes + lost
+            lost = sum(
+                cut.size_bytes
+                for cut, owner in zip(model.chunks, owners, strict=True)
+                if owner == 2
+            )
+            assert (
+                model.size_bytes
+                <= sum(each.remote_bytes for each in fetched)
+                <= model.size_bytes + lost
+            )
 
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
@@ -330,10 +356,14 @@ def test_chunks_that_a_peer_has_are_not_read_again_though_the_new_owner_does_not
             # Node 0 has all. Node 1 waits for a node that never comes; then it is told to read everything itself.
             await stores[0].fetch(0, model, [0] * len(model.chunks), {0: peers[0]}, 0)
             nowhere = {1: peers[1], 2: peers[2]}
-            waiting = asyncio.ensure_future(stores[1].fetch(0, model, [2] * len(model.chunks), nowhere, 1))
+            waiting = asyncio.ensure_future(
+                stores[1].fetch(0, model, [2] * len(model.chunks), nowhere, 1)
+            )
             while not stores[1]._models:
                 await asyncio.sleep(0)
-            fetched = await stores[1].fetch(0, model, [1] * len(model.chunks), {0: peers[0], 1: peers[1]}, 1)
+            fetched = await stores[1].fetch(
+                0, model, [1] * len(model.chunks), {0: peers[0], 1: peers[1]}, 1
+            )
             assert fetched.remote_bytes == 0
             assert await waiting == fetched
 
@@ -401,7 +431,9 @@ def test_what_a_training_job_still_holds_is_not_read_of_the_storage(model, root,
     assert model.size_bytes - 20 * CHUNK <= left < model.size_bytes
 
 
-def test_two_checkpoints_that_differ_in_nothing_but_their_bytes_are_not_mixed(model, root, tmp_path):
+def test_two_checkpoints_that_differ_in_nothing_but_their_bytes_are_not_mixed(
+    model, root, tmp_path
+):
     make_files(tmp_path / "next", SIZES, seed=1)
     following = elsewhere(model, str(tmp_path / "next"))
 
@@ -413,7 +445,9 @@ def test_two_checkpoints_that_differ_in_nothing_but_their_bytes_are_not_mixed(mo
                 for node, store in enumerate(stores)
                 for number, manifest in enumerate((model, following))
             ]
-            for each, manifest in zip(await asyncio.gather(*asks), (model, following) * 2, strict=True):
+            for each, manifest in zip(
+                await asyncio.gather(*asks), (model, following) * 2, strict=True
+            ):
                 assert folder_digest(each.folder) == folder_digest(manifest.source)
 
     asyncio.run(run())
@@ -423,7 +457,9 @@ def test_a_model_released_while_it_comes_is_no_cancellation(model, root):
     async def run():
         async with nodes(root, 2) as (stores, peers):
             # Its owner does not fetch: this never comes.
-            coming = asyncio.ensure_future(stores[1].fetch(0, model, [0] * len(model.chunks), peers, 1))
+            coming = asyncio.ensure_future(
+                stores[1].fetch(0, model, [0] * len(model.chunks), peers, 1)
+            )
             while not stores[1]._models:
                 await asyncio.sleep(0)
             await stores[1].release(0)
@@ -434,7 +470,9 @@ def test_a_model_released_while_it_comes_is_no_cancellation(model, root):
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(("nic", "budget", "rate"), [(0.5, None, 0.5), (None, 0.25, 0.25), (0.5, 0.25, 0.25)])
+@pytest.mark.parametrize(
+    ("nic", "budget", "rate"), [(0.5, None, 0.5), (None, 0.25, 0.25), (0.5, 0.25, 0.25)]
+)
 def test_a_rate_is_kept(model, root, nic, budget, rate):
     clock = FakeClock()
 
@@ -444,7 +482,9 @@ def test_a_rate_is_kept(model, root, nic, budget, rate):
     async def run():
         async with nodes(root, 1, clock=clock, nic_mib_s=nic, sleep=sleep) as (stores, peers):
             (fetched,) = await fetch_all(stores, peers, model, max_read_mib_s=budget)
-            expected_s = model.size_bytes / 2**20 * (1 / nic + 1 / budget if nic and budget else 1 / rate)
+            expected_s = (
+                model.size_bytes / 2**20 * (1 / nic + 1 / budget if nic and budget else 1 / rate)
+            )
             # One of two limits passes while the other is waited for, in this clock as in any.
             assert model.size_bytes / 2**20 / rate - 0.1 <= fetched.seconds <= expected_s + 0.1
 
@@ -490,12 +530,15 @@ asyncio.run(main(*sys.argv[1:]))
 """
 
 
-def test_an_agent_killed_in_the_middle_is_survived_and_cleared_at_the_next_start(model, root, tmp_path):
+def test_an_agent_killed_in_the_middle_is_survived_and_cleared_at_the_next_start(
+    model, root, tmp_path
+):
     import msgspec
 
     (tmp_path / "manifest.json").write_bytes(msgspec.json.encode(model))
     agent = subprocess.Popen(
-        [sys.executable, "-c", AGENT, str(root), str(tmp_path / "manifest.json"), TOKEN], stdout=subprocess.PIPE
+        [sys.executable, "-c", AGENT, str(root), str(tmp_path / "manifest.json"), TOKEN],
+        stdout=subprocess.PIPE,
     )
     try:
         address = agent.stdout.readline().decode().strip()
@@ -509,7 +552,9 @@ def test_an_agent_killed_in_the_middle_is_survived_and_cleared_at_the_next_start
                     await asyncio.sleep(0)
                 agent.send_signal(signal.SIGKILL)
                 agent.wait()
-                fetched = await stores[0].fetch(0, model, reassign(model, owners, {}, [0]), peers, 0)
+                fetched = await stores[0].fetch(
+                    0, model, reassign(model, owners, {}, [0]), peers, 0
+                )
                 assert await coming == fetched
                 assert folder_digest(fetched.folder) == folder_digest(model.source)
                 assert fetched.peer_bytes > 0

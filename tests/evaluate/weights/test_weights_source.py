@@ -19,7 +19,11 @@ def files(tmp_path):
 
 
 def urls(files, storage):
-    return {"folder": str(files / "model"), "file": f"file://{files}/model", "http": f"{storage.url}/model"}
+    return {
+        "folder": str(files / "model"),
+        "file": f"file://{files}/model",
+        "http": f"{storage.url}/model",
+    }
 
 
 @pytest.mark.parametrize("kind", ["folder", "file", "http"])
@@ -39,7 +43,9 @@ def test_ranges_are_read_as_they_are(files, kind):
 
     with storage_over_http(files) as storage:
         sizes = asyncio.run(use(open_source(urls(files, storage)[kind], sleep=at_once)))
-        assert sizes == (None if kind == "http" else {"config.json": 10, "a b.safetensors": 100_000})
+        assert sizes == (
+            None if kind == "http" else {"config.json": 10, "a b.safetensors": 100_000}
+        )
 
 
 @pytest.mark.parametrize("failing", [0.3, 0.6])
@@ -51,7 +57,9 @@ def test_storage_that_fails_now_and_then_only_slows_things(files, failing):
         pauses.append(seconds)
 
     async def use(source):
-        parts = await asyncio.gather(*(source.read("a b.safetensors", at, 1000) for at in range(0, 100_000, 1000)))
+        parts = await asyncio.gather(
+            *(source.read("a b.safetensors", at, 1000) for at in range(0, 100_000, 1000))
+        )
         return b"".join(bytes(part) for part in parts)
 
     with storage_over_http(files, failing=failing) as storage:

@@ -34,7 +34,9 @@ def memory(tmp_path):
 
 def owner_process(root, session):
     process = subprocess.Popen(
-        [sys.executable, "-c", OWNER, str(root), session], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", OWNER, str(root), session],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
     )
     assert process.stdout.readline() == b"made\n"
     return process

@@ -54,7 +54,9 @@ class Storage:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_port}"
-        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01})
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, kwargs={"poll_interval": 0.01}
+        )
         self._thread.start()
 
     def close(self):
@@ -109,7 +111,11 @@ class Storage:
         bucket = unquote(asked.path).strip("/")
         prefix = parse_qs(asked.query).get("prefix", [""])[0]
         root = self.folder / bucket
-        files = {file.relative_to(root).as_posix(): file for file in sorted(root.rglob("*")) if file.is_file()}
+        files = {
+            file.relative_to(root).as_posix(): file
+            for file in sorted(root.rglob("*"))
+            if file.is_file()
+        }
         entries = "".join(
             f"<Contents><Key>{escape(key)}</Key><Size>{file.stat().st_size}</Size><ETag>e</ETag>"
             "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
@@ -150,13 +156,20 @@ def make_files(folder, sizes, seed=0):
 
 def manifest_of(source, sizes, chunk_bytes, **more):
     files = [ModelFile(path=path, size_bytes=size_bytes) for path, size_bytes in sizes.items()]
-    chunks = [chunk for number, file in enumerate(files) for chunk in cut(number, 0, file.size_bytes, chunk_bytes)]
+    chunks = [
+        chunk
+        for number, file in enumerate(files)
+        for chunk in cut(number, 0, file.size_bytes, chunk_bytes)
+    ]
     return ModelManifest(source=str(source), form="huggingface", files=files, chunks=chunks, **more)
 
 
 def folder_digest(folder):
     files = sorted(file for file in Path(folder).rglob("*") if file.is_file())
-    return {file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files}
+    return {
+        file.relative_to(folder).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest()
+        for file in files
+    }
 
 
 @asynccontextmanager
@@ -176,5 +189,8 @@ async def nodes(root, count, *, budget_bytes=1 << 30, clock=None, **options):
 async def fetch_all(stores, peers, manifest, owners=None, **options):
     owners = owners or assign(manifest, peers)
     return await asyncio.gather(
-        *(store.fetch(0, manifest, owners, peers, number, **options) for number, store in enumerate(stores))
+        *(
+            store.fetch(0, manifest, owners, peers, number, **options)
+            for number, store in enumerate(stores)
+        )
     )

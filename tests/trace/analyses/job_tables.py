@@ -34,7 +34,10 @@ def trace_of(*frames: pd.DataFrame, duration: str = "run", compared=(), clusters
     readings = []
     for number, frame in enumerate(frames):
         own = frame.copy()
-        for column, ends in (("run_s", ("start_at", "end_at")), ("queue_s", ("submit_at", "start_at"))):
+        for column, ends in (
+            ("run_s", ("start_at", "end_at")),
+            ("queue_s", ("submit_at", "start_at")),
+        ):
             if column not in own and set(ends) <= set(own):
                 own[column] = (own[ends[1]] - own[ends[0]]).dt.total_seconds()
         connection.register("frame", own)
@@ -43,14 +46,24 @@ def trace_of(*frames: pd.DataFrame, duration: str = "run", compared=(), clusters
         connection.unregister("frame")
         name = own["cluster"].iloc[0]
         cluster = known.get(name, Cluster(name=name, source="test"))
-        readings.append(Reading(table=f"jobs_{number}", columns=frozenset(own.columns), clusters=(cluster,)))
-    return Trace(connection, Path(tempfile.mkdtemp()), readings, duration=duration, compared=frozenset(compared))
+        readings.append(
+            Reading(table=f"jobs_{number}", columns=frozenset(own.columns), clusters=(cluster,))
+        )
+    return Trace(
+        connection,
+        Path(tempfile.mkdtemp()),
+        readings,
+        duration=duration,
+        compared=frozenset(compared),
+    )
 
 
 def made_up(seed: int = 0, rows: int = 3000, cluster: str = "Made up") -> pd.DataFrame:
     """Jobs of every kind: with and without GPUs, types, users and pools, running, pending, fractions of GPUs."""
     random = np.random.default_rng(seed)
-    submit = pd.Timestamp("2023-03-01") + pd.to_timedelta(np.sort(random.integers(0, 20 * 86400, rows)), unit="s")
+    submit = pd.Timestamp("2023-03-01") + pd.to_timedelta(
+        np.sort(random.integers(0, 20 * 86400, rows)), unit="s"
+    )
     queue = np.floor(random.lognormal(3, 2, rows)) * (random.random(rows) > 0.3)
     run = np.floor(random.lognormal(5, 2, rows))
     state = random.choice(
@@ -72,15 +85,21 @@ def made_up(seed: int = 0, rows: int = 3000, cluster: str = "Made up") -> pd.Dat
         {
             "cluster": cluster,
             "job_id": [f"job-{number}" for number in range(rows)],
-            "username": random.choice(["ada", "bob", "cyd", "dan", None], rows, p=[0.5, 0.2, 0.15, 0.1, 0.05]),
+            "username": random.choice(
+                ["ada", "bob", "cyd", "dan", None], rows, p=[0.5, 0.2, 0.15, 0.1, 0.05]
+            ),
             "pool": random.choice(["east", "west", "north", None], rows),
             "type": random.choice(
-                ["Pretrain", "Evaluation", "SFT", "Other", None], rows, p=[0.1, 0.5, 0.2, 0.15, 0.05]
+                ["Pretrain", "Evaluation", "SFT", "Other", None],
+                rows,
+                p=[0.1, 0.5, 0.2, 0.15, 0.05],
             ),
             "state": state,
             "submit_at": submit,
             "start_at": submit + pd.to_timedelta(queue, unit="s"),
-            "gpu_num": random.choice([0, 0.25, 0.5, 1, 2, 3, 8, 16, 64], rows, p=[0.2, 0.05, 0.05, *[0.7 / 6] * 6]),
+            "gpu_num": random.choice(
+                [0, 0.25, 0.5, 1, 2, 3, 8, 16, 64], rows, p=[0.2, 0.05, 0.05, *[0.7 / 6] * 6]
+            ),
             "cpu_num": random.choice([4.0, 16.0, 128.0], rows),
             "mem_gb": random.choice([32.0, 100.0, np.nan], rows),
         }
@@ -114,11 +133,15 @@ def openb() -> pd.DataFrame:
             "cluster": "openb",
             "job_id": own["name"],
             "pool": own["qos"],
-            "state": own["pod_phase"].map({"Succeeded": "COMPLETED", "Failed": "FAILED", "Running": "RUNNING"}),
+            "state": own["pod_phase"].map(
+                {"Succeeded": "COMPLETED", "Failed": "FAILED", "Running": "RUNNING"}
+            ),
             "submit_at": pd.to_datetime(own["creation_time"], unit="s"),
             "start_at": pd.to_datetime(start, unit="s"),
             "end_at": pd.to_datetime(end, unit="s"),
-            "gpu_num": np.where(own["num_gpu"] == 1, own["gpu_milli"] / 1000, own["num_gpu"]).astype(float),
+            "gpu_num": np.where(
+                own["num_gpu"] == 1, own["gpu_milli"] / 1000, own["num_gpu"]
+            ).astype(float),
             "cpu_num": own["cpu_milli"] / 1000,
             "mem_gb": own["memory_mib"] / 1024,
         }
@@ -133,7 +156,8 @@ def kalos() -> pd.DataFrame:
             "cluster": "Kalos",
             "type": own["type"].replace("Other_or_SFT", "Other"),
             "state": own["state"],
-            "submit_at": pd.Timestamp("2023-05-17 11:30:13") + pd.to_timedelta(own["arrival_s"], unit="s"),
+            "submit_at": pd.Timestamp("2023-05-17 11:30:13")
+            + pd.to_timedelta(own["arrival_s"], unit="s"),
             "run_s": own["duration_s"].astype(float),
             "gpu_num": own["gpu_num"].astype(float),
         }
@@ -147,7 +171,9 @@ def published(metric: str) -> tuple[pd.DataFrame, dict[str, pd.DataFrame]]:
     frames = {}
     for cluster, known in curves[~curves["type"].str.startswith("ALL")].groupby("cluster"):
         last = known.groupby("type").tail(1)  # the queues' curves end before the last job does
-        beyond = last.assign(**{"x_le": last["x_le"] * 2, "count_in_(x/2,x]": last["n_total"] - last["cum_count"]})
+        beyond = last.assign(
+            **{"x_le": last["x_le"] * 2, "count_in_(x/2,x]": last["n_total"] - last["cum_count"]}
+        )
         rows = pd.concat([known, beyond])
         jobs = rows["count_in_(x/2,x]"].to_numpy(int)
         upper = np.repeat(rows["x_le"].to_numpy(int), jobs)
@@ -155,7 +181,9 @@ def published(metric: str) -> tuple[pd.DataFrame, dict[str, pd.DataFrame]]:
         inside = np.arange(len(upper)) % np.where(upper > 1, upper // 2, 2)
         kinds = np.repeat(rows["type"], jobs).to_numpy()
         column = "run_s" if metric == "duration_s" else metric
-        frames[cluster] = pd.DataFrame({"cluster": cluster, "type": kinds, "gpu_num": 1.0, column: upper - inside})
+        frames[cluster] = pd.DataFrame(
+            {"cluster": cluster, "type": kinds, "gpu_num": 1.0, column: upper - inside}
+        )
     return curves, frames
 
 

@@ -25,7 +25,10 @@ def trace_of(
     """A trace of these jobs; its columns are those that any of them names."""
     connection = duckdb.connect()
     connection.execute("SET TimeZone = 'UTC'")
-    columns = [name for name in JOB_COLUMNS if any(name in job for job in jobs)] or ["cluster", "job_id"]
+    columns = [name for name in JOB_COLUMNS if any(name in job for job in jobs)] or [
+        "cluster",
+        "job_id",
+    ]
     kinds = {name: JOB_COLUMNS[name] for name in columns}
     _fill(connection, "made", kinds, [[job.get(name) for name in columns] for job in jobs])
     known = {cluster.name: cluster for cluster in clusters}
@@ -35,13 +38,18 @@ def trace_of(
     return Trace(connection, scratch, [reading], duration=duration, compared=compared)
 
 
-def _fill(connection: Any, table: str, kinds: Mapping[str, str], rows: Sequence[Sequence[Any]]) -> None:
+def _fill(
+    connection: Any, table: str, kinds: Mapping[str, str], rows: Sequence[Sequence[Any]]
+) -> None:
     """Rows into a table, a column at a time: thousands a second where `executemany` takes a hundred."""
     columns = ", ".join(f"{name} {kind}" for name, kind in kinds.items())
     connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({columns})")
     if rows:
         cells = ", ".join(f"unnest(?::{kind}[])" for kind in kinds.values())
-        connection.execute(f"INSERT INTO {table} SELECT {cells}", [list(column) for column in zip(*rows, strict=True)])
+        connection.execute(
+            f"INSERT INTO {table} SELECT {cells}",
+            [list(column) for column in zip(*rows, strict=True)],
+        )
 
 
 def add(trace: Trace, table: str, columns: str, rows: Sequence[Sequence[Any]]) -> None:
@@ -55,15 +63,22 @@ def add(trace: Trace, table: str, columns: str, rows: Sequence[Sequence[Any]]) -
     trace.metrics |= {row[1] for row in rows} if "metric VARCHAR" in columns else {"XID_ERRORS"}
 
 
-def add_values(trace: Trace, cluster: str, metric: str, values: Sequence[float], counts: Sequence[int] = ()) -> None:
+def add_values(
+    trace: Trace, cluster: str, metric: str, values: Sequence[float], counts: Sequence[int] = ()
+) -> None:
     """Value counts of a metric."""
-    rows = [(cluster, metric, value, n) for value, n in zip(values, counts or [1] * len(values), strict=True)]
+    rows = [
+        (cluster, metric, value, n)
+        for value, n in zip(values, counts or [1] * len(values), strict=True)
+    ]
     add(trace, "metric_values", "cluster VARCHAR, metric VARCHAR, value DOUBLE, n BIGINT", rows)
 
 
 def add_hours(trace: Trace, rows: Sequence[tuple[str, str, str, int, float, int]]) -> None:
     """(cluster, metric, hour, n, sum_value, n_zero)."""
-    columns = "cluster VARCHAR, metric VARCHAR, hour TIMESTAMP, n BIGINT, sum_value DOUBLE, n_zero BIGINT"
+    columns = (
+        "cluster VARCHAR, metric VARCHAR, hour TIMESTAMP, n BIGINT, sum_value DOUBLE, n_zero BIGINT"
+    )
     add(trace, "metric_hours", columns, rows)
 
 
@@ -79,9 +94,19 @@ def add_onsets(trace: Trace, rows: Sequence[tuple[str, int, Any, int]]) -> None:
 
 def add_devices(trace: Trace, rows: Sequence[tuple[str, int, str, str, int | None]]) -> None:
     """(cluster, device, name, node, gpu)."""
-    add(trace, "devices", "cluster VARCHAR, device INTEGER, name VARCHAR, node VARCHAR, gpu INTEGER", rows)
+    add(
+        trace,
+        "devices",
+        "cluster VARCHAR, device INTEGER, name VARCHAR, node VARCHAR, gpu INTEGER",
+        rows,
+    )
 
 
 def add_samples(trace: Trace, rows: Sequence[tuple[str, str, str, int, float]]) -> None:
     """(cluster, metric, at, device, value)."""
-    add(trace, "samples", 'cluster VARCHAR, metric VARCHAR, "at" TIMESTAMP, device INTEGER, value FLOAT', rows)
+    add(
+        trace,
+        "samples",
+        'cluster VARCHAR, metric VARCHAR, "at" TIMESTAMP, device INTEGER, value FLOAT',
+        rows,
+    )

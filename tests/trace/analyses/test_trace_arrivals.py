@@ -5,7 +5,12 @@ import pandas as pd
 import pytest
 from job_tables import made_up, openb, philly, rows_of, trace_of
 
-from holdfast.trace.analyses.arrivals import arrival_rhythm, burstiness, evaluation_batches, submissions_per_day
+from holdfast.trace.analyses.arrivals import (
+    arrival_rhythm,
+    burstiness,
+    evaluation_batches,
+    submissions_per_day,
+)
 from holdfast.trace.clusters import Cluster
 from holdfast.trace.errors import LeftOut
 
@@ -26,7 +31,9 @@ def with_clock(frame, offset_h):
 def hourly_counts(own):
     """Jobs in each local hour from the first to the last, zeros too."""
     hours = own["at"].dt.floor("h")
-    return hours.value_counts().reindex(pd.date_range(hours.min(), hours.max(), freq="h"), fill_value=0)
+    return hours.value_counts().reindex(
+        pd.date_range(hours.min(), hours.max(), freq="h"), fill_value=0
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,7 +58,9 @@ def test_the_rhythm_of_the_day_and_the_week(jobs, offset_h):
     key = frame["cluster"].iloc[0].lower().replace(" ", "_")
     by_hour = counts.groupby(counts.index.hour).mean()
     assert result.numbers[f"{key}.arrivals.busiest_hour"] == by_hour.idxmax()
-    assert result.numbers[f"{key}.arrivals.weekend_share"] == pytest.approx((own["at"].dt.day_of_week >= 5).mean())
+    assert result.numbers[f"{key}.arrivals.weekend_share"] == pytest.approx(
+        (own["at"].dt.day_of_week >= 5).mean()
+    )
 
 
 @pytest.mark.parametrize("offset_h", OFFSETS)
@@ -75,11 +84,17 @@ def test_dispersion_of_hourly_counts():
     with with_clock(frame, 0) as trace:
         result = burstiness(trace)
     counts = hourly_counts(own)
-    assert result.numbers["made_up.gpu_job.hourly_dispersion"] == pytest.approx(counts.var(ddof=0) / counts.mean())
+    assert result.numbers["made_up.gpu_job.hourly_dispersion"] == pytest.approx(
+        counts.var(ddof=0) / counts.mean()
+    )
     of_type = hourly_counts(own[own["type"] == "SFT"]).reindex(counts.index, fill_value=0)
     row = rows_of(result.table, type="SFT").iloc[0]
     assert row["dispersion"] == pytest.approx(of_type.var(ddof=0) / of_type.mean())
-    assert (row["hours"], row["jobs"], row["max_jobs_an_hour"]) == (len(counts), of_type.sum(), of_type.max())
+    assert (row["hours"], row["jobs"], row["max_jobs_an_hour"]) == (
+        len(counts),
+        of_type.sum(),
+        of_type.max(),
+    )
 
 
 def test_bursts_disperse_more_than_independent_arrivals():
@@ -95,11 +110,17 @@ def test_batches_of_evaluations():
     start = pd.Timestamp("2023-05-17 10:00:00")
     seconds = [0] * 60 + [61, 62, 119] + [600]
     submit_at = start + pd.to_timedelta(seconds, unit="s")
-    frame = pd.DataFrame({"cluster": "Kalos", "type": "Evaluation", "gpu_num": 1.0, "submit_at": submit_at})
+    frame = pd.DataFrame(
+        {"cluster": "Kalos", "type": "Evaluation", "gpu_num": 1.0, "submit_at": submit_at}
+    )
     other = frame.assign(type="Debug")
     with trace_of(pd.concat([frame, other])) as trace:
         result = evaluation_batches(trace)
-    assert rows_of(result.table)[["batch", "share_at_most"]].to_numpy().tolist() == [[1, 1 / 64], [3, 4 / 64], [60, 1]]
+    assert rows_of(result.table)[["batch", "share_at_most"]].to_numpy().tolist() == [
+        [1, 1 / 64],
+        [3, 4 / 64],
+        [60, 1],
+    ]
     assert result.numbers["kalos.evaluation.share_in_batches_from_60"] == 60 / 64
     assert result.numbers["kalos.evaluation.median_batch"] == 60
     assert "93.8% of 64 in minutes with 60 or more" in result.caption

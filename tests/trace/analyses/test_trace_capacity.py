@@ -5,7 +5,12 @@ import pandas as pd
 import pytest
 from job_tables import gpu_jobs, made_up, rows_of, trace_of
 
-from holdfast.trace.analyses.capacity import allocation, beyond_capacity, gpus_in_use, gpus_over_time
+from holdfast.trace.analyses.capacity import (
+    allocation,
+    beyond_capacity,
+    gpus_in_use,
+    gpus_over_time,
+)
 from holdfast.trace.clusters import Cluster
 from holdfast.trace.errors import LeftOut
 
@@ -83,7 +88,10 @@ def test_over_time_the_gpu_hours_are_those_of_the_jobs():
 def test_a_compared_cluster_is_in_the_cdf_and_not_over_time():
     with trace_of(made_up(), SMALL, compared=["Seren"]) as trace:
         assert set(gpus_over_time(trace).table["cluster"]) == {"Made up"}
-        assert [series.role for series in allocation(trace).chart.panels[0].series] == ["main", "compared"]
+        assert [series.role for series in allocation(trace).chart.panels[0].series] == [
+            "main",
+            "compared",
+        ]
 
 
 def test_without_times_of_submission_all_hours_are_there():
@@ -106,9 +114,9 @@ def test_hours_in_which_jobs_hold_more_than_there_is_are_told(gpus, hours):
     known = Cluster(name="Seren", source="test", node_num=1, gpus_per_node=gpus, gpu_num=gpus)
     with trace_of(SMALL, clusters=[known]) as trace:
         notes = beyond_capacity(trace)
-    assert [(note.check, note.rows, note.action) for note in notes] == [("beyond-capacity", hours, "kept")] * bool(
-        hours
-    )
+    assert [(note.check, note.rows, note.action) for note in notes] == [
+        ("beyond-capacity", hours, "kept")
+    ] * bool(hours)
     if hours:
         assert notes[0].examples == ("2023-06-01T01:00 UTC",)
         assert "10.0 on average in the worst" in notes[0].sentence

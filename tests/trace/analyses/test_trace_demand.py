@@ -36,19 +36,30 @@ def test_the_published_counts_by_number_of_gpus_come_out_to_the_job():
     counts = pd.read_csv(real("acme_figure_curves/exact_gpu_num_cumulative_jobs.csv"))
     counts = counts[counts["cluster"].isin(["Seren", "Kalos"])]
     frames = [
-        pd.DataFrame({"cluster": name, "gpu_num": np.repeat(own["gpu_num_le"], np.diff(own["cum_jobs"], prepend=0))})
+        pd.DataFrame(
+            {
+                "cluster": name,
+                "gpu_num": np.repeat(own["gpu_num_le"], np.diff(own["cum_jobs"], prepend=0)),
+            }
+        )
         for name, own in counts.groupby("cluster")
     ]
     with trace_of(*frames) as trace:
         result = gpu_demand(trace)
     for name, own in counts.groupby("cluster"):
-        table = rows_of(result.table, cluster=name, weight="jobs").set_index("gpu_num")["share_at_most"]
+        table = rows_of(result.table, cluster=name, weight="jobs").set_index("gpu_num")[
+            "share_at_most"
+        ]
         distinct = own.drop_duplicates("cum_jobs")  # a step of no job is none
         found = (table * own["n_total"].iloc[0]).round()
         assert found.tolist() == distinct["cum_jobs"].tolist()
         assert found.index.tolist() == distinct["gpu_num_le"].tolist()
-    assert result.numbers["seren.gpu_job.share_of_jobs_at_most_1_gpu"] == pytest.approx(0.540, abs=0.0005)
-    assert result.numbers["kalos.gpu_job.share_of_jobs_at_most_1_gpu"] == pytest.approx(0.863, abs=0.0005)
+    assert result.numbers["seren.gpu_job.share_of_jobs_at_most_1_gpu"] == pytest.approx(
+        0.540, abs=0.0005
+    )
+    assert result.numbers["kalos.gpu_job.share_of_jobs_at_most_1_gpu"] == pytest.approx(
+        0.863, abs=0.0005
+    )
 
 
 def test_boxes_by_type():
@@ -96,5 +107,8 @@ def test_without_gpus_types_or_host_columns_it_is_left_out():
         for analysis in (gpu_demand_by_type, host_demand):
             with pytest.raises(LeftOut, match=r"^Left out: .+\.$"):
                 analysis(trace)
-    with trace_of(made_up().assign(gpu_num=0.0)) as trace, pytest.raises(LeftOut, match="no GPU job"):
+    with (
+        trace_of(made_up().assign(gpu_num=0.0)) as trace,
+        pytest.raises(LeftOut, match="no GPU job"),
+    ):
         gpu_demand(trace)

@@ -3,9 +3,24 @@
 import numpy as np
 import pandas as pd
 import pytest
-from job_tables import assert_cdf, gpu_jobs, kalos, made_up, openb, philly, published, rows_of, trace_of
+from job_tables import (
+    assert_cdf,
+    gpu_jobs,
+    kalos,
+    made_up,
+    openb,
+    philly,
+    published,
+    rows_of,
+    trace_of,
+)
 
-from holdfast.trace.analyses.durations import cpu_job_duration, duration_by_type, durations, gpu_job_duration
+from holdfast.trace.analyses.durations import (
+    cpu_job_duration,
+    duration_by_type,
+    durations,
+    gpu_job_duration,
+)
 from holdfast.trace.errors import LeftOut
 
 
@@ -26,7 +41,9 @@ def test_gpu_job_durations_are_those_of_the_jobs(jobs):
     assert result.numbers[f"{key}.p90_duration_s"] == pytest.approx(expected["run_s"].quantile(0.9))
     assert result.numbers[f"{key}.max_duration_s"] == expected["run_s"].max()
     ordered = positive.sort_values("run_s")
-    reached = ordered["run_s"][ordered["gpu_time_s"].cumsum() >= ordered["gpu_time_s"].sum() / 2].iloc[0]
+    reached = ordered["run_s"][
+        ordered["gpu_time_s"].cumsum() >= ordered["gpu_time_s"].sum() / 2
+    ].iloc[0]
     assert result.numbers[f"{key}.gpu_time_median_duration_s"] == reached
     assert f"n = {len(expected):,}" in result.caption
     assert f"n = {len(expected):,}" in result.chart.panels[0].series[0].label
@@ -40,7 +57,9 @@ def test_the_published_curves_by_type_come_out_to_the_job():
                 continue
             jobs = durations(trace, cluster, type=None if kind == "ALL_GPU" else kind).counted.jobs
             missing = rows["n_total"].iloc[0] - jobs.total
-            assert missing == (8 if (cluster, kind) == ("Kalos", "ALL_GPU") else 0)  # SFT has no curve
+            assert missing == (
+                8 if (cluster, kind) == ("Kalos", "ALL_GPU") else 0
+            )  # SFT has no curve
             counts = np.round(jobs.at_most(rows["x_le"]) * jobs.total)
             assert (rows["cum_count"] - counts).between(0, missing).all()
         result = duration_by_type(trace)
@@ -73,7 +92,9 @@ def test_a_compared_trace_is_drawn_as_such_and_said():
         result = gpu_job_duration(trace)
     medians = [gpu_jobs(frame)["run_s"].median() for frame in (own, other)]
     assert [series.role for series in result.chart.panels[0].series] == ["main", "compared"]
-    assert result.numbers["made_up.gpu_job.times_shorter_least"] == pytest.approx(medians[1] / medians[0])
+    assert result.numbers["made_up.gpu_job.times_shorter_least"] == pytest.approx(
+        medians[1] / medians[0]
+    )
     assert f"{medians[1] / medians[0]:.1f} times" in result.caption
 
 

@@ -9,8 +9,17 @@ from small_traces import trace_of
 from holdfast.core.ledger import Attempt, Ledger, Run
 from holdfast.core.paths import RunPaths, ledger_url
 from holdfast.core.telemetry import StepJournal, StepRecord
-from holdfast.trace.analyses.failure_rates import completion_by_size, failure_rate_by_size, time_to_failure_by_size
-from holdfast.trace.analyses.progress import ettr_bound, expected_ettr, expected_ettr_by_size, measured_ettr
+from holdfast.trace.analyses.failure_rates import (
+    completion_by_size,
+    failure_rate_by_size,
+    time_to_failure_by_size,
+)
+from holdfast.trace.analyses.progress import (
+    ettr_bound,
+    expected_ettr,
+    expected_ettr_by_size,
+    measured_ettr,
+)
 from holdfast.trace.clusters import Cluster
 from holdfast.trace.errors import LeftOut
 from holdfast.trace.loading import load
@@ -21,7 +30,14 @@ CLUSTER = Cluster(name="X", source="made", gpus_per_node=8)
 def jobs(rows):
     """(state, GPUs, hours) of each job."""
     return [
-        {"cluster": "X", "job_id": str(n), "state": state, "gpu_num": gpus, "run_s": 3600 * hours, "reason": None}
+        {
+            "cluster": "X",
+            "job_id": str(n),
+            "state": state,
+            "gpu_num": gpus,
+            "run_s": 3600 * hours,
+            "reason": None,
+        }
         for n, (state, gpus, hours) in enumerate(rows)
     ]
 
@@ -36,7 +52,10 @@ ROWS = [
 
 def lines(result, **equal):
     table = result.table.where(**equal)
-    return {row[table_index(result, "gpus")]: dict(zip(table.columns, row, strict=True)) for row in table.rows()}
+    return {
+        row[table_index(result, "gpus")]: dict(zip(table.columns, row, strict=True))
+        for row in table.rows()
+    }
 
 
 def table_index(result, name):
@@ -44,7 +63,9 @@ def table_index(result, name):
 
 
 def test_jobs_that_all_ended_as_they_began_have_no_rate_and_no_warning(tmp_path):
-    with trace_of(tmp_path, jobs([("FAILED", 8, 0), ("COMPLETED", 8, 0)]), clusters=[CLUSTER]) as trace:
+    with trace_of(
+        tmp_path, jobs([("FAILED", 8, 0), ("COMPLETED", 8, 0)]), clusters=[CLUSTER]
+    ) as trace:
         result = failure_rate_by_size(trace)
     assert not math.isfinite(lines(result, failures="all")[8]["per_1000_gpu_h"])
 
@@ -53,7 +74,11 @@ def test_failure_rates_by_size(tmp_path):
     with trace_of(tmp_path, jobs(ROWS), clusters=[CLUSTER]) as trace:
         result = failure_rate_by_size(trace)
     everything = lines(result, failures="all")
-    assert set(everything) == {1, 8, 64}  # powers of two; 6 GPUs are among 5-8; the job that still runs does not count
+    assert set(everything) == {
+        1,
+        8,
+        64,
+    }  # powers of two; 6 GPUs are among 5-8; the job that still runs does not count
     assert everything[1]["per_1000_gpu_h"] == pytest.approx(1000 * 2 / 200)
     assert everything[8]["gpu_time_h"] == 60 + 120
     assert everything[64]["gpu_time_h"] == 64 * 40
@@ -64,7 +89,9 @@ def test_failure_rates_by_size(tmp_path):
     assert lines(result, failures="infrastructure")[8]["number"] == 1
     assert lines(result, failures="infrastructure")[64]["number"] == 0
     assert result.numbers["x.all.failures_per_1000_gpu_h"] == pytest.approx(1000 * 4 / 2940)
-    assert result.numbers["x.infrastructure.failures_per_1000_node_days"] == pytest.approx(1000 / (2940 / 192))
+    assert result.numbers["x.infrastructure.failures_per_1000_node_days"] == pytest.approx(
+        1000 / (2940 / 192)
+    )
 
 
 def test_time_to_failure_and_the_line_of_a_constant_rate(tmp_path):
@@ -76,7 +103,9 @@ def test_time_to_failure_and_the_line_of_a_constant_rate(tmp_path):
     assert everything[8]["mttf_h"] == 25
     assert everything[64]["mttf_h"] == 40
     assert everything[64]["constant_rate_h"] == pytest.approx(2940 / 4 / 64)
-    assert lines(large, failures="all")[64]["constant_rate_h"] == pytest.approx((2940 - 200) / 2 / 64)
+    assert lines(large, failures="all")[64]["constant_rate_h"] == pytest.approx(
+        (2940 - 200) / 2 / 64
+    )
     infrastructure = lines(result, failures="infrastructure")
     assert math.isinf(infrastructure[64]["mttf_h"])
     # No failure in 40 h: at least 40 h over the upper limit of 0 events at 90%, -ln 0.05.
@@ -102,20 +131,26 @@ def test_completion_by_size(tmp_path):
     assert (share, low, high) == pytest.approx((81 / 263, 0.2553, 0.3662), abs=5e-5)
 
 
-@pytest.mark.parametrize(("mttf_h", "interval_h", "restart_h", "queue_h"), [(20, 0.5, 0.1, 0), (40, 1, 0.25, 2)])
+@pytest.mark.parametrize(
+    ("mttf_h", "interval_h", "restart_h", "queue_h"), [(20, 0.5, 0.1, 0), (40, 1, 0.25, 2)]
+)
 def test_expected_ettr_is_what_a_run_of_many_failures_gets(mttf_h, interval_h, restart_h, queue_h):
     # Lived through: restart, train, fail at a constant rate, fall back to the last checkpoint, wait.
     held_h = np.random.default_rng(1).exponential(mttf_h, 20_000)
     trained_h = np.maximum(held_h - restart_h, 0)
     saved_h = np.floor(trained_h / interval_h) * interval_h
     lived = saved_h.sum() / (held_h + queue_h).sum()
-    found = expected_ettr(mttf_h, checkpoint_interval_h=interval_h, restart_h=restart_h, queue_h=queue_h)
+    found = expected_ettr(
+        mttf_h, checkpoint_interval_h=interval_h, restart_h=restart_h, queue_h=queue_h
+    )
     assert found == pytest.approx(lived, abs=0.001)
 
 
 def test_expected_ettr_halves_with_a_wait_as_long_as_the_time_between_failures():
     without = expected_ettr(10, checkpoint_interval_h=1, restart_h=0.1)
-    assert expected_ettr(10, checkpoint_interval_h=1, restart_h=0.1, queue_h=10) == pytest.approx(without / 2)
+    assert expected_ettr(10, checkpoint_interval_h=1, restart_h=0.1, queue_h=10) == pytest.approx(
+        without / 2
+    )
     assert expected_ettr(0.1, checkpoint_interval_h=1, restart_h=0.1) == 0
 
 
@@ -125,7 +160,10 @@ def test_expected_ettr_takes_the_infrastructures_rate(tmp_path):
     lost = 16 / 2940 * (0.1 + 0.25)
     assert result.numbers["x.expected_ettr.30_min.16_gpus"] == pytest.approx(1 - lost)
     assert result.table["mttf_h"][0] == pytest.approx(2940 / 8)
-    with trace_of(tmp_path / "b", jobs([("FAILED", 8, 1)])) as trace, pytest.raises(LeftOut, match="infrastructure's"):
+    with (
+        trace_of(tmp_path / "b", jobs([("FAILED", 8, 1)])) as trace,
+        pytest.raises(LeftOut, match="infrastructure's"),
+    ):
         expected_ettr_by_size(trace)
 
 
@@ -138,9 +176,13 @@ def test_bound_of_ettr_counts_what_was_not_saved_and_the_waits(tmp_path):
         }  # fmt: skip
 
     rows = [
-        job("1", "FAILED", "00:00", "00:00", "01:40", run_s=6000),  # 10 min since the last save at 01:30
+        job(
+            "1", "FAILED", "00:00", "00:00", "01:40", run_s=6000
+        ),  # 10 min since the last save at 01:30
         job("2", "CANCELLED", "01:50", "02:00", "04:00", run_s=7200),  # goes on after 20 min
-        job("3", "NODE_FAIL", "05:00", "05:00", "05:20", run_s=1200),  # never saved; nothing follows
+        job(
+            "3", "NODE_FAIL", "05:00", "05:00", "05:20", run_s=1200
+        ),  # never saved; nothing follows
         job("4", "FAILED", "05:00", "05:00", "05:20", run_s=1200, gpu_num=8),  # too small to count
     ]
     with trace_of(tmp_path, rows) as trace:
@@ -171,7 +213,10 @@ def test_bound_has_no_waits_where_they_are_unknown(tmp_path):
 def test_ettr_of_runs_is_that_of_their_accounting(tmp_path):
     with Ledger.open(ledger_url(tmp_path)) as ledger:
         # Ten steps of a second after a start of two; and a run that lost the half of its steps, as it never saved.
-        for run_id, wall_s, attempts in (("good", 12.0, [(0.0, 10)]), ("bad", 24.0, [(0.0, 10), (12.0, 10)])):
+        for run_id, wall_s, attempts in (
+            ("good", 12.0, [(0.0, 10)]),
+            ("bad", 24.0, [(0.0, 10), (12.0, 10)]),
+        ):
             ledger.add_run(
                 Run(
                     run_id=run_id, state="completed", command=["x"], options={}, cwd="/", host="h", pid=1,
@@ -180,10 +225,14 @@ def test_ettr_of_runs_is_that_of_their_accounting(tmp_path):
             )  # fmt: skip
             journal = StepJournal(RunPaths(tmp_path, run_id).steps)
             for number, (start_s, steps) in enumerate(attempts, start=1):
-                ledger.add_attempt(Attempt(run_id=run_id, number=number, started_at_s=1000.0 + start_s))
+                ledger.add_attempt(
+                    Attempt(run_id=run_id, number=number, started_at_s=1000.0 + start_s)
+                )
                 for step in range(1, steps + 1):
                     at_s = 1000.0 + start_s + 2 + step
-                    journal.append(StepRecord(attempt=number, rank=0, step=step, at_s=at_s, step_s=1.0))
+                    journal.append(
+                        StepRecord(attempt=number, rank=0, step=step, at_s=at_s, step_s=1.0)
+                    )
             journal.close()
     with load(tmp_path / "ledger.db") as trace:
         result = measured_ettr(trace)
@@ -193,7 +242,9 @@ def test_ettr_of_runs_is_that_of_their_accounting(tmp_path):
     assert result.numbers["ettr"] == pytest.approx(20 / 36)
     causes = [name for name in result.table.columns if name.endswith("_s") and name != "wall_s"]
     for row in range(2):
-        assert sum(result.table[name][row] for name in causes) == pytest.approx(result.table["wall_s"][row])
+        assert sum(result.table[name][row] for name in causes) == pytest.approx(
+            result.table["wall_s"][row]
+        )
 
 
 def test_left_out_without_states_or_runs(tmp_path):
@@ -205,5 +256,8 @@ def test_left_out_without_states_or_runs(tmp_path):
         for analysis in (failure_rate_by_size, completion_by_size, expected_ettr_by_size):
             with pytest.raises(LeftOut, match="no GPU job"):
                 analysis(trace)
-    with trace_of(tmp_path / "b", [{"cluster": "X", "job_id": "1"}]) as trace, pytest.raises(LeftOut, match="no state"):
+    with (
+        trace_of(tmp_path / "b", [{"cluster": "X", "job_id": "1"}]) as trace,
+        pytest.raises(LeftOut, match="no state"),
+    ):
         time_to_failure_by_size(trace)

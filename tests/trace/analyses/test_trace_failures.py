@@ -63,25 +63,37 @@ def test_table_3_comes_back_from_jobs_made_to_it(tmp_path):
     total = 1.3e8  # GPU-minutes of all failures: any number does, if each reason can be given its share of it
     jobs = []
     for row in rows:
-        wanted = total * row["share"] / 100 if row["share"] >= 0.05 else row["number"] * row["gpus"] * row["minutes"]
+        wanted = (
+            total * row["share"] / 100
+            if row["share"] >= 0.05
+            else row["number"] * row["gpus"] * row["minutes"]
+        )
         jobs += [(row["reason"], *held) for held in jobs_with(row, wanted)]
     with trace_of(tmp_path, [failed(number, *job) for number, job in enumerate(jobs)]) as trace:
         result = failure_table(trace)
-    got = {line[2]: dict(zip(result.table.columns, line, strict=True)) for line in result.table.rows()}
+    got = {
+        line[2]: dict(zip(result.table.columns, line, strict=True)) for line in result.table.rows()
+    }
     assert len(got) == 29
     for row in rows:
         line = got[row["reason"]]
         assert line["category"] == row["category"]
         assert line["number"] == row["number"]
         assert line["mean_gpus"] == pytest.approx(row["gpus"], rel=1e-9)
-        assert line["mean_minutes_to_failure"] == pytest.approx(row["minutes"], abs=1e-4)  # kept to the millisecond
+        assert line["mean_minutes_to_failure"] == pytest.approx(
+            row["minutes"], abs=1e-4
+        )  # kept to the millisecond
         assert 100 * line["share_of_failure_gpu_time"] == pytest.approx(row["share"], abs=0.05)
     assert result.numbers["acme.failures.infrastructure.number"] == 281
     assert result.numbers["acme.failures.framework.number"] == 404
     assert result.numbers["acme.failures.script.number"] == 1890
-    assert result.numbers["acme.failures.infrastructure.share_of_failures"] == pytest.approx(0.11, abs=0.005)
+    assert result.numbers["acme.failures.infrastructure.share_of_failures"] == pytest.approx(
+        0.11, abs=0.005
+    )
     for category, share in (("infrastructure", 82.06), ("framework", 14.71), ("script", 3.22)):
-        assert 100 * result.numbers[f"acme.failures.{category}.share_of_gpu_time"] == pytest.approx(share, abs=0.1)
+        assert 100 * result.numbers[f"acme.failures.{category}.share_of_gpu_time"] == pytest.approx(
+            share, abs=0.1
+        )
     assert result.table["reason"][0] == "NVLinkError"  # the first of its category, as in the study
 
 
@@ -90,7 +102,9 @@ def test_medians_shares_and_restarts_are_exact(tmp_path):
         hours = [int(clock[:2]) + int(clock[3:]) / 60 for clock in (start, end)]
         times = {"submit_at": submit, "start_at": start, "end_at": end}
         times = {name: f"2023-05-01 {clock}" for name, clock in times.items()}
-        return failed(number, reason, gpus, 60 * (hours[1] - hours[0]), username=username, **(times | more))
+        return failed(
+            number, reason, gpus, 60 * (hours[1] - hours[0]), username=username, **(times | more)
+        )
 
     jobs = [
         # Fails at 10:00 and is submitted again, with another size in between that is not the same work.
@@ -127,7 +141,10 @@ def test_medians_shares_and_restarts_are_exact(tmp_path):
 
 
 def test_clusters_are_pooled_as_the_study_does_but_not_with_those_compared(tmp_path):
-    jobs = [failed(1, "ECCError", 1, 60), {**failed(2, None, 1, 60), "cluster": "Other", "state": "NODE_FAIL"}]
+    jobs = [
+        failed(1, "ECCError", 1, 60),
+        {**failed(2, None, 1, 60), "cluster": "Other", "state": "NODE_FAIL"},
+    ]
     jobs.append({**failed(3, None, 1, 60), "cluster": "Philly"})
     with trace_of(tmp_path, jobs, compared=frozenset({"Philly"})) as trace:
         result = failure_table(trace)
@@ -138,8 +155,16 @@ def test_clusters_are_pooled_as_the_study_does_but_not_with_those_compared(tmp_p
 
 
 def test_shares_are_also_of_the_failures_with_a_cause_of_the_studys_kinds(tmp_path):
-    jobs = [failed(1, "ECCError", 8, 60), failed(2, "KeyError", 1, 60), failed(3, "KeyError", 1, 120)]
-    jobs += [failed(4, None, 100, 60), {**failed(5, None, 1, 60), "state": "TIMEOUT"}, failed(6, "odd", 1, 60)]
+    jobs = [
+        failed(1, "ECCError", 8, 60),
+        failed(2, "KeyError", 1, 60),
+        failed(3, "KeyError", 1, 120),
+    ]
+    jobs += [
+        failed(4, None, 100, 60),
+        {**failed(5, None, 1, 60), "state": "TIMEOUT"},
+        failed(6, "odd", 1, 60),
+    ]
     with trace_of(tmp_path, jobs) as trace:
         result = failure_table(trace)
     stem = "acme.failures.recorded"
@@ -152,12 +177,21 @@ def test_shares_are_also_of_the_failures_with_a_cause_of_the_studys_kinds(tmp_pa
     assert result.numbers[f"{stem}.framework.number"] == 0
     # What nobody recorded is said with its share.
     assert "unknown 16.7% of them and 88.5% of that time" in result.caption
-    assert "3 have a cause in one of the study's categories, infrastructure 33.3% of these" in result.caption
+    assert (
+        "3 have a cause in one of the study's categories, infrastructure 33.3% of these"
+        in result.caption
+    )
     assert "framework" not in result.caption
 
 
 def test_lost_gpu_time_counts_what_did_not_complete(tmp_path):
-    states = {"COMPLETED": (2, 10), "CANCELLED": (1, 60), "FAILED": (3, 6), "NODE_FAIL": (1, 2), "RUNNING": (1, 2)}
+    states = {
+        "COMPLETED": (2, 10),
+        "CANCELLED": (1, 60),
+        "FAILED": (3, 6),
+        "NODE_FAIL": (1, 2),
+        "RUNNING": (1, 2),
+    }
     jobs = [
         {
             "cluster": "X",
@@ -170,7 +204,16 @@ def test_lost_gpu_time_counts_what_did_not_complete(tmp_path):
         for state, (number, hours) in states.items()
         for n in range(number)
     ]
-    jobs.append({"cluster": "X", "job_id": "cpu", "state": "FAILED", "type": "Pretrain", "gpu_num": 0, "run_s": 1e6})
+    jobs.append(
+        {
+            "cluster": "X",
+            "job_id": "cpu",
+            "state": "FAILED",
+            "type": "Pretrain",
+            "gpu_num": 0,
+            "run_s": 1e6,
+        }
+    )
     with trace_of(tmp_path, jobs) as trace:
         by_state, by_category = lost_gpu_time(trace), lost_gpu_time(trace, by="category")
         by_type = lost_gpu_time(trace, by="type")
@@ -178,15 +221,23 @@ def test_lost_gpu_time_counts_what_did_not_complete(tmp_path):
     assert by_state.numbers["x.lost.share_of_gpu_time"] == pytest.approx(80 / total_h)
     assert by_state.numbers["x.lost.cancelled.share_of_gpu_time"] == pytest.approx(60 / total_h)
     assert by_state.numbers["x.lost.cancelled.share_of_jobs"] == pytest.approx(1 / 8)
-    assert by_category.numbers["x.lost.infrastructure.share_of_gpu_time"] == pytest.approx(2 / total_h)
+    assert by_category.numbers["x.lost.infrastructure.share_of_gpu_time"] == pytest.approx(
+        2 / total_h
+    )
     assert by_category.numbers["x.lost.unknown.share_of_gpu_time"] == pytest.approx(18 / total_h)
     assert by_type.numbers["x.lost.pretrain.share_of_gpu_time"] == pytest.approx(80 / total_h)
     assert "most of it to CANCELLED (75.0%)" in by_state.caption
 
 
 def test_failures_by_month_leave_no_month_out(tmp_path):
-    ends = [("2023-03-31 23:59:59", "ECCError"), ("2023-05-01 00:00:00", "ECCError"), ("2023-05-09", "KeyError")]
-    with trace_of(tmp_path, [failed(n, reason, 1, 1, end_at=end) for n, (end, reason) in enumerate(ends)]) as trace:
+    ends = [
+        ("2023-03-31 23:59:59", "ECCError"),
+        ("2023-05-01 00:00:00", "ECCError"),
+        ("2023-05-09", "KeyError"),
+    ]
+    with trace_of(
+        tmp_path, [failed(n, reason, 1, 1, end_at=end) for n, (end, reason) in enumerate(ends)]
+    ) as trace:
         result = failures_by_month(trace)
     rows = {(month, reason): number for _, month, _, reason, number in result.table.rows()}
     assert rows == {

@@ -23,7 +23,9 @@ def placed(seed=0):
         gpus = int(random.choice([1, 2, 4, 8, 16]))
         free = {node: [gpu for gpu in range(8) if free_at[node, gpu] <= at] for node in NODES[:-1]}
         each = min(gpus, 8)
-        nodes = [node for node in random.permutation(NODES[:-1]) if len(free[node]) >= each][: max(1, gpus // 8)]
+        nodes = [node for node in random.permutation(NODES[:-1]) if len(free[node]) >= each][
+            : max(1, gpus // 8)
+        ]
         if len(nodes) < max(1, gpus // 8):
             continue
         end = at + pd.Timedelta(seconds=int(random.exponential(9 * 3600)))
@@ -31,7 +33,13 @@ def placed(seed=0):
             for gpu in free[node][:each]:
                 free_at[node, gpu] = end
         rows.append(
-            {"cluster": "Seren", "job_id": str(number), "state": "COMPLETED", "submit_at": at, "start_at": at}
+            {
+                "cluster": "Seren",
+                "job_id": str(number),
+                "state": "COMPLETED",
+                "submit_at": at,
+                "start_at": at,
+            }
             | {"end_at": end, "gpu_num": float(gpus), "nodes": [str(node) for node in nodes]}
         )
     return pd.DataFrame(rows)
@@ -50,14 +58,18 @@ def replayed(frame, moment):
 @pytest.mark.parametrize("known", [True, False])
 def test_nodes_are_as_a_replay_has_them(known):
     frame = placed()
-    runs_on = frame.iloc[[100]].assign(state="RUNNING", end_at=pd.NaT, gpu_num=8.0, nodes=[[NODES[-1]]])
+    runs_on = frame.iloc[[100]].assign(
+        state="RUNNING", end_at=pd.NaT, gpu_num=8.0, nodes=[[NODES[-1]]]
+    )
     frame = pd.concat([frame, runs_on])
     size = {"node_num": 14, "gpus_per_node": 8} if known else {}
     with trace_of(frame, clusters=[Cluster(name="Seren", source="test", **size)]) as trace:
         found, result = placement(trace, "Seren"), fragmentation(trace)
     nodes = 14 if known else 13
     assert found.nodes == nodes
-    assert (found.first_hour + len(found.partly_used) - 1) * 3600 <= frame["submit_at"].max().timestamp()
+    assert (found.first_hour + len(found.partly_used) - 1) * 3600 <= frame[
+        "submit_at"
+    ].max().timestamp()
     for place in range(len(found.partly_used)):
         used = replayed(frame, pd.Timestamp((found.first_hour + place) * 3600, unit="s"))
         free = [8 - gpus for gpus in used.values()] + [8] * (nodes - 13)
@@ -66,7 +78,9 @@ def test_nodes_are_as_a_replay_has_them(known):
         assert found.free_nodes[place] == sum(gpus == 8 for gpus in free)
         assert found.largest_fit[place] == max(8 * sum(gpus == 8 for gpus in free), *free)
     key = "seren.fragmentation"
-    assert result.numbers[f"{key}.mean_share_of_nodes_partly_used"] == pytest.approx(found.partly_used.mean() / nodes)
+    assert result.numbers[f"{key}.mean_share_of_nodes_partly_used"] == pytest.approx(
+        found.partly_used.mean() / nodes
+    )
     assert result.numbers[f"{key}.median_largest_fit_gpus"] == np.median(found.largest_fit)
     assert rows_of(result.table)["largest_fit_gpus"].tolist() == found.largest_fit.tolist()
     assert len(result.chart.panels) == 3

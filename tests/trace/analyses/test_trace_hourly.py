@@ -12,7 +12,9 @@ from holdfast.trace.analyses.hourly import coarser, hourly, integrals, step_for
 HOURS = 6
 SPANS = st.lists(
     st.tuples(
-        st.integers(0, HOURS * 3600 - 1), st.integers(0, HOURS * 3600 - 1), st.sampled_from([0.1, 0.3, 1.0, 8.0])
+        st.integers(0, HOURS * 3600 - 1),
+        st.integers(0, HOURS * 3600 - 1),
+        st.sampled_from([0.1, 0.3, 1.0, 8.0]),
     ),
     min_size=1,
     max_size=20,
@@ -33,7 +35,9 @@ def test_integrals_are_those_added_up_second_by_second(spans):
     row = np.zeros(len(step), np.int64)
     found = integrals(np.array(step), np.array(rest_s), row, np.array(hour), (1, HOURS))[0]
     assert (found >= 0).all()
-    assert found.tolist() == pytest.approx(expected.reshape(HOURS, 3600).sum(axis=1).tolist(), abs=1e-6)
+    assert found.tolist() == pytest.approx(
+        expected.reshape(HOURS, 3600).sum(axis=1).tolist(), abs=1e-6
+    )
 
 
 def assert_hours(found, begin, end, weight):
@@ -54,7 +58,10 @@ def test_hours_in_use_and_waited_are_those_of_the_jobs(jobs):
     running = own[own["end_at"].isna() & (own["state"] == "RUNNING") & own["start_at"].notna()]
     with trace_of(frame) as trace:
         cluster = frame["cluster"].iloc[0]
-        busy, waiting = hourly(trace, cluster, "busy", "pool"), hourly(trace, cluster, "waiting", "gpu_num")
+        busy, waiting = (
+            hourly(trace, cluster, "busy", "pool"),
+            hourly(trace, cluster, "waiting", "gpu_num"),
+        )
         wanted = hourly(trace, cluster, "wanted", "pool")
     end = pd.Timestamp((busy.first_hour + busy.hours.shape[1]) * 3600, unit="s")
     all_ran = pd.concat([ran, running.assign(end_at=end)])

@@ -16,10 +16,14 @@ def rows(connection, sql):
     """The rows of a query by their keys, and their measures."""
     result = connection.execute(sql)
     columns = [column[0] for column in result.description]
-    measured = [column == "n" or column.startswith(("n_", "sum_", "min_", "max_")) for column in columns]
+    measured = [
+        column == "n" or column.startswith(("n_", "sum_", "min_", "max_")) for column in columns
+    ]
     keyed = {}
     for row in result.fetchall():
-        key = tuple(value for value, is_measure in zip(row, measured, strict=True) if not is_measure)
+        key = tuple(
+            value for value, is_measure in zip(row, measured, strict=True) if not is_measure
+        )
         assert key not in keyed, f"two rows of {key}"
         keyed[key] = [value for value, is_measure in zip(row, measured, strict=True) if is_measure]
     return columns, keyed
@@ -30,14 +34,18 @@ def rows(connection, sql):
 def test_a_cut_merges_to_the_whole(name, parts):
     frame = made_up()
     random = np.random.default_rng(parts)
-    frame["nodes"] = [[f"node-{node}" for node in random.integers(0, 9, 3)] for _ in range(len(frame))]
+    frame["nodes"] = [
+        [f"node-{node}" for node in random.integers(0, 9, 3)] for _ in range(len(frame))
+    ]
     frame["exit_code"] = random.integers(0, parts, len(frame))  # says which part a job is in
     with trace_of(frame) as trace:
         connection = trace.connection
         columns, whole = rows(connection, aggregates.sql(name))
         connection.execute("CREATE TABLE all_jobs AS SELECT * FROM jobs")
         for part in range(parts):
-            connection.execute(f"CREATE OR REPLACE VIEW jobs AS SELECT * FROM all_jobs WHERE exit_code = {part}")
+            connection.execute(
+                f"CREATE OR REPLACE VIEW jobs AS SELECT * FROM all_jobs WHERE exit_code = {part}"
+            )
             made = (
                 f"CREATE TABLE cut AS {aggregates.sql(name)}"
                 if part == 0
@@ -47,9 +55,15 @@ def test_a_cut_merges_to_the_whole(name, parts):
         merged_columns, merged = rows(connection, aggregates.merge_sql(columns, "cut"))
     assert sorted(merged_columns) == sorted(columns)
     assert merged.keys() == whole.keys()
-    order = [column for column in columns if column == "n" or column.startswith(("n_", "sum_", "min_", "max_"))]
+    order = [
+        column
+        for column in columns
+        if column == "n" or column.startswith(("n_", "sum_", "min_", "max_"))
+    ]
     again = [column for column in merged_columns if column in order]
     assert again == order
     for key, expected in whole.items():
         for found, value in zip(merged[key], expected, strict=True):
-            assert found == (pytest.approx(value, rel=1e-9, abs=1e-6) if isinstance(value, float) else value), key
+            assert found == (
+                pytest.approx(value, rel=1e-9, abs=1e-6) if isinstance(value, float) else value
+            ), key

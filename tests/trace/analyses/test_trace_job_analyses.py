@@ -16,13 +16,18 @@ MODULES = (
     "workloads",
 )  # fmt: skip
 ANALYSES = [
-    analysis for module in MODULES for analysis in importlib.import_module(f"holdfast.trace.analyses.{module}").ANALYSES
+    analysis
+    for module in MODULES
+    for analysis in importlib.import_module(f"holdfast.trace.analyses.{module}").ANALYSES
 ]
 
 
 def placed():
     frame = made_up()
-    nodes = [[f"node-{node}" for node in range(number % 5, number % 5 + 2)] for number in range(len(frame))]
+    nodes = [
+        [f"node-{node}" for node in range(number % 5, number % 5 + 2)]
+        for number in range(len(frame))
+    ]
     return frame.assign(nodes=nodes)
 
 
@@ -88,7 +93,9 @@ def test_charts_are_small_and_whole(answers):
                 for series in panel.series:
                     assert 0 < len(series.x) == len(series.y) <= 1000, name
             if isinstance(panel, Bars):
-                assert all(len(values) == len(panel.groups) for values in panel.parts.values()), name
+                assert all(len(values) == len(panel.groups) for values in panel.parts.values()), (
+                    name
+                )
             if isinstance(panel, Boxes):
                 assert panel.five.shape == (len(panel.groups), 5), name
             if isinstance(panel, Heatmap):
@@ -110,7 +117,13 @@ def test_only_aggregates_read_the_jobs():
 
 def test_types_and_pools_that_nobody_told_leave_what_is_by_them_out():
     frame = placed().assign(type=None, pool=None)
-    by_part = ["queue_by_type", "queue_by_pool", "gpu_demand_by_type", "workload_shares", "final_states_by_type"]
+    by_part = [
+        "queue_by_type",
+        "queue_by_pool",
+        "gpu_demand_by_type",
+        "workload_shares",
+        "final_states_by_type",
+    ]
     by_part += ["who_waits_for_whom", "who_waits_for_whom_by_pool", "duration_by_type"]
     with trace_of(frame) as trace:
         for analysis in ANALYSES:

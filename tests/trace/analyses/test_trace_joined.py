@@ -47,8 +47,18 @@ def busy(tmp_path):
         job(8, "dan", 100, 190, 0, nodes=["n3"]),  # no GPU
     ]
     samples = [
-        ("X", metric, str(START + timedelta(seconds=15 * k)), device, float(dice.choice([0, 0, 3, 50, 100])))
-        for metric, numbers in (("GPU_UTIL", range(8)), ("SM_ACTIVE", range(8)), ("NODE_CPU_UTILIZATION", range(8, 12)))
+        (
+            "X",
+            metric,
+            str(START + timedelta(seconds=15 * k)),
+            device,
+            float(dice.choice([0, 0, 3, 50, 100])),
+        )
+        for metric, numbers in (
+            ("GPU_UTIL", range(8)),
+            ("SM_ACTIVE", range(8)),
+            ("NODE_CPU_UTILIZATION", range(8, 12)),
+        )
         for k in range(0, 6 * 240, 3)
         for device in numbers
     ]
@@ -65,7 +75,11 @@ HELD = {"1": [0, 1], "2": [2, 3, 4, 5], "4": [7], "5": [2, 3, 4, 5], "6": [0, 1]
 def values_of(samples, metric, numbers, one):
     held = defaultdict(list)
     for _, name, at, device, value in samples:
-        if name == metric and device in numbers and one["start_at"] <= datetime.fromisoformat(at) < one["end_at"]:
+        if (
+            name == metric
+            and device in numbers
+            and one["start_at"] <= datetime.fromisoformat(at) < one["end_at"]
+        ):
             held[device].append(value)
     return held
 
@@ -88,12 +102,21 @@ def test_each_sample_goes_to_the_job_that_held_its_gpu(busy):
             assert row["n_idle"][0] == sum(value < 5 for value in every)
             assert row["n_unused"][0] == sum(max(values) < 5 for values in held.values())
     means = [
-        np.mean([v for values in values_of(samples, "GPU_UTIL", HELD[one["job_id"]], one).values() for v in values])
+        np.mean(
+            [
+                v
+                for values in values_of(samples, "GPU_UTIL", HELD[one["job_id"]], one).values()
+                for v in values
+            ]
+        )
         for one in jobs
         if one["job_id"] in HELD
     ]
     assert result.numbers["x.job.gpu_util.median_pct"] == pytest.approx(np.median(means), abs=0.051)
-    assert result.numbers["x.job.gpu_util.debug.median_pct"] == result.numbers["x.job.gpu_util.median_pct"]
+    assert (
+        result.numbers["x.job.gpu_util.debug.median_pct"]
+        == result.numbers["x.job.gpu_util.median_pct"]
+    )
     assert "1 of 6 GPU jobs are left out" in result.caption
 
 
@@ -119,24 +142,40 @@ def test_idle_gpu_hours_by_user(busy):
             hours = one["gpu_num"] * (one["end_at"] - one["start_at"]).total_seconds() / 3600
             wanted[one["username"]] += hours * sum(value < 5 for value in every) / len(every)
             held_h += hours
-    assert dict(zip(result.table["username"], result.table["idle_gpu_time_h"], strict=True)) == pytest.approx(wanted)
+    assert dict(
+        zip(result.table["username"], result.table["idle_gpu_time_h"], strict=True)
+    ) == pytest.approx(wanted)
     assert result.numbers["x.allocated.idle_share"] == pytest.approx(sum(wanted.values()) / held_h)
-    assert idle_by_user(trace, top=1).table["username"].tolist() == [max(wanted, key=wanted.__getitem__)]
+    assert idle_by_user(trace, top=1).table["username"].tolist() == [
+        max(wanted, key=wanted.__getitem__)
+    ]
     assert idle_by_user(trace, top=1).numbers == result.numbers
 
 
 def test_never_used_gpus_and_memory(tmp_path):
-    jobs = [job(1, "ann", 0, 60, 2, gpus=["n0-0", "n0-1"]), job(2, "bob", 0, 30, 2, gpus=["n1-0", "n1-1"])]
+    jobs = [
+        job(1, "ann", 0, 60, 2, gpus=["n0-0", "n0-1"]),
+        job(2, "bob", 0, 30, 2, gpus=["n1-0", "n1-1"]),
+    ]
     with trace_of(tmp_path, jobs, clusters=[CLUSTER]) as trace:
         add_devices(trace, devices(2, 2))
         used = {0: 90.0, 1: 4.0, 2: 0.0, 3: 0.0}
-        add_samples(trace, [("X", "GPU_UTIL", str(START), gpu, value) for gpu, value in used.items()])
-        add_samples(trace, [("X", "FB_USED", str(START), 0, 40_000.0), ("X", "FB_USED", str(START), 1, 100.0)])
+        add_samples(
+            trace, [("X", "GPU_UTIL", str(START), gpu, value) for gpu, value in used.items()]
+        )
+        add_samples(
+            trace,
+            [("X", "FB_USED", str(START), 0, 40_000.0), ("X", "FB_USED", str(START), 1, 100.0)],
+        )
         add_samples(trace, [("X", "NODE_MEMORY_UTILIZATION", str(START), 4, 12.5)])
         result = overallocation_by_user(trace)
         idle = idle_by_user(trace)
     ann, bob = (dict(zip(result.table.columns, row, strict=True)) for row in result.table.rows())
-    assert (ann["username"], ann["unused_gpus_share"], ann["peak_gpu_memory_share"]) == ("ann", 0.5, 0.5)
+    assert (ann["username"], ann["unused_gpus_share"], ann["peak_gpu_memory_share"]) == (
+        "ann",
+        0.5,
+        0.5,
+    )
     assert ann["host_memory_pct"] == 12.5  # the node is known by the names of the GPUs
     assert bob["unused_gpus_share"] == 1
     assert np.isnan(bob["peak_gpu_memory_share"])

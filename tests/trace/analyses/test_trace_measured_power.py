@@ -28,7 +28,14 @@ def released(stem):
 @pytest.fixture
 def trace(tmp_path):
     jobs = [
-        {"cluster": "Seren", "job_id": str(n), "state": state, "gpu_num": 8, "run_s": 60.0, "end_at": end}
+        {
+            "cluster": "Seren",
+            "job_id": str(n),
+            "state": state,
+            "gpu_num": 8,
+            "run_s": 60.0,
+            "end_at": end,
+        }
         for n, (state, end) in enumerate(
             [
                 ("NODE_FAIL", "2023-07-03"),
@@ -38,7 +45,9 @@ def trace(tmp_path):
             ]
         )
     ]
-    with trace_of(tmp_path, [*jobs, {"cluster": "Kalos", "job_id": "k"}], clusters=[SEREN, KALOS]) as made:
+    with trace_of(
+        tmp_path, [*jobs, {"cluster": "Kalos", "job_id": "k"}], clusters=[SEREN, KALOS]
+    ) as made:
         yield made
 
 
@@ -48,8 +57,12 @@ def test_gpu_power_as_released(trace):
     numbers = gpu_power(trace).numbers
     for name in ("seren", "kalos"):
         values = released(f"gpu_power_{name}__GPU_POWER_W")
-        assert numbers[f"{name}.gpu_power.over_tdp_share"] == pytest.approx(sum(v > 400 for v in values) / len(values))
-        assert numbers[f"{name}.gpu_power.idle_share"] == pytest.approx(0.3, abs=0.02)  # the study: about 30%
+        assert numbers[f"{name}.gpu_power.over_tdp_share"] == pytest.approx(
+            sum(v > 400 for v in values) / len(values)
+        )
+        assert numbers[f"{name}.gpu_power.idle_share"] == pytest.approx(
+            0.3, abs=0.02
+        )  # the study: about 30%
         assert numbers[f"{name}.gpu_power.mean_w"] == pytest.approx(statistics.fmean(values))
     assert numbers["kalos.gpu_power.over_tdp_share"] == pytest.approx(0.125, abs=0.002)
     # The study's text has 22.1% for Seren; the curve that it released (of August) has 8.0%.
@@ -74,7 +87,9 @@ def test_breakdown_is_the_gpus_sum_over_the_server(trace):
     assert result.numbers == {"seren.server_power.gpu_share": pytest.approx(8 * 250 / 3000)}
     shares = {(cluster, part): share for cluster, part, _, share in result.table.rows()}
     assert shares["Seren", "the rest"] == pytest.approx(1 / 3)
-    assert sum(share for (cluster, _), share in shares.items() if cluster == "the study") == pytest.approx(1)
+    assert sum(
+        share for (cluster, _), share in shares.items() if cluster == "the study"
+    ) == pytest.approx(1)
 
 
 def test_memory_is_hotter_than_the_core(trace):
@@ -84,7 +99,9 @@ def test_memory_is_hotter_than_the_core(trace):
     add_values(trace, "Seren", "MEMORY_TEMP", [0.0], [5000])  # GPUs without the sensor
     numbers = temperature(trace).numbers
     cores = released("gpu_temp_seren__GPU_TEMP_C")
-    assert numbers["seren.gpu_temp.hot_share"] == pytest.approx(sum(v > 65 for v in cores) / len(cores))
+    assert numbers["seren.gpu_temp.hot_share"] == pytest.approx(
+        sum(v > 65 for v in cores) / len(cores)
+    )
     assert (numbers["seren.gpu_temp.median_c"], numbers["seren.memory_temp.median_c"]) == (39, 51)
     assert (numbers["seren.memory_hotter_c"], numbers["kalos.memory_hotter_c"]) == (12, 11)
 
@@ -92,7 +109,8 @@ def test_memory_is_hotter_than_the_core(trace):
 def test_failures_stand_beside_the_heat_of_their_month(trace):
     def days(month, degrees, hours=24):
         return [
-            ("Seren", "GPU_TEMP", f"2023-{month}-01 {hour:02d}:00:00", 10, 10.0 * degrees, 0) for hour in range(hours)
+            ("Seren", "GPU_TEMP", f"2023-{month}-01 {hour:02d}:00:00", 10, 10.0 * degrees, 0)
+            for hour in range(hours)
         ]
 
     add_hours(trace, days("06", 40) + days("07", 50) + days("08", 45) + days("09", 90, hours=23))
@@ -114,15 +132,27 @@ def test_published_emissions_follow_without_pue_and_without_the_carbon_free_shar
 
 
 def test_energy_by_month_is_mean_power_times_servers_times_hours(trace):
-    hours = [("2023-05-31 22:00:00", 3000.0), ("2023-05-31 23:00:00", 1000.0), ("2023-06-01 00:00:00", 2000.0)]
-    add_hours(trace, [("Seren", "GPU_SERVER_POWER", hour, 240, 240 * power, 0) for hour, power in hours])
+    hours = [
+        ("2023-05-31 22:00:00", 3000.0),
+        ("2023-05-31 23:00:00", 1000.0),
+        ("2023-06-01 00:00:00", 2000.0),
+    ]
+    add_hours(
+        trace, [("Seren", "GPU_SERVER_POWER", hour, 240, 240 * power, 0) for hour, power in hours]
+    )
     add_hours(trace, [("Seren", "CPU_SERVER_POWER", hours[0][0], 10, 5000.0, 0)])
-    add_hours(trace, [("Seren", "POWER_USAGE", hours[0][0], 10, 4000.0, 0)])  # the servers say it all
+    add_hours(
+        trace, [("Seren", "POWER_USAGE", hours[0][0], 10, 4000.0, 0)]
+    )  # the servers say it all
     add_hours(trace, [("Kalos", "POWER_USAGE", hours[0][0], 10, 4000.0, 0)])
-    devices = [("Seren", "GPU_SERVER_POWER", f"s{n}") for n in range(286)] + [("Seren", "CPU_SERVER_POWER", "c")]
+    devices = [("Seren", "GPU_SERVER_POWER", f"s{n}") for n in range(286)] + [
+        ("Seren", "CPU_SERVER_POWER", "c")
+    ]
     add_measured_devices(trace, devices + [("Kalos", "POWER_USAGE", f"g{n}") for n in range(8)])
     result = energy_by_month(trace)
-    may, june, kalos = (dict(zip(result.table.columns, row, strict=True)) for row in result.table.rows())
+    may, june, kalos = (
+        dict(zip(result.table.columns, row, strict=True)) for row in result.table.rows()
+    )
     may_mwh = (286 * 4000 + 500) / 1e6
     assert (may["month"], may["hours_with_samples"]) == ("2023-05", 2)
     assert may["it_energy_mwh"] == pytest.approx(may_mwh)
@@ -141,7 +171,9 @@ def test_released_servers_draw_about_what_the_study_says_a_month(trace):
     days = [f"2023-08-{day:02d} {hour:02d}:00:00" for day in range(1, 32) for hour in range(24)]
     add_hours(trace, [("Seren", "GPU_SERVER_POWER", hour, 1, power, 0) for hour in days])
     add_measured_devices(trace, [("Seren", "GPU_SERVER_POWER", f"s{n}") for n in range(286)])
-    assert energy_by_month(trace).numbers["seren.energy.2023-08.it_mwh"] == pytest.approx(624, abs=1)
+    assert energy_by_month(trace).numbers["seren.energy.2023-08.it_mwh"] == pytest.approx(
+        624, abs=1
+    )
 
 
 def test_no_power_no_energy(trace):

@@ -36,7 +36,9 @@ def released(stem):
 @pytest.fixture
 def trace(tmp_path):
     jobs = [{"cluster": name, "job_id": "1"} for name in ("Seren", "Kalos", "Philly")]
-    with trace_of(tmp_path, jobs, clusters=[SEREN, KALOS, PHILLY], compared=frozenset({"Philly"})) as made:
+    with trace_of(
+        tmp_path, jobs, clusters=[SEREN, KALOS, PHILLY], compared=frozenset({"Philly"})
+    ) as made:
         yield made
 
 
@@ -48,8 +50,12 @@ def test_gpu_utilisation_is_polarised_as_published(trace):
     for name, stem in (("seren", "seren"), ("kalos", "kalos"), ("philly", "philly")):
         values = released(f"util_gpu_{stem}__GPU_UTIL_pct")
         assert numbers[f"{name}.gpu_util.median_pct"] == pytest.approx(statistics.median(values))
-        assert numbers[f"{name}.gpu_util.zero_share"] == pytest.approx(values.count(0.0) / len(values))
-        assert numbers[f"{name}.gpu_util.busy_share"] == pytest.approx(sum(v >= 95 for v in values) / len(values))
+        assert numbers[f"{name}.gpu_util.zero_share"] == pytest.approx(
+            values.count(0.0) / len(values)
+        )
+        assert numbers[f"{name}.gpu_util.busy_share"] == pytest.approx(
+            sum(v >= 95 for v in values) / len(values)
+        )
     assert (numbers["seren.gpu_util.median_pct"], numbers["kalos.gpu_util.median_pct"]) == (99, 97)
     assert numbers["philly.gpu_util.median_pct"] == pytest.approx(48.4, abs=0.2)
     assert "any kernel" in result.caption
@@ -70,17 +76,23 @@ def test_sm_and_tensor_activity(trace):
     medians = [result.numbers[f"{name}.sm_active.median_pct"] for name in ("seren", "kalos")]
     assert medians == pytest.approx([50.16, 33.26], abs=0.01)  # the study: about 40 over both
     tensor = released("util_gpu_seren__TC_ACTIVITY_pct")
-    assert result.numbers["seren.tensor_active.median_pct"] == pytest.approx(statistics.median(tensor))
+    assert result.numbers["seren.tensor_active.median_pct"] == pytest.approx(
+        statistics.median(tensor)
+    )
     assert len(result.chart.panels[0].series) == 4
 
 
 def test_half_of_kalos_gpus_use_three_quarters_of_their_memory(trace):
     percent = released("util_gpu_kalos__FB_USED_pct")
     add_values(trace, "Kalos", "FB_USED", [value * 819.2 for value in percent])
-    add_values(trace, "Kalos", "NODE_MEMORY_UTILIZATION", released("util_cpu_mem_kalos__HOST_MEM_pct"))
+    add_values(
+        trace, "Kalos", "NODE_MEMORY_UTILIZATION", released("util_cpu_mem_kalos__HOST_MEM_pct")
+    )
     add_values(trace, "Philly", "FB_USED", [1.0])  # whose memory nobody said
     numbers = memory(trace).numbers
-    assert numbers["kalos.gpu_memory.over_share"] == pytest.approx(sum(v > 75 for v in percent) / len(percent))
+    assert numbers["kalos.gpu_memory.over_share"] == pytest.approx(
+        sum(v > 75 for v in percent) / len(percent)
+    )
     assert numbers["kalos.gpu_memory.over_share"] == pytest.approx(0.5, abs=0.01)
     assert numbers["kalos.gpu_memory.median_pct"] == pytest.approx(statistics.median(percent))
     assert numbers["kalos.host_memory.over_half_share"] < 0.02
@@ -92,7 +104,9 @@ def test_infiniband_is_idle_over_60_percent_of_the_time(trace):
     add_values(trace, "Seren", "NODE_IB_SEND", send)
     add_values(trace, "Seren", "NODE_IB_RECEIVE", receive)
     numbers = network(trace).numbers
-    assert numbers["seren.ib_send.idle_share"] == pytest.approx(sum(v <= 0.01 * max(send) for v in send) / len(send))
+    assert numbers["seren.ib_send.idle_share"] == pytest.approx(
+        sum(v <= 0.01 * max(send) for v in send) / len(send)
+    )
     assert numbers["seren.ib_send.idle_share"] > 0.6
     assert numbers["seren.ib_receive.heavy_share"] == pytest.approx(
         sum(v > 0.25 * max(receive) for v in receive) / len(receive)
@@ -104,7 +118,11 @@ def test_cpu_and_what_is_missing(trace):
     assert cpu(trace).numbers == {
         "seren.cpu.median_pct": 10, "seren.cpu.mean_pct": 12.5, "seren.cpu.zero_share": 0.25, "seren.cpu.samples": 4,
     }  # fmt: skip
-    for analysis, missing in ((gpu_utilisation, "GPU_UTIL"), (sm_activity, "SM_ACTIVE"), (network, "InfiniBand")):
+    for analysis, missing in (
+        (gpu_utilisation, "GPU_UTIL"),
+        (sm_activity, "SM_ACTIVE"),
+        (network, "InfiniBand"),
+    ):
         with pytest.raises(LeftOut, match=missing):
             analysis(trace)
     with pytest.raises(LeftOut, match="FB_USED"):
@@ -123,7 +141,9 @@ def test_hours_on_the_clock_of_the_people(trace):
     assert over_time.table.where(cluster="Kalos")["mean_pct"].tolist() == [100]
     of_day = idle_by_hour_of_day(trace)
     by_hour = {(cluster, hour): share for cluster, hour, _, share in of_day.table.rows()}
-    assert by_hour["Seren", 7] == pytest.approx(0.23)  # 23:00 UTC, in the cluster's place 07:00 of the next day
+    assert by_hour["Seren", 7] == pytest.approx(
+        0.23
+    )  # 23:00 UTC, in the cluster's place 07:00 of the next day
     assert by_hour["Seren", 8] == 0
     assert by_hour["Kalos", 3] == 0
     assert np.isnan(by_hour["Kalos", 4])
@@ -131,6 +151,14 @@ def test_hours_on_the_clock_of_the_people(trace):
 
 
 def test_no_telemetry_at_all(trace):
-    for analysis in (gpu_utilisation, sm_activity, memory, cpu, network, utilisation_over_time, idle_by_hour_of_day):
+    for analysis in (
+        gpu_utilisation,
+        sm_activity,
+        memory,
+        cpu,
+        network,
+        utilisation_over_time,
+        idle_by_hour_of_day,
+    ):
         with pytest.raises(LeftOut, match="no telemetry"):
             analysis(trace)

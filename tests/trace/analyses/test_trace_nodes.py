@@ -15,7 +15,14 @@ ONSETS = SHARED_DATA / "acme_kalos_xid/xid_onsets.csv"
 
 
 def job(number, nodes, state="COMPLETED", hours=1.0):
-    return {"cluster": "X", "job_id": str(number), "nodes": nodes, "state": state, "run_s": 3600 * hours, "gpu_num": 8}
+    return {
+        "cluster": "X",
+        "job_id": str(number),
+        "nodes": nodes,
+        "state": state,
+        "run_s": 3600 * hours,
+        "gpu_num": 8,
+    }
 
 
 def test_a_planted_lemon_is_found_and_a_host_of_large_jobs_is_not_blamed(tmp_path):
@@ -26,7 +33,11 @@ def test_a_planted_lemon_is_found_and_a_host_of_large_jobs_is_not_blamed(tmp_pat
     # Jobs of four nodes fail half of the time, always on the same four nodes and on four others.
     for n in range(20):
         jobs.append(
-            job(f"large-{n}", names[40:44] if n % 2 else names[44:48], "NODE_FAIL" if n % 4 < 2 else "COMPLETED")
+            job(
+                f"large-{n}",
+                names[40:44] if n % 2 else names[44:48],
+                "NODE_FAIL" if n % 4 < 2 else "COMPLETED",
+            )
         )
     with trace_of(tmp_path, jobs) as trace:
         result = failing_nodes(trace)
@@ -44,17 +55,26 @@ def test_a_planted_lemon_is_found_and_a_host_of_large_jobs_is_not_blamed(tmp_pat
 
 
 def test_all_failures_are_taken_where_none_is_the_infrastructures(tmp_path):
-    jobs = [job(n, ["a" if n % 2 else "b"]) for n in range(20)] + [job(100 + n, ["b"], "FAILED") for n in range(2)]
+    jobs = [job(n, ["a" if n % 2 else "b"]) for n in range(20)] + [
+        job(100 + n, ["b"], "FAILED") for n in range(2)
+    ]
     with trace_of(tmp_path, jobs) as trace:
         result = failing_nodes(trace)
         assert result.numbers["x.nodes.standing_out"] == 0
         assert result.table["failures"].tolist() == [2, 0]
         assert "of the failures on nodes" in result.caption
-    with trace_of(tmp_path / "b", [job(1, ["a"])]) as trace, pytest.raises(LeftOut, match="list of nodes failed"):
+    with (
+        trace_of(tmp_path / "b", [job(1, ["a"])]) as trace,
+        pytest.raises(LeftOut, match="list of nodes failed"),
+    ):
         failing_nodes(trace)
-    with trace_of(tmp_path / "c", [{"cluster": "X", "job_id": "1", "state": "FAILED", "run_s": 1.0}]) as trace:  # noqa: SIM117
-        with pytest.raises(LeftOut, match="no nodes"):
-            failing_nodes(trace)
+    with (
+        trace_of(
+            tmp_path / "c", [{"cluster": "X", "job_id": "1", "state": "FAILED", "run_s": 1.0}]
+        ) as trace,
+        pytest.raises(LeftOut, match="no nodes"),
+    ):
+        failing_nodes(trace)
 
 
 @pytest.fixture
@@ -70,10 +90,15 @@ def kalos(tmp_path):
             node, index = name.split("#")
             devices.append(("Kalos", number, f"{node}-{index}", node, int(index)))
         add_devices(trace, devices)
-        at = [datetime.fromisoformat(row["t"]).astimezone(UTC).replace(tzinfo=None) for row in onsets]
+        at = [
+            datetime.fromisoformat(row["t"]).astimezone(UTC).replace(tzinfo=None) for row in onsets
+        ]
         add_onsets(
             trace,
-            [("Kalos", gpus[row["gpu"]], when, int(row["code"])) for row, when in zip(onsets, at, strict=True)],
+            [
+                ("Kalos", gpus[row["gpu"]], when, int(row["code"]))
+                for row, when in zip(onsets, at, strict=True)
+            ],
         )
         yield trace, onsets, at
 
@@ -109,7 +134,9 @@ def test_bursts_of_kalos_are_those_of_a_plain_loop(kalos):
     numbers = xid_errors(trace, gpu_hours=882_506).numbers
     assert numbers["kalos.xid.bursts"] == len(bursts)
     assert numbers["kalos.xid.largest_burst.onsets"] == len(largest)
-    assert numbers["kalos.xid.largest_burst.nodes"] == len({gpu.split("#")[0] for _, gpu in largest})
+    assert numbers["kalos.xid.largest_burst.nodes"] == len(
+        {gpu.split("#")[0] for _, gpu in largest}
+    )
     # The burst that the data's own description names: 115 GPUs of 78 nodes within 15 seconds.
     close = xid_errors(trace, gpu_hours=882_506, burst_gap_s=15).numbers
     assert close["kalos.xid.largest_burst.onsets"] >= 115

@@ -3,7 +3,11 @@
 import pytest
 from job_tables import gpu_jobs, made_up, openb, rows_of, trace_of
 
-from holdfast.trace.analyses.outcomes import final_states, final_states_by_size, final_states_by_type
+from holdfast.trace.analyses.outcomes import (
+    final_states,
+    final_states_by_size,
+    final_states_by_type,
+)
 from holdfast.trace.errors import LeftOut
 
 OUTCOME = {
@@ -23,7 +27,9 @@ def assert_shares(rows, own):
         mine = own[own["outcome"] == row.outcome]
         assert row.jobs == len(mine)
         assert row.share_of_jobs == pytest.approx(len(mine) / len(own))
-        assert row.share_of_gpu_time == pytest.approx(mine["gpu_time_s"].sum() / own["gpu_time_s"].sum())
+        assert row.share_of_gpu_time == pytest.approx(
+            mine["gpu_time_s"].sum() / own["gpu_time_s"].sum()
+        )
 
 
 @pytest.mark.parametrize("jobs", [openb, made_up])

@@ -5,10 +5,24 @@ import pandas as pd
 import pytest
 from job_tables import assert_cdf, gpu_jobs, made_up, openb, published, rows_of, trace_of
 
-from holdfast.trace.analyses.queues import queue, queue_by_pool, queue_by_size, queue_by_type, queues
+from holdfast.trace.analyses.queues import (
+    queue,
+    queue_by_pool,
+    queue_by_size,
+    queue_by_type,
+    queues,
+)
 from holdfast.trace.errors import LeftOut
 
-BUCKETS = {"<1": (0, 0.999), "1": (1, 1), "2": (2, 2), "3–4": (3, 4), "5–8": (5, 8), "9–16": (9, 16), "33–64": (33, 64)}  # noqa: RUF001
+BUCKETS = {
+    "<1": (0, 0.999),
+    "1": (1, 1),
+    "2": (2, 2),
+    "3–4": (3, 4),  # noqa: RUF001
+    "5–8": (5, 8),  # noqa: RUF001
+    "9–16": (9, 16),  # noqa: RUF001
+    "33–64": (33, 64),  # noqa: RUF001
+}
 
 
 def waited(frame):
@@ -21,12 +35,18 @@ def test_queue_times_are_those_of_the_jobs(jobs):
     expected = waited(frame)
     with trace_of(frame) as trace:
         result = queue(trace)
-    assert_cdf(rows_of(result.table, weight="jobs"), expected["queue_s"], np.ones(len(expected)), "queue_s")
+    assert_cdf(
+        rows_of(result.table, weight="jobs"), expected["queue_s"], np.ones(len(expected)), "queue_s"
+    )
     ran = expected[expected["gpu_time_s"] > 0]
-    assert_cdf(rows_of(result.table, weight="gpu_time"), ran["queue_s"], ran["gpu_time_s"], "queue_s")
+    assert_cdf(
+        rows_of(result.table, weight="gpu_time"), ran["queue_s"], ran["gpu_time_s"], "queue_s"
+    )
     key = frame["cluster"].iloc[0].lower().replace(" ", "_")
     assert result.numbers[f"{key}.gpu_job.median_queue_s"] == expected["queue_s"].median()
-    assert result.numbers[f"{key}.gpu_job.mean_queue_s"] == pytest.approx(expected["queue_s"].mean())
+    assert result.numbers[f"{key}.gpu_job.mean_queue_s"] == pytest.approx(
+        expected["queue_s"].mean()
+    )
     of_cpu = frame[frame["gpu_num"] == 0]
     cpu_s = (of_cpu["start_at"] - of_cpu["submit_at"]).dt.total_seconds().dropna()
     assert result.numbers[f"{key}.cpu_job.n_with_queue_s"] == len(cpu_s)
@@ -41,7 +61,10 @@ def test_the_published_curves_by_type_come_out_to_the_job():
                 continue
             jobs = queues(trace, cluster, parts=[kind]).jobs
             assert jobs.total == rows["n_total"].iloc[0]
-            assert np.round(jobs.at_most(rows["x_le"]) * jobs.total).tolist() == rows["cum_count"].tolist()
+            assert (
+                np.round(jobs.at_most(rows["x_le"]) * jobs.total).tolist()
+                == rows["cum_count"].tolist()
+            )
         numbers = queue_by_type(trace).numbers
     assert numbers["seren.evaluation.n_with_queue_s"] == 292_212
 
@@ -52,13 +75,28 @@ def test_by_type_size_and_pool():
     with trace_of(frame) as trace:
         by_type, by_size, by_pool = queue_by_type(trace), queue_by_size(trace), queue_by_pool(trace)
     for kind, own in expected.fillna({"type": "unknown"}).groupby("type"):
-        assert_cdf(rows_of(by_type.table, part=kind, weight="jobs"), own["queue_s"], np.ones(len(own)), "queue_s")
+        assert_cdf(
+            rows_of(by_type.table, part=kind, weight="jobs"),
+            own["queue_s"],
+            np.ones(len(own)),
+            "queue_s",
+        )
     assert list(dict.fromkeys(by_size.table["part"])) == list(BUCKETS)
     for label, (low, high) in BUCKETS.items():
         own = expected[expected["gpu_num"].between(low, high)]
-        assert_cdf(rows_of(by_size.table, part=label, weight="jobs"), own["queue_s"], np.ones(len(own)), "queue_s")
+        assert_cdf(
+            rows_of(by_size.table, part=label, weight="jobs"),
+            own["queue_s"],
+            np.ones(len(own)),
+            "queue_s",
+        )
     for pool, own in expected.fillna({"pool": "unknown"}).groupby("pool"):
-        assert_cdf(rows_of(by_pool.table, part=pool, weight="jobs"), own["queue_s"], np.ones(len(own)), "queue_s")
+        assert_cdf(
+            rows_of(by_pool.table, part=pool, weight="jobs"),
+            own["queue_s"],
+            np.ones(len(own)),
+            "queue_s",
+        )
         assert by_pool.numbers[f"made_up.pool_{pool}.n_with_queue_s"] == len(own)
     below = expected[expected["gpu_num"] < 1]["queue_s"]
     assert by_size.numbers["made_up.gpus_below_1.mean_queue_s"] == pytest.approx(below.mean())
@@ -69,7 +107,13 @@ def test_by_type_size_and_pool():
 def test_pools_beyond_the_most_used_are_one():
     frame = made_up()
     expected = waited(frame).fillna({"pool": "unknown"})
-    ranked = expected["pool"].value_counts().sort_index().sort_values(ascending=False, kind="stable").index
+    ranked = (
+        expected["pool"]
+        .value_counts()
+        .sort_index()
+        .sort_values(ascending=False, kind="stable")
+        .index
+    )
     with trace_of(frame) as trace:
         result = queue_by_pool(trace, most=2)
     others = expected[expected["pool"].isin(ranked[2:])]["queue_s"]

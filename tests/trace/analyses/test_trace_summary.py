@@ -24,13 +24,22 @@ def test_clusters_as_they_are_known():
     with trace_of(other, frame, clusters=[known], compared=["Kalos"]) as trace:
         result = cluster_table(trace)
     assert result.chart is None
-    row, compared = (dict(zip(result.table.columns, row, strict=True)) for row in result.table.rows())
-    assert (row["cluster"], row["nodes"], row["gpus"], row["gpu_memory_gib"]) == ("Made up", 286, 2288, 80)
+    row, compared = (
+        dict(zip(result.table.columns, row, strict=True)) for row in result.table.rows()
+    )
+    assert (row["cluster"], row["nodes"], row["gpus"], row["gpu_memory_gib"]) == (
+        "Made up",
+        286,
+        2288,
+        80,
+    )
     assert (row["jobs"], row["gpu_jobs"]) == (len(frame), (frame["gpu_num"] > 0).sum())
     assert row["gpu_time_h"] == pytest.approx(gpu_jobs(frame)["gpu_time_s"].sum() / 3600)
     assert row["first_submission"] == frame["submit_at"].min().isoformat()
     assert row["last_submission"] == frame["submit_at"].max().isoformat()
-    assert row["days"] == pytest.approx((frame["submit_at"].max() - frame["submit_at"].min()) / pd.Timedelta("1D"))
+    assert row["days"] == pytest.approx(
+        (frame["submit_at"].max() - frame["submit_at"].min()) / pd.Timedelta("1D")
+    )
     assert (row["compared"], compared["compared"]) == ("no", "yes")
     assert np.isnan(compared["nodes"])
     assert np.isnan(row["gpu_tdp_w"])
@@ -54,7 +63,10 @@ def test_the_comparison_is_what_is_counted(jobs):
         "max_run_time_gpu_s": gpu["run_s"].max(),
     }
     for kind, own in (("gpu", gpu), ("cpu", cpu)):
-        expected |= {f"avg_run_time_{kind}_s": own["run_s"].mean(), f"med_run_time_{kind}_s": own["run_s"].median()}
+        expected |= {
+            f"avg_run_time_{kind}_s": own["run_s"].mean(),
+            f"med_run_time_{kind}_s": own["run_s"].median(),
+        }
         if "queue_s" in own:
             expected |= {
                 f"avg_queue_time_{kind}_s": own["queue_s"].mean(),

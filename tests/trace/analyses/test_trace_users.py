@@ -38,8 +38,12 @@ def test_shares_of_people():
     assert table["user"].tolist() == [*seconds.index[:3], "2 others"]
     named = table.iloc[:3].set_index("user")
     assert named["jobs"].tolist() == jobs[seconds.index[:3]].tolist()
-    assert named["share_of_gpu_time"].tolist() == pytest.approx((seconds / seconds.sum())[:3].tolist())
-    assert table["share_of_jobs"].iloc[3] == pytest.approx(jobs[seconds.index[3:]].sum() / jobs.sum())
+    assert named["share_of_gpu_time"].tolist() == pytest.approx(
+        (seconds / seconds.sum())[:3].tolist()
+    )
+    assert table["share_of_jobs"].iloc[3] == pytest.approx(
+        jobs[seconds.index[3:]].sum() / jobs.sum()
+    )
     assert table["gpu_time_h"].sum() == pytest.approx(seconds.sum() / 3600)
     numbers = {key.removeprefix("made_up.users."): value for key, value in result.numbers.items()}
     assert numbers["n"] == 5
@@ -59,7 +63,12 @@ def test_no_more_than_twenty_are_named():
 
 def test_waits_of_people():
     frame = made_up()
-    own = gpu_jobs(frame).dropna(subset="queue_s").fillna({"username": "unknown"}).groupby("username")["queue_s"]
+    own = (
+        gpu_jobs(frame)
+        .dropna(subset="queue_s")
+        .fillna({"username": "unknown"})
+        .groupby("username")["queue_s"]
+    )
     with trace_of(frame) as trace:
         result = user_waits(trace)
     for row in result.table.df().itertuples():

@@ -34,7 +34,9 @@ def job(kind, gpus, submit_h, start_h, end_h):
 
 # An SFT job of 2 GPUs waits through hour 0, of which pretraining holds 6 GPUs for all and evaluation 2 for half; then
 # half an hour of hour 1, of which pretraining holds all.
-BY_HAND = pd.DataFrame([job("Pretrain", 6, 0, 0, 2), job("Evaluation", 2, 0, 0, 0.5), job("SFT", 2, 0, 1.5, 1.5)])
+BY_HAND = pd.DataFrame(
+    [job("Pretrain", 6, 0, 0, 2), job("Evaluation", 2, 0, 0, 0.5), job("SFT", 2, 0, 1.5, 1.5)]
+)
 
 
 def test_by_hand():
@@ -49,7 +51,10 @@ def test_by_hand():
     assert job_hours[:2].sum() == pytest.approx(0)
     assert result.numbers["seren.waiting.sft_for_pretrain_h"] == pytest.approx(6 / 7 + 0.5)
     row = rows_of(result.table, weight="GPU-hours waited", waiter="SFT", holder="Pretrain").iloc[0]
-    assert (row["hours"], row["share_of_waiting"]) == (pytest.approx(19 / 7), pytest.approx(19 / 21))
+    assert (row["hours"], row["share_of_waiting"]) == (
+        pytest.approx(19 / 7),
+        pytest.approx(19 / 21),
+    )
     assert "SFT while Pretrain held the GPUs (90.5%)" in result.caption
     assert result.table["waiter"].tolist()[:3] == ["Pretrain"] * 3  # the study's order
     heatmap = result.chart.panels[0]
@@ -75,7 +80,10 @@ def test_all_waiting_of_jobs_that_started_is_attributed(jobs):
     by_pool = own.fillna({"pool": "unknown"}).groupby("pool")
     for unit, hours in (
         ("job-hours waited", by_pool["queue_s"].sum() / 3600),
-        ("GPU-hours waited", by_pool.apply(lambda part: (part["queue_s"] * part["gpu_num"]).sum()) / 3600),
+        (
+            "GPU-hours waited",
+            by_pool.apply(lambda part: (part["queue_s"] * part["gpu_num"]).sum()) / 3600,
+        ),
     ):
         rows = rows_of(result.table, weight=unit)
         assert rows["hours"].sum() == pytest.approx(hours.sum())
@@ -95,11 +103,16 @@ def test_who_waits_is_who_waited_replayed_hour_by_hour():
     own = gpu_jobs(frame).dropna(subset="start_at")
     with trace_of(frame) as trace:
         kinds, found = who_waits(trace, "Made up", "type", "waiting")
-    second = {name: own[name].to_numpy("datetime64[s]").astype(float) for name in ("submit_at", "start_at", "end_at")}
+    second = {
+        name: own[name].to_numpy("datetime64[s]").astype(float)
+        for name in ("submit_at", "start_at", "end_at")
+    }
     ran = own["end_at"].notna().to_numpy()
     of_kind = np.array([own["type"] == kind for kind in kinds], dtype=float)
     expected = np.zeros((len(kinds), len(kinds) + 1))
-    for low in np.arange(second["submit_at"].min() // 3600, second["end_at"][ran].max() // 3600 + 1) * 3600:
+    for low in (
+        np.arange(second["submit_at"].min() // 3600, second["end_at"][ran].max() // 3600 + 1) * 3600
+    ):
         at = {name: np.clip(times, low, low + 3600) for name, times in second.items()}
         waited = of_kind @ (at["start_at"] - at["submit_at"]) / 3600
         held = of_kind @ np.where(ran, (at["end_at"] - at["start_at"]) * own["gpu_num"], 0.0)
@@ -120,8 +133,13 @@ def test_mean_and_median_wait_by_size():
         row, waits = rows_of(result.table, gpus=label).iloc[0], own[rows]["queue_s"]
         assert (row["n"], row["median_queue_s"]) == (len(waits), waits.median())
         assert row["mean_queue_s"] == pytest.approx(waits.mean())
-    assert result.numbers["made_up.gpus_3_4.mean_queue_s"] == pytest.approx(own[own["gpu_num"] == 3]["queue_s"].mean())
-    assert [panel.y.label for panel in result.chart.panels] == ["mean queue time (s)", "median queue time (s)"]
+    assert result.numbers["made_up.gpus_3_4.mean_queue_s"] == pytest.approx(
+        own[own["gpu_num"] == 3]["queue_s"].mean()
+    )
+    assert [panel.y.label for panel in result.chart.panels] == [
+        "mean queue time (s)",
+        "median queue time (s)",
+    ]
 
 
 def test_waiting_while_enough_gpus_were_free():

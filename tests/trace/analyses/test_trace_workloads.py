@@ -13,7 +13,10 @@ def test_shares_of_types(jobs):
     with trace_of(frame) as trace:
         result = workload_shares(trace)
     expected = (
-        gpu_jobs(frame).fillna({"type": "unknown"}).groupby("type").agg(n=("gpu_num", "size"), s=("gpu_time_s", "sum"))
+        gpu_jobs(frame)
+        .fillna({"type": "unknown"})
+        .groupby("type")
+        .agg(n=("gpu_num", "size"), s=("gpu_time_s", "sum"))
     )
     assert set(result.table["type"]) == set(expected.index)
     for row in result.table.df().itertuples():
@@ -54,5 +57,8 @@ def test_it_says_how_types_were_told():
 def test_without_types_it_is_left_out():
     with trace_of(made_up().drop(columns="type")) as trace, pytest.raises(LeftOut, match="no type"):
         workload_shares(trace)
-    with trace_of(made_up().assign(gpu_num=0.0)) as trace, pytest.raises(LeftOut, match="no GPU job has a type"):
+    with (
+        trace_of(made_up().assign(gpu_num=0.0)) as trace,
+        pytest.raises(LeftOut, match="no GPU job has a type"),
+    ):
         workload_shares(trace)

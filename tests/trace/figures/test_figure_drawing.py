@@ -47,7 +47,9 @@ def test_the_corners_of_a_cdf_are_the_cdf(data):
     at = np.linspace(data[0] - 0.5, x.high, 999)
     before = at < data[0]
     expected = [np.mean(data <= value) for value in at]
-    assert np.allclose(ecdf_of_corners(across, up, at[~before]), np.array(expected)[~before], rtol=0, atol=1e-12)
+    assert np.allclose(
+        ecdf_of_corners(across, up, at[~before]), np.array(expected)[~before], rtol=0, atol=1e-12
+    )
     assert (across[0], up[0]) == (data[0], 0.0)  # it rises from nothing
     assert (across[-1], up[-1]) == (x.high, 1.0)  # and holds to the end
 
@@ -81,7 +83,9 @@ def test_what_has_no_logarithm_is_a_gap():
 
 def test_the_path_in_the_svg_lies_on_the_cdf(data):
     """All the way: laid out, drawn, compacted to relative tenths of a point, and read back."""
-    figure = Figure(panels=[Lines(x=Axis(label="x"), y=Axis(label="y", low=0, high=1), series=[cdf(data)])])
+    figure = Figure(
+        panels=[Lines(x=Axis(label="x"), y=Axis(label="y", low=0, high=1), series=[cdf(data)])]
+    )
     (drawn,) = panels(figure, "a", "a")
     paths = re.findall(r'<path d="(M[^"z]*)"[^>]*style="[^"]*var\(--s1\)', drawn.svg)
     path = max(paths, key=len)
@@ -93,8 +97,12 @@ def test_the_path_in_the_svg_lies_on_the_cdf(data):
         points.append((x, y))
     left, top, right, bottom = drawn.box
     wide, high = np.diff(drawn.x_ends)[0], np.diff(drawn.y_ends)[0]
-    heights = [drawn.y_ends[1] - (y / drawn.height_pt - top) / (bottom - top) * high for _, y in points]
-    places = [drawn.x_ends[0] + (x / drawn.width_pt - left) / (right - left) * wide for x, _ in points]
+    heights = [
+        drawn.y_ends[1] - (y / drawn.height_pt - top) / (bottom - top) * high for _, y in points
+    ]
+    places = [
+        drawn.x_ends[0] + (x / drawn.width_pt - left) / (right - left) * wide for x, _ in points
+    ]
     point_x = 0.2 * wide / (drawn.width_pt * (right - left))
     assert len(points) > 100
     for at, height in zip(places, heights, strict=True):
@@ -114,7 +122,11 @@ def test_every_figure_is_drawn_and_its_texts_are_apart_and_inside(name):
         frame = drawn.bbox
         for axes in drawn.axes:
             for axis in (axes.xaxis, axes.yaxis):
-                boxes = [label.get_window_extent(renderer) for label in axis.get_ticklabels() if label.get_text()]
+                boxes = [
+                    label.get_window_extent(renderer)
+                    for label in axis.get_ticklabels()
+                    if label.get_text()
+                ]
                 upright = all(label.get_rotation() == 0 for label in axis.get_ticklabels())
                 for one, other in itertools.pairwise(boxes):
                     assert not upright or not one.overlaps(other), (name, one, other)
@@ -159,18 +171,31 @@ def test_many_points_are_seen_in_every_form(tmp_path):
 
 
 def test_hover_titles_say_the_values():
-    bars = Bars(value=Axis(label="wait (s)"), groups=["a<b", "c"], parts={"p": np.array([90.0, 7200.0])})
+    bars = Bars(
+        value=Axis(label="wait (s)"), groups=["a<b", "c"], parts={"p": np.array([90.0, 7200.0])}
+    )
     titles = re.findall(r"<title>([^<]*)</title>", svg(Figure(panels=[bars]), "n", "n"))
     assert titles == ["a&lt;b: 1.5 min", "c: 2 h"]
 
 
 def test_numbers_in_words_are_left_alone():
     """Coordinates are rounded; labels, keys, titles and what a screen reader hears are not."""
-    series = [Series(label="mean 3.14159, n = 12.00", x=np.array([1.0, 2]), y=np.array([0.1234, 0.5]))]
-    lines = Lines(title="(0.12345 up)", x=Axis(label="x 0.98765 y"), y=Axis(label="y 1.00 z"), series=series)
+    series = [
+        Series(label="mean 3.14159, n = 12.00", x=np.array([1.0, 2]), y=np.array([0.1234, 0.5]))
+    ]
+    lines = Lines(
+        title="(0.12345 up)", x=Axis(label="x 0.98765 y"), y=Axis(label="y 1.00 z"), series=series
+    )
     bars = Bars(value=Axis(label="n"), groups=["a 2.71828 b"], parts={"p": np.array([0.0105])})
     text = svg(Figure(panels=[lines, bars]), "n", "about 1.23456 and 7.00 of it")
-    for words in ("mean 3.14159, n = 12.00", "(0.12345 up)", "x 0.98765 y", "y 1.00 z", "a 2.71828 b", ">0.0105<"):
+    for words in (
+        "mean 3.14159, n = 12.00",
+        "(0.12345 up)",
+        "x 0.98765 y",
+        "y 1.00 z",
+        "a 2.71828 b",
+        ">0.0105<",
+    ):
         assert words in text, words
     assert 'aria-label="about 1.23456 and 7.00 of it"' in text
     assert "<title>a 2.71828 b: 0.0105</title>" in text
@@ -178,7 +203,9 @@ def test_numbers_in_words_are_left_alone():
 
 def test_stacked_bars_end_where_their_parts_add_up():
     parts = {"a": np.array([10.0, 0]), "b": np.array([20.0, np.nan]), "c": np.array([5.0, 1])}
-    figure = Figure(panels=[Bars(value=Axis(label="n"), groups=["g", "h"], parts=parts, stacked=True)])
+    figure = Figure(
+        panels=[Bars(value=Axis(label="n"), groups=["g", "h"], parts=parts, stacked=True)]
+    )
     bars = [(bar.get_x(), bar.get_width()) for bar in draw(figure).axes[0].patches]
     assert bars == [(0, 10), (10, 20), (30, 5), (0, 1)]
 
@@ -211,4 +238,6 @@ def test_drawing_leaves_pyplot_alone():
         "import sys; sys.path.insert(0, sys.argv[1]); import sample_charts; from holdfast.trace.figures import svg; "
         "svg(sample_charts.gpus(), 'n', 'n'); assert 'matplotlib.pyplot' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code, str(sample_charts.__file__.rpartition("/")[0])], check=True)
+    subprocess.run(
+        [sys.executable, "-c", code, str(sample_charts.__file__.rpartition("/")[0])], check=True
+    )

@@ -13,7 +13,9 @@ from holdfast.trace.figures.ticks import plan_axis
 
 def planned(data, *, length_pt=260, gap_pt=38, **axis):
     axis.setdefault("label", "value")
-    return plan_axis(Axis(**axis), np.asarray(data, dtype=float), length_pt=length_pt, gap_pt=gap_pt)
+    return plan_axis(
+        Axis(**axis), np.asarray(data, dtype=float), length_pt=length_pt, gap_pt=gap_pt
+    )
 
 
 def labels(plan):
@@ -40,7 +42,14 @@ def test_a_unit_that_is_not_seconds_stays_with_its_numbers():
 
 
 def test_powers_of_two_are_thinned_evenly():
-    assert labels(planned(2.0 ** np.arange(12), scale="log2")) == ["1", "4", "16", "64", "256", "1,024"]
+    assert labels(planned(2.0 ** np.arange(12), scale="log2")) == [
+        "1",
+        "4",
+        "16",
+        "64",
+        "256",
+        "1,024",
+    ]
 
 
 def test_symlog_has_its_zero():
@@ -50,7 +59,10 @@ def test_symlog_has_its_zero():
 
 
 def test_time_is_utc_and_says_the_year_once_a_year():
-    at = [datetime(2022, 11, 15, tzinfo=UTC).timestamp(), datetime(2023, 4, 2, tzinfo=UTC).timestamp()]
+    at = [
+        datetime(2022, 11, 15, tzinfo=UTC).timestamp(),
+        datetime(2023, 4, 2, tzinfo=UTC).timestamp(),
+    ]
     plan = planned(at, scale="time")
     assert labels(plan) == ["Dec\n2022", "Jan\n2023", "Feb", "Mar", "Apr"]
     assert plan.ticks[1][0] == datetime(2023, 1, 1, tzinfo=UTC).timestamp()
@@ -98,7 +110,15 @@ def test_any_data_give_an_axis_with_ticks_in_order_and_inside(data, scale, label
 
 @pytest.mark.parametrize(
     ("seconds", "said"),
-    [(0, "0"), (0.25, "250 ms"), (1, "1 s"), (59.99, "1 min"), (90, "1.5 min"), (3600, "1 h"), (86400 * 2.5, "2.5 d")],
+    [
+        (0, "0"),
+        (0.25, "250 ms"),
+        (1, "1 s"),
+        (59.99, "1 min"),
+        (90, "1.5 min"),
+        (3600, "1 h"),
+        (86400 * 2.5, "2.5 d"),
+    ],
 )
 def test_a_duration_in_words(seconds, said):
     assert numerals.duration(seconds) == said

@@ -33,10 +33,14 @@ def tidy(figure: Figure) -> Table:
             ]
         elif isinstance(panel, Boxes):
             rows += [
-                (number, group, "median", float(five[2])) for group, five in zip(panel.groups, panel.five, strict=True)
+                (number, group, "median", float(five[2]))
+                for group, five in zip(panel.groups, panel.five, strict=True)
             ]
         elif isinstance(panel, Heatmap):
-            rows += [(number, str(row), str(column), float(v)) for (row, column), v in np.ndenumerate(panel.values)]
+            rows += [
+                (number, str(row), str(column), float(v))
+                for (row, column), v in np.ndenumerate(panel.values)
+            ]
         else:
             rows += [
                 (number, series.label, f"{x:.6g}", float(y))
@@ -47,11 +51,14 @@ def tidy(figure: Figure) -> Table:
 
 
 def entry(name: str, section: str, figure: Figure, title: str) -> Entry:
-    analysis = Analysis(name=name, section=section, title=title, run=lambda trace: None, source="Fig 2a")  # type: ignore[arg-type,return-value]
-    caption = (
-        f"{title}: half of the 450,590 GPU jobs of Seren ended within 2 min, by job and by GPU time, of {HOSTILE}."
+    analysis = Analysis(
+        name=name, section=section, title=title, run=lambda trace: None, source="Fig 2a"
+    )  # type: ignore[arg-type,return-value]
+    caption = f"{title}: half of the 450,590 GPU jobs of Seren ended within 2 min, by job and by GPU time, of {HOSTILE}."  # noqa: E501
+    return Entry(
+        analysis=analysis,
+        result=Result(table=tidy(figure), chart=figure, caption=caption, numbers={}),
     )
-    return Entry(analysis=analysis, result=Result(table=tidy(figure), chart=figure, caption=caption, numbers={}))
 
 
 def comparison() -> Entry:
@@ -63,23 +70,34 @@ def comparison() -> Entry:
         "seren.fail_rate_gpu": 0.429, "seren.fail_rate_gpu_time": 0.124, "seren.complete_rate_gpu_time": 0.212,
     }  # fmt: skip
     analysis = Analysis(
-        name="comparison", section=SECTIONS[0], title="The clusters side by side", run=lambda trace: None
+        name="comparison",
+        section=SECTIONS[0],
+        title="The clusters side by side",
+        run=lambda trace: None,
     )  # type: ignore[arg-type,return-value]
-    result = Result(table=Table.of_rows(columns, rows), chart=None, caption="Seren and Kalos.", numbers=numbers)
+    result = Result(
+        table=Table.of_rows(columns, rows), chart=None, caption="Seren and Kalos.", numbers=numbers
+    )
     return Entry(analysis=analysis, result=result)
 
 
 def entries(number: int = 35) -> list[Entry]:
-    drawn = {name: figure for name, figure in sample_charts.all_figures().items() if name != "edges"}
+    drawn = {
+        name: figure for name, figure in sample_charts.all_figures().items() if name != "edges"
+    }
     names = list(drawn)
     made = [comparison()]
     for place in range(number):
         kind = names[place % len(names)]
         figure = sample_charts.durations(seed=place) if kind == "durations" else drawn[kind]
         title = f"{kind.replace('_', ' ').capitalize()} {place}"
-        made.append(entry(f"{kind}_{place}", SECTIONS[place * len(SECTIONS) // number], figure, title))
+        made.append(
+            entry(f"{kind}_{place}", SECTIONS[place * len(SECTIONS) // number], figure, title)
+        )
     made.append(entry("edges", SECTIONS[-1], sample_charts.edges(), "What no analysis should make"))
-    lacking = Analysis(name="restarts", section=SECTIONS[3], title="Restarts", run=lambda trace: None)  # type: ignore[arg-type,return-value]
+    lacking = Analysis(
+        name="restarts", section=SECTIONS[3], title="Restarts", run=lambda trace: None
+    )  # type: ignore[arg-type,return-value]
     why = "Left out: the trace has no reason."
     nodes = replace(lacking, name="nodes", title="Nodes")
     return [*made, Entry(analysis=lacking, left_out=why), Entry(analysis=nodes, left_out=why)]

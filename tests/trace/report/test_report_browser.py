@@ -8,7 +8,9 @@ import sample_report
 
 from holdfast.trace.report import write_report
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
 ARGUMENTS = [
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
@@ -74,7 +76,9 @@ def test_every_figure_is_there_and_nothing_sticks_out(opened, width):
         "all => all.map(one => { const b = one.getBoundingClientRect(); return [b.width, b.height]; })"
     )
     assert all(wide > 150 and high > 40 for wide, high in boxes)
-    painted = drawings.evaluate_all("all => all.map(one => { const b = one.getBBox(); return b.width * b.height; })")
+    painted = drawings.evaluate_all(
+        "all => all.map(one => { const b = one.getBBox(); return b.width * b.height; })"
+    )
     assert all(area > 1000 for area in painted)
     assert page.evaluate("document.documentElement.scrollWidth") == width
     # Texts of a drawing lie inside it (what is cut off cannot be read).
@@ -169,14 +173,19 @@ def test_dark_has_the_dark_colours_also_where_the_scheme_changes_under_an_open_c
     page = opened(color_scheme="dark")
     line = page.locator("#panel-durations_0-0 svg path[style*='--s1']").first
     assert line.evaluate("path => getComputedStyle(path).stroke") == "rgb(78, 168, 230)"
-    assert page.evaluate("getComputedStyle(document.documentElement).backgroundColor") == "rgb(21, 23, 26)"
+    assert (
+        page.evaluate("getComputedStyle(document.documentElement).backgroundColor")
+        == "rgb(21, 23, 26)"
+    )
     page.locator("#panel-durations_0-0 .drawing").click()
     dark = page.locator("#panel-durations_0-0 canvas").evaluate("canvas => canvas.toDataURL()")
     page.emulate_media(color_scheme="light")
     assert line.evaluate("path => getComputedStyle(path).stroke") == "rgb(0, 114, 178)"
     # The page hears of it with its next frame.
     page.evaluate("new Promise(drawn => requestAnimationFrame(() => requestAnimationFrame(drawn)))")
-    assert page.locator("#panel-durations_0-0 canvas").evaluate("canvas => canvas.toDataURL()") != dark
+    assert (
+        page.locator("#panel-durations_0-0 canvas").evaluate("canvas => canvas.toDataURL()") != dark
+    )
 
 
 def test_without_scripts_the_page_is_complete(opened):
@@ -190,7 +199,9 @@ def test_on_paper_every_figure_stands_even_where_a_chart_is_open(opened, tmp_pat
     page = opened()
     page.locator("#panel-durations_0-0 .drawing").click()
     page.emulate_media(media="print")
-    shown = page.locator(".drawing svg").evaluate_all("all => all.map(one => one.getBoundingClientRect().height)")
+    shown = page.locator(".drawing svg").evaluate_all(
+        "all => all.map(one => one.getBoundingClientRect().height)"
+    )
     assert all(height > 40 for height in shown)
     assert not page.locator(".chart").first.is_visible()
     assert not page.locator("nav").first.is_visible()

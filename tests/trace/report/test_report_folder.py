@@ -48,11 +48,20 @@ print(steps)
 
 
 def contents(folder):
-    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    return {
+        path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()
+    }
 
 
 def write_in_child(folder, kill_at):
-    command = [sys.executable, "-c", KILLED_WRITE, str(Path(__file__).parent), str(folder), str(kill_at)]
+    command = [
+        sys.executable,
+        "-c",
+        KILLED_WRITE,
+        str(Path(__file__).parent),
+        str(folder),
+        str(kill_at),
+    ]
     return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
@@ -94,7 +103,11 @@ def test_a_full_disk_is_told_with_the_folder(tmp_path):
 
 def test_paper_adds_pdf_and_png(tmp_path):
     write_report(tmp_path / "report", SMALL, paper=True)
-    assert {path.suffix for path in (tmp_path / "report/figures").iterdir()} == {".svg", ".pdf", ".png"}
+    assert {path.suffix for path in (tmp_path / "report/figures").iterdir()} == {
+        ".svg",
+        ".pdf",
+        ".png",
+    }
     write_report(tmp_path / "report", SMALL)  # and gives way to a report without
     assert {path.suffix for path in (tmp_path / "report/figures").iterdir()} == {".svg"}
 

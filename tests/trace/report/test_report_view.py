@@ -110,10 +110,16 @@ def test_findings_say_whether_they_hold(page):
         "3\N{NO-BREAK SPACE}findings of the study that were asked of this trace, 1 holds here, 1 does not, 1 cannot"
         in ("".join(page.words))
     )
-    assert re.search(r"holds here Half of the GPU jobs .* Here 2 min 02 s · study.s 2 min 00 s", page.text)
-    assert re.search(r"does not hold here .* Here 1.4 % · study.s under 2 % · More than the study has.", page.text)
     assert re.search(
-        r"Cannot be told from this trace section 3.1. GPUs idle at 60 W. No telemetry was given", page.text
+        r"holds here Half of the GPU jobs .* Here 2 min 02 s · study.s 2 min 00 s", page.text
+    )
+    assert re.search(
+        r"does not hold here .* Here 1.4 % · study.s under 2 % · More than the study has.",
+        page.text,
+    )
+    assert re.search(
+        r"Cannot be told from this trace section 3.1. GPUs idle at 60 W. No telemetry was given",
+        page.text,
     )
 
 
@@ -139,12 +145,17 @@ def test_what_was_read_left_out_and_assumed_is_there(page):
 def test_tables_are_bounded_and_say_so(page):
     rows = len(SMALL.entries[1].result.table)
     assert f"The first 24 rows; {rows - 24:,} more are in the CSV file." in page.text
-    tall = table_view(Table({"a": np.arange(100), "b": np.array(["x"] * 100, dtype=object)}), alone=True)
+    tall = table_view(
+        Table({"a": np.arange(100), "b": np.array(["x"] * 100, dtype=object)}), alone=True
+    )
     assert (len(tall.rows), tall.more, tall.numeric) == (60, 40, [True, False])
 
 
 def test_a_table_of_few_rows_and_many_columns_lies_on_its_side():
-    table = Table({"cluster": np.array(["a", "b"], dtype=object)} | {f"c{n}": np.array([n, n + 0.5]) for n in range(9)})
+    table = Table(
+        {"cluster": np.array(["a", "b"], dtype=object)}
+        | {f"c{n}": np.array([n, n + 0.5]) for n in range(9)}
+    )
     turned = table_view(table, alone=True)
     assert turned.head == ["cluster", "a", "b"]
     assert turned.rows[8] == ["c8", "8", "8.5"]
@@ -170,7 +181,13 @@ def unpacked(found):
     at, values = 0, []
     for step in found["steps"]:
         at += step or 0
-        values.append(np.nan if step is None else 10 ** (at * found["unit"]) if found["log"] else at * found["unit"])
+        values.append(
+            np.nan
+            if step is None
+            else 10 ** (at * found["unit"])
+            if found["log"]
+            else at * found["unit"]
+        )
     return np.array(values)
 
 
@@ -234,7 +251,9 @@ class NoJobs:
 
 def test_what_a_trace_lacks_stops_nothing_and_a_bug_is_not_hidden():
     done = []
-    result = Result(table=Table({"a": np.array([1])}), chart=None, caption="c", numbers={"a.b_s": 2.0})
+    result = Result(
+        table=Table({"a": np.array([1])}), chart=None, caption="c", numbers={"a.b_s": 2.0}
+    )
 
     def lacks(trace):
         raise LeftOut("Left out: no state.")

@@ -42,4 +42,7 @@ def read_in_order(source: Source, path: Path) -> tuple[Reading, list[dict[str, A
         kinds = {row[0]: row[1] for row in connection.execute("DESCRIBE jobs_0").fetchall()}
         assert set(kinds) == reading.columns
         assert kinds == {name: JOB_COLUMNS[name] for name in kinds}
-        return reading, [dict(zip(kinds, row, strict=True)) for row in connection.execute("FROM jobs_0").fetchall()]
+        return reading, [
+            dict(zip(kinds, row, strict=True))
+            for row in connection.execute("FROM jobs_0").fetchall()
+        ]

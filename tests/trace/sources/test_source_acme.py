@@ -6,9 +6,7 @@ from source_files import dicts, published, read_in_order, sample_rows
 from holdfast.trace.sources.acme import KALOS, SEREN, SOURCE
 from holdfast.trace.sources.recognition import Input, recognised
 
-SEREN_HEADER = (
-    "job_id,user,node_num,gpu_num,cpu_num,type,state,submit_time,start_time,end_time,duration,queue,gpu_time\n"
-)
+SEREN_HEADER = "job_id,user,node_num,gpu_num,cpu_num,type,state,submit_time,start_time,end_time,duration,queue,gpu_time\n"  # noqa: E501
 KALOS_HEADER = (
     "job_id,user,node_num,gpu_num,cpu_num,mem_per_pod_GB,shared_mem_per_pod,type,state,submit_time,start_time,end_time,"
     "fail_time,stop_time,duration,queue,gpu_time\n"
@@ -33,7 +31,9 @@ def test_released_rows_are_read_as_the_csv_module_reads_them(tmp_path, trace, cl
         assert (job["submit_at"], job["start_at"], job["end_at"]) == (submit, start, end)
         running = row["state"] == "RUNNING"
         assert job["run_s"] == (
-            float(row["duration"]) - float(row["queue"]) if running else (end - start).total_seconds()
+            float(row["duration"]) - float(row["queue"])
+            if running
+            else (end - start).total_seconds()
         )
         assert job["queue_s"] == (start - submit).total_seconds() == float(row["queue"])
         assert job["reported_duration_s"] == float(row["duration"])
@@ -73,7 +73,11 @@ def test_kalos_memory_is_of_the_whole_job_and_jobs_without_gpus_stay(tmp_path):
     )
     _, (cpu, never_started, odd) = read_in_order(SOURCE, path)
     assert (cpu["mem_gb"], cpu["gpu_num"], cpu["type"], cpu["run_s"]) == (400, 0, None, 60)
-    assert (never_started["start_at"], never_started["run_s"], never_started["queue_s"]) == (None, None, None)
+    assert (never_started["start_at"], never_started["run_s"], never_started["queue_s"]) == (
+        None,
+        None,
+        None,
+    )
     assert never_started["reported_duration_s"] == 30
     assert (odd["type"], odd["state"]) == (None, "UNKNOWN")
 
@@ -101,12 +105,19 @@ def test_it_is_known_by_its_header_whatever_its_name(tmp_path):
 
 
 def test_published_figures_are_not_taken_for_jobs():
-    assert not any(SOURCE.recognises(path) for path in published("acme_figure_curves").glob("*.csv"))
+    assert not any(
+        SOURCE.recognises(path) for path in published("acme_figure_curves").glob("*.csv")
+    )
 
 
 def test_a_trace_called_after_another_cluster_is_not_taken_for_the_published_one(tmp_path):
     row = "1,u,1,8,64,SFT,COMPLETED,{0},{0},{0},0,0,0\n".format("2024-01-02 10:00:00+05:30")
-    for name, expected in [("trace_mine", "mine"), ("trace_Seren", "Seren"), ("trace_x_y", "Seren"), ("jobs", "Seren")]:
+    for name, expected in [
+        ("trace_mine", "mine"),
+        ("trace_Seren", "Seren"),
+        ("trace_x_y", "Seren"),
+        ("jobs", "Seren"),
+    ]:
         path = tmp_path / f"{name}.csv"
         path.write_text(SEREN_HEADER + row)
         reading, (job,) = read_in_order(SOURCE, path)

@@ -75,7 +75,9 @@ def written_times(draw):
 def test_any_iso_time_is_the_instant_that_python_says(tmp_path_factory, times):
     path = tmp_path_factory.mktemp("csv") / "jobs.csv"
     content = "began\n" + "".join(f"{text}\n" for text, _ in times)
-    _, rows = reads(path, content, columns={"began": Time()}, select="SELECT began, zone_offset FROM source")
+    _, rows = reads(
+        path, content, columns={"began": Time()}, select="SELECT began, zone_offset FROM source"
+    )
     assert rows == [(at, text[-6:]) for text, at in times]
 
 
@@ -83,7 +85,10 @@ def test_a_time_without_offset_is_of_the_zone_given_summer_and_winter(folder):
     columns = {"began": Time(zone="America/Los_Angeles")}
     select = "SELECT began, zone_offset FROM source"
     _, rows = reads(
-        folder / "jobs.csv", "began\n2017-10-09 07:01:55\n2017-11-20 07:01:55\n", columns=columns, select=select
+        folder / "jobs.csv",
+        "began\n2017-10-09 07:01:55\n2017-11-20 07:01:55\n",
+        columns=columns,
+        select=select,
     )
     assert rows == [(datetime(2017, 10, 9, 14, 1, 55), ""), (datetime(2017, 11, 20, 15, 1, 55), "")]
 
@@ -91,9 +96,16 @@ def test_a_time_without_offset_is_of_the_zone_given_summer_and_winter(folder):
 def test_a_time_of_another_form_is_read_by_its_format(folder):
     columns = {"began": Time(zone="Asia/Shanghai", format="%d.%m.%Y %H:%M"), "n": "DOUBLE"}
     select = "SELECT began FROM source"
-    _, rows = reads(folder / "jobs.csv", "began,n\n01.03.2023 08:30,1\n", columns=columns, select=select)
+    _, rows = reads(
+        folder / "jobs.csv", "began,n\n01.03.2023 08:30,1\n", columns=columns, select=select
+    )
     assert rows == [(datetime(2023, 3, 1, 0, 30),)]
-    error = fault(folder / "jobs.csv", "began,n\n01.03.2023 08:30,1\n1 March,1\n", columns=columns, select=select)
+    error = fault(
+        folder / "jobs.csv",
+        "began,n\n01.03.2023 08:30,1\n1 March,1\n",
+        columns=columns,
+        select=select,
+    )
     assert (error.line, error.column) == (3, "began")
     assert "%d.%m.%Y %H:%M" in str(error)
     assert "'1 March'" in str(error)
@@ -107,27 +119,77 @@ def test_columns_in_any_order_and_empty_fields_are_null(folder):
 @pytest.mark.parametrize(
     ("content", "line", "column", "words"),
     [
-        (HEADER + GOOD + GOOD.replace("a,1", "a,many"), 3, "gpus", "Expected a number, found 'many'"),
+        (
+            HEADER + GOOD + GOOD.replace("a,1", "a,many"),
+            3,
+            "gpus",
+            "Expected a number, found 'many'",
+        ),
         (HEADER + GOOD + GOOD.replace("a,1", "a,inf"), 3, "gpus", "Expected a number, found 'inf'"),
         (HEADER + GOOD + "a,1,x,,\n" + GOOD, 3, "nodes", "Expected a whole number, found 'x'"),
-        (HEADER + GOOD + GOOD.replace("03-01 08", "13-01 08"), 3, "began", "found '2023-13-01 08:00:00+08:00'"),
+        (
+            HEADER + GOOD + GOOD.replace("03-01 08", "13-01 08"),
+            3,
+            "began",
+            "found '2023-13-01 08:00:00+08:00'",
+        ),
         (HEADER + '"a\nb\n",1,1,,\n' + GOOD.replace("a,1", "a,many"), 5, "gpus", "found 'many'"),
         (HEADER + "\n\n" + GOOD + GOOD.replace("a,1", "a,many"), 5, "gpus", "found 'many'"),
-        ((HEADER + GOOD + GOOD.replace("a,1", "a,many")).replace("\n", "\r\n"), 3, "gpus", "found 'many'"),
+        (
+            (HEADER + GOOD + GOOD.replace("a,1", "a,many")).replace("\n", "\r\n"),
+            3,
+            "gpus",
+            "found 'many'",
+        ),
         (HEADER + GOOD + "a,1,1\n" + GOOD, 3, None, "5 fields were expected and 3 found"),
-        ((HEADER + GOOD + "a,1,1\n" + GOOD).replace("\n", "\r\n"), 3, None, "5 fields were expected and 3 found"),
+        (
+            (HEADER + GOOD + "a,1,1\n" + GOOD).replace("\n", "\r\n"),
+            3,
+            None,
+            "5 fields were expected and 3 found",
+        ),
         (HEADER + GOOD + "a,1,1,,,x\n", 3, None, "5 fields were expected and 6 found"),
         (HEADER + GOOD + GOOD + "a,1,1,2023-0", 4, None, "may have been cut off"),
-        (HEADER + GOOD + GOOD + "a,1,1,2023-03-01 08:00:00+08:00,2023-03-01 0", 4, "ended", "found '2023-03-01 0'"),
-        (HEADER + GOOD + 'a,"1,1,,\n' + GOOD * 3, 3, "gpus", "A quote opens here and does not close"),
-        (HEADER + GOOD + 'a,"1,1,,\n' + GOOD + '"b",1,1,,\n' + GOOD, 3, "gpus", "A quote opens here"),
+        (
+            HEADER + GOOD + GOOD + "a,1,1,2023-03-01 08:00:00+08:00,2023-03-01 0",
+            4,
+            "ended",
+            "found '2023-03-01 0'",
+        ),
+        (
+            HEADER + GOOD + 'a,"1,1,,\n' + GOOD * 3,
+            3,
+            "gpus",
+            "A quote opens here and does not close",
+        ),
+        (
+            HEADER + GOOD + 'a,"1,1,,\n' + GOOD + '"b",1,1,,\n' + GOOD,
+            3,
+            "gpus",
+            "A quote opens here",
+        ),
         (HEADER + GOOD + '"a"b,1,1,,\n' + GOOD, 3, "id", "A quote opens here"),
         ((HEADER + GOOD).encode() + b"\xff\xfe,1,1,,\n", 3, "id", "The text is not UTF-8"),
         ((HEADER + GOOD).encode() + b"a\x00b,1,1,,\n", 3, None, "NUL byte"),
-        (HEADER + GOOD + "a" * (LONGEST_LINE_BYTES + 10) + ",1,1,,\n", 3, None, "longer than 2000000 bytes"),
+        (
+            HEADER + GOOD + "a" * (LONGEST_LINE_BYTES + 10) + ",1,1,,\n",
+            3,
+            None,
+            "longer than 2000000 bytes",
+        ),
         (HEADER + GOOD + GOOD.replace("\n", "\r\n") + GOOD, None, None, r"by \r\n and some by \n"),
-        (HEADER + GOOD * 2 + "a,1,1,2023-03-01 08:00:00,\n", 4, "began", "has no zone offset and others have one"),
-        (HEADER + "a,1,1,2023-03-01 08:00:00,2023-03-01 09:00:00+01:00\n", 2, "began", "cannot be put on one clock"),
+        (
+            HEADER + GOOD * 2 + "a,1,1,2023-03-01 08:00:00,\n",
+            4,
+            "began",
+            "has no zone offset and others have one",
+        ),
+        (
+            HEADER + "a,1,1,2023-03-01 08:00:00,2023-03-01 09:00:00+01:00\n",
+            2,
+            "began",
+            "cannot be put on one clock",
+        ),
         ("", None, None, "The file is empty"),
         (HEADER, None, None, "It holds no job"),
         (HEADER.strip(), None, None, "It holds no job"),
@@ -137,7 +199,9 @@ def test_columns_in_any_order_and_empty_fields_are_null(folder):
         ("id,gpus,gpus,at,ended\n", 1, None, "twice 'gpus'; missing 'nodes'"),
     ],
 )
-def test_a_fault_is_said_with_its_place_what_was_expected_and_what_to_do(folder, content, line, column, words):
+def test_a_fault_is_said_with_its_place_what_was_expected_and_what_to_do(
+    folder, content, line, column, words
+):
     error = fault(folder / "jobs.csv", content)
     assert (error.line, error.column) == (line, column), str(error)
     assert words in str(error)
@@ -194,11 +258,15 @@ def test_a_quote_that_does_not_close_is_never_dropped_with_what_follows(folder):
 
 
 def test_a_file_of_bad_rows_alone_holds_no_job(folder):
-    assert "It holds no job" in str(fault(folder / "jobs.csv", HEADER + "a,many,1,,\n", bad_rows="drop"))
+    assert "It holds no job" in str(
+        fault(folder / "jobs.csv", HEADER + "a,many,1,,\n", bad_rows="drop")
+    )
 
 
 def test_other_delimiters_quoted_fields_and_a_byte_order_mark(folder):
-    content = ("\ufeff" + HEADER + GOOD.replace("a,", '"a,""b""\nc",')).replace(",1,", "|1|").encode()
+    content = (
+        ("\ufeff" + HEADER + GOOD.replace("a,", '"a,""b""\nc",')).replace(",1,", "|1|").encode()
+    )
     _, rows = reads(folder / "jobs.csv", "\ufeff" + HEADER + GOOD.replace("a,1", '"a,""b""\nc",1'))
     assert rows[0][0] == 'a,"b"\nc'
     piped = (HEADER + GOOD).replace(",", "|")
@@ -246,7 +314,10 @@ def test_a_column_called_zone_offset_does_not_hide_the_written_one(folder):
     columns = {"began": Time(), "zone_offset": "VARCHAR"}
     select = "SELECT began, zone_offset FROM source"
     _, rows = reads(
-        folder / "jobs.csv", "began,zone_offset\n2023-03-01 08:00:00+08:00,lies\n", columns=columns, select=select
+        folder / "jobs.csv",
+        "began,zone_offset\n2023-03-01 08:00:00+08:00,lies\n",
+        columns=columns,
+        select=select,
     )
     assert rows == [(datetime(2023, 3, 1), "+08:00")]
 
@@ -271,7 +342,9 @@ shutil.rmtree(folder)
 
 
 def line_and_memory_mib(path):
-    answer = subprocess.run([sys.executable, "-c", MEASURED, path], capture_output=True, text=True, check=True)
+    answer = subprocess.run(
+        [sys.executable, "-c", MEASURED, path], capture_output=True, text=True, check=True
+    )
     line, memory_mib = map(int, answer.stdout.split())
     return line, memory_mib
 
@@ -323,6 +396,9 @@ class Failing:
 def test_a_file_that_shrinks_while_it_is_read_is_the_files_fault_and_a_full_disk_is_not(folder):
     path = folder / "jobs.csv"
     path.write_text(HEADER + GOOD)
-    for said, expected in [("Could not read enough bytes", BadTrace), ("No space left on device", duckdb.IOException)]:
+    for said, expected in [
+        ("Could not read enough bytes", BadTrace),
+        ("No space left on device", duckdb.IOException),
+    ]:
         with database() as connection, pytest.raises(expected, match=said):
             read_csv(Failing(connection, said), path, columns=COLUMNS, select=SELECT, table="jobs")

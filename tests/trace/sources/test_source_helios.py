@@ -4,7 +4,9 @@ from source_files import dicts, read_in_order, sample_rows
 
 from holdfast.trace.sources.helios import SOURCE
 
-HEADER = "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
+HEADER = (
+    "job_id,user,vc,gpu_num,cpu_num,node_num,state,submit_time,start_time,end_time,duration,queue\n"
+)
 
 
 def test_released_rows_of_all_four_clusters(tmp_path):
@@ -15,12 +17,17 @@ def test_released_rows_of_all_four_clusters(tmp_path):
     for row in dicts(path):
         job = found[row["job_id"]]
         local = [
-            datetime.fromisoformat(row[f"{name}_time"]) - timedelta(hours=8) for name in ("submit", "start", "end")
+            datetime.fromisoformat(row[f"{name}_time"]) - timedelta(hours=8)
+            for name in ("submit", "start", "end")
         ]
         assert [job["submit_at"], job["start_at"], job["end_at"]] == local
         assert job["run_s"] == job["reported_duration_s"] == float(row["duration"])
         assert job["queue_s"] == float(row["queue"])
-        assert (job["cluster"], job["pool"], job["username"]) == (row["cluster"], row["vc"], row["user"])
+        assert (job["cluster"], job["pool"], job["username"]) == (
+            row["cluster"],
+            row["vc"],
+            row["user"],
+        )
         assert (job["state"], job["gpu_num"], job["node_num"]) == (
             row["state"],
             float(row["gpu_num"]),
@@ -34,7 +41,8 @@ def test_a_cluster_is_named_by_its_folder(tmp_path):
     (tmp_path / "Earth").mkdir()
     path = tmp_path / "Earth" / "cluster_log.csv"
     path.write_text(
-        HEADER + "1,u1,vc1,1,1,1,SUSPENDED,2020-06-09 18:41:01,2020-06-09 18:41:01,2020-06-10 04:55:09,36848,0\n"
+        HEADER
+        + "1,u1,vc1,1,1,1,SUSPENDED,2020-06-09 18:41:01,2020-06-09 18:41:01,2020-06-10 04:55:09,36848,0\n"
     )
     assert SOURCE.recognises(path)
     reading, (job,) = read_in_order(SOURCE, path)

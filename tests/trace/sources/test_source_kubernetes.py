@@ -18,7 +18,10 @@ ZERO_S = 1714521600.0  # 2024-05-01T00:00:00Z
 
 def asks(gpus=0, **other):
     limits = {"nvidia.com/gpu": str(gpus)} if gpus else {}
-    return {"name": "main", "resources": {"limits": limits | other, "requests": {"cpu": "500m", "memory": "2Gi"}}}
+    return {
+        "name": "main",
+        "resources": {"limits": limits | other, "requests": {"cpu": "500m", "memory": "2Gi"}},
+    }
 
 
 def terminated(start, end, code=0, reason=None):
@@ -28,29 +31,71 @@ def terminated(start, end, code=0, reason=None):
 
 
 def pod(
-    name, created, start=None, end=None, *, phase=None, code=0, reason=None, gpus=8, node="n1", owner=None, **other
+    name,
+    created,
+    start=None,
+    end=None,
+    *,
+    phase=None,
+    code=0,
+    reason=None,
+    gpus=8,
+    node="n1",
+    owner=None,
+    **other,
 ):
     """A pod as the API shows it; `owner` is (kind, name)."""
-    phase = phase or ("Pending" if start is None else "Running" if end is None else "Failed" if code else "Succeeded")
+    phase = phase or (
+        "Pending"
+        if start is None
+        else "Running"
+        if end is None
+        else "Failed"
+        if code
+        else "Succeeded"
+    )
     status = {"phase": phase}
     if start is not None:
         status["startTime"] = at(start)
         running = {"name": "main", "state": {"running": {"startedAt": at(start)}}}
-        status["containerStatuses"] = [running if end is None else terminated(start, end, code, reason)]
+        status["containerStatuses"] = [
+            running if end is None else terminated(start, end, code, reason)
+        ]
     owners = (
-        [{"apiVersion": "x/v1", "kind": owner[0], "name": owner[1], "uid": "u", "controller": True}] if owner else []
+        [{"apiVersion": "x/v1", "kind": owner[0], "name": owner[1], "uid": "u", "controller": True}]
+        if owner
+        else []
     )
-    meta = {"name": name, "namespace": "lab", "uid": name, "creationTimestamp": at(created), "ownerReferences": owners}
+    meta = {
+        "name": name,
+        "namespace": "lab",
+        "uid": name,
+        "creationTimestamp": at(created),
+        "ownerReferences": owners,
+    }
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": meta | {"labels": other.pop("labels", {}), "annotations": other.pop("annotations", {})},
-        "spec": {"containers": [asks(gpus)], "nodeName": node if start is not None else None} | other.pop("spec", {}),
+        "metadata": meta
+        | {"labels": other.pop("labels", {}), "annotations": other.pop("annotations", {})},
+        "spec": {"containers": [asks(gpus)], "nodeName": node if start is not None else None}
+        | other.pop("spec", {}),
         "status": status | other.pop("status", {}),
     }
 
 
-def job(name, created, start=None, end=None, *, condition=None, reason="", parallelism=1, completions=1, **other):
+def job(
+    name,
+    created,
+    start=None,
+    end=None,
+    *,
+    condition=None,
+    reason="",
+    parallelism=1,
+    completions=1,
+    **other,
+):
     status = {"startTime": at(start)} if start is not None else {}
     if condition:
         status["conditions"] = [
@@ -77,7 +122,11 @@ def read(tmp_path):
     def reading(*items, form="list", **variables):
         path = tmp_path / "prod.json"
         if form == "list":
-            path.write_text(json.dumps({"apiVersion": "v1", "items": items, "kind": "List", "metadata": {}}, indent=4))
+            path.write_text(
+                json.dumps(
+                    {"apiVersion": "v1", "items": items, "kind": "List", "metadata": {}}, indent=4
+                )
+            )
         else:
             path.write_text("".join(json.dumps(item) + "\n" for item in items))
         assert SOURCE.recognises(path)
@@ -110,7 +159,9 @@ def test_a_list_of_which_the_items_do_not_say_their_kind(tmp_path):
     for item in (one, two):
         del item["kind"], item["apiVersion"]
     path = tmp_path / "prod.json"
-    path.write_text(json.dumps({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [one, two]}))
+    path.write_text(
+        json.dumps({"kind": "PodList", "apiVersion": "v1", "metadata": {}, "items": [one, two]})
+    )
     assert SOURCE.recognises(path)
     _, rows = read_file(SOURCE, path)
     assert [row["job_id"] for row in rows] == ["lab/job/b", "lab/pod/a"]
@@ -121,9 +172,19 @@ def test_a_list_of_which_the_items_do_not_say_their_kind(tmp_path):
     [
         ({"code": 1}, "FAILED", None, 1),
         ({"code": 137, "reason": "OOMKilled"}, "OUT_OF_MEMORY", "OOMKilled", 137),
-        ({"code": 137, "reason": "ContainerStatusUnknown"}, "NODE_FAIL", "ContainerStatusUnknown", 137),
+        (
+            {"code": 137, "reason": "ContainerStatusUnknown"},
+            "NODE_FAIL",
+            "ContainerStatusUnknown",
+            137,
+        ),
         ({"code": 1, "status": {"reason": "Evicted"}}, "FAILED", "Evicted", 1),
-        ({"code": 143, "status": {"reason": "DeadlineExceeded"}}, "TIMEOUT", "DeadlineExceeded", 143),
+        (
+            {"code": 143, "status": {"reason": "DeadlineExceeded"}},
+            "TIMEOUT",
+            "DeadlineExceeded",
+            143,
+        ),
         ({"code": 143, "status": {"reason": "NodeLost"}}, "NODE_FAIL", "NodeLost", 143),
         ({"code": 143, "status": {"reason": "Terminated"}}, "NODE_FAIL", "Terminated", 143),
         ({"code": 143, "status": {"reason": "Preempting"}}, "PREEMPTED", "Preempting", 143),
@@ -145,7 +206,14 @@ def test_how_a_pod_ended(read, changes, state, reason, exit_code):
     ],
 )
 def test_a_pod_that_was_disrupted_ends_when_it_was_where_no_container_says(read, reason, state):
-    conditions = [{"type": "DisruptionTarget", "status": "True", "reason": reason, "lastTransitionTime": at(90)}]
+    conditions = [
+        {
+            "type": "DisruptionTarget",
+            "status": "True",
+            "reason": reason,
+            "lastTransitionTime": at(90),
+        }
+    ]
     status = {"conditions": conditions, "containerStatuses": [], "phase": "Failed"}
     _, (row,) = read(pod("a", 0, 10, 20, status=status))
     assert (row["state"], row["reason"], seconds(row)) == (state, reason, (0, 10, 90))
@@ -159,7 +227,9 @@ def test_the_container_that_failed_first_tells(read):
 
 def test_pods_that_wait_and_pods_whose_images_are_pulled(read):
     pulling = pod("b", 0, 30, phase="Pending")
-    pulling["status"]["containerStatuses"] = [{"name": "main", "state": {"waiting": {"reason": "ImagePullBackOff"}}}]
+    pulling["status"]["containerStatuses"] = [
+        {"name": "main", "state": {"waiting": {"reason": "ImagePullBackOff"}}}
+    ]
     _, (waiting, held) = read(pod("a", 0), pulling)
     assert (waiting["state"], waiting["gpu_num"], waiting["nodes"], seconds(waiting)) == (
         "PENDING", 8, None, (0, None, None),
@@ -176,7 +246,12 @@ def test_pods_of_one_job_are_one_job_of_several_nodes(read):
     )
     assert (row["job_id"], row["name"], row["state"]) == ("lab/pytorchjob/llm", "llm", "COMPLETED")
     assert seconds(row) == (5, 40, 210)
-    assert (row["gpu_num"], row["node_num"], row["nodes"], row["cpu_num"]) == (24, 3, ["n1", "n2", "n3"], 1.5)
+    assert (row["gpu_num"], row["node_num"], row["nodes"], row["cpu_num"]) == (
+        24,
+        3,
+        ["n1", "n2", "n3"],
+        1.5,
+    )
 
 
 def test_the_failure_that_came_first_is_the_jobs(read):
@@ -191,7 +266,9 @@ def test_the_failure_that_came_first_is_the_jobs(read):
 
 def test_a_job_runs_while_one_of_its_pods_does(read):
     owner = ("RayCluster", "ray")
-    _, (row,) = read(pod("a", 0, 10, 200, owner=owner), pod("b", 0, 15, owner=owner), pod("c", 0, owner=owner))
+    _, (row,) = read(
+        pod("a", 0, 10, 200, owner=owner), pod("b", 0, 15, owner=owner), pod("c", 0, owner=owner)
+    )
     assert (row["state"], seconds(row), row["gpu_num"]) == ("RUNNING", (0, 15, None), 16)
 
 
@@ -228,11 +305,17 @@ def test_pods_made_after_the_ones_before_had_ended_are_the_next_attempt(read):
 
 def test_attempts_as_a_jobset_counts_them(read):
     def of(attempt, name, *times, **other):
-        labels = {"jobset.sigs.k8s.io/jobset-name": "s", "jobset.sigs.k8s.io/restart-attempt": str(attempt)}
+        labels = {
+            "jobset.sigs.k8s.io/jobset-name": "s",
+            "jobset.sigs.k8s.io/restart-attempt": str(attempt),
+        }
         return pod(name, *times, labels=labels, owner=("Job", name), **other)
 
     _, rows = read(of(1, "c", 90, 95, 200), of(0, "a", 0, 10, 100, code=1), of(0, "b", 0, 10, 105))
-    assert [(row["attempt"], row["state"], row["gpu_num"]) for row in rows] == [(0, "FAILED", 16), (1, "COMPLETED", 8)]
+    assert [(row["attempt"], row["state"], row["gpu_num"]) for row in rows] == [
+        (0, "FAILED", 16),
+        (1, "COMPLETED", 8),
+    ]
 
 
 def test_a_queue_of_pods_counts_the_most_that_ran_at_once(read):
@@ -252,11 +335,17 @@ def test_pods_that_follow_each_other_exactly_are_never_counted_together(read):
 def test_a_pod_that_another_replaced_does_not_fail_the_job(read):
     def indexed(name, index, *times, **other):
         return pod(
-            name, *times, labels={"batch.kubernetes.io/job-completion-index": index}, owner=("Job", "j"), **other
+            name,
+            *times,
+            labels={"batch.kubernetes.io/job-completion-index": index},
+            owner=("Job", "j"),
+            **other,
         )
 
     _, (row,) = read(
-        indexed("a", "0", 0, 10, 300), indexed("b", "1", 0, 10, 50, code=1), indexed("c", "1", 55, 60, 200)
+        indexed("a", "0", 0, 10, 300),
+        indexed("b", "1", 0, 10, 50, code=1),
+        indexed("c", "1", 55, 60, 200),
     )
     assert (row["state"], row["exit_code"]) == ("COMPLETED", 0)
 
@@ -271,7 +360,9 @@ def test_a_job_object_has_the_last_word(read):
         pod("swept-b", 3, 10, 100, owner=("Job", "swept")),
         job("swept", 1, 2, 110, condition="Complete"),
     )
-    assert [(row["name"], row["attempt"], row["state"], row["reason"], seconds(row)) for row in rows] == [
+    assert [
+        (row["name"], row["attempt"], row["state"], row["reason"], seconds(row)) for row in rows
+    ] == [
         ("swept", 0, "COMPLETED", None, (1, 10, 100)),
         ("train", 0, "FAILED", None, (1, 10, 100)),
         ("train", 1, "TIMEOUT", "DeadlineExceeded", (101, 120, 250)),
@@ -281,11 +372,22 @@ def test_a_job_object_has_the_last_word(read):
 def test_jobs_whose_pods_are_gone(read):
     reading, rows = read(
         job("done", 0, 5, 65, condition="Complete", parallelism=4, completions=10),
-        job("few", 0, 5, 65, condition="Failed", reason="BackoffLimitExceeded", parallelism=4, completions=2),
+        job(
+            "few",
+            0,
+            5,
+            65,
+            condition="Failed",
+            reason="BackoffLimitExceeded",
+            parallelism=4,
+            completions=2,
+        ),
         job("held", 0, spec={"suspend": True}),
         job("runs", 0, 5, parallelism=2, completions=None),
     )
-    assert [(row["name"], row["state"], row["reason"], row["gpu_num"], seconds(row)) for row in rows] == [
+    assert [
+        (row["name"], row["state"], row["reason"], row["gpu_num"], seconds(row)) for row in rows
+    ] == [
         ("done", "COMPLETED", None, 16, (0, 5, 65)),
         ("few", "FAILED", "BackoffLimitExceeded", 8, (0, 5, 65)),
         ("held", "PENDING", None, 4, (0, None, None)),
@@ -325,19 +427,32 @@ def test_what_a_pod_asks_for():
     assert of_pod({"containers": [asks(1)], "initContainers": [asks(4), asks(2)]}).gpu_num == 4
     sidecar = asks(1) | {"restartPolicy": "Always"}
     # The sidecar holds its own beside the containers, and beside the init containers that come after it.
-    assert of_pod({"containers": [asks(2)], "initContainers": [asks(3), sidecar, asks(1)]}).gpu_num == 3
+    assert (
+        of_pod({"containers": [asks(2)], "initContainers": [asks(3), sidecar, asks(1)]}).gpu_num
+        == 3
+    )
     assert of_pod({"containers": [asks(1)], "initContainers": [sidecar, asks(3)]}).gpu_num == 4
-    requested = {"resources": {"requests": {"amd.com/gpu": 4}, "limits": {"amd.com/gpu": 4, "cpu": "2"}}}
-    assert (of_pod({"containers": [requested]}).gpu_num, of_pod({"containers": [requested]}).cpu_num) == (4, 2)
+    requested = {
+        "resources": {"requests": {"amd.com/gpu": 4}, "limits": {"amd.com/gpu": 4, "cpu": "2"}}
+    }
+    assert (
+        of_pod({"containers": [requested]}).gpu_num,
+        of_pod({"containers": [requested]}).cpu_num,
+    ) == (4, 2)
     overhead = of_pod({"containers": [asks(1)], "overhead": {"cpu": "250m"}})
     assert overhead.cpu_num == 0.75
     assert of_pod({"containers": [{"name": "plain"}]}).gpu_num == 0
-    assert gpu_model_of({"nodeSelector": {"cloud.google.com/gke-accelerator": "nvidia-l4"}}) == "nvidia-l4"
+    assert (
+        gpu_model_of({"nodeSelector": {"cloud.google.com/gke-accelerator": "nvidia-l4"}})
+        == "nvidia-l4"
+    )
     assert gpu_model_of({}) is None
 
 
 def test_slices_count_as_shares():
-    asked = of_resources({"nvidia.com/mig-1g.5gb": "2", "nvidia.com/mig-3g.20gb": 1, "nvidia.com/gpu": "1"})
+    asked = of_resources(
+        {"nvidia.com/mig-1g.5gb": "2", "nvidia.com/mig-3g.20gb": 1, "nvidia.com/gpu": "1"}
+    )
     assert asked.gpu_num == pytest.approx(2 / 7 + 3 / 7 + 1)
 
 
@@ -358,7 +473,9 @@ def test_what_is_no_quantity(text):
 def test_an_object_that_cannot_be_read_is_told(read):
     broken = pod("broken", 0, 10)
     broken["spec"]["containers"][0]["resources"]["limits"]["nvidia.com/gpu"] = "lots"
-    with pytest.raises(BadTrace, match=r"prod\.json, line \d+: Pod broken: expected a quantity .*'lots'.*kubectl"):
+    with pytest.raises(
+        BadTrace, match=r"prod\.json, line \d+: Pod broken: expected a quantity .*'lots'.*kubectl"
+    ):
         read(pod("a", 0, 10), broken)
     reading, rows = read(pod("a", 0, 10), broken, bad_rows="drop")
     assert [row["name"] for row in rows] == ["a"]

@@ -21,9 +21,24 @@ def condition(kind, second, reason="", message="", status="True"):
 
 
 def workload(name, *conditions, gpus=8, count=2, status=None, spec=None):
-    containers = [{"name": "c", "resources": {"requests": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": gpus}}}]
-    template = {"spec": {"containers": containers, "nodeSelector": {"nvidia.com/gpu.product": "H100"}}}
-    owners = [{"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "name": name, "controller": True, "uid": "u"}]
+    containers = [
+        {
+            "name": "c",
+            "resources": {"requests": {"cpu": "4", "memory": "8Gi", "nvidia.com/gpu": gpus}},
+        }
+    ]
+    template = {
+        "spec": {"containers": containers, "nodeSelector": {"nvidia.com/gpu.product": "H100"}}
+    }
+    owners = [
+        {
+            "apiVersion": "kubeflow.org/v1",
+            "kind": "PyTorchJob",
+            "name": name,
+            "controller": True,
+            "uid": "u",
+        }
+    ]
     meta = {
         "name": f"pytorchjob-{name}-a1b2c",
         "namespace": "lab",
@@ -34,7 +49,10 @@ def workload(name, *conditions, gpus=8, count=2, status=None, spec=None):
         "apiVersion": "kueue.x-k8s.io/v1beta1",
         "kind": "Workload",
         "metadata": meta,
-        "spec": {"queueName": "team", "podSets": [{"name": "worker", "count": count, "template": template}]}
+        "spec": {
+            "queueName": "team",
+            "podSets": [{"name": "worker", "count": count, "template": template}],
+        }
         | (spec or {}),
         "status": {"conditions": list(conditions)} | (status or {}),
     }
@@ -107,13 +125,17 @@ def test_workloads_that_wait_and_run(read):
 def test_evictions_are_attempts(read):
     evicted = condition("Evicted", 50, "Preempted", status="False")
     causes = {"Preempted": 2, "NodeFailures": 1}
-    each = [{"reason": cause, "underlyingCause": "", "count": count} for cause, count in causes.items()]
+    each = [
+        {"reason": cause, "underlyingCause": "", "count": count} for cause, count in causes.items()
+    ]
     counted = {"schedulingStats": {"evictions": each}}
     reading, rows = read(
         workload("a", evicted, *ADMITTED),
         workload("b", evicted, *ADMITTED, status=counted),
         workload("c", *ADMITTED, status={"requeueState": {"count": 4}}),
-        workload("d", condition("Evicted", 90, "Preempted"), condition("Admitted", 90, status="False")),
+        workload(
+            "d", condition("Evicted", 90, "Preempted"), condition("Admitted", 90, status="False")
+        ),
     )
     assert [(row["name"], row["attempt"], row["state"]) for row in rows] == [
         ("a", 1, "RUNNING"),
@@ -140,9 +162,17 @@ def test_workloads_that_were_deactivated(read, reason, state):
 
 
 def test_what_was_set_aside_comes_before_what_is_asked_for(read):
-    given = {"name": "worker", "count": 1, "resourceUsage": {"cpu": "5", "memory": "8Gi", "nvidia.com/gpu": "8"}}
+    given = {
+        "name": "worker",
+        "count": 1,
+        "resourceUsage": {"cpu": "5", "memory": "8Gi", "nvidia.com/gpu": "8"},
+    }
     _, (row,) = read(
-        workload("a", *ADMITTED, status={"admission": {"clusterQueue": "q", "podSetAssignments": [given]}})
+        workload(
+            "a",
+            *ADMITTED,
+            status={"admission": {"clusterQueue": "q", "podSetAssignments": [given]}},
+        )
     )
     assert (row["gpu_num"], row["cpu_num"]) == (8, 5)
 
@@ -150,13 +180,19 @@ def test_what_was_set_aside_comes_before_what_is_asked_for(read):
 def test_a_quota_without_gpus_hides_none(read):
     given = {"name": "worker", "count": 3, "resourceUsage": {"cpu": "12"}}
     _, (row,) = read(
-        workload("a", *ADMITTED, status={"admission": {"clusterQueue": "q", "podSetAssignments": [given]}})
+        workload(
+            "a",
+            *ADMITTED,
+            status={"admission": {"clusterQueue": "q", "podSetAssignments": [given]}},
+        )
     )
     assert row["gpu_num"] == 24
 
 
 def test_what_cannot_be_read_is_told(read):
-    with pytest.raises(BadTrace, match=r"line \d+: Workload pytorchjob-b-a1b2c: expected a quantity .*'some'"):
+    with pytest.raises(
+        BadTrace, match=r"line \d+: Workload pytorchjob-b-a1b2c: expected a quantity .*'some'"
+    ):
         read(workload("a"), workload("b", gpus="some"))
     reading, rows = read(workload("a"), workload("b", gpus="some"), bad_rows="drop")
     assert [row["name"] for row in rows] == ["a"]

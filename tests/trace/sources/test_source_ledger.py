@@ -29,7 +29,13 @@ def path(tmp_path) -> Path:
 
 
 def attempt(number, started_at_s, ended_at_s, outcome="failed", run_id="good-run"):
-    return Attempt(run_id=run_id, number=number, started_at_s=started_at_s, ended_at_s=ended_at_s, outcome=outcome)
+    return Attempt(
+        run_id=run_id,
+        number=number,
+        started_at_s=started_at_s,
+        ended_at_s=ended_at_s,
+        outcome=outcome,
+    )
 
 
 def incident(number, rank, reason):
@@ -59,11 +65,16 @@ def test_each_attempt_of_a_run_is_one_of_a_job(ledger, path):
     ledger.add_incident(incident(2, None, "NodeFailure"))
     for event in (exited(1, 0, signal=6), exited(1, 3, exit_code=17), exited(2, 5, signal=9)):
         ledger.add_event(event)
-    ledger.add_event(Event(run_id="good-run", attempt=2, at_s=1.0, kind="started", data={"world_size": 6}))
+    ledger.add_event(
+        Event(run_id="good-run", attempt=2, at_s=1.0, kind="started", data={"world_size": 6})
+    )
     assert SOURCE.recognises(path)
     reading, rows = read_file(SOURCE, path)
     assert [times(row) for row in rows] == [(100, 101, 300), (300, 310.5, 500), (500, 505, 900)]
-    assert [(row["attempt"], row["state"], row["reason"], row["exit_code"], row["gpu_num"]) for row in rows] == [
+    assert [
+        (row["attempt"], row["state"], row["reason"], row["exit_code"], row["gpu_num"])
+        for row in rows
+    ] == [
         (0, "FAILED", "CUDAError", 17, 8),
         (1, "FAILED", "NodeFailure", 137, 6),
         (2, "COMPLETED", None, 0, 8),
@@ -88,18 +99,30 @@ def test_each_attempt_of_a_run_is_one_of_a_job(ledger, path):
 )
 def test_how_the_last_attempt_ended(ledger, path, run_state, outcome, state, end_s):
     over = run_state != "running"
-    ledger.add_run(replace(RUN, state=run_state, ended_at_s=900.0 if over else None, exit_code=4 if over else None))
+    ledger.add_run(
+        replace(
+            RUN, state=run_state, ended_at_s=900.0 if over else None, exit_code=4 if over else None
+        )
+    )
     ledger.add_attempt(attempt(1, 101.0, None if outcome == "running" else 800.0, outcome))
     _, (row,) = read_file(SOURCE, path)
-    assert (row["state"], times(row), row["exit_code"]) == (state, (100, 101, end_s), 4 if over else None)
+    assert (row["state"], times(row), row["exit_code"]) == (
+        state,
+        (100, 101, end_s),
+        4 if over else None,
+    )
 
 
 def test_torchrun_says_itself_how_many_ranks_it_starts(ledger, path):
-    ledger.add_run(replace(RUN, command=["torchrun", "--nproc-per-node", "4", "t.py"], options={"nproc": 1}))
+    ledger.add_run(
+        replace(RUN, command=["torchrun", "--nproc-per-node", "4", "t.py"], options={"nproc": 1})
+    )
     ledger.add_attempt(attempt(1, 101.0, 300.0))
     _, (row,) = read_file(SOURCE, path)
     assert row["gpu_num"] is None
-    ledger.add_event(Event(run_id="good-run", attempt=1, at_s=1.0, kind="started", data={"world_size": 4}))
+    ledger.add_event(
+        Event(run_id="good-run", attempt=1, at_s=1.0, kind="started", data={"world_size": 4})
+    )
     _, (row,) = read_file(SOURCE, path)
     assert row["gpu_num"] == 4
 

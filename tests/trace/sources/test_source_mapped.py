@@ -132,7 +132,22 @@ def test_every_form_of_a_column(mapped, tmp_path):
                 "",
             ]
         )
-        writer.writerow(["2", "south", "", "", "2023-07-01 20:00:00", "", "", "", "Killed by user", "SFT", "", ""])
+        writer.writerow(
+            [
+                "2",
+                "south",
+                "",
+                "",
+                "2023-07-01 20:00:00",
+                "",
+                "",
+                "",
+                "Killed by user",
+                "SFT",
+                "",
+                "",
+            ]
+        )
         writer.writerow(["3", "south", "800", "1", "", "", "", "c", "FAILED", "Baking", "", ""])
         writer.writerow(["4", "south", "800", "1", "", "", "", "c", "Vanished", "", "", ""])
     reading, (first, second, third, fourth) = read_in_order(mapped(EVERYTHING), path)
@@ -142,7 +157,12 @@ def test_every_form_of_a_column(mapped, tmp_path):
     assert (first["run_s"], first["queue_s"]) == (1.5, 60)
     assert (first["gpu_num"], first["node_num"], first["nodes"]) == (0.5, 2, ["a", "b"])
     assert (first["state"], first["type"], first["username"]) == ("COMPLETED", "Pretrain", "1")
-    assert (second["state"], second["type"], second["nodes"], second["gpu_num"]) == ("CANCELLED", "SFT", None, None)
+    assert (second["state"], second["type"], second["nodes"], second["gpu_num"]) == (
+        "CANCELLED",
+        "SFT",
+        None,
+        None,
+    )
     assert (third["state"], third["type"]) == ("FAILED", None)
     assert (fourth["state"], fourth["type"]) == ("UNKNOWN", None)
     assert [(one.name, one.gpu_num, one.gpu_model) for one in reading.clusters] == [
@@ -153,9 +173,14 @@ def test_every_form_of_a_column(mapped, tmp_path):
 def test_times_follow_from_lengths(mapped, tmp_path):
     path = tmp_path / "jobs.csv"
     path.write_text("at,wait,ran\n2023-07-01 00:00:00+00:00,60,30\n")
-    source = mapped('[columns]\nsubmit_at = "at"\nqueue_s = "wait"\nrun_s = {column = "ran", scale = 60}\n')
+    source = mapped(
+        '[columns]\nsubmit_at = "at"\nqueue_s = "wait"\nrun_s = {column = "ran", scale = 60}\n'
+    )
     _, (job,) = read_in_order(source, path)
-    assert (job["start_at"], job["end_at"]) == (datetime(2023, 7, 1, 0, 1), datetime(2023, 7, 1, 0, 31))
+    assert (job["start_at"], job["end_at"]) == (
+        datetime(2023, 7, 1, 0, 1),
+        datetime(2023, 7, 1, 0, 31),
+    )
     assert (job["queue_s"], job["run_s"], job["cluster"]) == (60, 1800, "site")
 
 
@@ -196,7 +221,8 @@ def test_a_column_that_the_file_has_not_is_said_with_those_it_has(mapped, tmp_pa
     with duckdb.connect() as connection:
         connection.execute(f"COPY (SELECT 1 AS id, 2 AS gpus) TO '{path}'")
     with pytest.raises(
-        BadTrace, match=r"takes job_id from a column 'JobID', which is not there.*the file has id, gpus"
+        BadTrace,
+        match=r"takes job_id from a column 'JobID', which is not there.*the file has id, gpus",
     ):
         read_in_order(mapped('[columns]\njob_id = "JobID"\n'), path)
 
@@ -215,7 +241,9 @@ def test_a_broken_or_empty_parquet_file(mapped, tmp_path):
 def test_one_column_cannot_be_a_number_and_a_text(mapped, tmp_path):
     path = tmp_path / "jobs.csv"
     path.write_text("n\n1\n")
-    with pytest.raises(BadUse, match="takes job_id and gpu_num from 'n', one as a text and one as a number"):
+    with pytest.raises(
+        BadUse, match="takes job_id and gpu_num from 'n', one as a text and one as a number"
+    ):
         read_in_order(mapped('[columns]\njob_id = "n"\ngpu_num = "n"\n'), path)
 
 
@@ -226,29 +254,86 @@ def test_one_column_cannot_be_a_number_and_a_text(mapped, tmp_path):
         ("", "no [columns]"),
         ("[columns]\n", "no [columns]"),
         ("columns = 3\n", "columns: Expected a table"),
-        ('[kolumns]\njob_id = "a"\n', "no section 'kolumns'. Allowed: columns, states, types, cluster, file"),
-        ('[columns]\njobid = "a"\n', f"columns.jobid: Jobs have no column 'jobid'. Allowed: {', '.join(MAPPABLE)}"),
+        (
+            '[kolumns]\njob_id = "a"\n',
+            "no section 'kolumns'. Allowed: columns, states, types, cluster, file",
+        ),
+        (
+            '[columns]\njobid = "a"\n',
+            f"columns.jobid: Jobs have no column 'jobid'. Allowed: {', '.join(MAPPABLE)}",
+        ),
         ("[columns]\njob_id = 3\n", "columns.job_id: Expected the name of a column"),
         ("[columns]\ngpu_num = {scale = 3}\n", "Expected the name of a column"),
-        ('[columns]\ngpu_num = {column = "a", factor = 3}\n', "There is no 'factor' here. Allowed: column, scale"),
+        (
+            '[columns]\ngpu_num = {column = "a", factor = 3}\n',
+            "There is no 'factor' here. Allowed: column, scale",
+        ),
         ('[columns]\ngpu_num = {column = "a", sql = "1; DROP"}\n', "There is no 'sql' here"),
-        ('[columns]\ngpu_num = {column = "a", scale = "x"}\n', "columns.gpu_num.scale: Expected a number, found 'x'"),
-        ('[columns]\njob_id = {column = "a", scale = 2}\n', "There is no 'scale' here. Allowed: column."),
-        ('[columns]\nend_at = {column = "a", unit = "h"}\n', "columns.end_at.unit: Found 'h'. Allowed: s, ms, us, ns"),
-        ('[columns]\nend_at = {column = "a", zone = "Mars/Olympus"}\n', "no time zone 'Mars/Olympus'"),
-        ('[columns]\nend_at = {column = "a", unit = "s", zone = "UTC"}\n', "neither format nor zone"),
+        (
+            '[columns]\ngpu_num = {column = "a", scale = "x"}\n',
+            "columns.gpu_num.scale: Expected a number, found 'x'",
+        ),
+        (
+            '[columns]\njob_id = {column = "a", scale = 2}\n',
+            "There is no 'scale' here. Allowed: column.",
+        ),
+        (
+            '[columns]\nend_at = {column = "a", unit = "h"}\n',
+            "columns.end_at.unit: Found 'h'. Allowed: s, ms, us, ns",
+        ),
+        (
+            '[columns]\nend_at = {column = "a", zone = "Mars/Olympus"}\n',
+            "no time zone 'Mars/Olympus'",
+        ),
+        (
+            '[columns]\nend_at = {column = "a", unit = "s", zone = "UTC"}\n',
+            "neither format nor zone",
+        ),
         ('[columns]\nend_at = {column = "a", origin = "2023-01-01"}\n', "no unit is given"),
-        ('[columns]\nend_at = {column = "a", unit = "s", origin = "soon"}\n', "Expected a time such as"),
-        ('[columns]\nnodes = {column = "a", separator = ""}\n', "Expected a text that separates names"),
-        ('[columns]\njob_id = "a"\n[states]\nDone = "FINE"\n', "states.Done: Found 'FINE'. Allowed: COMPLETED,"),
-        ('[columns]\njob_id = "a"\n[types]\nX = "Eval"\n', "types.X: Found 'Eval'. Allowed: Pretrain, Evaluation,"),
-        ('[columns]\njob_id = "a"\n[cluster]\nnodse = 3\n', "There is no 'nodse' here. Allowed: name, nodes,"),
-        ('[columns]\njob_id = "a"\n[cluster]\nnodes = 0\n', "cluster.nodes: Expected a number above 0"),
-        ('[columns]\njob_id = "a"\n[cluster]\nnodes = "3"\n', "cluster.nodes: Expected a whole number, found '3'"),
-        ('[columns]\njob_id = "a"\n[cluster]\nduration_counts_queue = 1\n', "Expected true or false, found 1"),
-        ('[columns]\njob_id = "a"\n[cluster]\ngpus = true\n', "Expected a whole number, found True"),
-        ('[columns]\njob_id = "a"\n[file]\nseparator = ";"\n', "There is no 'separator' here. Allowed: delimiter"),
-        ('[columns]\njob_id = "a"\n[file]\ndelimiter = ";;"\n', "Expected one character, found ';;'"),
+        (
+            '[columns]\nend_at = {column = "a", unit = "s", origin = "soon"}\n',
+            "Expected a time such as",
+        ),
+        (
+            '[columns]\nnodes = {column = "a", separator = ""}\n',
+            "Expected a text that separates names",
+        ),
+        (
+            '[columns]\njob_id = "a"\n[states]\nDone = "FINE"\n',
+            "states.Done: Found 'FINE'. Allowed: COMPLETED,",
+        ),
+        (
+            '[columns]\njob_id = "a"\n[types]\nX = "Eval"\n',
+            "types.X: Found 'Eval'. Allowed: Pretrain, Evaluation,",
+        ),
+        (
+            '[columns]\njob_id = "a"\n[cluster]\nnodse = 3\n',
+            "There is no 'nodse' here. Allowed: name, nodes,",
+        ),
+        (
+            '[columns]\njob_id = "a"\n[cluster]\nnodes = 0\n',
+            "cluster.nodes: Expected a number above 0",
+        ),
+        (
+            '[columns]\njob_id = "a"\n[cluster]\nnodes = "3"\n',
+            "cluster.nodes: Expected a whole number, found '3'",
+        ),
+        (
+            '[columns]\njob_id = "a"\n[cluster]\nduration_counts_queue = 1\n',
+            "Expected true or false, found 1",
+        ),
+        (
+            '[columns]\njob_id = "a"\n[cluster]\ngpus = true\n',
+            "Expected a whole number, found True",
+        ),
+        (
+            '[columns]\njob_id = "a"\n[file]\nseparator = ";"\n',
+            "There is no 'separator' here. Allowed: delimiter",
+        ),
+        (
+            '[columns]\njob_id = "a"\n[file]\ndelimiter = ";;"\n',
+            "Expected one character, found ';;'",
+        ),
     ],
 )
 def test_a_wrong_map_is_refused_with_the_place_and_the_choices(tmp_path, text, words):
@@ -269,7 +354,11 @@ def test_the_reference_in_the_docstring_is_a_map(tmp_path):
     path = tmp_path / "site.toml"
     path.write_text(text)
     read = read_column_map(path)
-    assert (read.cluster.name, read.cluster.gpu_num, read.columns["gpu_num"].scale) == ("Borealis", 256, 0.01)
+    assert (read.cluster.name, read.cluster.gpu_num, read.columns["gpu_num"].scale) == (
+        "Borealis",
+        256,
+        0.01,
+    )
 
 
 def test_a_map_that_is_not_there(tmp_path):

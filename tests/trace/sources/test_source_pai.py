@@ -25,8 +25,14 @@ def test_released_rows_of_the_joined_form(tmp_path):
         assert job["run_s"] == job["reported_duration_s"] == number(row["duration"])
         assert job["queue_s"] == number(row["queue"])
         assert job["gpu_num"] == (number(row["plan_gpu"], 100) or 0)
-        assert (job["cpu_num"], job["mem_gb"]) == (number(row["plan_cpu"], 100), number(row["plan_mem"]))
-        assert job["state"] == {"Terminated": "COMPLETED", "Failed": "FAILED", "Running": "RUNNING"}[row["status"]]
+        assert (job["cpu_num"], job["mem_gb"]) == (
+            number(row["plan_cpu"], 100),
+            number(row["plan_mem"]),
+        )
+        assert (
+            job["state"]
+            == {"Terminated": "COMPLETED", "Failed": "FAILED", "Running": "RUNNING"}[row["status"]]
+        )
         assert (job["gpu_model"], job["name"]) == (row["gpu_type"] or None, row["task_name"])
         # The hour of the day is right where the people live.
         shown = datetime.fromisoformat(row["start_date"])
@@ -44,8 +50,17 @@ def test_the_table_of_tasks_has_no_header_and_counts_all_instances(tmp_path):
     _, (worker, ps) = read_in_order(SOURCE, path)
     assert (worker["job_id"], worker["name"]) == ("4f057009a5d481acec67b088/worker", "worker")
     assert (worker["gpu_num"], worker["cpu_num"], worker["mem_gb"]) == (1.5, 18, 3 * 29.296875)
-    assert (worker["run_s"], worker["start_at"], worker["state"]) == (38, at("1739162.0"), "COMPLETED")
-    assert (ps["gpu_num"], ps["start_at"], ps["state"], ps["gpu_model"]) == (0, None, "PENDING", None)
+    assert (worker["run_s"], worker["start_at"], worker["state"]) == (
+        38,
+        at("1739162.0"),
+        "COMPLETED",
+    )
+    assert (ps["gpu_num"], ps["start_at"], ps["state"], ps["gpu_model"]) == (
+        0,
+        None,
+        "PENDING",
+        None,
+    )
 
 
 def test_another_file_of_ten_columns_is_not_it(tmp_path):

@@ -15,7 +15,9 @@ PACIFIC = ZoneInfo("America/Los_Angeles")
 
 
 def utc(text, form="%Y-%m-%d %H:%M:%S"):
-    return datetime.strptime(text, form).replace(tzinfo=PACIFIC).astimezone(UTC).replace(tzinfo=None)
+    return (
+        datetime.strptime(text, form).replace(tzinfo=PACIFIC).astimezone(UTC).replace(tzinfo=None)
+    )
 
 
 def test_all_jobs_of_sias_form(tmp_path):
@@ -27,7 +29,9 @@ def test_all_jobs_of_sias_form(tmp_path):
             "SELECT count(*), sum(gpu_num), sum(run_s), sum(gpu_num * run_s), min(submit_at), max(submit_at), "
             "count(DISTINCT pool) FROM jobs"
         ).fetchall()[0]
-        ends = connection.execute("(SELECT * FROM jobs LIMIT 1) UNION ALL (SELECT * FROM jobs OFFSET 82246)").fetchall()
+        ends = connection.execute(
+            "(SELECT * FROM jobs LIMIT 1) UNION ALL (SELECT * FROM jobs OFFSET 82246)"
+        ).fetchall()
     assert count == len(released) == 82_247
     assert gpus == sum(int(row["num_gpus"]) for row in released)
     assert run_s == sum(float(row["duration"]) for row in released)
@@ -79,7 +83,10 @@ def test_released_rows_of_acmetraces_form(tmp_path):
         nodes = [name.strip(" '\"") for name in row["node_list"].strip("[]").split(",")]
         assert (job["nodes"], job["node_num"]) == (nodes, len(nodes))
         assert job["gpu_num"] == float(row["gpu_num"])
-        assert job["state"] == {"Pass": "COMPLETED", "Killed": "CANCELLED", "Failed": "FAILED"}[row["state"]]
+        assert (
+            job["state"]
+            == {"Pass": "COMPLETED", "Killed": "CANCELLED", "Failed": "FAILED"}[row["state"]]
+        )
         assert (job["username"], job["pool"]) == (row["user"], row["vc"])
     assert not found
 
@@ -131,16 +138,41 @@ def test_the_original_log_gives_a_row_an_attempt(tmp_path):
     first, second, never, third, fourth = rows
     assert [row["job_id"] for row in rows] == [f"application_{n}" for n in (1, 1, 2, 3, 3)]
     assert [row["attempt"] for row in rows] == [0, 1, 0, 0, 1]
-    assert [row["state"] for row in rows] == ["FAILED", "COMPLETED", "CANCELLED", "FAILED", "FAILED"]
+    assert [row["state"] for row in rows] == [
+        "FAILED",
+        "COMPLETED",
+        "CANCELLED",
+        "FAILED",
+        "FAILED",
+    ]
     assert first["submit_at"] == second["submit_at"] == datetime(2017, 10, 7, 8, 11, 39)
-    assert (first["start_at"], first["end_at"]) == (datetime(2017, 10, 7, 8, 12, 9), datetime(2017, 10, 7, 8, 13, 23))
+    assert (first["start_at"], first["end_at"]) == (
+        datetime(2017, 10, 7, 8, 12, 9),
+        datetime(2017, 10, 7, 8, 13, 23),
+    )
     assert (first["run_s"], first["queue_s"], second["queue_s"]) == (74, 30, 7)
-    assert second["run_s"] == (datetime(2017, 10, 9, 6, 53, 12) - datetime(2017, 10, 7, 1, 13, 30)).total_seconds()
-    assert (first["gpus"], first["nodes"], first["gpu_num"]) == (["m47-0", "m47-1", "m47-7"], ["m47"], 3)
-    assert (second["gpus"], second["nodes"], second["node_num"]) == (["m4-2", "m5-3"], ["m4", "m5"], 2)
+    assert (
+        second["run_s"]
+        == (datetime(2017, 10, 9, 6, 53, 12) - datetime(2017, 10, 7, 1, 13, 30)).total_seconds()
+    )
+    assert (first["gpus"], first["nodes"], first["gpu_num"]) == (
+        ["m47-0", "m47-1", "m47-7"],
+        ["m47"],
+        3,
+    )
+    assert (second["gpus"], second["nodes"], second["node_num"]) == (
+        ["m4-2", "m5-3"],
+        ["m4", "m5"],
+        2,
+    )
     # Pacific winter time; and a job that never ran holds GPUs that nobody knows.
     assert never["submit_at"] == datetime(2017, 11, 20, 8)
-    assert (never["start_at"], never["run_s"], never["gpu_num"], never["nodes"]) == (None, None, None, None)
+    assert (never["start_at"], never["run_s"], never["gpu_num"], never["nodes"]) == (
+        None,
+        None,
+        None,
+        None,
+    )
     assert (third["submit_at"], third["username"], third["end_at"]) == (None, None, None)
     assert (fourth["start_at"], fourth["queue_s"]) == (None, None)
 
@@ -162,7 +194,11 @@ def test_the_hour_that_comes_twice_is_the_second_one_in_every_form(tmp_path):
         (json.dumps(JOBS, indent=1)[:-40], None),
         (json.dumps([{**JOBS[0], "submitted_time": "yesterday"}]), 1),
         (
-            "[\n" + json.dumps({**JOBS[1]}) + ",\n" + json.dumps({**JOBS[0], "attempts": [{"start_time": None}]}) + "]",
+            "[\n"
+            + json.dumps({**JOBS[1]})
+            + ",\n"
+            + json.dumps({**JOBS[0], "attempts": [{"start_time": None}]})
+            + "]",
             3,
         ),
         ("[\n" + json.dumps(JOBS[1]) + ",\n7]", 3),
@@ -181,10 +217,16 @@ def test_a_long_log_is_streamed(tmp_path):
     with path.open("w") as file:
         file.write("[")
         for number in range(20_000):
-            file.write(("," if number else "") + json.dumps({**JOBS[0], "jobid": f"application_{number}"}))
+            file.write(
+                ("," if number else "") + json.dumps({**JOBS[0], "jobid": f"application_{number}"})
+            )
         file.write("]")
     with database() as connection:
         SOURCE.read(connection, path, "jobs")
-        found = connection.execute("SELECT count(*), count(DISTINCT job_id), sum(run_s) FROM jobs").fetchall()[0]
-    run_s = 74 + (datetime(2017, 10, 9, 6, 53, 12) - datetime(2017, 10, 7, 1, 13, 30)).total_seconds()
+        found = connection.execute(
+            "SELECT count(*), count(DISTINCT job_id), sum(run_s) FROM jobs"
+        ).fetchall()[0]
+    run_s = (
+        74 + (datetime(2017, 10, 9, 6, 53, 12) - datetime(2017, 10, 7, 1, 13, 30)).total_seconds()
+    )
     assert found == (40_000, 20_000, 20_000 * run_s)

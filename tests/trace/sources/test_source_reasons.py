@@ -31,7 +31,9 @@ def join(connection, path, text, *columns):
     assert reading.columns == known.columns | {"reason"}
     assert {row[0] for row in connection.execute("SHOW TABLES").fetchall()} == {"jobs_0"}
     attempt = "attempt" if "attempt" in reading.columns else "0"
-    rows = connection.execute(f"SELECT job_id, {attempt}, reason FROM jobs_0 WHERE reason IS NOT NULL ORDER BY 1, 2")
+    rows = connection.execute(
+        f"SELECT job_id, {attempt}, reason FROM jobs_0 WHERE reason IS NOT NULL ORDER BY 1, 2"
+    )
     notes = {note.check: (note.rows, note.action, note.examples) for note in reading.notes}
     return {(job, attempt): reason for job, attempt, reason in rows.fetchall()}, notes
 
@@ -48,21 +50,27 @@ def test_reasons_are_given_to_failures_and_the_rest_is_counted(connection, tmp_p
 
 
 def test_a_reason_is_of_every_failed_attempt_or_of_the_one_named(connection, tmp_path):
-    found, notes = join(connection, tmp_path / "r.csv", "attempt,job_id,reason\n,3,NVLinkError\n1,3,NodeFailure\n")
+    found, notes = join(
+        connection, tmp_path / "r.csv", "attempt,job_id,reason\n,3,NVLinkError\n1,3,NodeFailure\n"
+    )
     assert found == {("3", 0): "NVLinkError", ("3", 1): "NodeFailure"}
     assert notes == {"reason-given": (2, "kept", ())}
 
 
 def test_a_job_without_attempts_is_its_first(connection, tmp_path):
     connection.execute("ALTER TABLE jobs_0 DROP COLUMN attempt")
-    found, notes = join(connection, tmp_path / "r.csv", "attempt,job_id,reason\n0,1,ECCError\n1,6,ECCError\n")
+    found, notes = join(
+        connection, tmp_path / "r.csv", "attempt,job_id,reason\n0,1,ECCError\n1,6,ECCError\n"
+    )
     assert found == {("1", 0): "ECCError"}
     assert notes["reason-of-no-job"] == (1, "dropped", ("6",))
 
 
 def test_the_first_of_several_rows_counts_and_goes_before_what_was_there(connection, tmp_path):
     connection.execute("ALTER TABLE jobs_0 ADD COLUMN reason VARCHAR DEFAULT 'old'")
-    found, notes = join(connection, tmp_path / "r.csv", "job_id,reason\n1,ECCError\n1,KeyError\n1,ECCError\n")
+    found, notes = join(
+        connection, tmp_path / "r.csv", "job_id,reason\n1,ECCError\n1,KeyError\n1,ECCError\n"
+    )
     assert found[("1", 0)] == "ECCError"
     assert found[("6", 0)] == "old"
     assert notes["reason-twice"] == (2, "dropped", ("1",))
@@ -73,10 +81,17 @@ def test_the_first_of_several_rows_counts_and_goes_before_what_was_there(connect
     [
         ("job,reason\n1,x\n", 1, None, "it has no job_id. Write a CSV file with a header"),
         ("job_id\n1\n", 1, None, "it has no reason."),
-        ("job_id,reason,attempt\n1,x,0\n2,y,first\n", 3, "attempt", "Expected a whole number, found 'first'"),
+        (
+            "job_id,reason,attempt\n1,x,0\n2,y,first\n",
+            3,
+            "attempt",
+            "Expected a whole number, found 'first'",
+        ),
     ],
 )
-def test_a_file_that_cannot_be_read_says_where_and_changes_nothing(connection, tmp_path, text, line, column, words):
+def test_a_file_that_cannot_be_read_says_where_and_changes_nothing(
+    connection, tmp_path, text, line, column, words
+):
     before = connection.execute("FROM jobs_0").fetchall()
     with pytest.raises(BadTrace, match=re.escape(words)) as caught:
         join(connection, tmp_path / "r.csv", text)
@@ -90,7 +105,10 @@ def test_several_clusters_of_a_table_have_the_column_then(connection, tmp_path):
     connection.execute("ALTER TABLE jobs_0 ADD COLUMN reason VARCHAR")
     known = Reading.of(connection, "jobs_0", *clusters)
     known = Reading(
-        table="jobs_0", columns=known.columns, clusters=known.clusters, lacking={"Y": frozenset({"reason", "attempt"})}
+        table="jobs_0",
+        columns=known.columns,
+        clusters=known.clusters,
+        lacking={"Y": frozenset({"reason", "attempt"})},
     )
     reading = join_reasons(connection, known, tmp_path / "r.csv")
     assert reading.columns_of("Y") == {"job_id", "state", "reason"}

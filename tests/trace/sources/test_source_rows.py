@@ -10,9 +10,17 @@ from normalised_rows import database
 from holdfast.trace.sources import rows as module
 from holdfast.trace.sources.rows import read_rows
 
-COLUMNS = {"name": "VARCHAR", "n": "DOUBLE", "whole": "INTEGER", "ended": "TIMESTAMP", "nodes": "VARCHAR[]"}
+COLUMNS = {
+    "name": "VARCHAR",
+    "n": "DOUBLE",
+    "whole": "INTEGER",
+    "ended": "TIMESTAMP",
+    "nodes": "VARCHAR[]",
+}
 texts = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
-names = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\x1f"), min_size=1, max_size=9)
+names = st.text(
+    st.characters(exclude_categories=["Cs"], exclude_characters="\x1f"), min_size=1, max_size=9
+)
 seconds = st.integers(-(2**31), 2**33)
 cells = st.tuples(
     st.none() | texts,
@@ -33,7 +41,10 @@ def written(rows, columns=COLUMNS):
 @given(st.lists(cells, max_size=20))
 def test_rows_arrive_as_they_were_sent(rows):
     epoch = datetime(1970, 1, 1)
-    expected = [(*row[:3], None if row[3] is None else epoch + timedelta(seconds=row[3]), row[4]) for row in rows]
+    expected = [
+        (*row[:3], None if row[3] is None else epoch + timedelta(seconds=row[3]), row[4])
+        for row in rows
+    ]
     assert written(rows) == expected
 
 

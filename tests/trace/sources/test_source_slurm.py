@@ -17,7 +17,9 @@ FIELDS = (
 TRES = "billing=8,cpu=64,gres/gpu=8,mem=500G,node=1"
 
 
-def record(job_id="7", shown="", state="COMPLETED", times=(100, 160, 400), alloc=TRES, req=TRES, **other):
+def record(
+    job_id="7", shown="", state="COMPLETED", times=(100, 160, 400), alloc=TRES, req=TRES, **other
+):
     submit, start, end = times
     cells = {
         "Cluster": "alpha", "JobIDRaw": job_id, "JobID": shown or job_id, "User": "ann", "Account": "lab",
@@ -42,16 +44,20 @@ def test_a_job_with_all_that_is_known_of_it(write):
     path = write(record(ExitCode="0:9", state="FAILED", Reason="NonZeroExitCode"))
     assert SOURCE.recognises(path)
     reading, (row,) = read_file(SOURCE, path)
-    assert [unix_s(row.pop(name)) for name in ("submit_at", "start_at", "end_at")] == [100, 160, 400]
+    assert [unix_s(row.pop(name)) for name in ("submit_at", "start_at", "end_at")] == [
+        100,
+        160,
+        400,
+    ]
     assert row == {
         "cluster": "alpha", "job_id": "7", "attempt": 0, "name": "train", "username": "ann", "pool": "gpu",
         "state": "FAILED", "reason": "NonZeroExitCode", "exit_code": 137, "run_s": 240.0, "queue_s": 60.0,
         "reported_duration_s": 240.0, "gpu_num": 8.0, "node_num": 1, "cpu_num": 64.0, "mem_gb": 500.0,
         "gpu_model": None, "nodes": ["n1", "n2"], "zone_offset": "",
     }  # fmt: skip
-    assert [(cluster.name, cluster.source, cluster.utc_offset_h) for cluster in reading.clusters] == [
-        ("alpha", "slurm", 0.0)
-    ]
+    assert [
+        (cluster.name, cluster.source, cluster.utc_offset_h) for cluster in reading.clusters
+    ] == [("alpha", "slurm", 0.0)]
     assert not reading.notes
 
 
@@ -60,7 +66,18 @@ def test_any_fields_in_any_order(write):
     assert SOURCE.recognises(path)
     reading, (row,) = read_file(SOURCE, path)
     assert (row["job_id"], row["name"], row["run_s"], row["cluster"]) == ("7_3", "a|b", 60, "jobs")
-    columns = {"cluster", "job_id", "attempt", "name", "state", "reason", "start_at", "end_at", "run_s", "zone_offset"}
+    columns = {
+        "cluster",
+        "job_id",
+        "attempt",
+        "name",
+        "state",
+        "reason",
+        "start_at",
+        "end_at",
+        "run_s",
+        "zone_offset",
+    }
     assert reading.columns == columns
 
 
@@ -79,7 +96,10 @@ def test_what_no_field_gives_is_absent(write):
 def test_names_may_hold_anything_where_they_stand_last(write, name):
     path = write(record("7", JobName=name), record("8"))
     _, rows = read_file(SOURCE, path)
-    assert [(row["job_id"], row["name"]) for row in rows] == [("7", name.rstrip("\n")), ("8", "train")]
+    assert [(row["job_id"], row["name"]) for row in rows] == [
+        ("7", name.rstrip("\n")),
+        ("8", "train"),
+    ]
 
 
 def test_a_name_that_is_no_utf8(write):
@@ -99,7 +119,9 @@ def test_a_name_with_the_separator_in_the_middle_of_a_record(write):
 
 def test_free_text_that_cannot_be_told_apart_is_refused(write):
     path = write("1|COMPLETED|a|b|c", header="JobID|State|JobName|WorkDir")
-    with pytest.raises(BadTrace, match=r"jobs\.txt, line 2: .*cannot be told.*JobName as the last field"):
+    with pytest.raises(
+        BadTrace, match=r"jobs\.txt, line 2: .*cannot be told.*JobName as the last field"
+    ):
         read_file(SOURCE, path)
 
 
@@ -137,7 +159,11 @@ def test_carriage_returns_byte_order_marks_and_compression(tmp_path):
 
 def test_a_compressed_file_that_is_damaged_or_of_another_kind(tmp_path):
     packed = tmp_path / "jobs.txt.gz"
-    packed.write_bytes(gzip.compress("\n".join([FIELDS, *(record(str(n)) for n in range(3000)), ""]).encode())[:-2000])
+    packed.write_bytes(
+        gzip.compress("\n".join([FIELDS, *(record(str(n)) for n in range(3000)), ""]).encode())[
+            :-2000
+        ]
+    )
     with pytest.raises(BadTrace, match=r"jobs\.txt\.gz: The file cannot be read"):
         read_file(SOURCE, packed)
     other = tmp_path / "jobs.json.zst"
@@ -147,7 +173,9 @@ def test_a_compressed_file_that_is_damaged_or_of_another_kind(tmp_path):
 
 
 def test_steps_are_no_jobs(write):
-    path = write(record("7"), record("7.batch"), record("7.extern"), record("7.0"), record("8.interactive"))
+    path = write(
+        record("7"), record("7.batch"), record("7.extern"), record("7.0"), record("8.interactive")
+    )
     reading, rows = read_file(SOURCE, path)
     assert [row["job_id"] for row in rows] == ["7"]
     assert notes_of(reading) == {"slurm-steps": 4}
@@ -169,11 +197,22 @@ def test_arrays_and_heterogeneous_jobs(write):
 
 def test_waiting_and_running_jobs(write):
     path = write(
-        record("1", state="PENDING", times=(100, "Unknown", "Unknown"), alloc="", NodeList="None assigned"),
+        record(
+            "1",
+            state="PENDING",
+            times=(100, "Unknown", "Unknown"),
+            alloc="",
+            NodeList="None assigned",
+        ),
         record("2", state="RUNNING", times=(100, 150, "Unknown")),
     )
     _, (waiting, running) = read_file(SOURCE, path)
-    assert (waiting["gpu_num"], waiting["start_at"], waiting["queue_s"], waiting["nodes"]) == (8, None, None, None)
+    assert (waiting["gpu_num"], waiting["start_at"], waiting["queue_s"], waiting["nodes"]) == (
+        8,
+        None,
+        None,
+        None,
+    )
     assert (running["queue_s"], running["end_at"], running["run_s"]) == (50, None, None)
     assert running["reported_duration_s"] == 240
 
@@ -181,7 +220,12 @@ def test_waiting_and_running_jobs(write):
 def test_a_job_cancelled_while_it_waited_never_started(write):
     path = write(record(state="CANCELLED by 1000", times=(100, 160, 160), alloc="", ElapsedRaw="0"))
     reading, (row,) = read_file(SOURCE, path)
-    assert (row["state"], row["start_at"], row["run_s"], row["queue_s"]) == ("CANCELLED", None, None, None)
+    assert (row["state"], row["start_at"], row["run_s"], row["queue_s"]) == (
+        "CANCELLED",
+        None,
+        None,
+        None,
+    )
     assert (unix_s(row["end_at"]), row["gpu_num"], row["reported_duration_s"]) == (160, 8, None)
     assert notes_of(reading) == {"slurm-never-started": 1}
 
@@ -251,7 +295,9 @@ def test_local_times_are_of_the_zone_that_is_told(write):
 
 
 def test_local_times_without_a_zone_are_utc_and_it_is_said(write):
-    reading, (row,) = read_file(SOURCE, write(record(times=("2023-03-01T00:18:22", "Unknown", "None"))))
+    reading, (row,) = read_file(
+        SOURCE, write(record(times=("2023-03-01T00:18:22", "Unknown", "None")))
+    )
     assert unix_s(row["submit_at"]) == datetime(2023, 3, 1, 0, 18, 22, tzinfo=UTC).timestamp()
     assert notes_of(reading) == {"slurm-no-zone": 1}
 
@@ -260,14 +306,23 @@ def instants(write, zone, *times):
     """The times of a record each, as Unix times."""
     path = write(*(record(str(number), times=each) for number, each in enumerate(times)))
     _, rows = read_file(SOURCE, path, zone=zone)
-    return [tuple(unix_s(row[name]) for name in ("submit_at", "start_at", "end_at")) for row in rows]
+    return [
+        tuple(unix_s(row[name]) for name in ("submit_at", "start_at", "end_at")) for row in rows
+    ]
 
 
 def test_times_of_every_form(write):
     at = datetime(2023, 2, 28, 16, 18, 22, tzinfo=UTC).timestamp()
     forms = [("2023-02-28T16:18:22Z", "2023-03-01T00:18:22+08:00", "2023-02-28T11:18:22-0500")]
-    forms += [("2023-03-01T00:18:22", str(int(at)), "Unknown"), ("2023-03-01T00:18:22", "None", "0")]
-    assert instants(write, "Asia/Shanghai", *forms) == [(at, at, at), (at, at, None), (at, None, None)]
+    forms += [
+        ("2023-03-01T00:18:22", str(int(at)), "Unknown"),
+        ("2023-03-01T00:18:22", "None", "0"),
+    ]
+    assert instants(write, "Asia/Shanghai", *forms) == [
+        (at, at, at),
+        (at, at, None),
+        (at, None, None),
+    ]
 
 
 @pytest.mark.parametrize("zone", ["Europe/Berlin", "America/New_York", "+05:30", "UTC"])
@@ -277,7 +332,9 @@ def test_local_times_of_a_whole_year_are_as_python_has_them(write, zone):
     header = "JobID|State|Submit"
     path = write(*(f"{n}|COMPLETED|{at.isoformat()}" for n, at in enumerate(local)), header=header)
     _, rows = read_file(SOURCE, path, zone=zone)
-    assert {int(row["job_id"]): unix_s(row["submit_at"]) for row in rows} == dict(enumerate(expected))
+    assert {int(row["job_id"]): unix_s(row["submit_at"]) for row in rows} == dict(
+        enumerate(expected)
+    )
 
 
 def test_the_hour_that_a_clock_goes_through_twice(write):
@@ -297,9 +354,13 @@ def test_the_hour_that_a_clock_goes_through_twice(write):
 
 
 def test_midnight_and_the_end_of_a_year(write):
-    ((before, after, _),) = instants(write, "UTC", ("2023-12-31T23:59:59", "2024-01-01T00:00:00", "Unknown"))
+    ((before, after, _),) = instants(
+        write, "UTC", ("2023-12-31T23:59:59", "2024-01-01T00:00:00", "Unknown")
+    )
     assert after - before == 1
-    ((before, after, _),) = instants(write, "UTC", ("2024-02-28T00:00:00", "2024-03-01T00:00:00", "Unknown"))
+    ((before, after, _),) = instants(
+        write, "UTC", ("2024-02-28T00:00:00", "2024-03-01T00:00:00", "Unknown")
+    )
     assert after - before == 2 * 86400
 
 
@@ -308,9 +369,28 @@ def test_one_odd_name_changes_nothing_of_the_others(write):
     waiting = ("100", "Unknown", "Unknown")
     records = [
         record("1", state="PENDING", times=waiting, alloc="", NodeList="None assigned", JobName=""),
-        record("2", state="CANCELLED by 7", times=(100, 300, 300), alloc="", ElapsedRaw="0", JobName='"q"'),
-        record("3", "9_1", state="NODE_FAIL", times=("2023-03-01T00:18:22", "2023-03-01T01:18:22Z", "Unknown")),
-        record("4", alloc="cpu=3,gres/gpu:1g.5gb=1,mem=3T", ExitCode="0:15", Cluster="", Account="", User=""),
+        record(
+            "2",
+            state="CANCELLED by 7",
+            times=(100, 300, 300),
+            alloc="",
+            ElapsedRaw="0",
+            JobName='"q"',
+        ),
+        record(
+            "3",
+            "9_1",
+            state="NODE_FAIL",
+            times=("2023-03-01T00:18:22", "2023-03-01T01:18:22Z", "Unknown"),
+        ),
+        record(
+            "4",
+            alloc="cpu=3,gres/gpu:1g.5gb=1,mem=3T",
+            ExitCode="0:15",
+            Cluster="",
+            Account="",
+            User="",
+        ),
         record("4.batch"),
         record("5", alloc="", req="", NodeList="", Reason="", ExitCode="", ElapsedRaw=""),
     ]
@@ -347,11 +427,20 @@ def test_shards_and_unknown_states_are_told(write):
         ({"Start": "soon"}, r"line 3, column 'Start': expected a time .*, not 'soon'\."),
         ({"End": "9" * 18}, r"line 3, column 'End': expected a time .*, not '9+'\."),
         ({"End": "9" * 30}, r"line 3, column 'End': expected a time .*, not '9+'\."),
-        ({"Submit": "2023-13-01T00:00:00"}, r"line 3, column 'Submit': expected a time .*, not '2023-13-.*'\."),
-        ({"Submit": "20230301T000000"}, r"line 3, column 'Submit': expected a time .*, not '20230301T000000'\."),
+        (
+            {"Submit": "2023-13-01T00:00:00"},
+            r"line 3, column 'Submit': expected a time .*, not '2023-13-.*'\.",
+        ),
+        (
+            {"Submit": "20230301T000000"},
+            r"line 3, column 'Submit': expected a time .*, not '20230301T000000'\.",
+        ),
         ({"ExitCode": "x"}, r"line 3, column 'ExitCode': expected an exit code .*, not 'x'\."),
         ({"AllocTRES": "cpu"}, r"line 3, column 'AllocTRES': expected resources .*, not 'cpu'\."),
-        ({"NodeList": "n[1-"}, r"line 3, column 'NodeList': expected a list of nodes .*, not 'n\[1-'\."),
+        (
+            {"NodeList": "n[1-"},
+            r"line 3, column 'NodeList': expected a list of nodes .*, not 'n\[1-'\.",
+        ),
         ({"ElapsedRaw": "x"}, r"line 3, column 'ElapsedRaw': expected seconds, .*, not 'x'\."),
     ],
 )
@@ -392,7 +481,9 @@ def test_a_name_without_end(write):
         read_file(SOURCE, write(record("7"), *["x" * 1000] * 1100))
 
 
-@pytest.mark.parametrize("text", ["", "a,b,c\n1,2,3\n", "JobID           State\n------- ----\n7 COMPLETED\n", "\0\1"])
+@pytest.mark.parametrize(
+    "text", ["", "a,b,c\n1,2,3\n", "JobID           State\n------- ----\n7 COMPLETED\n", "\0\1"]
+)
 def test_other_files_are_not_taken_for_slurm(tmp_path, text):
     path = tmp_path / "jobs.txt"
     path.write_text(text)
@@ -420,14 +511,22 @@ def test_many_records_add_up_as_an_independent_count_says(tmp_path):
             start = 1_690_000_000 + 37 * number
             gpus = (0, 1, 8, 64)[number % 4]
             tres = f"cpu=4,gres/gpu={gpus},mem=16G,node=1" if gpus else "cpu=4,mem=16G,node=1"
-            file.write(record(str(number), times=(start - number % 50, start, start + number), alloc=tres) + "\n")
+            file.write(
+                record(str(number), times=(start - number % 50, start, start + number), alloc=tres)
+                + "\n"
+            )
     _, rows = read_file(SOURCE, path)
     with path.open() as file:
         expected = list(csv.DictReader(file, fieldnames=names, delimiter="|"))[1:]
-    gpus_of = [float((row["AllocTRES"] + ",gres/gpu=0").split("gres/gpu=")[1].split(",")[0]) for row in expected]
+    gpus_of = [
+        float((row["AllocTRES"] + ",gres/gpu=0").split("gres/gpu=")[1].split(",")[0])
+        for row in expected
+    ]
     run_of = [float(row["End"]) - float(row["Start"]) for row in expected]
     assert len(rows) == len(expected)
     assert sum(row["gpu_num"] for row in rows) == sum(gpus_of)
     gpu_time_s = sum(gpus * run_s for gpus, run_s in zip(gpus_of, run_of, strict=True))
     assert sum(row["gpu_num"] * row["run_s"] for row in rows) == gpu_time_s
-    assert sum(row["queue_s"] for row in rows) == sum(float(row["Start"]) - float(row["Submit"]) for row in expected)
+    assert sum(row["queue_s"] for row in rows) == sum(
+        float(row["Start"]) - float(row["Submit"]) for row in expected
+    )

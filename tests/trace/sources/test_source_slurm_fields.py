@@ -64,7 +64,9 @@ def test_a_reason_is_kept_where_it_tells_of_a_failure():
     assert failure_reason(None) is None
 
 
-@pytest.mark.parametrize(("text", "code"), [("0:0", 0), ("3:0", 3), ("0:9", 137), ("1:15", 143), ("", None)])
+@pytest.mark.parametrize(
+    ("text", "code"), [("0:0", 0), ("3:0", 3), ("0:9", 137), ("1:15", 143), ("", None)]
+)
 def test_exit_codes(text, code):
     assert exit_code_of(text) == code
 
@@ -86,7 +88,13 @@ def test_elapsed_time_of_minutes_alone_and_of_none():
 
 def test_gpus_are_not_counted_twice():
     both = resources_of("billing=96,cpu=96,energy=7K,gres/gpu:a100=8,gres/gpu=8,mem=500G,node=2")
-    assert (both.gpu_num, both.gpu_model, both.cpu_num, both.mem_gb, both.node_num) == (8, "a100", 96, 500, 2)
+    assert (both.gpu_num, both.gpu_model, both.cpu_num, both.mem_gb, both.node_num) == (
+        8,
+        "a100",
+        96,
+        500,
+        2,
+    )
     typed_alone = resources_of("cpu=1,gres/gpu:a100=2,gres/gpu:v100=1")
     assert (typed_alone.gpu_num, typed_alone.gpu_model) == (3, "a100+v100")
     assert resources_of("cpu=1,node=1").gpu_num == 0
@@ -108,9 +116,10 @@ def test_slices_and_shares_of_gpus():
 
 
 def test_the_shares_of_one_gpu_add_up():
-    assert [7 * mig_share(f"nvidia.com/mig-{name}") for name in ("1g.5gb", "1g.10gb.me", "3g.40gb", "7g.80gb")] == [
-        pytest.approx(share) for share in (1, 1, 3, 7)
-    ]
+    assert [
+        7 * mig_share(f"nvidia.com/mig-{name}")
+        for name in ("1g.5gb", "1g.10gb.me", "3g.40gb", "7g.80gb")
+    ] == [pytest.approx(share) for share in (1, 1, 3, 7)]
     assert mig_share("2g.12gb") + 2 * mig_share("1g.6gb") == 1  # an A30 has four slices
 
 
@@ -143,7 +152,9 @@ def test_any_set_of_numbers_comes_back(numbers):
     assert nodes_of(text) == tuple(f"gpu{number:03}" for number in sorted(numbers))
 
 
-@pytest.mark.parametrize("text", ["n[1-999999]", "n[0-999]r[0-999]", "n[1-3", "n[x-y]", "n[3-1]", "n[]"])
+@pytest.mark.parametrize(
+    "text", ["n[1-999999]", "n[0-999]r[0-999]", "n[1-3", "n[x-y]", "n[3-1]", "n[]"]
+)
 def test_lists_of_nodes_that_are_damaged_or_too_long(text):
     with pytest.raises(ValueError, match="expected"):
         nodes_of(text)

@@ -18,7 +18,11 @@ def tres(gpus: int, kind: str = "") -> list[dict]:
         {"type": "node", "name": "", "id": 4, "count": 2},
         {"type": "gres", "name": "gpu", "id": 1001, "count": gpus},
     ]
-    return [*items, {"type": "gres", "name": f"gpu:{kind}", "id": 1002, "count": gpus}] if kind else items
+    return (
+        [*items, {"type": "gres", "name": f"gpu:{kind}", "id": 1002, "count": gpus}]
+        if kind
+        else items
+    )
 
 
 def of_22_05(**changes) -> dict:
@@ -26,10 +30,22 @@ def of_22_05(**changes) -> dict:
     return {
         "account": "lab",
         "allocation_nodes": 2,
-        "array": {"job_id": 0, "limits": {"max": {"running": {"tasks": 0}}}, "task": None, "task_id": None},
+        "array": {
+            "job_id": 0,
+            "limits": {"max": {"running": {"tasks": 0}}},
+            "task": None,
+            "task_id": None,
+        },
         "association": {"account": "lab", "cluster": "alpha", "partition": None, "user": "ann"},
         "cluster": "alpha",
-        "time": {"elapsed": 240, "eligible": 100, "end": 400, "start": 160, "submission": 100, "suspended": 0},
+        "time": {
+            "elapsed": 240,
+            "eligible": 100,
+            "end": 400,
+            "start": 160,
+            "submission": 100,
+            "suspended": 0,
+        },
         "exit_code": {"status": "SUCCESS", "return_code": 0},
         "het": {"job_id": 0, "job_offset": None},
         "job_id": 7,
@@ -51,8 +67,17 @@ def number(value: int | None) -> dict:
 def of_24_05(**changes) -> dict:
     """As data parser v0.0.41 prints it: lists of words, and objects for numbers."""
     return of_22_05(
-        array={"job_id": 0, "limits": {"max": {"running": {"tasks": 0}}}, "task": "", "task_id": number(None)},
-        exit_code={"status": ["SUCCESS"], "return_code": number(0), "signal": {"id": number(None), "name": ""}},
+        array={
+            "job_id": 0,
+            "limits": {"max": {"running": {"tasks": 0}}},
+            "task": "",
+            "task_id": number(None),
+        },
+        exit_code={
+            "status": ["SUCCESS"],
+            "return_code": number(0),
+            "signal": {"id": number(None), "name": ""},
+        },
         het={"job_id": 0, "job_offset": number(None)},
         state={"current": ["COMPLETED"], "reason": "None"},
         restart_cnt=0,
@@ -65,7 +90,9 @@ def write(tmp_path):
     def written(*jobs: dict, indent: int | None = 2) -> object:
         path = tmp_path / "jobs.json"
         meta = {"plugin": {"type": "openapi/dbv0.0.38", "name": "Slurm OpenAPI DB v0.0.38"}}
-        path.write_text(json.dumps({"meta": meta, "errors": [], "jobs": jobs, "warnings": []}, indent=indent))
+        path.write_text(
+            json.dumps({"meta": meta, "errors": [], "jobs": jobs, "warnings": []}, indent=indent)
+        )
         return path
 
     return written
@@ -76,7 +103,11 @@ def test_a_job_of_each_version(write, form):
     path = write(form(tres={"allocated": tres(8, "a100"), "requested": tres(8)}))
     assert SOURCE.recognises(path)
     reading, (row,) = read_file(SOURCE, path)
-    assert [unix_s(row.pop(name)) for name in ("submit_at", "start_at", "end_at")] == [100, 160, 400]
+    assert [unix_s(row.pop(name)) for name in ("submit_at", "start_at", "end_at")] == [
+        100,
+        160,
+        400,
+    ]
     assert row == {
         "cluster": "alpha", "job_id": "7", "attempt": 0, "name": 'a|b "c"\nü', "username": "ann", "pool": "gpu",
         "state": "COMPLETED", "reason": None, "exit_code": 0, "run_s": 240.0, "queue_s": 60.0,
@@ -91,26 +122,65 @@ def test_a_job_of_each_version(write, form):
     ("exit_code", "code"),
     [
         ({"status": "ERROR", "return_code": 3}, 3),
-        ({"status": "SIGNALED", "return_code": None, "signal": {"signal_id": 9, "name": "Killed"}}, 137),
-        ({"status": ["ERROR"], "return_code": number(3), "signal": {"id": number(None), "name": ""}}, 3),
-        ({"status": ["SIGNALED"], "return_code": number(None), "signal": {"id": number(15), "name": "TERM"}}, 143),
-        ({"status": ["PENDING"], "return_code": number(None), "signal": {"id": number(None), "name": ""}}, None),
+        (
+            {
+                "status": "SIGNALED",
+                "return_code": None,
+                "signal": {"signal_id": 9, "name": "Killed"},
+            },
+            137,
+        ),
+        (
+            {
+                "status": ["ERROR"],
+                "return_code": number(3),
+                "signal": {"id": number(None), "name": ""},
+            },
+            3,
+        ),
+        (
+            {
+                "status": ["SIGNALED"],
+                "return_code": number(None),
+                "signal": {"id": number(15), "name": "TERM"},
+            },
+            143,
+        ),
+        (
+            {
+                "status": ["PENDING"],
+                "return_code": number(None),
+                "signal": {"id": number(None), "name": ""},
+            },
+            None,
+        ),
         (None, None),
     ],
 )
 def test_exit_codes_of_each_version(write, exit_code, code):
-    _, (row,) = read_file(SOURCE, write(of_24_05() | {"exit_code": exit_code, "state": {"current": ["FAILED"]}}))
+    _, (row,) = read_file(
+        SOURCE, write(of_24_05() | {"exit_code": exit_code, "state": {"current": ["FAILED"]}})
+    )
     assert (row["state"], row["exit_code"]) == ("FAILED", code)
 
 
 def test_the_exit_code_that_22_05_loses_is_left_empty(write):
-    reading, (row,) = read_file(SOURCE, write(of_22_05(state={"current": "FAILED", "reason": "NonZeroExitCode"})))
+    reading, (row,) = read_file(
+        SOURCE, write(of_22_05(state={"current": "FAILED", "reason": "NonZeroExitCode"}))
+    )
     assert (row["exit_code"], row["reason"]) == (None, "NonZeroExitCode")
     assert notes_of(reading) == {"slurm-exit-code-lost": 1}
 
 
 def test_the_start_that_early_versions_print_as_eligible_is_mended(write):
-    time = {"elapsed": 240, "eligible": 120, "end": 400, "start": 120, "submission": 100, "suspended": 10}
+    time = {
+        "elapsed": 240,
+        "eligible": 120,
+        "end": 400,
+        "start": 120,
+        "submission": 100,
+        "suspended": 10,
+    }
     reading, (row,) = read_file(SOURCE, write(of_22_05(time=time)))
     assert (unix_s(row["start_at"]), row["queue_s"], row["run_s"]) == (150, 50, 250)
     assert notes_of(reading) == {"slurm-eligible-as-start": 1}
@@ -133,7 +203,10 @@ def test_jobs_that_wait_run_or_never_ran(write):
         ),
     )  # fmt: skip
     reading, rows = read_file(SOURCE, path)
-    assert [(row["state"], unix_s(row["start_at"]), unix_s(row["end_at"]), row["gpu_num"]) for row in rows] == [
+    assert [
+        (row["state"], unix_s(row["start_at"]), unix_s(row["end_at"]), row["gpu_num"])
+        for row in rows
+    ] == [
         ("PENDING", None, None, 4),
         ("RUNNING", 160, None, 8),
         ("CANCELLED", None, 300, 4),
@@ -143,7 +216,14 @@ def test_jobs_that_wait_run_or_never_ran(write):
 
 @pytest.mark.parametrize("offset", [1, number(1)])
 def test_arrays_heterogeneous_jobs_steps_and_requeues(write, offset):
-    requeued = {"elapsed": 20, "eligible": 500, "end": 620, "start": 600, "submission": 500, "suspended": 0}
+    requeued = {
+        "elapsed": 20,
+        "eligible": 500,
+        "end": 620,
+        "start": 600,
+        "submission": 500,
+        "suspended": 0,
+    }
     path = write(
         of_22_05(job_id=1, array={"job_id": 5, "task_id": 0, "task": None}, steps=[{}, {}]),
         of_22_05(job_id=2, array={"job_id": 2, "task_id": None, "task": "0x1E"}),
@@ -208,16 +288,23 @@ def objects(path, **changes):
 @pytest.mark.parametrize("indent", [None, 2])
 def test_objects_come_whole_however_the_file_is_cut_into_chunks(tmp_path, chunk, indent):
     items = [
-        {"n": number, "text": 'x"]}\\' * (number % 5), "in": [{"jobs": [1]}, -1.5e3, None]} for number in range(40)
+        {"n": number, "text": 'x"]}\\' * (number % 5), "in": [{"jobs": [1]}, -1.5e3, None]}
+        for number in range(40)
     ]
     path = tmp_path / "a.json"
-    path.write_text(json.dumps({"before": [1, {"jobs": 2}], "jobs": items, "after": {"x": 12345}}, indent=indent))
+    path.write_text(
+        json.dumps(
+            {"before": [1, {"jobs": 2}], "jobs": items, "after": {"x": 12345}}, indent=indent
+        )
+    )
     found = objects(path, CHUNK_CHARACTERS=chunk)
     assert [item for _, item in found] == items
     if indent:
         lines = path.read_text().splitlines()
         assert [lines[line - 1].strip() for line, _ in found] == ["{"] * 40
-        assert [f'"n": {number}' in lines[line] for number, (line, _) in enumerate(found)] == [True] * 40
+        assert [f'"n": {number}' in lines[line] for number, (line, _) in enumerate(found)] == [
+            True
+        ] * 40
 
 
 def test_one_object_a_line(tmp_path):

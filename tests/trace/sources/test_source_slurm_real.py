@@ -32,14 +32,22 @@ class Exports:
             self._run_jobs()
             self.text = self._export("text.txt", "--duplicates", "--parsable2", "--format", FIELDS)
             self.unix = self._export(
-                "unix.txt", "--duplicates", "--allocations", "--parsable2", "--format", FIELDS, SLURM_TIME_FORMAT="%s"
+                "unix.txt",
+                "--duplicates",
+                "--allocations",
+                "--parsable2",
+                "--format",
+                FIELDS,
+                SLURM_TIME_FORMAT="%s",
             )
             self.json = self._export("all.json", "--duplicates", "--json")
 
     def _export(self, name: str, *options: str, **variables: str) -> Path:
         path = self.folder / name
         self.slurm.environment.update(variables)
-        path.write_text(self.slurm.run(["sacct", "--allusers", "--starttime", "2020-01-01", *options]))
+        path.write_text(
+            self.slurm.run(["sacct", "--allusers", "--starttime", "2020-01-01", *options])
+        )
         for variable in variables:
             del self.slurm.environment[variable]
         return path
@@ -55,9 +63,15 @@ class Exports:
         self._submit("killed", run="kill -9 $$")
         self._submit("array", "--array=0-2%2", "--gres=gpu:1", run="exit $SLURM_ARRAY_TASK_ID")
         self._submit("mixed", "--gres=gpu:1", "--nodes=1", ":", "--gres=gpu:2", "--nodes=1")
-        self._submit("requeued", "--gres=gpu:3", run="[ ${SLURM_RESTART_COUNT:-0} -gt 0 ] || sleep 300")
+        self._submit(
+            "requeued", "--gres=gpu:3", run="[ ${SLURM_RESTART_COUNT:-0} -gt 0 ] || sleep 300"
+        )
         self._submit("cancelled", "--gres=gpu:1", run="sleep 300")
-        self._await(lambda told: all(f"{self.ids[kind]} RUNNING" in told for kind in ("requeued", "cancelled")))
+        self._await(
+            lambda told: all(
+                f"{self.ids[kind]} RUNNING" in told for kind in ("requeued", "cancelled")
+            )
+        )
         # What waits is submitted last, so that nothing waits for it.
         self._submit("running", "--gres=gpu:1", run="sleep 300")
         self._submit("waiting", "--array=1-4%1", "--exclusive", "--nodes=2", "--gres=gpu:4")
@@ -65,22 +79,37 @@ class Exports:
         self.slurm.run(["scancel", self.ids["cancelled"], self.ids["never"]])
         self.slurm.run(["scontrol", "requeue", self.ids["requeued"]])
         left = {"running", "waiting"}
-        self._await(lambda told: {line.split()[0].split("_")[0] for line in told} == {self.ids[kind] for kind in left})
+        self._await(
+            lambda told: (
+                {line.split()[0].split("_")[0] for line in told}
+                == {self.ids[kind] for kind in left}
+            )
+        )
         self._await(lambda _: self._accounted())
 
     def _await(self, holds) -> None:
         deadline_s = time.monotonic() + DEADLINE_S
-        while not holds(told := self.slurm.run(["squeue", "--noheader", "--format", "%i %T"]).splitlines()):
+        while not holds(
+            told := self.slurm.run(["squeue", "--noheader", "--format", "%i %T"]).splitlines()
+        ):
             assert time.monotonic() < deadline_s, told
             time.sleep(0.2)
 
     def _accounted(self) -> bool:
         """Whether the accounting has all that squeue told; it hears of things seconds later."""
-        told = self.slurm.run(["sacct", "-aXnPD", "-S", "2020-01-01", "-o", "JobIDRaw,State"]).splitlines()
-        ended = {line.split("|")[0] for line in told if line.split("|")[1] not in ("RUNNING", "PENDING")}
+        told = self.slurm.run(
+            ["sacct", "-aXnPD", "-S", "2020-01-01", "-o", "JobIDRaw,State"]
+        ).splitlines()
+        ended = {
+            line.split("|")[0] for line in told if line.split("|")[1] not in ("RUNNING", "PENDING")
+        }
         requeued = [line for line in told if line.startswith(f"{self.ids['requeued']}|COMPLETED")]
         known = {line.split("|")[0] for line in told}
-        return bool(requeued) and known - ended == {self.ids["running"], self.ids["waiting"]} and len(told) == 15
+        return (
+            bool(requeued)
+            and known - ended == {self.ids["running"], self.ids["waiting"]}
+            and len(told) == 15
+        )
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +119,9 @@ def exports(tmp_path_factory):
 
 def compared(rows):
     """The rows without what differs between two exports: how long a running job has run."""
-    return [row | {"reported_duration_s": None} if row["state"] == "RUNNING" else row for row in rows]
+    return [
+        row | {"reported_duration_s": None} if row["state"] == "RUNNING" else row for row in rows
+    ]
 
 
 def test_every_job_is_as_it_was_asked_for(exports):
@@ -105,14 +136,31 @@ def test_every_job_is_as_it_was_asked_for(exports):
         return row
 
     well = only("well")
-    assert (well["state"], well["gpu_num"], well["node_num"], well["exit_code"]) == ("COMPLETED", 4, 2, 0)
+    assert (well["state"], well["gpu_num"], well["node_num"], well["exit_code"]) == (
+        "COMPLETED",
+        4,
+        2,
+        0,
+    )
     assert (well["nodes"], well["pool"], well["cluster"]) == (["n1", "n2"], "main", "holdfast")
     assert only("odd")["name"] == ODD_NAME
     assert (only("failed")["state"], only("failed")["exit_code"]) == ("FAILED", 3)
-    assert (only("killed")["state"], only("killed")["exit_code"], only("killed")["gpu_num"]) == ("FAILED", 137, 0)
-    assert (only("cancelled")["state"], only("cancelled")["start_at"] is None) == ("CANCELLED", False)
+    assert (only("killed")["state"], only("killed")["exit_code"], only("killed")["gpu_num"]) == (
+        "FAILED",
+        137,
+        0,
+    )
+    assert (only("cancelled")["state"], only("cancelled")["start_at"] is None) == (
+        "CANCELLED",
+        False,
+    )
     never = only("never")
-    assert (never["state"], never["start_at"], never["queue_s"], never["gpu_num"]) == ("CANCELLED", None, None, 8)
+    assert (never["state"], never["start_at"], never["queue_s"], never["gpu_num"]) == (
+        "CANCELLED",
+        None,
+        None,
+        8,
+    )
     assert (only("running")["state"], only("running")["end_at"]) == ("RUNNING", None)
     waiting = only("waiting")
     assert (waiting["state"], waiting["gpu_num"], waiting["start_at"]) == ("PENDING", 8, None)
@@ -139,7 +187,11 @@ def test_tasks_of_an_array_are_jobs(exports):
         for line in exports.unix.read_text().splitlines()
         if line.startswith("holdfast|")
     }
-    tasks = {shown[row["job_id"]]: row for row in rows if shown[row["job_id"]].startswith(exports.ids["array"] + "_")}
+    tasks = {
+        shown[row["job_id"]]: row
+        for row in rows
+        if shown[row["job_id"]].startswith(exports.ids["array"] + "_")
+    }
     array = exports.ids["array"]
     assert {task: (row["state"], row["exit_code"]) for task, row in tasks.items()} == {
         f"{array}_0": ("COMPLETED", 0),
@@ -165,7 +217,13 @@ def test_the_json_gives_the_same_jobs_as_the_text(exports):
         if lost and row["state"] == "FAILED" and row["exit_code"] < 128:
             row["exit_code"] = None
     assert compared(from_json) == compared(from_text)
-    failed = [job for job in json.loads(exports.json.read_text())["jobs"] if "FAILED" in job["state"]["current"]]
+    failed = [
+        job
+        for job in json.loads(exports.json.read_text())["jobs"]
+        if "FAILED" in job["state"]["current"]
+    ]
     assert lost in (0, len(failed) - 1)
     times = {unix_s(row["submit_at"]) for row in from_json}
-    assert times == {float(job["time"]["submission"]) for job in json.loads(exports.json.read_text())["jobs"]}
+    assert times == {
+        float(job["time"]["submission"]) for job in json.loads(exports.json.read_text())["jobs"]
+    }

@@ -18,19 +18,27 @@ def minute(number: int) -> str:
 
 
 def test_a_clean_file_has_no_notes(tmp_path):
-    lines = ["Time,a-0,a-1", *(f"{minute(number)},{number % 7},{number % 5 + 2}" for number in range(100))]
+    lines = [
+        "Time,a-0,a-1",
+        *(f"{minute(number)},{number % 7},{number % 5 + 2}" for number in range(100)),
+    ]
     assert notes(tmp_path / "GPU_UTIL.csv", "GPU_UTIL", lines) == {}
 
 
 def test_a_file_without_a_sample_is_said_to_hold_none(tmp_path):
     for text in (["Time,a-0,a-1"], ["Time,a-0,a-1", ""]):
-        assert notes(tmp_path / "GPU_UTIL.csv", "GPU_UTIL", text) == {"telemetry-empty": (0, "kept", ())}
+        assert notes(tmp_path / "GPU_UTIL.csv", "GPU_UTIL", text) == {
+            "telemetry-empty": (0, "kept", ())
+        }
     scan = scan_wide(tmp_path / "GPU_UTIL.csv", METRICS["GPU_UTIL"])
     assert notes_of(scan, "seren")[0].sentence.startswith("GPU_UTIL.csv: it holds no sample")
 
 
 def test_silent_and_stuck_devices(tmp_path):
-    lines = ["Time,a-0,a-1,a-2,a-3", *(f"{minute(number)},{60 + number % 3},,71.5,0" for number in range(100))]
+    lines = [
+        "Time,a-0,a-1,a-2,a-3",
+        *(f"{minute(number)},{60 + number % 3},,71.5,0" for number in range(100)),
+    ]
     found = notes(tmp_path / "POWER_USAGE.csv", "POWER_USAGE", lines)
     assert found == {
         "telemetry-silent-device": (1, "kept", ("a-1",)),
@@ -44,7 +52,11 @@ def test_silent_and_stuck_devices(tmp_path):
 def test_gaps_are_those_beyond_two_intervals(tmp_path):
     missing = {10, 20, 21, 30, 31, 32}  # one, two and three samples: 2, 3 and 4 intervals apart
     lines = ["Time,a-0,a-1"]
-    lines += [f"{minute(number)},1,{'' if number in missing else 2}" for number in range(100) if number not in (50, 51)]
+    lines += [
+        f"{minute(number)},1,{'' if number in missing else 2}"
+        for number in range(100)
+        if number not in (50, 51)
+    ]
     scan_notes = notes(tmp_path / "GPU_UTIL.csv", "GPU_UTIL", lines)
     assert scan_notes == {"telemetry-gap": (4, "kept", ("a-1", "a-0"))}
     scan = scan_wide(tmp_path / "GPU_UTIL.csv", METRICS["GPU_UTIL"])
@@ -69,7 +81,9 @@ def test_clocks_that_step_back_and_offsets_that_change(tmp_path):
 
 def test_a_coarser_unit_is_said(tmp_path):
     ratios = ["Time,a-0", f"{minute(0)},0.25", f"{minute(1)},1.0", f"{minute(2)},"]
-    assert notes(tmp_path / "SM_ACTIVE.csv", "SM_ACTIVE", ratios) == {"telemetry-unit": (2, "mended", ())}
+    assert notes(tmp_path / "SM_ACTIVE.csv", "SM_ACTIVE", ratios) == {
+        "telemetry-unit": (2, "mended", ())
+    }
     megabytes = ["Time,a", f"{minute(0)},23695.482", f"{minute(1)},0.0"]
     path = tmp_path / "NODE_IB_SEND.csv"
     assert notes(path, "NODE_IB_SEND", megabytes) == {"telemetry-unit": (2, "mended", ())}

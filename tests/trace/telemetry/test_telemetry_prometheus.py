@@ -19,7 +19,9 @@ from holdfast.trace.trace import Trace, open_scratch
 
 def client(url: str, clock: FakeClock | None = None, **options: object) -> Prometheus:
     clock = clock or FakeClock()
-    return Prometheus(url, Credentials(), pause=clock.advance, chance=lambda: 1.0, timeout_s=5, **options)  # type: ignore[arg-type]
+    return Prometheus(
+        url, Credentials(), pause=clock.advance, chance=lambda: 1.0, timeout_s=5, **options
+    )  # type: ignore[arg-type]
 
 
 def expected(span: Span, gpus: int) -> dict[float, int]:
@@ -44,7 +46,9 @@ def test_more_points_than_a_server_gives_at_once(tmp_path):
         store = fetch(client(url), tmp_path / "store", span, metrics=["GPU_UTIL"])
     assert counts_in(store.folder) == expected(span, 3)
     assert len(server.asked) == 3
-    assert [asked[0] for asked in server.asked[1:]] == [asked[1] + 15 for asked in server.asked[:-1]]
+    assert [asked[0] for asked in server.asked[1:]] == [
+        asked[1] + 15 for asked in server.asked[:-1]
+    ]
     rows = duckdb.sql(
         f"SELECT count(*), count(DISTINCT (\"at\", device)) FROM '{store.folder}/samples/*/date=*/*.parquet'"
     ).fetchall()
@@ -57,17 +61,24 @@ def test_few_enough_series_an_answer(tmp_path, monkeypatch):
     span = Span(start_s=START, end_s=START + 99 * 15, step_s=15)
     server = Server(gpus=5)
     with serving(server) as url:
-        store = fetch(client(url), tmp_path / "store", span, metrics=["GPU_UTIL"], matchers='cluster="a"')
+        store = fetch(
+            client(url), tmp_path / "store", span, metrics=["GPU_UTIL"], matchers='cluster="a"'
+        )
     assert counts_in(store.folder) == expected(span, 5)
     assert len(server.asked) == 2 * 3  # 50 points of the shards of 2, 2 and 1 instances
-    assert all(query.startswith('DCGM_FI_DEV_GPU_UTIL{cluster="a",instance=~"') for _, _, query in server.asked)
+    assert all(
+        query.startswith('DCGM_FI_DEV_GPU_UTIL{cluster="a",instance=~"')
+        for _, _, query in server.asked
+    )
 
 
 def test_an_answer_too_large_is_asked_for_in_halves(tmp_path):
     span = Span(start_s=START, end_s=START + 999 * 15, step_s=15)
     server = Server()
     with serving(server) as url:
-        store = fetch(client(url, most_bytes=20_000), tmp_path / "store", span, metrics=["GPU_UTIL"])
+        store = fetch(
+            client(url, most_bytes=20_000), tmp_path / "store", span, metrics=["GPU_UTIL"]
+        )
         assert counts_in(store.folder) == expected(span, 3)
         assert len(server.asked) > 4
         with pytest.raises(BadUse, match="One point of GPU_UTIL is more than an answer may hold"):
@@ -90,12 +101,19 @@ def test_a_fetch_cut_off_goes_on_where_it_was(tmp_path, monkeypatch):
     server = Server()
     with serving(server) as url:
         server.faults = [""] * (3 + 1 + 4) + ["cut"] * 3  # three counts, the instances, four chunks
-        with pytest.raises(PrometheusError, match=r"failed \(.*, 3 times.*what was fetched is kept"):
+        with pytest.raises(
+            PrometheusError, match=r"failed \(.*, 3 times.*what was fetched is kept"
+        ):
             fetch(client(url, tries=3), tmp_path / "store", span, metrics=["GPU_UTIL"])
         assert Store.open(tmp_path / "store").metrics() == []
         before = len(server.asked)
         with pytest.raises(BadUse, match="part of another fetch of GPU_UTIL"):
-            fetch(client(url), tmp_path / "store", Span(start_s=START, end_s=START + 15), metrics=["GPU_UTIL"])
+            fetch(
+                client(url),
+                tmp_path / "store",
+                Span(start_s=START, end_s=START + 15),
+                metrics=["GPU_UTIL"],
+            )
         fetch(client(url), tmp_path / "store", span, metrics=["GPU_UTIL"])
         assert counts_in(tmp_path / "store") == expected(span, 3)
         assert len(server.asked) - before == 6
@@ -127,7 +145,10 @@ def test_kill_9_in_the_middle_of_a_fetch(tmp_path):
 def test_attached_from_a_url(tmp_path):
     span = Span(start_s=START, end_s=START + 99 * 15, step_s=15)
     connection, scratch = open_scratch(memory_limit_mb=300)
-    with serving(Server()) as url, Trace(connection, scratch, [], duration="run", has_jobs=False) as trace:
+    with (
+        serving(Server()) as url,
+        Trace(connection, scratch, [], duration="run", has_jobs=False) as trace,
+    ):
         with pytest.raises(BadUse, match="without a time or a folder"):
             attach(trace, url, cluster="mine", metric="GPU_UTIL")
         attach(trace, url, cluster="mine", metric="GPU_UTIL", span=span, folder=tmp_path / "store")
@@ -153,7 +174,12 @@ def test_no_message_shows_a_secret(tmp_path, monkeypatch):
     monkeypatch.setenv("HOLDFAST_PROMETHEUS_TOKEN", secret)
     server = Server()
     with serving(server) as url:
-        for fault, error in (("401", BadUse), ("422", BadUse), ("302", BadUse), ("503", PrometheusError)):
+        for fault, error in (
+            ("401", BadUse),
+            ("422", BadUse),
+            ("302", BadUse),
+            ("503", PrometheusError),
+        ):
             server.faults = [fault] * 2
             with pytest.raises(error) as caught:
                 Prometheus(url, pause=lambda _: None, tries=2).number_at("up", START)
@@ -191,7 +217,10 @@ def test_a_metric_that_the_server_lacks(tmp_path):
 def test_what_is_no_prometheus_is_said_at_once(tmp_path):
     server = Server()
     server.answer = lambda path, query: {"result": [{"metric": {}, "values": []}]}
-    with serving(server) as url, pytest.raises(PrometheusError, match="not as Prometheus' API does"):
+    with (
+        serving(server) as url,
+        pytest.raises(PrometheusError, match="not as Prometheus' API does"),
+    ):
         client(url).number_at("up", START)
     for wrong in ("http://no host/", "ftp://host/", "http:///"):
         with pytest.raises(BadUse, match="Give its URL"):
@@ -201,7 +230,11 @@ def test_what_is_no_prometheus_is_said_at_once(tmp_path):
 def test_devices_of_series():
     gpu, node = METRICS["GPU_UTIL"], METRICS["NODE_CPU_UTILIZATION"]
     labels = {"Hostname": "n-1", "instance": "10.0.0.1:9400", "gpu": "3"}
-    assert (device_of(labels, gpu).name, device_of(labels, gpu).node, device_of(labels, gpu).gpu) == ("n-1-3", "n-1", 3)
+    assert (
+        device_of(labels, gpu).name,
+        device_of(labels, gpu).node,
+        device_of(labels, gpu).gpu,
+    ) == ("n-1-3", "n-1", 3)
     assert device_of({**labels, "GPU_I_ID": "7"}, gpu).name == "n-1-3/7"
     assert device_of({"instance": "10.0.0.1:9100"}, node).name == "10.0.0.1"
     assert device_of({"instance": "10.0.0.1:9100"}, node).gpu is None
@@ -224,16 +257,28 @@ def test_a_server_that_is_down_is_tried_a_few_times_aloud_and_leaves_nothing(tmp
     said: list[str] = []
     clock = FakeClock()
     with pytest.raises(PrometheusError) as caught:
-        fetch(client(url, clock, waiting=said.append), tmp_path / "store", Span(start_s=START, end_s=START + 15))
-    assert f"{url} cannot be reached (Connection refused), 3 times. Look whether" in str(caught.value)
+        fetch(
+            client(url, clock, waiting=said.append),
+            tmp_path / "store",
+            Span(start_s=START, end_s=START + 15),
+        )
+    assert f"{url} cannot be reached (Connection refused), 3 times. Look whether" in str(
+        caught.value
+    )
     assert clock.monotonic_s() == 1 + 2
-    assert said == [f"{url} cannot be reached (Connection refused); trying again in {pause_s} s" for pause_s in (1, 2)]
+    assert said == [
+        f"{url} cannot be reached (Connection refused); trying again in {pause_s} s"
+        for pause_s in (1, 2)
+    ]
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_server_that_has_nothing_is_noted(tmp_path):
     connection, scratch = open_scratch(memory_limit_mb=300)
     span = Span(start_s=START, end_s=START + 15)
-    with serving(Server(gpus=0)) as url, Trace(connection, scratch, [], duration="run", has_jobs=False) as trace:
+    with (
+        serving(Server(gpus=0)) as url,
+        Trace(connection, scratch, [], duration="run", has_jobs=False) as trace,
+    ):
         attach(trace, url, cluster="mine", span=span, folder=tmp_path / "store")
         assert [(note.check, note.cluster) for note in trace.notes] == [("telemetry-empty", "mine")]

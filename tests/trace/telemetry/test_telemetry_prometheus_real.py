@@ -18,7 +18,12 @@ from holdfast.core.errors import BadUse
 from holdfast.testing import FakeClock
 from holdfast.trace.telemetry import attach, value_counts
 from holdfast.trace.telemetry.prometheus import Span, fetch
-from holdfast.trace.telemetry.prometheus_http import AnswerTooLarge, Credentials, Prometheus, PrometheusError
+from holdfast.trace.telemetry.prometheus_http import (
+    AnswerTooLarge,
+    Credentials,
+    Prometheus,
+    PrometheusError,
+)
 from holdfast.trace.trace import Trace, open_scratch
 
 PROGRAMS = ("prometheus", "promtool", "prometheus-node-exporter")
@@ -58,7 +63,9 @@ def running(*command: str, log: Path) -> Iterator[None]:
 @contextmanager
 def answering(handler: type[BaseHTTPRequestHandler]) -> Iterator[int]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True
+    )
     thread.start()
     try:
         yield server.server_port
@@ -217,7 +224,9 @@ def test_through_a_proxy_that_fails_and_cuts(server, tmp_path):
     with answering(Proxy) as port:
 
         def client() -> Prometheus:
-            return Prometheus(f"http://127.0.0.1:{port}", Credentials(), pause=clock.advance, tries=4)
+            return Prometheus(
+                f"http://127.0.0.1:{port}", Credentials(), pause=clock.advance, tries=4
+            )
 
         with pytest.raises(PrometheusError, match="what was fetched is kept"):
             fetch(client(), tmp_path / "store", DAY, metrics=["GPU_UTIL"])
@@ -234,20 +243,34 @@ def test_what_is_scraped_now(server, tmp_path):
     one = Prometheus(server, Credentials())
     store = fetch(one, tmp_path / "store", span)
     found = {metric.name for metric in store.metrics()}
-    assert {"GPU_UTIL", "SM_ACTIVE", "MEMORY_TEMP", "NODE_CPU_UTILIZATION", "NODE_MEMORY_UTILIZATION"} == found
-    utilisation, activity = value_counts(store.folder, "GPU_UTIL"), value_counts(store.folder, "SM_ACTIVE")
+    assert {
+        "GPU_UTIL",
+        "SM_ACTIVE",
+        "MEMORY_TEMP",
+        "NODE_CPU_UTILIZATION",
+        "NODE_MEMORY_UTILIZATION",
+    } == found
+    utilisation, activity = (
+        value_counts(store.folder, "GPU_UTIL"),
+        value_counts(store.folder, "SM_ACTIVE"),
+    )
     assert utilisation.values.tolist() == [97, 98]
     assert activity.values.tolist() == [25]
     assert utilisation.total >= 4
     assert value_counts(store.folder, "MEMORY_TEMP").values.tolist() == [44]
-    total, available = (one.number_at(f"node_memory_{name}_bytes", span.end_s) for name in ("MemTotal", "MemAvailable"))
+    total, available = (
+        one.number_at(f"node_memory_{name}_bytes", span.end_s)
+        for name in ("MemTotal", "MemAvailable")
+    )
     memory = value_counts(store.folder, "NODE_MEMORY_UTILIZATION")
     assert memory.values[-1] == pytest.approx(100 * (1 - available / total), abs=10)
     assert 0 <= value_counts(store.folder, "NODE_CPU_UTILIZATION").values[0] <= 100
     connection, scratch = open_scratch(memory_limit_mb=300)
     with Trace(connection, scratch, [], duration="run", has_jobs=False) as trace:
         attach(trace, store.folder, cluster="mine")
-        gpus = trace.query("SELECT name, node, gpu FROM devices WHERE gpu IS NOT NULL ORDER BY name")
+        gpus = trace.query(
+            "SELECT name, node, gpu FROM devices WHERE gpu IS NOT NULL ORDER BY name"
+        )
         assert list(gpus.rows()) == [("dgx-7-0", "dgx-7", 0), ("dgx-7-1", "dgx-7", 1)]
         assert "telemetry-sentinel" in {note.check for note in trace.notes}
 

@@ -31,7 +31,9 @@ def write_wide(path: Path, values: np.ndarray, *, columns: int = 40) -> Path:
     with path.open("w") as file:
         file.write(",".join(["Time", *(f"10.1.0.{index}" for index in range(columns))]) + "\n")
         for number, row in enumerate(cells.tolist()):
-            file.write(",".join([str(start + timedelta(seconds=15 * number)), *map(repr, row)]) + "\n")
+            file.write(
+                ",".join([str(start + timedelta(seconds=15 * number)), *map(repr, row)]) + "\n"
+            )
     return path
 
 
@@ -108,7 +110,11 @@ def write_gauge(path: Path, onsets: list[tuple[str, datetime, str]], *, zeros: b
         events.setdefault(at, []).append((gpu, code))
         seen.add(gpu)
     columns = [*gpus, *censored, *silent]
-    state = dict.fromkeys(gpus, healthy) | dict.fromkeys(censored, "43") | dict.fromkeys(silent, healthy)
+    state = (
+        dict.fromkeys(gpus, healthy)
+        | dict.fromkeys(censored, "43")
+        | dict.fromkeys(silent, healthy)
+    )
     with path.open("w") as file:
         file.write(",".join(["Time", *columns]) + "\n")
         for at in sorted(times):
@@ -121,7 +127,10 @@ def write_gauge(path: Path, onsets: list[tuple[str, datetime, str]], *, zeros: b
 @pytest.mark.parametrize("zeros", [False, True])
 def test_kalos_852_xid_onsets_come_back(tmp_path, zeros):
     with XIDS.open() as file:
-        onsets = [(row["gpu"], datetime.fromisoformat(row["t"]), row["code"]) for row in csv.DictReader(file)]
+        onsets = [
+            (row["gpu"], datetime.fromisoformat(row["t"]), row["code"])
+            for row in csv.DictReader(file)
+        ]
     write_gauge(tmp_path / "XID_ERRORS.csv", onsets, zeros=zeros)
     expected = {(gpu, at.astimezone(tz=None).timestamp(), int(code)) for gpu, at, code in onsets}
     store = convert(tmp_path / "XID_ERRORS.csv", tmp_path / "store")
@@ -136,13 +145,18 @@ def test_kalos_852_xid_onsets_come_back(tmp_path, zeros):
             assert {(name, at_s, code) for name, _, _, at_s, code in found.rows()} == expected
             assert Counter(found["code"].tolist()) == {43: 794, 31: 55, 94: 2, 45: 1}
             assert len(set(found["node"].tolist())) == 142
-            assert {f"{node}#{gpu}" for _, node, gpu, _, _ in found.rows()} == {gpu for gpu, _, _ in expected}
+            assert {f"{node}#{gpu}" for _, node, gpu, _, _ in found.rows()} == {
+                gpu for gpu, _, _ in expected
+            }
 
 
 @needs_xids
 def test_xid_onsets_by_sql_over_the_samples_are_the_same(tmp_path):
     with XIDS.open() as file:
-        onsets = [(row["gpu"], datetime.fromisoformat(row["t"]), row["code"]) for row in csv.DictReader(file)]
+        onsets = [
+            (row["gpu"], datetime.fromisoformat(row["t"]), row["code"])
+            for row in csv.DictReader(file)
+        ]
     write_gauge(tmp_path / "XID_ERRORS.csv", onsets, zeros=False)
     store = convert(tmp_path / "XID_ERRORS.csv", tmp_path / "store")
     with scratch_trace() as trace:

@@ -28,21 +28,32 @@ def scratch_trace() -> Trace:
     return Trace(connection, folder, [], duration="run", has_jobs=False)
 
 
-def write_wide(path: Path, *, rows: int, devices: int, seed: int, start: str = "2023-07-01T20:00:00+08:00") -> Path:
+def write_wide(
+    path: Path, *, rows: int, devices: int, seed: int, start: str = "2023-07-01T20:00:00+08:00"
+) -> Path:
     rng = random.Random(seed)
     first = datetime.fromisoformat(start)
     xid = path.stem == "XID_ERRORS"
     with path.open("w") as file:
-        file.write(",".join(["Time", *(f"10.0.{index // 8}.1-{index % 8}" for index in range(devices))]) + "\n")
+        file.write(
+            ",".join(["Time", *(f"10.0.{index // 8}.1-{index % 8}" for index in range(devices))])
+            + "\n"
+        )
         state = [rng.choice(["", "43"]) for _ in range(devices)]
         for number in range(rows):
             if xid:
                 state = [
-                    rng.choice(["", "43", "31", "9223372036854775794"]) if rng.random() < 0.1 else one for one in state
+                    rng.choice(["", "43", "31", "9223372036854775794"])
+                    if rng.random() < 0.1
+                    else one
+                    for one in state
                 ]
                 cells = state
             else:
-                cells = [rng.choice(["", "0.0", "100.0", "55.5", "3", "644245923"]) for _ in range(devices)]
+                cells = [
+                    rng.choice(["", "0.0", "100.0", "55.5", "3", "644245923"])
+                    for _ in range(devices)
+                ]
             file.write(f"{first + timedelta(seconds=15 * number)},{','.join(cells)}\n")
     return path
 
@@ -92,11 +103,18 @@ def test_samples_are_the_cells_of_the_file(tmp_path):
     store = convert(path, tmp_path / "store")
     with scratch_trace() as trace:
         attach(trace, store.folder, cluster="seren")
-        found = trace.query("SELECT s.at, d.name, s.value FROM samples s JOIN devices d USING (cluster, device)")
+        found = trace.query(
+            "SELECT s.at, d.name, s.value FROM samples s JOIN devices d USING (cluster, device)"
+        )
         times = found["at"].astype("datetime64[us]").tolist()
-        assert set(zip(times, found["name"].tolist(), found["value"].tolist(), strict=True)) == expected
+        assert (
+            set(zip(times, found["name"].tolist(), found["value"].tolist(), strict=True))
+            == expected
+        )
         assert len(found) == len(expected)
-    days = sorted(path.name for path in (store.folder / "samples" / "metric=GPU_TEMP").glob("date=*"))
+    days = sorted(
+        path.name for path in (store.folder / "samples" / "metric=GPU_TEMP").glob("date=*")
+    )
     assert days == ["date=2023-07-01"]
     assert duckdb.sql(
         'SELECT column_type FROM (DESCRIBE SELECT "at", device, value '
@@ -108,7 +126,11 @@ def test_a_folder_of_months_and_metrics_adds_up(tmp_path):
     (tmp_path / "kalos").mkdir()
     july = write_wide(tmp_path / "kalos" / "GPU_TEMP-2023-07.csv", rows=300, devices=6, seed=3)
     august = write_wide(
-        tmp_path / "kalos" / "GPU_TEMP-2023-08.csv", rows=200, devices=9, seed=4, start="2023-08-01T00:00:00+08:00"
+        tmp_path / "kalos" / "GPU_TEMP-2023-08.csv",
+        rows=200,
+        devices=9,
+        seed=4,
+        start="2023-08-01T00:00:00+08:00",
     )
     write_wide(tmp_path / "kalos" / "MEMORY_TEMP.csv", rows=50, devices=6, seed=5)
     (tmp_path / "kalos" / "notes.csv").write_text("a,b\n1,2\n")
@@ -135,7 +157,9 @@ def test_a_folder_of_months_and_metrics_adds_up(tmp_path):
 def test_progress_is_told_to_the_last_byte(tmp_path):
     (tmp_path / "kalos").mkdir()
     names = ("GPU_TEMP", "FB_USED")
-    files = [write_wide(tmp_path / "kalos" / f"{name}.csv", rows=90, devices=3, seed=1) for name in names]
+    files = [
+        write_wide(tmp_path / "kalos" / f"{name}.csv", rows=90, devices=3, seed=1) for name in names
+    ]
     told: list[tuple[str, float, float | None]] = []
     convert(tmp_path / "kalos", tmp_path / "store", progress=lambda *what: told.append(what))
     total = sum(path.stat().st_size for path in files)
@@ -153,7 +177,9 @@ def test_two_clusters_keep_apart(tmp_path):
         attach(trace, store.folder, cluster="b")
         table = trace.aggregate("metric_devices")
         assert [len(table.where(cluster=name)) for name in "ab"] == [4, 4]
-        devices = trace.query("SELECT cluster, device, name, node, gpu FROM devices ORDER BY device")
+        devices = trace.query(
+            "SELECT cluster, device, name, node, gpu FROM devices ORDER BY device"
+        )
         assert devices["device"].tolist() == list(range(8))
         assert devices["gpu"].tolist() == [0, 1, 2, 3] * 2
         of_b = trace.query("SELECT DISTINCT cluster, device FROM samples")
@@ -162,12 +188,16 @@ def test_two_clusters_keep_apart(tmp_path):
 
 def test_a_metric_of_nodes_has_no_gpu(tmp_path):
     path = tmp_path / "NODE_CPU_UTILIZATION.csv"
-    path.write_text("Time,node-12,10.1.0.3\n2023-07-01 00:00:00,1.5,2.5\n2023-07-01 00:00:15,3.5,\n")
+    path.write_text(
+        "Time,node-12,10.1.0.3\n2023-07-01 00:00:00,1.5,2.5\n2023-07-01 00:00:15,3.5,\n"
+    )
     store = convert(path, tmp_path / "store")
     for where in (path, store.folder):
         with scratch_trace() as trace:
             attach(trace, where, cluster="a")
-            rows = trace.query("SELECT name, node, gpu FROM devices WHERE gpu IS NULL ORDER BY name")
+            rows = trace.query(
+                "SELECT name, node, gpu FROM devices WHERE gpu IS NULL ORDER BY name"
+            )
             assert rows["node"].tolist() == ["10.1.0.3", "node-12"]
 
 
@@ -198,7 +228,9 @@ def test_a_folder_of_other_things_is_not_touched(tmp_path):
     with pytest.raises(BadUse, match="no telemetry store"):
         convert(path, tmp_path / "mine")
     (tmp_path / "old").mkdir()
-    (tmp_path / "old" / "telemetry.json").write_text(json.dumps({"schema": "holdfast-telemetry", "version": 99}))
+    (tmp_path / "old" / "telemetry.json").write_text(
+        json.dumps({"schema": "holdfast-telemetry", "version": 99})
+    )
     with pytest.raises(BadUse, match="store of version 99"):
         value_counts(tmp_path / "old")
 
@@ -216,7 +248,9 @@ def test_kill_9_anywhere_leaves_each_metric_whole_or_absent(tmp_path):
     for seed, metric in enumerate(("GPU_TEMP", "MEMORY_TEMP")):
         write_wide(source / f"{metric}.csv", rows=300, devices=5, seed=seed)
     whole = convert(source, tmp_path / "whole")
-    expected = {metric.name: value_counts(whole.folder, metric.name).total for metric in whole.metrics()}
+    expected = {
+        metric.name: value_counts(whole.folder, metric.name).total for metric in whole.metrics()
+    }
     died = 0
     folder = tmp_path / "store"
     for step in (1, 3, 6, 8, 2, 6):
@@ -230,7 +264,10 @@ def test_kill_9_anywhere_leaves_each_metric_whole_or_absent(tmp_path):
                 assert samples == expected[metric.name]
     assert died == 6
     convert(source, folder)
-    assert {metric.name: value_counts(folder, metric.name).total for metric in Store.open(folder).metrics()} == expected
+    assert {
+        metric.name: value_counts(folder, metric.name).total
+        for metric in Store.open(folder).metrics()
+    } == expected
     assert list((folder / "samples").glob(".*")) == []
 
 
@@ -244,9 +281,13 @@ def test_a_repeated_time_found_late_is_not_written_twice(tmp_path, monkeypatch):
     monkeypatch.setattr("holdfast.trace.telemetry.scan.blocks", partial(blocks, block_bytes=1000))
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))
     store = convert(path, tmp_path / "store")
-    (samples,) = duckdb.sql(f"SELECT count(*) FROM '{store.folder}/samples/*/date=*/*.parquet'").fetchall()[0]
+    (samples,) = duckdb.sql(
+        f"SELECT count(*) FROM '{store.folder}/samples/*/date=*/*.parquet'"
+    ).fetchall()[0]
     assert samples == value_counts(path).total == value_counts(store.folder).total
-    assert samples == sum(cell not in ("", "644245923") for line in lines for cell in line.split(",")[1:])
+    assert samples == sum(
+        cell not in ("", "644245923") for line in lines for cell in line.split(",")[1:]
+    )
 
 
 # Long sources.
@@ -282,14 +323,22 @@ def test_long_parquet_with_exporter_labels(tmp_path):
             checks = {(note.check, note.rows, note.action, note.cluster) for note in trace.notes}
             assert ("telemetry-sentinel", 16, "dropped", "mine") in checks
             assert ("telemetry-gap", 1, "kept", "mine") in checks
-            assert trace.query("SELECT count(*) AS n FROM samples")["n"][0] == 399 * 16 - 11 + 400 * 16 - 11
+            assert (
+                trace.query("SELECT count(*) AS n FROM samples")["n"][0]
+                == 399 * 16 - 11 + 400 * 16 - 11
+            )
 
 
 def test_a_long_file_without_a_sample_is_said_to_hold_none(tmp_path):
-    path = write_long(tmp_path / "GPU_TEMP.parquet", "SELECT now() AS time, 'n' AS device, 1.5 AS value WHERE false")
+    path = write_long(
+        tmp_path / "GPU_TEMP.parquet",
+        "SELECT now() AS time, 'n' AS device, 1.5 AS value WHERE false",
+    )
     with scratch_trace() as trace:
         attach(trace, path, cluster="mine", metric="GPU_TEMP")
-        assert [(note.check, note.rows, note.cluster) for note in trace.notes] == [("telemetry-empty", 0, "mine")]
+        assert [(note.check, note.rows, note.cluster) for note in trace.notes] == [
+            ("telemetry-empty", 0, "mine")
+        ]
 
 
 def test_repeated_samples_of_a_long_file_count_once(tmp_path):
@@ -301,8 +350,12 @@ def test_repeated_samples_of_a_long_file_count_once(tmp_path):
     with scratch_trace() as trace:
         attach(trace, path, cluster="mine", metric="GPU_TEMP")
         assert trace.aggregate("metric_values")["n"].sum() == 270
-        assert [(note.check, note.rows) for note in trace.notes] == [("telemetry-duplicate-time", 30)]
-        assert trace.query("SELECT min(samples.at) AS low FROM samples")["low"][0] == np.datetime64("2023-07-01")
+        assert [(note.check, note.rows) for note in trace.notes] == [
+            ("telemetry-duplicate-time", 30)
+        ]
+        assert trace.query("SELECT min(samples.at) AS low FROM samples")["low"][0] == np.datetime64(
+            "2023-07-01"
+        )
 
 
 def test_the_name_of_a_long_file_may_tell_its_metric(tmp_path):
@@ -336,26 +389,36 @@ def test_ipmi_files_of_both_forms(tmp_path):
         "2023-07-01 08:00:00+08:00,0,300,,a-10-140-0-132\n"
         "2023-07-01 08:05:00+08:00,3100.0,300,90,a-10-140-0-131\n"
     )
-    (tmp_path / "ipmi" / "GPU_C_Power.csv").write_text("Time,Sys_Total_Power\n2023-07-01 08:00:00+08:00,5000\n")
-    (tmp_path / "ipmi" / "CPU_D_Power.csv").write_text("Time,c1,c2\n2023-07-01 08:00:00+08:00,700,710\n")
+    (tmp_path / "ipmi" / "GPU_C_Power.csv").write_text(
+        "Time,Sys_Total_Power\n2023-07-01 08:00:00+08:00,5000\n"
+    )
+    (tmp_path / "ipmi" / "CPU_D_Power.csv").write_text(
+        "Time,c1,c2\n2023-07-01 08:00:00+08:00,700,710\n"
+    )
     store = convert(tmp_path / "ipmi", tmp_path / "store")
     for where in (tmp_path / "ipmi", store.folder):
         with scratch_trace() as trace:
             attach(trace, where, cluster="seren")
             table = trace.aggregate("metric_devices")
-            found = {(metric, device): (n, total) for _, metric, device, n, total, *_ in table.rows()}
+            found = {
+                (metric, device): (n, total) for _, metric, device, n, total, *_ in table.rows()
+            }
             assert found == {
                 ("GPU_SERVER_POWER", "a-10-140-0-131"): (2, 6100),
                 ("GPU_SERVER_POWER", "GPU_C_Power"): (1, 5000),
                 ("CPU_SERVER_POWER", "c1"): (1, 700),
                 ("CPU_SERVER_POWER", "c2"): (1, 710),
             }
-            assert [(note.check, note.rows) for note in trace.notes] == [("telemetry-out-of-range", 1)]
+            assert [(note.check, note.rows) for note in trace.notes] == [
+                ("telemetry-out-of-range", 1)
+            ]
 
 
 def test_a_bad_line_of_an_ipmi_file_is_found(tmp_path):
     path = tmp_path / "GPU_AB_Power.csv"
-    path.write_text("Time,Sys_Total_Power\n2023-07-01 08:00:00+08:00,3000\n2023-07-01 08:05:00+08:00,off\n")
+    path.write_text(
+        "Time,Sys_Total_Power\n2023-07-01 08:00:00+08:00,3000\n2023-07-01 08:05:00+08:00,off\n"
+    )
     with pytest.raises(BadTrace, match="'off' no number") as caught:
         value_counts(path)
     assert caught.value.line == 3

@@ -25,7 +25,9 @@ from holdfast.trace.telemetry.wide_csv import blocks, open_wide
 START = datetime(2023, 7, 1, tzinfo=UTC)
 
 
-def write_wide(path: Path, rows: list[list[str]], *, devices: int | None = None, step_s: int = 15) -> Path:
+def write_wide(
+    path: Path, rows: list[list[str]], *, devices: int | None = None, step_s: int = 15
+) -> Path:
     names = [f"10.0.0.{index // 8}-{index % 8}" for index in range(devices or len(rows[0]))]
     with path.open("w", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
@@ -35,7 +37,9 @@ def write_wide(path: Path, rows: list[list[str]], *, devices: int | None = None,
     return path
 
 
-def counted(path: Path, *, decimals: int, low: float, high: float, factor: float = 1.0) -> Counter[float]:
+def counted(
+    path: Path, *, decimals: int, low: float, high: float, factor: float = 1.0
+) -> Counter[float]:
     """What the csv module, float() and round() say."""
     counts: Counter[float] = Counter()
     with path.open(newline="") as file:
@@ -48,14 +52,36 @@ def counted(path: Path, *, decimals: int, low: float, high: float, factor: float
 
 
 def as_counter(distribution) -> Counter[float]:
-    return Counter({round(float(v), 6): int(n) for v, n in zip(distribution.values, distribution.weights, strict=True)})
+    return Counter(
+        {
+            round(float(v), 6): int(n)
+            for v, n in zip(distribution.values, distribution.weights, strict=True)
+        }
+    )
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_counts_are_those_of_the_csv_module(tmp_path, threads):
     rng = random.Random(threads)
-    texts = ["", "0", "0.0", "100", "100.0", "7", "+7", "7e0", "99.4", " 12 ", "nan", "NaN", "1e2", "007"]
-    path = write_wide(tmp_path / "GPU_UTIL.csv", [[rng.choice(texts) for _ in range(9)] for _ in range(700)])
+    texts = [
+        "",
+        "0",
+        "0.0",
+        "100",
+        "100.0",
+        "7",
+        "+7",
+        "7e0",
+        "99.4",
+        " 12 ",
+        "nan",
+        "NaN",
+        "1e2",
+        "007",
+    ]
+    path = write_wide(
+        tmp_path / "GPU_UTIL.csv", [[rng.choice(texts) for _ in range(9)] for _ in range(700)]
+    )
     scan = scan_wide(path, METRICS["GPU_UTIL"], threads=threads)
     values, counts = scan.counts.result()
     expected = counted(path, decimals=0, low=0, high=100)
@@ -77,13 +103,22 @@ def test_a_hundred_thousand_distinct_decimals(tmp_path):
 def test_fields_hardly_ever_alike_are_parsed_one_by_one(tmp_path):
     rng = np.random.default_rng(1)
     rows = [[f"{value:.3f}" for value in row] for row in rng.uniform(0, 9e9, (300, 40))]
-    rows[7][3], rows[8][4], rows[9][5], rows[9][6] = "", "9223372036854775794", "-5", "12345678901234567890123456.5"
+    rows[7][3], rows[8][4], rows[9][5], rows[9][6] = (
+        "",
+        "9223372036854775794",
+        "-5",
+        "12345678901234567890123456.5",
+    )
     path = write_wide(tmp_path / "NODE_IB_SEND.csv", rows)
     metric = METRICS["NODE_IB_SEND"]
     wide = open_wide(path)
     few, many = FieldValues(metric, 1.0, limit=50), FieldValues(metric, 1.0)
-    by_few = np.concatenate([block.values for block in blocks(wide, few, wide.body, wide.size_bytes)])
-    by_many = np.concatenate([block.values for block in blocks(wide, many, wide.body, wide.size_bytes)])
+    by_few = np.concatenate(
+        [block.values for block in blocks(wide, few, wide.body, wide.size_bytes)]
+    )
+    by_many = np.concatenate(
+        [block.values for block in blocks(wide, many, wide.body, wide.size_bytes)]
+    )
     assert few.dictionary is None
     assert many.dictionary is not None
     np.testing.assert_array_equal(by_few, by_many)
@@ -94,11 +129,18 @@ def test_fields_hardly_ever_alike_are_parsed_one_by_one(tmp_path):
     assert few.dropped["out-of-range"] == 1
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(
     rows=st.lists(
         st.lists(
-            st.one_of(st.just(""), st.integers(-5, 120).map(str), st.floats(0, 130).map(repr), st.just("0.0")),
+            st.one_of(
+                st.just(""),
+                st.integers(-5, 120).map(str),
+                st.floats(0, 130).map(repr),
+                st.just("0.0"),
+            ),
             min_size=3,
             max_size=3,
         ),
@@ -120,7 +162,10 @@ def test_any_file_in_blocks_of_any_size(tmp_path, rows, block_bytes, crlf, last_
     path.write_bytes((text.replace("\n", "\r\n") if crlf else text).encode())
     wide = open_wide(path)
     fields = FieldValues(METRICS["GPU_UTIL"], 1.0)
-    read = [block.values for block in blocks(wide, fields, wide.body, wide.size_bytes, block_bytes=block_bytes)]
+    read = [
+        block.values
+        for block in blocks(wide, fields, wide.body, wide.size_bytes, block_bytes=block_bytes)
+    ]
     numbers = [[float(np.float32(float(field or "nan"))) for field in row] for row in rows]
     expected = [[value if 0 <= value <= 100 else math.nan for value in row] for row in numbers]
     np.testing.assert_array_equal(np.concatenate(read), expected)
@@ -164,7 +209,9 @@ def test_a_repeated_time_counts_once_wherever_it_is(tmp_path, threads):
     path.write_text("\n".join([header, *lines[:300], again, again, *lines[300:]]) + "\n")
     scan = scan_wide(path, METRICS["GPU_UTIL"], threads=threads)
     values, counts = scan.counts.result()
-    assert dict(zip(values.tolist(), counts.tolist(), strict=True)) == {float(value): 12 for value in range(100)}
+    assert dict(zip(values.tolist(), counts.tolist(), strict=True)) == {
+        float(value): 12 for value in range(100)
+    }
     assert scan.rows == 400
     assert len(scan.duplicates) == 2
     assert scan.backward_steps == 1  # the second copy is no step: its time is the same
@@ -181,7 +228,9 @@ def test_a_repeated_time_counts_once_wherever_it_is(tmp_path, threads):
     ],
 )
 def test_a_bad_field_is_found(tmp_path, line, field, problem, column):
-    path = write_wide(tmp_path / "GPU_UTIL.csv", [["1", "2", "3"] for _ in range(9000)])  # two blocks
+    path = write_wide(
+        tmp_path / "GPU_UTIL.csv", [["1", "2", "3"] for _ in range(9000)]
+    )  # two blocks
     lines = path.read_text().splitlines()
     parts = lines[line - 1].split(",")
     lines[line - 1] = ",".join([*parts[:2], field, *parts[3:]])
@@ -203,7 +252,10 @@ def test_a_bad_field_is_found(tmp_path, line, field, problem, column):
         ("Time\n", "no wide table"),
         (f"Time,{'a' * 200_000}\n", "no wide table"),
         ("Time,a\nyesterday,1\n", "'yesterday' is no time stamp"),
-        ("Time,a,b\n2023-07-01 00:00:00,1,2\n2023-07-01 00:00:15,1", "2 fields, where the first line has 3"),
+        (
+            "Time,a,b\n2023-07-01 00:00:00,1,2\n2023-07-01 00:00:15,1",
+            "2 fields, where the first line has 3",
+        ),
     ],
 )
 def test_what_is_no_wide_file_is_said(tmp_path, text, problem):
@@ -239,7 +291,9 @@ def test_an_endless_line_is_refused_without_being_held(tmp_path, monkeypatch, he
 def test_dcgms_words_for_no_value_are_dropped_and_counted(tmp_path):
     words = ["9223372036854775794", "9223372036854775792", "9.223372036854776e+18", "2147483632", "2147483634.0",
              "140737488355328.0", "140737488355330"]  # fmt: skip
-    path = write_wide(tmp_path / "GPU_TEMP.csv", [[word, "65"] for word in words] + [["644245923", "-300"]])
+    path = write_wide(
+        tmp_path / "GPU_TEMP.csv", [[word, "65"] for word in words] + [["644245923", "-300"]]
+    )
     scan = scan_wide(path, METRICS["GPU_TEMP"])
     assert scan.dropped["sentinel"] == len(words)
     assert scan.dropped["out-of-range"] == 2
@@ -317,15 +371,22 @@ def test_onsets_are_those_of_a_plain_loop_however_the_file_is_cut(tmp_path, thre
     rng = random.Random(5)
     rows, state = [], [rng.choice(["", "43", "0"]) for _ in range(6)]
     for _ in range(400):
-        state = [rng.choice(["", "0", "43", "31", "644245923"]) if rng.random() < 0.3 else field for field in state]
+        state = [
+            rng.choice(["", "0", "43", "31", "644245923"]) if rng.random() < 0.3 else field
+            for field in state
+        ]
         rows.append(state)
     path = write_wide(tmp_path / "XID_ERRORS.csv", rows)
     expected = plain_onsets(rows)
     assert len(expected) > 100
     scan = scan_wide(path, METRICS["XID_ERRORS"], threads=threads)
     start_us = round(START.timestamp() * 1e6)
-    found = [((onset.at_us - start_us) // 15_000_000, onset.device, onset.code) for onset in scan.xid_onsets]
+    found = [
+        ((onset.at_us - start_us) // 15_000_000, onset.device, onset.code)
+        for onset in scan.xid_onsets
+    ]
     assert found == expected
     assert scan.onsets.left_censored == sum(
-        next(field for row in rows if (field := row[device]) != "644245923") not in ("", "0") for device in range(6)
+        next(field for row in rows if (field := row[device]) != "644245923") not in ("", "0")
+        for device in range(6)
     )

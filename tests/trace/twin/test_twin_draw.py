@@ -24,7 +24,9 @@ def binned(jobs):
 
 
 @pytest.mark.parametrize("cluster", ["seren", "kalos"])
-def test_the_same_seed_gives_the_same_bytes_and_another_other_rows_with_the_same_counts(cluster, tmp_path):
+def test_the_same_seed_gives_the_same_bytes_and_another_other_rows_with_the_same_counts(
+    cluster, tmp_path
+):
     drawn = [draw(calibration(cluster), 3000, seed=seed) for seed in (7, 7, 8)]
     files = [tmp_path / f"{number}.csv" for number in range(3)]
     for jobs, file in zip(drawn, files, strict=True):
@@ -36,7 +38,9 @@ def test_the_same_seed_gives_the_same_bytes_and_another_other_rows_with_the_same
 
 
 @settings(max_examples=12, deadline=None)
-@given(n=st.integers(1, 6000), seed=st.integers(0, 2**32), cluster=st.sampled_from(["seren", "kalos"]))
+@given(
+    n=st.integers(1, 6000), seed=st.integers(0, 2**32), cluster=st.sampled_from(["seren", "kalos"])
+)
 def test_every_size_scales_the_counts_and_stays_within_the_cluster(n, seed, cluster):
     known = calibration(cluster)
     jobs = draw(known, n, seed=seed)

@@ -72,16 +72,32 @@ def test_jobs_are_written_as_acmetrace_writes_them(cluster, tmp_path, published)
         if name in {"job_id", "user"}:
             continue
         forms = [
-            {re.sub(r"\d+", "9", row[name]) if name not in {"type", "state"} else "" for row in some}
+            {
+                re.sub(r"\d+", "9", row[name]) if name not in {"type", "state"} else ""
+                for row in some
+            }
             for some in (rows, real)
         ]
         # So few jobs hold no RUNNING one, whose end is empty.
         assert forms[0] - {""} == forms[1] - {""}, name
-    assert {row["type"] for row in rows} <= {"Eval", "Pretrain", "Debug", "Other", "SFT", "MLLM", "CPU"}
+    assert {row["type"] for row in rows} <= {
+        "Eval",
+        "Pretrain",
+        "Debug",
+        "Other",
+        "SFT",
+        "MLLM",
+        "CPU",
+    }
     assert all(re.fullmatch(r"u[0-9a-f]{4}", row["user"]) for row in rows)
-    assert all(re.fullmatch(r"\d{7}" if cluster == "seren" else r"dlc[0-9a-z]{13}", row["job_id"]) for row in rows)
+    assert all(
+        re.fullmatch(r"\d{7}" if cluster == "seren" else r"dlc[0-9a-z]{13}", row["job_id"])
+        for row in rows
+    )
     for row in rows:
-        submit, start = (datetime.fromisoformat(row[name]) for name in ("submit_time", "start_time"))
+        submit, start = (
+            datetime.fromisoformat(row[name]) for name in ("submit_time", "start_time")
+        )
         assert (start - submit).total_seconds() == float(row["queue"])
         assert float(row["gpu_time"]) == float(row["duration"]) * float(row["gpu_num"])
         if row["state"] == "RUNNING":
@@ -132,13 +148,22 @@ def test_the_metrics_of_a_gpu_move_together_and_in_phases(cluster, telemetry):
     assert len(header) == 1 + 64
     assert times[:2] == ["2023-08-01 00:00:00+08:00", "2023-08-01 00:00:15+08:00"]
     metrics = {
-        name: read_wide(folder / f"{name}.csv")[2] for name in ("SM_ACTIVE", "POWER_USAGE", "GPU_TEMP", "FB_USED")
+        name: read_wide(folder / f"{name}.csv")[2]
+        for name in ("SM_ACTIVE", "POWER_USAGE", "GPU_TEMP", "FB_USED")
     }
     idle = use == 0
     # Idle draws idle power, and only idle does: every idle sample is below every busy one.
     assert metrics["POWER_USAGE"][idle].max() <= metrics["POWER_USAGE"][~idle].min()
-    for name, least in (("SM_ACTIVE", 0.9), ("POWER_USAGE", 0.85), ("GPU_TEMP", 0.8), ("FB_USED", 0.75)):
-        ranks = [np.argsort(np.argsort(values.ravel())) for values in (metrics["SM_ACTIVE"], metrics[name])]
+    for name, least in (
+        ("SM_ACTIVE", 0.9),
+        ("POWER_USAGE", 0.85),
+        ("GPU_TEMP", 0.8),
+        ("FB_USED", 0.75),
+    ):
+        ranks = [
+            np.argsort(np.argsort(values.ravel()))
+            for values in (metrics["SM_ACTIVE"], metrics[name])
+        ]
         assert np.corrcoef(*ranks)[0, 1] > least, name
     # Phases, not white noise: a sample says nearly all of the next, little of one hours later.
     power = metrics["POWER_USAGE"]
@@ -173,7 +198,9 @@ def test_other_months_are_cooler_than_august(tmp_path):
     known = calibration("seren")
     for month in ("2023-08", "2023-03"):
         write_telemetry(known, tmp_path / month, samples=20, start=f"{month}-10 00:00:00")
-    summer, spring = (read_wide(tmp_path / month / "GPU_TEMP.csv")[2] for month in ("2023-08", "2023-03"))
+    summer, spring = (
+        read_wide(tmp_path / month / "GPU_TEMP.csv")[2] for month in ("2023-08", "2023-03")
+    )
     assert 2 <= np.median(summer) - np.median(spring) <= 6
 
 
@@ -205,7 +232,9 @@ def test_sia_form(some, tmp_path, published):
 def test_helios_form(some, tmp_path, published):
     export(some.columns(), tmp_path / "x.csv", "helios", name="Kalos")
     rows = rows_of(tmp_path / "x.csv")
-    assert list(rows[0]) == [name for name in published("acme_sample_rows/helios_rows.csv")[0] if name != "row_index"]
+    assert list(rows[0]) == [
+        name for name in published("acme_sample_rows/helios_rows.csv")[0] if name != "row_index"
+    ]
     assert len(rows) == 3000
     for row in rows[:50]:
         start, end = (datetime.fromisoformat(row[name]) for name in ("start_time", "end_time"))
@@ -223,7 +252,9 @@ def test_tethys_form_and_tiresias_form(some, tmp_path, published):
     assert [int(row["num_iteration"]) / 2 for row in rows] == some.run_s[gpu].tolist()
     assert {row["profiled_network"] for row in rows} == {row["profiled_network"] for row in real}
     export(some.columns(), tmp_path / "y.csv", "tiresias")
-    assert [int(row["num_gpu"]) for row in rows_of(tmp_path / "y.csv")] == some.gpu_num[gpu].tolist()
+    assert [int(row["num_gpu"]) for row in rows_of(tmp_path / "y.csv")] == some.gpu_num[
+        gpu
+    ].tolist()
 
 
 def test_standard_workload_format(some, tmp_path):
@@ -245,7 +276,11 @@ def test_an_export_needs_its_columns_and_a_known_format(some, tmp_path):
     with pytest.raises(BadUse, match="Say one of sia, helios, tiresias, tethys, swf"):
         export(some.columns(), tmp_path / "x", "csv")
     with pytest.raises(BadUse, match="no column 'gpu_num'"):
-        export({"submit_s": some.submit_s, "queue_s": some.queue_s, "duration_s": some.run_s}, tmp_path / "x", "swf")
+        export(
+            {"submit_s": some.submit_s, "queue_s": some.queue_s, "duration_s": some.run_s},
+            tmp_path / "x",
+            "swf",
+        )
     least = {
         "submit_s": np.array([10, 5]),
         "queue_s": np.array([0, 0]),
@@ -264,7 +299,9 @@ def test_jobs_of_which_a_time_is_unknown_are_left_out(tmp_path, form):
     for row, column in enumerate(numbers):
         jobs[column][row] = np.nan
     assert export(jobs, tmp_path / "out", form) == 1
-    lines = [line for line in (tmp_path / "out").read_text().splitlines() if not line.startswith(";")]
+    lines = [
+        line for line in (tmp_path / "out").read_text().splitlines() if not line.startswith(";")
+    ]
     assert len(lines) == (1 if form == "swf" else 2)
     with pytest.raises(BadUse, match="None of 4 jobs has all of submit_s"):
         export({column: values[:4] for column, values in jobs.items()}, tmp_path / "other", form)

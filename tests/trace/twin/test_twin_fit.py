@@ -15,7 +15,11 @@ def trace():
     rng = np.random.default_rng(0)
     count = 4000
     types = rng.choice(["Pretrain", "Evaluation"], p=[0.1, 0.9], size=count)
-    gpus = np.where(types == "Pretrain", rng.choice([64, 128, 256], size=count), rng.choice([0, 1, 2, 8], size=count))
+    gpus = np.where(
+        types == "Pretrain",
+        rng.choice([64, 128, 256], size=count),
+        rng.choice([0, 1, 2, 8], size=count),
+    )
     durations = np.floor(np.exp(rng.normal(np.where(types == "Pretrain", 7.5, 4.5), 1.4)))
     gpus[:3], durations[0] = 77, 4_321_987
     return {
@@ -44,7 +48,9 @@ def test_a_fitted_twin_has_the_counts_of_its_trace(trace):
         # Merged bins: a few jobs, not more.
         assert np.abs(curves[0] - curves[1]).max() <= 12
         assert np.median(jobs.gpu_num[own]) == np.median(trace["gpu_num"][theirs])
-    assert abs(np.median(jobs.duration_s[jobs.gpu_num > 0]) - np.median(trace["duration_s"][gpu])) <= 1
+    assert (
+        abs(np.median(jobs.duration_s[jobs.gpu_num > 0]) - np.median(trace["duration_s"][gpu])) <= 1
+    )
     assert abs(np.median(jobs.queue_s[jobs.gpu_num > 0]) - np.median(trace["queue_s"][gpu])) <= 1
     time = (trace["gpu_num"] * trace["duration_s"])[1:].sum()
     assert jobs.gpu_time_s.sum() > 0.9 * time
@@ -62,11 +68,18 @@ def test_no_name_and_no_row_goes_into_a_twin(trace):
     rows = {
         tuple(row)
         for row in zip(
-            *(trace[name].tolist() for name in ("submit_s", "queue_s", "duration_s", "gpu_num")), strict=True
+            *(trace[name].tolist() for name in ("submit_s", "queue_s", "duration_s", "gpu_num")),
+            strict=True,
         )
     }
     drawn = set(
-        zip(*(column.tolist() for column in (jobs.submit_s, jobs.queue_s, jobs.run_s, jobs.gpu_num)), strict=True)
+        zip(
+            *(
+                column.tolist()
+                for column in (jobs.submit_s, jobs.queue_s, jobs.run_s, jobs.gpu_num)
+            ),
+            strict=True,
+        )
     )
     assert len(rows & drawn) < 3
 
@@ -130,7 +143,9 @@ def test_jobs_that_have_not_ended_are_left_out(trace):
 def test_a_twin_of_real_jobs_of_another_cluster(published):
     rows = published("philly_sia/philly.csv")
     trace = {
-        "submit_s": np.array([row["timestamp"] for row in rows], dtype="datetime64[s]").astype(float),
+        "submit_s": np.array([row["timestamp"] for row in rows], dtype="datetime64[s]").astype(
+            float
+        ),
         "queue_s": np.zeros(len(rows)),
         "duration_s": np.array([float(row["duration"]) for row in rows]),
         "gpu_num": np.array([int(row["num_gpus"]) for row in rows]),
@@ -138,8 +153,12 @@ def test_a_twin_of_real_jobs_of_another_cluster(published):
     known = fit(trace, name="philly")
     jobs = draw(known, seed=1)
     assert jobs.peak_gpus <= known.capacity_gpus
-    assert jobs.gpu_time_s.sum() == pytest.approx((trace["gpu_num"] * trace["duration_s"]).sum(), rel=0.01)
+    assert jobs.gpu_time_s.sum() == pytest.approx(
+        (trace["gpu_num"] * trace["duration_s"]).sum(), rel=0.01
+    )
     assert jobs.duration_s.mean() == pytest.approx(trace["duration_s"].mean(), rel=0.01)
     assert np.median(jobs.duration_s) == np.median(trace["duration_s"])
     for gpus in (1, 2, 4, 8, 16):
-        assert (jobs.gpu_num == gpus).sum() == pytest.approx((trace["gpu_num"] == gpus).sum(), abs=30)
+        assert (jobs.gpu_num == gpus).sum() == pytest.approx(
+            (trace["gpu_num"] == gpus).sum(), abs=30
+        )

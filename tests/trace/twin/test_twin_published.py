@@ -21,13 +21,17 @@ def of_type(twin, name):
 
 def test_every_published_count_of_durations_and_queues_is_met_exactly(twin, published):
     rows = [
-        row for row in published(f"{CURVES}/exact_log2_cumulative_counts.csv") if row["cluster"] == NAMES[twin.cluster]
+        row
+        for row in published(f"{CURVES}/exact_log2_cumulative_counts.csv")
+        if row["cluster"] == NAMES[twin.cluster]
     ]
     wrong = []
     for row in rows:
         values = {"duration_s": twin.duration_s, "queue_s": twin.queue_s}[row["metric"]]
         own = values[of_type(twin, row["type"])]
-        if (count := int((own <= int(row["x_le"])).sum())) != int(row["cum_count"]) or len(own) != int(row["n_total"]):
+        if (count := int((own <= int(row["x_le"])).sum())) != int(row["cum_count"]) or len(
+            own
+        ) != int(row["n_total"]):
             wrong.append((row, count))
     assert len(rows) >= 190
     assert not wrong
@@ -35,7 +39,9 @@ def test_every_published_count_of_durations_and_queues_is_met_exactly(twin, publ
 
 def test_the_jobs_by_gpu_count_are_met_exactly(twin, published):
     rows = [
-        row for row in published(f"{CURVES}/exact_gpu_num_cumulative_jobs.csv") if row["cluster"] == NAMES[twin.cluster]
+        row
+        for row in published(f"{CURVES}/exact_gpu_num_cumulative_jobs.csv")
+        if row["cluster"] == NAMES[twin.cluster]
     ]
     own = twin.gpu_num[twin.gpu_num > 0]
     assert {int(row["gpu_num_le"]): int((own <= int(row["gpu_num_le"])).sum()) for row in rows} == {
@@ -56,13 +62,21 @@ def test_gpu_time_by_gpu_count_is_within_a_tenth_of_a_point(twin, published):
 
 
 def test_gpu_time_by_type_is_within_a_tenth_of_a_point(twin, published):
-    rows = [row for row in published(f"{CURVES}/fig4_treemap_shares.csv") if row["cluster"] == NAMES[twin.cluster]]
+    rows = [
+        row
+        for row in published(f"{CURVES}/fig4_treemap_shares.csv")
+        if row["cluster"] == NAMES[twin.cluster]
+    ]
     time = twin.gpu_num * twin.duration_s
     assert time.sum() == twin.gpu_time_s.sum()
     for row in rows:
         own = twin.type == row["type"]
-        assert 100 * time[own].sum() / time.sum() == pytest.approx(float(row["gpu_time_pct"]), abs=0.11), row
-        assert 100 * own.sum() / (twin.gpu_num > 0).sum() == pytest.approx(float(row["job_count_pct"]), abs=0.06), row
+        assert 100 * time[own].sum() / time.sum() == pytest.approx(
+            float(row["gpu_time_pct"]), abs=0.11
+        ), row
+        assert 100 * own.sum() / (twin.gpu_num > 0).sum() == pytest.approx(
+            float(row["job_count_pct"]), abs=0.06
+        ), row
 
 
 def test_the_boxes_of_figure_5_are_met_exactly(twin, published):
@@ -78,7 +92,11 @@ def test_the_boxes_of_figure_5_are_met_exactly(twin, published):
 
 
 def test_states_by_jobs_and_by_gpu_time_are_within_a_point(twin, published):
-    (row,) = [r for r in published("acme_cluster_summary/cluster_summary.csv") if r["id"] == NAMES[twin.cluster]]
+    (row,) = [
+        r
+        for r in published("acme_cluster_summary/cluster_summary.csv")
+        if r["id"] == NAMES[twin.cluster]
+    ]
     gpu = twin.gpu_num > 0
     time = twin.gpu_num * twin.duration_s
     states = {
@@ -87,17 +105,27 @@ def test_states_by_jobs_and_by_gpu_time_are_within_a_point(twin, published):
         "fail": np.isin(twin.state, ["FAILED", "TIMEOUT", "NODE_FAIL"]),
     }
     for name, own in states.items():
-        assert (own & gpu).sum() / gpu.sum() == pytest.approx(float(row[f"{name}_rate_gpu"]), abs=0.002)
-        assert (own & ~gpu).sum() / (~gpu).sum() == pytest.approx(float(row[f"{name}_rate_cpu"]), abs=0.002)
-        assert time[own].sum() / time.sum() == pytest.approx(float(row[f"{name}_rate_gpu_time"]), abs=0.002)
+        assert (own & gpu).sum() / gpu.sum() == pytest.approx(
+            float(row[f"{name}_rate_gpu"]), abs=0.002
+        )
+        assert (own & ~gpu).sum() / (~gpu).sum() == pytest.approx(
+            float(row[f"{name}_rate_cpu"]), abs=0.002
+        )
+        assert time[own].sum() / time.sum() == pytest.approx(
+            float(row[f"{name}_rate_gpu_time"]), abs=0.002
+        )
 
 
 def test_the_means_medians_and_maxima_of_kalos(kalos, published):
-    (row,) = [r for r in published("acme_cluster_summary/cluster_summary.csv") if r["id"] == "Kalos"]
+    (row,) = [
+        r for r in published("acme_cluster_summary/cluster_summary.csv") if r["id"] == "Kalos"
+    ]
     gpu = kalos.gpu_num > 0
     for kind, own in (("gpu", gpu), ("cpu", ~gpu)):
         for name, values in (("run", kalos.duration_s), ("que", kalos.queue_s)):
-            assert values[own].mean() == pytest.approx(float(row[f"avg_{name}_time_{kind}"]), rel=0.01)
+            assert values[own].mean() == pytest.approx(
+                float(row[f"avg_{name}_time_{kind}"]), rel=0.01
+            )
             assert np.median(values[own]) == float(row[f"med_{name}_time_{kind}"])
     assert kalos.gpu_num[gpu].mean() == pytest.approx(float(row["avg_gpu_num"]), rel=0.001)
     assert np.median(kalos.gpu_num[gpu]) == float(row["med_gpu_num"])
@@ -129,12 +157,18 @@ def test_the_stated_dependences(twin):
     assert (np.diff(twin.submit_s) >= 0).all()
     evaluation, pretrain = twin.type == "Evaluation", twin.type == "Pretrain"
     # Evaluation asks for least and waits longest.
-    waits = {name: np.percentile(twin.queue_s[twin.type == name], 75) for name in np.unique(twin.type[gpu])}
+    waits = {
+        name: np.percentile(twin.queue_s[twin.type == name], 75)
+        for name in np.unique(twin.type[gpu])
+    }
     waits.pop("SFT" if twin.cluster == "kalos" else "", None)  # eight jobs
     assert max(waits, key=waits.get) == "Evaluation"
     assert np.median(twin.gpu_num[evaluation]) == 1
     # It comes in batches of about 60: most of it within a few seconds of another one of the same user.
-    together = [np.diff(twin.submit_s[evaluation & (twin.user == user)]) for user in np.unique(twin.user[evaluation])]
+    together = [
+        np.diff(twin.submit_s[evaluation & (twin.user == user)])
+        for user in np.unique(twin.user[evaluation])
+    ]
     assert (np.concatenate(together) <= 15).mean() > 0.9
     alone = np.diff(twin.submit_s[pretrain])
     assert (alone <= 15).mean() < 0.2

@@ -105,7 +105,9 @@ def test_reasons_are_a_file_of_their_own(kalos, tmp_path, table3):
         rows = list(csv.DictReader(file))
     assert list(rows[0]) == ["job_id", "reason", "category"]
     reason = dict(zip(kalos.job_id.tolist(), kalos.reason.tolist(), strict=True))
-    assert {row["job_id"]: row["reason"] for row in rows} == {job: name for job, name in reason.items() if name}
+    assert {row["job_id"]: row["reason"] for row in rows} == {
+        job: name for job, name in reason.items() if name
+    }
     category = {row["reason"]: row["category"] for row in table3}
     assert all(row["category"] == category[row["reason"]] for row in rows)
     nobody = draw(fit(kalos.columns() | {"reason": np.full(len(kalos), "")}), 200)
@@ -118,13 +120,24 @@ def test_a_fitted_twin_has_the_common_reasons_of_its_trace(kalos):
     failed = np.flatnonzero((columns["gpu_num"] == 1) & (columns["state"] == "FAILED"))
     large = np.flatnonzero((columns["gpu_num"] >= 256) & (columns["state"] == "FAILED"))
     reason = np.full(len(kalos), "", dtype=object)
-    reason[failed[:300]], reason[failed[300:304]], reason[failed[304:400]] = "KeyError", "TypeError", "alice's script"
+    reason[failed[:300]], reason[failed[300:304]], reason[failed[304:400]] = (
+        "KeyError",
+        "TypeError",
+        "alice's script",
+    )
     reason[large[:40]] = "NVLinkError"
     reason[np.flatnonzero(columns["state"] == "COMPLETED")[:50]] = "KeyError"
     known = fit(columns | {"reason": reason}, capacity_gpus=2416)
-    assert known.reasons.names == ("KeyError", "NVLinkError")  # four jobs and a source's own word tell too much
+    assert known.reasons.names == (
+        "KeyError",
+        "NVLinkError",
+    )  # four jobs and a source's own word tell too much
     jobs = draw(known, seed=5)
-    assert Counter(jobs.reason.tolist()) == {"KeyError": 300, "NVLinkError": 40, "": len(jobs) - 340}
+    assert Counter(jobs.reason.tolist()) == {
+        "KeyError": 300,
+        "NVLinkError": 40,
+        "": len(jobs) - 340,
+    }
     for name, own in (("KeyError", failed[:300]), ("NVLinkError", large[:40])):
         gpus, _, gpu_time = of_reason([jobs], name)
         assert gpus.mean() == pytest.approx(columns["gpu_num"][own].mean(), rel=0.1, abs=0.5)
@@ -142,16 +155,22 @@ def characterized(twins, folder):
         write_reasons(twin, reasons)
         reading = SOURCE.read(connection, jobs, f"jobs_{number}")
         reading = join_reasons(connection, reading, reasons)
-        assert {note.check: note.rows for note in reading.notes} == {"reason-given": int((twin.reason != "").sum())}
+        assert {note.check: note.rows for note in reading.notes} == {
+            "reason-given": int((twin.reason != "").sum())
+        }
         readings.append(reading)
     with Trace(connection, scratch, readings, duration="run") as trace:
         result = failure_table(trace)
-        return result, {finding.id: finding for finding in findings(result.numbers, list(trace.clusters))}
+        return result, {
+            finding.id: finding for finding in findings(result.numbers, list(trace.clusters))
+        }
 
 
 def test_the_findings_on_causes_hold_on_a_twin_that_was_read_again(kalos, tmp_path, table3):
     result, found = characterized([kalos], tmp_path)
-    few, most = (found[f"infrastructure-failures-{what}.kalos"] for what in ("are-few", "cost-most"))
+    few, most = (
+        found[f"infrastructure-failures-{what}.kalos"] for what in ("are-few", "cost-most")
+    )
     known = sum(of_kalos(row) for row in table3)
     infrastructure = sum(of_kalos(row) for row in table3 if row["category"] == "Infrastructure")
     assert few.value == pytest.approx(infrastructure / known)
@@ -169,11 +188,17 @@ def test_table_3_and_its_findings_come_back_from_both_twins(seren, kalos, tmp_pa
     numbers = dict(zip(pooled["reason"].tolist(), pooled["number"].tolist(), strict=True))
     categories = dict(zip(pooled["reason"].tolist(), pooled["category"].tolist(), strict=True))
     for row in table3:
-        assert (numbers[row["reason"]], categories[row["reason"]]) == (row["number"], row["category"])
+        assert (numbers[row["reason"]], categories[row["reason"]]) == (
+            row["number"],
+            row["category"],
+        )
     few, most = (found[f"infrastructure-failures-{what}.all"] for what in ("are-few", "cost-most"))
     assert few.value == pytest.approx(281 / 2575)
     assert few.holds is True
     assert most.value == pytest.approx(0.8206, abs=0.005)
     assert most.holds is True
     assert "98.7%" in most.why
-    assert not {"infrastructure-failures-are-few.seren", "infrastructure-failures-are-few.kalos"} & set(found)
+    assert not {
+        "infrastructure-failures-are-few.seren",
+        "infrastructure-failures-are-few.kalos",
+    } & set(found)

@@ -11,7 +11,12 @@ from hypothesis.extra.numpy import arrays
 from holdfast.trace.twin import joint
 from holdfast.trace.twin.bins import BINS, bin_edges, bin_means, bin_of
 from holdfast.trace.twin.placing import Demand, peak_gpus, placed
-from holdfast.trace.twin.rounding import cumulative_rounded, largest_remainder, rounded_cells, rounded_table
+from holdfast.trace.twin.rounding import (
+    cumulative_rounded,
+    largest_remainder,
+    rounded_cells,
+    rounded_table,
+)
 from holdfast.trace.twin.tilt import Condition, raked, tilted
 from holdfast.trace.twin.values import drawn_values, shifted_to_totals, with_median
 from holdfast.trace.twin.waiting import dealt_queues
@@ -51,7 +56,10 @@ def test_a_cell_that_must_stay_empty_does(seed, total):
     table = rng.random((3, 6)) + 0.05
     table[1, :3] = 0.0
     exact = table * total / table.sum()
-    rows, columns = largest_remainder(exact.sum(axis=1), total), cumulative_rounded(exact.sum(axis=0), total)
+    rows, columns = (
+        largest_remainder(exact.sum(axis=1), total),
+        cumulative_rounded(exact.sum(axis=0), total),
+    )
     whole = rounded_table(exact, rows, columns, rng)
     assert (whole.sum(axis=1) == rows).all()
     assert (whole.sum(axis=0) == columns).all()
@@ -88,13 +96,24 @@ def test_a_raked_table_meets_its_margins_and_its_quartiles():
 def test_values_are_shifted_to_the_totals_of_two_margins():
     rng = np.random.default_rng(2)
     bins = rng.integers(8, 15, size=400)
-    values = drawn_values(bins, np.zeros(400, dtype=np.int64), np.full(400, 1e9), np.array([np.nan]), rng)
-    rows, columns, weights = rng.integers(0, 2, size=400), rng.integers(0, 3, size=400), rng.integers(1, 9, size=400)
+    values = drawn_values(
+        bins, np.zeros(400, dtype=np.int64), np.full(400, 1e9), np.array([np.nan]), rng
+    )
+    rows, columns, weights = (
+        rng.integers(0, 2, size=400),
+        rng.integers(0, 3, size=400),
+        rng.integers(1, 9, size=400),
+    )
     by_row = np.bincount(rows, weights * values) * np.array([1.05, 0.97])
     by_column = np.full(3, np.nan)
     by_column[0] = np.bincount(columns, weights * values)[0]
     moved = shifted_to_totals(
-        values, bins, np.full(400, 1e9), weights.astype(float), [(columns, by_column), (rows, by_row)], keep=7
+        values,
+        bins,
+        np.full(400, 1e9),
+        weights.astype(float),
+        [(columns, by_column), (rows, by_row)],
+        keep=7,
     )
     assert np.bincount(rows, weights * moved) == pytest.approx(by_row, rel=1e-3)
     assert np.bincount(columns, weights * moved)[0] == pytest.approx(by_column[0], rel=5e-3)
@@ -121,7 +140,9 @@ def test_values_stay_in_their_bins_and_sum_to_their_target(seed, part):
 def test_a_median_is_met_where_the_bins_permit(seed, count, median):
     rng = np.random.default_rng(seed)
     bins = np.sort(rng.choice([3, 4, 4, 4, 5], size=count))
-    values = drawn_values(bins, np.zeros(count, dtype=np.int64), np.full(count, 1e6), np.array([np.nan]), rng)
+    values = drawn_values(
+        bins, np.zeros(count, dtype=np.int64), np.full(count, 1e6), np.array([np.nan]), rng
+    )
     bent = with_median(values, bins, median)
     assert (bin_of(bent) == bins).all()
     middle = {bins[(count - 1) // 2], bins[count // 2]}
@@ -137,7 +158,9 @@ def test_no_queue_exceeds_its_ceiling_where_that_can_be(seed, count):
     queues = rng.permutation(np.floor(ceiling * rng.random(count)).astype(np.int64))
     types = rng.integers(0, 2, size=count)
     for type_ in (0, 1):  # the times of a type fit its own ceilings
-        queues[types == type_] = np.floor(ceiling[types == type_] * rng.random((types == type_).sum()))
+        queues[types == type_] = np.floor(
+            ceiling[types == type_] * rng.random((types == type_).sum())
+        )
     batches = np.arange(count) // 7
     dealt = dealt_queues(queues.copy(), types, batches, np.arange(count) % 7, ceiling, rng)
     assert (dealt <= ceiling).all()
@@ -196,7 +219,10 @@ def test_solving_again_gives_the_carried_tables(tmp_path):
     for name in ("seren_joint.csv", "kalos_joint.csv"):
         texts = [(folder / name).read_text() for folder in (tmp_path, TABLES)]
         again, kept = (
-            {tuple(row.split(",")[:2]): np.array(row.split(",")[2:], dtype=float) for row in text.split()[1:]}
+            {
+                tuple(row.split(",")[:2]): np.array(row.split(",")[2:], dtype=float)
+                for row in text.split()[1:]
+            }
             for text in texts
         )
         for key, cells in kept.items():

@@ -17,4 +17,6 @@ from holdfast.core.errors import BadUse
 
 def missing(error: ImportError, extra: str) -> BadUse:
     """What to raise where a trainer is not installed; `extra` of Holdfast brings it."""
-    return BadUse(f"This needs {error.name}, which is not installed. Run: pip install 'holdfast[{extra}]'")
+    return BadUse(
+        f"This needs {error.name}, which is not installed. Run: pip install 'holdfast[{extra}]'"
+    )

@@ -45,8 +45,12 @@ class SharedStager(AsyncStager):
         if snapshots < 1:
             raise BadUse(f"snapshots is {snapshots!r}; allowed is a whole number from 1 on.")
         self._timeout_s = timeout_s
-        self._free: list[torch.Tensor] = [torch.empty(0, dtype=torch.uint8, device="cpu") for _ in range(snapshots)]
-        self._given_back = threading.Condition(threading.RLock())  # a collector may give back in the midst of a take
+        self._free: list[torch.Tensor] = [
+            torch.empty(0, dtype=torch.uint8, device="cpu") for _ in range(snapshots)
+        ]
+        self._given_back = threading.Condition(
+            threading.RLock()
+        )  # a collector may give back in the midst of a take
 
     def stage(self, state_dict: Mapping[str, Any]) -> dict[str, Any]:
         """Copy a state; it may change from then on.
@@ -64,7 +68,9 @@ class SharedStager(AsyncStager):
         memory = self._take(size_bytes)
         try:
             copies = {
-                key: memory[places[key] : places[key] + tensor.nbytes].view(tensor.dtype).view(tensor.shape)
+                key: memory[places[key] : places[key] + tensor.nbytes]
+                .view(tensor.dtype)
+                .view(tensor.shape)
                 for key, tensor in tensors.items()
             }
             staged = _Staged({key: _rebuilt(value, copies) for key, value in state_dict.items()})

@@ -65,7 +65,9 @@ class HoldfastWriter(StorageWriter):
     A save that fails leaves every earlier checkpoint as it was.
     """
 
-    def __init__(self, path: str | os.PathLike[str] | None = None, *, max_write_mib_s: float | None = None) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str] | None = None, *, max_write_mib_s: float | None = None
+    ) -> None:
         """Say where to.
 
         Args:
@@ -94,7 +96,9 @@ class HoldfastWriter(StorageWriter):
             BadUse: there is no path, another process saves this step, or ranks do not coordinate.
         """
         if not kwargs.get("use_collectives", True):
-            raise BadUse("A checkpoint that appears whole needs its ranks to coordinate. Leave use_collectives=True.")
+            raise BadUse(
+                "A checkpoint that appears whole needs its ranks to coordinate. Leave use_collectives=True."
+            )
         order = self._order()
         if not is_coordinator:
             return
@@ -102,7 +106,9 @@ class HoldfastWriter(StorageWriter):
         order.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(order.folder)
         if folders.is_being_written(order.staging):
-            raise BadUse(f"Step {order.step} is being saved into {order.folder} already. Wait for that save first.")
+            raise BadUse(
+                f"Step {order.step} is being saved into {order.folder} already. Wait for that save first."
+            )
         if order.staging.exists():  # of a dead process, where folders cannot be locked
             folders.discard(order.staging)
         self._staging = Staging(order.folder, order.step, _SAVE)
@@ -139,7 +145,9 @@ class HoldfastWriter(StorageWriter):
             OSError: it is not durable.
         """
         assert self._staging is not None, "the coordinator has set up"
-        metadata.storage_data = {result.index: result.storage_data for each in results for result in each}
+        metadata.storage_data = {
+            result.index: result.storage_data for each in results for result in each
+        }
         metadata.storage_meta = StorageMeta()
         metadata.version = getattr(filesystem, "CURRENT_DCP_VERSION", None)
         try:
@@ -167,20 +175,28 @@ class HoldfastWriter(StorageWriter):
         path = _required(self._path)
         step = _step(path)
         assert step is not None, "it was checked"
-        return Order(folder=path.parent, step=step, save=_SAVE, created_at_s=time.time(), keep=Retention())
+        return Order(
+            folder=path.parent, step=step, save=_SAVE, created_at_s=time.time(), keep=Retention()
+        )
 
     def _write(self, plan: SavePlan, planner: SavePlanner) -> list[WriteResult]:
         rank: int = plan.storage_data
         order = self._order()
         planned = [(item, *_need(item, planner)) for item in plan.items]
-        image = lay_out([need for _, need, _ in planned], prefix=f"__{rank}_", shard_bytes=_SHARD_BYTES)
-        contents: dict[str, list[tuple[Blob, WriteItem, bytes | None]]] = {shard.name: [] for shard in image.shards}
+        image = lay_out(
+            [need for _, need, _ in planned], prefix=f"__{rank}_", shard_bytes=_SHARD_BYTES
+        )
+        contents: dict[str, list[tuple[Blob, WriteItem, bytes | None]]] = {
+            shard.name: [] for shard in image.shards
+        }
         for blob, (item, _, written) in zip(image.blobs, planned, strict=True):
             contents[blob.file].append((blob, item, written))
         memory = self._room(max((shard.size_bytes for shard in image.shards), default=0))
         part = Part(
             order=order,
-            layout=Layout(rank=rank, world_size=0, torch="", shards=image.shards, pieces=(), metadata=b""),
+            layout=Layout(
+                rank=rank, world_size=0, torch="", shards=image.shards, pieces=(), metadata=b""
+            ),
             image=memory,
             live=None,
             await_copy=lambda _: None,
@@ -196,7 +212,11 @@ class HoldfastWriter(StorageWriter):
             files.append(entry)
         leave_note(order, rank, files)
         return [
-            WriteResult(item.index, blob.length, filesystem._StorageInfo(blob.file, blob.file_offset, blob.length))
+            WriteResult(
+                item.index,
+                blob.length,
+                filesystem._StorageInfo(blob.file, blob.file_offset, blob.length),
+            )
             for item, blob in zip(plan.items, image.blobs, strict=True)
         ]
 
@@ -245,7 +265,9 @@ class HoldfastReader(StorageReader):
         """
         return self._opened().metadata
 
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+    def set_up_storage_reader(
+        self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any
+    ) -> None:
         """Nothing is needed."""
 
     def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
@@ -259,7 +281,10 @@ class HoldfastReader(StorageReader):
             DamagedCheckpoint: ranks have opened different saves of the step.
         """
         if len({plan.storage_data for plan in plans}) > 1:
-            raise _damaged(_required(self._path), ManifestError("its step was saved again meanwhile; load it again"))
+            raise _damaged(
+                _required(self._path),
+                ManifestError("its step was saved again meanwhile; load it again"),
+            )
         return plans
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
@@ -271,7 +296,9 @@ class HoldfastReader(StorageReader):
         """
         opened = self._opened()
         try:
-            read_items(plan.items, cast("LoadPlanner", _Vetting(planner)), opened.metadata, opened.files)
+            read_items(
+                plan.items, cast("LoadPlanner", _Vetting(planner)), opened.metadata, opened.files
+            )
         except (ManifestError, OSError) as error:
             raise _damaged(opened.path, error) from error
         ended: Future[None] = Future()
@@ -289,7 +316,9 @@ class HoldfastReader(StorageReader):
             step = _step(path)
             assert step is not None, "it was checked"
             if not path.is_dir():
-                raise NotFound(f"There is no checkpoint {path}. See `holdfast checkpoint ls {path.parent}`.")
+                raise NotFound(
+                    f"There is no checkpoint {path}. See `holdfast checkpoint ls {path.parent}`."
+                )
             try:
                 self._checkpoint = open_checkpoint(path, read_manifest(path, step=step))
             except (ManifestError, OSError) as error:
@@ -367,7 +396,8 @@ def _put(memory: memoryview, blob: Blob, source: torch.Tensor | bytes) -> None:
 
 def _checked(path: str | os.PathLike[str]) -> Path:
     absolute = local_path(
-        path, instead_of_url="Give a local path; `holdfast.checkpoint.remote.Remote` pushes it there."
+        path,
+        instead_of_url="Give a local path; `holdfast.checkpoint.remote.Remote` pushes it there.",
     )
     if _step(absolute) is None:
         raise BadUse(

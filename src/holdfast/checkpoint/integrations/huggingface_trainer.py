@@ -33,7 +33,13 @@ from holdfast.core.errors import BadUse
 
 try:
     from safetensors.torch import save_file
-    from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+    from transformers import (
+        Trainer,
+        TrainerCallback,
+        TrainerControl,
+        TrainerState,
+        TrainingArguments,
+    )
     from transformers.trainer import TRAINER_STATE_NAME
     from transformers.trainer_callback import ExportableState
     from transformers.trainer_utils import SaveStrategy
@@ -83,7 +89,10 @@ class HoldfastCallback(TrainerCallback):
         """
         _check(trainer)
         self._trainer = trainer
-        state: dict[str, Any] = {"model": trainer.model, **dict.fromkeys((*_parts(trainer), "trainer"))}
+        state: dict[str, Any] = {
+            "model": trainer.model,
+            **dict.fromkeys((*_parts(trainer), "trainer")),
+        }
         if not self._generators.restore(self._ckpt, state):
             return None
         self._resumed = _Resumed(state)
@@ -102,15 +111,21 @@ class HoldfastCallback(TrainerCallback):
         self._has_saved_end = False
         self._reporter.begin(state.global_step)
         loader = kwargs.get("train_dataloader")
-        loader = getattr(loader, "base_dataloader", loader)  # accelerate wraps that of which workers are made
+        loader = getattr(
+            loader, "base_dataloader", loader
+        )  # accelerate wraps that of which workers are made
         if self._sigterm_grace_s is not None and loader is not None:
-            loader.worker_init_fn = outlive_sigterm(self._sigterm_grace_s, getattr(loader, "worker_init_fn", None))
+            loader.worker_init_fn = outlive_sigterm(
+                self._sigterm_grace_s, getattr(loader, "worker_init_fn", None)
+            )
         resumed, self._resumed = self._resumed, None
         if resumed is None:
             return
         resumed.folder.cleanup()
         if not state.global_step:
-            raise BadUse("There is a checkpoint, and training begins anew. Pass what resume() returned to train().")
+            raise BadUse(
+                "There is a checkpoint, and training begins anew. Pass what resume() returned to train()."
+            )
         if self._trainer.model is not resumed.state["model"]:
             raise BadUse(
                 "The trainer has another model than when resume() was called. Call it once the model is there."
@@ -128,7 +143,9 @@ class HoldfastCallback(TrainerCallback):
     ) -> None:
         """Save what the last step of an epoch has left; or go on from there."""
         self._reporter.leave()
-        if state.epoch is None or state.epoch == int(state.epoch):  # else it was saved within it, before a step
+        if state.epoch is None or state.epoch == int(
+            state.epoch
+        ):  # else it was saved within it, before a step
             self._generators.put_back()
         self._save(state)
 
@@ -142,7 +159,9 @@ class HoldfastCallback(TrainerCallback):
         self._save(state)
         self._step_began_s, self._tokens = time.monotonic(), state.num_input_tokens_seen
 
-    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_step_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Report the step, or leave that to its line of the log, which has the loss; mark an evaluation."""
         step_s = max(time.monotonic() - self._step_began_s, 1e-9)
         samples = args.train_batch_size * args.gradient_accumulation_steps * args.world_size
@@ -154,7 +173,9 @@ class HoldfastCallback(TrainerCallback):
         if control.should_evaluate:
             self._reporter.enter("evaluate")
 
-    def on_log(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_log(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """Report the step with what is logged of it."""
         logs = kwargs.get("logs") or {}
         if "loss" in logs:
@@ -167,12 +188,19 @@ class HoldfastCallback(TrainerCallback):
         """Mark an evaluation, also one that the script calls."""
         self._reporter.enter("evaluate")
 
-    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+    def on_evaluate(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
         """End the evaluation."""
         self._reporter.leave()
 
     def on_predict(
-        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, metrics: Any, **kwargs: Any
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        metrics: Any,
+        **kwargs: Any,
     ) -> None:
         """End the prediction."""
         self._reporter.leave()
@@ -212,7 +240,11 @@ class HoldfastCallback(TrainerCallback):
         noted = TrainerState(stateful_callbacks=exported).stateful_callbacks
         described = replace(trainer.state, stateful_callbacks=noted)
         # As text, which may grow: each entry of the log as one of the state would have every save planned anew.
-        return {"model": trainer.model, **_parts(trainer), "trainer": json.dumps(asdict(described), sort_keys=True)}
+        return {
+            "model": trainer.model,
+            **_parts(trainer),
+            "trainer": json.dumps(asdict(described), sort_keys=True),
+        }
 
 
 class _Resumed:
@@ -224,13 +256,19 @@ class _Resumed:
         folder = Path(self.folder.name)
         (folder / TRAINER_STATE_NAME).write_text(state["trainer"])
         names = dict.fromkeys(state["model"].state_dict(), _WEIGHTS_NAME)
-        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(json.dumps({"metadata": {}, "weight_map": names}))
+        (folder / SAFE_WEIGHTS_INDEX_NAME).write_text(
+            json.dumps({"metadata": {}, "weight_map": names})
+        )
         save_file({}, folder / _WEIGHTS_NAME)
 
 
 def _parts(trainer: Trainer) -> dict[str, Any]:
     """What has a state of its own beside the model; until training begins, without the optimizer's objects."""
-    parts = {"optimizer": trainer.optimizer, "scheduler": trainer.lr_scheduler, "scaler": trainer.accelerator.scaler}
+    parts = {
+        "optimizer": trainer.optimizer,
+        "scheduler": trainer.lr_scheduler,
+        "scaler": trainer.accelerator.scaler,
+    }
     if parts["scaler"] is None:
         del parts["scaler"]
     return parts
@@ -238,15 +276,21 @@ def _parts(trainer: Trainer) -> dict[str, Any]:
 
 def _check(trainer: Trainer) -> None:
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-        raise BadUse("HoldfastCallback saves what is alike on all ranks. For FSDP2, see examples/fsdp2.py.")
+        raise BadUse(
+            "HoldfastCallback saves what is alike on all ranks. For FSDP2, see examples/fsdp2.py."
+        )
     if hasattr(trainer.model, "peft_config"):
-        raise BadUse("HoldfastCallback does not resume adapters of PEFT. Save them with a loop of your own.")
+        raise BadUse(
+            "HoldfastCallback does not resume adapters of PEFT. Save them with a loop of your own."
+        )
     if getattr(trainer, "model_init", None):  # called by train(), after the weights were restored
         raise BadUse(
             "HoldfastCallback does not resume a model that model_init makes. Pass the Trainer the model itself."
         )
     if getattr(trainer.args, "group_by_length", False):  # as older ones have it
-        raise BadUse("group_by_length has an order that cannot be found again within an epoch. Leave it out.")
+        raise BadUse(
+            "group_by_length has an order that cannot be found again within an epoch. Leave it out."
+        )
     sampling = getattr(trainer.args, "train_sampling_strategy", "random")
     if sampling not in _SAMPLING:
         raise BadUse(
@@ -259,13 +303,21 @@ def _check(trainer: Trainer) -> None:
             "accelerator_config."
         )
     if trainer.args.auto_find_batch_size:  # then nothing is restored a second time
-        raise BadUse("auto_find_batch_size begins the training anew where memory ran out. Set the batch size instead.")
+        raise BadUse(
+            "auto_find_batch_size begins the training anew where memory ran out. Set the batch size instead."
+        )
     if trainer.args.save_strategy != SaveStrategy.NO:
         strategy = SaveStrategy(trainer.args.save_strategy).value
-        raise BadUse(f"save_strategy is {strategy!r}, which blocks at every save. Set it to 'no': Holdfast saves.")
+        raise BadUse(
+            f"save_strategy is {strategy!r}, which blocks at every save. Set it to 'no': Holdfast saves."
+        )
     callbacks = trainer.callback_handler.callbacks
     begun_anew = {type(each).__name__ for each in callbacks if isinstance(each, ExportableState)}
-    if begun_anew and not trainer.args.restore_callback_states_from_checkpoint and Ranks().rank == 0:
+    if (
+        begun_anew
+        and not trainer.args.restore_callback_states_from_checkpoint
+        and Ranks().rank == 0
+    ):
         _logger.warning(
             "%s will begin anew where training is resumed. Set restore_callback_states_from_checkpoint=True.",
             ", ".join(sorted(begun_anew)),

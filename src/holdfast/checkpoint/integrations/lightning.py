@@ -87,7 +87,9 @@ class HoldfastCheckpoint(Checkpoint):
             own.clear()
             step = self._generators.restore(self._ckpt, read)
         if not step:
-            raise BadUse(f"There is no checkpoint in {self.folder}. Pass ckpt_path=saves.ckpt_path() to fit().")
+            raise BadUse(
+                f"There is no checkpoint in {self.folder}. Pass ckpt_path=saves.ckpt_path() to fit()."
+            )
         loop = read["lightning"]["loops"]["fit_loop"]["state_dict"]
         loop.update(own)
         if _LOADERS not in loop and Ranks().rank == 0:
@@ -106,15 +108,21 @@ class HoldfastCheckpoint(Checkpoint):
         Raises:
             BadUse: training begins anew over checkpoints.
         """
-        if not self._was_read and self._ckpt.restore({}):  # also one that object storage has, and the folder had not
-            raise BadUse(f"There are checkpoints in {self.folder}. Pass ckpt_path=saves.ckpt_path() to fit().")
+        if not self._was_read and self._ckpt.restore(
+            {}
+        ):  # also one that object storage has, and the folder had not
+            raise BadUse(
+                f"There are checkpoints in {self.folder}. Pass ckpt_path=saves.ckpt_path() to fit()."
+            )
         self._saved_step = trainer.global_step
         if self._ckpt._sigterm is not None:
             # Lightning's handler has each rank break off at the end of its own batch, before all could save.
             self._ckpt._sigterm.take_back()
         self._reporter.begin(trainer.global_step)
         handler = signal.getsignal(signal.SIGTERM)
-        if isinstance(handler, _HandlersCompose):  # for the same reason; a script's own handler stays
+        if isinstance(
+            handler, _HandlersCompose
+        ):  # for the same reason; a script's own handler stays
             connected_link().take_back_sigterm(handler.signal_handlers)
         self._step_began_s = time.monotonic()
         loop = trainer.fit_loop
@@ -137,7 +145,9 @@ class HoldfastCheckpoint(Checkpoint):
             loop._resuming_from_checkpoint = False
             self._generators.put_back()
 
-    def on_train_batch_end(self, trainer: Trainer, module: Any, outputs: Any, *_args: Any, **_kwargs: Any) -> None:
+    def on_train_batch_end(
+        self, trainer: Trainer, module: Any, outputs: Any, *_args: Any, **_kwargs: Any
+    ) -> None:
         """Save, within an epoch, once the module has ended the batch, too: of that it hears next."""
         self._report(trainer, outputs)
         if trainer.is_last_batch:
@@ -153,9 +163,14 @@ class HoldfastCheckpoint(Checkpoint):
 
     def on_train_epoch_end(self, trainer: Trainer, _module: Any) -> None:
         """Save, at its end: after the evaluation, and what other callbacks make of it."""
-        trainer.fit_loop._restarting = False  # else a ReduceLROnPlateau leaves out the epoch that was gone on with
+        trainer.fit_loop._restarting = (
+            False  # else a ReduceLROnPlateau leaves out the epoch that was gone on with
+        )
         # It steps after this: then the next step that is told of is saved.
-        if not any(each.reduce_on_plateau and each.interval == "epoch" for each in trainer.lr_scheduler_configs):
+        if not any(
+            each.reduce_on_plateau and each.interval == "epoch"
+            for each in trainer.lr_scheduler_configs
+        ):
             self._save(trainer)
 
     def on_train_end(self, trainer: Trainer, _module: Any) -> None:
@@ -181,13 +196,17 @@ class HoldfastCheckpoint(Checkpoint):
         self._replaced.close()
 
     def _report(self, trainer: Trainer, outputs: Any) -> None:
-        if trainer.global_step == self._reporter.step_reported:  # gradients are accumulated over batches
+        if (
+            trainer.global_step == self._reporter.step_reported
+        ):  # gradients are accumulated over batches
             return
         now_s = time.monotonic()
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         batch_size = getattr(trainer.train_dataloader, "batch_size", None)
         samples = (
-            (batch_size if isinstance(batch_size, int) else 0) * trainer.accumulate_grad_batches * trainer.world_size
+            (batch_size if isinstance(batch_size, int) else 0)
+            * trainer.accumulate_grad_batches
+            * trainer.world_size
         )
         rate = samples / max(now_s - self._step_began_s, 1e-9) if samples else None
         self._step_began_s = now_s
@@ -199,7 +218,9 @@ class HoldfastCheckpoint(Checkpoint):
         if trainer.global_step > self._saved_step or (is_end and trainer.global_step):
             self._saved_step = trainer.global_step
             own: dict[str, Any] = {}
-            self._ckpt.save(trainer.global_step, lambda: _state(trainer, own), per_rank=own, force=is_end)
+            self._ckpt.save(
+                trainer.global_step, lambda: _state(trainer, own), per_rank=own, force=is_end
+            )
 
 
 class HoldfastCheckpointIO(TorchCheckpointIO):
@@ -208,7 +229,9 @@ class HoldfastCheckpointIO(TorchCheckpointIO):
     def __init__(self, saves: HoldfastCheckpoint) -> None:
         self._saves = saves
 
-    def load_checkpoint(self, path: str | os.PathLike[str], *args: Any, **kwargs: Any) -> dict[str, Any]:
+    def load_checkpoint(
+        self, path: str | os.PathLike[str], *args: Any, **kwargs: Any
+    ) -> dict[str, Any]:
         """Read what Lightning asks for."""
         if str(path) == str(self._saves.folder):
             return self._saves.read()

@@ -33,7 +33,9 @@ class Reporter:
         """Report that `step` is completed, unless the step is reported already."""
         if step > self.step_reported:
             self.step_reported = step
-            self._link.step(step, loss, {name: value for name, value in metrics.items() if value is not None})
+            self._link.step(
+                step, loss, {name: value for name, value in metrics.items() if value is not None}
+            )
 
     def enter(self, name: str, *, limit_s: float | None = None) -> None:
         """Mark a stretch without steps from here to `leave`, in place of another stretch.
@@ -44,7 +46,9 @@ class Reporter:
         if name != self._name:
             self._open.close()
             self._name = name
-            self._open.enter_context(self._link.section(name, limit_s=END_LIMIT_S if self._has_ended else limit_s))
+            self._open.enter_context(
+                self._link.section(name, limit_s=END_LIMIT_S if self._has_ended else limit_s)
+            )
 
     def leave(self) -> None:
         """End the stretch without steps; after the training, begin the end again."""

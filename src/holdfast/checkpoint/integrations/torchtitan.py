@@ -49,7 +49,9 @@ class HoldfastCheckpointManager(CheckpointManager):
         # Without the thread that deletes, which knows nothing of manifests.
         super().__init__(replace(config, async_mode="disabled", keep_latest_k=0), **parts)  # type: ignore[call-arg]
         if self.enable:
-            self._ckpt = Checkpointer(self.folder, every=config.interval, keep=config.keep_latest_k or None)
+            self._ckpt = Checkpointer(
+                self.folder, every=config.interval, keep=config.keep_latest_k or None
+            )
         self._reporter = Reporter()
         self._losses: dict[int, float] = {}
         self._tokens: int | None = None
@@ -65,7 +67,9 @@ class HoldfastCheckpointManager(CheckpointManager):
             self._save_last_step(curr_step)
             return True
         # At every step: it saves where one is due, and notices that the job is to stop.
-        is_first_or_last = bool(curr_step % self.interval) and self._should_save(curr_step, last_step)
+        is_first_or_last = bool(curr_step % self.interval) and self._should_save(
+            curr_step, last_step
+        )
         handle = self._ckpt.save(curr_step, self._flattened_model_states_sd, force=is_first_or_last)
         self.save_future: SaveHandle | None = handle
         return handle.step is not None
@@ -74,7 +78,9 @@ class HoldfastCheckpointManager(CheckpointManager):
         """Have the trainer's loss, speed and validation reported, before its first step."""
         self._reporter.begin(0)
         trainer = self.states.get("train_state")
-        processor, validator = (getattr(trainer, name, None) for name in ("metrics_processor", "validator"))
+        processor, validator = (
+            getattr(trainer, name, None) for name in ("metrics_processor", "validator")
+        )
         if processor is not None:
             log = processor.log
 
@@ -97,7 +103,10 @@ class HoldfastCheckpointManager(CheckpointManager):
             validator.validate = validate_in_section
 
     def _report(self, step: int) -> None:
-        tokens, now_s = getattr(self.states.get("train_state"), "ntokens_seen", None), time.monotonic()
+        tokens, now_s = (
+            getattr(self.states.get("train_state"), "ntokens_seen", None),
+            time.monotonic(),
+        )
         rate = None
         if tokens is not None and self._tokens is not None:
             rate = (tokens - self._tokens) / max(now_s - self._step_ended_s, 1e-9)
@@ -136,7 +145,11 @@ class HoldfastCheckpointManager(CheckpointManager):
 
     def _find_load_step(self, folder: str = "") -> int:
         # torchtitan's takes a save that is under way, or was killed, for a checkpoint: that is hidden.
-        places = (at.parent.name for name in _CONTENTS for at in Path(folder or self.folder).glob(f"step-*/{name}"))
+        places = (
+            at.parent.name
+            for name in _CONTENTS
+            for at in Path(folder or self.folder).glob(f"step-*/{name}")
+        )
         steps = (re.fullmatch(r"step-(\d+)", place) for place in places)
         return max((int(step[1]) for step in steps if step), default=-1)
 
@@ -150,5 +163,7 @@ class HoldfastCheckpointManager(CheckpointManager):
 
     def _close(self) -> None:
         super()._close()
-        if hasattr(self, "_ckpt"):  # else it was never made: torchtitan calls this of what failed to begin, too
+        if hasattr(
+            self, "_ckpt"
+        ):  # else it was never made: torchtitan calls this of what failed to begin, too
             self._ckpt.close()

@@ -14,7 +14,9 @@ from holdfast.core.accounting.survival import UNUSABLE_STATES
 from holdfast.core.ledger.records import Attempt, Checkpoint, Event, Incident
 
 
-def interventions(attempts: Sequence[Attempt], incidents: Sequence[Incident], events: Sequence[Event]) -> int:
+def interventions(
+    attempts: Sequence[Attempt], incidents: Sequence[Incident], events: Sequence[Event]
+) -> int:
     """How often a person stepped in: asked the run to stop, or started it again.
 
     An attempt after the first that no incident's `restart` led to was started by somebody (`run --resume`).
@@ -25,16 +27,22 @@ def interventions(attempts: Sequence[Attempt], incidents: Sequence[Incident], ev
     return stops + by_hand
 
 
-def incident_summaries(incidents: Sequence[Incident], events: Sequence[Event]) -> tuple[IncidentSummary, ...]:
+def incident_summaries(
+    incidents: Sequence[Incident], events: Sequence[Event]
+) -> tuple[IncidentSummary, ...]:
     """Each incident with its injected fault, its seconds, its steps and the checkpoints passed over."""
-    return tuple(_incident(number, incident, events) for number, incident in enumerate(incidents, start=1))
+    return tuple(
+        _incident(number, incident, events) for number, incident in enumerate(incidents, start=1)
+    )
 
 
 def _incident(number: int, incident: Incident, events: Sequence[Event]) -> IncidentSummary:
     injected = [
         event
         for event in events
-        if event.kind == "fault_injected" and event.attempt == incident.attempt and event.at_s <= incident.detected_at_s
+        if event.kind == "fault_injected"
+        and event.attempt == incident.attempt
+        and event.at_s <= incident.detected_at_s
     ]
     fault_at_s = max((event.at_s for event in injected), default=incident.fault_at_s)
     restored = _restored_after(incident, events)
@@ -66,7 +74,9 @@ def _incident(number: int, incident: Incident, events: Sequence[Event]) -> Incid
 
 def _restored_after(incident: Incident, events: Sequence[Event]) -> Mapping[str, Any]:
     """Data of the first `restored` event after the incident, that of the lowest rank."""
-    later = [event for event in events if event.kind == "restored" and event.attempt > incident.attempt]
+    later = [
+        event for event in events if event.kind == "restored" and event.attempt > incident.attempt
+    ]
     if not later:
         return {}
     first = min(later, key=lambda event: (event.attempt, -1 if event.rank is None else event.rank))
@@ -88,7 +98,9 @@ def checkpoint_summary(checkpoints: Sequence[Checkpoint], wall_s: float) -> Chec
         share_of_wall=total_stall_s / wall_s if wall_s > 0 else 0.0,
         overall=_stalls(0, checkpoints) if checkpoints else None,
         by_attempt=tuple(
-            _stalls(number, [checkpoint for checkpoint in checkpoints if checkpoint.attempt == number])
+            _stalls(
+                number, [checkpoint for checkpoint in checkpoints if checkpoint.attempt == number]
+            )
             for number in numbers
         ),
     )

@@ -8,7 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.accounting.costs import checkpoint_summary, incident_summaries, interventions
-from holdfast.core.accounting.records import IncidentSummary, LossCurve, LostSegment, Point, RunSummary
+from holdfast.core.accounting.records import (
+    IncidentSummary,
+    LossCurve,
+    LostSegment,
+    Point,
+    RunSummary,
+)
 from holdfast.core.accounting.survival import ExecutedStep, executed_steps
 from holdfast.core.accounting.wall_time import Outage, wall_time
 from holdfast.core.ledger import Attempt, Checkpoint, Event, Incident, Ledger, Run
@@ -132,7 +138,11 @@ def _with_start_step(attempt: Attempt, events: Sequence[Event]) -> Attempt:
     """An attempt that ended between its restore and its first step has its start in the event alone."""
     if attempt.start_step is not None:
         return attempt
-    restored = [event.data for event in events if (event.kind, event.attempt) == ("restored", attempt.number)]
+    restored = [
+        event.data
+        for event in events
+        if (event.kind, event.attempt) == ("restored", attempt.number)
+    ]
     return replace(attempt, start_step=int(restored[0]["step"])) if restored else attempt
 
 
@@ -154,7 +164,9 @@ def _stalls_s(checkpoints: Sequence[Checkpoint]) -> dict[int, float]:
 
 def _world_size(run: Run, events: Sequence[Event]) -> int | None:
     stated: list[Any] = [event.data.get("world_size") for event in reversed(events)]
-    if run.command and Path(run.command[0]).name != "torchrun":  # which says itself how many ranks it starts
+    if (
+        run.command and Path(run.command[0]).name != "torchrun"
+    ):  # which says itself how many ranks it starts
         stated.append(run.options.get("nproc"))
     return next((size for size in stated if isinstance(size, int) and size > 0), None)
 
@@ -163,14 +175,18 @@ def _final_step(attempts: Sequence[Attempt], steps: Sequence[ExecutedStep]) -> i
     surviving = [step.record.step for step in steps if step.survives]
     if surviving:
         return max(surviving)
-    return next((attempt.start_step for attempt in reversed(attempts) if attempt.start_step is not None), 0)
+    return next(
+        (attempt.start_step for attempt in reversed(attempts) if attempt.start_step is not None), 0
+    )
 
 
 def _loss_curve(steps: Sequence[ExecutedStep]) -> LossCurve:
     surviving: list[Point] = []
     validation: list[Point] = []
     lost: list[LostSegment] = []
-    for (attempt, survives), group in itertools.groupby(steps, lambda step: (step.record.attempt, step.survives)):
+    for (attempt, survives), group in itertools.groupby(
+        steps, lambda step: (step.record.attempt, step.survives)
+    ):
         lines = [step.record for step in group]
         points = [Point(line.step, line.loss) for line in lines if line.loss is not None]
         if survives:

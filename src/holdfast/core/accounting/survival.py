@@ -50,14 +50,18 @@ def executed_steps(
     for attempt in attempts:
         lines = records.get(attempt.number, ())
         kept = survival[attempt.number]
-        others_s = [line.step_s for line, survives in zip(lines[1:], kept[1:], strict=True) if survives]
+        others_s = [
+            line.step_s for line, survives in zip(lines[1:], kept[1:], strict=True) if survives
+        ]
         first_limit_s = statistics.median(others_s) if others_s else usual_s
         before = attempt.start_step
         marked = []
         for index, (line, survives) in enumerate(zip(lines, kept, strict=True)):
             covers = 1 if before is None or line.step < before else line.step - before
             counted_s = min(line.step_s, first_limit_s) if index == 0 else line.step_s
-            marked.append(ExecutedStep(record=line, survives=survives, covers=covers, counted_s=counted_s))
+            marked.append(
+                ExecutedStep(record=line, survives=survives, covers=covers, counted_s=counted_s)
+            )
             before = line.step
         executed[attempt.number] = marked
     return executed
@@ -84,7 +88,9 @@ def _survival(
         survival[attempt.number] = kept[::-1]
         if final_limits.get(attempt.number) == -math.inf:
             continue  # nothing is left of this attempt, so it rolled nothing back
-        began = [line.step - 1 for line in lines] + [attempt.start_step] * (attempt.start_step is not None)
+        began = [line.step - 1 for line in lines] + [attempt.start_step] * (
+            attempt.start_step is not None
+        )
         ceiling = min([ceiling, *(step for step in began if step is not None)])
     return survival
 

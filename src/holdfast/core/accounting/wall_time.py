@@ -34,7 +34,9 @@ class _Tape:
         """Seconds from the cursor to a Unix time; 0 where that lies behind it, cut at the run's end."""
         return max(0.0, min(at_s - self.start_s, self.length_s) - self.cursor_s)
 
-    def spend(self, seconds: float, cause: Cause, attempt: int, *, parts: Mapping[Cause, float]) -> None:
+    def spend(
+        self, seconds: float, cause: Cause, attempt: int, *, parts: Mapping[Cause, float]
+    ) -> None:
         """Pass a stretch, drawn as `cause` and booked as `parts`."""
         if seconds <= 0:
             return
@@ -45,7 +47,9 @@ class _Tape:
         if last is not None and (last.attempt, last.cause) == (attempt, cause):
             self.phases[-1] = Phase(attempt=attempt, cause=cause, start_s=last.start_s, end_s=end_s)
         else:
-            self.phases.append(Phase(attempt=attempt, cause=cause, start_s=self.cursor_s, end_s=end_s))
+            self.phases.append(
+                Phase(attempt=attempt, cause=cause, start_s=self.cursor_s, end_s=end_s)
+            )
         self.cursor_s = end_s
 
     def pass_to(self, at_s: float, cause: Cause, attempt: int) -> None:

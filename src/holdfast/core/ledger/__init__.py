@@ -7,6 +7,23 @@ Only the supervisor, `holdfast eval` and the command line write here; ranks send
 """
 
 from holdfast.core.ledger.ledger import Ledger
-from holdfast.core.ledger.records import Attempt, Checkpoint, EvaluationRecord, Event, Incident, Prior, Run
+from holdfast.core.ledger.records import (
+    Attempt,
+    Checkpoint,
+    EvaluationRecord,
+    Event,
+    Incident,
+    Prior,
+    Run,
+)
 
-__all__ = ["Attempt", "Checkpoint", "EvaluationRecord", "Event", "Incident", "Ledger", "Prior", "Run"]
+__all__ = [
+    "Attempt",
+    "Checkpoint",
+    "EvaluationRecord",
+    "Event",
+    "Incident",
+    "Ledger",
+    "Prior",
+    "Run",
+]

@@ -28,7 +28,17 @@ from holdfast.core.ledger.records import (
 from holdfast.core.ledger.remembered import Remembered
 
 Record = TypeVar(
-    "Record", Run, Attempt, Event, Incident, Checkpoint, EvaluationRecord, Prior, Memory, LearnedRule, GoodRun
+    "Record",
+    Run,
+    Attempt,
+    Event,
+    Incident,
+    Checkpoint,
+    EvaluationRecord,
+    Prior,
+    Memory,
+    LearnedRule,
+    GoodRun,
 )
 PRIORS_KEPT = 4
 """Of each task and family: the newest."""
@@ -57,7 +67,10 @@ class Ledger(Remembered):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -89,7 +102,9 @@ class Ledger(Remembered):
 
     def runs(self) -> list[Run]:
         """All runs, oldest first."""
-        return self._read(Run, schema.runs, order_by=(schema.runs.c.started_at_s, schema.runs.c.run_id))
+        return self._read(
+            Run, schema.runs, order_by=(schema.runs.c.started_at_s, schema.runs.c.run_id)
+        )
 
     def remove_run(self, run_id: str) -> None:
         """Forget a run and all that belongs to it."""
@@ -109,8 +124,12 @@ class Ledger(Remembered):
             NotFound: the run has no attempt of this number.
         """
         table = schema.attempts
-        if not self._update(table, (table.c.run_id == run_id) & (table.c.number == number), changes):
-            raise NotFound(f"Run {run_id!r} has no attempt {number}. `holdfast runs show {run_id}` lists those it has.")
+        if not self._update(
+            table, (table.c.run_id == run_id) & (table.c.number == number), changes
+        ):
+            raise NotFound(
+                f"Run {run_id!r} has no attempt {number}. `holdfast runs show {run_id}` lists those it has."
+            )
 
     def attempts(self, run_id: str) -> list[Attempt]:
         """The attempts of a run, in order."""
@@ -138,7 +157,9 @@ class Ledger(Remembered):
         values = asdict(incident)
         del values["incident_id"]
         with self._write() as connection:
-            key = connection.execute(schema.incidents.insert().values(**values)).inserted_primary_key
+            key = connection.execute(
+                schema.incidents.insert().values(**values)
+            ).inserted_primary_key
         assert key is not None
         return int(key[0])
 
@@ -148,7 +169,9 @@ class Ledger(Remembered):
         Raises:
             NotFound: there is none of this id.
         """
-        if not self._update(schema.incidents, schema.incidents.c.incident_id == incident_id, changes):
+        if not self._update(
+            schema.incidents, schema.incidents.c.incident_id == incident_id, changes
+        ):
             raise _no_incident(incident_id)
 
     def incident(self, incident_id: int) -> Incident:
@@ -157,7 +180,9 @@ class Ledger(Remembered):
         Raises:
             NotFound: there is none.
         """
-        found = self._read(Incident, schema.incidents, schema.incidents.c.incident_id == incident_id)
+        found = self._read(
+            Incident, schema.incidents, schema.incidents.c.incident_id == incident_id
+        )
         if not found:
             raise _no_incident(incident_id)
         return found[0]
@@ -187,7 +212,9 @@ class Ledger(Remembered):
     def checkpoints(self, run_id: str) -> list[Checkpoint]:
         """The checkpoints of a run, in the order they became durable."""
         table = schema.checkpoints
-        return self._read(Checkpoint, table, table.c.run_id == run_id, order_by=table.c.checkpoint_id)
+        return self._read(
+            Checkpoint, table, table.c.run_id == run_id, order_by=table.c.checkpoint_id
+        )
 
     # Evaluations
 
@@ -199,7 +226,9 @@ class Ledger(Remembered):
         """
         table = schema.evaluations
         with self._write() as connection:
-            same = select(table.c.evaluation_id).where(table.c.evaluation_id == evaluation.evaluation_id)
+            same = select(table.c.evaluation_id).where(
+                table.c.evaluation_id == evaluation.evaluation_id
+            )
             if connection.execute(same).first() is not None:
                 raise BadUse(
                     f"There is already an evaluation {evaluation.evaluation_id!r}. Choose another --id, or go on with "
@@ -240,7 +269,10 @@ class Ledger(Remembered):
         table = schema.evaluations
         where = and_(true(), *(table.c[name] == value for name, value in equal.items()))
         return self._read(
-            EvaluationRecord, table, where, order_by=(table.c.started_at_s.desc(), table.c.evaluation_id.desc())
+            EvaluationRecord,
+            table,
+            where,
+            order_by=(table.c.started_at_s.desc(), table.c.evaluation_id.desc()),
         )
 
     # Priors
@@ -250,12 +282,21 @@ class Ledger(Remembered):
         table = schema.priors
         with self._write() as connection:
             for prior in priors:
-                assert len(prior.history) <= HISTORY_LIMIT_BYTES, "whoever packs a history bounds it"
+                assert len(prior.history) <= HISTORY_LIMIT_BYTES, (
+                    "whoever packs a history bounds it"
+                )
                 connection.execute(table.insert().values(**asdict(prior)))
                 same = and_(
-                    table.c.family == prior.family, table.c.harness == prior.harness, table.c.task == prior.task
+                    table.c.family == prior.family,
+                    table.c.harness == prior.harness,
+                    table.c.task == prior.task,
                 )
-                newest = select(table.c.prior_id).where(same).order_by(table.c.prior_id.desc()).limit(PRIORS_KEPT)
+                newest = (
+                    select(table.c.prior_id)
+                    .where(same)
+                    .order_by(table.c.prior_id.desc())
+                    .limit(PRIORS_KEPT)
+                )
                 kept = [row.prior_id for row in connection.execute(newest)]
                 connection.execute(table.delete().where(same, table.c.prior_id < min(kept)))
 
@@ -263,7 +304,9 @@ class Ledger(Remembered):
         """The newest prior of a family's every task, by harness and task."""
         table = schema.priors
         newest = (
-            select(func.max(table.c.prior_id)).where(table.c.family == family).group_by(table.c.harness, table.c.task)
+            select(func.max(table.c.prior_id))
+            .where(table.c.family == family)
+            .group_by(table.c.harness, table.c.task)
         )
         found = self._read(Prior, table, table.c.prior_id.in_(newest))
         return {(prior.harness, prior.task): prior for prior in found}
@@ -294,7 +337,9 @@ class Ledger(Remembered):
         with self._write() as connection:
             return connection.execute(table.update().where(where).values(**changes)).rowcount > 0
 
-    def _read(self, record: type[Record], table: Table, where: Any = None, order_by: Any = None) -> list[Record]:
+    def _read(
+        self, record: type[Record], table: Table, where: Any = None, order_by: Any = None
+    ) -> list[Record]:
         # A table's own key (event_id, checkpoint_id) is for order only; the records do not carry it.
         columns = [table.c[name] for name in record.__dataclass_fields__]
         query = select(*columns)
@@ -311,8 +356,12 @@ def _no_run(run_id: str) -> NotFound:
 
 
 def _no_incident(incident_id: int) -> NotFound:
-    return NotFound(f"There is no incident {incident_id}. `holdfast incidents ls` lists those there are.")
+    return NotFound(
+        f"There is no incident {incident_id}. `holdfast incidents ls` lists those there are."
+    )
 
 
 def _no_evaluation(evaluation_id: str) -> NotFound:
-    return NotFound(f"There is no evaluation {evaluation_id!r}. `holdfast eval ls` lists those there are.")
+    return NotFound(
+        f"There is no evaluation {evaluation_id!r}. `holdfast eval ls` lists those there are."
+    )

@@ -30,7 +30,9 @@ class Remembered(ABC):
         """The database's errors as the ledger's own."""
 
     @abstractmethod
-    def _read(self, record: type[R], table: Table, where: Any = None, order_by: Any = None) -> list[R]:
+    def _read(
+        self, record: type[R], table: Table, where: Any = None, order_by: Any = None
+    ) -> list[R]:
         """The rows of a table as records."""
 
     @abstractmethod
@@ -57,7 +59,9 @@ class Remembered(ABC):
         """
         table = schema.memories
         with self._write() as connection:
-            if not connection.execute(table.update().where(table.c.memory_id == memory_id).values(**changes)).rowcount:
+            if not connection.execute(
+                table.update().where(table.c.memory_id == memory_id).values(**changes)
+            ).rowcount:
                 raise _no_memory(memory_id)
             if "words" in changes:
                 self._index_words(connection, memory_id, changes["words"])
@@ -74,7 +78,11 @@ class Remembered(ABC):
         return found[0]
 
     def memories(
-        self, *, incident_id: int | None = None, judged: bool | None = None, newest: int | None = None
+        self,
+        *,
+        incident_id: int | None = None,
+        judged: bool | None = None,
+        newest: int | None = None,
     ) -> list[Memory]:
         """What is remembered, oldest first: of one run's incident, with or without a person's verdict, or of all.
 
@@ -87,15 +95,24 @@ class Remembered(ABC):
         if judged is not None:
             where = and_(where, table.c.verdict != "" if judged else table.c.verdict == "")
         if newest is not None:
-            last = select(table.c.memory_id).where(where).order_by(table.c.memory_id.desc()).limit(newest)
+            last = (
+                select(table.c.memory_id)
+                .where(where)
+                .order_by(table.c.memory_id.desc())
+                .limit(newest)
+            )
             where = table.c.memory_id.in_(last.scalar_subquery())
         return self._read(Memory, table, where, order_by=table.c.memory_id)
 
     def incidents_not_remembered(self) -> list[Incident]:
         """The runs' incidents that have no memory yet, oldest first."""
-        known = select(schema.memories.c.incident_id).where(schema.memories.c.incident_id.is_not(None))
+        known = select(schema.memories.c.incident_id).where(
+            schema.memories.c.incident_id.is_not(None)
+        )
         table = schema.incidents
-        return self._read(Incident, table, table.c.incident_id.not_in(known), order_by=table.c.incident_id)
+        return self._read(
+            Incident, table, table.c.incident_id.not_in(known), order_by=table.c.incident_id
+        )
 
     def search_memories(self, words: Sequence[str], limit: int) -> list[int]:
         """Ids of the memories with some of `words` (lower-case letters, digits, `_`), the best fit first.
@@ -128,10 +145,14 @@ class Remembered(ABC):
                 f"There is no learned rule {rule_id!r} in use. `holdfast rules ls --learned` lists those there are."
             )
 
-    def learned_rules(self, kind: str | None = None, *, withdrawn: bool = False) -> list[LearnedRule]:
+    def learned_rules(
+        self, kind: str | None = None, *, withdrawn: bool = False
+    ) -> list[LearnedRule]:
         """The learned rules in use, of one kind or of all, oldest first; with `withdrawn` those that no longer are."""
         table = schema.learned_rules
-        where: Any = table.c.withdrawn_at_s.is_not(None) if withdrawn else table.c.withdrawn_at_s.is_(None)
+        where: Any = (
+            table.c.withdrawn_at_s.is_not(None) if withdrawn else table.c.withdrawn_at_s.is_(None)
+        )
         if kind is not None:
             where = and_(where, table.c.kind == kind)
         return self._read(LearnedRule, table, where, order_by=(table.c.made_at_s, table.c.rule_id))
@@ -170,7 +191,11 @@ class Remembered(ABC):
         padded = " " + table.c.words + " "
         has = [padded.contains(f" {word} ", autoescape=True) for word in words]
         count = sum((case((one, 1), else_=0) for one in has[1:]), start=case((has[0], 1), else_=0))
-        counted = select(table.c.memory_id).where(count > 0).order_by(count.desc(), table.c.memory_id.desc())
+        counted = (
+            select(table.c.memory_id)
+            .where(count > 0)
+            .order_by(count.desc(), table.c.memory_id.desc())
+        )
         return counted.limit(limit)
 
     @functools.cached_property
@@ -182,7 +207,9 @@ class Remembered(ABC):
 
     def _index_words(self, connection: Connection, memory_id: int, words: str) -> None:
         if self._full_text == "fts5":
-            connection.execute(text(f"DELETE FROM {schema.MEMORY_WORDS} WHERE rowid = :id"), {"id": memory_id})
+            connection.execute(
+                text(f"DELETE FROM {schema.MEMORY_WORDS} WHERE rowid = :id"), {"id": memory_id}
+            )
             insert = text(f"INSERT INTO {schema.MEMORY_WORDS} (rowid, words) VALUES (:id, :words)")
             connection.execute(insert, {"id": memory_id, "words": words})
 
@@ -195,4 +222,6 @@ class Remembered(ABC):
 
 
 def _no_memory(memory_id: int) -> NotFound:
-    return NotFound(f"There is no incident m{memory_id}. `holdfast incidents ls` lists those there are.")
+    return NotFound(
+        f"There is no incident m{memory_id}. `holdfast incidents ls` lists those there are."
+    )

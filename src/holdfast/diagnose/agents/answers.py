@@ -112,4 +112,6 @@ def _no_number(word: str) -> NoReturn:
 
 def _depth(value: Any) -> int:
     inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
-    return 1 + max((_depth(one) for one in inner), default=0) if isinstance(value, dict | list) else 0
+    return (
+        1 + max((_depth(one) for one in inner), default=0) if isinstance(value, dict | list) else 0
+    )

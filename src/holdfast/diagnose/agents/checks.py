@@ -59,7 +59,11 @@ def contradicted_by(reason: str, line: Kept, rules: RuleSet) -> Rule | None:
     if is_exception(text):
         wheres = ("user_exception", "library_exception")
     found = [known[0] for where in wheres if (known := rules.find(text, where)) is not None]
-    sure = [rule for rule in found if rule.kind in _NO_ROOTS or (rule.confidence >= SURE and _names_a_cause(rule))]
+    sure = [
+        rule
+        for rule in found
+        if rule.kind in _NO_ROOTS or (rule.confidence >= SURE and _names_a_cause(rule))
+    ]
     allowed = any(rule.reason == reason and rule.kind not in _NO_ROOTS for rule in sure)
     return sure[0] if sure and not allowed else None
 
@@ -90,7 +94,9 @@ def safe_action(
     if action in ("restart", "wait_and_retry"):
         return action
     if action in ("user_must_fix", "change_config"):
-        carried = category != "Infrastructure" and any(_states_an_error(cleaned(one).text) for one in roots)
+        carried = category != "Infrastructure" and any(
+            _states_an_error(cleaned(one).text) for one in roots
+        )
     else:
         carried = reason in considered
     return action if carried and unanimous else "restart"

@@ -47,7 +47,9 @@ def consult(
     `similar` finds past incidents like a text; `rules` are those that made the diagnosis (default: the packaged ones).
     An endpoint that fails changes nothing but the notes.
     """
-    return consultation(diagnosis, compressed, endpoint, similar=similar, rules=rules, samples=samples).diagnosis
+    return consultation(
+        diagnosis, compressed, endpoint, similar=similar, rules=rules, samples=samples
+    ).diagnosis
 
 
 def consultation(
@@ -65,7 +67,9 @@ def consultation(
         return Consultation(diagnosis=diagnosis)
     rules = packaged_rules() if rules is None else rules
     try:
-        outcome = find_cause(diagnosis, compressed, endpoint, rules, similar=similar, samples=samples, draw=draw)
+        outcome = find_cause(
+            diagnosis, compressed, endpoint, rules, similar=similar, samples=samples, draw=draw
+        )
     except HoldfastError as error:  # httpx or the memory is not there: the answer of the rules is
         return Consultation(diagnosis=_noted(diagnosis, str(error)))
     finding = outcome.finding
@@ -86,7 +90,9 @@ def _noted(diagnosis: Diagnosis, *notes: str) -> Diagnosis:
 def _decided(diagnosis: Diagnosis, finding: Finding, endpoint: Endpoint) -> Diagnosis:
     name = f"model:{endpoint.model}"
     sure = round(CEILING * finding.agreement, 3)
-    if finding.reason == diagnosis.reason:  # the action stays the rules', which know more of their reason
+    if (
+        finding.reason == diagnosis.reason
+    ):  # the action stays the rules', which know more of their reason
         said = f"{diagnosis.mitigation} A model adds, unproven: {finding.mitigation}"
         return replace(diagnosis, mitigation=said, decided_by=(*diagnosis.decided_by, name))
     if diagnosis.reason != "Unknown" and diagnosis.confidence >= sure:
@@ -100,7 +106,9 @@ def _decided(diagnosis: Diagnosis, finding: Finding, endpoint: Endpoint) -> Diag
     ]
     if diagnosis.reason != "Unknown":
         rule = diagnosis.decided_by[0] if diagnosis.decided_by else ""
-        others.append(Alternative(reason=diagnosis.reason, confidence=diagnosis.confidence, decided_by=rule))
+        others.append(
+            Alternative(reason=diagnosis.reason, confidence=diagnosis.confidence, decided_by=rule)
+        )
     kept = [one for one in (*others, *diagnosis.alternatives) if one.reason != finding.reason]
     return replace(
         diagnosis,

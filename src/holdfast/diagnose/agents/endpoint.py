@@ -78,8 +78,13 @@ class Endpoint(Api):
         try:
             from holdfast.diagnose.agents.exchange import exchange
         except ImportError as error:
-            raise HoldfastError("Asking a model needs httpx, which is not installed. Run: pip install httpx") from error
-        clean = [Prompt(instructions=one.instructions, data=redact(one.data, self.known_secrets)) for one in prompts]
+            raise HoldfastError(
+                "Asking a model needs httpx, which is not installed. Run: pip install httpx"
+            ) from error
+        clean = [
+            Prompt(instructions=one.instructions, data=redact(one.data, self.known_secrets))
+            for one in prompts
+        ]
         replies: Future[list[Reply]] = Future()
 
         def work() -> None:

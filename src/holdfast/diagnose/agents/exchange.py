@@ -36,9 +36,15 @@ class _RefusesAField(Exception):
     """A server does not know something that is optional."""
 
 
-async def exchange(endpoint: Endpoint, prompts: Sequence[Prompt], temperature: float) -> list[Reply]:
+async def exchange(
+    endpoint: Endpoint, prompts: Sequence[Prompt], temperature: float
+) -> list[Reply]:
     """The replies to `prompts`, in order, within the endpoint's budget."""
-    headers = {"Accept": "application/json", "Accept-Encoding": "identity", "User-Agent": "holdfast"}
+    headers = {
+        "Accept": "application/json",
+        "Accept-Encoding": "identity",
+        "User-Agent": "holdfast",
+    }
     if endpoint.key:
         headers["Authorization"] = f"Bearer {endpoint.key}"
     try:
@@ -59,7 +65,9 @@ async def exchange(endpoint: Endpoint, prompts: Sequence[Prompt], temperature: f
         for task in late:
             task.cancel()
         await asyncio.gather(*late, return_exceptions=True)
-        return [task.result() if task in done else Reply(failed=endpoint.too_late()) for task in tasks]
+        return [
+            task.result() if task in done else Reply(failed=endpoint.too_late()) for task in tasks
+        ]
 
 
 class _Asking:
@@ -101,22 +109,29 @@ class _Asking:
     async def _in_time(self, prompt: Prompt) -> str:
         seconds = self._endpoint.try_timeout_s
         try:
-            async with asyncio.timeout(seconds):  # httpx's own limits hold for each piece: a drip would never end
+            async with asyncio.timeout(
+                seconds
+            ):  # httpx's own limits hold for each piece: a drip would never end
                 try:
                     return await self._asked(prompt, dict(self._optional))
                 except _RefusesAField:
                     self._optional.clear()
                     return await self._asked(prompt, {})
         except (TimeoutError, httpx.TimeoutException):
-            raise _Failed(f"gave no whole answer within {seconds:g} s. Ask again, or a faster one.") from None
+            raise _Failed(
+                f"gave no whole answer within {seconds:g} s. Ask again, or a faster one."
+            ) from None
         except httpx.InvalidURL:
             raise _Failed(f"has an address that is none. Check {Endpoint.env_url()}.") from None
         except httpx.ConnectError:
             raise _Failed(
-                f"cannot be reached. Check {Endpoint.env_url()}, and that the server runs.", passing=True
+                f"cannot be reached. Check {Endpoint.env_url()}, and that the server runs.",
+                passing=True,
             ) from None
         except (httpx.HTTPError, httpx.StreamError, OSError):
-            raise _Failed("broke the connection off. Ask again; look at the server's log.", passing=True) from None
+            raise _Failed(
+                "broke the connection off. Ask again; look at the server's log.", passing=True
+            ) from None
 
     async def _asked(self, prompt: Prompt, optional: dict[str, Any]) -> str:
         endpoint = self._endpoint
@@ -124,9 +139,13 @@ class _Asking:
             {"role": "system", "content": prompt.instructions},
             {"role": "user", "content": prompt.data},
         ]
-        body = json.dumps({"model": endpoint.model, "messages": messages, **optional}).encode("ascii")
+        body = json.dumps({"model": endpoint.model, "messages": messages, **optional}).encode(
+            "ascii"
+        )
         kind = {"Content-Type": "application/json"}
-        async with self._client.stream("POST", endpoint.request_url, content=body, headers=kind) as response:
+        async with self._client.stream(
+            "POST", endpoint.request_url, content=body, headers=kind
+        ) as response:
             said = await self._body(response)
             if response.status_code in _REFUSES_A_FIELD and optional:
                 raise _RefusesAField
@@ -135,12 +154,16 @@ class _Asking:
 
     async def _body(self, response: httpx.Response) -> bytes:
         if response.headers.get("Content-Encoding", "identity").lower() != "identity":
-            raise _Failed("packs its answers though asked not to. Check what stands between it and this machine.")
+            raise _Failed(
+                "packs its answers though asked not to. Check what stands between it and this machine."
+            )
         said = bytearray()
         async for piece in response.aiter_raw():
             said += piece
             if len(said) > self._endpoint.answer_limit_bytes:
-                raise _Failed(f"answered more than {self._endpoint.answer_limit_bytes} bytes. Use another model.")
+                raise _Failed(
+                    f"answered more than {self._endpoint.answer_limit_bytes} bytes. Use another model."
+                )
         return bytes(said)
 
 
@@ -149,10 +172,14 @@ def _check_status(endpoint: Endpoint, response: httpx.Response, said: bytes) -> 
     if status == httpx.codes.OK:
         return
     if response.is_redirect or 300 <= status < 400:
-        raise _Failed(f"sends on to another address, which is not followed. Check {Endpoint.env_url()}.")
+        raise _Failed(
+            f"sends on to another address, which is not followed. Check {Endpoint.env_url()}."
+        )
     if status in _PASSING:
         raise _Failed(
-            f"is overloaded or broken (status {status}). Ask again later.", passing=True, wait_s=_named_wait_s(response)
+            f"is overloaded or broken (status {status}). Ask again later.",
+            passing=True,
+            wait_s=_named_wait_s(response),
         )
     if status in (401, 403):
         raise _Failed(f"refuses the key (status {status}). Check {Endpoint.env_key()}.")
@@ -160,8 +187,12 @@ def _check_status(endpoint: Endpoint, response: httpx.Response, said: bytes) -> 
         raise _Failed(
             f"knows no such path or model. Check {Endpoint.env_url()} and {Endpoint.env_model()} ({endpoint.model})."
         )
-    because = sentence(redact(said[:4096].decode("utf-8", "replace"), endpoint.known_secrets), _SAID_CHARACTERS)
-    raise _Failed(f"refused the question (status {status}: {because}). Check {Endpoint.env_model()} and the server.")
+    because = sentence(
+        redact(said[:4096].decode("utf-8", "replace"), endpoint.known_secrets), _SAID_CHARACTERS
+    )
+    raise _Failed(
+        f"refused the question (status {status}: {because}). Check {Endpoint.env_model()} and the server."
+    )
 
 
 def _named_wait_s(response: httpx.Response) -> float | None:
@@ -176,5 +207,7 @@ def _text_of(said: bytes) -> str:
     except (Malformed, ValueError, LookupError, TypeError):
         text = None
     if not isinstance(text, str) or not text.strip():
-        raise _Failed(f"answered with no text of a chat completion. Check {Endpoint.env_url()}: it is the API's base.")
+        raise _Failed(
+            f"answered with no text of a chat completion. Check {Endpoint.env_url()}: it is the API's base."
+        )
     return text

@@ -118,7 +118,9 @@ def find_cause(
             votes.append(vote)
     notes = [f"{problem} ({count} of {samples})" for problem, count in Counter(problems).items()]
     if shown.withheld:
-        notes.append(f"{shown.withheld} lines that give orders to a reader were not shown to the model.")
+        notes.append(
+            f"{shown.withheld} lines that give orders to a reader were not shown to the model."
+        )
     considered = {diagnosis.reason, *(one.reason for one in diagnosis.alternatives)}
     return Outcome(finding=_agreed(votes, samples, considered), notes=tuple(notes))
 
@@ -135,10 +137,16 @@ def _incidents(similar: Similar | None, diagnosis: Diagnosis, kept: Sequence[Kep
     """The past incidents most like any line that may be the root; the question stays on this machine."""
     if similar is None:
         return []
-    asked = [diagnosis.root_text.strip(), *(checks.cleaned(one).text.strip() for one in kept[:_QUERIES])]
+    asked = [
+        diagnosis.root_text.strip(),
+        *(checks.cleaned(one).text.strip() for one in kept[:_QUERIES]),
+    ]
     every = [one for text in dict.fromkeys(asked) if text for one in similar(text)]
     every.sort(key=lambda one: -float(one.get("similarity", 0.0)))
-    told = ("; ".join(f"{name}: {value}" for name, value in one.items())[:_INCIDENT_CHARACTERS] for one in every)
+    told = (
+        "; ".join(f"{name}: {value}" for name, value in one.items())[:_INCIDENT_CHARACTERS]
+        for one in every
+    )
     return list(dict.fromkeys(told))[:_INCIDENTS]
 
 
@@ -147,7 +155,9 @@ def _considered(diagnosis: Diagnosis) -> str:
         (diagnosis.reason, diagnosis.confidence),
         *((one.reason, one.confidence) for one in diagnosis.alternatives),
     ]
-    said = ", ".join(f"{reason} ({confidence:.2f})" for reason, confidence in named if reason != "Unknown")
+    said = ", ".join(
+        f"{reason} ({confidence:.2f})" for reason, confidence in named if reason != "Unknown"
+    )
     return f"The rules considered: {said}.\n" if said else "No rule knows the cause.\n"
 
 
@@ -182,10 +192,15 @@ def _rule_idea(given: Any) -> RuleIdea | None:
         return None
     fields = with_fields(given, ("pattern", "match", "no_match"))
     for name, least in (("match", 1), ("no_match", 1)):
-        if not all(isinstance(one, str) and one.strip() for one in list_field(fields, name, most=5, least=least)):
+        if not all(
+            isinstance(one, str) and one.strip()
+            for one in list_field(fields, name, most=5, least=least)
+        ):
             raise Malformed(f"{name} of its rule holds no lines")
     pattern = text_field(fields, "pattern", most=PATTERN_CHARACTERS)
-    return RuleIdea(pattern=pattern, match=tuple(fields["match"]), no_match=tuple(fields["no_match"]))
+    return RuleIdea(
+        pattern=pattern, match=tuple(fields["match"]), no_match=tuple(fields["no_match"])
+    )
 
 
 def _check(vote: Vote, diagnosis: Diagnosis, rules: RuleSet) -> None:
@@ -206,18 +221,25 @@ def _agreed(votes: Sequence[Vote], samples: int, considered: Collection[str]) ->
     # Of actions that are named equally often the mildest: the order of HELPS.
     advised = max(checks.HELPS, key=lambda action: sum(one.action == action for one in agreeing))
     chosen = next(one for one in agreeing if one.action == advised)
-    unanimous = all(one.reason == reason and one.action == advised for one in votes) and len(votes) == samples > 1
+    unanimous = (
+        all(one.reason == reason and one.action == advised for one in votes)
+        and len(votes) == samples > 1
+    )
     roots = _roots(agreeing)
     return Finding(
         reason=reason,
         category=chosen.category,
         advised=advised,
-        action=checks.safe_action(advised, reason, chosen.category, roots, unanimous=unanimous, considered=considered),
+        action=checks.safe_action(
+            advised, reason, chosen.category, roots, unanimous=unanimous, considered=considered
+        ),
         cause=chosen.cause,
         mitigation=chosen.mitigation,
         roots=roots,
         agreement=count / samples,
-        others=tuple((other, number / samples) for other, number in counts.most_common() if other != reason),
+        others=tuple(
+            (other, number / samples) for other, number in counts.most_common() if other != reason
+        ),
         rule=next((one.rule for one in agreeing if one.rule is not None), None),
     )
 

@@ -11,7 +11,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from holdfast.diagnose.agents.answers import Malformed, json_object, line_number, list_field, text_field, with_fields
+from holdfast.diagnose.agents.answers import (
+    Malformed,
+    json_object,
+    line_number,
+    list_field,
+    text_field,
+    with_fields,
+)
 from holdfast.diagnose.agents.endpoint import Endpoint, Prompt, Reply
 from holdfast.diagnose.agents.prompts import FILTER_INSTRUCTIONS, VOTE_INSTRUCTIONS
 from holdfast.diagnose.agents.proposal import PATTERN_CHARACTERS, compiled, spells_out
@@ -71,12 +78,15 @@ def propose_filters(
     ]
     replies = endpoint.ask(prompts, temperature=TEMPERATURE)
     known = (*root_lines, *given.guarded, *_known_lines(rules))
-    guarded = dict.fromkeys((*known, *(clean_line(line.encode("utf-8", "replace"), 0).text for line in known)))
+    guarded = dict.fromkeys(
+        (*known, *(clean_line(line.encode("utf-8", "replace"), 0).text for line in known))
+    )
     notes: Counter[str] = Counter()
     agreed: list[tuple[int, Candidate]] = []
     for at, one in enumerate(shown):
         proposals = [
-            _read(reply, given.segments[at], one, notes) for reply in replies[at * samples : (at + 1) * samples]
+            _read(reply, given.segments[at], one, notes)
+            for reply in replies[at * samples : (at + 1) * samples]
         ]
         for candidate in _majority(proposals, samples):
             if why := _unsafe(candidate, one, guarded):
@@ -95,13 +105,17 @@ def _known_lines(rules: RuleSet) -> list[str]:
     return [line for rule in rules.rules if rule.kind != ROUTINE for line in rule.match]
 
 
-def _read(reply: Reply, segment: Sequence[str], shown: Shown, notes: Counter[str]) -> list[Candidate]:
+def _read(
+    reply: Reply, segment: Sequence[str], shown: Shown, notes: Counter[str]
+) -> list[Candidate]:
     """The candidates of one sample that are patterns and do what they say."""
     if reply.failed:
         notes[reply.failed] += 1
         return []
     try:
-        given = list_field(with_fields(json_object(reply.text), ("filters",)), "filters", most=_CANDIDATES_LIMIT)
+        given = list_field(
+            with_fields(json_object(reply.text), ("filters",)), "filters", most=_CANDIDATES_LIMIT
+        )
     except Malformed as error:
         notes[f"An answer of the model was dropped: {error}."] += 1
         return []
@@ -121,7 +135,9 @@ def _candidate(given: Any, segment: Sequence[str], shown: Shown) -> Candidate:
     pattern = compiled(text)
     if pattern is None:
         raise Malformed("a pattern is not one of RE2, or finds everything")
-    drops = frozenset(number for number, line in enumerate(segment[: len(shown.lines)], 1) if pattern.search(line))
+    drops = frozenset(
+        number for number, line in enumerate(segment[: len(shown.lines)], 1) if pattern.search(line)
+    )
     if not {line_number(one, len(shown.lines)) for one in cited} <= drops:
         raise Malformed("a pattern does not find the lines that it was given for")
     return Candidate(pattern=text, drops=drops)
@@ -136,7 +152,9 @@ def _majority(proposals: Sequence[Sequence[Candidate]], samples: int) -> list[Ca
         for one in proposal:
             patterns.setdefault(one.drops, []).append(one.pattern)
     return [
-        Candidate(pattern=max(patterns[drops], key=lambda pattern: (len(pattern), pattern)), drops=drops)
+        Candidate(
+            pattern=max(patterns[drops], key=lambda pattern: (len(pattern), pattern)), drops=drops
+        )
         for drops, count in votes.items()
         if 2 * count > samples
     ]
@@ -167,7 +185,9 @@ def _read_again(
     prompts = []
     for at, candidates in by_segment.items():
         lines = show(_to_judge(one, shown[at]) for one in candidates).lines
-        prompts.append(Prompt(instructions=VOTE_INSTRUCTIONS, data=fenced("The candidates", lines, draw())))
+        prompts.append(
+            Prompt(instructions=VOTE_INSTRUCTIONS, data=fenced("The candidates", lines, draw()))
+        )
     replies = endpoint.ask(prompts, temperature=_SECOND_READING_TEMPERATURE)
     kept: list[tuple[int, Candidate]] = []
     for (at, candidates), reply in zip(by_segment.items(), replies, strict=True):
@@ -175,7 +195,9 @@ def _read_again(
             notes[reply.failed] += 1
             continue
         try:
-            given = list_field(with_fields(json_object(reply.text), ("keep",)), "keep", most=len(candidates))
+            given = list_field(
+                with_fields(json_object(reply.text), ("keep",)), "keep", most=len(candidates)
+            )
             numbers = {line_number(one, len(candidates)) for one in given}
         except Malformed as error:
             notes[f"A second reading was dropped: {error}."] += 1
@@ -185,7 +207,9 @@ def _read_again(
 
 
 def _to_judge(candidate: Candidate, shown: Shown) -> str:
-    examples = " | ".join(shown.lines[number - 1][:80] for number in sorted(candidate.drops)[:_EXAMPLES_TO_JUDGE])
+    examples = " | ".join(
+        shown.lines[number - 1][:80] for number in sorted(candidate.drops)[:_EXAMPLES_TO_JUDGE]
+    )
     return f"{candidate.pattern}   drops: {examples}"
 
 

@@ -24,7 +24,9 @@ _PATTERN_MEMORY_BYTES: Final = 1 << 20
 _LITERAL_LEAST: Final = 8
 """Letters that a pattern spells out: fewer know no wording."""
 _CONFIDENCE: Final = 0.5
-_CLASSES: Final = re2.compile(r"\\[pP]\{\^?\w+\}|\\.|\[[^\]]*\]|\{[^}]*\}|\(\?[a-zA-Z-]*[:)]|\(\?P?<\w+>")
+_CLASSES: Final = re2.compile(
+    r"\\[pP]\{\^?\w+\}|\\.|\[[^\]]*\]|\{[^}]*\}|\(\?[a-zA-Z-]*[:)]|\(\?P?<\w+>"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,13 +75,24 @@ def proposed_rule(
     example = redact(text)
     if pattern is None or not spells_out(idea.pattern) or pattern.groupindex:
         return None
-    if not pattern.search(text) or not pattern.search(example) or any(map(pattern.search, idea.no_match)):
+    if (
+        not pattern.search(text)
+        or not pattern.search(example)
+        or any(map(pattern.search, idea.no_match))
+    ):
         return None
     harmless = [line for one in packaged_filters() for line in one.match]
-    others = [line for rule in rules.rules if rule.kind == ROUTINE or rule.reason != reason for line in rule.match]
+    others = [
+        line
+        for rule in rules.rules
+        if rule.kind == ROUTINE or rule.reason != reason
+        for line in rule.match
+    ]
     if any(map(pattern.search, harmless + others)):
         return None
-    kinds = Counter(rule.kind for rule in rules.rules if rule.reason == reason and rule.kind != ROUTINE)
+    kinds = Counter(
+        rule.kind for rule in rules.rules if rule.reason == reason and rule.kind != ROUTINE
+    )
     given: dict[str, Any] = {
         "id": f"model-{hashlib.sha256(idea.pattern.encode()).hexdigest()[:12]}",
         "pattern": idea.pattern,

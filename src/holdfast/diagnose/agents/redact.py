@@ -36,9 +36,7 @@ _FORMS: Final[tuple[str, ...]] = (
 _SEPARATOR: Final = r"(?:\\*[\"']?\s*(?:=>|:=|==|[=:>])\s*|\\*[\"']\s*,\s*)"
 """Between a name and its value: also that of a tuple of two strings, and of a tag."""
 _VALUE: Final = r"(?:\\*[\"'][^\"']*[\"']?\S*|\S+)"
-_HEADERS: Final = (
-    r"(?:proxy-)?authorization|x-api-key|api-key|x-auth-token|x-amz-security-token|x-goog-api-key|(?:set-)?cookie"
-)
+_HEADERS: Final = r"(?:proxy-)?authorization|x-api-key|api-key|x-auth-token|x-amz-security-token|x-goog-api-key|(?:set-)?cookie"  # noqa: E501
 _PASSWORDS: Final = r"passw(?:or)?d|passphrase|passcode"
 _NAMES: Final = (
     r"[\w.-]*(?:secret[\w.-]*(?: (?:access )?key)?|token|(?:api|access)[ _.-]?keys?(?:[ _.-]?id)?"
@@ -75,7 +73,9 @@ _TAKEN: Final[tuple[tuple[Any, str], ...]] = tuple(
 _WORD: Final = re2.compile(r"[A-Za-z0-9+/=_~%-]{16,}")
 _PARTS: Final = re2.compile(r"[A-Za-z0-9]+")
 _LETTERS: Final = r"(?:[a-z]*|[A-Z]*|[a-z]*(?:[A-Z]{1,5}[a-z]{2,})+[A-Z]{0,4})"
-_PLAIN: Final = re2.compile(rf"^(?:{_LETTERS}[0-9]*{_LETTERS}|[0-9]+(?:x[0-9]+)+|0x[0-9a-f]{{1,16}})$")
+_PLAIN: Final = re2.compile(
+    rf"^(?:{_LETTERS}[0-9]*{_LETTERS}|[0-9]+(?:x[0-9]+)+|0x[0-9a-f]{{1,16}})$"
+)
 """A part of a name as people write them: a word or some in camel case, one number before, behind or within; sizes and
 addresses in memory."""
 _PLAIN_LETTERS_LIMIT: Final = 30
@@ -96,7 +96,10 @@ def redact_lines(lines: Iterable[str], known: Iterable[str] = ()) -> list[str]:
     """The same line by line, as many as were given: a private key may stand on several."""
     given, literal = list(lines), [one for one in known if len(one) >= _KNOWN_LEAST]
     within = _within_private_keys(given)
-    return [PLACEHOLDER if at in within else _redact_line(line, literal) for at, line in enumerate(given)]
+    return [
+        PLACEHOLDER if at in within else _redact_line(line, literal)
+        for at, line in enumerate(given)
+    ]
 
 
 def _redact_line(line: str, known: Iterable[str]) -> str:

@@ -22,7 +22,9 @@ _TEXT_CHARACTERS: Final = 200
 _GUARDED_LIMIT: Final = 2000
 _KINDS_LIMIT: Final = 100_000
 _DIGITS: Final = b"0123456789"
-_TRACEBACK: Final = re2.compile(r'^\s*(?:Traceback \(most recent call last\)|File "[^"]*", line \d+)')
+_TRACEBACK: Final = re2.compile(
+    r'^\s*(?:Traceback \(most recent call last\)|File "[^"]*", line \d+)'
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,9 @@ class Segments:
     """Lines that no filter may drop."""
 
 
-def segments_of(files: Iterable[LogFile], rules: RuleSet, learned: Iterable[Filter] = ()) -> Segments:
+def segments_of(
+    files: Iterable[LogFile], rules: RuleSet, learned: Iterable[Filter] = ()
+) -> Segments:
     """The segments of `files`; `learned` are filters beside the packaged ones."""
     filters = Filters((*packaged_filters(), *learned))
     counts: dict[bytes, int] = {}
@@ -51,12 +55,18 @@ def segments_of(files: Iterable[LogFile], rules: RuleSet, learned: Iterable[Filt
         counts[kind] = 1
         text = clean_line(raw, 0).text
         known = rules.find(text)
-        if follows_frame or _TRACEBACK.search(text) or (known is not None and known[0].kind != ROUTINE):
+        if (
+            follows_frame
+            or _TRACEBACK.search(text)
+            or (known is not None and known[0].kind != ROUTINE)
+        ):
             if len(guarded) < _GUARDED_LIMIT:
                 guarded[text] = None
         elif text.strip() and not PROGRESS.search(raw) and not filters.routine(text):
             texts[kind] = text[:_TEXT_CHARACTERS]
-    frequent = sorted(texts, key=lambda kind: (-counts[kind], texts[kind]))[: SEGMENTS_LIMIT * LINES_LIMIT]
+    frequent = sorted(texts, key=lambda kind: (-counts[kind], texts[kind]))[
+        : SEGMENTS_LIMIT * LINES_LIMIT
+    ]
     shown = [texts[kind] for kind in frequent]
     cut = tuple(tuple(shown[at : at + LINES_LIMIT]) for at in range(0, len(shown), LINES_LIMIT))
     return Segments(segments=cut, guarded=tuple(guarded))

@@ -51,7 +51,10 @@ def routine(trainer: str, draw: random.Random, lines: int, first_step: int = 1) 
             troubles.pop(0)
             text += _group(draw.choice(noise.recovered + RECOVERED), draw, step)
         text.append(_filled(noise.step, draw, step))
-        text += [_filled(draw.choice(noise.chatter + LIBRARY), draw, step) for _ in range(draw.randrange(4))]
+        text += [
+            _filled(draw.choice(noise.chatter + LIBRARY), draw, step)
+            for _ in range(draw.randrange(4))
+        ]
         step += 1
     return text
 

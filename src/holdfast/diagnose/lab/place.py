@@ -54,7 +54,13 @@ def _launch(program: Program, folder: Path) -> list[str]:
 
 
 def _limits(program: Program) -> list[str]:
-    before = [_tool("prlimit"), f"--as={program.memory_bytes}", "--core=0", "--fsize=2147483648", "--"]
+    before = [
+        _tool("prlimit"),
+        f"--as={program.memory_bytes}",
+        "--core=0",
+        "--fsize=2147483648",
+        "--",
+    ]
     if "owner-only" in program.needs and os.geteuid() == 0:
         # Root may read and write everything by two capabilities; without them it is refused as anyone is.
         before += [_tool("setpriv"), "--bounding-set=-dac_override,-dac_read_search", "--"]
@@ -63,7 +69,14 @@ def _limits(program: Program) -> list[str]:
         if os.geteuid() != 0:
             raise CannotRun(f"program {program.id} needs a mount of its own: run as root")
         # The mount lies in a namespace of its own and goes with the last process in it.
-        before += [_tool("unshare"), "--mount", "bash", "-c", " && ".join([*mounts, 'exec "$@"']), "lab"]
+        before += [
+            _tool("unshare"),
+            "--mount",
+            "bash",
+            "-c",
+            " && ".join([*mounts, 'exec "$@"']),
+            "lab",
+        ]
     return before
 
 

@@ -61,9 +61,13 @@ class Program:
             if reason not in CATEGORIES:
                 raise ValueError(f"program {self.id}: no reason {reason!r}")
         if self.dialect is not None and self.dialect not in DIALECTS:
-            raise ValueError(f"program {self.id}: no dialect {self.dialect!r}; there are {', '.join(DIALECTS)}")
+            raise ValueError(
+                f"program {self.id}: no dialect {self.dialect!r}; there are {', '.join(DIALECTS)}"
+            )
         if not 1 <= self.ranks <= (RANKS_LIMIT if self.launcher == "torchrun" else 1):
-            raise ValueError(f"program {self.id}: {self.ranks} ranks under {self.launcher}; at most {RANKS_LIMIT}")
+            raise ValueError(
+                f"program {self.id}: {self.ranks} ranks under {self.launcher}; at most {RANKS_LIMIT}"
+            )
         re.compile(self.root)
 
     @property

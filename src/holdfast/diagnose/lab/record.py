@@ -45,7 +45,9 @@ def record(
             for done in as_completed(waiting):
                 yield _outcome(waiting[done], done, folder)
         finally:
-            pool.shutdown(cancel_futures=True)  # of what is interrupted, only the runs under way are waited for
+            pool.shutdown(
+                cancel_futures=True
+            )  # of what is interrupted, only the runs under way are waited for
 
 
 def _outcome(program: Program, done: "Future[Recording]", folder: Path) -> Outcome:

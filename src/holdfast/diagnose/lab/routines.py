@@ -100,7 +100,9 @@ NOISE: Mapping[str, Noise] = {
             "  successfully saved checkpoint from iteration {step:7d} to /ckpt/gpt-7b [ t 1/4, p 1/2 ]",
         ),
         recovered=(
-            ("WARNING: a rerun of iteration {step} on rank {rank} gave the same loss; the result is accepted",),
+            (
+                "WARNING: a rerun of iteration {step} on rank {rank} gave the same loss; the result is accepted",
+            ),
             (
                 "could not find the metadata file /ckpt/gpt-7b/latest_checkpointed_iteration.txt",
                 "    will not load any checkpoints and will start from random",
@@ -241,6 +243,8 @@ CASCADE = (
             " program exit, which can leak resources."
         ),
     ),
-    ("{node}:{pid}:{tid} [{local}] NCCL INFO [Service thread] Connection closed by localRank {local}",),
+    (
+        "{node}:{pid}:{tid} [{local}] NCCL INFO [Service thread] Connection closed by localRank {local}",
+    ),
 )
 """What a job prints as it goes down, whatever the cause; no group of these says why."""

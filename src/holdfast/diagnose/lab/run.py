@@ -60,7 +60,9 @@ def run(program: Program, folder: Path | None = None) -> Recording:
     """
     with ExitStack() as stack:
         place = folder or Path(
-            stack.enter_context(tempfile.TemporaryDirectory(prefix="lab-", ignore_cleanup_errors=True))
+            stack.enter_context(
+                tempfile.TemporaryDirectory(prefix="lab-", ignore_cleanup_errors=True)
+            )
         )
         work = place / "work"
         work.mkdir(parents=True)
@@ -70,9 +72,13 @@ def run(program: Program, folder: Path | None = None) -> Recording:
         if "s3" in program.needs:
             environment["AWS_ENDPOINT_URL"] = stack.enter_context(serve())
         start = time.monotonic()
-        code, timed_out = _run(command(program, place), work, place / "console", environment, program.limit_s, token)
+        code, timed_out = _run(
+            command(program, place), work, place / "console", environment, program.limit_s, token
+        )
         wall_s = time.monotonic() - start
-        text = _Disguise(program, work)((place / "console").read_bytes().decode("utf-8", "replace").replace("\r", "\n"))
+        text = _Disguise(program, work)(
+            (place / "console").read_bytes().decode("utf-8", "replace").replace("\r", "\n")
+        )
         ranks, launcher = _by_rank(text)
         return Recording(
             log=_MARKED.sub(lambda found: _prefix(program, found[1]), text),
@@ -101,7 +107,12 @@ def _by_rank(text: str) -> tuple[dict[int, str], str]:
 
 
 def _run(
-    arguments: list[str], work: Path, console: Path, environment: dict[str, str], limit_s: float, token: str
+    arguments: list[str],
+    work: Path,
+    console: Path,
+    environment: dict[str, str],
+    limit_s: float,
+    token: str,
 ) -> tuple[int, bool]:
     with console.open("wb") as out:
         process = subprocess.Popen(
@@ -121,7 +132,9 @@ def _environment(program: Program, token: str) -> dict[str, str]:
     kept = {name: os.environ[name] for name in ("HOME", "LANG", "TMPDIR") if name in os.environ}
     return {
         **kept,
-        "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
+        "PATH": os.pathsep.join(
+            (str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))
+        ),
         "PYTHONUNBUFFERED": "1",
         "PYTHONDONTWRITEBYTECODE": "1",
         "OMP_NUM_THREADS": "1",

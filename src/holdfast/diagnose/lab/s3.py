@@ -13,9 +13,17 @@ from typing import Any
 
 _ERRORS = {
     "denied": ("403 Forbidden", "AccessDenied", "Access Denied"),
-    "badkey": ("403 Forbidden", "InvalidAccessKeyId", "The AWS Access Key Id you provided does not exist."),
+    "badkey": (
+        "403 Forbidden",
+        "InvalidAccessKeyId",
+        "The AWS Access Key Id you provided does not exist.",
+    ),
     "slow": ("503 Slow Down", "SlowDown", "Please reduce your request rate."),
-    "broken": ("500 Internal Server Error", "InternalError", "We encountered an internal error. Please try again."),
+    "broken": (
+        "500 Internal Server Error",
+        "InternalError",
+        "We encountered an internal error. Please try again.",
+    ),
 }
 _Start = Callable[[str, list[tuple[str, str]]], Any]
 
@@ -32,11 +40,15 @@ def serve() -> Iterator[str]:
 
     front = _Front(DomainDispatcherApplication(create_backend_app))
     server = make_server("127.0.0.1", 0, front, threaded=True, request_handler=Quiet)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+    thread = threading.Thread(
+        target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True
+    )
     thread.start()
     url = f"http://127.0.0.1:{server.server_port}"
     try:
-        urllib.request.urlopen(urllib.request.Request(f"{url}/empty", method="PUT"), timeout=30).close()
+        urllib.request.urlopen(
+            urllib.request.Request(f"{url}/empty", method="PUT"), timeout=30
+        ).close()
         yield url
     finally:
         front.closing.set()

@@ -104,9 +104,14 @@ def read_recorded(folder: Path) -> Iterator[Recorded]:
             continue
         lines = _lines(folder / "clean" / f"{program.id}.log", program)
         own = folder / "ranks" / program.id
-        ranks = {int(path.stem.removeprefix("rank-")): _lines(path, program) for path in sorted(own.glob("rank-*.log"))}
+        ranks = {
+            int(path.stem.removeprefix("rank-")): _lines(path, program)
+            for path in sorted(own.glob("rank-*.log"))
+        }
         launcher = _lines(own / "launcher.log", program) if ranks else ()
-        yield Recorded(program=program, label=label, lines=lines, ranks=ranks or {0: lines}, launcher=launcher)
+        yield Recorded(
+            program=program, label=label, lines=lines, ranks=ranks or {0: lines}, launcher=launcher
+        )
 
 
 def write_variants(recorded_in: Path, folder: Path, seed: int = 0) -> int:
@@ -117,7 +122,9 @@ def write_variants(recorded_in: Path, folder: Path, seed: int = 0) -> int:
             label = label_of(recorded, variant)
             path = folder / label["log"]
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text("".join(line.text + "\n" for line in variant.lines), encoding="utf-8", newline="")
+            path.write_text(
+                "".join(line.text + "\n" for line in variant.lines), encoding="utf-8", newline=""
+            )
             labels.append(label)
     write_labels(folder, labels)
     return len(labels)
@@ -153,7 +160,9 @@ def _ranks64(recorded: Recorded, draw: random.Random) -> Made:
         chosen = draw.randrange(RANKS)
         copies[chosen] = guilty
         changes["faulty"] = {**faulty, "rank": chosen}
-    streams = [[_of_rank(line, rank) for line in recorded.ranks[source]] for rank, source in copies.items()]
+    streams = [
+        [_of_rank(line, rank) for line in recorded.ranks[source]] for rank, source in copies.items()
+    ]
     return (*_merged(streams, draw), *recorded.launcher), changes
 
 
@@ -193,9 +202,13 @@ def _root_removed(recorded: Recorded, draw: random.Random) -> Made:  # noqa: ARG
 
 
 def _noisy(recorded: Recorded, draw: random.Random) -> Made:
-    trainer = recorded.program.dialect if recorded.program.dialect in NOISE else draw.choice(list(NOISE))
+    trainer = (
+        recorded.program.dialect if recorded.program.dialect in NOISE else draw.choice(list(NOISE))
+    )
     assert trainer is not None
-    before = [Line(text) for text in noise.routine(trainer, draw, NOISE_LINES + draw.randrange(-40, 40))]
+    before = [
+        Line(text) for text in noise.routine(trainer, draw, NOISE_LINES + draw.randrange(-40, 40))
+    ]
     down = [Line(text) for text in noise.cascade(draw, step=700)]
     # Its own first steps, after hundreds of the noise's, would tell of a restart that never was.
     failure = [line for line in recorded.lines if line.root or not _PROGRESS.search(line.text)]

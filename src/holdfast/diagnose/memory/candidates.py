@@ -51,7 +51,9 @@ _STEMS: Final = {"OutOfMemoryError": ("OutOfMemoryError", "MemoryError")}
 _ARGPARSE: Final = r"^\s*[\w./-]+\.py: error: "
 """How Python's argparse begins what it says of wrong arguments."""
 _BUILTIN: Final = {
-    name: one for name, one in vars(builtins).items() if isinstance(one, type) and issubclass(one, BaseException)
+    name: one
+    for name, one in vars(builtins).items()
+    if isinstance(one, type) and issubclass(one, BaseException)
 }
 
 
@@ -95,13 +97,23 @@ def _all(root: str, reason: str) -> Iterator[Candidate]:
         yield from _beginnings(text, head["name"], parts, reason)
     elif reason == "ArgumentError":
         what = "what argparse says of arguments"
-        yield Candidate(pattern=_ARGPARSE, breadth=CLASS, hot=(".py: error: ",), named=True, what=what)
+        yield Candidate(
+            pattern=_ARGPARSE, breadth=CLASS, hot=(".py: error: ",), named=True, what=what
+        )
     yield from _phrases(text, [one for one in parts if one.end <= _MESSAGE_CHARACTERS], reason)
     template = _template(text)
-    if sum(map(str.isalpha, "".join(one.text for one in tokens(text) if one.sort == "word"))) >= _TEMPLATE_LETTERS:
+    if (
+        sum(map(str.isalpha, "".join(one.text for one in tokens(text) if one.sort == "word")))
+        >= _TEMPLATE_LETTERS
+    ):
         hot = _hot([one for one in tokens(text) if one.sort == "word"])
         if hot:
-            yield Candidate(pattern=template, breadth=TEMPLATE, hot=hot, what="this line, but for what varies in it")
+            yield Candidate(
+                pattern=template,
+                breadth=TEMPLATE,
+                hot=hot,
+                what="this line, but for what varies in it",
+            )
 
 
 def _names_a_class(name: str) -> bool:
@@ -117,17 +129,26 @@ def _classes(package: str, name: str, reason: str) -> Iterator[Candidate]:
     what = f"any exception that is a {reason} by its class"
     if name in family or name.endswith(stems):
         pattern = rf"{_BEFORE_CLASS}(?:\w*(?:{'|'.join(stems)})|{own}){_AFTER_CLASS}"
-        yield Candidate(pattern=pattern, breadth=FAMILY, hot=hot, named=True, what=f"{what}, or that ends so")
+        yield Candidate(
+            pattern=pattern, breadth=FAMILY, hot=hot, named=True, what=f"{what}, or that ends so"
+        )
     if name in family:
         pattern = rf"{_BEFORE_CLASS}(?:{own}){_AFTER_CLASS}"
         yield Candidate(pattern=pattern, breadth=OWN, hot=hot, named=True, what=what)
     top = package.partition(".")[0]
     if top and top not in _GENERAL_PACKAGES:
         pattern = rf"^\s*(?:[\w.]+(?:\(|: ))*{re2.escape(top)}(?:\.\w+)*\.[A-Z]\w*{_AFTER_CLASS}"
-        yield Candidate(pattern=pattern, breadth=PACKAGE, hot=(f"{top.lower()}.",), what=f"any exception of {top}")
+        yield Candidate(
+            pattern=pattern,
+            breadth=PACKAGE,
+            hot=(f"{top.lower()}.",),
+            what=f"any exception of {top}",
+        )
     if name not in _BUILTIN and name != "Error":
         pattern = rf"{_BEFORE_CLASS}{re2.escape(name)}{_AFTER_CLASS}"
-        yield Candidate(pattern=pattern, breadth=CLASS, hot=(name.lower(),), what=f"the exception {name}")
+        yield Candidate(
+            pattern=pattern, breadth=CLASS, hot=(name.lower(),), what=f"the exception {name}"
+        )
 
 
 def is_bare(root: str) -> bool:
@@ -170,14 +191,23 @@ def _beginnings(text: str, name: str, parts: Sequence[Token], reason: str) -> It
         said = f"{name}: {text[words[0].start : words[-1].end]}"
         about = any(_is_named(one, named) for one in words)
         what = f"lines that begin with `{said}`"
-        yield Candidate(pattern=pattern, breadth=PHRASE + length, hot=_hot(words), named=about, worth=-1.0, what=what)
+        yield Candidate(
+            pattern=pattern,
+            breadth=PHRASE + length,
+            hot=_hot(words),
+            named=about,
+            worth=-1.0,
+            what=what,
+        )
 
 
 def _runs(text: str, parts: Sequence[Token]) -> Iterator[list[Token]]:
     """Words in a row, with nothing that varies between them."""
     run: list[Token] = []
     for one in parts:
-        joined = run and one.sort == "word" and _JOINT.search(text[run[-1].end : one.start]) is not None
+        joined = (
+            run and one.sort == "word" and _JOINT.search(text[run[-1].end : one.start]) is not None
+        )
         if run and not joined:
             yield run
             run = []
@@ -192,13 +222,18 @@ def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> Candida
     strong = [one for one in telling if one.is_technical or _is_named(one, named)]
     said = text[words[0].start : words[-1].end]
     troubled = is_trouble(said)
-    if any(one not in telling and not _is_part_of_trouble(text, words, one) for one in (words[0], words[-1])):
+    if any(
+        one not in telling and not _is_part_of_trouble(text, words, one)
+        for one in (words[0], words[-1])
+    ):
         return None  # it gains nothing by a common word at its ends
     plain = len(words) == 1 and words[0].text.lower() not in NAMES and not words[0].is_technical
     if plain and (words[0] not in telling or len(said) < _PLAIN_LETTERS):
         return None
     if len(words) == 1 and (
-        not (plain or strong) or is_trouble(said) or (said.isupper() and not _is_named(words[0], named))
+        not (plain or strong)
+        or is_trouble(said)
+        or (said.isupper() and not _is_named(words[0], named))
     ):
         return None  # ECC, but not PCI
     if len(words) == 2 and not strong and len(telling) < 2:
@@ -222,12 +257,22 @@ def _phrase(text: str, words: Sequence[Token], named: frozenset[str]) -> Candida
     worth = 2.0 * about + 0.5 * len([one for one in telling if one.is_technical]) + 0.5 * troubled
     worth -= words[0].start / 100
     breadth = PHRASE + len(words) - 1
-    return Candidate(pattern=pattern, breadth=breadth, hot=hot, named=about, only_shared=plain, worth=worth, what=what)
+    return Candidate(
+        pattern=pattern,
+        breadth=breadth,
+        hot=hot,
+        named=about,
+        only_shared=plain,
+        worth=worth,
+        what=what,
+    )
 
 
 def _is_part_of_trouble(text: str, words: Sequence[Token], one: Token) -> bool:
     """`refused`, and `out` in `out of memory`."""
-    return is_trouble(one.text) or (one is words[0] and len(words) > 1 and is_trouble(text[one.start : words[1].end]))
+    return is_trouble(one.text) or (
+        one is words[0] and len(words) > 1 and is_trouble(text[one.start : words[1].end])
+    )
 
 
 def _is_named(word: Token, named: frozenset[str]) -> bool:

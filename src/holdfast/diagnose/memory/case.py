@@ -41,7 +41,9 @@ class Case:
 
     def __post_init__(self) -> None:
         """Clean the kept lines once."""
-        cleaned = (clean_line(one.text.encode("utf-8", "replace"), one.line).text for one in self.lines)
+        cleaned = (
+            clean_line(one.text.encode("utf-8", "replace"), one.line).text for one in self.lines
+        )
         object.__setattr__(self, "texts", tuple(cleaned))
 
     @classmethod
@@ -68,7 +70,9 @@ class Case:
         said = _lines_at(files[0].path, numbers) if numbers and files else []
         cited = conclude(events).root_lines
         if numbers:
-            cited = tuple(LogLine(file=str(files[0].path), line=number, text=text) for number, text in said)
+            cited = tuple(
+                LogLine(file=str(files[0].path), line=number, text=text) for number, text in said
+            )
         kept = kept_with(cited, compress(files, events).lines)
         roots = distinct(clean_line(line.text.encode(), line.line).text.strip() for line in cited)
         return cls(key=key, reason=reason, roots=roots, lines=kept, action=action)
@@ -93,7 +97,9 @@ def events_of(lines: Sequence[Kept], rules: RuleSet) -> list[Event]:
 
 def distinct(roots: Iterable[str]) -> tuple[str, ...]:
     """The first `ROOTS_LIMIT` different lines, shortened."""
-    return tuple(dict.fromkeys(root[:ROOT_CHARACTERS] for root in roots if root.strip()))[:ROOTS_LIMIT]
+    return tuple(dict.fromkeys(root[:ROOT_CHARACTERS] for root in roots if root.strip()))[
+        :ROOTS_LIMIT
+    ]
 
 
 def kept_with(roots: Iterable[LogLine], kept: Iterable[Kept]) -> tuple[Kept, ...]:
@@ -104,7 +110,11 @@ def kept_with(roots: Iterable[LogLine], kept: Iterable[Kept]) -> tuple[Kept, ...
     found: dict[tuple[str, int], Kept] = {}
     left = MEMORY_LIMIT_BYTES
     cited = list(roots)
-    stated = [Kept(file=one.file, line=one.line, text=one.text[:ROOT_CHARACTERS]) for one in cited if one.line]
+    stated = [
+        Kept(file=one.file, line=one.line, text=one.text[:ROOT_CHARACTERS])
+        for one in cited
+        if one.line
+    ]
     for one in (*stated, *kept, *(near for root in cited for near in _about(root))):
         left -= 0 if (one.file, one.line) in found else len(one.text.encode("utf-8", "replace"))
         if left < 0:

@@ -51,7 +51,9 @@ class Embedder(Api):
         try:
             import httpx
         except ImportError as error:
-            raise EmbeddingsFailed("Embeddings need httpx, which is not installed. Run: pip install httpx") from error
+            raise EmbeddingsFailed(
+                "Embeddings need httpx, which is not installed. Run: pip install httpx"
+            ) from error
         found: list[list[float]] = []
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
         try:
@@ -62,7 +64,9 @@ class Embedder(Api):
                 trust_env=not self.is_this_host,
             ) as client:
                 for at in range(0, len(texts), _BATCH):
-                    found += self._batch(client, [self._cleared(text) for text in texts[at : at + _BATCH]])
+                    found += self._batch(
+                        client, [self._cleared(text) for text in texts[at : at + _BATCH]]
+                    )
         except httpx.HTTPError as error:
             raise self._failed(f"did not answer ({type(error).__name__})") from error
         return found
@@ -70,7 +74,9 @@ class Embedder(Api):
     def _batch(self, client: Any, texts: Sequence[str]) -> list[list[float]]:
         latest_s = self.clock.monotonic_s() + self.timeout_s
         body = bytearray()
-        with client.stream("POST", self.request_url, json={"model": self.model, "input": list(texts)}) as answer:
+        with client.stream(
+            "POST", self.request_url, json={"model": self.model, "input": list(texts)}
+        ) as answer:
             if answer.status_code != 200:
                 raise self._failed(f"answered with status {answer.status_code}")
             for piece in answer.iter_bytes():
@@ -84,7 +90,11 @@ class Embedder(Api):
         except (ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
             raise self._failed("sent no vectors") from error
         lengths = {len(vector) for vector in vectors}
-        if len(vectors) != len(texts) or len(lengths) != 1 or not 0 < lengths.pop() <= _DIMENSIONS_LIMIT:
+        if (
+            len(vectors) != len(texts)
+            or len(lengths) != 1
+            or not 0 < lengths.pop() <= _DIMENSIONS_LIMIT
+        ):
             raise self._failed("sent vectors of the wrong number or size")
         return [self._unit(vector) for vector in vectors]
 

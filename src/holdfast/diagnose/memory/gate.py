@@ -29,7 +29,11 @@ class Gate:
     """Says of a rule whether what was right before is right with it."""
 
     def __init__(
-        self, rules: RuleSet, cases: Iterable[Case], good: Iterable[str] = (), learned: Iterable[Learned] = ()
+        self,
+        rules: RuleSet,
+        cases: Iterable[Case],
+        good: Iterable[str] = (),
+        learned: Iterable[Learned] = (),
     ) -> None:
         """`good`: lines of runs that ended well, without their prefixes; `learned`: what is in force beside `rules`."""
         plain = [topic for topic in rules.topics if not isinstance(topic, LearnedTopic)]
@@ -59,7 +63,9 @@ class Gate:
     def is_right(self, case: Case) -> bool:
         """Whether the rules in force answer `case` rightly."""
         if case.key not in self._right:
-            self._right[case.key] = bool(case.lines) and case.replay(self._rules).reason == case.reason
+            self._right[case.key] = (
+                bool(case.lines) and case.replay(self._rules).reason == case.reason
+            )
         return self._right[case.key]
 
     def refusal(self, learned: Learned, source: Case | None = None, *, named: bool = False) -> str:
@@ -70,9 +76,18 @@ class Gate:
         pattern = re2.compile(learned.rule.pattern)
         if spoiled := self._spoiled_example(learned, pattern, named):
             return spoiled
-        if met := next((line for line in self.good if pattern.search(line) and not shielded(learned.rule, line)), None):
+        if met := next(
+            (
+                line
+                for line in self.good
+                if pattern.search(line) and not shielded(learned.rule, line)
+            ),
+            None,
+        ):
             return f"a good run printed {met!r:.120}"
-        touched = [case for case in self.cases if any(pattern.search(text.lstrip()) for text in case.texts)]
+        touched = [
+            case for case in self.cases if any(pattern.search(text.lstrip()) for text in case.texts)
+        ]
         if not touched:
             return ""
         tried = Layered(self._below, (*self._accepted, learned))

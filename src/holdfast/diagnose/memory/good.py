@@ -60,10 +60,15 @@ def add_good_run(ledger: Ledger, paths: Sequence[str], *, clock: Clock | None = 
     now_s = (SystemClock() if clock is None else clock).now_s()
     lines = shapes_of(paths)
     if not lines:
-        raise BadUse(f"There is no text in {', '.join(paths)}. Name the logs of a run that ended well.")
+        raise BadUse(
+            f"There is no text in {', '.join(paths)}. Name the logs of a run that ended well."
+        )
     digest = hashlib.sha256("\n".join(text for text, _ in lines).encode()).hexdigest()[:16]
     run = GoodRun(
-        name=" ".join(paths), fingerprint=digest, added_at_s=now_s, lines=[[text, count] for text, count in lines]
+        name=" ".join(paths),
+        fingerprint=digest,
+        added_at_s=now_s,
+        lines=[[text, count] for text, count in lines],
     )
     good_id = ledger.add_good_run(run)
     withdrawn = []
@@ -80,19 +85,35 @@ def add_good_run(ledger: Ledger, paths: Sequence[str], *, clock: Clock | None = 
 
 
 def keep_filters(
-    ledger: Ledger, filters: Iterable[Filter], good_id: int, *, now_s: float, author: str = "learned"
+    ledger: Ledger,
+    filters: Iterable[Filter],
+    good_id: int,
+    *,
+    now_s: float,
+    author: str = "learned",
 ) -> tuple[Filter, ...]:
     """Put `filters`, learned from a good run, in force; returns those that are new and were not withdrawn before.
 
     Raises:
         LedgerError: the ledger cannot be read or written.
     """
-    there = {one.rule_id for one in (*ledger.learned_rules("filter"), *ledger.learned_rules("filter", withdrawn=True))}
+    there = {
+        one.rule_id
+        for one in (
+            *ledger.learned_rules("filter"),
+            *ledger.learned_rules("filter", withdrawn=True),
+        )
+    }
     new = tuple(one for one in filters if one.id not in there)
     for one in new:
         body = {"pattern": one.pattern, "source": one.source, "match": list(one.match)}
         record = LearnedRule(
-            rule_id=one.id, kind="filter", body=body, author=author, sources=[f"good:{good_id}"], made_at_s=now_s
+            rule_id=one.id,
+            kind="filter",
+            body=body,
+            author=author,
+            sources=[f"good:{good_id}"],
+            made_at_s=now_s,
         )
         ledger.add_learned_rule(record)
     return new
@@ -155,7 +176,9 @@ def learn_filters(runs: Iterable[Sequence[tuple[str, int]]], roots: Iterable[str
         if not any(compiled.search(root) for root in precious):
             name = f"good-{hashlib.sha256(pattern.encode()).hexdigest()[:8]}"
             source = f"what {len(by_run)} good run{'s' * (len(by_run) > 1)} printed"
-            found.append(Filter(id=name, pattern=pattern, source=source, match=tuple(matched[:_EXAMPLES])))
+            found.append(
+                Filter(id=name, pattern=pattern, source=source, match=tuple(matched[:_EXAMPLES]))
+            )
     return found
 
 
@@ -188,7 +211,9 @@ def _pattern(template: str) -> str | None:
     literal = [one for one in tokens(template.replace(_WILD, " ")) if one.sort == "word"]
     if sum(len(one.text) for one in literal) < _LEAST_LETTERS:
         return None
-    parts = [r"\s+".join(re2.escape(word) for word in part.split(" ")) for part in template.split(_WILD)]
+    parts = [
+        r"\s+".join(re2.escape(word) for word in part.split(" ")) for part in template.split(_WILD)
+    ]
     return r"^\s*" + r".{0,120}?".join(parts) + r"\s*$"
 
 

@@ -79,17 +79,37 @@ class Known:
         return cls(
             topics=(*own_topics(home), *learned_topics(learned)),
             filters=tuple(filter_of(one) for one in ledger.learned_rules("filter")),
-            memory=Recall(past=past, search=search, embedder=embedder if any(one.embedding for one in past) else None),
+            memory=Recall(
+                past=past,
+                search=search,
+                embedder=embedder if any(one.embedding for one in past) else None,
+            ),
         )
 
     @classmethod
-    def of(cls, learned: Iterable[Learned], cases: Iterable[Case] = (), *, base: Sequence[Topic] | None = None) -> Self:
+    def of(
+        cls,
+        learned: Iterable[Learned],
+        cases: Iterable[Case] = (),
+        *,
+        base: Sequence[Topic] | None = None,
+    ) -> Self:
         """What was learned, and the confirmed incidents to remember, without a ledger."""
         past = tuple(
-            Past(key=case.key, reason=case.reason, roots=case.roots, confirmed=True, action=case.action)
+            Past(
+                key=case.key,
+                reason=case.reason,
+                roots=case.roots,
+                confirmed=True,
+                action=case.action,
+            )
             for case in cases
         )
-        return cls(topics=learned_topics(learned), memory=Recall(past=past), base=None if base is None else tuple(base))
+        return cls(
+            topics=learned_topics(learned),
+            memory=Recall(past=past),
+            base=None if base is None else tuple(base),
+        )
 
     def without_memory(self) -> Self:
         """The same rules and filters; past incidents neither shown nor asked."""

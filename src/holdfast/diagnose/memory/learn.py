@@ -14,7 +14,15 @@ from typing import Final
 import re2
 
 from holdfast.diagnose.causes import kinds
-from holdfast.diagnose.memory.candidates import CLASS, OWN, PACKAGE, TEMPLATE, Candidate, candidates, is_bare
+from holdfast.diagnose.memory.candidates import (
+    CLASS,
+    OWN,
+    PACKAGE,
+    TEMPLATE,
+    Candidate,
+    candidates,
+    is_bare,
+)
 from holdfast.diagnose.memory.case import Case
 from holdfast.diagnose.memory.gate import Gate
 from holdfast.diagnose.memory.profile import profile_of
@@ -53,13 +61,17 @@ def learn(
     taken_back = frozenset(withdrawn)
     found: list[Learned] = []
     wrong = [
-        case for case in every if case.reason != "Unknown" and not (_is_told(case, gate.rules) and gate.is_right(case))
+        case
+        for case in every
+        if case.reason != "Unknown" and not (_is_told(case, gate.rules) and gate.is_right(case))
     ]
     reasons = sorted({case.reason for case in wrong})
     # The bare classes last: words that mean something else must be known before a class takes all that has none.
     for facets in (_FACETS[:-1], _FACETS[-1:]):
         for reason in reasons:
-            found += _learn_reason([case for case in wrong if case.reason == reason], gate, facets, taken_back)
+            found += _learn_reason(
+                [case for case in wrong if case.reason == reason], gate, facets, taken_back
+            )
     return found
 
 
@@ -89,15 +101,28 @@ def _learn_reason(
     for line in lines:
         for one in candidates(line.text, line.case.reason):
             proposed.setdefault(one.pattern, one)
-    knows = {pattern: [line for line in lines if re2.search(pattern, line.text)] for pattern in proposed}
-    named_by_class = {line for pattern, known in knows.items() if proposed[pattern].breadth <= OWN for line in known}
+    knows = {
+        pattern: [line for line in lines if re2.search(pattern, line.text)] for pattern in proposed
+    }
+    named_by_class = {
+        line
+        for pattern, known in knows.items()
+        if proposed[pattern].breadth <= OWN
+        for line in known
+    }
     accepted: list[Learned] = []
     for facet in facets:
         told = gate.rules if facet is _anything else None
-        open_ = [line for line in lines if told is None or not (line in named_by_class or _says(line, told))]
+        open_ = [
+            line
+            for line in lines
+            if told is None or not (line in named_by_class or _says(line, told))
+        ]
         taught: set[tuple[_Line, int]] = set()
         tries = _TRIES_LIMIT * len(open_)
-        fitting = [one for one in proposed.values() if any(facet(one, line) for line in knows[one.pattern])]
+        fitting = [
+            one for one in proposed.values() if any(facet(one, line) for line in knows[one.pattern])
+        ]
         for one in sorted(fitting, key=lambda each: _rank(each, knows[each.pattern], lines)):
             known = [line for line in knows[one.pattern] if line in open_ and facet(one, line)]
             known = [line for line in known if (line, one.part) not in taught]
@@ -146,7 +171,9 @@ def _rank(one: Candidate, lines: Sequence[_Line], every: Sequence[_Line]) -> tup
     return (-cases, one.breadth, -one.worth, first)
 
 
-def _tried(one: Candidate, lines: Sequence[_Line], gate: Gate, withdrawn: frozenset[str]) -> Learned | None:
+def _tried(
+    one: Candidate, lines: Sequence[_Line], gate: Gate, withdrawn: frozenset[str]
+) -> Learned | None:
     made = _rule(one, lines, gate.rules)
     if made.rule.id in withdrawn or gate.has(made.rule.id):
         return None

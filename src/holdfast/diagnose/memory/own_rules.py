@@ -32,10 +32,14 @@ def read_topic(path: Path) -> Topic:
     """
     try:
         if path.stat().st_size > _SIZE_LIMIT_BYTES:
-            raise BadUse(f"{path} has more than {_SIZE_LIMIT_BYTES >> 20} MiB: that is no file of rules. Name another.")
+            raise BadUse(
+                f"{path} has more than {_SIZE_LIMIT_BYTES >> 20} MiB: that is no file of rules. Name another."
+            )
         text = path.read_text("utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise BadUse(f"{path} cannot be read as a file of rules ({error}). Name a YAML file in UTF-8.") from error
+        raise BadUse(
+            f"{path} cannot be read as a file of rules ({error}). Name a YAML file in UTF-8."
+        ) from error
     return parse_topic(str(path), text)
 
 

@@ -73,7 +73,9 @@ NAMED: Final[dict[str, frozenset[str]]] = {
     }.items()
 }
 """What a reason is about, in the words of logs: of two phrases, the one with such a word is about it."""
-NAMES: Final = frozenset({"nvlink", "nvswitch", "cuda", "cublas", "cudnn", "ecc", "s3", "dataloader", "oom"})
+NAMES: Final = frozenset(
+    {"nvlink", "nvswitch", "cuda", "cublas", "cudnn", "ecc", "s3", "dataloader", "oom"}
+)
 """Those of them that are names: one by itself, with a word of trouble, tells enough."""
 
 
@@ -98,7 +100,9 @@ def profile_of(
     decided: Action = next(one for one in get_args(Action) if one == (action or usual))
     category = CATEGORIES[reason]
     if reason == "Others":
-        category = before.category if before is not None and before.reason == reason else "Infrastructure"
+        category = (
+            before.category if before is not None and before.reason == reason else "Infrastructure"
+        )
     return Profile(kind, decided, decided not in ("user_must_fix", "change_config"), category)
 
 
@@ -108,6 +112,8 @@ def _of_the_line(reason: str, kind: str, roots: Iterable[str]) -> str:
         return "host_memory"
     if reason == "Others" and _FROM_OUTSIDE.search(said):
         return "death"
-    if reason in ("ConnectionError", "OSError") and re2.search(r"(?:^|\.)\w*(?:Error|Exception)\b", said):
+    if reason in ("ConnectionError", "OSError") and re2.search(
+        r"(?:^|\.)\w*(?:Error|Exception)\b", said
+    ):
         return "exception"
     return kind

@@ -80,7 +80,9 @@ class Recall:
                 points[key] += 1 / (_FUSION + place)
         by_key = {one.key: one for one in self.past}
         known = [by_key[key] for key in points if key in by_key and likeness.get(key, 0.0) >= SHOWN]
-        known.sort(key=lambda one: (-points[one.key], one.reason != reason, not one.confirmed, one.key))
+        known.sort(
+            key=lambda one: (-points[one.key], one.reason != reason, not one.confirmed, one.key)
+        )
         return [self._shown(one, text, likeness[one.key]) for one in known[:limit]]
 
     def decide(
@@ -101,7 +103,9 @@ class Recall:
         if diagnosis.root_text:
             lines.append((diagnosis.root_text, diagnosis.root_line))
         if is_open(diagnosis) and diagnosis.reason == "Unknown":
-            lines += [(text, line) for text, line in _strange(kept()) if text != diagnosis.root_text]
+            lines += [
+                (text, line) for text, line in _strange(kept()) if text != diagnosis.root_text
+            ]
         least = NEAR if diagnosis.reason == "Unknown" else VERY_NEAR
         best: tuple[float, Past, str, LogLine | None] | None = None
         for text, line in lines:
@@ -140,7 +144,9 @@ class Recall:
 
     def _shown(self, one: Past, text: str, near: float) -> dict[str, Any]:
         said = set(words_of(" ".join(one.roots)))
-        shared = [word for word in dict.fromkeys(words_of(text)) if word in said and word not in COMMON]
+        shared = [
+            word for word in dict.fromkeys(words_of(text)) if word in said and word not in COMMON
+        ]
         return {
             "id": one.key,
             "reason": one.reason,
@@ -158,13 +164,21 @@ def is_open(diagnosis: Diagnosis) -> bool:
     return diagnosis.reason == "Unknown" or diagnosis.confidence < OPEN_BELOW
 
 
-def _decided_by(diagnosis: Diagnosis, near: float, one: Past, text: str, line: LogLine | None) -> Diagnosis:
+def _decided_by(
+    diagnosis: Diagnosis, near: float, one: Past, text: str, line: LogLine | None
+) -> Diagnosis:
     said = profile_of(one.reason, [text], None, (), one.action)
-    category = CATEGORIES[one.reason] if one.reason != "Others" or one.category == "Unknown" else one.category
+    category = (
+        CATEGORIES[one.reason]
+        if one.reason != "Others" or one.category == "Unknown"
+        else one.category
+    )
     others = diagnosis.alternatives
     if diagnosis.reason not in ("Unknown", one.reason) and diagnosis.decided_by:
         confidence = round(diagnosis.confidence, 3)
-        rival = Alternative(reason=diagnosis.reason, confidence=confidence, decided_by=diagnosis.decided_by[0])
+        rival = Alternative(
+            reason=diagnosis.reason, confidence=confidence, decided_by=diagnosis.decided_by[0]
+        )
         others = (rival, *(other for other in others if other.reason != one.reason))[:3]
     done = f" What was done then: {one.done}" if one.done else ""
     return replace(

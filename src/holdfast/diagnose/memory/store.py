@@ -61,7 +61,9 @@ def memory_of(ledger: Ledger, key: str) -> Memory:
     """
     match = _KEY.search(key)
     if match is None:
-        raise BadUse(f"{key!r} is no incident: a number, or m and a number. `holdfast incidents ls` lists them.")
+        raise BadUse(
+            f"{key!r} is no incident: a number, or m and a number. `holdfast incidents ls` lists them."
+        )
     if match[1]:
         found = ledger.memory(int(match[2]))
         if found.incident_id is None:
@@ -165,14 +167,18 @@ def judge(
     if kept or named:
         there = [Kept(file=one[0], line=one[1], text=one[2]) for one in memory.lines]
         changes["lines"] = _bounded([*_with_roots(named, kept or there), *(kept or there)])
-        changes["words"] = search_words([*changes.get("roots", memory.roots), *(one[2] for one in changes["lines"])])
+        changes["words"] = search_words(
+            [*changes.get("roots", memory.roots), *(one[2] for one in changes["lines"])]
+        )
     assert memory.memory_id is not None
     ledger.set_memory(memory.memory_id, **changes)
     judged = ledger.memory(memory.memory_id)
     notes = (
         []
         if judged.roots
-        else [f"No line of incident {key} states the root: name it with --line FILE:LINE to learn from it."]
+        else [
+            f"No line of incident {key} states the root: name it with --line FILE:LINE to learn from it."
+        ]
     )
     learned = learn_from_ledger(ledger, home, now_s=now_s)
     return Judged(memory=judged, learned=tuple(learned), notes=tuple(notes))
@@ -183,7 +189,9 @@ def learn_from_ledger(ledger: Ledger, home: Path | None = None, *, now_s: float)
     cases = [case_of(one) for one in ledger.memories(judged=True) if one.roots]
     in_force = [learned_of(one) for one in ledger.learned_rules("rule")]
     rules, good = RuleSet((*packaged_topics(), *own_topics(home))), good_lines(ledger)
-    suggested = accepted_suggestions(ledger.learned_rules(SUGGESTION), cases, Gate(rules, cases, good, in_force))
+    suggested = accepted_suggestions(
+        ledger.learned_rules(SUGGESTION), cases, Gate(rules, cases, good, in_force)
+    )
     withdrawn = [one.rule_id for one in ledger.learned_rules("rule", withdrawn=True)]
     learned = learn(cases, rules, good, learned=[*in_force, *suggested], withdrawn=withdrawn)
     for author, found in ((MODEL, suggested), (AUTHOR, learned)):
@@ -230,7 +238,9 @@ def case_of(memory: Memory) -> Case:
 
 def past_of(memory: Memory, model: str = "") -> Past:
     """A memory as likeness sees it; its embedding where it is `model`'s."""
-    category: Category = next((one for one in set(CATEGORIES.values()) if one == memory.category), "Unknown")
+    category: Category = next(
+        (one for one in set(CATEGORIES.values()) if one == memory.category), "Unknown"
+    )
     return Past(
         key=key_of(memory),
         reason=memory.true_reason or memory.reason,
@@ -241,7 +251,9 @@ def past_of(memory: Memory, model: str = "") -> Past:
         when_s=memory.remembered_at_s,
         category=category,
         fingerprint=memory.fingerprint,
-        embedding=tuple(unpacked(memory.embedding)) if memory.embedding and memory.embedding_model == model else (),
+        embedding=tuple(unpacked(memory.embedding))
+        if memory.embedding and memory.embedding_model == model
+        else (),
     )
 
 
@@ -253,7 +265,12 @@ def learned_of(record: LearnedRule) -> Learned:
 def filter_of(record: LearnedRule) -> Filter:
     """A filter of the ledger."""
     body = record.body
-    return Filter(id=record.rule_id, pattern=body["pattern"], source=body["source"], match=tuple(body["match"]))
+    return Filter(
+        id=record.rule_id,
+        pattern=body["pattern"],
+        source=body["source"],
+        match=tuple(body["match"]),
+    )
 
 
 def lines_of(text: str) -> tuple[Kept, ...]:
@@ -263,7 +280,9 @@ def lines_of(text: str) -> tuple[Kept, ...]:
         if line.startswith(_HEADING):
             file = line.removeprefix(_HEADING)
         elif shown := _SHOWN_LINE.search(line):
-            found.append(Kept(file=file, line=int(shown[1]), text=shown[3], count=int(shown[2] or 1)))
+            found.append(
+                Kept(file=file, line=int(shown[1]), text=shown[3], count=int(shown[2] or 1))
+            )
     return tuple(found)
 
 
@@ -281,7 +300,9 @@ def _add(ledger: Ledger, memory: Memory) -> tuple[int, tuple[str, ...]]:
 
 def _of_incident(incident: Incident, kept: Iterable[Kept] = ()) -> Memory:
     found = incident.diagnosis
-    lines = list(kept) or [Kept(file=one["file"], line=one["line"], text=one["text"]) for one in found["evidence"]]
+    lines = list(kept) or [
+        Kept(file=one["file"], line=one["line"], text=one["text"]) for one in found["evidence"]
+    ]
     memory = _of_diagnosis(found, lines, incident.detected_at_s)
     done = ": ".join(part for part in (incident.action, incident.explanation) if part)
     return replace(memory, incident_id=incident.incident_id, run_id=incident.run_id, done=done)
@@ -289,7 +310,10 @@ def _of_incident(incident: Incident, kept: Iterable[Kept] = ()) -> Memory:
 
 def _of_diagnosis(found: dict[str, Any], kept: Iterable[Kept], at_s: float) -> Memory:
     cited = found.get("root_lines") or ([found["root_line"]] if found.get("root_line") else [])
-    roots = distinct(clean_line(one["text"].encode("utf-8", "replace"), one["line"]).text.strip() for one in cited)
+    roots = distinct(
+        clean_line(one["text"].encode("utf-8", "replace"), one["line"]).text.strip()
+        for one in cited
+    )
     lines = _bounded(kept)
     return Memory(
         remembered_at_s=at_s,

@@ -32,12 +32,19 @@ def keep_suggestion(ledger: Ledger, key: str, rule: Mapping[str, Any], *, now_s:
         LedgerError: the ledger cannot be written.
     """
     record = LearnedRule(
-        rule_id=str(rule["id"]), kind=KIND, body=dict(rule), author=AUTHOR, sources=[key], made_at_s=now_s
+        rule_id=str(rule["id"]),
+        kind=KIND,
+        body=dict(rule),
+        author=AUTHOR,
+        sources=[key],
+        made_at_s=now_s,
     )
     ledger.add_learned_rule(record)
 
 
-def accepted_suggestions(suggested: Iterable[LearnedRule], cases: Iterable[Case], gate: Gate) -> list[Learned]:
+def accepted_suggestions(
+    suggested: Iterable[LearnedRule], cases: Iterable[Case], gate: Gate
+) -> list[Learned]:
     """Those whose incident a person found to have their reason and that `gate` lets pass, and from then on has."""
     by_key = {case.key: case for case in cases}
     found = []
@@ -62,13 +69,17 @@ def _learned(record: LearnedRule) -> Learned | None:
         return None
     what = f"lines that fit a pattern which a model suggested: {rule.pattern}"
     sources = tuple(record.sources)
-    return Learned(rule=rule, order=BARE_ORDER, breadth=PHRASE, hot=(hot,), sources=sources, what=what)
+    return Learned(
+        rule=rule, order=BARE_ORDER, breadth=PHRASE, hot=(hot,), sources=sources, what=what
+    )
 
 
 def _hot(rule: Rule) -> str | None:
     """The longest word without which the pattern would not find its own example; None where there is none."""
     pattern, example = re2.compile(rule.pattern), rule.match[0]
-    words = {one.text for one in tokens(example) if one.sort == "word" and len(one.text) >= _HOT_LETTERS}
+    words = {
+        one.text for one in tokens(example) if one.sort == "word" and len(one.text) >= _HOT_LETTERS
+    }
     for word in sorted(words, key=lambda one: (-len(one), one)):
         if not pattern.search(example.replace(word, "")):
             return word.lower()

@@ -134,7 +134,9 @@ class Layered(RuleSet):
         self.topics = (*below.topics, *above)
         self.rules = (*below.rules, *(rule for topic in above for rule in topic.rules))
         hot = "|".join(re2.escape(word) for topic in above for word in sorted(topic.hot))
-        self.hot = re2.compile(b"(?:" + below.hot.pattern + b")" + (f"|(?i:{hot})".encode() if hot else b""))
+        self.hot = re2.compile(
+            b"(?:" + below.hot.pattern + b")" + (f"|(?i:{hot})".encode() if hot else b"")
+        )
         self._below = below
         self._above = above
         self._order = {rule.id: topic.order for topic in below.topics for rule in topic.rules}
@@ -150,4 +152,6 @@ class Layered(RuleSet):
 
     def digits_matter(self, text: str) -> bool:
         """As `RuleSet.digits_matter`."""
-        return self._below.digits_matter(text) or any(topic.digits_matter(text) for topic in self._above)
+        return self._below.digits_matter(text) or any(
+            topic.digits_matter(text) for topic in self._above
+        )

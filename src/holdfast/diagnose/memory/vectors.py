@@ -50,7 +50,9 @@ class Vectors:
         made = {}
         for feature, count in features.items():
             rarity = math.log((1 + self._documents) / (1 + self._seen_in[feature])) + 1.0
-            made[feature] = (1.0 + math.log(count)) * rarity * (_GRAM_WEIGHT if feature & 1 else 1.0)
+            made[feature] = (
+                (1.0 + math.log(count)) * rarity * (_GRAM_WEIGHT if feature & 1 else 1.0)
+            )
         length = math.sqrt(sum(weight * weight for weight in made.values()))
         return {feature: weight / length for feature, weight in made.items()} if length else {}
 

@@ -85,10 +85,15 @@ def tokens(text: str) -> list[Token]:
         said, kind = match[0], match.lastgroup
         if kind == "quoted" and said[1:-1].count(" ") >= _SENTENCE_BLANKS:
             at = match.start() + 1
-            found += (Token(one.sort, one.text, one.start + at, one.end + at) for one in tokens(said[1:-1]))
+            found += (
+                Token(one.sort, one.text, one.start + at, one.end + at)
+                for one in tokens(said[1:-1])
+            )
             continue
         sort: Sort = "word" if kind == "word" and not _DIGIT.search(said) else "value"
-        found.append(Token("quoted" if kind == "quoted" else sort, said, match.start(), match.end()))
+        found.append(
+            Token("quoted" if kind == "quoted" else sort, said, match.start(), match.end())
+        )
     return found
 
 

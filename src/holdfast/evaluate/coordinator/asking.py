@@ -47,10 +47,18 @@ class Asking:
         for number in action.requests:
             request = self._book.request(number)
             if request is None:
-                self._emit(events.Refused(now_s=self._now_s(), engine=action.engine, request=number, retry=False))
+                self._emit(
+                    events.Refused(
+                        now_s=self._now_s(), engine=action.engine, request=number, retry=False
+                    )
+                )
                 continue
-            if (former := seat.asked.get(request.key, number)) != number:  # asked for somebody who wants it no more
-                self._emit(events.Recalled(now_s=self._now_s(), engine=action.engine, requests=(former,)))
+            if (
+                former := seat.asked.get(request.key, number)
+            ) != number:  # asked for somebody who wants it no more
+                self._emit(
+                    events.Recalled(now_s=self._now_s(), engine=action.engine, requests=(former,))
+                )
             seat.asked[request.key] = number
             asked.append((request.key, self._book.body(request)))
         if asked and seat.peer:  # else its line is cut: when it is back, it says what it has
@@ -61,7 +69,9 @@ class Asking:
         seat = self._fleet.seat_of(action.engine)
         if seat and seat.peer:
             wanted = set(action.requests)  # some may be answered by now, by another engine
-            seat.peer.send(wire.TakeBack(keys=[key for key, number in seat.asked.items() if number in wanted]))
+            seat.peer.send(
+                wire.TakeBack(keys=[key for key, number in seat.asked.items() if number in wanted])
+            )
 
     def recall_everything(self) -> None:
         """No engine is to begin anything more."""
@@ -78,12 +88,18 @@ class Asking:
         seat = self._fleet.seats.get(peer.hello.name)
         for done in message.done:
             request = self._book.request_of(message.model, done.key)
-            if not done.error and (request is None or not request.is_planned):  # not to be planned until committed
+            if not done.error and (
+                request is None or not request.is_planned
+            ):  # not to be planned until committed
                 self._awaited.came_early(message.model, done.key)
             else:
                 self._awaited.came(message.model, done.key)
             # The same question may be asked for two models; what is said again after a cut may be of the one before.
-            asked = seat.asked.pop(done.key, None) if seat is not None and seat.serving == message.model else None
+            asked = (
+                seat.asked.pop(done.key, None)
+                if seat is not None and seat.serving == message.model
+                else None
+            )
             if seat is None or request is None:  # nobody waits for it (yet): kept nevertheless
                 if seat is not None and seat.number is not None and asked is not None:
                     self._over(seat.number, asked, done)
@@ -127,7 +143,11 @@ class Asking:
         request.refusals += 1
         retry = request.refusals < _MOST_REFUSALS
         if engine is not None:
-            self._emit(events.Refused(now_s=self._now_s(), engine=engine, request=request.number, retry=retry))
+            self._emit(
+                events.Refused(
+                    now_s=self._now_s(), engine=engine, request=request.number, retry=retry
+                )
+            )
         if not retry:
             self._unanswerable(request, why)
 

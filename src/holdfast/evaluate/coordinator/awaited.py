@@ -57,7 +57,9 @@ class Awaited:
             if self._book.sample(sample.number) is not sample:
                 continue
             sample.missing_requests = [
-                request for request in sample.missing_requests if self._book.request(request.number) is request
+                request
+                for request in sample.missing_requests
+                if self._book.request(request.number) is request
             ]
             if sample.missing_requests or sample.unmeasured:
                 found.append(sample)

@@ -120,7 +120,9 @@ class Book:
             request = self._by_key.get((model, keyed.key))
             if request is None:
                 request = self._open(model, keyed)
-            if sample not in request.samples[-1:]:  # the same question twice in one sample counts once
+            if (
+                sample not in request.samples[-1:]
+            ):  # the same question twice in one sample counts once
                 request.samples.append(sample)
                 sample.missing_requests.append(request)
                 sample.missing += 1
@@ -189,7 +191,9 @@ class Book:
 
     def drop(self, model: int, task: int | None = None) -> None:
         """Forget the samples of a model, or of one of its tasks, and the requests that only they wait for."""
-        dropped = [one for one in self._samples.values() if one.model == model and task in (None, one.task)]
+        dropped = [
+            one for one in self._samples.values() if one.model == model and task in (None, one.task)
+        ]
         for sample in dropped:
             self.delivered(sample)
             for key in set(sample.keys):
@@ -202,7 +206,9 @@ class Book:
 
     def open_samples(self, model: int, task: int) -> Iterator[OpenSample]:
         """The samples of a task that are not delivered."""
-        return (one for one in list(self._samples.values()) if one.model == model and one.task == task)
+        return (
+            one for one in list(self._samples.values()) if one.model == model and one.task == task
+        )
 
     def is_open(self, model: int) -> bool:
         """Whether anything of a model is open."""

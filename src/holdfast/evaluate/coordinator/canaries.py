@@ -5,7 +5,9 @@ import math
 from holdfast.evaluate.coordinator.models import Model
 from holdfast.evaluate.coordinator.wire import Serving
 
-_TOLERANCE = 1e-4  # of a log-probability, where batches make floats differ; exact engines are allowed none
+_TOLERANCE = (
+    1e-4  # of a log-probability, where batches make floats differ; exact engines are allowed none
+)
 
 
 def unfit(model: Model, said: Serving, *, is_exact: bool) -> str:

@@ -11,7 +11,9 @@ from holdfast.evaluate.coordinator.models import Model
 from holdfast.evaluate.coordinator.seats import Node, Seat
 
 SPARE = "spare/0"
-_BLOCKED_S = 10.0  # a line that was cut is back sooner, and nodes do not get a model at the very same time
+_BLOCKED_S = (
+    10.0  # a line that was cut is back sooner, and nodes do not get a model at the very same time
+)
 
 
 class Certifying:
@@ -48,20 +50,37 @@ class Certifying:
 
     def for_spare(self, seat: Seat) -> list[Model]:
         """What the spare engine may load now: its first model is any that engines serve, so that the next is quick."""
-        serving = {one.serving for one in self._seats.values() if not one.is_spare and one.number is not None}
-        first = [] if seat.has_loaded else [model for model in self._wanted() if model.number in serving]
+        serving = {
+            one.serving
+            for one in self._seats.values()
+            if not one.is_spare and one.number is not None
+        }
+        first = (
+            []
+            if seat.has_loaded
+            else [model for model in self._wanted() if model.number in serving]
+        )
         return self.uncertified() or first
 
     def uncertified(self) -> list[Model]:
         """Models that engines are to swap to and no fresh load has spoken for."""
         if not self.is_beside():
             return []
-        engines = [seat for seat in self._seats.values() if not seat.is_spare and seat.serving is not None]
+        engines = [
+            seat for seat in self._seats.values() if not seat.is_spare and seat.serving is not None
+        ]
         uncertified = []
         for model in self._wanted():
             # Those that swapped already wait for its word: they do not answer yet.
-            is_swapped_to = any(seat.serving != model.number or seat.number is None for seat in engines)
-            if model.canary is None and model.added.manifest is not None and model.folders and is_swapped_to:
+            is_swapped_to = any(
+                seat.serving != model.number or seat.number is None for seat in engines
+            )
+            if (
+                model.canary is None
+                and model.added.manifest is not None
+                and model.folders
+                and is_swapped_to
+            ):
                 uncertified.append(model)
         return uncertified
 

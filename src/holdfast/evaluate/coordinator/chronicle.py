@@ -35,15 +35,32 @@ class Chronicle:
 
     def begin(self, started_at_s: float, suite: str, tasks: list[str], restarts: int) -> None:
         """The coordinator started."""
-        self._timeline.append(Begin(started_at_s=started_at_s, suite=suite, tasks=tasks, restarts=restarts))
+        self._timeline.append(
+            Begin(started_at_s=started_at_s, suite=suite, tasks=tasks, restarts=restarts)
+        )
 
     def engine(self, what: str, *, engine: int, node: int, model: int, since_s: float) -> None:
         """What an engine was occupied with until now."""
         t0, t1 = self._until_now(since_s)
-        self._timeline.append(EngineSpan(what=what, engine=engine, node=node, model=model, t0=t0, t1=t1))  # type: ignore[arg-type]
+        self._timeline.append(
+            EngineSpan(
+                what=what,  # type: ignore[arg-type]
+                engine=engine,
+                node=node,
+                model=model,
+                t0=t0,
+                t1=t1,
+            )
+        )
 
     def node(
-        self, what: str, *, node: int, since_s: float, host: str = "", fetched: wire.ModelFetched | None = None
+        self,
+        what: str,
+        *,
+        node: int,
+        since_s: float,
+        host: str = "",
+        fetched: wire.ModelFetched | None = None,
     ) -> None:
         """What a node did until now."""
         t0, t1 = self._until_now(since_s)
@@ -61,7 +78,9 @@ class Chronicle:
             )
         self._timeline.append(line)
 
-    def request(self, engine: int, request: OpenRequest, done: wire.DoneRequest, said_s: float) -> None:
+    def request(
+        self, engine: int, request: OpenRequest, done: wire.DoneRequest, said_s: float
+    ) -> None:
         """An engine worked on a request; `said_s` is when it said so, by its own clock."""
         ahead_s = self._clock.monotonic_s() - said_s
         sample = request.samples[0] if request.samples else None
@@ -83,7 +102,15 @@ class Chronicle:
         """A metric was computed until now."""
         t0, t1 = self._until_now(self._clock.monotonic_s() - seconds)
         self._timeline.append(
-            MetricSpan(node=node, model=sample.model, task=sample.task, sample=sample.place, error=error, t0=t0, t1=t1)
+            MetricSpan(
+                node=node,
+                model=sample.model,
+                task=sample.task,
+                sample=sample.place,
+                error=error,
+                t0=t0,
+                t1=t1,
+            )
         )
 
     def task(self, outcome: wire.TaskOutcome, *, since_s: float, samples: int, reused: int) -> None:
@@ -105,7 +132,14 @@ class Chronicle:
         """A model's evaluation ended now."""
         t0, t1 = self._until_now(since_s)
         self._timeline.append(
-            ModelSpan(model=outcome.model, name=name, digest=outcome.digest, error=outcome.error, t0=t0, t1=t1)
+            ModelSpan(
+                model=outcome.model,
+                name=name,
+                digest=outcome.digest,
+                error=outcome.error,
+                t0=t0,
+                t1=t1,
+            )
         )
 
     def end(self, state: str) -> None:

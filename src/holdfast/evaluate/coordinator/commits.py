@@ -83,7 +83,9 @@ class Commits:
         self._dones += early  # an engine was faster than the node that knows the weights
         answers: dict[int, list[tuple[bytes, bytes]]] = {}
         for _peer, message in ripe:
-            answers.setdefault(message.model, []).extend((one.key, one.body) for one in message.done if not one.error)
+            answers.setdefault(message.model, []).extend(
+                (one.key, one.body) for one in message.done if not one.error
+            )
         await asyncio.to_thread(self._write, answers, metrics)
         for model, records in answers.items():
             for key, _body in records:
@@ -100,7 +102,9 @@ class Commits:
         model = self._models.get(number)
         return model is None or model.outcome is not None or model.answers is not None
 
-    def _write(self, answers: dict[int, list[tuple[bytes, bytes]]], metrics: list[Measured]) -> None:
+    def _write(
+        self, answers: dict[int, list[tuple[bytes, bytes]]], metrics: list[Measured]
+    ) -> None:
         for number, records in answers.items():
             model = self._models.get(number)
             if model is not None and model.answers is not None:

@@ -93,8 +93,14 @@ async def listen(host: str, port: int, token: str, listener: Listener) -> asynci
         except asyncio.CancelledError:
             pass  # the loop ends, and asyncio's own callback (before 3.12) raises for a task that ends so
         except ChannelError as error:
-            _log.warning("%s: %s", "a stranger" if peer is None else f"{peer.hello.role} {peer.hello.name}", error)
-        except Exception as error:  # told to whoever can end the process: its state is not to be trusted any more
+            _log.warning(
+                "%s: %s",
+                "a stranger" if peer is None else f"{peer.hello.role} {peer.hello.name}",
+                error,
+            )
+        except (
+            Exception
+        ) as error:  # told to whoever can end the process: its state is not to be trusted any more
             listener.broke(error)
         finally:
             if peer is not None and peers.get((peer.hello.role, peer.hello.name)) is peer:

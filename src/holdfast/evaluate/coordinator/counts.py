@@ -40,7 +40,14 @@ class Counts:
         return self._tasks.pop((model, task), TaskCounts(since_s=now_s))
 
     def status(
-        self, fleet: Fleet, state: State, *, now_s: float, delivered: int, answered_s: float, draining: bool
+        self,
+        fleet: Fleet,
+        state: State,
+        *,
+        now_s: float,
+        delivered: int,
+        answered_s: float,
+        draining: bool,
     ) -> wire.Status:
         """How far it is.
 

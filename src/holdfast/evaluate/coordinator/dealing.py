@@ -23,7 +23,9 @@ _AHEAD = 1
 class Dealing:
     """See the module. `nodes` are those whose agents are connected, by name; somebody else keeps them."""
 
-    def __init__(self, config: CoordinatorConfig, models: Models, nodes: Mapping[str, Node]) -> None:
+    def __init__(
+        self, config: CoordinatorConfig, models: Models, nodes: Mapping[str, Node]
+    ) -> None:
         self._config, self._models, self._nodes = config, models, nodes
         self._first_node_s: float | None = None
         self._gathered = False
@@ -45,7 +47,9 @@ class Dealing:
             return
         if self._first_node_s is None:
             self._first_node_s = now_s
-        self._gathered = reported >= self._config.nodes or now_s - self._first_node_s >= self._config.gather_s
+        self._gathered = (
+            reported >= self._config.nodes or now_s - self._first_node_s >= self._config.gather_s
+        )
 
     def wanted(self) -> list[Model]:
         """The models that nodes are to have, the one that is evaluated first."""
@@ -58,9 +62,13 @@ class Dealing:
             return
         for place, model in enumerate(self.wanted()):
             if model.added.manifest is not None:
-                self._deal_model(model, nodes, max_read_mib_s=self._config.max_read_mib_s if place else 0.0)
+                self._deal_model(
+                    model, nodes, max_read_mib_s=self._config.max_read_mib_s if place else 0.0
+                )
 
-    def _deal_model(self, model: Model, nodes: Mapping[int, Node], *, max_read_mib_s: float) -> None:
+    def _deal_model(
+        self, model: Model, nodes: Mapping[int, Node], *, max_read_mib_s: float
+    ) -> None:
         manifest = model.added.manifest
         assert manifest is not None
         crowded = {number for number, node in nodes.items() if self._is_crowded(node, model)}
@@ -77,7 +85,9 @@ class Dealing:
             model.owners = reassign(manifest, model.owners, have, readers)
         for number, node in nodes.items():
             owners, rate_mib_s = node.told.get(model.number, (None, 0.0))
-            is_told = owners == model.owners and (rate_mib_s == max_read_mib_s or number in model.folders)
+            is_told = owners == model.owners and (
+                rate_mib_s == max_read_mib_s or number in model.folders
+            )
             if number in crowded or is_told:
                 continue
             node.crowded.pop(model.number, None)
@@ -99,12 +109,16 @@ class Dealing:
         if failure.beside:
             node.crowded[model.number] = failure.beside
             node.told.pop(model.number, None)
-            for number in failure.beside:  # the word that one ended may be under way, or was lost with a line
+            for number in (
+                failure.beside
+            ):  # the word that one ended may be under way, or was lost with a line
                 if not self._is_open(number):
                     node.peer.send(ReleaseModel(model=number))
             return ""
         model.refusals[node.number] = failure.why
-        if self._left_s is not None or any(one.number not in model.refusals for one in self._nodes.values()):
+        if self._left_s is not None or any(
+            one.number not in model.refusals for one in self._nodes.values()
+        ):
             return ""
         if len(reasons := set(model.refusals.values())) == 1:
             return reasons.pop()

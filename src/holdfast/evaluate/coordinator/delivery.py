@@ -15,9 +15,13 @@ _MESSAGE_BYTES = 8 * 1024 * 1024  # of answers, about; a sample is never cut
 class Delivery:
     """See the module. `client` finds who runs (model, task) now, or None."""
 
-    def __init__(self, book: Book, models: Models, client: Callable[[tuple[int, int]], Peer | None]) -> None:
+    def __init__(
+        self, book: Book, models: Models, client: Callable[[tuple[int, int]], Peer | None]
+    ) -> None:
         self._book, self._models, self._client = book, models, client
-        self._outbox: dict[tuple[int, int], list[tuple[int, AnsweredSample]]] = {}  # with about its bytes
+        self._outbox: dict[
+            tuple[int, int], list[tuple[int, AnsweredSample]]
+        ] = {}  # with about its bytes
         self.count = 0
         """Samples delivered so far."""
 
@@ -35,7 +39,9 @@ class Delivery:
         answers = [decode_answer(body) for body in bodies]
         self._book.delivered(sample)
         self.count += 1
-        answered = AnsweredSample(sample=sample.place, answers=answers, measured=sample.measured, error=sample.error)
+        answered = AnsweredSample(
+            sample=sample.place, answers=answers, measured=sample.measured, error=sample.error
+        )
         size_bytes = sum(map(len, bodies)) + len(sample.measured)
         self._outbox.setdefault((sample.model, sample.task), []).append((size_bytes, answered))
 

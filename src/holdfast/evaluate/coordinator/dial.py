@@ -28,7 +28,9 @@ def waits_s() -> Iterator[float]:
         wait_s = min(2 * wait_s, most_s)
 
 
-async def dial(address: str, hello: wire.Hello) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+async def dial(
+    address: str, hello: wire.Hello
+) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Connect and be welcomed.
 
     Raises:
@@ -48,7 +50,9 @@ async def dial(address: str, hello: wire.Hello) -> tuple[asyncio.StreamReader, a
         raise
     if not isinstance(answer, wire.Welcome):
         writer.close()
-        raise EvaluationError(answer.why if isinstance(answer, wire.Refused) else f"{address} is no coordinator.")
+        raise EvaluationError(
+            answer.why if isinstance(answer, wire.Refused) else f"{address} is no coordinator."
+        )
     return reader, writer
 
 
@@ -63,7 +67,12 @@ class Line:
     """
 
     def __init__(
-        self, address: str, hello: Callable[[], wire.Hello], *, patience_s: float, clock: Clock | None = None
+        self,
+        address: str,
+        hello: Callable[[], wire.Hello],
+        *,
+        patience_s: float,
+        clock: Clock | None = None,
     ) -> None:
         self._address, self._hello, self._patience_s = address, hello, patience_s
         self._clock = clock or SystemClock()
@@ -109,7 +118,9 @@ class Line:
                     away_since_s = self._clock.monotonic_s()
                 self.close()
             if self._clock.monotonic_s() - away_since_s > self._patience_s:
-                raise Away(f"No coordinator answered at {self._address} for {self._patience_s:.0f} s.")
+                raise Away(
+                    f"No coordinator answered at {self._address} for {self._patience_s:.0f} s."
+                )
             await asyncio.sleep(next(waits))
 
     def close(self) -> None:

@@ -40,7 +40,9 @@ from holdfast.evaluate.policy import events
 
 _ORDER_AGAIN_S = 30.0  # for an engine that has not dialled
 _ORDERS_OF_ONE = 10  # until it is ended first: it dials before it loads anything large
-_CUT_GRACE_S = 1.0  # for an engine whose line was cut to dial again; whether it died its agent says sooner
+_CUT_GRACE_S = (
+    1.0  # for an engine whose line was cut to dial again; whether it died its agent says sooner
+)
 _MOST_FAILURES = 5  # of an engine in a row, before it served once; then its place stays empty
 _MOST_FAILED_LOADS = 3  # of a model that no engine ever served; then it is the model
 
@@ -81,7 +83,12 @@ class Fleet:
 
     def node_joined(self, peer: Peer) -> None:
         """An agent said hello; it will report."""
-        node = Node(number=peer.hello.node, name=peer.hello.name, peer=peer, joined_s=self._clock.monotonic_s())
+        node = Node(
+            number=peer.hello.node,
+            name=peer.hello.name,
+            peer=peer,
+            joined_s=self._clock.monotonic_s(),
+        )
         self.nodes[node.name] = node
         peer.send(Welcome())
 
@@ -92,7 +99,9 @@ class Fleet:
         spec, now_s = self._config.spec, self._clock.monotonic_s()
         if uses_gpus(spec) and not self._config.rescore and 0 < report.gpus < spec.tensor_parallel:
             why = f"{report.host} has {report.gpus} GPUs, and an engine is to span {spec.tensor_parallel}"
-            self._failed(None, f"{why}. Give --tp {report.gpus} or less, or nodes with more.", wrong_use=True)
+            self._failed(
+                None, f"{why}. Give --tp {report.gpus} or less, or nodes with more.", wrong_use=True
+            )
             return
         slots = self._config.metric_slots or report.cores
         self._emit(events.NodeJoined(now_s=now_s, node=node.number, metric_slots=slots))
@@ -104,7 +113,9 @@ class Fleet:
         elif spare is not None and spare.node != node.number:
             node.peer.send(StopEngine(name=SPARE))  # it was here before this node was away
         elif spare is not None and spare.peer is None:
-            self._orders.seat(SPARE, node)  # the word of its death, or the order to start it, was lost with the line
+            self._orders.seat(
+                SPARE, node
+            )  # the word of its death, or the order to start it, was lost with the line
         self.tick()
 
     def node_gone(self, peer: Peer) -> None:
@@ -141,7 +152,10 @@ class Fleet:
         if seat.is_spare:
             self._certifying.give_up()
         if all(one.is_spare for one in self.seats.values()):
-            self._failed(None, f"No engine can be started: {why}. The logs are in {self._config.folder}/logs.")
+            self._failed(
+                None,
+                f"No engine can be started: {why}. The logs are in {self._config.folder}/logs.",
+            )
         return False
 
     # Weights
@@ -155,7 +169,10 @@ class Fleet:
         if not model.digest:
             self._models.know(model, fetched.digest)
         elif model.digest != fetched.digest:
-            when, cure = "since this evaluation began", "Put the old ones back, or evaluate these under another --id"
+            when, cure = (
+                "since this evaluation began",
+                "Put the old ones back, or evaluate these under another --id",
+            )
             if model.folders:
                 when, cure = "while they were read", "Evaluate a checkpoint that nobody writes"
             self._failed(
@@ -166,7 +183,9 @@ class Fleet:
             return
         self._dealing.fetched(node, model, fetched.folder)
         now_s = self._clock.monotonic_s()
-        self._chronicle.node("fetch", node=node.number, since_s=now_s - fetched.seconds, fetched=fetched)
+        self._chronicle.node(
+            "fetch", node=node.number, since_s=now_s - fetched.seconds, fetched=fetched
+        )
         self._emit(events.ModelReady(now_s=now_s, node=node.number, model=model.number))
         self.identify(model)
         self.serve_idle()
@@ -226,7 +245,11 @@ class Fleet:
         if seat.number is not None:
             self._chronicle_served(seat)
             self._chronicle.engine(
-                "lost", engine=seat.place, node=seat.node, model=seat.serving or 0, since_s=seat.heard_s
+                "lost",
+                engine=seat.place,
+                node=seat.node,
+                model=seat.serving or 0,
+                since_s=seat.heard_s,
             )
         seat.number = seat.swapping = seat.serving = seat.loading = seat.cut_s = None
         seat.has_loaded = False
@@ -235,7 +258,11 @@ class Fleet:
 
     def _chronicle_served(self, seat: Seat) -> None:
         self._chronicle.engine(
-            "serve", engine=seat.place, node=seat.node, model=seat.serving or 0, since_s=seat.ready_s
+            "serve",
+            engine=seat.place,
+            node=seat.node,
+            model=seat.serving or 0,
+            since_s=seat.ready_s,
         )
 
     def chronicle_end(self) -> None:
@@ -268,11 +295,15 @@ class Fleet:
             return False
         assert seat.peer is not None
         if not model.digest:
-            model.digest = f"unknown, of evaluation {self._config.evaluation_id} model {model.number}"
+            model.digest = (
+                f"unknown, of evaluation {self._config.evaluation_id} model {model.number}"
+            )
         if seat.serving is not None:  # a swap begins now; a load when the process was ordered
             seat.ordered_s = self._clock.monotonic_s()
         seat.loading = model.number
-        seat.peer.send(Serve(model=model.number, folder=folder or "", digest=model.digest, fresh=seat.is_spare))
+        seat.peer.send(
+            Serve(model=model.number, folder=folder or "", digest=model.digest, fresh=seat.is_spare)
+        )
         return True
 
     def swap(self, engine: int, number: int) -> None:
@@ -285,7 +316,11 @@ class Fleet:
             return
         self._chronicle_served(seat)
         seat.number, seat.swapping = None, engine
-        if not self._certifying.is_beside() and model.canary is None and model.added.manifest is not None:
+        if (
+            not self._certifying.is_beside()
+            and model.canary is None
+            and model.added.manifest is not None
+        ):
             self._restart(seat, meant_for=number)  # its fresh load is the others' reference
             return
         if not self._serve(seat, model):
@@ -316,7 +351,9 @@ class Fleet:
                 self._serve(other, model)
             self.serve_idle()
             return
-        if seat.number is not None:  # it served another, and its line was cut since: what it held is asked again
+        if (
+            seat.number is not None
+        ):  # it served another, and its line was cut since: what it held is asked again
             self._unseat(seat)
         seat.serving, model.is_begun = model.number, True
         self.serve_idle()  # a model that came before any engine served has no reference yet
@@ -333,11 +370,17 @@ class Fleet:
             self._models.certify(model, said.canary)
         if not said.kept and not seat.is_spare:
             self._chronicle.engine(
-                said.how, engine=seat.place, node=seat.node, model=model.number, since_s=seat.ordered_s
+                said.how,
+                engine=seat.place,
+                node=seat.node,
+                model=model.number,
+                since_s=seat.ordered_s,
             )
         model.numerics = model.numerics or said.numerics
         model.max_length = model.max_length or said.max_length
-        for one in self._models.open():  # those that were fetched before lacked nothing but the numerics
+        for (
+            one
+        ) in self._models.open():  # those that were fetched before lacked nothing but the numerics
             self.identify(one)
 
     def _seat_ready(self, seat: Seat, said: Serving) -> None:
@@ -376,7 +419,9 @@ class Fleet:
             seat.loading = seat.serving = seat.meant_for = None  # it may have the next
             self._failed(None if failure.any_model else model, failure.why, wrong_use=True)
             return
-        if not (seat.has_loaded or model.is_begun):  # not a swap: a new process met it, and nothing else
+        if not (
+            seat.has_loaded or model.is_begun
+        ):  # not a swap: a new process met it, and nothing else
             model.failed_loads += 1
             if model.failed_loads == _MOST_FAILED_LOADS:
                 self._failed(
@@ -425,7 +470,9 @@ class Fleet:
         """Whether every node that is expected is there, with engines that all serve and have said what they hold."""
         reported = sum(node.report is not None for node in self.nodes.values())
         return reported >= self._config.nodes and all(
-            seat.number is not None and seat.has_said_all for seat in self.seats.values() if not seat.is_spare
+            seat.number is not None and seat.has_said_all
+            for seat in self.seats.values()
+            if not seat.is_spare
         )
 
     def seat_of(self, engine: int) -> Seat | None:
@@ -441,12 +488,18 @@ class Fleet:
         for seat in list(self.seats.values()):
             if seat.peer is None and now_s - max(seat.ordered_s, seat.heard_s) > _ORDER_AGAIN_S:
                 seat.orders += 1
-                if seat.orders % _ORDERS_OF_ONE == 0:  # its process is there, and hangs before it dials
+                if (
+                    seat.orders % _ORDERS_OF_ONE == 0
+                ):  # its process is there, and hangs before it dials
                     self._orders.end(seat)
                 self._orders.start_again(seat)
             if seat.cut_s is not None and now_s - seat.cut_s > _CUT_GRACE_S:
                 self._unseat(seat)
             if seat.peer is not None and now_s - seat.heard_s > self._config.silent_s:
-                _log.warning("Engine %s was silent for %.0f s and is started anew.", seat.name, now_s - seat.heard_s)
+                _log.warning(
+                    "Engine %s was silent for %.0f s and is started anew.",
+                    seat.name,
+                    now_s - seat.heard_s,
+                )
                 self._restart(seat)
                 seat.heard_s = now_s

@@ -53,7 +53,9 @@ class Intake:
         self._models, self._book, self._awaited = models, book, awaited
         self._measurements, self._delivery, self._counts = measurements, delivery, counts
         self._rescore, self._settled_s, self._emit, self._now_s = rescore, settled_s, emit, now_s
-        self._early: dict[tuple[int, int], list[wire.Submit]] = {}  # of models whose answers have no journal yet
+        self._early: dict[
+            tuple[int, int], list[wire.Submit]
+        ] = {}  # of models whose answers have no journal yet
 
     # What comes in
 
@@ -111,7 +113,11 @@ class Intake:
                 continue
             requests = len(given.requests)
             self._counts.add(
-                model.number, task, requests=requests, reused=requests - sample.missing, now_s=self._now_s()
+                model.number,
+                task,
+                requests=requests,
+                reused=requests - sample.missing,
+                now_s=self._now_s(),
             )
             if sample.missing == 0 and self._complete(sample):
                 continue

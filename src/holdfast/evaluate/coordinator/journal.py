@@ -63,7 +63,9 @@ class Journal:
             for path in sorted(self.folder.glob(f"*{_SUFFIX}")):
                 self._read_segment(path)
         except OSError as error:
-            raise JournalError(f"The journal {self.folder} cannot be read: {error.strerror}.") from error
+            raise JournalError(
+                f"The journal {self.folder} cannot be read: {error.strerror}."
+            ) from error
 
     def __contains__(self, key: bytes) -> bool:
         return key in self._places
@@ -89,7 +91,9 @@ class Journal:
         except (OSError, struct.error) as error:
             raise JournalError(f"A record of {self.folder} cannot be read: {error}.") from error
         if found != key or _checksum(key, body) != checksum:
-            raise JournalError(f"A record of {self.folder} changed after it was written. Remove the folder to redo it.")
+            raise JournalError(
+                f"A record of {self.folder} changed after it was written. Remove the folder to redo it."
+            )
         return body
 
     def commit(self, records: Iterable[tuple[bytes, bytes]]) -> None:
@@ -106,7 +110,9 @@ class Journal:
     def _append(self, new: dict[bytes, bytes]) -> None:
         if not new:
             return
-        blob = b"".join(_RECORD.pack(len(body), _checksum(key, body), key) + body for key, body in new.items())
+        blob = b"".join(
+            _RECORD.pack(len(body), _checksum(key, body), key) + body for key, body in new.items()
+        )
         try:
             if self._own is None:
                 self._open_segment()
@@ -153,7 +159,9 @@ class Journal:
     def _read_segment(self, path: Path) -> None:
         file = os.open(path, os.O_RDONLY)
         start = self._check_header(file)
-        if start is None:  # torn before its first record, or of another journal whose digest collides: not ours
+        if (
+            start is None
+        ):  # torn before its first record, or of another journal whose digest collides: not ours
             os.close(file)
             return
         segment = len(self._files)

@@ -44,7 +44,13 @@ class Live:
     """See the module. Implements `connections.Listener`; everything runs on one event loop."""
 
     def __init__(
-        self, config: CoordinatorConfig, clock: Clock, state: State, chronicle: Chronicle, *, epoch: int
+        self,
+        config: CoordinatorConfig,
+        clock: Clock,
+        state: State,
+        chronicle: Chronicle,
+        *,
+        epoch: int,
     ) -> None:
         files = CoordinatorFiles(Path(config.folder))
         self._config, self._clock, self._state, self._epoch = config, clock, state, epoch
@@ -52,7 +58,9 @@ class Live:
         self._journals, self._learned = Path(config.journals), files.learned
         self._book = Book(files.folder)
         self._models = Models(files.models)
-        self._tasks = Tasks(config.suite, config.spec, config.nodes, Path(config.folder), files.results)
+        self._tasks = Tasks(
+            config.suite, config.spec, config.nodes, Path(config.folder), files.results
+        )
         self._fleet = Fleet(
             config,
             clock,
@@ -139,13 +147,17 @@ class Live:
         match peer.hello.role:
             case "command":
                 self._command = peer
-                peer.send(wire.Welcome(epoch=self._epoch))  # it says its models again, and hears what became of them
+                peer.send(
+                    wire.Welcome(epoch=self._epoch)
+                )  # it says its models again, and hears what became of them
             case "node":
                 self._fleet.node_joined(peer)
             case "host":
                 peer.send(wire.Welcome(epoch=self._epoch))
                 self._tasks.host_joined(peer)
-            case "client" if self._tasks.is_elsewhere(peer.hello.model, peer.hello.task, peer.hello.node):
+            case "client" if self._tasks.is_elsewhere(
+                peer.hello.model, peer.hello.task, peer.hello.node
+            ):
                 peer.send(wire.Refused(why="Its task was given to another node."))
             case "client":
                 self._clients[peer.hello.model, peer.hello.task] = peer
@@ -198,9 +210,13 @@ class Live:
             return
         waiting = [model for model in self._models.open() if not model.is_begun]
         if new := self._models.add(added):
-            if self._config.drop_stale and self._intake.is_settled():  # before, nobody knows what is begun
+            if (
+                self._config.drop_stale and self._intake.is_settled()
+            ):  # before, nobody knows what is begun
                 for model in waiting:
-                    self._end_model(model, "a newer checkpoint came before it was begun", is_stale=True)
+                    self._end_model(
+                        model, "a newer checkpoint came before it was begun", is_stale=True
+                    )
             new.added_s = self._now_s()
             self._fleet.identify(new)
             self._fleet.tick()
@@ -291,11 +307,15 @@ class Live:
             return
         if ended.error and self._tasks.is_elsewhere(ended.model, ended.task, peer.hello.node):
             return  # a client that we refused, since another runs
-        outcome = wire.TaskOutcome(model=ended.model, task=ended.task, result=ended.result, error=ended.error)
+        outcome = wire.TaskOutcome(
+            model=ended.model, task=ended.task, result=ended.result, error=ended.error
+        )
         if not self._tasks.ended(outcome):
             return
         counts = self._counts.take(ended.model, ended.task, self._now_s())
-        self._chronicle.task(outcome, since_s=counts.since_s, samples=counts.samples, reused=counts.reused)
+        self._chronicle.task(
+            outcome, since_s=counts.since_s, samples=counts.samples, reused=counts.reused
+        )
         self._book.drop(ended.model, ended.task)
         if self._command:
             self._command.send(outcome)
@@ -327,7 +347,11 @@ class Live:
         samples, losses = self._measurements.ended(said)
         if samples:
             self._chronicle.metric(peer.hello.node, samples[0], said.seconds, said.error)
-        died = f"the process that computed its metric died {losses} times: {said.error}" if said.lost else ""
+        died = (
+            f"the process that computed its metric died {losses} times: {said.error}"
+            if said.lost
+            else ""
+        )
         for sample in samples:
             if said.measured:
                 self._commits.add_metric(sample, said.metric_key, said.measured)
@@ -366,7 +390,9 @@ class Live:
         self._chronicle.flush()
         self._intake.take_early()
         self._intake.plan_settled()
-        for model in self._models.open():  # whoever ran it died between its last task's end and its own
+        for (
+            model
+        ) in self._models.open():  # whoever ran it died between its last task's end and its own
             if model.answers is not None and self._tasks.are_all_ended(model.number):
                 self._end_model(model)
         self._tasks.start(self._models.open(), self._now_s())

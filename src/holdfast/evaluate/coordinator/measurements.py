@@ -39,7 +39,9 @@ class Measurements:
         self._book, self._models, self._tasks = book, models, tasks
         self._delivery, self._suite, self._emit, self._now_s = delivery, suite, emit, now_s
         self._running: dict[bytes, _Running] = {}
-        self._granted: dict[int, int] = {}  # sample to node, which waits for its answers' commit or for a host
+        self._granted: dict[
+            int, int
+        ] = {}  # sample to node, which waits for its answers' commit or for a host
         self._losses: dict[bytes, int] = {}
 
     def is_known(self, sample: OpenSample) -> bool:
@@ -47,7 +49,9 @@ class Measurements:
         model = self._models.get(sample.model)
         assert model is not None
         assert model.metrics is not None
-        sample.measured = model.metrics.get(measured_key(sample.metric_key, self._delivery.bodies(sample))) or b""
+        sample.measured = (
+            model.metrics.get(measured_key(sample.metric_key, self._delivery.bodies(sample))) or b""
+        )
         if not sample.measured:
             if (node := self._granted.pop(sample.number, None)) is not None:
                 self._start(sample, node)
@@ -125,5 +129,9 @@ class Measurements:
             self._lost(running)
             return [], losses
         for sample in running.samples:
-            self._emit(events.Measured(now_s=self._now_s(), sample=sample.number, metric_s=said.seconds))
-        return [sample for sample in running.samples if self._book.sample(sample.number) is sample], losses
+            self._emit(
+                events.Measured(now_s=self._now_s(), sample=sample.number, metric_s=said.seconds)
+            )
+        return [
+            sample for sample in running.samples if self._book.sample(sample.number) is sample
+        ], losses

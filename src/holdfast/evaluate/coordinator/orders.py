@@ -16,7 +16,11 @@ class Orders:
     """See the module. `nodes` are those whose agents are connected; `seats`, by name, are made here."""
 
     def __init__(
-        self, config: CoordinatorConfig, clock: Clock, nodes: Mapping[str, Node], seats: dict[str, Seat]
+        self,
+        config: CoordinatorConfig,
+        clock: Clock,
+        nodes: Mapping[str, Node],
+        seats: dict[str, Seat],
     ) -> None:
         self._config, self._clock, self._nodes, self._seats = config, clock, nodes, seats
         self._places: dict[str, int] = {}
@@ -31,7 +35,9 @@ class Orders:
         """Have an engine on a node: it is started, unless it runs there."""
         seat = self._seats.get(name) or self.new_seat(name, node.number)
         seat.node = node.number
-        if seat.peer is None:  # what its last engine held is asked again when the next one is there, or soon
+        if (
+            seat.peer is None
+        ):  # what its last engine held is asked again when the next one is there, or soon
             seat.ordered_s, seat.failures = self._clock.monotonic_s(), 0
         self._start(seat, node)
 
@@ -39,7 +45,14 @@ class Orders:
         """A place for an engine, of which nothing is known yet."""
         now_s = self._clock.monotonic_s()
         place = self._places.setdefault(name, len(self._places))
-        seat = Seat(name=name, place=place, node=node, ordered_s=now_s, heard_s=now_s, is_spare=name == SPARE)
+        seat = Seat(
+            name=name,
+            place=place,
+            node=node,
+            ordered_s=now_s,
+            heard_s=now_s,
+            is_spare=name == SPARE,
+        )
         self._seats[name] = seat
         return seat
 

@@ -50,7 +50,9 @@ async def coordinate(folder: Path) -> int:
     started_at_s, epoch = _begin(files, clock.now_s())
     timeline = TimelineWriter(folder / "timeline.jsonl")
     chronicle = Chronicle(timeline, clock, started_at_s)
-    chronicle.begin(started_at_s, config.suite.name, [entry.name for entry in config.suite.entries], epoch)
+    chronicle.begin(
+        started_at_s, config.suite.name, [entry.name for entry in config.suite.entries], epoch
+    )
     state = _state(config, files)
     live = Live(config, clock, state, chronicle, epoch=epoch)
     port = int(files.address.read_text().rsplit(":", 1)[1]) if files.address.exists() else 0
@@ -60,7 +62,9 @@ async def coordinate(folder: Path) -> int:
     try:
         was_left = await _until_over(live)
         if was_left:
-            _log.warning("The command is gone. What the engines have begun is kept; go on with `holdfast eval resume`.")
+            _log.warning(
+                "The command is gone. What the engines have begun is kept; go on with `holdfast eval resume`."
+            )
             await live.drain()
         await live.commit()
         if was_left:
@@ -81,7 +85,11 @@ async def _until_over(live: Live) -> bool:
     """
     abandoned = asyncio.Event()
     asyncio.get_running_loop().add_reader(sys.stdin, _heard_command, abandoned)
-    work = [asyncio.create_task(live.commit_forever()), asyncio.create_task(_tick_forever(live)), live.broken]
+    work = [
+        asyncio.create_task(live.commit_forever()),
+        asyncio.create_task(_tick_forever(live)),
+        live.broken,
+    ]
     everything: list[asyncio.Future[Any]] = [
         *work,
         asyncio.create_task(live.ended.wait()),

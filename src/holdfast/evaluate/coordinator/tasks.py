@@ -14,7 +14,9 @@ from holdfast.evaluate.engines.engine import EngineSpec
 from holdfast.evaluate.harness.harness import ModelFacts
 from holdfast.evaluate.suite import Suite
 
-_ABSENCE_S = 3.0  # of a host, after which its tasks go to others; a line that was cut is back sooner
+_ABSENCE_S = (
+    3.0  # of a host, after which its tasks go to others; a line that was cut is back sooner
+)
 
 
 @dataclass
@@ -34,8 +36,16 @@ class Tasks:
     They are not held: results are large, and a stream has many.
     """
 
-    def __init__(self, suite: Suite, spec: EngineSpec, nodes: int, folder: Path, results: Path) -> None:
-        self._suite, self._spec, self._nodes, self._folder, self._results = suite, spec, nodes, folder, results
+    def __init__(
+        self, suite: Suite, spec: EngineSpec, nodes: int, folder: Path, results: Path
+    ) -> None:
+        self._suite, self._spec, self._nodes, self._folder, self._results = (
+            suite,
+            spec,
+            nodes,
+            folder,
+            results,
+        )
         self._absent_since_s: dict[int, float] = {}
         results.mkdir(parents=True, exist_ok=True)
         self.hosts: dict[str, Host] = {}
@@ -64,7 +74,9 @@ class Tasks:
 
     def host_on(self, node: int) -> Host | None:
         """A prepared host on a node."""
-        return next((host for host in self.hosts.values() if host.node == node and host.prepared), None)
+        return next(
+            (host for host in self.hosts.values() if host.node == node and host.prepared), None
+        )
 
     def start(self, models: Sequence[Model], now_s: float) -> None:
         """Start every task that does not run and has not ended, on its own node's host or, in its absence, on another.
@@ -95,7 +107,9 @@ class Tasks:
 
     def is_elsewhere(self, model: int, task: int, node: int) -> bool:
         """Whether a task runs on another node than this: a client there was given up."""
-        return any((model, task) in host.running and host.node != node for host in self.hosts.values())
+        return any(
+            (model, task) in host.running and host.node != node for host in self.hosts.values()
+        )
 
     def able_host(self, model: Model, node: int) -> tuple[Host, ModelFacts] | None:
         """The host for what is to be done on a node for a model: another's where that node cannot have the model."""
@@ -144,7 +158,9 @@ class Tasks:
         """What a model's tasks came to so far."""
         for task in range(len(self._suite.entries)):
             if (model, task) in self._ended:
-                yield msgspec.msgpack.decode(self._file_of(model, task).read_bytes(), type=TaskOutcome)
+                yield msgspec.msgpack.decode(
+                    self._file_of(model, task).read_bytes(), type=TaskOutcome
+                )
 
     def _file_of(self, model: int, task: int) -> Path:
         return self._results / f"{model:06d}-{task:04d}.outcome"

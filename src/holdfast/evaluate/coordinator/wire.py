@@ -36,7 +36,12 @@ ENV_OF_HOSTS = "HOLDFAST_HOST_"
 """What stands before a variable of a node's environment that its harness host alone is to have, without this."""
 MAX_FRAME_BYTES = 64 * 1024 * 1024
 HELLO_TIMEOUT_S = 10.0
-_LOSS_OPTIONS = {"TCP_KEEPIDLE": 5, "TCP_KEEPINTVL": 2, "TCP_KEEPCNT": 3, "TCP_USER_TIMEOUT": 10_000}
+_LOSS_OPTIONS = {
+    "TCP_KEEPIDLE": 5,
+    "TCP_KEEPINTVL": 2,
+    "TCP_KEEPCNT": 3,
+    "TCP_USER_TIMEOUT": 10_000,
+}
 """Seconds, seconds, probes, milliseconds: tcp(7)."""
 
 
@@ -413,7 +418,9 @@ def encode(message: Message) -> bytes:
     """
     body = _encoder.encode(message)
     if len(body) > MAX_FRAME_BYTES:
-        raise ChannelError(f"A {type(message).__name__} has {len(body)} bytes; at most {MAX_FRAME_BYTES} fit.")
+        raise ChannelError(
+            f"A {type(message).__name__} has {len(body)} bytes; at most {MAX_FRAME_BYTES} fit."
+        )
     return len(body).to_bytes(4, "little") + body
 
 
@@ -427,7 +434,9 @@ async def read(reader: asyncio.StreamReader) -> Message:
     try:
         size_bytes = int.from_bytes(await reader.readexactly(4), "little")
         if size_bytes > MAX_FRAME_BYTES:
-            raise ChannelError(f"A frame of {size_bytes} bytes was announced; at most {MAX_FRAME_BYTES} fit.")
+            raise ChannelError(
+                f"A frame of {size_bytes} bytes was announced; at most {MAX_FRAME_BYTES} fit."
+            )
         body = await reader.readexactly(size_bytes)
     except (asyncio.IncompleteReadError, ConnectionError) as error:
         raise EOFError from error

@@ -35,13 +35,19 @@ def make_engine(spec: EngineSpec) -> Engine:
     module, separator, name = place.partition(":")
     if not separator or not module or not name:
         known = ", ".join(KINDS)
-        raise BadUse(f"There is no engine kind {spec.kind!r}. Give one of {known}, or module:Class of your own.")
+        raise BadUse(
+            f"There is no engine kind {spec.kind!r}. Give one of {known}, or module:Class of your own."
+        )
     try:
         make = getattr(importlib.import_module(module), name)
     except ImportError as error:
-        raise BadUse(f"The engine {spec.kind!r} needs a package: {error}. Install it on the nodes.") from error
+        raise BadUse(
+            f"The engine {spec.kind!r} needs a package: {error}. Install it on the nodes."
+        ) from error
     except AttributeError as error:
-        raise BadUse(f"The module {module} has no {name}. Give module:Class of an engine.") from error
+        raise BadUse(
+            f"The module {module} has no {name}. Give module:Class of an engine."
+        ) from error
     engine: Engine = make(spec)
     return engine
 
@@ -57,11 +63,21 @@ def check_options(spec: EngineSpec) -> None:
     known = OPTIONS[spec.kind]
     for name, value in spec.options.items():
         if name not in known:
-            there = f"It has {', '.join(known)}." if known else "It has none: leave it out, or name another engine."
-            raise BadUse(f"The engine {spec.kind} has no option {name!r}.{nearest(name, known)} {there}")
+            there = (
+                f"It has {', '.join(known)}."
+                if known
+                else "It has none: leave it out, or name another engine."
+            )
+            raise BadUse(
+                f"The engine {spec.kind} has no option {name!r}.{nearest(name, known)} {there}"
+            )
         if name.endswith("_s") and not _is_positive(value):
-            raise BadUse(f"The engine's option {name} is {value!r}. Give a number of seconds above 0.")
+            raise BadUse(
+                f"The engine's option {name} is {value!r}. Give a number of seconds above 0."
+            )
 
 
 def _is_positive(value: Scalar) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+    )

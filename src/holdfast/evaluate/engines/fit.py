@@ -12,7 +12,12 @@ from holdfast.evaluate.engines.engine import EngineSpec
 _RESERVED_SHARE = 0.1
 """Of a device's memory: activations, the runtime's own; as vLLM's default gpu_memory_utilization of 0.9 leaves."""
 _DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2, "float64": 8}
-_FILE_DTYPE_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2}  # of safetensors, those that a dtype setting converts
+_FILE_DTYPE_BYTES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+}  # of safetensors, those that a dtype setting converts
 _LENGTH_NAMES = ("n_positions", "max_position_embeddings", "n_ctx")
 _DEFAULT_LENGTH = 2048
 
@@ -49,9 +54,15 @@ def fits(model: Path | dict[str, Any], spec: EngineSpec, device_memory_bytes: in
     """
     config = _config_of(model) if isinstance(model, Path) else model
     text = config.get("text_config") or config
-    weights_bytes = _weights_bytes(model, spec) if isinstance(model, Path) else _estimated_bytes(config, text, spec)
+    weights_bytes = (
+        _weights_bytes(model, spec)
+        if isinstance(model, Path)
+        else _estimated_bytes(config, text, spec)
+    )
     kv_token_bytes = kv_bytes_a_token(text, _dtype_bytes(config, spec))
-    max_length = spec.max_length or next((text[name] for name in _LENGTH_NAMES if text.get(name)), _DEFAULT_LENGTH)
+    max_length = spec.max_length or next(
+        (text[name] for name in _LENGTH_NAMES if text.get(name)), _DEFAULT_LENGTH
+    )
     need_bytes = weights_bytes + kv_token_bytes * max_length
     usable_bytes = device_memory_bytes * (1 - _RESERVED_SHARE)
     room_bytes = usable_bytes * spec.tensor_parallel - weights_bytes
@@ -81,7 +92,9 @@ def kv_bytes_a_token(text: dict[str, Any], dtype_bytes: int) -> int:
     if text.get("kv_lora_rank"):
         return int(layers * (text["kv_lora_rank"] + text.get("qk_rope_head_dim", 0)) * dtype_bytes)
     heads = text.get("num_attention_heads") or text.get("n_head") or 1
-    head_size = text.get("head_dim") or (text.get("hidden_size") or text.get("n_embd") or 0) // heads
+    head_size = (
+        text.get("head_dim") or (text.get("hidden_size") or text.get("n_embd") or 0) // heads
+    )
     return int(2 * layers * (text.get("num_key_value_heads") or heads) * head_size * dtype_bytes)
 
 
@@ -89,7 +102,9 @@ def _config_of(folder: Path) -> dict[str, Any]:
     try:
         config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
-        raise BadUse(f"{folder / 'config.json'} cannot be read: {error}. Give a Hugging Face folder.") from error
+        raise BadUse(
+            f"{folder / 'config.json'} cannot be read: {error}. Give a Hugging Face folder."
+        ) from error
     return config
 
 
@@ -100,7 +115,11 @@ def _weights_bytes(folder: Path, spec: EngineSpec) -> int:
     for place in tensors_of(folder).values():
         stored = _FILE_DTYPE_BYTES.get(place.dtype)
         converts = stored is not None and spec.dtype in _DTYPE_BYTES
-        total += place.size_bytes // stored * _DTYPE_BYTES[spec.dtype] if stored and converts else place.size_bytes
+        total += (
+            place.size_bytes // stored * _DTYPE_BYTES[spec.dtype]
+            if stored and converts
+            else place.size_bytes
+        )
     return total
 
 
@@ -111,7 +130,12 @@ def _estimated_bytes(config: dict[str, Any], text: dict[str, Any], spec: EngineS
     heads = text.get("num_attention_heads") or text.get("n_head") or 1
     head_size = text.get("head_dim") or hidden // heads
     key_heads = text.get("num_key_value_heads") or heads
-    experts = text.get("num_local_experts") or text.get("num_experts") or text.get("n_routed_experts") or 1
+    experts = (
+        text.get("num_local_experts")
+        or text.get("num_experts")
+        or text.get("n_routed_experts")
+        or 1
+    )
     inner = text.get("moe_intermediate_size") if experts > 1 else None
     inner = inner or text.get("intermediate_size") or text.get("n_inner") or 4 * hidden
     matrices = 3 if text.get("intermediate_size") else 2
@@ -123,7 +147,13 @@ def _estimated_bytes(config: dict[str, Any], text: dict[str, Any], spec: EngineS
 
 def _dtype_bytes(config: dict[str, Any], spec: EngineSpec) -> int:
     text = config.get("text_config") or {}
-    names = (spec.dtype, config.get("dtype"), config.get("torch_dtype"), text.get("dtype"), "float32")
+    names = (
+        spec.dtype,
+        config.get("dtype"),
+        config.get("torch_dtype"),
+        text.get("dtype"),
+        "float32",
+    )
     return next(_DTYPE_BYTES[name] for name in names if name in _DTYPE_BYTES)
 
 
@@ -132,7 +162,9 @@ def _advice(text: dict[str, Any], spec: EngineSpec, devices: float) -> str:
         return "Use fewer engines a node, nodes with more memory, or a smaller --max-length."
     heads = text.get("num_attention_heads") or text.get("n_head") or 1
     wanted = math.ceil(devices)
-    tensor_parallel = next((count for count in range(wanted, heads + 1) if heads % count == 0), None)
+    tensor_parallel = next(
+        (count for count in range(wanted, heads + 1) if heads % count == 0), None
+    )
     if tensor_parallel is None or wanted > heads:
         return "No tensor parallelism of its heads would do: give a smaller max_length, or devices with more memory."
     engine = "--engine vllm " if spec.kind == "hf" else ""  # which has one device
@@ -140,4 +172,8 @@ def _advice(text: dict[str, Any], spec: EngineSpec, devices: float) -> str:
 
 
 def _gib(size_bytes: int) -> str:
-    return f"{size_bytes / 2**30:.1f} GiB" if size_bytes >= 2**30 / 10 else f"{size_bytes / 2**20:.1f} MiB"
+    return (
+        f"{size_bytes / 2**30:.1f} GiB"
+        if size_bytes >= 2**30 / 10
+        else f"{size_bytes / 2**20:.1f} MiB"
+    )

@@ -34,7 +34,9 @@ def plan_scores(lengths: Sequence[int], max_batch: int, vocabulary: int) -> list
     for place in sorted(range(len(lengths)), key=lambda one: -lengths[one]):
         if room == 0:
             batches.append([])
-            room = max(1, min(max_batch, _LOGITS_BYTES // (4 * vocabulary * max(1, lengths[place]))))
+            room = max(
+                1, min(max_batch, _LOGITS_BYTES // (4 * vocabulary * max(1, lengths[place])))
+            )
         batches[-1].append(place)
         room -= 1
     return batches
@@ -45,7 +47,9 @@ def score_batch(model: Any, asked: Sequence[tuple[bytes, Sequence[bytes]]]) -> l
     """Log-probabilities of inputs read together, each with one or more continuations; the answers in a row."""
     inputs = [tensor_of(packed, model.device)[0] for packed, _ in asked]
     # What stands to the right of an input cannot be seen from it: no mask is needed.
-    logits = model(torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True), use_cache=False).logits
+    logits = model(
+        torch.nn.utils.rnn.pad_sequence(inputs, batch_first=True), use_cache=False
+    ).logits
     answers = []
     for (_, continuations), read, scores in zip(asked, inputs, logits, strict=True):
         longest, end = max(map(len, continuations)) // 4, read.shape[0]
@@ -69,7 +73,9 @@ class RunningBatch:
         self._model = calls.model
         self._rows: list[_Row] = []
         self._cache: Any = None  # keys and values of shape [rows, heads, tokens, size] a layer
-        self._mask = torch.zeros((0, 0), dtype=torch.long, device=self._model.device)  # [rows, tokens]; 0 is padding
+        self._mask = torch.zeros(
+            (0, 0), dtype=torch.long, device=self._model.device
+        )  # [rows, tokens]; 0 is padding
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -79,7 +85,9 @@ class RunningBatch:
         """Read a prompt and let it decode with the others; the answer if it is over with its first token."""
         answer = generation.advance(0.0)
         if answer is None:
-            mask = torch.ones((1, generation.prompt.shape[1]), dtype=torch.long, device=self._model.device)
+            mask = torch.ones(
+                (1, generation.prompt.shape[1]), dtype=torch.long, device=self._model.device
+            )
             cache, generation.cache = generation.cache, None
             self._rows.append(_Row(id_, generation))
             self._put_together(cache, mask)
@@ -90,7 +98,9 @@ class RunningBatch:
         """A token for each; those that are over leave with their answers."""
         generations = [row.generation for row in self._rows]
         newest = torch.cat([generation.newest for generation in generations])
-        positions = torch.tensor([[one.position()] for one in generations], device=self._model.device)
+        positions = torch.tensor(
+            [[one.position()] for one in generations], device=self._model.device
+        )
         self._mask = pad(self._mask, (0, 1), value=1)
         outputs = self._model(
             input_ids=newest,
@@ -126,7 +136,9 @@ class RunningBatch:
         self._mask = torch.cat([_left(one, length, dim=1) for one in (self._mask, mask)])
         for mine, new in zip(self._cache.layers, cache.layers, strict=True):
             mine.keys = torch.cat([_left(one, length, dim=2) for one in (mine.keys, new.keys)])
-            mine.values = torch.cat([_left(one, length, dim=2) for one in (mine.values, new.values)])
+            mine.values = torch.cat(
+                [_left(one, length, dim=2) for one in (mine.values, new.values)]
+            )
 
     def _keep(self, places: list[int]) -> None:
         """Drop the other rows, and the columns that pad all that remain."""

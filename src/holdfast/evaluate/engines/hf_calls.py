@@ -34,7 +34,9 @@ class Calls:
 
     def arguments(self, positions: torch.Tensor) -> dict[str, Any]:
         """What `generate` passes to a forward besides tokens, cache and mask."""
-        return {**self._always, "position_ids": positions} if self._takes_positions else self._always
+        return (
+            {**self._always, "position_ids": positions} if self._takes_positions else self._always
+        )
 
     def scores(self, tokens: torch.Tensor) -> torch.Tensor:
         """Logits [1, tokens, vocabulary] of tokens [1, tokens]."""
@@ -67,14 +69,24 @@ class ReplayedCalls(Calls):
         self._scores: Replay | None = None
         self._read: Replay | None = None
         self._read_on: Replay | None = None
-        size_bytes = sum(parameter.numel() * parameter.element_size() for parameter in model.parameters())
+        size_bytes = sum(
+            parameter.numel() * parameter.element_size() for parameter in model.parameters()
+        )
         if size_bytes > _SMALL_BYTES or model.device.type != "cpu" or max_length <= _RECORD_AT[-1]:
             return
-        verify = [length for length in (*_VERIFY_AT, min(max_length, _VERIFY_UP_TO)) if length <= max_length]
-        self._scores = replay_of(self._recorded_scores, self._tokens, record=_RECORD_AT, verify=verify)
+        verify = [
+            length
+            for length in (*_VERIFY_AT, min(max_length, _VERIFY_UP_TO))
+            if length <= max_length
+        ]
+        self._scores = replay_of(
+            self._recorded_scores, self._tokens, record=_RECORD_AT, verify=verify
+        )
         self._read = replay_of(self._recorded_read, self._prompt, record=_RECORD_AT, verify=verify)
         verify_on = [length - 1 for length in verify]
-        self._read_on = replay_of(self._recorded_read_on, self._next, record=_RECORD_AT, verify=verify_on)
+        self._read_on = replay_of(
+            self._recorded_read_on, self._next, record=_RECORD_AT, verify=verify_on
+        )
 
     def scores(self, tokens: torch.Tensor) -> torch.Tensor:
         """See `Calls.scores`."""
@@ -133,7 +145,10 @@ def is_plain(model: Any) -> bool:
     """Whether the model is called by `generate` in the common way: no inputs of its own, no cache of its own."""
     from transformers.generation.utils import GenerationMixin
 
-    own_inputs = type(model).prepare_inputs_for_generation is not GenerationMixin.prepare_inputs_for_generation
+    own_inputs = (
+        type(model).prepare_inputs_for_generation
+        is not GenerationMixin.prepare_inputs_for_generation
+    )
     return not own_inputs and bool(model._supports_default_dynamic_cache())
 
 

@@ -42,7 +42,9 @@ def fault_of(request: Request, max_length: int) -> str:
 
 def tensor_of(packed: bytes, device: torch.device) -> torch.Tensor:
     """Packed token ids as int64 of shape [1, tokens]."""
-    return torch.frombuffer(bytearray(packed), dtype=torch.int32).to(device=device, dtype=torch.long)[None]
+    return torch.frombuffer(bytearray(packed), dtype=torch.int32).to(
+        device=device, dtype=torch.long
+    )[None]
 
 
 @torch.inference_mode()
@@ -54,7 +56,9 @@ def score(calls: Calls, packed_input: bytes, continuations: Sequence[bytes]) -> 
     longest = max(map(len, continuations)) // 4
     rows = torch.log_softmax(logits[logits.shape[0] - longest :], dim=-1)
     read = logits.shape[0]
-    return [answer_of(rows, tensor_of(continuation, device)[0], read) for continuation in continuations]
+    return [
+        answer_of(rows, tensor_of(continuation, device)[0], read) for continuation in continuations
+    ]
 
 
 def answer_of(rows: torch.Tensor, continuation: torch.Tensor, read: int) -> Answer:
@@ -91,7 +95,9 @@ class Generation:
     cache: Any = None
 
     @classmethod
-    def begin(cls, calls: Calls, recipes: Recipes, request: Request, max_length: int) -> "Generation":
+    def begin(
+        cls, calls: Calls, recipes: Recipes, request: Request, max_length: int
+    ) -> "Generation":
         """Prepare; the prompt is cut from the left as lm-eval does, to leave room for what is generated.
 
         Raises:
@@ -108,7 +114,9 @@ class Generation:
             is_stop=recipes.stops(sampling.until),
             most=sampling.max_new_tokens,
             prompt=prompt,
-            random=torch.Generator(device).manual_seed(seed_of(request)) if recipe.samples else None,
+            random=torch.Generator(device).manual_seed(seed_of(request))
+            if recipe.samples
+            else None,
             tokens=[],
             newest=prompt,
         )

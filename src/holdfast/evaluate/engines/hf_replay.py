@@ -17,7 +17,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 Forward = Callable[[Sequence[torch.Tensor]], list[torch.Tensor]]
 Inputs = Callable[[int], list[torch.Tensor]]
 
-_UNREPEATABLE = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape, torch.Tag.nondeterministic_seeded)
+_UNREPEATABLE = (
+    torch.Tag.data_dependent_output,
+    torch.Tag.dynamic_output_shape,
+    torch.Tag.nondeterministic_seeded,
+)
 _DROPOUT_PLACE = 4  # among the arguments of scaled_dot_product_attention
 _HARMLESS = {torch.ops.aten.detach_.default, torch.ops.aten.lift_fresh.default}
 
@@ -94,14 +98,18 @@ class Replay:
         results: the slots of what it gives.
     """
 
-    def __init__(self, recorded: Sequence[_Recorder], lengths: Sequence[int], results: Sequence[int]) -> None:
+    def __init__(
+        self, recorded: Sequence[_Recorder], lengths: Sequence[int], results: Sequence[int]
+    ) -> None:
         self._lengths = lengths
         self._size = recorded[0].size()
         self._results = results
         self._extra: list[Any] = []  # constants and numbers, behind the tensors of the table
         self._growing: list[tuple[int, int, int]] = []  # slot, a, b of numbers a * length + b
         self._tensors = _same_constants(recorded)
-        self._steps = [self._step(*steps) for steps in zip(*(one.steps for one in recorded), strict=True)]
+        self._steps = [
+            self._step(*steps) for steps in zip(*(one.steps for one in recorded), strict=True)
+        ]
 
     @torch.inference_mode()
     def __call__(self, inputs: Sequence[torch.Tensor], length: int) -> list[torch.Tensor]:
@@ -120,7 +128,9 @@ class Replay:
                     values[slot] = part
         return [values[slot] for slot in self._results]
 
-    def _step(self, *alike: Any) -> tuple[Any, Callable[[list[Any]], Sequence[Any]], int | list[int]]:
+    def _step(
+        self, *alike: Any
+    ) -> tuple[Any, Callable[[list[Any]], Sequence[Any]], int | list[int]]:
         func, _, named, out = alike[0]
         if any(other[0] is not func or other[2] != named or other[3] != out for other in alike[1:]):
             raise NotRepeatable(f"{func} is not always called alike")
@@ -157,12 +167,16 @@ class Replay:
             raise NotRepeatable(f"{values} for lengths {self._lengths}")
         factor, rest = divmod(values[1] - values[0], self._lengths[1] - self._lengths[0])
         offset = values[0] - factor * self._lengths[0]
-        if rest or any(value != factor * at + offset for value, at in zip(values, self._lengths, strict=True)):
+        if rest or any(
+            value != factor * at + offset for value, at in zip(values, self._lengths, strict=True)
+        ):
             raise NotRepeatable(f"{values} for lengths {self._lengths}")
         return factor, offset
 
 
-def replay_of(forward: Forward, inputs: Inputs, *, record: Sequence[int], verify: Sequence[int]) -> Replay | None:
+def replay_of(
+    forward: Forward, inputs: Inputs, *, record: Sequence[int], verify: Sequence[int]
+) -> Replay | None:
     """A forward's replay; None if it cannot be had, or has not the same bits.
 
     Args:
@@ -193,7 +207,10 @@ def _record(forward: Forward, inputs: Inputs, lengths: Sequence[int]) -> Replay:
             given = forward(given)
         recorded.append(recorder)
         results.append([recorder.slot_of(tensor) for tensor in given])
-    if any(other != results[0] for other in results) or len({len(one.steps) for one in recorded}) > 1:
+    if (
+        any(other != results[0] for other in results)
+        or len({len(one.steps) for one in recorded}) > 1
+    ):
         raise NotRepeatable("the operations differ from length to length")
     return Replay(recorded, lengths, results[0])
 
@@ -233,6 +250,9 @@ def _with(func: Any, named: dict[str, Any]) -> Any:
 
 def _nested(getters: list[Any]) -> Callable[[list[Any]], Sequence[Any]]:
     def arguments(values: list[Any]) -> Sequence[Any]:
-        return [[values[part] for part in one] if isinstance(one, list) else values[one] for one in getters]
+        return [
+            [values[part] for part in one] if isinstance(one, list) else values[one]
+            for one in getters
+        ]
 
     return arguments

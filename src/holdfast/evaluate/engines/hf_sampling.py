@@ -73,7 +73,12 @@ class Recipes:
         Raises:
             ValueError: transformers does not take them.
         """
-        key = (sampling.temperature, sampling.top_p, sampling.top_k, tuple(sorted(sampling.extra.items())))
+        key = (
+            sampling.temperature,
+            sampling.top_p,
+            sampling.top_k,
+            tuple(sorted(sampling.extra.items())),
+        )
         if key not in self._known:
             self._known[key] = self._work_out(sampling)
         return self._known[key]
@@ -106,13 +111,20 @@ class Recipes:
         steps_by_token = (
             self._is_plain
             and not unused
-            and config.get_generation_mode() in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
+            and config.get_generation_mode()
+            in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE)
             and {type(one).__name__ for one in processors} <= _STATELESS
             and config.num_return_sequences in (None, 1)
             and config.cache_implementation in (None, "dynamic")
             and not any(
                 getattr(config, name, None)
-                for name in ("stop_strings", "max_time", "prefill_chunk_size", "token_healing", "max_new_tokens")
+                for name in (
+                    "stop_strings",
+                    "max_time",
+                    "prefill_chunk_size",
+                    "token_healing",
+                    "max_new_tokens",
+                )
             )
         )
         return Recipe(

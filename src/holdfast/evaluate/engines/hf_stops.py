@@ -40,7 +40,9 @@ class StopStrings:
     def eos(self) -> str | None:
         """The text of the tokenizer's end-of-sequence token, which lm-eval adds to every list of stop strings."""
         token = self._tokenizer.eos_token_id
-        return None if token is None else str(self._tokenizer.decode(token, skip_special_tokens=False))
+        return (
+            None if token is None else str(self._tokenizer.decode(token, skip_special_tokens=False))
+        )
 
     def _length(self, string: str) -> int:
         if string not in self._lengths:

@@ -58,7 +58,12 @@ def load_tokenizer(folder: Path) -> Any:
 
 def tokenizer_files(folder: Path) -> dict[str, bytes]:
     """What a tokenizer is made of, to see whether two folders have the same."""
-    names = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json")
+    names = (
+        "tokenizer.json",
+        "tokenizer.model",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+    )
     return {name: (folder / name).read_bytes() for name in names if (folder / name).exists()}
 
 
@@ -103,12 +108,16 @@ class Swapper:
                     if (target := self._targets.get(name)) is not None:
                         target.copy_(file.get_tensor(name))
 
-    def _check(self, folder: Path, kinds: dict[str, tuple[str, tuple[int, ...]]], configs: dict[str, Any]) -> None:
+    def _check(
+        self, folder: Path, kinds: dict[str, tuple[str, tuple[int, ...]]], configs: dict[str, Any]
+    ) -> None:
         for name in sorted(kinds.keys() | self._kinds.keys()):
             new, old = kinds.get(name), self._kinds.get(name)
             if new != old:
                 said = [f"{kind[0]} {list(kind[1])}" if kind else "nothing" for kind in (new, old)]
-                raise SwapRefused(f"{folder} has {said[0]} as {name}, the running model has {said[1]}.")
+                raise SwapRefused(
+                    f"{folder} has {said[0]} as {name}, the running model has {said[1]}."
+                )
         for key in sorted(configs.keys() | self._configs.keys()):
             if configs.get(key) != self._configs.get(key):
                 values = f"{configs.get(key)!r}, the running model has {self._configs.get(key)!r}"
@@ -123,15 +132,25 @@ def _configs_of(folder: Path) -> dict[str, Any]:
             settings = json.loads((folder / name).read_bytes())
         except FileNotFoundError:
             if name == "config.json":
-                raise BadUse(f"{folder} has no config.json. Give the folder of a Hugging Face model.") from None
+                raise BadUse(
+                    f"{folder} has no config.json. Give the folder of a Hugging Face model."
+                ) from None
             continue
         except (OSError, ValueError) as error:
-            raise BadUse(f"{folder / name} cannot be read: {error}. Copy the checkpoint again.") from error
-        found |= {f"{name}:{key}": value for key, value in settings.items() if key not in _NOT_OF_THE_MODEL}
+            raise BadUse(
+                f"{folder / name} cannot be read: {error}. Copy the checkpoint again."
+            ) from error
+        found |= {
+            f"{name}:{key}": value
+            for key, value in settings.items()
+            if key not in _NOT_OF_THE_MODEL
+        }
     return found
 
 
-def _targets(model: Any, kinds: dict[str, tuple[str, tuple[int, ...]]]) -> tuple[dict[str, torch.Tensor], str]:
+def _targets(
+    model: Any, kinds: dict[str, tuple[str, tuple[int, ...]]]
+) -> tuple[dict[str, torch.Tensor], str]:
     """Where each tensor of a checkpoint goes, or why that cannot be told (then no swap is possible)."""
     if getattr(model.config, "quantization_config", None):
         return {}, "Quantized weights cannot be swapped in place."
@@ -140,7 +159,14 @@ def _targets(model: Any, kinds: dict[str, tuple[str, tuple[int, ...]]]) -> tuple
     targets: dict[str, torch.Tensor] = {}
     written: dict[int, str] = {}
     for name, (_, shape) in kinds.items():
-        target = next((state[one] for one in (name, prefix + name, name.removeprefix(prefix)) if one in state), None)
+        target = next(
+            (
+                state[one]
+                for one in (name, prefix + name, name.removeprefix(prefix))
+                if one in state
+            ),
+            None,
+        )
         if target is None:
             continue  # a buffer of older transformers, which a load leaves out, too
         if tuple(target.shape) != shape:

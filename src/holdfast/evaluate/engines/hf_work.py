@@ -75,7 +75,9 @@ class Work(ABC):
     def _end(self, id_: int, answer: Answer | None, error: str = "") -> None:
         now_s = time.monotonic()
         self._ended.append(
-            Finished(id=id_, answer=answer, error=error, started_s=self._begun.pop(id_), finished_s=now_s)
+            Finished(
+                id=id_, answer=answer, error=error, started_s=self._begun.pop(id_), finished_s=now_s
+            )
         )
 
     def _fail(self, ids: Iterable[int], error: Exception) -> None:
@@ -122,7 +124,9 @@ class OneByOne(Work):
     def _score(self, packed: bytes, requests: dict[int, Request]) -> None:
         self._begin(requests)
         try:
-            answers = score(self._calls, packed, [request.continuation for request in requests.values()])
+            answers = score(
+                self._calls, packed, [request.continuation for request in requests.values()]
+            )
         except _OF_THE_REQUEST as error:
             self._fail(requests, error)
             return
@@ -157,13 +161,18 @@ class Together(Work):
 
     def _score_some(self) -> None:
         inputs = list(self._scores)
-        places = plan_scores([len(packed) // 4 for packed in inputs], self._max_batch, self._vocabulary)[0]
+        places = plan_scores(
+            [len(packed) // 4 for packed in inputs], self._max_batch, self._vocabulary
+        )[0]
         chosen: Sequence[tuple[bytes, dict[int, Request]]] = [
             (inputs[place], self._scores.pop(inputs[place])) for place in places
         ]
         ids = [id_ for _, requests in chosen for id_ in requests]
         self._begin(ids)
-        asked = [(packed, [request.continuation for request in requests.values()]) for packed, requests in chosen]
+        asked = [
+            (packed, [request.continuation for request in requests.values()])
+            for packed, requests in chosen
+        ]
         try:
             answers = score_batch(self._calls.model, asked)
         except _OF_THE_REQUEST as error:
@@ -178,7 +187,9 @@ class Together(Work):
     def _one_by_one(self, chosen: Sequence[tuple[bytes, dict[int, Request]]]) -> None:
         for packed, requests in chosen:
             try:
-                answers = score(self._calls, packed, [request.continuation for request in requests.values()])
+                answers = score(
+                    self._calls, packed, [request.continuation for request in requests.values()]
+                )
             except _OF_THE_REQUEST as error:
                 self._fail(requests, error)
                 continue

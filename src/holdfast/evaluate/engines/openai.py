@@ -48,7 +48,9 @@ class OpenAIEngine:
     long a request is tried; `tokenizer` a folder, to make tokens of replies where token ids were asked.
     """
 
-    def __init__(self, spec: EngineSpec, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep) -> None:
+    def __init__(
+        self, spec: EngineSpec, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+    ) -> None:
         self._spec = spec
         self._sleep = sleep
         self._url = spec.url.rstrip("/")
@@ -73,7 +75,9 @@ class OpenAIEngine:
             BadUse: it does not answer, refuses the key, or does not have the model.
         """
         if not self._url.startswith(("http://", "https://")):
-            raise BadUse(f"The engine openai needs a server; its url is {self._spec.url!r}. Give --url http://HOST/v1.")
+            raise BadUse(
+                f"The engine openai needs a server; its url is {self._spec.url!r}. Give --url http://HOST/v1."
+            )
         self._connect()
         self._choose_model()
         if tokenizer := self._spec.options.get("tokenizer"):
@@ -139,9 +143,13 @@ class OpenAIEngine:
         headers = self._authorization()
         if self._loop is None:
             self._loop = asyncio.new_event_loop()
-            self._thread = threading.Thread(target=self._loop.run_forever, name="server", daemon=True)
+            self._thread = threading.Thread(
+                target=self._loop.run_forever, name="server", daemon=True
+            )
             self._thread.start()
-            self._session = asyncio.run_coroutine_threadsafe(self._open(headers), self._loop).result()
+            self._session = asyncio.run_coroutine_threadsafe(
+                self._open(headers), self._loop
+            ).result()
 
     async def _open(self, headers: dict[str, str]) -> "ClientSession":
         from aiohttp import ClientSession, ClientTimeout, TCPConnector
@@ -164,27 +172,39 @@ class OpenAIEngine:
         await asyncio.gather(*self._in_flight, return_exceptions=True)
         await self._session.close()
 
-    def _call(self, method: str, url: str, body: dict[str, Any] | None = None, *, patience_s: float) -> Any:
+    def _call(
+        self, method: str, url: str, body: dict[str, Any] | None = None, *, patience_s: float
+    ) -> Any:
         """One call of the main thread's, tried until the patience ends.
 
         Raises:
             BadUse: it will not be answered.
         """
         assert self._loop is not None
-        called = asyncio.run_coroutine_threadsafe(self._ask(method, url, body, patience_s), self._loop)
+        called = asyncio.run_coroutine_threadsafe(
+            self._ask(method, url, body, patience_s), self._loop
+        )
         try:
             return called.result()
         except Unanswerable as error:
             raise BadUse(str(error)) from error
 
     def _choose_model(self) -> None:
-        listed = self._call("GET", f"{self._url}/models", patience_s=min(_LOAD_PATIENCE_S, self._patience_s))
-        models = {str(one.get("id")): one for one in listed.get("data", [])} if isinstance(listed, dict) else {}
+        listed = self._call(
+            "GET", f"{self._url}/models", patience_s=min(_LOAD_PATIENCE_S, self._patience_s)
+        )
+        models = (
+            {str(one.get("id")): one for one in listed.get("data", [])}
+            if isinstance(listed, dict)
+            else {}
+        )
         if not self._model and len(models) == 1:
             (self._model,) = models
         if not self._model or (models and self._model not in models):
             names = ", ".join(sorted(models)) or "none"
-            raise BadUse(f"{self._url} does not serve {self._model or 'one model alone'}. It has {names}; name one.")
+            raise BadUse(
+                f"{self._url} does not serve {self._model or 'one model alone'}. It has {names}; name one."
+            )
         limit = models.get(self._model, {}).get("max_model_len")  # vLLM's and SGLang's
         if limit and not self._spec.max_length:
             self._max_length = int(limit)
@@ -218,7 +238,9 @@ class OpenAIEngine:
         except Exception as why:  # a fault of ours, or of a request that cannot be put into JSON: it concerns this one
             error = f"{type(why).__name__}: {why}"
         self._finished.append(
-            Finished(id=id_, answer=answer, error=error, started_s=started_s, finished_s=time.monotonic())
+            Finished(
+                id=id_, answer=answer, error=error, started_s=started_s, finished_s=time.monotonic()
+            )
         )
         self.wake.set()
 
@@ -230,11 +252,15 @@ class OpenAIEngine:
                 return answer_of(request, reply, self._max_length, self._tokenize)
             except Malformed as error:
                 if tried == _MALFORMED_TRIES - 1:
-                    raise Unanswerable(f"{self._url}/{path} answers what cannot be used: {error}.") from error
+                    raise Unanswerable(
+                        f"{self._url}/{path} answers what cannot be used: {error}."
+                    ) from error
                 await self._sleep(_BACK_OFF_S[0])
         raise AssertionError("the loop returns or raises")
 
-    async def _ask(self, method: str, url: str, body: dict[str, Any] | None, patience_s: float) -> Any:
+    async def _ask(
+        self, method: str, url: str, body: dict[str, Any] | None, patience_s: float
+    ) -> Any:
         """The JSON that a call comes to, {} where it is empty; asked again until the patience ends."""
         import aiohttp
 
@@ -243,7 +269,9 @@ class OpenAIEngine:
             if (pause_s := self._not_before_s - time.monotonic()) > 0:
                 await self._sleep(pause_s)
             try:
-                async with self._session.request(method, url, json=body, allow_redirects=False) as reply:
+                async with self._session.request(
+                    method, url, json=body, allow_redirects=False
+                ) as reply:
                     text = await reply.text()
                     if reply.status == 200:
                         return json.loads(text) if text else {}
@@ -253,12 +281,18 @@ class OpenAIEngine:
                     asked_s = _retry_after_s(reply.headers.get("Retry-After"))
             except (aiohttp.ClientError, OSError, TimeoutError, ValueError) as error:
                 why, asked_s = f"{url} cannot be reached: {type(error).__name__}: {error}", None
-            pause_s = min(_LONGEST_WAIT_S, asked_s) if asked_s is not None else wait_s * random.uniform(0.75, 1.25)
+            pause_s = (
+                min(_LONGEST_WAIT_S, asked_s)
+                if asked_s is not None
+                else wait_s * random.uniform(0.75, 1.25)
+            )
             if asked_s is not None:
                 self._not_before_s = max(self._not_before_s, time.monotonic() + pause_s)
             waited_s += max(pause_s, _BACK_OFF_S[0])
             if waited_s > patience_s:
-                raise Unanswerable(f"{why}. It was tried for {patience_s:.0f} s; see that the server works.")
+                raise Unanswerable(
+                    f"{why}. It was tried for {patience_s:.0f} s; see that the server works."
+                )
             await self._sleep(pause_s)
             wait_s = min(_BACK_OFF_S[1], 2 * wait_s)
 

@@ -11,7 +11,11 @@ from typing import Any
 from holdfast.evaluate.requests import Answer, Request, keyed, pack_tokens, unpack_tokens
 
 _CHAT_STOPS = 4  # as lm-eval sends at most; OpenAI's own limit
-_NOT_FOR_A_SERVER = {"do_sample", "use_cache", "num_beams"}  # transformers' names that have no meaning to one
+_NOT_FOR_A_SERVER = {
+    "do_sample",
+    "use_cache",
+    "num_beams",
+}  # transformers' names that have no meaning to one
 
 Tokenize = Callable[[str], Sequence[int]]
 
@@ -22,10 +26,19 @@ class Malformed(Exception):
 
 def path_and_body(request: Request, model: str, max_length: int) -> tuple[str, dict[str, Any]]:
     """Where to send a request, below the API's URL, and what."""
-    body: dict[str, Any] = {"model": model, "seed": int.from_bytes(keyed(request).key[:4], "little") >> 1}
+    body: dict[str, Any] = {
+        "model": model,
+        "seed": int.from_bytes(keyed(request).key[:4], "little") >> 1,
+    }
     if request.kind == "loglikelihood":
         prompt, _ = _echoed(request, max_length)
-        return "completions", body | {"prompt": prompt, "max_tokens": 1, "temperature": 0, "logprobs": 1, "echo": True}
+        return "completions", body | {
+            "prompt": prompt,
+            "max_tokens": 1,
+            "temperature": 0,
+            "logprobs": 1,
+            "echo": True,
+        }
     sampling = request.sampling
     assert sampling is not None
     body |= {"max_tokens": sampling.max_new_tokens, "temperature": sampling.temperature}
@@ -34,7 +47,9 @@ def path_and_body(request: Request, model: str, max_length: int) -> tuple[str, d
     body |= {name: value for name, value in sampling.extra.items() if name not in _NOT_FOR_A_SERVER}
     stop = [string for string in sampling.until if string]
     if request.kind == "chat":
-        body |= {"messages": json.loads(request.text)} | ({"stop": stop[:_CHAT_STOPS]} if stop else {})
+        body |= {"messages": json.loads(request.text)} | (
+            {"stop": stop[:_CHAT_STOPS]} if stop else {}
+        )
         return "chat/completions", body
     body |= {"stop": stop} if stop else {}
     if not request.prompt:
@@ -78,9 +93,13 @@ def _scored(request: Request, logprobs: dict[str, Any], max_length: int) -> Answ
     values = of_tokens[before:-1]
     wanted = len(request.continuation) // 4
     if not values or (wanted and len(values) != wanted):
-        raise ValueError(f"{len(values)} log-probabilities came for {wanted or 'the'} tokens; the prompt is not echoed")
+        raise ValueError(
+            f"{len(values)} log-probabilities came for {wanted or 'the'} tokens; the prompt is not echoed"
+        )
     # The first token of all has none; the likeliest token is the server's own first choice.
-    is_greedy = all(value >= max(top.values()) for value, top in zip(values, tops[before:-1], strict=True))
+    is_greedy = all(
+        value >= max(top.values()) for value, top in zip(values, tops[before:-1], strict=True)
+    )
     return Answer(logprob=float(sum(values)), is_greedy=is_greedy, prompt_tokens=len(of_tokens) - 1)
 
 
@@ -92,12 +111,18 @@ def _first_token_of(request: Request, offsets: Sequence[int]) -> int:
 
 
 def _generated(
-    request: Request, choice: dict[str, Any], text: str, usage: dict[str, Any], tokenize: Tokenize | None
+    request: Request,
+    choice: dict[str, Any],
+    text: str,
+    usage: dict[str, Any],
+    tokenize: Tokenize | None,
 ) -> Answer:
     tokens: Sequence[int] = choice.get("token_ids") or ()
     if request.prompt and not tokens:
         if tokenize is None:
-            raise ValueError("the server tells no token ids; name the model's tokenizer (option tokenizer = FOLDER)")
+            raise ValueError(
+                "the server tells no token ids; name the model's tokenizer (option tokenizer = FOLDER)"
+            )
         tokens = tokenize(text)
     return Answer(
         tokens=pack_tokens(tokens) if request.prompt else b"",

@@ -41,15 +41,21 @@ def tensors_of(folder: Path) -> dict[str, TensorPlace]:
         for path in paths:
             found |= _header(path)
     except (OSError, ValueError, KeyError, TypeError, struct.error) as error:
-        raise BadUse(f"The weights of {folder} cannot be read: {error}. Copy the checkpoint again.") from error
+        raise BadUse(
+            f"The weights of {folder} cannot be read: {error}. Copy the checkpoint again."
+        ) from error
     if not found:
-        pickles = sorted(path.name for path in folder.glob("*.bin")) + sorted(path.name for path in folder.glob("*.pt"))
+        pickles = sorted(path.name for path in folder.glob("*.bin")) + sorted(
+            path.name for path in folder.glob("*.pt")
+        )
         if pickles:
             raise BadUse(
                 f"{folder} has its weights as {pickles[0]}, a pickle, which may run code. "
                 "Save the model with save_pretrained of transformers 5, which writes safetensors."
             )
-        raise BadUse(f"{folder} holds no *.safetensors file. Give the folder of a Hugging Face model.")
+        raise BadUse(
+            f"{folder} holds no *.safetensors file. Give the folder of a Hugging Face model."
+        )
     return found
 
 

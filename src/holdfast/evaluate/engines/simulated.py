@@ -52,7 +52,11 @@ class SimulatedEngine:
     """See the module. `clock` and `sleep` are for tests; `sleep` gets seconds and may return early."""
 
     def __init__(
-        self, spec: EngineSpec, *, clock: Clock | None = None, sleep: Callable[[float], None] | None = None
+        self,
+        spec: EngineSpec,
+        *,
+        clock: Clock | None = None,
+        sleep: Callable[[float], None] | None = None,
     ) -> None:
         self._options = _read_options(spec)
         self._spec = spec
@@ -67,7 +71,9 @@ class SimulatedEngine:
     def _drop_everything(self) -> None:
         self._waiting: deque[_Sequence] = deque()
         self._reading: _Sequence | None = None
-        self._decoding: list[tuple[int, int, _Sequence]] = []  # a heap by the step after which a sequence is done
+        self._decoding: list[
+            tuple[int, int, _Sequence]
+        ] = []  # a heap by the step after which a sequence is done
         self._steps = 0  # of decoding, up to `_since_s`
         self._since_s = 0.0  # when the present prompt, or run of steps, began
 
@@ -116,7 +122,9 @@ class SimulatedEngine:
         """See `Engine.submit`."""
         now_s = self._clock.monotonic_s()
         for id_, request in requests:
-            self._waiting.append(_Sequence(id=id_, request=request, new_tokens=self._length_of(request)))
+            self._waiting.append(
+                _Sequence(id=id_, request=request, new_tokens=self._length_of(request))
+            )
         if self._reading is None and self._decoding:
             self._end_run_at_next_step(now_s)
         elif self._reading is None:
@@ -161,7 +169,9 @@ class SimulatedEngine:
         if self._reading is not None:
             sequence, self._reading = self._reading, None
             if sequence.new_tokens:
-                heapq.heappush(self._decoding, (self._steps + sequence.new_tokens, sequence.id, sequence))
+                heapq.heappush(
+                    self._decoding, (self._steps + sequence.new_tokens, sequence.id, sequence)
+                )
             else:
                 done.append(sequence)
         else:
@@ -188,7 +198,10 @@ class SimulatedEngine:
         self._steps += steps
 
     def _prefill_s(self, sequence: _Sequence) -> float:
-        return self._options["request_s"] + sequence.request.prompt_tokens() / self._options["prefill_tokens_per_s"]
+        return (
+            self._options["request_s"]
+            + sequence.request.prompt_tokens() / self._options["prefill_tokens_per_s"]
+        )
 
     def _step_s(self) -> float:
         return self._options["step_base_s"] + len(self._decoding) * self._options["step_sequence_s"]
@@ -209,7 +222,9 @@ class SimulatedEngine:
         answer = simulated_answer(
             sequence.request, sequence.new_tokens, self._model if self._options["by_model"] else b""
         )
-        return Finished(id=sequence.id, answer=answer, started_s=sequence.started_s, finished_s=event_s)
+        return Finished(
+            id=sequence.id, answer=answer, started_s=sequence.started_s, finished_s=event_s
+        )
 
     def _pass(self, seconds: float) -> None:
         until_s = self._clock.monotonic_s() + seconds
@@ -224,12 +239,16 @@ class SimulatedEngine:
 def _read_options(spec: EngineSpec) -> dict[str, float]:
     unknown = sorted(spec.options.keys() - _OPTIONS.keys())
     if unknown:
-        raise BadUse(f"A simulated engine has no option {unknown[0]!r}. It has {', '.join(_OPTIONS)}.")
+        raise BadUse(
+            f"A simulated engine has no option {unknown[0]!r}. It has {', '.join(_OPTIONS)}."
+        )
     options = _OPTIONS | spec.options
     try:
         return {name: float(value or 0) for name, value in options.items()}
     except ValueError as error:
-        raise BadUse(f"Options of a simulated engine are numbers: {error}. Give each as name=number.") from error
+        raise BadUse(
+            f"Options of a simulated engine are numbers: {error}. Give each as name=number."
+        ) from error
 
 
 def simulated_answer(request: Request, new_tokens: int, model: bytes = b"") -> Answer:
@@ -238,7 +257,9 @@ def simulated_answer(request: Request, new_tokens: int, model: bytes = b"") -> A
     number = int.from_bytes(digest[4:8], "little")
     if request.kind == "loglikelihood":
         logprob = -number / 2**28
-        return Answer(logprob=logprob, is_greedy=bool(number & 1), prompt_tokens=request.prompt_tokens())
+        return Answer(
+            logprob=logprob, is_greedy=bool(number & 1), prompt_tokens=request.prompt_tokens()
+        )
     sampling = request.sampling
     return Answer(
         tokens=pack_tokens([3 + number % 97]) * new_tokens if request.prompt else b"",

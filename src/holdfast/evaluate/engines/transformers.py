@@ -16,7 +16,13 @@ from holdfast.evaluate.engines.engine import Curve, EngineSpec, Finished, SwapRe
 from holdfast.evaluate.engines.hf_calls import Calls, calls_of, has_plain_cache
 from holdfast.evaluate.engines.hf_curve import canary_of, measure
 from holdfast.evaluate.engines.hf_sampling import Recipes
-from holdfast.evaluate.engines.hf_weights import Swapper, load_model, load_tokenizer, max_length_of, tokenizer_files
+from holdfast.evaluate.engines.hf_weights import (
+    Swapper,
+    load_model,
+    load_tokenizer,
+    max_length_of,
+    tokenizer_files,
+)
 from holdfast.evaluate.engines.hf_work import OneByOne, Together, Work
 from holdfast.evaluate.requests import Request
 
@@ -67,7 +73,9 @@ class TransformersEngine:
             self._work = Together(Calls(self._model), recipes, self._max_length, self._max_batch)
         else:
             self._max_batch = 1
-            self._work = OneByOne(calls_of(self._model, self._max_length), recipes, self._max_length)
+            self._work = OneByOne(
+                calls_of(self._model, self._max_length), recipes, self._max_length
+            )
 
     def canary(self) -> list[float]:
         """See `Engine.canary`."""

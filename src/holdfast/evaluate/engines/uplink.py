@@ -58,7 +58,9 @@ class Uplink:
         self._thread = threading.Thread(target=self._run, name="uplink", daemon=True)
         self._writer: asyncio.StreamWriter | None = None
         self._gone_since_s: float | None = clock.monotonic_s()
-        self._finished: deque[tuple[int, wire.DoneRequest]] = deque()  # (model, done), not yet in a message
+        self._finished: deque[tuple[int, wire.DoneRequest]] = (
+            deque()
+        )  # (model, done), not yet in a message
         self._flush_is_due = False
         self._serving: wire.Serving | None = None
         self._number = 0
@@ -122,7 +124,9 @@ class Uplink:
         if writer is not None:
             # What was written last, for instance that a load failed, is to arrive.
             with contextlib.suppress(OSError, TimeoutError):
-                await asyncio.wait_for(writer.wait_closed(), max(0.1, deadline_s - self._loop.time()))
+                await asyncio.wait_for(
+                    writer.wait_closed(), max(0.1, deadline_s - self._loop.time())
+                )
 
     async def _stay_connected(self) -> None:
         waits = waits_s()
@@ -144,7 +148,9 @@ class Uplink:
     async def _converse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         if self._serving:
             writer.write(wire.encode(self._serving))
-        held = self._held()  # before the flush: what ends in between is then said twice, and never not at all
+        held = (
+            self._held()
+        )  # before the flush: what ends in between is then said twice, and never not at all
         self._flush()
         for done in self._unacked:
             writer.write(wire.encode(done))
@@ -193,7 +199,12 @@ class Uplink:
             by_model.setdefault(model, []).append(finished)
         for model, finished_ones in by_model.items():
             self._number += 1
-            done = wire.Done(number=self._number, model=model, done=finished_ones, now_s=self._clock.monotonic_s())
+            done = wire.Done(
+                number=self._number,
+                model=model,
+                done=finished_ones,
+                now_s=self._clock.monotonic_s(),
+            )
             self._unacked.append(done)
             if self._writer is not None:
                 self._writer.write(wire.encode(done))

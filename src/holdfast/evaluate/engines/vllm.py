@@ -106,9 +106,7 @@ class VllmEngine(OpenAIEngine):
     def numerics(self) -> str:
         """See `Engine.numerics`."""
         spec = self._spec
-        return (
-            f"vllm {spec.mode} {spec.dtype} tp {spec.tensor_parallel} version {self._version} limit {self._max_length}"
-        )
+        return f"vllm {spec.mode} {spec.dtype} tp {spec.tensor_parallel} version {self._version} limit {self._max_length}"  # noqa: E501
 
     def curve(self) -> Curve:
         """A guess for a model of some billion parameters on one GPU, to be corrected by what requests come to."""
@@ -141,7 +139,11 @@ class VllmEngine(OpenAIEngine):
 
     def _command(self, port: int) -> list[str]:
         spec = self._spec
-        command = [*shlex.split(str(spec.options.get("command") or "vllm")), "serve", str(self._link())]
+        command = [
+            *shlex.split(str(spec.options.get("command") or "vllm")),
+            "serve",
+            str(self._link()),
+        ]
         command += ["--host", "127.0.0.1", "--port", str(port), "--served-model-name", _SERVED_NAME]
         command += ["--tensor-parallel-size", str(spec.tensor_parallel), "--dtype", spec.dtype]
         command += ["--max-num-seqs", str(self._max_batch), "--seed", "0", "--enable-sleep-mode"]
@@ -156,8 +158,14 @@ class VllmEngine(OpenAIEngine):
         while not self._is_healthy():
             code = self._server.poll()
             if code is not None or time.monotonic() > deadline_s:
-                how = f"ended with {code}" if code is not None else f"did not answer within {limit_s:.0f} s"
-                tail = (self._home / "log").read_text(errors="replace")[-_LOG_TAIL_CHARACTERS:].strip()
+                how = (
+                    f"ended with {code}"
+                    if code is not None
+                    else f"did not answer within {limit_s:.0f} s"
+                )
+                tail = (
+                    (self._home / "log").read_text(errors="replace")[-_LOG_TAIL_CHARACTERS:].strip()
+                )
                 raise BadUse(f"vLLM {how}. It printed:\n{tail}")
             time.sleep(0.1)
 
@@ -173,7 +181,9 @@ class VllmEngine(OpenAIEngine):
     def _root(self) -> str:
         return self._url.removesuffix("/v1")
 
-    def _control(self, method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    def _control(
+        self, method: str, path: str, body: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
         reply = self._call(method, f"{self._root()}/{path}", body, patience_s=0.0)
         return reply if isinstance(reply, dict) else {}
 
@@ -189,7 +199,11 @@ def _shape_of(folder: Path) -> dict[str, Any]:
         config: dict[str, Any] = json.loads((folder / "config.json").read_bytes())
     except (OSError, ValueError) as error:
         raise SwapRefused(f"The config.json of {folder} cannot be read: {error}.") from error
-    return {name: value for name, value in config.items() if name not in ("_name_or_path", "transformers_version")}
+    return {
+        name: value
+        for name, value in config.items()
+        if name not in ("_name_or_path", "transformers_version")
+    }
 
 
 def _vocabulary_of(folder: Path) -> int:

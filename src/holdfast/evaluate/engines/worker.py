@@ -169,7 +169,9 @@ class EngineWorker:
         except SwapRefused as refusal:
             return wire.ServeFailed(model=order.model, why=str(refusal), restart=True)
         except HoldfastError as error:
-            return wire.ServeFailed(model=order.model, why=str(error), restart=not isinstance(error, BadUse))
+            return wire.ServeFailed(
+                model=order.model, why=str(error), restart=not isinstance(error, BadUse)
+            )
         except Exception as error:  # whatever a model's loading raises; the coordinator decides
             traceback.print_exc()
             why = f"{how} of {order.folder}: {type(error).__name__}: {error}"
@@ -280,9 +282,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--name", required=True)
     parser.add_argument("--node", type=int, required=True)
     parser.add_argument("--spec", required=True, help="an EngineSpec as JSON")
-    parser.add_argument("--linger", type=float, default=60.0, help="seconds to wait for a coordinator that is away")
-    parser.add_argument("--keep", type=Path, help="folder of the journals, for answers that nobody fetched")
-    parser.add_argument("--hang-after", type=float, default=HANG_AFTER_S, help="seconds of a step before it hangs")
+    parser.add_argument(
+        "--linger", type=float, default=60.0, help="seconds to wait for a coordinator that is away"
+    )
+    parser.add_argument(
+        "--keep", type=Path, help="folder of the journals, for answers that nobody fetched"
+    )
+    parser.add_argument(
+        "--hang-after", type=float, default=HANG_AFTER_S, help="seconds of a step before it hangs"
+    )
     given = parser.parse_args(arguments)
     die_with_parent()  # the node's agent; it is the one that lingers when the command is gone
 
@@ -296,10 +304,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         worker.hear(message)
 
     hello = wire.Hello(
-        token=os.environ[wire.ENV_TOKEN], role="engine", name=given.name, node=given.node, pid=os.getpid()
+        token=os.environ[wire.ENV_TOKEN],
+        role="engine",
+        name=given.name,
+        node=given.node,
+        pid=os.getpid(),
     )
     line = Uplink(
-        os.environ[wire.ENV_ADDRESS], hello, deliver=deliver, lives=pulse.beats, held=worker.held_keys, clock=clock
+        os.environ[wire.ENV_ADDRESS],
+        hello,
+        deliver=deliver,
+        lives=pulse.beats,
+        held=worker.held_keys,
+        clock=clock,
     )
     line.start()
     end = _Ended(1, keep=True)

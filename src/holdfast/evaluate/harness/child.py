@@ -20,7 +20,14 @@ from holdfast.evaluate.harness.jobs import Asked, Job, frame, receive
 from holdfast.evaluate.requests import decode_answer
 
 
-def work(channel: socket.socket, harnesses: Mapping[str, Harness], *, node: int, logs: Path, zygote_pid: int) -> None:
+def work(
+    channel: socket.socket,
+    harnesses: Mapping[str, Harness],
+    *,
+    node: int,
+    logs: Path,
+    zygote_pid: int,
+) -> None:
     """Do the jobs that come over the channel, until there are no more."""
     die_with_parent(zygote_pid)
     # What this process forks itself (lm-eval bootstraps in a pool) ends with it, and is in its group.
@@ -47,7 +54,11 @@ def log_name(model: int, task: int) -> str:
 
 
 def _log_name(job: Job, node: int) -> str:
-    return log_name(job.facts.model, job.task) if isinstance(job, wire.RunTask) else f"metrics-{node}.log"
+    return (
+        log_name(job.facts.model, job.task)
+        if isinstance(job, wire.RunTask)
+        else f"metrics-{node}.log"
+    )
 
 
 def _log_to(path: Path) -> None:
@@ -93,4 +104,6 @@ def _measure(job: wire.MeasureSample, harness: Harness) -> wire.SampleMeasured:
         traceback.print_exc()
         error = sentence(raised)
     seconds = time.monotonic() - started_s
-    return wire.SampleMeasured(metric_key=job.metric_key, measured=measured, seconds=seconds, error=error)
+    return wire.SampleMeasured(
+        metric_key=job.metric_key, measured=measured, seconds=seconds, error=error
+    )

@@ -14,7 +14,9 @@ _KINDS = {
 }
 
 
-def harness(name: str, *, include_paths: Sequence[str] = (), confirm_unsafe_code: bool = False) -> Harness:
+def harness(
+    name: str, *, include_paths: Sequence[str] = (), confirm_unsafe_code: bool = False
+) -> Harness:
     """The harness of a name: "lm-eval", "inspect" or "module:Class".
 
     Args:
@@ -37,10 +39,18 @@ def harness(name: str, *, include_paths: Sequence[str] = (), confirm_unsafe_code
         made: Harness = kind(**{key: value for key, value in given.items() if key in known})
     except ModuleNotFoundError as error:
         extra = "holdfast[inspect]" if name == "inspect" else "holdfast[eval]"
-        remedy = f"Install it with: pip install '{extra}'" if name in _KINDS else "Correct the name, or install it."
-        raise BadUse(f"The harness {name!r} needs {error.name}, which is not installed. {remedy}") from None
+        remedy = (
+            f"Install it with: pip install '{extra}'"
+            if name in _KINDS
+            else "Correct the name, or install it."
+        )
+        raise BadUse(
+            f"The harness {name!r} needs {error.name}, which is not installed. {remedy}"
+        ) from None
     except AttributeError as error:
         if error.name != class_name:
             raise
-        raise BadUse(f"The module {module_name} has no class {class_name}. Correct harness = {name!r}.") from None
+        raise BadUse(
+            f"The module {module_name} has no class {class_name}. Correct harness = {name!r}."
+        ) from None
     return made

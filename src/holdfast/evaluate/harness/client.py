@@ -87,7 +87,12 @@ class _Line:
     """One event loop's connection, dialled again whenever it breaks, until nothing is open."""
 
     def __init__(
-        self, address: str, hello: wire.Hello, asked: Callable[[], None], patience_s: float, clock: Clock
+        self,
+        address: str,
+        hello: wire.Hello,
+        asked: Callable[[], None],
+        patience_s: float,
+        clock: Clock,
     ) -> None:
         self._address, self._hello, self._asked = address, hello, asked
         self._patience_s, self._clock = patience_s, clock
@@ -101,14 +106,18 @@ class _Line:
         futures = []
         for sample in samples:
             if sample.sample in self._open:
-                raise EvaluationError(f"Sample {sample.sample} was asked while it is being answered.")
+                raise EvaluationError(
+                    f"Sample {sample.sample} was asked while it is being answered."
+                )
             given = wire.KeyedSample(
                 sample=sample.sample,
                 requests=[keyed(request) for request in sample.requests],
                 metric_key=sample.metric_key,
             )
             if _size_bytes(given) > wire.MAX_FRAME_BYTES - SUBMIT_BYTES:
-                raise EvaluationError(f"Sample {sample.sample} has {_size_bytes(given)} bytes: more than can be sent.")
+                raise EvaluationError(
+                    f"Sample {sample.sample} has {_size_bytes(given)} bytes: more than can be sent."
+                )
             future: asyncio.Future[AnsweredSample] = asyncio.get_running_loop().create_future()
             self._open[sample.sample] = given, future
             self._unsent.append(given)
@@ -181,7 +190,9 @@ class _Line:
                 self._asked()
 
 
-async def _all(futures: Iterable["asyncio.Future[AnsweredSample]"], line: "asyncio.Task[None]") -> list[AnsweredSample]:
+async def _all(
+    futures: Iterable["asyncio.Future[AnsweredSample]"], line: "asyncio.Task[None]"
+) -> list[AnsweredSample]:
     """All results, or the line's error, whatever comes first."""
     waited = asyncio.gather(*futures)
     await asyncio.wait((waited, line), return_when=asyncio.FIRST_COMPLETED)

@@ -40,7 +40,9 @@ def count_requests(suite: Suite, facts: ModelFacts) -> list[list[SampleRequests]
     """
     found: list[list[SampleRequests]] = []
     harnesses = {
-        name: harness(name, include_paths=suite.include_paths, confirm_unsafe_code=suite.confirm_unsafe_code)
+        name: harness(
+            name, include_paths=suite.include_paths, confirm_unsafe_code=suite.confirm_unsafe_code
+        )
         for name in dict.fromkeys(entry.harness for entry in suite.entries)
     }
     for name, chosen in harnesses.items():

@@ -49,7 +49,9 @@ def _plain(value: Any) -> Any:
         return {"dict": [[_plain(key), _plain(item)] for key, item in value.items()]}
     if kind.__module__ == _NUMPY:
         return _plain_numpy(value)
-    raise NotExact(f"{kind.__module__}.{kind.__qualname__} cannot be written as JSON and read back the same.")
+    raise NotExact(
+        f"{kind.__module__}.{kind.__qualname__} cannot be written as JSON and read back the same."
+    )
 
 
 def _plain_numpy(value: Any) -> Any:
@@ -58,7 +60,9 @@ def _plain_numpy(value: Any) -> Any:
     if isinstance(value, np.generic | np.ndarray) and value.dtype.kind in "biufcU":
         kind = "array" if isinstance(value, np.ndarray) else "scalar"
         return {kind: [value.dtype.str, list(value.shape), value.tobytes().hex()]}
-    raise NotExact(f"A numpy {type(value).__name__} cannot be written as JSON and read back the same.")
+    raise NotExact(
+        f"A numpy {type(value).__name__} cannot be written as JSON and read back the same."
+    )
 
 
 def _value(plain: Any) -> Any:

@@ -16,5 +16,9 @@ def sentence(error: BaseException) -> str:
         return str(error)
     said = " ".join(str(error).split()) or "no message"
     frames = traceback.extract_tb(error.__traceback__)
-    where = f" (in {frames[-1].name}, {Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    where = (
+        f" (in {frames[-1].name}, {Path(frames[-1].filename).name}:{frames[-1].lineno})"
+        if frames
+        else ""
+    )
     return f"{type(error).__name__}: {said[:500]}{where}"

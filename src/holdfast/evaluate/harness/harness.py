@@ -109,6 +109,8 @@ class Harness(Protocol):
         """
         ...
 
-    def measure(self, entry: TaskEntry, sample: int, answers: Sequence[Answer], facts: ModelFacts) -> bytes:
+    def measure(
+        self, entry: TaskEntry, sample: int, answers: Sequence[Answer], facts: ModelFacts
+    ) -> bytes:
         """The metric of one sample, as JSON that `run` will understand; in a process of its own, on any node."""
         ...

@@ -53,7 +53,9 @@ class Host:
     ) -> None:
         self._address, self._away_s = address, away_s
         self._clock: Clock = clock or SystemClock()
-        self._hello = wire.Hello(token=token, role="host", name=f"host-{node}", node=node, pid=os.getpid())
+        self._hello = wire.Hello(
+            token=token, role="host", name=f"host-{node}", node=node, pid=os.getpid()
+        )
         self._nursery = Nursery(node)
         self._runs = Runs(self._nursery, self._tell, building)
         self._measuring = Measuring(self._nursery, self._tell, slots, metric_limit_s)
@@ -74,7 +76,9 @@ class Host:
             await asyncio.wait((line, lost), return_when=asyncio.FIRST_COMPLETED)
             if not line.done():
                 line.cancel()
-                raise EvaluationError("The parent of the harness's processes died; this host is to be started anew.")
+                raise EvaluationError(
+                    "The parent of the harness's processes died; this host is to be started anew."
+                )
             lost.cancel()
             line.result()
         finally:
@@ -97,7 +101,9 @@ class Host:
                     writer.close()
             away_s = self._clock.monotonic_s() - gone_since_s
             if away_s > self._away_s:
-                raise EvaluationError(f"The coordinator at {self._address} has been away for {away_s:.0f} s.")
+                raise EvaluationError(
+                    f"The coordinator at {self._address} has been away for {away_s:.0f} s."
+                )
             await asyncio.sleep(next(waits))
 
     def _heard(self, message: wire.Message) -> None:
@@ -136,13 +142,17 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the host."""
     parser = argparse.ArgumentParser(prog="holdfast.evaluate.harness.host")
     parser.add_argument("--node", type=int, required=True)
-    parser.add_argument("--slots", type=int, default=0, help="metrics at a time; 0 for a slot a core")
+    parser.add_argument(
+        "--slots", type=int, default=0, help="metrics at a time; 0 for a slot a core"
+    )
     parser.add_argument("--away-s", type=float, default=AWAY_S)
     parser.add_argument("--metric-limit-s", type=float, default=LIMIT_S)
     options = parser.parse_args(arguments)
     die_with_parent()
     become_subreaper()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = (
+        len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    )
 
     async def serve() -> None:
         await Host(

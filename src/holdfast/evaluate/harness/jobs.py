@@ -8,7 +8,14 @@ import socket
 
 import msgspec
 
-from holdfast.evaluate.coordinator.wire import MeasureSample, Prepare, Prepared, RunTask, SampleMeasured, TaskEnded
+from holdfast.evaluate.coordinator.wire import (
+    MeasureSample,
+    Prepare,
+    Prepared,
+    RunTask,
+    SampleMeasured,
+    TaskEnded,
+)
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True, tag=True):

@@ -21,7 +21,11 @@ class LocalClient:
     """
 
     def __init__(
-        self, engine: Engine, facts: ModelFacts, harness: Harness | None = None, entry: TaskEntry | None = None
+        self,
+        engine: Engine,
+        facts: ModelFacts,
+        harness: Harness | None = None,
+        entry: TaskEntry | None = None,
     ) -> None:
         self.facts = facts
         self._engine, self._harness, self._entry = engine, harness, entry

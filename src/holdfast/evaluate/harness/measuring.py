@@ -28,7 +28,11 @@ class Measuring:
     """
 
     def __init__(
-        self, nursery: Nursery, tell: Callable[[SampleMeasured], None], slots: int, limit_s: float = LIMIT_S
+        self,
+        nursery: Nursery,
+        tell: Callable[[SampleMeasured], None],
+        slots: int,
+        limit_s: float = LIMIT_S,
     ) -> None:
         self._nursery, self._tell, self._slots, self._limit_s = nursery, tell, slots, limit_s
         self._waiting: deque[MeasureSample] = deque()
@@ -81,7 +85,9 @@ class Measuring:
                 self._said(job, said)
                 if said.lost:
                     return
-                turn: asyncio.Future[MeasureSample | None] = asyncio.get_running_loop().create_future()
+                turn: asyncio.Future[MeasureSample | None] = (
+                    asyncio.get_running_loop().create_future()
+                )
                 self._idle.setdefault(kind, []).append(turn)
                 self._assign()
                 job = await turn
@@ -96,7 +102,9 @@ class Measuring:
         loop = asyncio.get_running_loop()
         started_s = loop.time()
         try:
-            await asyncio.wait((reading, child.exited), timeout=self._limit_s, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(
+                (reading, child.exited), timeout=self._limit_s, return_when=asyncio.FIRST_COMPLETED
+            )
             if reading.done() and reading.exception() is None:
                 said = reading.result()
                 assert isinstance(said, SampleMeasured), said
@@ -110,11 +118,15 @@ class Measuring:
         else:
             child.kill()
             error = f"It took longer than {self._limit_s:.0f} s and was stopped."
-        return SampleMeasured(metric_key=job.metric_key, seconds=loop.time() - started_s, error=error, lost=True)
+        return SampleMeasured(
+            metric_key=job.metric_key, seconds=loop.time() - started_s, error=error, lost=True
+        )
 
     def _said(self, job: MeasureSample, said: SampleMeasured) -> None:
         self._asked.discard(job.metric_key)
-        if not said.lost or said.seconds >= self._limit_s:  # what took too long once is not begun again
+        if (
+            not said.lost or said.seconds >= self._limit_s
+        ):  # what took too long once is not begun again
             self._kept[job.metric_key] = said
             if len(self._kept) > _KEPT:
                 self._kept.popitem(last=False)

@@ -35,7 +35,9 @@ class Child:
     reader: asyncio.StreamReader = field(init=False)
     writer: asyncio.StreamWriter = field(init=False)
     pid: int = 0
-    exited: "asyncio.Future[int]" = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+    exited: "asyncio.Future[int]" = field(
+        default_factory=lambda: asyncio.get_running_loop().create_future()
+    )
 
     def send(self, job: Job) -> None:
         """Give it a job."""
@@ -63,10 +65,18 @@ class Nursery:
     async def start(self) -> None:
         """Start the zygote."""
         self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        environment = {name: value for name, value in os.environ.items() if name != "HF_ALLOW_CODE_EVAL"}
+        environment = {
+            name: value for name, value in os.environ.items() if name != "HF_ALLOW_CODE_EVAL"
+        }
         with theirs:
             self._zygote = subprocess.Popen(
-                [sys.executable, "-m", "holdfast.evaluate.harness.zygote", str(theirs.fileno()), str(self._node)],
+                [
+                    sys.executable,
+                    "-m",
+                    "holdfast.evaluate.harness.zygote",
+                    str(theirs.fileno()),
+                    str(self._node),
+                ],
                 pass_fds=[theirs.fileno()],
                 env={**environment, **_ONE_THREAD},
             )
@@ -79,7 +89,9 @@ class Nursery:
         try:
             said = await read(reader)
         except EOFError:
-            return Prepared(error="The process that imports the harness died; the host's log has what it printed.")
+            return Prepared(
+                error="The process that imports the harness died; the host's log has what it printed."
+            )
         finally:
             writer.close()
         assert isinstance(said, Prepared), said

@@ -55,7 +55,11 @@ class Runs:
             if ended is not None:
                 break
         if ended is None:
-            how = f"killed by {signal_name(-exit_code)}" if exit_code < 0 else f"with exit code {exit_code}"
+            how = (
+                f"killed by {signal_name(-exit_code)}"
+                if exit_code < 0
+                else f"with exit code {exit_code}"
+            )
             error = (
                 f"The process of the task {job.entry.name!r} ended {STARTS} times without a result, {how} the last "
                 f"time. What it printed is in logs/{log_name(*place)}."
@@ -63,7 +67,9 @@ class Runs:
             ended = TaskEnded(model=job.facts.model, task=job.task, error=error)
         if ended.result is not None:  # a task that failed is run again when it is asked for again
             self._ended[place] = ended
-            if len(self._ended) > _KEPT:  # of one that is asked for after all, every answer is in the journal
+            if (
+                len(self._ended) > _KEPT
+            ):  # of one that is asked for after all, every answer is in the journal
                 self._ended.popitem(last=False)
         del self._running[place]
         self._tell(ended)

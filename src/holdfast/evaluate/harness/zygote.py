@@ -77,9 +77,13 @@ class Zygote:
         try:
             for name in dict.fromkeys(entry.harness for entry in order.entries):
                 self._harnesses[name] = harness(
-                    name, include_paths=order.include_paths, confirm_unsafe_code=order.confirm_unsafe_code
+                    name,
+                    include_paths=order.include_paths,
+                    confirm_unsafe_code=order.confirm_unsafe_code,
                 )
-                self._harnesses[name].prepare([entry for entry in order.entries if entry.harness == name])
+                self._harnesses[name].prepare(
+                    [entry for entry in order.entries if entry.harness == name]
+                )
             versions = {name: known.version() for name, known in self._harnesses.items()}
         except Exception as error:
             return Prepared(error=sentence(error))

@@ -56,7 +56,12 @@ def pass_at_k(
     def run(each: tuple[int, int, str, str]) -> dict[str, Any]:
         task, completion, program, tests = each
         verdict = box.run(program, tests, wall_s=timeout)
-        return {"task_id": task, "passed": verdict.passed, "result": verdict.reason, "completion_id": completion}
+        return {
+            "task_id": task,
+            "passed": verdict.passed,
+            "result": verdict.reason,
+            "completion_id": completion,
+        }
 
     results: Results = {}
     with ThreadPoolExecutor(max_workers=num_workers) as threads:
@@ -75,7 +80,9 @@ def _estimates(results: Results, ks: Iterable[int]) -> dict[str, float]:
         return 1.0 if n - c < k else float(1.0 - np.prod(1.0 - k / np.arange(n - c + 1, n + 1)))
 
     return {
-        f"pass@{k}": np.array([estimate(int(n), int(c), k) for n, c in zip(total, correct, strict=True)]).mean()
+        f"pass@{k}": np.array(
+            [estimate(int(n), int(c), k) for n, c in zip(total, correct, strict=True)]
+        ).mean()
         for k in ks
         if (total >= k).all()
     }

@@ -64,7 +64,9 @@ class Judge:
         if not line:
             process.kill()
             _close(process)
-            raise EvaluationError(f"The proxy of the judge {self._config.upstream} does not start; it says why above.")
+            raise EvaluationError(
+                f"The proxy of the judge {self._config.upstream} does not start; it says why above."
+            )
         said = json.loads(line)
         if "error" in said:
             _close(process)
@@ -78,7 +80,11 @@ class Judge:
 
     def environment(self) -> dict[str, str]:
         """The variables by which any OpenAI client of a harness reaches the judge; the judge's own key is not there."""
-        return {"OPENAI_BASE_URL": self.url, "OPENAI_API_BASE": self.url, "OPENAI_API_KEY": self._token}
+        return {
+            "OPENAI_BASE_URL": self.url,
+            "OPENAI_API_BASE": self.url,
+            "OPENAI_API_KEY": self._token,
+        }
 
     def is_running(self) -> bool:
         """Whether the proxy lives."""
@@ -106,7 +112,9 @@ class Judge:
             with urllib.request.urlopen(request, timeout=_STOP_S) as response:
                 return msgspec.json.decode(response.read(), type=JudgeStatistics)
         except OSError as error:
-            raise EvaluationError(f"The judge's proxy at {self.url} does not answer ({error}); restart it.") from error
+            raise EvaluationError(
+                f"The judge's proxy at {self.url} does not answer ({error}); restart it."
+            ) from error
 
     def stop(self) -> None:
         """End the proxy."""
@@ -123,7 +131,10 @@ class Judge:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.stop()
 

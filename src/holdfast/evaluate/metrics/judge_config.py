@@ -45,9 +45,15 @@ class JudgeConfig(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True)
     def limits(self) -> QuotaLimits:
         """The quota's limits."""
         return QuotaLimits(
-            requests_per_minute=math.inf if self.requests_per_minute is None else self.requests_per_minute,
-            tokens_per_minute=math.inf if self.tokens_per_minute is None else self.tokens_per_minute,
-            cost_microdollars=math.inf if self.cost_limit is None else math.floor(self.cost_limit * 1e6),
+            requests_per_minute=math.inf
+            if self.requests_per_minute is None
+            else self.requests_per_minute,
+            tokens_per_minute=math.inf
+            if self.tokens_per_minute is None
+            else self.tokens_per_minute,
+            cost_microdollars=math.inf
+            if self.cost_limit is None
+            else math.floor(self.cost_limit * 1e6),
             concurrency=self.concurrency,
         )
 

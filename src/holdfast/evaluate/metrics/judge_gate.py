@@ -36,7 +36,11 @@ class JudgeGate:
     """Holds requests until the quota lets them through. `waited_s` sums over all that left it."""
 
     def __init__(
-        self, limits: QuotaLimits, journal: JudgeJournal, clock: Clock, pause: Callable[[float], Awaitable[None]]
+        self,
+        limits: QuotaLimits,
+        journal: JudgeJournal,
+        clock: Clock,
+        pause: Callable[[float], Awaitable[None]],
     ) -> None:
         """Count what the journal remembers. `pause` waits, `asyncio.sleep` but for tests. Raises OSError."""
         self._journal = journal
@@ -52,7 +56,9 @@ class JudgeGate:
             now_s, cost = self.now_s(), left.cost_microdollars
             journal.settle(now_s, left.request, left.tokens, cost)
             paid = cost if left.is_ours else 0
-            decide(self._quota, Remembered(until_s=now_s, tokens=left.tokens, cost_microdollars=paid))
+            decide(
+                self._quota, Remembered(until_s=now_s, tokens=left.tokens, cost_microdollars=paid)
+            )
         self._next_request = past.next_request
         self._waiting: dict[int, _Waiting] = {}
         self._alarm: asyncio.Task[None] | None = None
@@ -91,14 +97,22 @@ class JudgeGate:
         turn: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         now_s = self.now_s()
         self._waiting[request] = _Waiting(turn, now_s)
-        self._hear(Asked(now_s=now_s, request=request, tokens=tokens, cost_microdollars=cost_microdollars))
+        self._hear(
+            Asked(now_s=now_s, request=request, tokens=tokens, cost_microdollars=cost_microdollars)
+        )
         limit = await turn
         if not limit:
             self._journal.reserve(self.now_s(), request, tokens, cost_microdollars)
         return request, limit
 
     def settle(
-        self, request: int, tokens: int, cost_microdollars: int, outcome: Outcome, *, retry_after_s: float | None
+        self,
+        request: int,
+        tokens: int,
+        cost_microdollars: int,
+        outcome: Outcome,
+        *,
+        retry_after_s: float | None,
     ) -> None:
         """Say what a request took that was let through. Raises OSError: the journal cannot be written."""
         now_s = self.now_s()

@@ -98,20 +98,34 @@ class JudgeJournal:
                 past.next_request = max(past.next_request, request + 1)
             case "settled":
                 cost = line["cost"] if reserved.pop(line["request"]).is_ours else 0
-                settled = Remembered(until_s=line["at_s"], tokens=line["tokens"], cost_microdollars=cost)
+                settled = Remembered(
+                    until_s=line["at_s"], tokens=line["tokens"], cost_microdollars=cost
+                )
                 past.settled.append(settled)
             case "answer":
                 past.answers[line["key"]] = (self._size_bytes, length)
 
     def reserve(self, at_s: float, request: int, tokens: int, cost_microdollars: int) -> None:
         """Say, durably, that a request is about to be sent, and the most it can take. Raises OSError."""
-        line = {"what": "reserved", "at_s": at_s, "request": request, "tokens": tokens, "cost": cost_microdollars}
+        line = {
+            "what": "reserved",
+            "at_s": at_s,
+            "request": request,
+            "tokens": tokens,
+            "cost": cost_microdollars,
+        }
         self._append(line)
         os.fdatasync(self._fd)
 
     def settle(self, at_s: float, request: int, tokens: int, cost_microdollars: int) -> None:
         """Say what a request took. Raises OSError."""
-        line = {"what": "settled", "at_s": at_s, "request": request, "tokens": tokens, "cost": cost_microdollars}
+        line = {
+            "what": "settled",
+            "at_s": at_s,
+            "request": request,
+            "tokens": tokens,
+            "cost": cost_microdollars,
+        }
         self._append(line)
 
     def keep(self, key: str, body: str) -> None:

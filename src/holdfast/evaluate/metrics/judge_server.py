@@ -71,7 +71,10 @@ class JudgeProxy:
         """As of now."""
         gate = self._gate
         return msgspec.structs.replace(
-            self._statistics, cost=gate.spent_microdollars / 1e6, waiting=gate.waiting, waited_s=gate.waited_s
+            self._statistics,
+            cost=gate.spent_microdollars / 1e6,
+            waiting=gate.waiting,
+            waited_s=gate.waited_s,
         )
 
     def application(self) -> web.Application:
@@ -112,13 +115,21 @@ class JudgeProxy:
 
     async def _complete(self, request: web.Request) -> web.Response:
         if not self._is_known(request):
-            return _refusal(401, "Wrong token: clients of the judge get theirs from its proxy.", "invalid_api_key")
+            return _refusal(
+                401,
+                "Wrong token: clients of the judge get theirs from its proxy.",
+                "invalid_api_key",
+            )
         try:
             body = await request.json()
             wanted = self._bounded(body)
             tokens, cost = self._most(wanted)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
-            return _refusal(400, f"Not a request that the judge's proxy understands: {error}.", "invalid_request_error")
+            return _refusal(
+                400,
+                f"Not a request that the judge's proxy understands: {error}.",
+                "invalid_request_error",
+            )
         path = request.path.removeprefix("/v1")
         key = _content_key(path, wanted)
         kept = self._journal.kept(key) if key else None
@@ -150,10 +161,23 @@ class JudgeProxy:
     def _most(self, body: dict[str, Any]) -> tuple[int, int]:
         """The most tokens and cost a request can take: no tokenizer makes more tokens than bytes."""
         prompt = body.get("messages", body.get("prompt", ""))
-        known = {"messages", "prompt", "model", "max_tokens", "max_completion_tokens", "temperature", "seed", "n"}
-        other = {name: value for name, value in body.items() if name not in known}  # tools, response_format
+        known = {
+            "messages",
+            "prompt",
+            "model",
+            "max_tokens",
+            "max_completion_tokens",
+            "temperature",
+            "seed",
+            "n",
+        }
+        other = {
+            name: value for name, value in body.items() if name not in known
+        }  # tools, response_format
         size_bytes = len(json.dumps([prompt, other], ensure_ascii=False).encode())
-        prompt_tokens = size_bytes + _MESSAGE_TOKENS * (len(prompt) if isinstance(prompt, list) else 1)
+        prompt_tokens = size_bytes + _MESSAGE_TOKENS * (
+            len(prompt) if isinstance(prompt, list) else 1
+        )
         choices = max(1, int(body.get("n") or 1), int(body.get("best_of") or 1))
         prompts = len(prompt) if isinstance(prompt, list) and "messages" not in body else 1
         bound = max(int(body.get("max_tokens") or 0), int(body.get("max_completion_tokens") or 0))
@@ -164,7 +188,9 @@ class JudgeProxy:
 
     # The judge
 
-    async def _answer(self, path: str, body: dict[str, Any], tokens: int, cost: int, key: str) -> _Reply:
+    async def _answer(
+        self, path: str, body: dict[str, Any], tokens: int, cost: int, key: str
+    ) -> _Reply:
         """Ask the judge, again and again while it is overloaded."""
         deadline_s = self._gate.now_s() + self._config.give_up_s
         while True:
@@ -217,7 +243,12 @@ class JudgeProxy:
                 text = (await response.read()).decode(errors="replace")
                 return _Reply(response.status, text, response.headers.get("Retry-After", ""))
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
-            return _Reply(599, _error(f"The judge at {url} cannot be reached: {type(error).__name__}.", "unreachable"))
+            return _Reply(
+                599,
+                _error(
+                    f"The judge at {url} cannot be reached: {type(error).__name__}.", "unreachable"
+                ),
+            )
 
     def _never(self, limit: str, tokens: int, cost: int) -> _Reply:
         config = self._config
@@ -239,7 +270,9 @@ def _content_key(path: str, body: dict[str, Any]) -> str:
     temperature = body.get("temperature")
     if temperature != 0 and body.get("seed") is None:
         return ""
-    content = {name: value for name, value in body.items() if name not in {"user", "stream", "metadata"}}
+    content = {
+        name: value for name, value in body.items() if name not in {"user", "stream", "metadata"}
+    }
     text = json.dumps([path, content], sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -251,7 +284,11 @@ def _usage(body: str) -> tuple[int, int] | None:
         prompt_tokens, total_tokens = int(usage["prompt_tokens"]), int(usage["total_tokens"])
     except (ValueError, KeyError, TypeError):
         return None
-    return (prompt_tokens, total_tokens - prompt_tokens) if 0 <= prompt_tokens <= total_tokens else None
+    return (
+        (prompt_tokens, total_tokens - prompt_tokens)
+        if 0 <= prompt_tokens <= total_tokens
+        else None
+    )
 
 
 def _retry_after_s(text: str) -> float | None:
@@ -272,7 +309,9 @@ def _refusal(status: int, text: str, code: str) -> web.Response:
 
 async def serve(config: JudgeConfig) -> None:
     """Listen until standard input ends."""
-    proxy = JudgeProxy(config, token=os.environ[ENV_TOKEN], api_key=os.environ.get(config.api_key_env, ""))
+    proxy = JudgeProxy(
+        config, token=os.environ[ENV_TOKEN], api_key=os.environ.get(config.api_key_env, "")
+    )
     runner = web.AppRunner(proxy.application(), access_log=None, shutdown_timeout=_LAST_ANSWERS_S)
     await runner.setup()
     site = web.TCPSite(runner, config.host, config.port)
@@ -285,7 +324,9 @@ async def serve(config: JudgeConfig) -> None:
 
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(prog="judge_server", description="An OpenAI-compatible proxy under a quota.")
+    parser = argparse.ArgumentParser(
+        prog="judge_server", description="An OpenAI-compatible proxy under a quota."
+    )
     parser.add_argument("--config", type=Path, required=True, help="a JudgeConfig as JSON")
     arguments = parser.parse_args()
     try:

@@ -36,5 +36,9 @@ def judged_between(journal: Path, from_s: float, to_s: float, *, model: int = 0)
                 asked_s, most = reserved.pop(line["request"])
                 if from_s <= asked_s and line["at_s"] <= to_s and 0 < line["tokens"] < most:
                     t0, t1 = asked_s - from_s, line["at_s"] - from_s
-                    found.append(JudgeSpan(model=model, task=-1, sample=-1, tokens=line["tokens"], t0=t0, t1=t1))
+                    found.append(
+                        JudgeSpan(
+                            model=model, task=-1, sample=-1, tokens=line["tokens"], t0=t0, t1=t1
+                        )
+                    )
     return found

@@ -120,7 +120,9 @@ class QuotaState:
     settled_tokens: int = 0
     waiting: deque[Asked] = field(default_factory=deque)
     flying: dict[int, tuple[float, Asked]] = field(default_factory=dict)
-    settled: deque[tuple[float, int]] = field(default_factory=deque)  # when it leaves the window, tokens
+    settled: deque[tuple[float, int]] = field(
+        default_factory=deque
+    )  # when it leaves the window, tokens
 
     def __post_init__(self) -> None:
         self.allowed = self.allowed or float(self.limits.concurrency)
@@ -197,7 +199,11 @@ def _never(state: QuotaState, asked: Asked) -> Literal["", "cost", "tokens", "re
         return "requests"
     if asked.tokens > state.limits.tokens_per_minute:
         return "tokens"
-    return "cost" if state.spent_microdollars + asked.cost_microdollars > state.limits.cost_microdollars else ""
+    return (
+        "cost"
+        if state.spent_microdollars + asked.cost_microdollars > state.limits.cost_microdollars
+        else ""
+    )
 
 
 def _earliest_s(state: QuotaState, asked: Asked, now_s: float) -> float:
@@ -205,7 +211,10 @@ def _earliest_s(state: QuotaState, asked: Asked, now_s: float) -> float:
     limits = state.limits
     if len(state.flying) >= math.floor(state.allowed):
         return math.inf
-    if state.spent_microdollars + state.reserved_microdollars + asked.cost_microdollars > limits.cost_microdollars:
+    if (
+        state.spent_microdollars + state.reserved_microdollars + asked.cost_microdollars
+        > limits.cost_microdollars
+    ):
         return math.inf  # what flies may turn out cheaper than reserved
     at_s = max(now_s, state.paused_until_s)
     requests = len(state.flying) + len(state.settled) + 1

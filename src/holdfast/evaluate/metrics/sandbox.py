@@ -90,7 +90,12 @@ class Sandbox:
     """
 
     def __init__(
-        self, slots: int | None = None, limits: Limits | None = None, *, packages: bool = True, namespaces: bool = True
+        self,
+        slots: int | None = None,
+        limits: Limits | None = None,
+        *,
+        packages: bool = True,
+        namespaces: bool = True,
     ) -> None:
         """Start the sandbox's parent process.
 
@@ -105,7 +110,9 @@ class Sandbox:
         """
         slots = slots or len(os.sched_getaffinity(0))
         if not 1 <= slots <= MAX_SLOTS:
-            raise BadUse(f"A sandbox has 1 to {MAX_SLOTS} slots, not {slots}; start several of them for more.")
+            raise BadUse(
+                f"A sandbox has 1 to {MAX_SLOTS} slots, not {slots}; start several of them for more."
+            )
         self.limits = limits or Limits()
         paths = (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")) if packages else ()
         self._site_packages = tuple(dict.fromkeys(os.path.realpath(path) for path in paths))
@@ -133,7 +140,9 @@ class Sandbox:
                 if "refused" not in facts and (facts["namespaces"] or facts["seccomp"]):
                     self.protection = Protection(**facts)
                     return
-                refusal = facts.get("refused", "no network namespace, and no seccomp to forbid sockets")
+                refusal = facts.get(
+                    "refused", "no network namespace, and no seccomp to forbid sockets"
+                )
                 self._stop()
             refusals.append(refusal)
         raise BadUse(
@@ -141,9 +150,20 @@ class Sandbox:
             "(sysctl user.max_user_namespaces, or --cap-add SYS_ADMIN for a container), or run as root with seccomp."
         )
 
-    def _launch(self, mode: str, readable: tuple[str, ...]) -> tuple["subprocess.Popen[bytes]", socket.socket]:
+    def _launch(
+        self, mode: str, readable: tuple[str, ...]
+    ) -> tuple["subprocess.Popen[bytes]", socket.socket]:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        command = [os.path.realpath(sys.executable), "-s", "-S", "-P", "-c", _PROGRAM, str(theirs.fileno()), mode]
+        command = [
+            os.path.realpath(sys.executable),
+            "-s",
+            "-S",
+            "-P",
+            "-c",
+            _PROGRAM,
+            str(theirs.fileno()),
+            mode,
+        ]
         process = subprocess.Popen(
             [*command, _SOURCE],
             pass_fds=[theirs.fileno()],
@@ -152,7 +172,11 @@ class Sandbox:
             cwd="/",
         )
         theirs.close()
-        first = {"limits": asdict(self.limits), "readable": readable, "site_packages": self._site_packages}
+        first = {
+            "limits": asdict(self.limits),
+            "readable": readable,
+            "site_packages": self._site_packages,
+        }
         with contextlib.suppress(OSError):
             ours.send(json.dumps(first).encode())
         return process, ours
@@ -160,7 +184,9 @@ class Sandbox:
     def _first_word(self) -> dict[str, Any]:
         ready, _, _ = select.select([self._control], [], [], _START_S)
         word = self._control.recv(4096) if ready else b""
-        facts: dict[str, Any] = json.loads(word) if word else {"refused": "its first process ended or hangs"}
+        facts: dict[str, Any] = (
+            json.loads(word) if word else {"refused": "its first process ended or hangs"}
+        )
         return facts
 
     def run(self, program: str, tests: str, *, wall_s: float | None = None) -> Verdict:
@@ -213,10 +239,14 @@ class Sandbox:
             except (OSError, EOFError):
                 return None
             except ValueError as error:
-                return Verdict(passed=False, reason=f"failed: {error}", seconds=time.monotonic() - started_s)
+                return Verdict(
+                    passed=False, reason=f"failed: {error}", seconds=time.monotonic() - started_s
+                )
         passed, reason = _judge(tested, ran, nonce)
         tail = ran["output"] + tested["output"]
-        return Verdict(passed=passed, reason=reason, seconds=time.monotonic() - started_s, output_tail=tail)
+        return Verdict(
+            passed=passed, reason=reason, seconds=time.monotonic() - started_s, output_tail=tail
+        )
 
     def process_id(self) -> int:
         """The process whose descendants all of the sandbox's are."""
@@ -250,7 +280,10 @@ class Sandbox:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -282,5 +315,7 @@ def _judge(tested: dict[str, str], ran: dict[str, str], nonce: str) -> tuple[boo
         return False, f"failed: the tests {tested['ended']} without a verdict"
     ended_early = ran["ended"] != NOT_WANTED
     if ended_early and (verdict["passed"] or ENDED_EARLY in verdict["reason"]):
-        return False, ran["ended"] if ran["ended"].startswith("killed") else f"failed: the program {ran['ended']}"
+        return False, ran["ended"] if ran["ended"].startswith(
+            "killed"
+        ) else f"failed: the program {ran['ended']}"
     return verdict["passed"] is True, verdict["reason"]

@@ -77,7 +77,9 @@ def account(timeline: Timeline, curves: Mapping[int, Curve] | Curve) -> Account:
     for request in timeline.requests:
         requests.setdefault(request.engine, []).append(request)
     came_s = weights_came_s(timeline)
-    last_request_s = min(max((request.t1 for request in timeline.requests), default=0.0), makespan_s)
+    last_request_s = min(
+        max((request.t1 for request in timeline.requests), default=0.0), makespan_s
+    )
     judged_s = max((span.t1 for span in timeline.judged), default=0.0)
     seconds = dict.fromkeys(CATEGORIES, 0.0)
     for number in sorted(requests):
@@ -105,10 +107,14 @@ def account(timeline: Timeline, curves: Mapping[int, Curve] | Curve) -> Account:
                     heard_s = min(max(cut_s, judged_s), to_s)
                     seconds[TAIL_JUDGE] += heard_s - cut_s
                     seconds[TAIL_METRIC] += to_s - heard_s
-    return Account(engines=len(requests), makespan_s=makespan_s, seconds=seconds, path=critical_path(timeline))
+    return Account(
+        engines=len(requests), makespan_s=makespan_s, seconds=seconds, path=critical_path(timeline)
+    )
 
 
-def _work(requests: Sequence[RequestSpan], busy_s: float, curve: Curve | None) -> tuple[float, float]:
+def _work(
+    requests: Sequence[RequestSpan], busy_s: float, curve: Curve | None
+) -> tuple[float, float]:
     """Useful and vain seconds at a full batch, together not more than the engine was busy."""
     useful_s = vain_s = 0.0
     batched = curve if curve is not None and curve.max_batch > 1 else None
@@ -161,7 +167,9 @@ def weights_came_s(timeline: Timeline) -> dict[EngineSpan, float]:
     found = {}
     for load in timeline.engines:
         if load.what == "load":
-            ends_s = [one.t1 for one in fetches.get((load.node, load.model), ()) if one.t0 < load.t1]
+            ends_s = [
+                one.t1 for one in fetches.get((load.node, load.model), ()) if one.t0 < load.t1
+            ]
             if ends_s:
                 found[load] = max(ends_s)
     return found
@@ -231,7 +239,9 @@ def critical_path(timeline: Timeline) -> tuple[Step, ...]:
             steps += [
                 Step(what=span.what, t0=span.t0, t1=span.t1, engine=span.engine, node=span.node)
                 for span in timeline.engines
-                if span.engine == request.engine and span.what in {"load", "swap"} and span.t1 == stood_s
+                if span.engine == request.engine
+                and span.what in {"load", "swap"}
+                and span.t1 == stood_s
             ][:1]
         request = previous if previous is not None and previous.t0 < request.t0 else None
     return tuple(reversed(_joined(steps)))

@@ -123,15 +123,24 @@ def lower_bound(work: Work) -> Bound:
     """
     samples = work.samples
     terms = {
-        "engines": _over_machines([(one.ready_s, one.engine_s) for one in samples], work.engines_there_s),
+        "engines": _over_machines(
+            [(one.ready_s, one.engine_s) for one in samples], work.engines_there_s
+        ),
         "pace": 0.0,
         "sample": max((one.ready_s + one.alone_s + one.metric_s for one in samples), default=0.0),
         "metrics": _over_machines(
-            [(one.ready_s + one.alone_s, one.metric_s) for one in samples if one.metric_s], work.slots_there_s
+            [(one.ready_s + one.alone_s, one.metric_s) for one in samples if one.metric_s],
+            work.slots_there_s,
         ),
         "judge": max(
-            _under_quota(((one.ready_s + one.alone_s, one.judge_requests) for one in samples), work.judge_requests),
-            _under_quota(((one.ready_s + one.alone_s, one.judge_tokens) for one in samples), work.judge_tokens),
+            _under_quota(
+                ((one.ready_s + one.alone_s, one.judge_requests) for one in samples),
+                work.judge_requests,
+            ),
+            _under_quota(
+                ((one.ready_s + one.alone_s, one.judge_tokens) for one in samples),
+                work.judge_tokens,
+            ),
         ),
         "storage": max((_over_wire(wire) for wire in work.transfers), default=0.0),
     }
@@ -179,7 +188,9 @@ def _at_pace(work: Work, least_s: float) -> float:
         return 0.0
     base_s, sequence_s, most = curve.step_base_s, curve.step_sequence_s, curve.max_batch
     full_s = base_s + most * sequence_s
-    hurried: list[tuple[float, float]] = []  # (latest end of the last step before T: T - this, tokens)
+    hurried: list[
+        tuple[float, float]
+    ] = []  # (latest end of the last step before T: T - this, tokens)
     rest_s = 0.0
     for one in work.samples:
         rest_s += one.engine_s

@@ -146,7 +146,9 @@ def _samples_added(state: State, event: SamplesAdded) -> None:
             tail.claim(state, model)
 
 
-def _enter(state: State, sample: SampleSpec, requests: list[Entry], groups: dict[tuple[int, int], int]) -> None:
+def _enter(
+    state: State, sample: SampleSpec, requests: list[Entry], groups: dict[tuple[int, int], int]
+) -> None:
     number = sample.sample
     _grow(number + 1, state.sample_task, state.sample_model, state.sample_number, state.sample_left)
     _grow(number + 1, state.sample_stage)
@@ -158,12 +160,21 @@ def _enter(state: State, sample: SampleSpec, requests: list[Entry], groups: dict
     state.sample_number[number] = sample.number
     state.sample_stage[number] = METRIC_WANTED if sample.has_metric else NO_METRIC
     model = state.model(sample.model)
-    model.first_sample, model.last_sample = min(model.first_sample, number), max(model.last_sample, number)
+    model.first_sample, model.last_sample = (
+        min(model.first_sample, number),
+        max(model.last_sample, number),
+    )
     left = 0
     for spec in sample.requests:
         request = spec.request
         if request >= len(state.request_sample):
-            _grow(request + 1, state.request_sample, state.request_group, state.request_prompt, state.request_max_new)
+            _grow(
+                request + 1,
+                state.request_sample,
+                state.request_group,
+                state.request_prompt,
+                state.request_max_new,
+            )
             _grow(request + 1, state.request_state)
             missing = request + 1 - len(state.request_tokens)
             state.request_tokens.extend([0.0] * missing)
@@ -175,7 +186,10 @@ def _enter(state: State, sample: SampleSpec, requests: list[Entry], groups: dict
                 left += 1
             continue
         left += 1
-        model.first_request, model.last_request = min(model.first_request, request), max(model.last_request, request)
+        model.first_request, model.last_request = (
+            min(model.first_request, request),
+            max(model.last_request, request),
+        )
         state.requests += 1
         state.request_sample[request] = number
         state.request_state[request] = WAITING
@@ -224,7 +238,10 @@ def _answered(state: State, event: Answered) -> None:
         sample = state.request_sample[request]
         if state.request_max_new[request]:
             state.priors.observe_tokens(
-                state.sample_task[sample], state.sample_number[sample], state.request_tokens[request], event.new_tokens
+                state.sample_task[sample],
+                state.sample_number[sample],
+                state.request_tokens[request],
+                event.new_tokens,
             )
         _call_off(state, request, event.engine)
         _request_over(state, request)
@@ -282,7 +299,9 @@ def _refused(state: State, event: Refused) -> None:
     engine = state.engines.get(event.engine)
     if event.retry:
         if engine is not None:
-            _recalled(state, Recalled(now_s=event.now_s, engine=event.engine, requests=(event.request,)))
+            _recalled(
+                state, Recalled(now_s=event.now_s, engine=event.engine, requests=(event.request,))
+            )
         return
     if engine is not None:
         engine.advance(state.now_s)
@@ -290,7 +309,10 @@ def _refused(state: State, event: Refused) -> None:
     if state.request_state[event.request] != DONE:
         state.request_state[event.request] = DONE
         state.requests_done += 1
-        for sample in (state.request_sample[event.request], *state.more_samples.get(event.request, ())):
+        for sample in (
+            state.request_sample[event.request],
+            *state.more_samples.get(event.request, ()),
+        ):
             if state.sample_stage[sample] == METRIC_WANTED:
                 state.sample_stage[sample] = NO_METRIC  # there is no answer to measure
         _call_off(state, event.request, event.engine)
@@ -339,7 +361,9 @@ def _measured(state: State, event: Measured) -> None:
     if state.sample_stage[sample] in {METRIC_READY, METRIC_RUNS}:
         state.sample_stage[sample] = SAMPLE_DONE
         state.samples_done += 1
-    state.priors.observe_metric(state.sample_task[sample], state.sample_number[sample], event.metric_s)
+    state.priors.observe_metric(
+        state.sample_task[sample], state.sample_number[sample], event.metric_s
+    )
 
 
 def _metric_lost(state: State, event: MetricLost) -> None:

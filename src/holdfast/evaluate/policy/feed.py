@@ -59,7 +59,9 @@ def put_in_order(state: State, model: ModelState) -> None:
             state.note_shares(task, decode_s, metric_s)
         else:
             length_s = prefill_s + metric_s
-            model.forward.add(task, entry, length_s=length_s, prefill_s=prefill_s, metric_s=metric_s)
+            model.forward.add(
+                task, entry, length_s=length_s, prefill_s=prefill_s, metric_s=metric_s
+            )
             state.note_shares(task, 0.0, metric_s)
     if model.waiting():
         state.waiting_models.add(model.model)
@@ -193,12 +195,18 @@ def _hurry_less(state: State, model: ModelState, tokens: float) -> bool:
     if not model.too_slow or tokens * _full_step_s(state) < WAITS * slack_s:
         return False
     known = (state.engines.get(number) for number in model.too_slow)
-    too_slow = [one for one in known if one and one.model == model.model and _has_decode_room(state, model, one)]
+    too_slow = [
+        one
+        for one in known
+        if one and one.model == model.model and _has_decode_room(state, model, one)
+    ]
     model.too_slow.clear()
     if not too_slow:
         return False
     # At once as far as one of them needs, and by a tenth at least: late as all is, few entries are to ask again.
-    model.pace_s = state.now_s + max(1.1 * slack_s, min(engine.with_one_more_s(tokens) for engine in too_slow))
+    model.pace_s = state.now_s + max(
+        1.1 * slack_s, min(engine.with_one_more_s(tokens) for engine in too_slow)
+    )
     for engine in too_slow:
         open_engine(state, engine)
     return True
@@ -263,13 +271,17 @@ def _has_decode_room(state: State, model: ModelState, engine: EngineState) -> bo
         return False
     round_trip_s, load_s = state.config.round_trip_s, engine.decode_load_s * engine.slowness
     # A place comes free every load_s / decoding on average; where answers begin and end together, every load_s.
-    return (ahead + 1) * load_s < 2 * round_trip_s * engine.decoding or (ahead == 0 and load_s < AHEAD * round_trip_s)
+    return (ahead + 1) * load_s < 2 * round_trip_s * engine.decoding or (
+        ahead == 0 and load_s < AHEAD * round_trip_s
+    )
 
 
 def _has_forward_room(state: State, model: ModelState, engine: EngineState) -> bool:
     if engine.swapping or engine.drain_for >= 0:
         return False
-    if engine.decoding and (model.decode.count or state.now_s + engine.end_s() + engine.forward_s > model.target_s):
+    if engine.decoding and (
+        model.decode.count or state.now_s + engine.end_s() + engine.forward_s > model.target_s
+    ):
         return False
     waiting = len(engine.asked) - engine.decoding
     if not waiting:
@@ -296,12 +308,18 @@ def ask(state: State, engine: EngineState, request: int) -> None:
             state.models[engine.model].decode_engines += 1
         engine.decoding += 1
         engine.decode_load_s += cost_s
-        engine.last_clock = max(engine.last_clock, engine.clock + state.most_tokens(request) * engine.slowness)
+        engine.last_clock = max(
+            engine.last_clock, engine.clock + state.most_tokens(request) * engine.slowness
+        )
         state.priors.ask(task, state.request_tokens[request])
     else:
         engine.forward_s += cost_s
         engine.forward_entry_s = cost_s
-    engine.asked[request] = cost_s, state.now_s, engine.clock if engine.decoding <= engine.max_batch else -1.0
+    engine.asked[request] = (
+        cost_s,
+        state.now_s,
+        engine.clock if engine.decoding <= engine.max_batch else -1.0,
+    )
     state.ask(engine.engine, request)
 
 
@@ -319,7 +337,9 @@ def release(state: State, engine: EngineState, request: int) -> bool:
         if not engine.decoding:
             state.models[engine.model].decode_engines -= 1
         engine.decode_load_s = engine.decode_load_s - cost_s if engine.decoding else 0.0
-        state.priors.unask(state.sample_task[state.request_sample[request]], state.request_tokens[request])
+        state.priors.unask(
+            state.sample_task[state.request_sample[request]], state.request_tokens[request]
+        )
     else:
         engine.forward_s = engine.forward_s - cost_s if len(engine.asked) > engine.decoding else 0.0
     if not engine.asked:

@@ -50,7 +50,9 @@ class LongestFirst:
         self.count = 0
         self._front: deque[Entry] = deque()
         self._tasks: dict[int, _TaskQueue] = {}
-        self._order: list[tuple[float, int]] = []  # a heap of (negated length of its longest, task), exact at its top
+        self._order: list[
+            tuple[float, int]
+        ] = []  # a heap of (negated length of its longest, task), exact at its top
 
     def __len__(self) -> int:
         return self.count

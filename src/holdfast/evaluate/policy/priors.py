@@ -61,7 +61,10 @@ def decode_history(body: bytes) -> list[TaskHistory]:
     """
     history = msgspec.json.decode(body, type=list[TaskHistory])
     for task in history:
-        if not len(task.numbers) == len(task.new_tokens) == len(task.metric_s) or len(task.numbers) % 4:
+        if (
+            not len(task.numbers) == len(task.new_tokens) == len(task.metric_s)
+            or len(task.numbers) % 4
+        ):
             raise msgspec.ValidationError(f"The columns of task {task.task!r} differ in length.")
     return history
 
@@ -99,7 +102,11 @@ class Priors:
         for past in history:
             if (task := by_name.get(past.task)) is None:
                 continue
-            numbers, tokens, metrics = array("i", past.numbers), array("f", past.new_tokens), array("f", past.metric_s)
+            numbers, tokens, metrics = (
+                array("i", past.numbers),
+                array("f", past.new_tokens),
+                array("f", past.metric_s),
+            )
             for number, new_tokens, metric_s in zip(numbers, tokens, metrics, strict=True):
                 priors._record(task, number, new_tokens, metric_s)
         return priors
@@ -112,7 +119,9 @@ class Priors:
             tokens, metric_s = array("f", task.tokens), array("f", task.metric_s)
             _grow(tokens, size)
             _grow(metric_s, size)
-            known = [number for number in range(size) if tokens[number] >= 0 or metric_s[number] >= 0]
+            known = [
+                number for number in range(size) if tokens[number] >= 0 or metric_s[number] >= 0
+            ]
             found.append(
                 TaskHistory(
                     task=name,
@@ -172,7 +181,9 @@ class Priors:
         seen = self._task(task)
         seen.waiting_tokens = max(0.0, seen.waiting_tokens - expected_tokens)
 
-    def observe_tokens(self, task: int, number: int, expected_tokens: float, new_tokens: int) -> None:
+    def observe_tokens(
+        self, task: int, number: int, expected_tokens: float, new_tokens: int
+    ) -> None:
         """A request of a sample was answered."""
         seen = self._task(task)
         if expected_tokens > 0:

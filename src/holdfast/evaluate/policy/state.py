@@ -153,7 +153,9 @@ class EngineState:
         load_s = self.load_s()
         if not self.decoding:
             return load_s
-        return max(load_s, (self.last_clock - self.clock) * self.step_s(min(self.decoding, self.max_batch)))
+        return max(
+            load_s, (self.last_clock - self.clock) * self.step_s(min(self.decoding, self.max_batch))
+        )
 
 
 class ModelState:
@@ -219,10 +221,14 @@ class ModelState:
         """Drop void entries when they are most of a heap."""
         most = 2 * len(self.engines) + 16
         if len(self.decode_room) > most:
-            self.decode_room = [one for one in self.decode_room if _stamps(engines, one[2])[0] == one[1]]
+            self.decode_room = [
+                one for one in self.decode_room if _stamps(engines, one[2])[0] == one[1]
+            ]
             heapify(self.decode_room)
         if len(self.forward_room) > most:
-            self.forward_room = [one for one in self.forward_room if _stamps(engines, one[2])[1] == one[1]]
+            self.forward_room = [
+                one for one in self.forward_room if _stamps(engines, one[2])[1] == one[1]
+            ]
             heapify(self.forward_room)
 
     def waiting(self) -> int:
@@ -307,12 +313,16 @@ class State:
     def expected_tokens(self, request: int) -> float:
         """What a request will generate, by what is known now."""
         task = self.sample_task[self.request_sample[request]]
-        return min(self.request_tokens[request] * self.correction(task), self.request_max_new[request])
+        return min(
+            self.request_tokens[request] * self.correction(task), self.request_max_new[request]
+        )
 
     def most_tokens(self, request: int) -> float:
         """What a request will surely generate at most, nine times of ten."""
         task = self.sample_task[self.request_sample[request]]
-        most = self.request_most[request] * (self.corrections[task] if task < len(self.corrections) else 1.0)
+        most = self.request_most[request] * (
+            self.corrections[task] if task < len(self.corrections) else 1.0
+        )
         return min(most, self.request_max_new[request])
 
     def note_shares(self, task: int, decode_s: float, metric_s: float) -> None:
@@ -330,7 +340,9 @@ class State:
         decode_s, metric_s, mean_s = self.shares[task]
         if decode_s + metric_s <= 0:
             return 1.0
-        now_s = decode_s * self.correction(task) + metric_s * self.priors.mean_metric_s(task) / mean_s
+        now_s = (
+            decode_s * self.correction(task) + metric_s * self.priors.mean_metric_s(task) / mean_s
+        )
         return now_s / (decode_s + metric_s)
 
     def waiting_s(self, model: ModelState) -> float:

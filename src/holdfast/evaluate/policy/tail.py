@@ -145,7 +145,9 @@ def _stragglers(state: State, model: ModelState) -> list[EngineState]:
     """The engines of a model that should have answered long ago, the worst last."""
     engines = [state.engines[number] for number in sorted(model.engines)]
     overdue = [(_overdue(state, engine), engine.engine) for engine in engines if engine.asked]
-    return [state.engines[number] for late, number in sorted(overdue) if late > state.config.straggler]
+    return [
+        state.engines[number] for late, number in sorted(overdue) if late > state.config.straggler
+    ]
 
 
 def _overdue(state: State, engine: EngineState) -> float:
@@ -154,7 +156,9 @@ def _overdue(state: State, engine: EngineState) -> float:
     cost_s, asked_s, _ = engine.asked[request]
     if state.request_max_new[request]:
         cost_s = state.request_prompt[request] * engine.prefill_token_s
-        cost_s += state.request_max_new[request] * (engine.base_s + engine.max_batch * engine.sequence_s)
+        cost_s += state.request_max_new[request] * (
+            engine.base_s + engine.max_batch * engine.sequence_s
+        )
     else:
         cost_s = engine.forward_s
     return (state.now_s - asked_s) / (cost_s + engine.debt_s + 2 * state.config.round_trip_s)

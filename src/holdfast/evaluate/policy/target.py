@@ -64,7 +64,9 @@ def review(state: State) -> None:
             model.target_s = state.now_s + left_s
             model.pace_s = state.now_s + pace_s(found, state.reference, engines, left_s)
             forward_s = sum(item.number * item.prefill_s for item in found if item.tokens <= 0)
-            model.decode_limit = max(1, math.ceil(engines - forward_s / left_s)) if left_s > 0 else 1 << 30
+            model.decode_limit = (
+                max(1, math.ceil(engines - forward_s / left_s)) if left_s > 0 else 1 << 30
+            )
     state.events_until_review, state.looked_at = max(REVIEW_EVENTS, in_flight), in_flight
     state.reviewed_s = state.now_s
     if state.waiting_models:
@@ -78,7 +80,11 @@ def _look_at_engines(state: State, items: dict[int, Items]) -> int:
     """Let every engine's clock go on, and count what they hold by its length; returns how much that is."""
     levels: dict[tuple[int, int], int] = {}
     in_flight = 0
-    log2, most_tokens, max_new = math.log2, state.most_tokens, state.request_max_new  # a hundred thousand times
+    log2, most_tokens, max_new = (
+        math.log2,
+        state.most_tokens,
+        state.request_max_new,
+    )  # a hundred thousand times
     for engine in state.engines.values():
         engine.advance(state.now_s)
         in_flight += len(engine.asked)

@@ -94,12 +94,19 @@ def compare(evaluations: Sequence[EvaluationRecord]) -> Comparison:
     """
     if len(evaluations) < 2:
         given = words.plainly(len(evaluations), "evaluation")
-        raise BadUse(f"{given} cannot be compared. Give two or more: `holdfast eval ls` lists them.")
+        raise BadUse(
+            f"{given} cannot be compared. Give two or more: `holdfast eval ls` lists them."
+        )
     steps = [one.step for one in evaluations if one.step is not None]
     in_order = list(evaluations)
     if len(steps) == len(evaluations):
         in_order.sort(key=lambda one: (one.step or 0, one.started_at_s))
-    keys = {(task, metric): None for one in in_order for task, metrics in one.scores.items() for metric in metrics}
+    keys = {
+        (task, metric): None
+        for one in in_order
+        for task, metrics in one.scores.items()
+        for metric in metrics
+    }
     rows = tuple(row for task, metric in keys if (row := _row(task, metric, in_order)) is not None)
     if not any(sum(value is not None for value in row.values) > 1 for row in rows):
         raise BadUse(
@@ -123,7 +130,9 @@ def plot(comparison: Comparison, path: Path) -> int:
         OSError: the file could not be written.
     """
     if path.suffix not in PLOT_SUFFIXES:
-        raise BadUse(f"{path} ends in {path.suffix!r}. Give a file that ends in {', '.join(PLOT_SUFFIXES)}.")
+        raise BadUse(
+            f"{path} ends in {path.suffix!r}. Give a file that ends in {', '.join(PLOT_SUFFIXES)}."
+        )
     first: dict[str, Row] = {}
     for row in comparison.rows:
         first.setdefault(row.task, row)
@@ -136,7 +145,13 @@ def plot(comparison: Comparison, path: Path) -> int:
 
     target = io.BytesIO()
     with mpl.rc_context({"svg.hashsalt": "comparison"}):  # equal comparisons, equal bytes
-        figure.savefig(target, format=path.suffix[1:], dpi=150, facecolor="white", metadata=_NO_DATE.get(path.suffix))
+        figure.savefig(
+            target,
+            format=path.suffix[1:],
+            dpi=150,
+            facecolor="white",
+            metadata=_NO_DATE.get(path.suffix),
+        )
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, target.getvalue())
     return len(first) - len(shown)
@@ -154,7 +169,12 @@ def _panel(axes: "Axes", row: Row, comparison: Comparison) -> None:
         yerr=[one.stderr or 0.0 for _, one in points],
         color="#0072b2", linewidth=1.3, marker="o", markersize=3.5, capsize=2.5, elinewidth=0.9,
     )  # fmt: skip
-    axes.set_title(f"{row.task}  {row.metric.removesuffix(',none')}", fontsize=8.5, loc="left", parse_math=False)
+    axes.set_title(
+        f"{row.task}  {row.metric.removesuffix(',none')}",
+        fontsize=8.5,
+        loc="left",
+        parse_math=False,
+    )
     axes.tick_params(labelsize=7.5)
     axes.grid(visible=True, color="#dddcd6", linewidth=0.6)
     axes.set_axisbelow(True)
@@ -175,7 +195,12 @@ def _row(task: str, metric: str, evaluations: Sequence[EvaluationRecord]) -> Row
     first, last = values[0], values[-1]
     difference = None if first is None or last is None else last.value - first.value
     stderr = None
-    if first is not None and last is not None and first.stderr is not None and last.stderr is not None:
+    if (
+        first is not None
+        and last is not None
+        and first.stderr is not None
+        and last.stderr is not None
+    ):
         stderr = math.hypot(first.stderr, last.stderr)
     return Row(
         task=task,
@@ -196,7 +221,9 @@ def _value(kept: Sequence[Any]) -> Value | None:
     return Value(value=float(value), stderr=float(stderr) if known else None)
 
 
-def _verdict(difference: float | None, stderr: float | None, *, higher_is_better: bool | None) -> Verdict:
+def _verdict(
+    difference: float | None, stderr: float | None, *, higher_is_better: bool | None
+) -> Verdict:
     if difference is None or stderr is None:
         return "no difference" if difference == 0 else "unknown"
     if abs(difference) <= NORMAL_95 * stderr:
@@ -207,10 +234,13 @@ def _verdict(difference: float | None, stderr: float | None, *, higher_is_better
 
 
 def _labels(evaluations: Sequence[EvaluationRecord], *, stepped: bool) -> tuple[str, ...]:
-    names = [f"step {one.step}" if stepped else Path(one.model).name or one.model for one in evaluations]
+    names = [
+        f"step {one.step}" if stepped else Path(one.model).name or one.model for one in evaluations
+    ]
     # Two of one name are told apart by their ids.
     return tuple(
-        name if names.count(name) == 1 else one.evaluation_id for name, one in zip(names, evaluations, strict=True)
+        name if names.count(name) == 1 else one.evaluation_id
+        for name, one in zip(names, evaluations, strict=True)
     )
 
 
@@ -220,7 +250,9 @@ def _notes(evaluations: Sequence[EvaluationRecord]) -> list[str]:
         found = sorted({str(getattr(one, name)) for one in evaluations})
         if len(found) > 1:
             notes.append(f"Their {what} differ: {'; '.join(found)}.")
-    harnesses = sorted({f"{name} {of}" for one in evaluations for name, of in one.harness_versions.items()})
+    harnesses = sorted(
+        {f"{name} {of}" for one in evaluations for name, of in one.harness_versions.items()}
+    )
     if len(harnesses) > len({name.rpartition(" ")[0] for name in harnesses}):
         notes.append(f"Their harnesses differ: {', '.join(harnesses)}.")
     open_ = [one.evaluation_id for one in evaluations if one.state != "done"]

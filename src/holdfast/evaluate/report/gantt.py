@@ -107,9 +107,14 @@ def _strip(found: Occupation, colours: dict[str, str], y: float) -> str:
     for kind in order:
         top = base + total[kind]
         if total[kind].any():
-            shapes.append(f'<path class="{colours[found.kinds[kind]]}" d="{_area(base, top, y, STRIP_HEIGHT)}"/>')
+            shapes.append(
+                f'<path class="{colours[found.kinds[kind]]}" d="{_area(base, top, y, STRIP_HEIGHT)}"/>'
+            )
         base = top
-    return f'<rect class="idle" x="{LEFT}" y="{y:g}" width="{WIDTH - LEFT}" height="{STRIP_HEIGHT}"/>' + "".join(shapes)
+    return (
+        f'<rect class="idle" x="{LEFT}" y="{y:g}" width="{WIDTH - LEFT}" height="{STRIP_HEIGHT}"/>'
+        + "".join(shapes)
+    )
 
 
 def _lane(amounts: Values, y: float) -> str:
@@ -150,7 +155,9 @@ def _rows(found: Occupation) -> tuple[list[tuple[str, Values]], int]:
     return rows, each
 
 
-def _row(shares: Values, kinds: Sequence[str], colours: dict[str, str], y: float, height: float) -> str:
+def _row(
+    shares: Values, kinds: Sequence[str], colours: dict[str, str], y: float, height: float
+) -> str:
     """A row's cells: each in the colour of what occupied it most, the fuller the stronger."""
     occupied = np.delete(shares, kinds.index("idle"), axis=0)
     names = [kind for kind in kinds if kind != "idle"]
@@ -165,7 +172,9 @@ def _row(shares: Values, kinds: Sequence[str], colours: dict[str, str], y: float
         if level[begin]:
             strength = f"{colours[names[most[begin]]]} l{level[begin]}"
             paths.setdefault(strength, []).append(_cell(begin, end, y, height))
-    return "".join(f'<path class="{colour}" d="{"".join(cells)}"/>' for colour, cells in paths.items())
+    return "".join(
+        f'<path class="{colour}" d="{"".join(cells)}"/>' for colour, cells in paths.items()
+    )
 
 
 def _runs(values: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Iterable[tuple[int, int]]:
@@ -197,7 +206,9 @@ def _axis(found: Occupation, y: float) -> tuple[str, float]:
         x = LEFT + (WIDTH - LEFT) * number * step * unit_s / longest_s
         anchor = ' style="text-anchor:end"' if x > WIDTH - 16 else ""
         shapes.append(f'<path class="rule" d="M{x:.1f} {TOP}V{y:g}"/>')
-        shapes.append(f'<text class="tick" x="{x:.1f}" y="{y + 15:g}"{anchor}>{number * step:g}</text>')
+        shapes.append(
+            f'<text class="tick" x="{x:.1f}" y="{y + 15:g}"{anchor}>{number * step:g}</text>'
+        )
     shapes.append(f'<text class="name" x="{LEFT - 8}" y="{y + 15:g}">time ({unit})</text>')
     return "".join(shapes), y + 20
 

@@ -46,7 +46,9 @@ class Occupation:
 def occupation(timeline: Timeline, *, slices: int) -> Occupation:
     """Cut the time of all engines into equal slices."""
     edges_s = np.linspace(0.0, max(timeline.makespan_s, 1e-9), slices + 1)
-    engines = sorted({span.engine for span in timeline.engines} | {span.engine for span in timeline.requests})
+    engines = sorted(
+        {span.engine for span in timeline.engines} | {span.engine for span in timeline.requests}
+    )
     names = _tasks_apart(timeline)
     kinds = ("load", "swap", "lost", "idle", *dict.fromkeys(names.values()))
     shares = np.zeros((len(engines), len(kinds), slices))
@@ -65,7 +67,9 @@ def occupation(timeline: Timeline, *, slices: int) -> Occupation:
         total = sum(at_once.values(), np.zeros(slices))
         busy = covered(asked.get(engine, ()), edges_s)
         for name, amount in at_once.items():
-            of_kind[kinds.index(name)] = busy * np.divide(amount, total, out=np.zeros(slices), where=total > 0)
+            of_kind[kinds.index(name)] = busy * np.divide(
+                amount, total, out=np.zeros(slices), where=total > 0
+            )
         there = covered([*spans.get(engine, ()), *asked.get(engine, ())], edges_s)
         of_kind[kinds.index("idle")] = np.clip(there - of_kind.sum(axis=0), 0.0, 1.0)
     return Occupation(edges_s=edges_s, engines=tuple(engines), kinds=kinds, shares=shares)
@@ -75,13 +79,17 @@ def held(spans: Sequence[Span], edges_s: Values) -> Values:
     """How many of `spans` there were at a time, on average over each slice between `edges_s`."""
     starts = np.sort(np.array([span.t0 for span in spans], dtype=float))
     ends = np.sort(np.array([max(span.t1, span.t0) for span in spans], dtype=float))
-    amounts: Values = np.diff(_elapsed(starts, edges_s) - _elapsed(ends, edges_s)) / np.diff(edges_s)
+    amounts: Values = np.diff(_elapsed(starts, edges_s) - _elapsed(ends, edges_s)) / np.diff(
+        edges_s
+    )
     return np.clip(amounts, 0.0, None)  # a rounding error below nothing
 
 
 def most_at_once(spans: Sequence[Span]) -> int:
     """The most of `spans` that there were at a time; one that ends where another begins does not meet it."""
-    changes = sorted([(span.t0, 1) for span in spans] + [(max(span.t1, span.t0), -1) for span in spans])
+    changes = sorted(
+        [(span.t0, 1) for span in spans] + [(max(span.t1, span.t0), -1) for span in spans]
+    )
     return max(itertools.accumulate(change for _, change in changes), default=0)
 
 

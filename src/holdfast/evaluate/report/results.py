@@ -40,11 +40,15 @@ def write_results(evaluation: Evaluation, output: Path) -> Path:
     for samples in sorted((Path(evaluation.folder) / SAMPLES).rglob("samples_*.jsonl")):
         task = samples.name.rpartition("_")[0]
         seen[task] += 1
-        again = f"#{seen[task]}" if seen[task] > 1 else ""  # a task may stand in two entries of a suite
+        again = (
+            f"#{seen[task]}" if seen[task] > 1 else ""
+        )  # a task may stand in two entries of a suite
         _link(samples, folder / f"{task}{again}_{stamp}.jsonl")
     _link_logs(Path(evaluation.folder) / INSPECT, folder / f"inspect_{stamp}")
     path = folder / f"results_{stamp}.json"
-    write_atomic(path, json.dumps(results_object(evaluation), indent=2, ensure_ascii=False).encode())
+    write_atomic(
+        path, json.dumps(results_object(evaluation), indent=2, ensure_ascii=False).encode()
+    )
     return path
 
 
@@ -52,7 +56,10 @@ def results_object(evaluation: Evaluation) -> dict[str, Any]:
     """The harness's results object, and under `holdfast` what it does not know: mode, digest, what failed."""
     names = ("id", "mode", "numerics", "digest", "errors")
     mine = {name: getattr(evaluation, name) for name in names}
-    return {**{name: value for name, value in evaluation.results.items() if name != "samples"}, "holdfast": mine}
+    return {
+        **{name: value for name, value in evaluation.results.items() if name != "samples"},
+        "holdfast": mine,
+    }
 
 
 def _link_logs(source: Path, target: Path) -> None:
@@ -60,7 +67,9 @@ def _link_logs(source: Path, target: Path) -> None:
     for log in logs:
         target.mkdir(exist_ok=True)
         _link(log, target / log.name)
-    for old in {*target.glob("*.eval")} - {target / log.name for log in logs}:  # a log's name has its own time
+    for old in {*target.glob("*.eval")} - {
+        target / log.name for log in logs
+    }:  # a log's name has its own time
         old.unlink()
 
 

@@ -30,7 +30,9 @@ class SampleTime:
 def slowest(timeline: Timeline, *, shown: int = SHOWN) -> list[SampleTime]:
     """The samples that took longest from their first start to their last end, the longest first."""
     found = sample_times(timeline)
-    return heapq.nlargest(shown, found, key=lambda sample: (sample.t1 - sample.t0, -sample.task, -sample.sample))
+    return heapq.nlargest(
+        shown, found, key=lambda sample: (sample.t1 - sample.t0, -sample.task, -sample.sample)
+    )
 
 
 def sample_times(timeline: Timeline) -> Iterable[SampleTime]:

@@ -44,23 +44,36 @@ def shown(value: float | int | str | None) -> str:
 
 def print_scores(evaluation: Evaluation) -> None:
     """Print the table, and that of the groups: rich on a terminal, Markdown elsewhere; then what failed, and why."""
-    tables = [("Tasks", score_rows(evaluation.scores)), ("Groups", score_rows(scores_of(evaluation.results, "groups")))]
+    tables = [
+        ("Tasks", score_rows(evaluation.scores)),
+        ("Groups", score_rows(scores_of(evaluation.results, "groups"))),
+    ]
     show = _print_rich if sys.stdout.isatty() else _print_markdown
     for name, rows in tables:
         if rows:
             show((name, *COLUMNS[1:]), rows)
     for why in dict.fromkeys(evaluation.errors.values()):
         tasks = [task for task, its in evaluation.errors.items() if its == why]
-        names = ", ".join(tasks[:_MOST_NAMED]) + (f" and {len(tasks) - _MOST_NAMED} more" * (len(tasks) > _MOST_NAMED))
+        names = ", ".join(tasks[:_MOST_NAMED]) + (
+            f" and {len(tasks) - _MOST_NAMED} more" * (len(tasks) > _MOST_NAMED)
+        )
         sys.stdout.write(f"{names}: no scores: {why}\n")
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Rows as a Markdown table, columns aligned for reading as they are."""
-    widths = [max(2, *(len(row[place]) for row in (columns, *rows))) for place in range(len(columns))]
-    ruler = [f"{'-' * (width - 1)}:" if place in NUMBERS else "-" * width for place, width in enumerate(widths)]
+    widths = [
+        max(2, *(len(row[place]) for row in (columns, *rows))) for place in range(len(columns))
+    ]
+    ruler = [
+        f"{'-' * (width - 1)}:" if place in NUMBERS else "-" * width
+        for place, width in enumerate(widths)
+    ]
     lines = [columns, ruler, *rows]
-    return "".join(f"|{'|'.join(_cell(place, row, widths) for place in range(len(widths)))}|\n" for row in lines)
+    return "".join(
+        f"|{'|'.join(_cell(place, row, widths) for place in range(len(widths)))}|\n"
+        for row in lines
+    )
 
 
 def _cell(place: int, row: Sequence[str], widths: Sequence[int]) -> str:
@@ -86,5 +99,7 @@ def _print_rich(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for place, column in enumerate(columns):
         table.add_column(column, justify="right" if place in NUMBERS else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))  # Text, not markup: a task's name may hold brackets
+        table.add_row(
+            *(Text(cell) for cell in row)
+        )  # Text, not markup: a task's name may hold brackets
     Console().print(table)

@@ -27,7 +27,9 @@ def _kind(name: str) -> str:
     return name.removesuffix("Span").lower()
 
 
-class _Line(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag=_kind):
+class _Line(
+    msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, tag_field="kind", tag=_kind
+):
     """What every line is: a JSON object whose `kind` is its class's name in small letters, without "Span"."""
 
 
@@ -133,7 +135,17 @@ class End(_Line, frozen=True, kw_only=True):
 
 
 AnySpan = TypeVar("AnySpan", bound=Span)
-Line = Begin | EngineSpan | RequestSpan | MetricSpan | JudgeSpan | NodeSpan | TaskSpan | ModelSpan | End
+Line = (
+    Begin
+    | EngineSpan
+    | RequestSpan
+    | MetricSpan
+    | JudgeSpan
+    | NodeSpan
+    | TaskSpan
+    | ModelSpan
+    | End
+)
 
 
 class TimelineWriter:
@@ -186,7 +198,10 @@ class TimelineWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 

@@ -110,7 +110,12 @@ def page_view(evaluation: Evaluation, timeline: Timeline) -> PageView:
         lost_unit=lost_unit,
         slowest=[_sample(sample, timeline) for sample in slowest(timeline)],
         path=[
-            (words.duration(step.t0), named(step.what), words.duration(step.t1 - step.t0), step.detail)
+            (
+                words.duration(step.t0),
+                named(step.what),
+                words.duration(step.t1 - step.t0),
+                step.detail,
+            )
             for step in longest_waits(evaluation.critical_path)
         ],
         facts=_facts(evaluation),
@@ -128,7 +133,9 @@ def headline(evaluation: Evaluation) -> str:
         said += f", {evaluation.ratio:.2f} times the lower bound"
     if evaluation.errors:
         said += f"; {words.plainly(len(evaluation.errors), 'task')} failed"
-    ended = {"done": "", "failed": "Failed: ", "stopped": "Stopped: ", "planned": "Predicted: "}[evaluation.state]
+    ended = {"done": "", "failed": "Failed: ", "stopped": "Stopped: ", "planned": "Predicted: "}[
+        evaluation.state
+    ]
     return (ended + said).replace(words.NBSP, " ")
 
 
@@ -138,28 +145,48 @@ def _context(evaluation: Evaluation) -> str:
     exact = {"exact": "exact, bit for bit the harness's own scores", "free": "free batching"}
     mode = exact.get(evaluation.mode, evaluation.mode)
     on = f" on {engines}, {nodes}" if evaluation.engines else ""
-    started = f", started {words.moment(evaluation.started_at_s)}" if evaluation.started_at_s else ""
+    started = (
+        f", started {words.moment(evaluation.started_at_s)}" if evaluation.started_at_s else ""
+    )
     return f"Evaluation {evaluation.id}{on}{f'; {mode}' if mode else ''}{started}."
 
 
 def _key_figures(evaluation: Evaluation) -> list[KeyFigure]:
     ratio = "unknown" if evaluation.ratio is None else f"{evaluation.ratio:.2f}"
     rate = evaluation.samples / evaluation.makespan_s if evaluation.makespan_s > 0 else 0.0
-    useful = {cause: evaluation.account[cause] for cause in (account.USEFUL, "busy") if cause in evaluation.account}
+    useful = {
+        cause: evaluation.account[cause]
+        for cause in (account.USEFUL, "busy")
+        if cause in evaluation.account
+    }
     figures = [
-        KeyFigure(name="Makespan", value=words.duration(evaluation.makespan_s), note="first start to last score"),
+        KeyFigure(
+            name="Makespan",
+            value=words.duration(evaluation.makespan_s),
+            note="first start to last score",
+        ),
         KeyFigure(
             name="Over the bound",
             value=ratio,
-            note=f"bound {words.duration(evaluation.bound_s)}" if evaluation.bound else "no bound known",
+            note=f"bound {words.duration(evaluation.bound_s)}"
+            if evaluation.bound
+            else "no bound known",
         ),
         KeyFigure(name="Samples", value=f"{evaluation.samples:,}", note=f"{rate:,.1f} a second"),
-        KeyFigure(name="Reused", value=f"{evaluation.reused:,}", note=f"answers, besides {evaluation.requests:,} made"),
+        KeyFigure(
+            name="Reused",
+            value=f"{evaluation.reused:,}",
+            note=f"answers, besides {evaluation.requests:,} made",
+        ),
     ]
     if useful and (total_s := sum(evaluation.account.values())) > 0:
         share = sum(useful.values()) / total_s
         figures.append(
-            KeyFigure(name="Engines useful", value=words.percent(share), note=f"of {total_s:,.0f} engine-seconds")
+            KeyFigure(
+                name="Engines useful",
+                value=words.percent(share),
+                note=f"of {total_s:,.0f} engine-seconds",
+            )
         )
     return figures
 
@@ -176,7 +203,9 @@ def _scores(evaluation: Evaluation) -> list[ScoreView]:
                 group=score.group,
                 n_shot="" if score.n_shot is None else str(score.n_shot),
                 samples="" if score.samples is None else f"{score.samples:,}",
-                metric=score.metric if score.filter in ("none", "") else f"{score.metric}, {score.filter}",
+                metric=score.metric
+                if score.filter in ("none", "")
+                else f"{score.metric}, {score.filter}",
                 arrow=ARROWS[score.higher_is_better],
                 value=shown(score.value),
                 stderr=shown(score.stderr),
@@ -192,7 +221,9 @@ def _bound(evaluation: Evaluation) -> tuple[list[Bar], str]:
     longest_s = max(evaluation.makespan_s, evaluation.bound_s)
     unit, unit_s = words.unit_of_time(longest_s)
     rows = [("makespan", "Makespan", "what it took", evaluation.makespan_s)]
-    rows += [("bound", named(term.name), said, term.seconds) for term, said in bound_terms(evaluation)]
+    rows += [
+        ("bound", named(term.name), said, term.seconds) for term, said in bound_terms(evaluation)
+    ]
     bars = [
         Bar(
             key=key,
@@ -210,11 +241,17 @@ def _bound(evaluation: Evaluation) -> tuple[list[Bar], str]:
 def _lost(evaluation: Evaluation, timeline: Timeline) -> tuple[list[Bar], str, str]:
     rows = [(row.cause, row.name, row.meaning, row.seconds) for row in lost_time(evaluation)]
     if not rows:
-        found = occupation(timeline, slices=1).seconds() if timeline.engines or timeline.requests else {}
+        found = (
+            occupation(timeline, slices=1).seconds()
+            if timeline.engines or timeline.requests
+            else {}
+        )
         kinds = {"load": account.START, "swap": account.SWAP, "lost": account.LOST, "idle": "idle"}
         observed = {cause: found.pop(kind, 0.0) for kind, cause in kinds.items()}
         rows = [("busy", *CAUSES["busy"], sum(found.values()))] if found else []
-        rows += [(cause, *CAUSES[cause], seconds) for cause, seconds in observed.items() if seconds > 0]
+        rows += [
+            (cause, *CAUSES[cause], seconds) for cause, seconds in observed.items() if seconds > 0
+        ]
     total_s = sum(seconds for *_, seconds in rows)
     unit, unit_s = words.unit_of_time(total_s)
     amounts = words.adding_up({cause: seconds / unit_s for cause, _, _, seconds in rows}, 1)
@@ -252,10 +289,18 @@ def _facts(evaluation: Evaluation) -> list[tuple[str, str]]:
         ("Model", evaluation.model),
         ("Digest of the weights", evaluation.digest),
         ("Numerics", evaluation.numerics),
-        ("Harness", ", ".join(f"{name} {version}" for name, version in sorted(evaluation.harness_versions.items()))),
+        (
+            "Harness",
+            ", ".join(
+                f"{name} {version}" for name, version in sorted(evaluation.harness_versions.items())
+            ),
+        ),
         ("Training run", evaluation.run_id or ""),
         ("Step", "" if evaluation.step is None else f"{evaluation.step:,}"),
-        ("Read from storage", words.size(evaluation.remote_bytes) if evaluation.remote_bytes else ""),
+        (
+            "Read from storage",
+            words.size(evaluation.remote_bytes) if evaluation.remote_bytes else "",
+        ),
         ("Folder", evaluation.folder),
     ]
     return [(name, value) for name, value in facts if value]

@@ -19,16 +19,25 @@ BOUND_MEANINGS = {
 CAUSES = {
     account.USEFUL: ("Useful work", "answering, at the cost a request has in a full batch"),
     account.UNDERFILLED: ("Batches not full", "answering, beyond what it costs in a full batch"),
-    account.REDONE: ("Done twice", "answered again after an engine was lost, or stolen in the tail"),
+    account.REDONE: (
+        "Done twice",
+        "answered again after an engine was lost, or stolen in the tail",
+    ),
     account.WEIGHTS: ("Waiting for weights", "the model was not in the node's memory yet"),
     account.START: ("Starting", "engines starting, with fresh weights"),
     account.SWAP: ("Swapping", "other weights put into running engines"),
-    account.BEFORE: ("No requests yet", "idle while the harness was still building the first requests"),
+    account.BEFORE: (
+        "No requests yet",
+        "idle while the harness was still building the first requests",
+    ),
     account.BETWEEN: ("Waiting", "idle between requests"),
     account.TAIL_SAMPLE: ("Tail", "idle while others generated the last samples"),
     account.TAIL_METRIC: ("Tail, metrics", "idle while the last metrics and scores were computed"),
     account.TAIL_JUDGE: ("Tail, judge", "idle while the last answers were judged"),
-    account.LOST: ("Lost engines", "from an engine's last sign of life until it was known to be gone"),
+    account.LOST: (
+        "Lost engines",
+        "from an engine's last sign of life until it was known to be gone",
+    ),
     account.ABSENT: ("Not there", "before the engine was ordered, or after it had left"),
     "busy": ("Answering", "at work on at least one request"),
     "idle": ("Idle", "without any request"),
@@ -55,7 +64,9 @@ class LostTime:
 def lost_time(evaluation: Evaluation) -> list[LostTime]:
     """Where the engine-seconds went: useful first, then what took most."""
     total_s = sum(evaluation.account.values()) or 1.0
-    ordered = sorted(evaluation.account.items(), key=lambda item: (item[0] not in WORK, -item[1], item[0]))
+    ordered = sorted(
+        evaluation.account.items(), key=lambda item: (item[0] not in WORK, -item[1], item[0])
+    )
     return [
         LostTime(
             cause=cause,
@@ -72,7 +83,9 @@ def losses(evaluation: Evaluation) -> str:
     """One line: how much of the engines' time was useful, and what took most of the rest; empty if none was lost."""
     rows = lost_time(evaluation)
     useful = sum(row.share for row in rows if row.cause in WORK)
-    lost = [row for row in rows if row.cause not in WORK and row.share >= LEAST_SHARE_SHOWN][:LOSSES_SHOWN]
+    lost = [row for row in rows if row.cause not in WORK and row.share >= LEAST_SHARE_SHOWN][
+        :LOSSES_SHOWN
+    ]
     if not lost:
         return ""
     said = "; ".join(f"{row.name[0].lower()}{row.name[1:]} {row.share:.1%}" for row in lost)
@@ -93,7 +106,9 @@ def named(name: str) -> str:
 def verdict(evaluation: Evaluation) -> str:
     """One sentence: the makespan, the bound, and their ratio."""
     verb = "would take" if evaluation.state == "planned" else "took"
-    took = f"{evaluation.suite} on {evaluation.model} {verb} {words.duration(evaluation.makespan_s)}"
+    took = (
+        f"{evaluation.suite} on {evaluation.model} {verb} {words.duration(evaluation.makespan_s)}"
+    )
     if evaluation.ratio is None:
         return f"{took}; no lower bound is known.".replace(words.NBSP, " ")
     decides = max(evaluation.bound, key=lambda term: term.seconds)
@@ -108,13 +123,20 @@ def why(evaluation: Evaluation) -> str:
     lines = [verdict(evaluation), ""]
     if evaluation.bound:
         lines += ["What no schedule could have gone below:"]
-        lines += _table([(named(term.name), _s(term.seconds), said) for term, said in bound_terms(evaluation)])
+        lines += _table(
+            [(named(term.name), _s(term.seconds), said) for term, said in bound_terms(evaluation)]
+        )
         lines += [""]
     if evaluation.account:
         engines = words.plainly(evaluation.engines, "engine")
-        lines += [f"Where the {sum(evaluation.account.values()):,.1f} engine-seconds of {engines} went:"]
+        lines += [
+            f"Where the {sum(evaluation.account.values()):,.1f} engine-seconds of {engines} went:"
+        ]
         lines += _table(
-            [(row.name, f"{row.seconds:,.1f} s", f"{row.share:.1%}", row.meaning) for row in lost_time(evaluation)]
+            [
+                (row.name, f"{row.seconds:,.1f} s", f"{row.share:.1%}", row.meaning)
+                for row in lost_time(evaluation)
+            ]
         )
         lines += [""]
     if evaluation.critical_path:
@@ -138,7 +160,10 @@ def _table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Rows with their columns under one another: numbers to the right, the last as it is."""
     widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]) - 1)]
     return [
-        "  " + "  ".join([*(_padded(cell, width) for cell, width in zip(row, widths, strict=False)), row[-1]]).rstrip()
+        "  "
+        + "  ".join(
+            [*(_padded(cell, width) for cell, width in zip(row, widths, strict=False)), row[-1]]
+        ).rstrip()
         for row in rows
     ]
 

@@ -71,7 +71,9 @@ def reassign(
     return after
 
 
-def _deal(manifest: ModelManifest, chunks: Iterable[int], loads: Mapping[int, int], owners: list[int]) -> None:
+def _deal(
+    manifest: ModelManifest, chunks: Iterable[int], loads: Mapping[int, int], owners: list[int]
+) -> None:
     """Give each of `chunks` an owner in place; `loads` is what each node has to read already, in bytes."""
     heap = [(load_bytes, node) for node, load_bytes in loads.items()]
     heapq.heapify(heap)

@@ -30,7 +30,11 @@ _PICKLED = (".bin", ".pt", ".pth", ".ckpt")
 
 
 def describe(
-    model: str, *, hf_config: str | None = None, name_map: str | None = None, chunk_bytes: int | None = None
+    model: str,
+    *,
+    hf_config: str | None = None,
+    name_map: str | None = None,
+    chunk_bytes: int | None = None,
 ) -> ModelManifest:
     """Say what to read to have a model.
 
@@ -51,12 +55,16 @@ def describe(
     return asyncio.run(_describe(model, hf_config, name_map, chunk_bytes))
 
 
-async def _describe(model: str, hf_config: str | None, name_map: str | None, chunk_bytes: int | None) -> ModelManifest:
+async def _describe(
+    model: str, hf_config: str | None, name_map: str | None, chunk_bytes: int | None
+) -> ModelManifest:
     source = open_source(model, attempts=_DESCRIBE_ATTEMPTS)
     found = await source.sizes()
     listed = found is not None
     if found is None:
-        found = await _ask_for(source, (METADATA, MANIFEST_NAME, CONFIG, INDEX, SINGLE, "pytorch_model.bin"))
+        found = await _ask_for(
+            source, (METADATA, MANIFEST_NAME, CONFIG, INDEX, SINGLE, "pytorch_model.bin")
+        )
     sizes = found
     if METADATA in sizes:
         return await _describe_checkpoint(model, source, sizes, hf_config, name_map, chunk_bytes)
@@ -91,7 +99,11 @@ async def _describe_huggingface(
         )
     files = [ModelFile(path=path, size_bytes=sizes[path]) for path in sorted({*small, *weights})]
     chunk_bytes = chunk_bytes or chunk_size_for(sum(file.size_bytes for file in files))
-    chunks = [chunk for number, file in enumerate(files) for chunk in cut(number, 0, file.size_bytes, chunk_bytes)]
+    chunks = [
+        chunk
+        for number, file in enumerate(files)
+        for chunk in cut(number, 0, file.size_bytes, chunk_bytes)
+    ]
     return ModelManifest(source=model, form="huggingface", files=files, chunks=chunks)
 
 
@@ -100,10 +112,14 @@ async def _indexed(model: str, source: Source, size_bytes: int) -> list[str]:
         index = json.loads(bytes(await source.read(INDEX, 0, size_bytes)))
         weights = sorted({str(path) for path in index["weight_map"].values()})
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise BadUse(f"{INDEX} of {model} is unreadable ({error}). Copy the model again.") from error
+        raise BadUse(
+            f"{INDEX} of {model} is unreadable ({error}). Copy the model again."
+        ) from error
     for path in weights:
         if PurePosixPath(path).name != path or not path.endswith(".safetensors"):
-            raise BadUse(f"{INDEX} of {model} names {path!r}, which is no file of weights beside it. Do not trust it.")
+            raise BadUse(
+                f"{INDEX} of {model} names {path!r}, which is no file of weights beside it. Do not trust it."
+            )
     return weights
 
 
@@ -133,14 +149,20 @@ async def _describe_checkpoint(
         try:
             metadata = read_metadata(folder)
             whole = {METADATA: sizes[METADATA]}
-            whole |= await _ask_for(source, {str(stored.relative_path) for stored in metadata.storage_data.values()})
+            whole |= await _ask_for(
+                source, {str(stored.relative_path) for stored in metadata.storage_data.values()}
+            )
             check_against_files(metadata, whole)
             digests = _stated_digests(folder, whole) if MANIFEST_NAME in sizes else {}
         except ManifestError as error:
-            raise CheckpointError(f"{model} is damaged: {error}. Take another checkpoint.") from error
+            raise CheckpointError(
+                f"{model} is damaged: {error}. Take another checkpoint."
+            ) from error
     conversion = settle_conversion(metadata, Path(hf_config), names, checkpoint=model)
     ranges = {METADATA: [(0, sizes[METADATA])], **conversion.ranges(metadata)}
-    chunk_bytes = chunk_bytes or chunk_size_for(sum(count for each in ranges.values() for _, count in each))
+    chunk_bytes = chunk_bytes or chunk_size_for(
+        sum(count for each in ranges.values() for _, count in each)
+    )
     files = [ModelFile(path=path, size_bytes=whole[path]) for path in ranges]
     chunks = [
         chunk
@@ -174,7 +196,9 @@ def _stated_digests(folder: Path, sizes: Mapping[str, int]) -> dict[str, str]:
     entries = read_manifest(folder, step=step).files
     for entry in entries:
         if sizes.get(entry.path, entry.size_bytes) != entry.size_bytes:
-            raise ManifestError(f"{entry.path} has {sizes[entry.path]} bytes instead of {entry.size_bytes}")
+            raise ManifestError(
+                f"{entry.path} has {sizes[entry.path]} bytes instead of {entry.size_bytes}"
+            )
     return {entry.path: entry.checksum for entry in entries}
 
 
@@ -191,7 +215,13 @@ def _no_weights(model: str, sizes: Mapping[str, int]) -> str:
 
 
 def _what_is_there(model: str, sizes: Mapping[str, int]) -> str:
-    steps = sorted({path.split("/")[0] for path in sizes if path.startswith("step-") and path.endswith("/" + METADATA)})
+    steps = sorted(
+        {
+            path.split("/")[0]
+            for path in sizes
+            if path.startswith("step-") and path.endswith("/" + METADATA)
+        }
+    )
     if steps:
         several = f"{steps[0]} to {steps[-1]}" if len(steps) > 1 else steps[0]
         return f"{model} is a folder of checkpoints ({several}). Give one of them: {model.rstrip('/')}/{steps[-1]}."
@@ -212,8 +242,14 @@ def _check_folder(folder: Path) -> None:
     # The nearest names, where the first part that is missing was to be.
     parent = next(parent for parent in folder.parents if parent.is_dir())
     wanted = folder.relative_to(parent).parts[0]
-    near = difflib.get_close_matches(wanted, [each.name for each in parent.iterdir() if each.is_dir()], n=3, cutoff=0.6)
-    hint = f"Did you mean {', '.join(str(parent / name) for name in near)}?" if near else "Give its folder or URL."
+    near = difflib.get_close_matches(
+        wanted, [each.name for each in parent.iterdir() if each.is_dir()], n=3, cutoff=0.6
+    )
+    hint = (
+        f"Did you mean {', '.join(str(parent / name) for name in near)}?"
+        if near
+        else "Give its folder or URL."
+    )
     raise NotFound(f"There is no model {folder}. {hint}")
 
 

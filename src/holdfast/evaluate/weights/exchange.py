@@ -100,7 +100,13 @@ class ChunkServer:
         self._listener = socket.create_server((host, 0), family=family, backlog=1024)
         self._listener.setblocking(False)
         self._spawn(self._accept(self._listener))
-        name = socket.gethostname() if host in ("", "0.0.0.0", "::") else f"[{host}]" if ":" in host else host
+        name = (
+            socket.gethostname()
+            if host in ("", "0.0.0.0", "::")
+            else f"[{host}]"
+            if ":" in host
+            else host
+        )
         return f"{name}:{self._listener.getsockname()[1]}"
 
     def show(self, fingerprint: bytes, shelf: Shelf) -> None:
@@ -143,7 +149,10 @@ class ChunkServer:
             self._spawn(self._serve(peer))
 
     async def _serve(self, peer: socket.socket) -> None:
-        with peer, contextlib.suppress(OSError, EOFError, TimeoutError):  # the peer is gone, or is none
+        with (
+            peer,
+            contextlib.suppress(OSError, EOFError, TimeoutError),
+        ):  # the peer is gone, or is none
             async with asyncio.timeout(SILENCE_S):
                 if not await self._is_welcome(peer):
                     return
@@ -158,7 +167,9 @@ class ChunkServer:
             return False
         return hmac.compare_digest(await _receive(peer, token_bytes), self._token)
 
-    async def _answer(self, peer: socket.socket, kind: int, fingerprint: bytes, number: int) -> bool:
+    async def _answer(
+        self, peer: socket.socket, kind: int, fingerprint: bytes, number: int
+    ) -> bool:
         """Answer one request; False to a request that is none."""
         loop = asyncio.get_running_loop()
         if kind == CHUNK:
@@ -173,7 +184,9 @@ class ChunkServer:
         elif shelf is not None:
             shelf.finished(number)
         state = GONE if shelf is None else HERE
-        await loop.sock_sendall(peer, _REPLY.pack(state, xxhash.xxh3_128_digest(body), len(body)) + body)
+        await loop.sock_sendall(
+            peer, _REPLY.pack(state, xxhash.xxh3_128_digest(body), len(body)) + body
+        )
         return True
 
     async def _answer_chunk(self, peer: socket.socket, fingerprint: bytes, number: int) -> None:
@@ -236,7 +249,9 @@ class PeerLink:
                     peer.setblocking(False)
                     peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                     await loop.sock_connect(peer, where)
-                    await loop.sock_sendall(peer, _HELLO.pack(MAGIC, len(token.encode())) + token.encode())
+                    await loop.sock_sendall(
+                        peer, _HELLO.pack(MAGIC, len(token.encode())) + token.encode()
+                    )
                 except BaseException:
                     peer.close()
                     raise
@@ -298,7 +313,11 @@ class PeerLink:
         filled = 0
         while filled < size_bytes:
             filled += await self._receive_into(memoryview(bits)[filled:])
-        return {number for number in range(min(chunks, 8 * size_bytes)) if bits[number // 8] >> (number % 8) & 1}
+        return {
+            number
+            for number in range(min(chunks, 8 * size_bytes))
+            if bits[number // 8] >> (number % 8) & 1
+        }
 
     async def say_finished(self, fingerprint: bytes, node: int) -> None:
         """Tell the peer that this node needs no more of the model.

@@ -122,7 +122,9 @@ class NodeStore:
         except asyncio.CancelledError:
             if not entry.finishing.cancelled():
                 raise
-            raise EvaluationError(f"Model {model} was released before all of it had come.") from None
+            raise EvaluationError(
+                f"Model {model} was released before all of it had come."
+            ) from None
         except Exception:
             await self._drop(model)
             raise
@@ -193,7 +195,9 @@ class NodeStore:
 class _Model:
     """One model: `chunks_name` is the folder of what is read, `name` that of what engines load."""
 
-    def __init__(self, name: str, chunks_name: str, share: ModelShare, memory: SharedMemory, clock: Clock) -> None:
+    def __init__(
+        self, name: str, chunks_name: str, share: ModelShare, memory: SharedMemory, clock: Clock
+    ) -> None:
         self.share = share
         self.users = 1
         self.folder = memory.path(name)
@@ -249,7 +253,12 @@ class _Model:
         manifest = self.share.manifest
         making = self._memory.path(f"{self._name}.making")
         making.mkdir(mode=0o700)
-        command = ("-m", "holdfast.checkpoint.converting", str(self._memory.path(self._chunks_name)), str(making))
+        command = (
+            "-m",
+            "holdfast.checkpoint.converting",
+            str(self._memory.path(self._chunks_name)),
+            str(making),
+        )
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             *command,
@@ -261,7 +270,9 @@ class _Model:
             _, said = await process.communicate(manifest.name_map.encode())
             if process.returncode:
                 last = said.decode(errors="replace").strip().splitlines()[-1:]
-                raise DamagedModel(f"{manifest.source} could not be converted: {''.join(last) or 'no reason given'}")
+                raise DamagedModel(
+                    f"{manifest.source} could not be converted: {''.join(last) or 'no reason given'}"
+                )
             write_small_files(making, manifest.hf_config)
             making.rename(self.folder)
         finally:

@@ -21,7 +21,11 @@ class Limit:
     """
 
     def __init__(
-        self, clock: Clock, mib_s: float | None = None, *, sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
+        self,
+        clock: Clock,
+        mib_s: float | None = None,
+        *,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.mib_s = mib_s
         self._clock = clock

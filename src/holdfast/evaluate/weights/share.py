@@ -128,7 +128,9 @@ class ModelShare:
             gone = [asker for asker in self._askers if peers.get(asker) != self._peers.get(asker)]
             await _end([self._askers.pop(asker) for asker in gone])
             self._owners, self._peers, self._node = list(owners), dict(peers), node
-            if again and any(self._owners[chunk] == node for chunk in self._missing - self._under_way):
+            if again and any(
+                self._owners[chunk] == node for chunk in self._missing - self._under_way
+            ):
                 await self._look_around(lambda owner: owner == node)
             self._plan()
 
@@ -188,7 +190,11 @@ class ModelShare:
         if not self._readers and not self._closed:
             self._readers = [asyncio.ensure_future(self._read_own()) for _ in range(READS_AT_ONCE)]
         for peer in self._todo:
-            if peer != self._node and (peer not in self._askers or self._askers[peer].done()) and not self._closed:
+            if (
+                peer != self._node
+                and (peer not in self._askers or self._askers[peer].done())
+                and not self._closed
+            ):
                 self._askers[peer] = asyncio.ensure_future(self._ask(peer, self._peers[peer]))
         self._notify()
 
@@ -228,7 +234,11 @@ class ModelShare:
         path = self.manifest.files[cut.file].path
         for _ in range(PEER_ATTEMPTS):
             checksum = xxhash.xxh3_128()
-            part_bytes = LIMITED_PART_BYTES if self._nic_in.is_limited or self.budget.is_limited else PART_BYTES
+            part_bytes = (
+                LIMITED_PART_BYTES
+                if self._nic_in.is_limited or self.budget.is_limited
+                else PART_BYTES
+            )
             for start in range(0, cut.size_bytes, part_bytes):
                 count = min(part_bytes, cut.size_bytes - start)
                 data = await self._read_part(path, cut.offset + start, count)
@@ -259,7 +269,9 @@ class ModelShare:
         self.remote_bytes += size_bytes
         return data
 
-    def _keep(self, file: int, data: memoryview, offset: int, checksum: "xxhash.xxh3_128 | None" = None) -> None:
+    def _keep(
+        self, file: int, data: memoryview, offset: int, checksum: "xxhash.xxh3_128 | None" = None
+    ) -> None:
         try:
             self._files[file].write(data, offset)
         except OSError as error:

@@ -99,7 +99,9 @@ class _Retry:
         self._attempts = attempts
         self._sleep = sleep
 
-    async def __call__(self, what: str, attempt: Callable[[], Awaitable[_T]], *, transient: tuple[Any, ...]) -> _T:
+    async def __call__(
+        self, what: str, attempt: Callable[[], Awaitable[_T]], *, transient: tuple[Any, ...]
+    ) -> _T:
         pause_s = _FIRST_PAUSE_S
         for number in range(1, self._attempts + 1):
             try:
@@ -174,7 +176,9 @@ class _Remote:
                 retry_config={"max_retries": 0},
             )
         except (obstore.exceptions.BaseError, ValueError) as error:
-            raise BadUse(f"{url} is no address of a folder: {_first_line(error)}. Correct it.") from error
+            raise BadUse(
+                f"{url} is no address of a folder: {_first_line(error)}. Correct it."
+            ) from error
         self._url = url.rstrip("/")
         self._retry = retry
         self._can_list = can_list
@@ -197,7 +201,9 @@ class _Remote:
         async def attempt() -> int:
             return int((await obstore.head_async(self._store, path))["size"])
 
-        return await self._retry(f"Asking for {self._url}/{path}", attempt, transient=self._transient)
+        return await self._retry(
+            f"Asking for {self._url}/{path}", attempt, transient=self._transient
+        )
 
     async def read(self, path: str, offset: int, size_bytes: int) -> memoryview:
         import obstore
@@ -220,7 +226,12 @@ def _whole(data: memoryview, size_bytes: int) -> memoryview:
 
 def _is_refusal(error: Exception) -> bool:
     """Whether the answer would be the same the next time: no permission, no such setting."""
-    names = ("PermissionDeniedError", "UnauthenticatedError", "NotSupportedError", "UnknownConfigurationKeyError")
+    names = (
+        "PermissionDeniedError",
+        "UnauthenticatedError",
+        "NotSupportedError",
+        "UnknownConfigurationKeyError",
+    )
     return type(error).__name__ in names
 
 

@@ -80,7 +80,9 @@ class SharedMemory:
             root = DEFAULT_ROOT
             if not os.access(root, os.W_OK | os.X_OK):
                 root = Path(tempfile.gettempdir())
-                self.note = f"There is no {DEFAULT_ROOT} to write to: models are kept in {root}, on a disk."
+                self.note = (
+                    f"There is no {DEFAULT_ROOT} to write to: models are kept in {root}, on a disk."
+                )
         if not session or PurePosixPath(session).name != session or session.startswith("."):
             raise BadUse(f"{session!r} cannot name a session. Use letters, digits, `-` and `_`.")
         self.budget_bytes = budget_bytes
@@ -91,7 +93,9 @@ class SharedMemory:
             try:
                 self.folder.mkdir(mode=0o700)
             except FileExistsError as error:
-                raise BadUse(f"The session {self.folder} is in use by a living agent. Name another one.") from error
+                raise BadUse(
+                    f"The session {self.folder} is in use by a living agent. Name another one."
+                ) from error
             self._lock_fd = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o600)
             fcntl.flock(self._lock_fd, fcntl.LOCK_EX)
             os.write(self._lock_fd, f"{os.getpid()}\n".encode())
@@ -101,7 +105,9 @@ class SharedMemory:
         """What is set aside."""
         return sum(self._used.values())
 
-    def make(self, name: str, files: Iterable[tuple[str, int]], needed_bytes: int) -> list[SharedFile]:
+    def make(
+        self, name: str, files: Iterable[tuple[str, int]], needed_bytes: int
+    ) -> list[SharedFile]:
         """A folder of files of these sizes, holes all over, with `needed_bytes` of the budget set aside for it.
 
         Raises:
@@ -124,7 +130,10 @@ class SharedMemory:
         free_bytes = shutil.disk_usage(self.folder).free
         # What is set aside and not written yet looks free; what others wrote does not.
         unwritten_bytes = max(0, self.used_bytes - self._written_bytes())
-        if self.used_bytes + needed_bytes > self.budget_bytes or unwritten_bytes + needed_bytes > free_bytes:
+        if (
+            self.used_bytes + needed_bytes > self.budget_bytes
+            or unwritten_bytes + needed_bytes > free_bytes
+        ):
             raise self.full(needed_bytes, free_bytes=free_bytes - unwritten_bytes)
         self._used[name] = needed_bytes
 
@@ -136,7 +145,8 @@ class SharedMemory:
             f"which has {size(max(0, free_bytes))} free; {size(self.used_bytes)} of this session's "
             f"{size(self.budget_bytes)} are in use. Mount a larger {DEFAULT_ROOT}, "
             "or use nodes with more memory.",
-            after_release=needed_bytes <= min(self.budget_bytes, max(0, free_bytes) + self.used_bytes),
+            after_release=needed_bytes
+            <= min(self.budget_bytes, max(0, free_bytes) + self.used_bytes),
         )
 
     def path(self, name: str) -> Path:
@@ -166,7 +176,9 @@ class SharedMemory:
     def _place(self, name: str, path: str) -> Path:
         pure = PurePosixPath(path)
         if pure.is_absolute() or ".." in pure.parts or not pure.parts:
-            raise BadUse(f"The model names {path!r}, which would lie outside of its folder. Do not trust it.")
+            raise BadUse(
+                f"The model names {path!r}, which would lie outside of its folder. Do not trust it."
+            )
         place = self.path(name) / pure
         place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         return place
@@ -182,7 +194,9 @@ def _own_folder(root: Path) -> Path:
     own.mkdir(mode=0o700, parents=True, exist_ok=True)
     found = own.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid():
-        raise BadUse(f"{own} belongs to somebody else. Remove it, or name another folder for shared memory.")
+        raise BadUse(
+            f"{own} belongs to somebody else. Remove it, or name another folder for shared memory."
+        )
     return own
 
 

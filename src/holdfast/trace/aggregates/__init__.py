@@ -26,7 +26,9 @@ def sql(name: str) -> str:
 def merge_sql(columns: list[str], source: str) -> str:
     """SQL that merges partial results: `columns` of `source`, one row a key."""
     keys = [f'"{column}"' for column in columns if _merge(column) is None]
-    measures = [f'{merge}("{column}") AS "{column}"' for column in columns if (merge := _merge(column))]
+    measures = [
+        f'{merge}("{column}") AS "{column}"' for column in columns if (merge := _merge(column))
+    ]
     return f"SELECT {', '.join([*keys, *measures])} FROM {source} GROUP BY ALL"
 
 

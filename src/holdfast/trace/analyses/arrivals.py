@@ -7,7 +7,15 @@ import numpy.typing as npt
 
 from holdfast.trace.analyses.cumulative import Counted, Group, cdf_panel, cdf_table
 from holdfast.trace.analyses.result import Analysis, Result
-from holdfast.trace.analyses.selection import UNKNOWN, in_order, named, role, slug, some, types_in_order
+from holdfast.trace.analyses.selection import (
+    UNKNOWN,
+    in_order,
+    named,
+    role,
+    slug,
+    some,
+    types_in_order,
+)
 from holdfast.trace.charts import Axis, Bars, Figure, Heatmap, Lines, Series
 from holdfast.trace.distribution import Distribution
 from holdfast.trace.table import Table
@@ -44,9 +52,9 @@ def hourly_arrivals(trace: "Trace", cluster: str) -> tuple[int, dict[str, Values
     counts = {}
     for kind in types_in_order(table["type"].tolist()):
         own = table.where(type=kind)
-        counts[kind] = np.bincount(own["hour"].astype(np.int64) - first, weights=own["n"], minlength=length).astype(
-            float
-        )
+        counts[kind] = np.bincount(
+            own["hour"].astype(np.int64) - first, weights=own["n"], minlength=length
+        ).astype(float)
     return first, counts
 
 
@@ -79,8 +87,14 @@ def arrival_rhythm(trace: "Trace") -> Result:
             for place, (by, row) in enumerate(names)
             for at in range(24)
         ]
-        hours = Axis(label=_clock(trace, cluster), scale="category", ticks=[str(at) for at in range(24)])
-        panels.append(_heatmap(f"{cluster} (n = {all_types.sum():,.0f})", hours, DAYS, rates[: len(DAYS)], "jobs/h"))
+        hours = Axis(
+            label=_clock(trace, cluster), scale="category", ticks=[str(at) for at in range(24)]
+        )
+        panels.append(
+            _heatmap(
+                f"{cluster} (n = {all_types.sum():,.0f})", hours, DAYS, rates[: len(DAYS)], "jobs/h"
+            )
+        )
         # Types differ by orders of magnitude: each row is its type's own day.
         totals = jobs[len(DAYS) :].sum(axis=1)
         own_day = jobs[len(DAYS) :] / totals[:, None]
@@ -128,9 +142,17 @@ def submissions_per_day(trace: "Trace") -> Result:
         offset_s = trace.clusters[cluster].utc_offset_h * 3600
         day = (first + np.arange(len(next(iter(counts.values()))))) // 24
         start_s = np.arange(day[0], day[-1] + 1) * 86400.0 - offset_s
-        daily = {kind: np.bincount(day - day[0], weights=count).astype(float) for kind, count in counts.items()}
+        daily = {
+            kind: np.bincount(day - day[0], weights=count).astype(float)
+            for kind, count in counts.items()
+        }
         tables += [
-            (np.full(len(start_s), cluster, object), np.full(len(start_s), kind, object), start_s, count)
+            (
+                np.full(len(start_s), cluster, object),
+                np.full(len(start_s), kind, object),
+                start_s,
+                count,
+            )
             for kind, count in daily.items()
         ]
         panels.append(
@@ -139,7 +161,12 @@ def submissions_per_day(trace: "Trace") -> Result:
                 x=Axis(label="day", scale="time"),
                 y=Axis(label="GPU jobs submitted a day", scale="symlog", low=0.0),
                 series=[
-                    Series(label=f"{kind} (n = {count.sum():,.0f})", x=start_s, y=count, role=role(trace, cluster))
+                    Series(
+                        label=f"{kind} (n = {count.sum():,.0f})",
+                        x=start_s,
+                        y=count,
+                        role=role(trace, cluster),
+                    )
                     for kind, count in daily.items()
                 ],
             )
@@ -184,8 +211,12 @@ def burstiness(trace: "Trace") -> Result:
         shown = {"all": np.sum(list(counts.values()), axis=0)} | counts
         index = {kind: float(count.var() / count.mean()) for kind, count in shown.items()}
         for kind, count in shown.items():
-            rows.append((cluster, kind, len(count), count.sum(), count.mean(), index[kind], count.max()))
-            numbers[f"{slug(cluster)}.{'gpu_job' if kind == 'all' else slug(kind)}.hourly_dispersion"] = index[kind]
+            rows.append(
+                (cluster, kind, len(count), count.sum(), count.mean(), index[kind], count.max())
+            )
+            numbers[
+                f"{slug(cluster)}.{'gpu_job' if kind == 'all' else slug(kind)}.hourly_dispersion"
+            ] = index[kind]
         panels.append(
             Bars(
                 title=cluster,
@@ -201,7 +232,15 @@ def burstiness(trace: "Trace") -> Result:
             f"would (variance over mean, {len(shown['all']):,} hours){of_type}."
         )
     some(panels, f"{NOT_SUBMITTED}, or all within an hour")
-    columns = ("cluster", "type", "hours", "jobs", "mean_jobs_an_hour", "dispersion", "max_jobs_an_hour")
+    columns = (
+        "cluster",
+        "type",
+        "hours",
+        "jobs",
+        "mean_jobs_an_hour",
+        "dispersion",
+        "max_jobs_an_hour",
+    )
     return Result(
         table=Table.of_rows(columns, rows),
         chart=Figure(panels=panels),
@@ -273,8 +312,16 @@ def _cells(
     return sums, np.where(hours > 0, sums / np.maximum(hours, 1), np.nan)
 
 
-def _heatmap(title: str, hours: Axis, rows: "list[str] | tuple[str, ...]", values: Values, unit: str) -> Heatmap:
-    return Heatmap(title=title, x=hours, y=Axis(label="", scale="category", ticks=list(rows)), values=values, unit=unit)
+def _heatmap(
+    title: str, hours: Axis, rows: "list[str] | tuple[str, ...]", values: Values, unit: str
+) -> Heatmap:
+    return Heatmap(
+        title=title,
+        x=hours,
+        y=Axis(label="", scale="category", ticks=list(rows)),
+        values=values,
+        unit=unit,
+    )
 
 
 def _clock(trace: "Trace", cluster: str) -> str:

@@ -9,7 +9,14 @@ from holdfast.core.words import plainly
 from holdfast.trace.analyses.cumulative import Counted, Group, cdf_panel, cdf_table
 from holdfast.trace.analyses.hourly import HOUR_S, coarser, hourly, starts_s, step_for
 from holdfast.trace.analyses.result import Analysis, Result
-from holdfast.trace.analyses.selection import capacity_gpus, in_order, role, slug, some, types_in_order
+from holdfast.trace.analyses.selection import (
+    capacity_gpus,
+    in_order,
+    role,
+    slug,
+    some,
+    types_in_order,
+)
 from holdfast.trace.charts import Axis, Figure, Lines, Series
 from holdfast.trace.distribution import Distribution
 from holdfast.trace.sources.reading import Note
@@ -37,10 +44,15 @@ def gpus_in_use(trace: "Trace", cluster: str) -> tuple[int, dict[str, Values]]:
     used = [] if found is None else np.flatnonzero(found.hours.sum(axis=0) > 0).tolist()
     if found is None or not used:
         return 0, {}
-    begin, end = used[0], last_submission_hour(trace, cluster, found.first_hour + found.hours.shape[1] - 1)
+    begin, end = (
+        used[0],
+        last_submission_hour(trace, cluster, found.first_hour + found.hours.shape[1] - 1),
+    )
     kept = slice(begin, max(begin, end - found.first_hour) + 1)
     by_kind = dict(zip(found.kinds, found.hours, strict=True))
-    return found.first_hour + begin, {kind: by_kind[kind][kept] for kind in types_in_order(found.kinds)}
+    return found.first_hour + begin, {
+        kind: by_kind[kind][kept] for kind in types_in_order(found.kinds)
+    }
 
 
 def capacity_or_peak(trace: "Trace", cluster: str, in_use: Values) -> tuple[float, str]:
@@ -106,13 +118,17 @@ def gpus_over_time(trace: "Trace", *, points: int = 1000) -> Result:
         series = []
         for kind, means in by_type.items():
             gpus = coarser(means, step)
-            tables.append((np.full(len(at_s), cluster, object), np.full(len(at_s), kind, object), at_s, gpus))
+            tables.append(
+                (np.full(len(at_s), cluster, object), np.full(len(at_s), kind, object), at_s, gpus)
+            )
             share = means.sum() / max(total.sum(), 1e-300)
             label = f"{kind} ({share:.1%} of {total.sum():,.0f} GPU h)"
             series.append(Series(label=label, x=at_s, y=below + gpus, low=below, high=below + gpus))
             below = below + gpus
         ends = at_s[[0, -1]]
-        series.append(Series(label=f"{meaning}: {limit:,.0f}", x=ends, y=np.full(2, limit), style="dashed"))
+        series.append(
+            Series(label=f"{meaning}: {limit:,.0f}", x=ends, y=np.full(2, limit), style="dashed")
+        )
         panels.append(
             Lines(
                 title=f"{cluster}, means of {step} h" if step > 1 else f"{cluster}, hourly means",
@@ -159,7 +175,15 @@ def allocation(trace: "Trace") -> Result:
         shares = Distribution.of(total / limit, np.ones(len(total)))
         counted = Counted(jobs=shares, gpu_time=Distribution.of([], []))
         label = f"{cluster}, of {meaning}"
-        groups.append(Group(label=label, cluster=cluster, part=meaning, counted=counted, role=role(trace, cluster)))
+        groups.append(
+            Group(
+                label=label,
+                cluster=cluster,
+                part=meaning,
+                counted=counted,
+                role=role(trace, cluster),
+            )
+        )
         over = float((total > limit * (1 + 1e-9)).sum())
         numbers |= {
             f"{slug(cluster)}.allocation.mean": shares.mean,
@@ -175,7 +199,10 @@ def allocation(trace: "Trace") -> Result:
     return Result(
         table=cdf_table(groups, column="share_in_use", weights=["jobs"]),
         chart=Figure(
-            panels=[cdf_panel(groups, x=Axis(label="share of GPUs held by jobs", low=0.0), of="hours")], columns=1
+            panels=[
+                cdf_panel(groups, x=Axis(label="share of GPUs held by jobs", low=0.0), of="hours")
+            ],
+            columns=1,
         ),
         caption=" ".join(sentences),
         numbers=numbers,

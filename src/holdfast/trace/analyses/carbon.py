@@ -23,7 +23,9 @@ INTENSITY_T_PER_MWH = 0.478
 """Tonnes of CO2-equivalent a MWh of the study's electricity, its carbon-free share included."""
 
 
-def emissions_t(energy_mwh: float, *, intensity_t_per_mwh: float = INTENSITY_T_PER_MWH, pue: float = 1.0) -> float:
+def emissions_t(
+    energy_mwh: float, *, intensity_t_per_mwh: float = INTENSITY_T_PER_MWH, pue: float = 1.0
+) -> float:
     """Tonnes of CO2-equivalent of an energy.
 
     The study's 673 MWh of Seren in May 2023 and 321.7 t agree only as 673 x 0.478: neither the PUE of 1.25 nor the
@@ -104,7 +106,9 @@ def energy_by_month(
             f"as the study counts, {pue * tonnes:,.1f} t with the PUE of {pue:g}"
         )
     if not rows:
-        raise LeftOut("Left out: the telemetry has no power (GPU_SERVER_POWER, CPU_SERVER_POWER, POWER_USAGE).")
+        raise LeftOut(
+            "Left out: the telemetry has no power (GPU_SERVER_POWER, CPU_SERVER_POWER, POWER_USAGE)."
+        )
     columns = (
         "cluster",
         "month",

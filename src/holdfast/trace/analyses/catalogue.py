@@ -64,5 +64,7 @@ def catalogue(assumptions: Assumptions | None = None) -> tuple[Analysis, ...]:
         intensity_t_per_mwh=assumed.intensity_t_per_mwh,
     )
     analyses = [analysis for module in _MODULES for analysis in module.ANALYSES]
-    analyses = [replace(one, run=energy) if one.run is carbon.energy_by_month else one for one in analyses]
+    analyses = [
+        replace(one, run=energy) if one.run is carbon.energy_by_month else one for one in analyses
+    ]
     return tuple(sorted(analyses, key=lambda analysis: SECTIONS.index(analysis.section)))

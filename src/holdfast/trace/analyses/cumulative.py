@@ -52,11 +52,14 @@ def counted(
         parameters,
     )
     return Counted(
-        jobs=Distribution.of(table["x"], table["n"]), gpu_time=Distribution.of(table["x"], table["gpu_time_s"])
+        jobs=Distribution.of(table["x"], table["n"]),
+        gpu_time=Distribution.of(table["x"], table["gpu_time_s"]),
     )
 
 
-def cdf_panel(groups: Sequence[Group], *, x: Axis, weight: Weight = "jobs", title: str = "", of: str = "") -> Lines:
+def cdf_panel(
+    groups: Sequence[Group], *, x: Axis, weight: Weight = "jobs", title: str = "", of: str = ""
+) -> Lines:
     """A CDF of each group that has any weight; what lies below the low end of the axis is drawn at that end.
 
     The legend has n, or the GPU time in hours. `of` says what is counted where it is not jobs.
@@ -71,10 +74,21 @@ def cdf_panel(groups: Sequence[Group], *, x: Axis, weight: Weight = "jobs", titl
         below = int(np.searchsorted(values, low, side="right"))
         if below:  # one vertex at the low end stands for all up to it
             values, shares = np.append(low, values[below:]), shares[below - 1 :]
-        unit = f"n = {distribution.total:,.0f}" if weight == "jobs" else f"{distribution.total / 3600:,.0f} GPU h"
-        series.append(Series(label=f"{group.label} ({unit})", x=values, y=shares, style="step", role=group.role))
+        unit = (
+            f"n = {distribution.total:,.0f}"
+            if weight == "jobs"
+            else f"{distribution.total / 3600:,.0f} GPU h"
+        )
+        series.append(
+            Series(
+                label=f"{group.label} ({unit})", x=values, y=shares, style="step", role=group.role
+            )
+        )
     return Lines(
-        title=title, x=x, y=Axis(label=f"share of {of or OF[weight]} at most x", low=0.0, high=1.0), series=series
+        title=title,
+        x=x,
+        y=Axis(label=f"share of {of or OF[weight]} at most x", low=0.0, high=1.0),
+        series=series,
     )
 
 

@@ -7,7 +7,15 @@ import numpy.typing as npt
 
 from holdfast.trace.analyses.cumulative import BOTH, Group, cdf_panel, cdf_table, counted
 from holdfast.trace.analyses.result import Analysis, Result
-from holdfast.trace.analyses.selection import UNKNOWN, in_order, named, role, slug, some, types_in_order
+from holdfast.trace.analyses.selection import (
+    UNKNOWN,
+    in_order,
+    named,
+    role,
+    slug,
+    some,
+    types_in_order,
+)
 from holdfast.trace.charts import Axis, Boxes, Figure, Lines
 from holdfast.trace.table import Table
 
@@ -47,9 +55,16 @@ def gpu_demand(trace: "Trace", *, large_gpus: int = LARGE_GPUS) -> Result:
     numbers: dict[str, float] = {}
     sentences = []
     for group in groups:
-        jobs, time, key = group.counted.jobs, group.counted.gpu_time, f"{slug(group.cluster)}.gpu_job"
+        jobs, time, key = (
+            group.counted.jobs,
+            group.counted.gpu_time,
+            f"{slug(group.cluster)}.gpu_job",
+        )
         one = [float(distribution.at_most(1.0)) for distribution in (jobs, time)]
-        large = [1.0 - float(distribution.at_most(np.nextafter(large_gpus, 0))) for distribution in (jobs, time)]
+        large = [
+            1.0 - float(distribution.at_most(np.nextafter(large_gpus, 0)))
+            for distribution in (jobs, time)
+        ]
         numbers |= {
             f"{key}.mean_gpu_num": jobs.mean,
             f"{key}.median_gpu_num": jobs.median,
@@ -90,7 +105,10 @@ def gpu_demand_by_type(trace: "Trace") -> Result:
     for cluster in in_order(trace):
         kept: list[tuple[str, float, Values]] = []
         for kind in _types(trace, cluster):
-            where, parameters = f"cluster = ? AND is_gpu AND coalesce(type, '{UNKNOWN}') = ?", [cluster, kind]
+            where, parameters = (
+                f"cluster = ? AND is_gpu AND coalesce(type, '{UNKNOWN}') = ?",
+                [cluster, kind],
+            )
             jobs = counted(trace, "job_counts", "gpu_num", where, parameters).jobs
             kept.append((kind, jobs.total, jobs.box()))
         told = [each for each in kept if named([each[0]])]
@@ -118,7 +136,12 @@ def gpu_demand_by_type(trace: "Trace") -> Result:
     return Result(
         table=Table.of_rows(("cluster", "type", "n", *FIVE), rows),
         chart=Figure(panels=panels),
-        caption=" ".join([*sentences, "Boxes are quartiles of jobs, whiskers the furthest within 1.5 of their range."]),
+        caption=" ".join(
+            [
+                *sentences,
+                "Boxes are quartiles of jobs, whiskers the furthest within 1.5 of their range.",
+            ]
+        ),
         numbers=numbers,
     )
 
@@ -137,7 +160,13 @@ def host_demand(trace: "Trace") -> Result:
         for cluster in in_order(trace):
             amounts = counted(trace, "job_host_demand", column, "cluster = ?", [cluster])
             if amounts.jobs.total > 0:
-                group = Group(label=cluster, cluster=cluster, part=part, counted=amounts, role=role(trace, cluster))
+                group = Group(
+                    label=cluster,
+                    cluster=cluster,
+                    part=part,
+                    counted=amounts,
+                    role=role(trace, cluster),
+                )
                 groups_of.setdefault(part, []).append(group)
                 numbers[f"{slug(cluster)}.gpu_job.median_{column}"] = amounts.jobs.median
     some(list(groups_of), "no GPU job says how many CPUs or how much memory it asked for")
@@ -152,7 +181,9 @@ def host_demand(trace: "Trace") -> Result:
         for group in groups
     ]
     return Result(
-        table=cdf_table([group for groups in groups_of.values() for group in groups], column="per_gpu"),
+        table=cdf_table(
+            [group for groups in groups_of.values() for group in groups], column="per_gpu"
+        ),
         chart=Figure(panels=panels),
         caption=f"Medians of what GPU jobs asked for: {'; '.join(each)}.",
         numbers=numbers,

@@ -42,7 +42,9 @@ def gpu_job_duration(trace: "Trace") -> Result:
         numbers |= headline(group, "duration_s", kind="gpu_job")
     return Result(
         table=cdf_table(groups, column="duration_s"),
-        chart=Figure(panels=[cdf_panel(groups, x=_axis(trace, "GPU"), weight=weight) for weight in BOTH]),
+        chart=Figure(
+            panels=[cdf_panel(groups, x=_axis(trace, "GPU"), weight=weight) for weight in BOTH]
+        ),
         caption=_medians(groups, "GPU job") + _against(groups, numbers) + _half_of_gpu_time(groups),
         numbers=numbers,
     )
@@ -79,10 +81,17 @@ def duration_by_type(trace: "Trace") -> Result:
     """
     trace.require("type")
     types = types_in_order(
-        trace.query(f"SELECT DISTINCT type FROM {trace.prepare('job_durations')} WHERE type NOTNULL")["type"]
+        trace.query(
+            f"SELECT DISTINCT type FROM {trace.prepare('job_durations')} WHERE type NOTNULL"
+        )["type"]
     )
-    by_cluster = [_present([durations(trace, cluster, type=kind) for kind in types]) for cluster in in_order(trace)]
-    shown = some([groups for groups in by_cluster if groups], "no GPU job has both a type and a duration")
+    by_cluster = [
+        _present([durations(trace, cluster, type=kind) for kind in types])
+        for cluster in in_order(trace)
+    ]
+    shown = some(
+        [groups for groups in by_cluster if groups], "no GPU job has both a type and a duration"
+    )
     everything = [group for groups in shown for group in groups]
     numbers: dict[str, float] = {}
     sentences = []

@@ -94,7 +94,10 @@ def by_size(trace: "Trace") -> dict[str, SizeCounts]:
                 "all": _summed(ran * failed[own], which),
                 "infrastructure": _summed(ran * infrastructure[own], which),
             },
-            unknown_share=float(ran[failed[own] & (category[own] == "Unknown")].sum() / max(ran[failed[own]].sum(), 1)),
+            unknown_share=float(
+                ran[failed[own] & (category[own] == "Unknown")].sum()
+                / max(ran[failed[own]].sum(), 1)
+            ),
         )
     return found
 
@@ -105,7 +108,11 @@ def _summed(values: npt.NDArray[Any], bucket: npt.NDArray[np.intp]) -> Values:
 
 def caveat(found: Mapping[str, SizeCounts]) -> str:
     """What must be said of infrastructure failures where most causes are unknown; empty where they are known."""
-    unknown = {cluster: jobs.unknown_share for cluster, jobs in found.items() if jobs.unknown_share > MOSTLY_UNKNOWN}
+    unknown = {
+        cluster: jobs.unknown_share
+        for cluster, jobs in found.items()
+        if jobs.unknown_share > MOSTLY_UNKNOWN
+    }
     if not unknown:
         return ""
     shares = ", ".join(f"{share:.1%} in {cluster}" for cluster, share in unknown.items())
@@ -134,13 +141,17 @@ def failure_rate_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> R
             if kind == "infrastructure" and not events.any():
                 continue
             low, high = poisson_interval(events, confidence=confidence)
-            with np.errstate(divide="ignore", invalid="ignore"):  # jobs of a size that all ended as they began
+            with np.errstate(
+                divide="ignore", invalid="ignore"
+            ):  # jobs of a size that all ended as they began
                 rate, low, high = (1000 * count / jobs.gpu_time_h for count in (events, low, high))
                 pooled = 1000 * events.sum() / jobs.gpu_time_h.sum()
             per_node = rate / node_days_per_gpu_hour
             rows += [
                 (cluster, kind, *row)
-                for row in zip(jobs.gpus, events, jobs.gpu_time_h, rate, low, high, per_node, strict=True)
+                for row in zip(
+                    jobs.gpus, events, jobs.gpu_time_h, rate, low, high, per_node, strict=True
+                )
             ]
             some = events > 0
             series.append(
@@ -155,7 +166,9 @@ def failure_rate_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> R
                 )
             )
             numbers[f"{slug(cluster)}.{kind}.failures_per_1000_gpu_h"] = pooled
-            numbers[f"{slug(cluster)}.{kind}.failures_per_1000_node_days"] = pooled / node_days_per_gpu_hour
+            numbers[f"{slug(cluster)}.{kind}.failures_per_1000_node_days"] = (
+                pooled / node_days_per_gpu_hour
+            )
         said[cluster] = ", ".join(
             f"{numbers[f'{slug(cluster)}.{kind}.failures_per_1000_gpu_h']:.3g} "
             f"{'failures' if kind == 'all' else 'infrastructure failures'} per 1,000 GPU-hours"
@@ -187,7 +200,9 @@ def failure_rate_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> R
     )
 
 
-def time_to_failure_by_size(trace: "Trace", *, confidence: float = 0.9, fit_least_gpus: float = 1.0) -> Result:
+def time_to_failure_by_size(
+    trace: "Trace", *, confidence: float = 0.9, fit_least_gpus: float = 1.0
+) -> Result:
     """Mean time to failure of a job against its size, with gamma intervals and the 1/N line of a constant rate.
 
     MTTF is the run time of all jobs of a size divided by their failures; the line is the GPU-hours of all jobs of at
@@ -218,7 +233,9 @@ def time_to_failure_by_size(trace: "Trace", *, confidence: float = 0.9, fit_leas
             line_h = mttf_of_gpu_h / jobs.gpus
             rows += [
                 (cluster, kind, *row)
-                for row in zip(jobs.gpus, events, jobs.run_time_h, mttf_h, least_h, most_h, line_h, strict=True)
+                for row in zip(
+                    jobs.gpus, events, jobs.run_time_h, mttf_h, least_h, most_h, line_h, strict=True
+                )
             ]
             numbers[f"{slug(cluster)}.{kind}.gpu_mttf_h"] = float(mttf_of_gpu_h)
             for gpus, hours in zip(jobs.gpus, mttf_h, strict=True):
@@ -252,7 +269,17 @@ def time_to_failure_by_size(trace: "Trace", *, confidence: float = 0.9, fit_leas
         y=Axis(label="Mean time to failure (h)", scale="log"),
         series=series,
     )
-    columns = ("cluster", "failures", "gpus", "number", "run_time_h", "mttf_h", "low_h", "high_h", "constant_rate_h")
+    columns = (
+        "cluster",
+        "failures",
+        "gpus",
+        "number",
+        "run_time_h",
+        "mttf_h",
+        "low_h",
+        "high_h",
+        "constant_rate_h",
+    )
     return Result(
         table=Table.of_rows(columns, rows),
         chart=Figure(panels=[chart], columns=1),
@@ -275,7 +302,10 @@ def completion_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> Res
     for cluster, jobs in by_size(trace).items():
         share = jobs.completed / jobs.ran
         low, high = wilson_interval(jobs.completed, jobs.ran, confidence=confidence)
-        rows += [(cluster, *row) for row in zip(jobs.gpus, jobs.ran, jobs.completed, share, low, high, strict=True)]
+        rows += [
+            (cluster, *row)
+            for row in zip(jobs.gpus, jobs.ran, jobs.completed, share, low, high, strict=True)
+        ]
         series.append(
             Series(
                 label=f"{cluster} (n = {jobs.ran.sum():,.0f})",
@@ -300,7 +330,9 @@ def completion_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> Res
         series=series,
     )
     return Result(
-        table=Table.of_rows(("cluster", "gpus", "number", "completed", "share", "low", "high"), rows),
+        table=Table.of_rows(
+            ("cluster", "gpus", "number", "completed", "share", "low", "high"), rows
+        ),
         chart=Figure(panels=[chart], columns=1),
         caption=f"{sentences(said)} Wilson intervals at {confidence:.0%}.",
         numbers=numbers,
@@ -308,12 +340,22 @@ def completion_by_size(trace: "Trace", *, confidence: float = CONFIDENCE) -> Res
 
 
 ANALYSES = (
-    Analysis(name="failure_rate_by_size", section=SECTION, title="Failure rate by job size", run=failure_rate_by_size),
+    Analysis(
+        name="failure_rate_by_size",
+        section=SECTION,
+        title="Failure rate by job size",
+        run=failure_rate_by_size,
+    ),
     Analysis(
         name="time_to_failure_by_size",
         section=SECTION,
         title="Mean time to failure by job size",
         run=time_to_failure_by_size,
     ),
-    Analysis(name="completion_by_size", section=SECTION, title="Completion by job size", run=completion_by_size),
+    Analysis(
+        name="completion_by_size",
+        section=SECTION,
+        title="Completion by job size",
+        run=completion_by_size,
+    ),
 )

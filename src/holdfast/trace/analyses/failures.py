@@ -55,7 +55,9 @@ class _Failures:
     """Of those after which work went on in time."""
 
 
-def failure_table(trace: "Trace", *, cpu_jobs: bool = False, restart_within_h: float = 24.0) -> Result:
+def failure_table(
+    trace: "Trace", *, cpu_jobs: bool = False, restart_within_h: float = 24.0
+) -> Result:
     """Failures by cause: how many, of what size, after how long, their GPU time, and how soon work went on.
 
     Study, Table 3. A cause that nobody recorded is `unknown`, shown with its share. Times to restart are of GPU jobs:
@@ -78,7 +80,9 @@ def failure_table(trace: "Trace", *, cpu_jobs: bool = False, restart_within_h: f
     for cluster, causes in found.items():
         number = sum(failures.number for failures in causes.values())
         gpu_time_s = sum(failures.gpu_time_s for failures in causes.values())
-        order = sorted(causes, key=lambda cause: (CATEGORIES.index(cause.category), -causes[cause].gpu_time_s))
+        order = sorted(
+            causes, key=lambda cause: (CATEGORIES.index(cause.category), -causes[cause].gpu_time_s)
+        )
         rows += [_row(cluster, cause, causes[cause], number, gpu_time_s) for cause in order]
         numbers[f"{slug(cluster)}.failures.number"] = number
         numbers[f"{slug(cluster)}.failures.gpu_time_h"] = gpu_time_s / 3600
@@ -86,13 +90,19 @@ def failure_table(trace: "Trace", *, cpu_jobs: bool = False, restart_within_h: f
             of_it = [failures for cause, failures in causes.items() if cause.category == category]
             stem = f"{slug(cluster)}.failures.{category.lower()}"
             numbers[f"{stem}.number"] = sum(failures.number for failures in of_it)
-            numbers[f"{stem}.share_of_failures"] = sum(failures.number for failures in of_it) / number
+            numbers[f"{stem}.share_of_failures"] = (
+                sum(failures.number for failures in of_it) / number
+            )
             if gpu_time_s:
-                numbers[f"{stem}.share_of_gpu_time"] = sum(failures.gpu_time_s for failures in of_it) / gpu_time_s
+                numbers[f"{stem}.share_of_gpu_time"] = (
+                    sum(failures.gpu_time_s for failures in of_it) / gpu_time_s
+                )
         numbers |= _recorded(cluster, causes, number)
         said[ALL_SAID if cluster == ALL else cluster] = _sentence(cluster, numbers)
     table = Table.of_rows(COLUMNS, rows)
-    return Result(table=table, chart=_bars(table, list(found)), caption=sentences(said), numbers=numbers)
+    return Result(
+        table=table, chart=_bars(table, list(found)), caption=sentences(said), numbers=numbers
+    )
 
 
 def lost_gpu_time(trace: "Trace", *, by: str = "state") -> Result:
@@ -129,9 +139,20 @@ def lost_gpu_time(trace: "Trace", *, by: str = "state") -> Result:
             if not part.any():
                 continue
             number, gpu_time_s = float(table["n"][part].sum()), float(held_s[part].sum())
-            rows.append((cluster, name, number, number / all_n, gpu_time_s / 3600, gpu_time_s / max(all_s, 1e-300)))
+            rows.append(
+                (
+                    cluster,
+                    name,
+                    number,
+                    number / all_n,
+                    gpu_time_s / 3600,
+                    gpu_time_s / max(all_s, 1e-300),
+                )
+            )
             numbers[f"{slug(cluster)}.lost.{slug(name)}.share_of_jobs"] = number / all_n
-            numbers[f"{slug(cluster)}.lost.{slug(name)}.share_of_gpu_time"] = gpu_time_s / max(all_s, 1e-300)
+            numbers[f"{slug(cluster)}.lost.{slug(name)}.share_of_gpu_time"] = gpu_time_s / max(
+                all_s, 1e-300
+            )
         total_s = float(held_s[own & lost].sum())
         numbers[f"{slug(cluster)}.lost.share_of_gpu_time"] = total_s / max(all_s, 1e-300)
         largest = max(parts, key=lambda name: float(held_s[parts[name]].sum()))
@@ -140,7 +161,9 @@ def lost_gpu_time(trace: "Trace", *, by: str = "state") -> Result:
             f"that did not complete, most of it to {largest} "
             f"({float(held_s[parts[largest]].sum()) / max(total_s, 1e-300):.1%})"
         )
-    order = sorted(range(len(names)), key=lambda index: -sum(float(values[index]) for values in bars.values()))
+    order = sorted(
+        range(len(names)), key=lambda index: -sum(float(values[index]) for values in bars.values())
+    )
     chart = Bars(
         title=f"GPU time not completed, by {by}",
         value=Axis(label="GPU-hours", low=0),
@@ -180,7 +203,9 @@ def failures_by_month(trace: "Trace", *, cpu_jobs: bool = False, top: int = 15) 
         own = table["cluster"] == cluster
         span = np.arange(months[own].min(), months[own].max() + 1)
         counts = {
-            cause: np.array([table["n"][own & (causes == cause) & (months == month)].sum() for month in span])
+            cause: np.array(
+                [table["n"][own & (causes == cause) & (months == month)].sum() for month in span]
+            )
             for cause in dict.fromkeys(causes[own].tolist())
         }
         order = sorted(counts, key=lambda cause: -float(counts[cause].sum()))
@@ -191,7 +216,9 @@ def failures_by_month(trace: "Trace", *, cpu_jobs: bool = False, top: int = 15) 
             ]
         totals = np.sum(list(counts.values()), axis=0)
         infrastructure = np.sum(
-            [n for cause, n in counts.items() if cause.category == "Infrastructure"] or [0 * totals], 0
+            [n for cause, n in counts.items() if cause.category == "Infrastructure"]
+            or [0 * totals],
+            0,
         )
         for month, n, own_n in zip(span, totals, infrastructure, strict=True):
             numbers[f"{slug(cluster)}.failures.{month}.number"] = float(n)
@@ -221,7 +248,9 @@ def failures_by_month(trace: "Trace", *, cpu_jobs: bool = False, top: int = 15) 
     )
 
 
-def _by_cause(trace: "Trace", *, cpu_jobs: bool, restart_within_s: float) -> dict[str, dict[Cause, _Failures]]:
+def _by_cause(
+    trace: "Trace", *, cpu_jobs: bool, restart_within_s: float
+) -> dict[str, dict[Cause, _Failures]]:
     """Failures by cluster and cause, with the row `ALL` where the trace has several clusters of its own."""
     trace.require("state")
     causes, jobs = _failed(trace.aggregate("failure_causes"), cpu_jobs=cpu_jobs)
@@ -267,7 +296,9 @@ def _failed(table: Table, *, cpu_jobs: bool) -> tuple[np.ndarray[Any, Any], Tabl
     return causes, kept
 
 
-def _row(cluster: str, cause: Cause, failures: _Failures, number: float, gpu_time_s: float) -> tuple[Any, ...]:
+def _row(
+    cluster: str, cause: Cause, failures: _Failures, number: float, gpu_time_s: float
+) -> tuple[Any, ...]:
     return (
         cluster,
         cause.category,
@@ -290,7 +321,8 @@ def _recorded(cluster: str, causes: dict[Cause, _Failures], number: float) -> di
     """The named numbers of failures with a cause in one of the study's categories: what Table 3 is a table of."""
     recorded = {cause: failures for cause, failures in causes.items() if cause.category in STUDIED}
     of_them, gpu_time_s = (
-        sum(getattr(failures, what) for failures in recorded.values()) for what in ("number", "gpu_time_s")
+        sum(getattr(failures, what) for failures in recorded.values())
+        for what in ("number", "gpu_time_s")
     )
     stem = f"{slug(cluster)}.failures.recorded"
     numbers = {f"{stem}.number": of_them, f"{stem}.share_of_failures": of_them / number}
@@ -301,7 +333,9 @@ def _recorded(cluster: str, causes: dict[Cause, _Failures], number: float) -> di
         if of_them:
             numbers[f"{key}.share_of_failures"] = numbers[f"{key}.number"] / of_them
         if gpu_time_s:
-            numbers[f"{key}.share_of_gpu_time"] = sum(failures.gpu_time_s for failures in own) / gpu_time_s
+            numbers[f"{key}.share_of_gpu_time"] = (
+                sum(failures.gpu_time_s for failures in own) / gpu_time_s
+            )
     return numbers
 
 
@@ -317,7 +351,9 @@ def _sentence(cluster: str, numbers: dict[str, float]) -> str:
     return words + _shares(f"{stem}.recorded", STUDIED, numbers, "of these", "of their GPU time")
 
 
-def _shares(stem: str, categories: Sequence[str], numbers: dict[str, float], of_number: str, of_time: str) -> str:
+def _shares(
+    stem: str, categories: Sequence[str], numbers: dict[str, float], of_number: str, of_time: str
+) -> str:
     words = ""
     for category in categories:
         if share := numbers.get(f"{stem}.{category.lower()}.share_of_failures"):

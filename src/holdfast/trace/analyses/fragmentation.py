@@ -69,17 +69,24 @@ def placement(trace: "Trace", cluster: str) -> Placement | None:
     if not len(table):
         return None
     counts, moves = (_rows(table, of) for of in (np.isnan(table["hour"]), ~np.isnan(table["hour"])))
-    sizes = {float(size): float(nodes) for size, nodes in zip(counts["size"], counts["nodes"], strict=True)}
+    sizes = {
+        float(size): float(nodes)
+        for size, nodes in zip(counts["size"], counts["nodes"], strict=True)
+    }
     if known.node_num is not None:
         most = max(sizes)
         sizes[most] += max(0.0, known.node_num - sum(sizes.values()))
     first = int(moves["hour"].min())
     hours = int(moves["hour"].max()) - first + 1
     partly, free_partly, free_nodes, free_whole, block = (np.zeros(hours) for _ in range(5))
-    levels = {(float(size), float(used)) for size, used in zip(moves["size"], moves["used"], strict=True)}
+    levels = {
+        (float(size), float(used)) for size, used in zip(moves["size"], moves["used"], strict=True)
+    }
     for size, used in levels | {(size, 0.0) for size in sizes}:
         rows = moves.where(size=size, used=used)
-        change = np.bincount(rows["hour"].astype(np.int64) - first, weights=rows["nodes"], minlength=hours)
+        change = np.bincount(
+            rows["hour"].astype(np.int64) - first, weights=rows["nodes"], minlength=hours
+        )
         count = np.cumsum(change) + (sizes[size] if used == 0 else 0.0)
         free = max(size - used, 0.0)
         if used <= 0:
@@ -123,9 +130,16 @@ def fragmentation(trace: "Trace", *, points: int = 1000) -> Result:
         step = step_for(len(found.partly_used), points)
         at_s = starts_s(found.first_hour, len(found.partly_used), step)
         share = found.partly_used / found.nodes
-        shown = [coarser(values, step) for values in (share, found.free_on_partly_used, found.largest_fit)]
+        shown = [
+            coarser(values, step)
+            for values in (share, found.free_on_partly_used, found.largest_fit)
+        ]
         tables.append((np.full(len(at_s), cluster, object), at_s, *shown))
-        labels = ("share of nodes partly used", "GPUs free on partly used nodes", "GPUs of the largest job that fits")
+        labels = (
+            "share of nodes partly used",
+            "GPUs free on partly used nodes",
+            "GPUs of the largest job that fits",
+        )
         panels += [
             Lines(
                 title=f"{cluster} ({found.nodes:,.0f} nodes)",

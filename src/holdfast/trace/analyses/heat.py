@@ -33,7 +33,11 @@ def temperature(trace: "Trace", *, hot_c: float = 65.0) -> Result:
     curves: dict[tuple[str, str], Distribution] = {}
     for metric in METRICS:
         for cluster, heat in optional(trace, metric).items():
-            real = heat.values != 0 if metric == "MEMORY_TEMP" else np.ones(len(heat.values), dtype=bool)
+            real = (
+                heat.values != 0
+                if metric == "MEMORY_TEMP"
+                else np.ones(len(heat.values), dtype=bool)
+            )
             if real.any():  # GPUs without a sensor in their memory report 0
                 curves[cluster, metric] = Distribution(heat.values[real], heat.weights[real])
     if not curves:
@@ -52,11 +56,18 @@ def temperature(trace: "Trace", *, hot_c: float = 65.0) -> Result:
         words = f"{what} {heat.median:g} °C in the median, above {hot_c:g} °C in {over(heat, hot_c):.1%} of the samples"
         said[cluster] = f"{said[cluster]}, {words}" if cluster in said else words
     for cluster in said:
-        core, memory = (numbers.get(f"{slug(cluster)}.{name}.median_c") for name in METRICS.values())
+        core, memory = (
+            numbers.get(f"{slug(cluster)}.{name}.median_c") for name in METRICS.values()
+        )
         if core is not None and memory is not None:
             numbers[f"{slug(cluster)}.memory_hotter_c"] = memory - core
     panel, table = cdf(trace, "Temperature", Axis(label="temperature (°C)"), curves, unit="c")
-    return Result(table=table, chart=Figure(panels=[panel], columns=1), caption=sentences(said), numbers=numbers)
+    return Result(
+        table=table,
+        chart=Figure(panels=[panel], columns=1),
+        caption=sentences(said),
+        numbers=numbers,
+    )
 
 
 def failures_and_heat(trace: "Trace", *, metric: str = "GPU_TEMP") -> Result:
@@ -76,7 +87,9 @@ def failures_and_heat(trace: "Trace", *, metric: str = "GPU_TEMP") -> Result:
         raise LeftOut(f"Left out: the telemetry has no {metric}.")
     trace.require("state", "end_at")
     failures = trace.aggregate("failure_months").where(is_gpu=True)
-    infrastructure = np.array([cause.category == "Infrastructure" for cause in causes_of(failures)], dtype=bool)
+    infrastructure = np.array(
+        [cause.category == "Infrastructure" for cause in causes_of(failures)], dtype=bool
+    )
     failed_in = failures["month"].astype("datetime64[M]")
     hour_in = hours["hour"].astype("datetime64[M]")
     rows, series, numbers, said = [], [], {}, {}
@@ -85,7 +98,10 @@ def failures_and_heat(trace: "Trace", *, metric: str = "GPU_TEMP") -> Result:
         months = [
             (
                 month,
-                float(hours["sum_value"][own & (hour_in == month)].sum() / hours["n"][own & (hour_in == month)].sum()),
+                float(
+                    hours["sum_value"][own & (hour_in == month)].sum()
+                    / hours["n"][own & (hour_in == month)].sum()
+                ),
                 float(failures["n"][own_failures & infrastructure & (failed_in == month)].sum()),
             )
             for month in np.unique(hour_in[own])
@@ -93,12 +109,17 @@ def failures_and_heat(trace: "Trace", *, metric: str = "GPU_TEMP") -> Result:
         ]
         if len(months) < 2:
             continue
-        heat, counts = np.array([month[1] for month in months]), np.array([month[2] for month in months])
+        heat, counts = (
+            np.array([month[1] for month in months]),
+            np.array([month[2] for month in months]),
+        )
         rows += [(cluster, str(month), *values) for month, *values in months]
         series.append(Series(label=cluster, x=heat, y=counts, style="points"))
         hottest = int(heat.argmax())
         numbers[f"{slug(cluster)}.heat.failures_of_hottest_month"] = float(counts[hottest])
-        numbers[f"{slug(cluster)}.heat.mean_failures_of_other_months"] = float(np.delete(counts, hottest).mean())
+        numbers[f"{slug(cluster)}.heat.mean_failures_of_other_months"] = float(
+            np.delete(counts, hottest).mean()
+        )
         said[cluster] = (
             f"{counts[hottest]:g} infrastructure failures in the hottest month ({months[hottest][0]}, "
             f"{heat[hottest]:.1f} °C in the mean), {np.delete(counts, hottest).mean():.3g} in the mean of the others"
@@ -120,7 +141,9 @@ def failures_and_heat(trace: "Trace", *, metric: str = "GPU_TEMP") -> Result:
 
 
 ANALYSES = (
-    Analysis(name="temperature", section=SECTION, title="Temperature", run=temperature, source="Appendix"),
+    Analysis(
+        name="temperature", section=SECTION, title="Temperature", run=temperature, source="Appendix"
+    ),
     Analysis(
         name="failures_and_heat",
         section=SECTION,

@@ -27,7 +27,10 @@ class Hourly:
 
 
 def hourly(
-    trace: "Trace", cluster: str, measure: Literal["busy", "waiting", "wanted"], by: Literal["type", "pool", "gpu_num"]
+    trace: "Trace",
+    cluster: str,
+    measure: Literal["busy", "waiting", "wanted"],
+    by: Literal["type", "pool", "gpu_num"],
 ) -> Hourly | None:
     """GPUs in use, or waiting, in each hour of a cluster from its first change to its last; None where it has none.
 
@@ -42,7 +45,8 @@ def hourly(
     same hours.
     """
     all_hours = trace.query(
-        f"SELECT min(hour) AS first, max(hour) AS last FROM {trace.prepare('job_hours')} WHERE cluster = ?", [cluster]
+        f"SELECT min(hour) AS first, max(hour) AS last FROM {trace.prepare('job_hours')} WHERE cluster = ?",
+        [cluster],
     )
     first, last = (all_hours[name].tolist()[0] for name in ("first", "last"))
     if first is None or np.isnan(first):
@@ -57,12 +61,18 @@ def hourly(
     places = {kind: place for place, kind in enumerate(kinds)}
     row = np.array([places[kind] for kind in table["kind"].tolist()], dtype=np.int64)
     shape = len(kinds), int(last - first) + 1
-    seconds = integrals(table["step"], table["rest_s"], row, table["hour"].astype(np.int64) - int(first), shape)
+    seconds = integrals(
+        table["step"], table["rest_s"], row, table["hour"].astype(np.int64) - int(first), shape
+    )
     return Hourly(first_hour=int(first), kinds=kinds, hours=seconds / HOUR_S)
 
 
 def integrals(
-    step: Values, rest_s: Values, row: npt.NDArray[np.int64], hour: npt.NDArray[np.int64], shape: tuple[int, int]
+    step: Values,
+    rest_s: Values,
+    row: npt.NDArray[np.int64],
+    hour: npt.NDArray[np.int64],
+    shape: tuple[int, int],
 ) -> Values:
     """The integrals over each hour of step functions, one a row of the answer, from the changes within the hours.
 
@@ -77,7 +87,9 @@ def integrals(
     """
     place = row * shape[1] + hour
     steps, rests = (
-        np.bincount(place, weights=np.nan_to_num(values), minlength=shape[0] * shape[1]).reshape(shape)
+        np.bincount(place, weights=np.nan_to_num(values), minlength=shape[0] * shape[1]).reshape(
+            shape
+        )
         for values in (step, rest_s)
     )
     before = np.cumsum(steps, axis=1) - steps

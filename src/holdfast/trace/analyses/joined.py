@@ -55,7 +55,13 @@ def job_utilisation(trace: "Trace") -> Result:
                 x, y = use.curve()
                 size = f"n = {use.total:,.0f}" if weight == "jobs" else f"{use.total:,.0f} GPU h"
                 series.append(
-                    Series(label=f"{cluster} {metric} ({size})", x=x, y=y, style="step", role=role(trace, cluster))
+                    Series(
+                        label=f"{cluster} {metric} ({size})",
+                        x=x,
+                        y=y,
+                        style="step",
+                        role=role(trace, cluster),
+                    )
                 )
                 if weight == "jobs":
                     key = f"{slug(cluster)}.job.{name}"
@@ -164,7 +170,11 @@ def overallocation_by_user(trace: "Trace", *, top: int = 20) -> Result:
         LeftOut: as `job_utilisation`, or the telemetry has no GPU_UTIL.
     """
     _prepare(trace)
-    memory = {name: cluster.gpu_memory_mib for name, cluster in trace.clusters.items() if cluster.gpu_memory_mib}
+    memory = {
+        name: cluster.gpu_memory_mib
+        for name, cluster in trace.clusters.items()
+        if cluster.gpu_memory_mib
+    }
     users = trace.query(
         """
         WITH used AS (SELECT *, gpu_num * epoch(end_at - start_at) / 3600 AS gpu_time_h FROM agg_joined_use)
@@ -187,7 +197,9 @@ def overallocation_by_user(trace: "Trace", *, top: int = 20) -> Result:
     )
     if not len(users):
         raise LeftOut("Left out: the telemetry of jobs has no GPU_UTIL.")
-    memory_mib = np.array([memory.get(name, np.nan) or np.nan for name in users["cluster"].tolist()])
+    memory_mib = np.array(
+        [memory.get(name, np.nan) or np.nan for name in users["cluster"].tolist()]
+    )
     share = users["unused_gpu_time_h"] / users["gpu_time_h"]
     table = Table(
         {
@@ -212,7 +224,9 @@ def overallocation_by_user(trace: "Trace", *, top: int = 20) -> Result:
         numbers[f"{slug(cluster)}.allocated.unused_gpus_share"] = float(unused_h / held_h)
         shown = rows[:top]
         keep[shown] = True
-        said[cluster] = f"{unused_h / held_h:.1%} of the GPU time of jobs is of GPUs that their job never used"
+        said[cluster] = (
+            f"{unused_h / held_h:.1%} of the GPU time of jobs is of GPUs that their job never used"
+        )
         panels.append(
             Bars(
                 title=cluster,
@@ -238,20 +252,28 @@ def _prepare(trace: "Trace") -> None:
     if not trace.metrics:
         raise LeftOut(NO_TELEMETRY)
     if not _has_samples(trace):
-        raise LeftOut("Left out: telemetry was read into sums only; convert it to a store to join it with jobs.")
+        raise LeftOut(
+            "Left out: telemetry was read into sums only; convert it to a store to join it with jobs."
+        )
     if not (trace.has("nodes", "start_at", "end_at") or trace.has("gpus", "start_at", "end_at")):
-        raise LeftOut("Left out: jobs do not name their nodes or GPUs, so telemetry cannot be given to them.")
+        raise LeftOut(
+            "Left out: jobs do not name their nodes or GPUs, so telemetry cannot be given to them."
+        )
     places = trace.prepare("joined_places")
     found = trace.query(f"SELECT count(device) AS n, count(*) AS jobs FROM {places}")
     if not found["jobs"][0]:
         raise LeftOut("Left out: telemetry knows none of the nodes and GPUs that jobs name.")
     if not found["n"][0]:
-        raise LeftOut("Left out: every GPU job shares its nodes, and telemetry cannot tell such jobs apart.")
+        raise LeftOut(
+            "Left out: every GPU job shares its nodes, and telemetry cannot tell such jobs apart."
+        )
     trace.prepare("joined_use")
 
 
 def _has_samples(trace: "Trace") -> bool:
-    found = trace.query("SELECT count(*) AS n FROM information_schema.tables WHERE table_name = 'samples'")
+    found = trace.query(
+        "SELECT count(*) AS n FROM information_schema.tables WHERE table_name = 'samples'"
+    )
     return bool(found["n"][0])
 
 
@@ -270,7 +292,16 @@ def _left_out(trace: "Trace") -> str:
 
 
 ANALYSES = (
-    Analysis(name="job_utilisation", section=SECTION, title="Utilisation of jobs", run=job_utilisation),
-    Analysis(name="idle_by_user", section="People", title="Idle GPUs while allocated", run=idle_by_user),
-    Analysis(name="overallocation_by_user", section="People", title="Held and used", run=overallocation_by_user),
+    Analysis(
+        name="job_utilisation", section=SECTION, title="Utilisation of jobs", run=job_utilisation
+    ),
+    Analysis(
+        name="idle_by_user", section="People", title="Idle GPUs while allocated", run=idle_by_user
+    ),
+    Analysis(
+        name="overallocation_by_user",
+        section="People",
+        title="Held and used",
+        run=overallocation_by_user,
+    ),
 )

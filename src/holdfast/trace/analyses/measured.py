@@ -38,7 +38,11 @@ def distributions(trace: "Trace", metric: str) -> dict[str, Distribution]:
     if not len(table):
         raise LeftOut(f"Left out: the telemetry has no {metric}.")
     names = dict.fromkeys([*in_order(trace), *table["cluster"].tolist()])
-    return {name: Distribution.of(rows["value"], rows["n"]) for name in names if len(rows := table.where(cluster=name))}
+    return {
+        name: Distribution.of(rows["value"], rows["n"])
+        for name in names
+        if len(rows := table.where(cluster=name))
+    }
 
 
 def optional(trace: "Trace", metric: str) -> dict[str, Distribution]:
@@ -65,7 +69,12 @@ def over(distribution: Distribution, value: float) -> float:
 
 
 def cdf(
-    trace: "Trace", title: str, axis: Axis, curves: Mapping[tuple[str, str], Distribution], *, unit: str
+    trace: "Trace",
+    title: str,
+    axis: Axis,
+    curves: Mapping[tuple[str, str], Distribution],
+    *,
+    unit: str,
 ) -> tuple[Lines, Table]:
     """Empirical CDFs as a panel and as a table.
 
@@ -106,7 +115,9 @@ def cdf(
 
 def stacked(tables: Sequence[Table]) -> Table:
     """Tables of the same columns, one below the other."""
-    return Table({name: np.concatenate([table[name] for table in tables]) for name in tables[0].columns})
+    return Table(
+        {name: np.concatenate([table[name] for table in tables]) for name in tables[0].columns}
+    )
 
 
 def sentences(words: Mapping[str, str]) -> str:

@@ -39,7 +39,9 @@ def failing_nodes(trace: "Trace", *, false_discovery_rate: float = 0.05, top: in
     """
     trace.require("nodes", "state", "run_s")
     table = trace.aggregate("node_failures")
-    infrastructure = np.array([cause.category == "Infrastructure" for cause in causes_of(table)], dtype=bool)
+    infrastructure = np.array(
+        [cause.category == "Infrastructure" for cause in causes_of(table)], dtype=bool
+    )
     infrastructure &= table["is_failed"].astype(bool)
     parts, panels, numbers, said = [], [], {}, {}
     for cluster in in_order(trace):
@@ -51,7 +53,13 @@ def failing_nodes(trace: "Trace", *, false_discovery_rate: float = 0.05, top: in
         nodes = _excess(table, own, counted)
         named = nodes["q_value"] <= false_discovery_rate
         parts.append(
-            Table({"cluster": np.array([cluster] * len(nodes), dtype=object), **nodes.columns, "stands_out": named})
+            Table(
+                {
+                    "cluster": np.array([cluster] * len(nodes), dtype=object),
+                    **nodes.columns,
+                    "stands_out": named,
+                }
+            )
         )
         numbers[f"{slug(cluster)}.nodes.number"] = float(len(nodes))
         numbers[f"{slug(cluster)}.nodes.standing_out"] = float(named.sum())
@@ -76,10 +84,14 @@ def failing_nodes(trace: "Trace", *, false_discovery_rate: float = 0.05, top: in
     if not parts:
         raise LeftOut("Left out: no job with a list of nodes failed.")
     columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0].columns}
-    return Result(table=Table(columns), chart=Figure(panels=panels), caption=sentences(said), numbers=numbers)
+    return Result(
+        table=Table(columns), chart=Figure(panels=panels), caption=sentences(said), numbers=numbers
+    )
 
 
-def xid_errors(trace: "Trace", *, burst_gap_s: float = 60.0, gpu_hours: float | None = None) -> Result:
+def xid_errors(
+    trace: "Trace", *, burst_gap_s: float = 60.0, gpu_hours: float | None = None
+) -> Result:
     """Xid onsets of GPUs: by code, day and node, the largest burst, and the GPU-hours to an onset.
 
     An onset is a change into an error, not a sample of one: the gauge holds its last code. A burst is a run of onsets,
@@ -128,15 +140,25 @@ def xid_errors(trace: "Trace", *, burst_gap_s: float = 60.0, gpu_hours: float | 
             f"{key}.largest_burst.nodes": float(len(set(own["node"][in_largest].tolist()))),
             f"{key}.gpu_h_per_onset": hours / len(own),
             f"{key}.gpu_h_per_burst": hours / len(sizes),
-            **{f"{key}.code_{code}.onsets": float(n) for code, n in zip(codes, of_code, strict=True)},
+            **{
+                f"{key}.code_{code}.onsets": float(n)
+                for code, n in zip(codes, of_code, strict=True)
+            },
         }
         for split, values, counts in (
             ("code", codes.astype(str), of_code),
             ("day", days.astype(str), of_day),
             ("node", names, of_node),
-            ("burst from", own["at"][np.searchsorted(burst, np.arange(len(sizes)))].astype("datetime64[s]"), sizes),
+            (
+                "burst from",
+                own["at"][np.searchsorted(burst, np.arange(len(sizes)))].astype("datetime64[s]"),
+                sizes,
+            ),
         ):
-            parts += [(cluster, split, str(value), float(n)) for value, n in zip(values, counts, strict=True)]
+            parts += [
+                (cluster, split, str(value), float(n))
+                for value, n in zip(values, counts, strict=True)
+            ]
         order = np.argsort(-of_code, kind="stable")
         said[cluster] = (
             f"{len(own):,} onsets on {numbers[f'{key}.gpus']:,.0f} GPUs of {len(names):,} nodes, most of them Xid "
@@ -156,7 +178,9 @@ def xid_errors(trace: "Trace", *, burst_gap_s: float = 60.0, gpu_hours: float | 
                 title=f"{cluster}: onsets over time",
                 x=Axis(label="UTC", scale="time"),
                 y=Axis(label="Xid onsets so far", low=0.0),
-                series=[Series(label=cluster, x=at_s, y=np.arange(1.0, len(at_s) + 1), style="step")],
+                series=[
+                    Series(label=cluster, x=at_s, y=np.arange(1.0, len(at_s) + 1), style="step")
+                ],
             ),
         ]
     return Result(
@@ -192,12 +216,21 @@ def _excess(table: Table, own: npt.NDArray[np.bool_], counted: npt.NDArray[np.bo
 
 
 def _gpu_hours(trace: "Trace", cluster: str) -> float:
-    gpus = trace.query("SELECT count(*) AS n FROM devices WHERE cluster = ? AND gpu IS NOT NULL", [cluster])["n"][0]
+    gpus = trace.query(
+        "SELECT count(*) AS n FROM devices WHERE cluster = ? AND gpu IS NOT NULL", [cluster]
+    )["n"][0]
     hours = measured(trace, "metric_hours").where(cluster=cluster)["hour"].astype("datetime64[h]")
-    return float(gpus * ((hours.max() - hours.min()).astype(int) + 1)) if len(hours) else float("nan")
+    return (
+        float(gpus * ((hours.max() - hours.min()).astype(int) + 1)) if len(hours) else float("nan")
+    )
 
 
 ANALYSES = (
-    Analysis(name="failing_nodes", section=SECTION, title="Nodes that fail more than their share", run=failing_nodes),
+    Analysis(
+        name="failing_nodes",
+        section=SECTION,
+        title="Nodes that fail more than their share",
+        run=failing_nodes,
+    ),
     Analysis(name="xid_errors", section=SECTION, title="Xid errors of GPUs", run=xid_errors),
 )

@@ -44,10 +44,14 @@ class Ends:
 
     def shares(self) -> tuple[Values, Values]:
         """Shares of the jobs that ended and of their GPU time; nothing of nothing."""
-        return self.jobs / max(self.jobs.sum(), 1.0), self.gpu_time_s / max(self.gpu_time_s.sum(), 1e-300)
+        return self.jobs / max(self.jobs.sum(), 1.0), self.gpu_time_s / max(
+            self.gpu_time_s.sum(), 1e-300
+        )
 
 
-def ends_by(trace: "Trace", cluster: str, column: str = "''", *, gpu: bool = True) -> dict[object, Ends]:
+def ends_by(
+    trace: "Trace", cluster: str, column: str = "''", *, gpu: bool = True
+) -> dict[object, Ends]:
     """How a cluster's GPU jobs (or CPU jobs) ended, by a column of `job_counts`; all under '' without one."""
     found = trace.query(
         f"SELECT {column} AS part, coalesce(state, '{UNKNOWN}') AS state, sum(n)::DOUBLE AS n, "
@@ -68,7 +72,10 @@ def ends_by(trace: "Trace", cluster: str, column: str = "''", *, gpu: bool = Tru
         else:
             unfinished[part] = unfinished.get(part, 0.0) + n
     return {
-        part: Ends(jobs=jobs[part], gpu_time_s=gpu_time_s[part], unfinished=unfinished.get(part, 0.0)) for part in jobs
+        part: Ends(
+            jobs=jobs[part], gpu_time_s=gpu_time_s[part], unfinished=unfinished.get(part, 0.0)
+        )
+        for part in jobs
     }
 
 
@@ -83,7 +90,9 @@ def final_states(trace: "Trace") -> Result:
     """
     trace.require("state")
     found = {cluster: ends_by(trace, cluster).get("") for cluster in in_order(trace)}
-    ended = {cluster: ends for cluster, ends in found.items() if ends is not None and ends.jobs.sum() > 0}
+    ended = {
+        cluster: ends for cluster, ends in found.items() if ends is not None and ends.jobs.sum() > 0
+    }
     some(list(ended), "no GPU job has a final state")
     sentences = []
     for cluster, ends in ended.items():
@@ -117,7 +126,9 @@ def final_states_by_type(trace: "Trace") -> Result:
     for cluster in in_order(trace):
         if trace.has("type", cluster=cluster):
             found = ends_by(trace, cluster, f"coalesce(type, '{UNKNOWN}')")
-            by_cluster[cluster] = {kind: found[kind] for kind in types_in_order(str(part) for part in found)}
+            by_cluster[cluster] = {
+                kind: found[kind] for kind in types_in_order(str(part) for part in found)
+            }
     return _by_part(by_cluster, "type")
 
 
@@ -147,9 +158,15 @@ def final_states_by_size(trace: "Trace") -> Result:
 
 
 def _by_part(by_cluster: Mapping[str, Mapping[str, Ends]], word: str) -> Result:
-    flat = {(cluster, part): ends for cluster, parts in by_cluster.items() for part, ends in parts.items()}
+    flat = {
+        (cluster, part): ends
+        for cluster, parts in by_cluster.items()
+        for part, ends in parts.items()
+    }
     flat = {key: ends for key, ends in flat.items() if ends.jobs.sum() > 0}
-    flat = {key: ends for key, ends in flat.items() if named(part for of, part in flat if of == key[0])}
+    flat = {
+        key: ends for key, ends in flat.items() if named(part for of, part in flat if of == key[0])
+    }
     some(list(flat), f"no GPU job has a final state and a {word}")
     rows, numbers = _tidy(flat)
     panels, sentences = [], []
@@ -178,10 +195,16 @@ def _by_part(by_cluster: Mapping[str, Mapping[str, Ends]], word: str) -> Result:
 
 def _bars(parts: Mapping[str, Ends], title: str = "") -> list[Bars]:
     """Stacked bars, by jobs and by GPU time; an outcome that nobody had is not in the legend."""
-    seen = [place for place in range(len(ENDS)) if any(ends.jobs[place] > 0 for ends in parts.values())]
+    seen = [
+        place for place in range(len(ENDS)) if any(ends.jobs[place] > 0 for ends in parts.values())
+    ]
     panels = []
     for weight, name in enumerate(("share of jobs", "share of GPU time")):
-        shares = {part: ends.shares()[weight] for part, ends in parts.items() if ends.shares()[weight].sum() > 0}
+        shares = {
+            part: ends.shares()[weight]
+            for part, ends in parts.items()
+            if ends.shares()[weight].sum() > 0
+        }
         if not shares:
             continue
         n = {
@@ -195,14 +218,19 @@ def _bars(parts: Mapping[str, Ends], title: str = "") -> list[Bars]:
                 title=title,
                 value=Axis(label=name, low=0.0, high=1.0),
                 groups=[f"{part} ({n[part]})" for part in shares],
-                parts={ENDS[place]: np.array([share[place] for share in shares.values()]) for place in seen},
+                parts={
+                    ENDS[place]: np.array([share[place] for share in shares.values()])
+                    for place in seen
+                },
                 stacked=True,
             )
         )
     return panels
 
 
-def _tidy(parts: Mapping[tuple[str, str], Ends]) -> tuple[list[tuple[object, ...]], dict[str, float]]:
+def _tidy(
+    parts: Mapping[tuple[str, str], Ends],
+) -> tuple[list[tuple[object, ...]], dict[str, float]]:
     rows: list[tuple[object, ...]] = []
     numbers: dict[str, float] = {}
     for (cluster, part), ends in parts.items():
@@ -210,7 +238,9 @@ def _tidy(parts: Mapping[tuple[str, str], Ends]) -> tuple[list[tuple[object, ...
         key = f"{slug(cluster)}.{_kind(part)}"
         for place, outcome in enumerate(ENDS):
             hours = ends.gpu_time_s[place] / 3600
-            rows.append((cluster, part, outcome, ends.jobs[place], hours, of_jobs[place], of_time[place]))
+            rows.append(
+                (cluster, part, outcome, ends.jobs[place], hours, of_jobs[place], of_time[place])
+            )
             numbers[f"{key}.{outcome}_share_of_jobs"] = float(of_jobs[place])
             numbers[f"{key}.{outcome}_share_of_gpu_time"] = float(of_time[place])
     return rows, numbers

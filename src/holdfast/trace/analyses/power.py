@@ -39,12 +39,20 @@ def gpu_power(trace: "Trace", *, idle_w: float = 70.0) -> Result:
     for cluster, power in found.items():
         key = f"{slug(cluster)}.gpu_power"
         idle = float(power.at_most(idle_w))
-        numbers |= {f"{key}.mean_w": power.mean, f"{key}.median_w": power.median, f"{key}.idle_share": idle}
-        said[cluster] = f"mean {power.mean:,.0f} W, {idle:.1%} of the samples idle (at most {idle_w:g} W)"
+        numbers |= {
+            f"{key}.mean_w": power.mean,
+            f"{key}.median_w": power.median,
+            f"{key}.idle_share": idle,
+        }
+        said[cluster] = (
+            f"mean {power.mean:,.0f} W, {idle:.1%} of the samples idle (at most {idle_w:g} W)"
+        )
         known = trace.clusters.get(cluster)
         if known and known.gpu_tdp_w:
             numbers[f"{key}.over_tdp_share"] = over(power, known.gpu_tdp_w)
-            said[cluster] += f", {over(power, known.gpu_tdp_w):.1%} above the rated {known.gpu_tdp_w:g} W"
+            said[cluster] += (
+                f", {over(power, known.gpu_tdp_w):.1%} above the rated {known.gpu_tdp_w:g} W"
+            )
     panel, table = cdf(
         trace,
         "GPU power",
@@ -52,7 +60,12 @@ def gpu_power(trace: "Trace", *, idle_w: float = 70.0) -> Result:
         {(c, "POWER_USAGE"): d for c, d in found.items()},
         unit="w",
     )
-    return Result(table=table, chart=Figure(panels=[panel], columns=1), caption=sentences(said), numbers=numbers)
+    return Result(
+        table=table,
+        chart=Figure(panels=[panel], columns=1),
+        caption=sentences(said),
+        numbers=numbers,
+    )
 
 
 def server_power(trace: "Trace") -> Result:
@@ -68,7 +81,9 @@ def server_power(trace: "Trace") -> Result:
         found = optional(trace, f"{kind}_SERVER_POWER")
         curves |= {(cluster, f"{kind} server"): power for cluster, power in found.items()}
     if not curves:
-        raise LeftOut("Left out: the telemetry has no power of servers (GPU_SERVER_POWER, CPU_SERVER_POWER).")
+        raise LeftOut(
+            "Left out: the telemetry has no power of servers (GPU_SERVER_POWER, CPU_SERVER_POWER)."
+        )
     numbers: dict[str, float] = {}
     said: dict[str, str] = {}
     for (cluster, kind), power in curves.items():
@@ -77,12 +92,21 @@ def server_power(trace: "Trace") -> Result:
         words = f"a {kind} draws {power.mean:,.0f} W in the mean"
         said[cluster] = f"{said[cluster]}, {words}" if cluster in said else words
     for cluster in said:
-        gpu, cpu = (numbers.get(f"{slug(cluster)}.{kind}_server_power.mean_w") for kind in ("gpu", "cpu"))
+        gpu, cpu = (
+            numbers.get(f"{slug(cluster)}.{kind}_server_power.mean_w") for kind in ("gpu", "cpu")
+        )
         if gpu and cpu:
             numbers[f"{slug(cluster)}.server_power.gpu_to_cpu"] = gpu / cpu
             said[cluster] += f": {gpu / cpu:.1f} times as much"
-    panel, table = cdf(trace, "Server power", Axis(label="server power (W)", low=0.0), curves, unit="w")
-    return Result(table=table, chart=Figure(panels=[panel], columns=1), caption=sentences(said), numbers=numbers)
+    panel, table = cdf(
+        trace, "Server power", Axis(label="server power (W)", low=0.0), curves, unit="w"
+    )
+    return Result(
+        table=table,
+        chart=Figure(panels=[panel], columns=1),
+        caption=sentences(said),
+        numbers=numbers,
+    )
 
 
 def power_breakdown(trace: "Trace") -> Result:
@@ -104,14 +128,19 @@ def power_breakdown(trace: "Trace") -> Result:
         server_w, gpus_w = servers[cluster].mean, known.gpus_per_node * gpus[cluster].mean
         share = gpus_w / server_w
         parts[cluster] = {"GPUs": share, "the rest": 1 - share}
-        rows += [(cluster, "GPUs", gpus_w, share), (cluster, "the rest", server_w - gpus_w, 1 - share)]
+        rows += [
+            (cluster, "GPUs", gpus_w, share),
+            (cluster, "the rest", server_w - gpus_w, 1 - share),
+        ]
         numbers[f"{slug(cluster)}.server_power.gpu_share"] = share
         said[cluster] = (
             f"the {known.gpus_per_node} GPUs draw {gpus_w:,.0f} of a server's {server_w:,.0f} W in the mean "
             f"({share:.0%}; the study: {STUDY_SHARES['GPUs']:.0%})"
         )
     if not rows:
-        raise LeftOut("Left out: no cluster has the power of GPUs and of servers, and a number of GPUs a node.")
+        raise LeftOut(
+            "Left out: no cluster has the power of GPUs and of servers, and a number of GPUs a node."
+        )
     parts["the study"] = {**STUDY_SHARES, "the rest": 1 - sum(STUDY_SHARES.values())}
     rows += [("the study", part, np.nan, share) for part, share in parts["the study"].items()]
     names = [*STUDY_SHARES, "the rest"]
@@ -119,7 +148,9 @@ def power_breakdown(trace: "Trace") -> Result:
         title="Power of a GPU server",
         value=Axis(label="share of the server's power", low=0.0, high=1.0),
         groups=list(parts),
-        parts={name: np.array([shares.get(name, 0.0) for shares in parts.values()]) for name in names},
+        parts={
+            name: np.array([shares.get(name, 0.0) for shares in parts.values()]) for name in names
+        },
         stacked=True,
     )
     return Result(
@@ -132,7 +163,13 @@ def power_breakdown(trace: "Trace") -> Result:
 
 ANALYSES = (
     Analysis(name="gpu_power", section=SECTION, title="GPU power", run=gpu_power, source="Fig 8a"),
-    Analysis(name="server_power", section=SECTION, title="Server power", run=server_power, source="Fig 8b"),
+    Analysis(
+        name="server_power",
+        section=SECTION,
+        title="Server power",
+        run=server_power,
+        source="Fig 8b",
+    ),
     Analysis(
         name="power_breakdown",
         section=SECTION,

@@ -24,7 +24,11 @@ Values = npt.NDArray[np.float64]
 
 
 def ettr_bound(
-    trace: "Trace", *, least_gpus: float = 9.0, checkpoint_interval_h: float = 0.5, restart_within_h: float = 1.0
+    trace: "Trace",
+    *,
+    least_gpus: float = 9.0,
+    checkpoint_interval_h: float = 0.5,
+    restart_within_h: float = 1.0,
 ) -> Result:
     """An upper bound of the ETTR of large jobs, from job records alone, by size.
 
@@ -45,11 +49,19 @@ def ettr_bound(
         LeftOut: columns are missing, or there are no such jobs.
     """
     trace.require("state", "gpu_num", "run_s")
-    has_waits = trace.has("username", "submit_at", "start_at", "end_at") or trace.has("attempt", "start_at", "end_at")
-    held = _hours(_large(trace.aggregate("failure_causes").where(is_gpu=True), least_gpus), "sum_run_s")
+    has_waits = trace.has("username", "submit_at", "start_at", "end_at") or trace.has(
+        "attempt", "start_at", "end_at"
+    )
+    held = _hours(
+        _large(trace.aggregate("failure_causes").where(is_gpu=True), least_gpus), "sum_run_s"
+    )
     failed = _large(trace.aggregate("failure_durations").where(is_gpu=True), least_gpus)
     lost = _hours(failed, "run_s", modulo_h=checkpoint_interval_h)
-    waits = _hours(_large(trace.aggregate("failure_restarts"), least_gpus), "restart_s", most_h=restart_within_h)
+    waits = _hours(
+        _large(trace.aggregate("failure_restarts"), least_gpus),
+        "restart_s",
+        most_h=restart_within_h,
+    )
     rows, numbers, said = [], {}, {}
     for cluster in in_order(trace):
         if cluster in trace.compared or cluster not in held:
@@ -69,7 +81,9 @@ def ettr_bound(
         )
         if has_waits:
             numbers[f"{slug(cluster)}.ettr_with_waits"] = (used - gone) / (used + waited)
-            said[cluster] += f" ({(used - gone) / (used + waited):.1%} with {waited:,.0f} GPU-hours of likely waits)"
+            said[cluster] += (
+                f" ({(used - gone) / (used + waited):.1%} with {waited:,.0f} GPU-hours of likely waits)"
+            )
     if not rows:
         raise LeftOut(f"Left out: no job of at least {least_gpus:g} GPUs ran and ended.")
     columns = (
@@ -82,7 +96,9 @@ def ettr_bound(
         "ettr_with_waits",
     )
     table = Table.of_rows(columns, rows)
-    parts = {"at most": table["ettr_bound"]} | ({"with likely waits": table["ettr_with_waits"]} if has_waits else {})
+    parts = {"at most": table["ettr_bound"]} | (
+        {"with likely waits": table["ettr_with_waits"]} if has_waits else {}
+    )
     chart = Bars(
         title="Upper bound of ETTR",
         value=Axis(label="ETTR", low=0.0, high=1.0),
@@ -146,7 +162,9 @@ def measured_ettr(trace: "Trace", *, most: int = 40) -> Result:
                     title="Where the wall time of runs went",
                     value=Axis(label="Wall time (h)", low=0.0),
                     groups=[summary.run.run_id for summary in runs[-most:]],
-                    parts={str(cause): spent_h[-most:, number] for number, cause in enumerate(causes)},
+                    parts={
+                        str(cause): spent_h[-most:, number] for number, cause in enumerate(causes)
+                    },
                     stacked=True,
                 )
             ],
@@ -184,7 +202,9 @@ def expected_ettr(
         queue_h: hours of waiting for the GPUs after each failure.
     """
     rate = 1 / np.asarray(mttf_h, dtype=float)
-    return np.maximum(1 - rate * (restart_h + checkpoint_interval_h / 2), 0.0) / (1 + rate * queue_h)
+    return np.maximum(1 - rate * (restart_h + checkpoint_interval_h / 2), 0.0) / (
+        1 + rate * queue_h
+    )
 
 
 def expected_ettr_by_size(
@@ -218,20 +238,34 @@ def expected_ettr_by_size(
         gpus = np.exp2(np.arange(3, max(14, int(np.log2(jobs.gpus[-1])) + 1)))
         for interval_h in checkpoint_intervals_h:
             ettr = expected_ettr(
-                gpu_mttf_h / gpus, checkpoint_interval_h=interval_h, restart_h=restart_h, queue_h=queue_h
+                gpu_mttf_h / gpus,
+                checkpoint_interval_h=interval_h,
+                restart_h=restart_h,
+                queue_h=queue_h,
             )
-            rows += [(cluster, interval_h, *row) for row in zip(gpus, gpu_mttf_h / gpus, ettr, strict=True)]
-            series.append(Series(label=f"{cluster}, saved every {60 * interval_h:g} min", x=gpus, y=ettr))
+            rows += [
+                (cluster, interval_h, *row)
+                for row in zip(gpus, gpu_mttf_h / gpus, ettr, strict=True)
+            ]
+            series.append(
+                Series(label=f"{cluster}, saved every {60 * interval_h:g} min", x=gpus, y=ettr)
+            )
             for size, value in zip(gpus, ettr, strict=True):
-                numbers[f"{slug(cluster)}.expected_ettr.{60 * interval_h:g}_min.{size:g}_gpus"] = float(value)
+                numbers[f"{slug(cluster)}.expected_ettr.{60 * interval_h:g}_min.{size:g}_gpus"] = (
+                    float(value)
+                )
         words = [
             f"{numbers[f'{slug(cluster)}.expected_ettr.{60 * interval_h:g}_min.1024_gpus']:.3f} saved every "
             f"{60 * interval_h:g} min"
             for interval_h in checkpoint_intervals_h
         ]
-        said[cluster] = f"at 1,024 GPUs and the rate of infrastructure failures, an ETTR of {', '.join(words)}"
+        said[cluster] = (
+            f"at 1,024 GPUs and the rate of infrastructure failures, an ETTR of {', '.join(words)}"
+        )
     if not rows:
-        raise LeftOut("Left out: no failure is known to be the infrastructure's, and only those have a steady rate.")
+        raise LeftOut(
+            "Left out: no failure is known to be the infrastructure's, and only those have a steady rate."
+        )
     chart = Lines(
         title="ETTR to expect by job size",
         x=Axis(label="GPUs of the run", scale="log2"),
@@ -271,13 +305,25 @@ def _hours(
     size = buckets(table["gpu_num"])
     for cluster in dict.fromkeys(table["cluster"].tolist()):
         own = table["cluster"] == cluster
-        found[cluster] = {float(one): float(gpu_h[own & (size == one)].sum()) for one in np.unique(size[own])}
+        found[cluster] = {
+            float(one): float(gpu_h[own & (size == one)].sum()) for one in np.unique(size[own])
+        }
         found[cluster] = {one: value for one, value in found[cluster].items() if value}
     return {cluster: sizes for cluster, sizes in found.items() if sizes}
 
 
 ANALYSES = (
-    Analysis(name="measured_ettr", section=SECTION, title="ETTR of Holdfast's own runs", run=measured_ettr),
+    Analysis(
+        name="measured_ettr",
+        section=SECTION,
+        title="ETTR of Holdfast's own runs",
+        run=measured_ettr,
+    ),
     Analysis(name="ettr_bound", section=SECTION, title="ETTR, at most", run=ettr_bound),
-    Analysis(name="expected_ettr_by_size", section=SECTION, title="ETTR to expect", run=expected_ettr_by_size),
+    Analysis(
+        name="expected_ettr_by_size",
+        section=SECTION,
+        title="ETTR to expect",
+        run=expected_ettr_by_size,
+    ),
 )

@@ -4,7 +4,15 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from holdfast.core import words
-from holdfast.trace.analyses.cumulative import BOTH, Counted, Group, cdf_panel, cdf_table, counted, headline
+from holdfast.trace.analyses.cumulative import (
+    BOTH,
+    Counted,
+    Group,
+    cdf_panel,
+    cdf_table,
+    counted,
+    headline,
+)
 from holdfast.trace.analyses.result import Analysis, Result
 from holdfast.trace.analyses.selection import (
     OTHERS,
@@ -28,7 +36,12 @@ NONE_WAITED = "no GPU job has both a time of submission and one of start"
 
 
 def queues(
-    trace: "Trace", cluster: str, *, split: str = "type", parts: Sequence[str] | None = None, gpu: bool = True
+    trace: "Trace",
+    cluster: str,
+    *,
+    split: str = "type",
+    parts: Sequence[str] | None = None,
+    gpu: bool = True,
 ) -> Counted:
     """Seconds that a cluster's GPU jobs (or CPU jobs) waited.
 
@@ -60,8 +73,15 @@ def queue(trace: "Trace") -> Result:
     for cluster in in_order(trace):
         of_cpu = queues(trace, cluster, gpu=False)
         if of_cpu.jobs.total > 0:
-            numbers |= headline(Group(label="", cluster=cluster, counted=of_cpu), "queue_s", kind="cpu_job")
-        group = Group(label=cluster, cluster=cluster, counted=queues(trace, cluster), role=role(trace, cluster))
+            numbers |= headline(
+                Group(label="", cluster=cluster, counted=of_cpu), "queue_s", kind="cpu_job"
+            )
+        group = Group(
+            label=cluster,
+            cluster=cluster,
+            counted=queues(trace, cluster),
+            role=role(trace, cluster),
+        )
         if group.counted.jobs.total > 0:
             groups.append(group)
             numbers |= headline(group, "queue_s", kind="gpu_job")
@@ -116,7 +136,9 @@ def queue_by_pool(trace: "Trace", *, most: int = 8) -> Result:
 
 def _by_part(trace: "Trace", split: str, word: str, *, most: int | None = None) -> Result:
     by_cluster = [
-        _groups(trace, cluster, split, most) for cluster in in_order(trace) if trace.has(split, cluster=cluster)
+        _groups(trace, cluster, split, most)
+        for cluster in in_order(trace)
+        if trace.has(split, cluster=cluster)
     ]
     shown = [groups for groups in by_cluster if named(group.part for group in groups)]
     some(shown, f"{NONE_WAITED}, and a {word}")
@@ -125,7 +147,10 @@ def _by_part(trace: "Trace", split: str, word: str, *, most: int | None = None) 
     for groups in shown:
         for group in groups:
             numbers |= headline(group, "queue_s", kind=_kind(split, group.part))
-        by_mean = sorted((group for group in groups if named([group.part])), key=lambda group: group.counted.jobs.mean)
+        by_mean = sorted(
+            (group for group in groups if named([group.part])),
+            key=lambda group: group.counted.jobs.mean,
+        )
         shortest, longest = by_mean[0], by_mean[-1]
         sentence = (
             f"{longest.cluster}: by {word}, {longest.part} waits longest (mean "

@@ -63,7 +63,9 @@ def named(parts: Iterable[str]) -> list[str]:
 def types_in_order(found: Iterable[str]) -> list[str]:
     """Types in the study's order, then unheard-of ones, then `UNKNOWN`."""
     places = {name: place for place, name in enumerate(TYPES)}
-    return sorted(set(found), key=lambda name: (name == UNKNOWN, places.get(name, len(places)), name))
+    return sorted(
+        set(found), key=lambda name: (name == UNKNOWN, places.get(name, len(places)), name)
+    )
 
 
 def size_of(gpu_num: float) -> float:

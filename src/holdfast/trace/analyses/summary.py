@@ -55,7 +55,10 @@ def cluster_table(trace: "Trace") -> Result:
     for name in in_order(trace):
         if name not in jobs_of:
             continue
-        cluster, (jobs, gpu_jobs, gpu_time_h, first, last, days) = trace.clusters[name], jobs_of[name]
+        cluster, (jobs, gpu_jobs, gpu_time_h, first, last, days) = (
+            trace.clusters[name],
+            jobs_of[name],
+        )
         gpus = capacity_gpus(trace, name)
         memory_gib = None if cluster.gpu_memory_mib is None else cluster.gpu_memory_mib / 1024
         known = (cluster.node_num, cluster.gpus_per_node, gpus)
@@ -67,7 +70,11 @@ def cluster_table(trace: "Trace") -> Result:
                 cluster.citation,
             )
         )  # fmt: skip
-        numbers |= {f"{slug(name)}.n": jobs, f"{slug(name)}.gpu_time_h": gpu_time_h, f"{slug(name)}.days": days}
+        numbers |= {
+            f"{slug(name)}.n": jobs,
+            f"{slug(name)}.gpu_time_h": gpu_time_h,
+            f"{slug(name)}.days": days,
+        }
         if gpus is not None:
             numbers[f"{slug(name)}.gpus"] = gpus
         size = "" if gpus is None else f"{gpus:,.0f} GPUs, "
@@ -75,7 +82,12 @@ def cluster_table(trace: "Trace") -> Result:
         number = words.plainly(round(jobs), "job")
         sentences.append(f"{name}: {size}{number}, {gpu_jobs:,.0f} of them with GPUs{covered}.")
     some(rows, "the trace has no job")
-    return Result(table=Table.of_rows(CLUSTER_COLUMNS, rows), chart=None, caption=" ".join(sentences), numbers=numbers)
+    return Result(
+        table=Table.of_rows(CLUSTER_COLUMNS, rows),
+        chart=None,
+        caption=" ".join(sentences),
+        numbers=numbers,
+    )
 
 
 def comparison_table(trace: "Trace") -> Result:
@@ -93,7 +105,11 @@ def comparison_table(trace: "Trace") -> Result:
         row = _row(trace, name)
         if row["job_num"]:
             rows.append((name, *row.values()))
-            numbers |= {f"{slug(name)}.{column}": value for column, value in row.items() if not math.isnan(value)}
+            numbers |= {
+                f"{slug(name)}.{column}": value
+                for column, value in row.items()
+                if not math.isnan(value)
+            }
     some(rows, "the trace has no job")
     table = Table.of_rows(COMPARISON_COLUMNS, rows)
     said = ("cluster", "gpu_job_num", "avg_run_time_gpu_s", "med_run_time_gpu_s", "avg_gpu_num")
@@ -102,10 +118,15 @@ def comparison_table(trace: "Trace") -> Result:
         if math.isnan(mean)
         else f"{name}: {words.plainly(round(gpu_jobs), 'GPU job runs', 'GPU jobs run')} "
         f"{words.duration(mean)} on average (median {words.duration(median)}) on {gpus:.4g} GPUs."
-        for name, gpu_jobs, mean, median, gpus in zip(*(table[column].tolist() for column in said), strict=True)
+        for name, gpu_jobs, mean, median, gpus in zip(
+            *(table[column].tolist() for column in said), strict=True
+        )
     ]
     return Result(
-        table=table, chart=None, caption=" ".join([*sentences, "Rates are of the jobs that ended."]), numbers=numbers
+        table=table,
+        chart=None,
+        caption=" ".join([*sentences, "Rates are of the jobs that ended."]),
+        numbers=numbers,
     )
 
 

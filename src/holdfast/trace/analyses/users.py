@@ -126,7 +126,9 @@ def user_shares(trace: "Trace", *, most: int = SHOWN) -> Result:
         of_jobs, of_time = users.jobs.sum(), max(float(users.gpu_time_s.sum()), 1e-300)
         rows += [
             (cluster, name, jobs, seconds / 3600, jobs / of_jobs, seconds / of_time)
-            for name, jobs, seconds in zip(shown.names, shown.jobs.tolist(), shown.gpu_time_s.tolist(), strict=True)
+            for name, jobs, seconds in zip(
+                shown.names, shown.jobs.tolist(), shown.gpu_time_s.tolist(), strict=True
+            )
         ]
         for weight, amounts in (("GPU time", users.gpu_time_s), ("jobs", users.jobs)):
             x, y = lorenz(amounts)
@@ -164,7 +166,9 @@ def user_shares(trace: "Trace", *, most: int = SHOWN) -> Result:
         for weight, series in curves.items()
     ]
     return Result(
-        table=Table.of_rows(("cluster", "user", "jobs", "gpu_time_h", "share_of_jobs", "share_of_gpu_time"), rows),
+        table=Table.of_rows(
+            ("cluster", "user", "jobs", "gpu_time_h", "share_of_jobs", "share_of_gpu_time"), rows
+        ),
         chart=Figure(panels=[*lines, *bars]),
         caption=" ".join(sentences),
         numbers=numbers,
@@ -190,7 +194,11 @@ def user_waits(trace: "Trace", *, most: int = SHOWN) -> Result:
         rows += [
             (cluster, *row)
             for row in zip(
-                shown.names, shown.queued.tolist(), mean.tolist(), (shown.queue_s / 3600).tolist(), strict=True
+                shown.names,
+                shown.queued.tolist(),
+                mean.tolist(),
+                (shown.queue_s / 3600).tolist(),
+                strict=True,
             )
         ]
         panels.append(
@@ -238,7 +246,9 @@ def user_outcomes(trace: "Trace", *, most: int = SHOWN) -> Result:
         cancelled, failed = shown.cancelled / ended, shown.failed / ended
         rows += [
             (cluster, *row)
-            for row in zip(shown.names, shown.ended.tolist(), cancelled.tolist(), failed.tolist(), strict=True)
+            for row in zip(
+                shown.names, shown.ended.tolist(), cancelled.tolist(), failed.tolist(), strict=True
+            )
         ]
         panels.append(
             Bars(
@@ -276,5 +286,7 @@ def _people(trace: "Trace") -> dict[str, Users]:
 ANALYSES = (
     Analysis(name="user_shares", section="People", title="Who uses the cluster", run=user_shares),
     Analysis(name="user_waits", section="People", title="How long people wait", run=user_waits),
-    Analysis(name="user_outcomes", section="People", title="How people's jobs end", run=user_outcomes),
+    Analysis(
+        name="user_outcomes", section="People", title="How people's jobs end", run=user_outcomes
+    ),
 )

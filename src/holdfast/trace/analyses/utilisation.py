@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from holdfast.trace.analyses.measured import cdf, distributions, measured, optional, over, scaled, sentences
+from holdfast.trace.analyses.measured import (
+    cdf,
+    distributions,
+    measured,
+    optional,
+    over,
+    scaled,
+    sentences,
+)
 from holdfast.trace.analyses.result import Analysis, Result
 from holdfast.trace.analyses.selection import in_order, role, slug
 from holdfast.trace.charts import Axis, Figure, Lines, Series
@@ -46,7 +54,11 @@ def gpu_utilisation(trace: "Trace", *, busy_pct: float = BUSY_PCT) -> Result:
         numbers[f"{key}.busy_share"] = 1 - below
         numbers[f"{key}.polarised_share"] = numbers[f"{key}.zero_share"] + 1 - below
     panel, table = cdf(
-        trace, "GPU utilisation", _percent("GPU_UTIL"), {(name, "GPU_UTIL"): d for name, d in found.items()}, unit="pct"
+        trace,
+        "GPU utilisation",
+        _percent("GPU_UTIL"),
+        {(name, "GPU_UTIL"): d for name, d in found.items()},
+        unit="pct",
     )
     said = {
         cluster: f"median {numbers[f'{slug(cluster)}.gpu_util.median_pct']:.4g}%, "
@@ -93,7 +105,10 @@ def memory(trace: "Trace", *, full_pct: float = 75.0) -> Result:
         known = trace.clusters.get(cluster)
         if known and known.gpu_memory_mib:
             curves[cluster, "FB_USED"] = scaled(used, 100 / known.gpu_memory_mib)
-    curves |= {(cluster, "host memory"): used for cluster, used in optional(trace, "NODE_MEMORY_UTILIZATION").items()}
+    curves |= {
+        (cluster, "host memory"): used
+        for cluster, used in optional(trace, "NODE_MEMORY_UTILIZATION").items()
+    }
     if not curves:
         raise LeftOut(
             "Left out: the telemetry has no NODE_MEMORY_UTILIZATION, and no FB_USED of GPUs whose memory is known."
@@ -109,7 +124,12 @@ def memory(trace: "Trace", *, full_pct: float = 75.0) -> Result:
         words = f"median {used.median:.3g}% of {what} memory, above {full_pct:g}% in {over(used, full_pct):.1%}"
         said[cluster] = f"{said[cluster]}, {words}" if cluster in said else words
     panel, table = cdf(trace, "Memory in use", _percent("memory in use"), curves, unit="pct")
-    return Result(table=table, chart=Figure(panels=[panel], columns=1), caption=sentences(said), numbers=numbers)
+    return Result(
+        table=table,
+        chart=Figure(panels=[panel], columns=1),
+        caption=sentences(said),
+        numbers=numbers,
+    )
 
 
 def cpu(trace: "Trace") -> Result:
@@ -119,7 +139,10 @@ def cpu(trace: "Trace") -> Result:
         LeftOut: there is no such telemetry.
     """
     return _percentages(
-        trace, "CPU utilisation", {"NODE_CPU_UTILIZATION": "cpu"}, "NODE_CPU_UTILIZATION, over all threads of a node."
+        trace,
+        "CPU utilisation",
+        {"NODE_CPU_UTILIZATION": "cpu"},
+        "NODE_CPU_UTILIZATION, over all threads of a node.",
     )
 
 
@@ -142,7 +165,9 @@ def network(trace: "Trace", *, idle_share: float = 0.01, heavy_share: float = 0.
             if rate.values[-1] > 0:
                 curves[cluster, metric] = scaled(rate, 100 / float(rate.values[-1]))
     if not curves:
-        raise LeftOut("Left out: the telemetry has no InfiniBand traffic (NODE_IB_SEND, NODE_IB_RECEIVE).")
+        raise LeftOut(
+            "Left out: the telemetry has no InfiniBand traffic (NODE_IB_SEND, NODE_IB_RECEIVE)."
+        )
     numbers: dict[str, float] = {}
     said: dict[str, str] = {}
     for (cluster, metric), rate in curves.items():
@@ -155,8 +180,15 @@ def network(trace: "Trace", *, idle_share: float = 0.01, heavy_share: float = 0.
             f"idle (at most {idle_share:.0%} of the greatest) in {numbers[f'{key}.idle_share']:.1%} of the samples, "
             f"above {heavy_share:.0%} in {numbers[f'{key}.heavy_share']:.1%}"
         )
-    panel, table = cdf(trace, "InfiniBand traffic", _percent("traffic, of the greatest seen"), curves, unit="pct")
-    return Result(table=table, chart=Figure(panels=[panel], columns=1), caption=sentences(said), numbers=numbers)
+    panel, table = cdf(
+        trace, "InfiniBand traffic", _percent("traffic, of the greatest seen"), curves, unit="pct"
+    )
+    return Result(
+        table=table,
+        chart=Figure(panels=[panel], columns=1),
+        caption=sentences(said),
+        numbers=numbers,
+    )
 
 
 def utilisation_over_time(trace: "Trace", *, metric: str = "GPU_UTIL") -> Result:
@@ -173,12 +205,18 @@ def utilisation_over_time(trace: "Trace", *, metric: str = "GPU_UTIL") -> Result
     series, idle, numbers, said = [], [], {}, {}
     for cluster, rows in found.items():
         seconds = rows["hour"].astype("datetime64[s]").astype(float)
-        series.append(Series(label=cluster, x=seconds, y=rows["mean_pct"], role=role(trace, cluster)))
-        idle.append(Series(label=cluster, x=seconds, y=rows["zero_share"], role=role(trace, cluster)))
+        series.append(
+            Series(label=cluster, x=seconds, y=rows["mean_pct"], role=role(trace, cluster))
+        )
+        idle.append(
+            Series(label=cluster, x=seconds, y=rows["zero_share"], role=role(trace, cluster))
+        )
         low, high = np.quantile(rows["mean_pct"], [0.05, 0.95])
         numbers[f"{slug(cluster)}.{metric.lower()}.hourly_p5_pct"] = float(low)
         numbers[f"{slug(cluster)}.{metric.lower()}.hourly_p95_pct"] = float(high)
-        said[cluster] = f"nine hours of ten average between {low:.3g} and {high:.3g}% ({len(rows):,} hours)"
+        said[cluster] = (
+            f"nine hours of ten average between {low:.3g} and {high:.3g}% ({len(rows):,} hours)"
+        )
     time = Axis(label="UTC", scale="time")
     panels = [
         Lines(title=f"{metric}, hourly mean", x=time, y=_percent(metric), series=series),
@@ -219,7 +257,10 @@ def idle_by_hour_of_day(trace: "Trace", *, metric: str = "GPU_UTIL") -> Result:
         with np.errstate(invalid="ignore"):
             share = np.bincount(of_day, weights=rows["n"] * rows["zero_share"], minlength=24) / n
         series.append(Series(label=cluster, x=np.arange(24.0), y=share, role=role(trace, cluster)))
-        parts += [(cluster, hour_of_day, *row) for hour_of_day, row in enumerate(zip(n, share, strict=True))]
+        parts += [
+            (cluster, hour_of_day, *row)
+            for hour_of_day, row in enumerate(zip(n, share, strict=True))
+        ]
         least, most = int(np.nanargmin(share)), int(np.nanargmax(share))
         numbers[f"{slug(cluster)}.{metric.lower()}.idle_most_share"] = float(share[most])
         numbers[f"{slug(cluster)}.{metric.lower()}.idle_least_share"] = float(share[least])
@@ -245,7 +286,9 @@ def _hours(trace: "Trace", metric: str) -> tuple[Table, dict[str, Table]]:
     hours = measured(trace, "metric_hours").where(metric=metric)
     if not len(hours):
         raise LeftOut(f"Left out: the telemetry has no {metric}.")
-    order = np.lexsort([hours["hour"].astype("datetime64[s]").astype(np.int64), hours["cluster"].astype(str)])
+    order = np.lexsort(
+        [hours["hour"].astype("datetime64[s]").astype(np.int64), hours["cluster"].astype(str)]
+    )
     hours = Table({name: column[order] for name, column in hours.columns.items()})
     table = Table(
         {
@@ -298,15 +341,32 @@ def _percent(label: str) -> Axis:
 
 
 ANALYSES = (
-    Analysis(name="gpu_utilisation", section=SECTION, title="GPU utilisation", run=gpu_utilisation, source="Fig 2b"),
     Analysis(
-        name="sm_activity", section=SECTION, title="SM and tensor-core activity", run=sm_activity, source="Fig 7a"
+        name="gpu_utilisation",
+        section=SECTION,
+        title="GPU utilisation",
+        run=gpu_utilisation,
+        source="Fig 2b",
     ),
-    Analysis(name="memory", section=SECTION, title="GPU and host memory", run=memory, source="Fig 7b"),
-    Analysis(name="cpu", section=SECTION, title="CPU utilisation", run=cpu, source="Fig 7c"),
-    Analysis(name="network", section=SECTION, title="InfiniBand traffic", run=network, source="Fig 7d"),
     Analysis(
-        name="utilisation_over_time", section=SECTION, title="GPU utilisation over time", run=utilisation_over_time
+        name="sm_activity",
+        section=SECTION,
+        title="SM and tensor-core activity",
+        run=sm_activity,
+        source="Fig 7a",
+    ),
+    Analysis(
+        name="memory", section=SECTION, title="GPU and host memory", run=memory, source="Fig 7b"
+    ),
+    Analysis(name="cpu", section=SECTION, title="CPU utilisation", run=cpu, source="Fig 7c"),
+    Analysis(
+        name="network", section=SECTION, title="InfiniBand traffic", run=network, source="Fig 7d"
+    ),
+    Analysis(
+        name="utilisation_over_time",
+        section=SECTION,
+        title="GPU utilisation over time",
+        run=utilisation_over_time,
     ),
     Analysis(
         name="idle_by_hour_of_day",

@@ -34,7 +34,10 @@ Values = npt.NDArray[np.float64]
 NO_TIMES = "no GPU job has a time of submission, a start and an end"
 NOBODY = "nobody"
 """Whoever waits in an hour in which no GPU is in use, waits for nobody."""
-WEIGHTS: dict[Literal["waiting", "wanted"], str] = {"waiting": "job-hours waited", "wanted": "GPU-hours waited"}
+WEIGHTS: dict[Literal["waiting", "wanted"], str] = {
+    "waiting": "job-hours waited",
+    "wanted": "GPU-hours waited",
+}
 
 
 def who_waits(
@@ -131,9 +134,13 @@ def _matrix(trace: "Trace", by: Literal["type", "pool"], *, most: int | None) ->
             )
     some(panels, f"{NO_TIMES}, and a {by}")
     return Result(
-        table=Table.of_rows(("cluster", "weight", "waiter", "holder", "hours", "share_of_waiting"), rows),
+        table=Table.of_rows(
+            ("cluster", "weight", "waiter", "holder", "hours", "share_of_waiting"), rows
+        ),
         chart=Figure(panels=panels),
-        caption=" ".join([*sentences, "Each hour's waiting is split by the GPU time that each held in it."]),
+        caption=" ".join(
+            [*sentences, "Each hour's waiting is split by the GPU time that each held in it."]
+        ),
         numbers=numbers,
     )
 
@@ -145,7 +152,9 @@ def _order(kinds: Sequence[str], matrix: Values, by: str) -> list[int]:
     return [int(place) for place in np.argsort(-matrix.sum(axis=1), kind="stable")]
 
 
-def _gathered(kinds: Sequence[str], matrix: Values, order: Sequence[int], most: int | None) -> tuple[list[str], Values]:
+def _gathered(
+    kinds: Sequence[str], matrix: Values, order: Sequence[int], most: int | None
+) -> tuple[list[str], Values]:
     """The matrix in an order, all kinds after the first `most` summed as `others`."""
     kept = order if most is None else order[:most]
     others = [] if most is None else order[most:]
@@ -154,7 +163,10 @@ def _gathered(kinds: Sequence[str], matrix: Values, order: Sequence[int], most: 
     into[others, len(kept) :] = 1.0
     columns = np.zeros((len(kinds) + 1, into.shape[1] + 1))
     columns[:-1, :-1], columns[-1, -1] = into, 1.0
-    return [*(kinds[place] for place in kept), *([OTHERS] if others else [])], into.T @ matrix @ columns
+    return [
+        *(kinds[place] for place in kept),
+        *([OTHERS] if others else []),
+    ], into.T @ matrix @ columns
 
 
 def wait_by_size(trace: "Trace") -> Result:
@@ -182,16 +194,24 @@ def wait_by_size(trace: "Trace") -> Result:
         if not buckets:
             continue
         sizes = sorted(buckets)
-        waits = [queues(trace, cluster, split="gpu_num", parts=buckets[size]).jobs for size in sizes]
+        waits = [
+            queues(trace, cluster, split="gpu_num", parts=buckets[size]).jobs for size in sizes
+        ]
         for size, wait in zip(sizes, waits, strict=True):
             label = size_label(size)
             rows.append((cluster, label, size, wait.total, wait.mean, wait.median))
             numbers[f"{slug(cluster)}.{size_slug(label)}.mean_queue_s"] = wait.mean
         n = sum(wait.total for wait in waits)
-        for name, values in (("mean", [wait.mean for wait in waits]), ("median", [wait.median for wait in waits])):
+        for name, values in (
+            ("mean", [wait.mean for wait in waits]),
+            ("median", [wait.median for wait in waits]),
+        ):
             panels[name].append(
                 Series(
-                    label=f"{cluster} (n = {n:,.0f})", x=np.array(sizes), y=np.array(values), role=role(trace, cluster)
+                    label=f"{cluster} (n = {n:,.0f})",
+                    x=np.array(sizes),
+                    y=np.array(values),
+                    role=role(trace, cluster),
                 )
             )
         longest = max(range(len(sizes)), key=lambda place: waits[place].mean)
@@ -201,7 +221,9 @@ def wait_by_size(trace: "Trace") -> Result:
         )
     some(rows, "no GPU job has both a time of submission and one of start")
     return Result(
-        table=Table.of_rows(("cluster", "gpus", "size", "n", "mean_queue_s", "median_queue_s"), rows),
+        table=Table.of_rows(
+            ("cluster", "gpus", "size", "n", "mean_queue_s", "median_queue_s"), rows
+        ),
         chart=Figure(
             panels=[
                 Lines(
@@ -232,7 +254,10 @@ def waiting_while_free(trace: "Trace") -> Result:
     numbers: dict[str, float] = {}
     for cluster in in_order(trace):
         capacity = capacity_gpus(trace, cluster)
-        busy, waited = hourly(trace, cluster, "busy", "type"), hourly(trace, cluster, "waiting", "gpu_num")
+        busy, waited = (
+            hourly(trace, cluster, "busy", "type"),
+            hourly(trace, cluster, "waiting", "gpu_num"),
+        )
         if capacity is None or busy is None or waited is None:
             continue
         gpu_num = np.array([float(kind) for kind in waited.kinds])
@@ -245,12 +270,17 @@ def waiting_while_free(trace: "Trace") -> Result:
             continue
         share = free_h / np.where(all_h > 0, all_h, 1.0)
         labels = [size_label(float(size)) for size in sizes]
-        rows += [(cluster, *row) for row in zip(labels, all_h.tolist(), free_h.tolist(), share.tolist(), strict=True)]
+        rows += [
+            (cluster, *row)
+            for row in zip(labels, all_h.tolist(), free_h.tolist(), share.tolist(), strict=True)
+        ]
         panels.append(
             Bars(
                 title=f"{cluster} ({all_h.sum():,.0f} job-hours waited)",
                 value=Axis(label="share of waiting while enough GPUs were free", low=0.0, high=1.0),
-                groups=[f"{label} ({h:,.0f} h)" for label, h in zip(labels, all_h.tolist(), strict=True)],
+                groups=[
+                    f"{label} ({h:,.0f} h)" for label, h in zip(labels, all_h.tolist(), strict=True)
+                ],
                 parts={"share": share},
             )
         )
@@ -266,7 +296,9 @@ def waiting_while_free(trace: "Trace") -> Result:
         )
     some(panels, f"the capacity of no cluster is known, or {NO_TIMES}")
     return Result(
-        table=Table.of_rows(("cluster", "gpus", "waited_h", "waited_while_free_h", "share_while_free"), rows),
+        table=Table.of_rows(
+            ("cluster", "gpus", "waited_h", "waited_while_free_h", "share_while_free"), rows
+        ),
         chart=Figure(panels=panels),
         caption=" ".join(sentences),
         numbers=numbers,

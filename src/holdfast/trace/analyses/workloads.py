@@ -48,10 +48,21 @@ def workload_shares(trace: "Trace") -> Result:
         if not named(own):
             continue
         types = types_in_order(own)
-        jobs, gpu_time_s = (np.array([own[kind][measure] for kind in types], dtype=float) for measure in (0, 1))
+        jobs, gpu_time_s = (
+            np.array([own[kind][measure] for kind in types], dtype=float) for measure in (0, 1)
+        )
         of_jobs, of_time = jobs / jobs.sum(), gpu_time_s / max(gpu_time_s.sum(), 1e-300)
         for place, kind in enumerate(types):
-            rows.append((cluster, kind, jobs[place], gpu_time_s[place] / 3600, of_jobs[place], of_time[place]))
+            rows.append(
+                (
+                    cluster,
+                    kind,
+                    jobs[place],
+                    gpu_time_s[place] / 3600,
+                    of_jobs[place],
+                    of_time[place],
+                )
+            )
             key = f"{slug(cluster)}.{slug(kind)}"
             numbers[f"{key}.n"] = float(jobs[place])
             numbers[f"{key}.share_of_jobs"] = float(of_jobs[place])
@@ -77,11 +88,15 @@ def workload_shares(trace: "Trace") -> Result:
             sentence += "; types were told by " + ", ".join(
                 f"{TOLD_BY[rule]} ({share:.1%} of jobs)" for rule, share in told
             )
-            numbers |= {f"{slug(cluster)}.types_told.{rule}_share": float(share) for rule, share in told}
+            numbers |= {
+                f"{slug(cluster)}.types_told.{rule}_share": float(share) for rule, share in told
+            }
         sentences.append(sentence + ".")
     some(panels, "no GPU job has a type")
     return Result(
-        table=Table.of_rows(("cluster", "type", "jobs", "gpu_time_h", "share_of_jobs", "share_of_gpu_time"), rows),
+        table=Table.of_rows(
+            ("cluster", "type", "jobs", "gpu_time_h", "share_of_jobs", "share_of_gpu_time"), rows
+        ),
         chart=Figure(panels=panels),
         caption=" ".join(sentences),
         numbers=numbers,

@@ -25,7 +25,9 @@ def plan_bars(panel: charts.Bars, look: Look, *, width_in: float) -> Plan:
     together = np.concatenate([np.empty(0), *values.values()])
     if panel.stacked and values:
         together = np.nansum(list(values.values()), axis=0)
-    ends = np.concatenate([together, *(np.asarray(high, dtype=float) for high in panel.high.values())])
+    ends = np.concatenate(
+        [together, *(np.asarray(high, dtype=float) for high in panel.high.values())]
+    )
     rows = 1 if panel.stacked else max(len(values), 1)
     row_in = 0.22 if rows == 1 else 0.135 * rows + 0.09
     value = plan_axis(panel.value, ends, length_pt=width_in * 50, gap_pt=42, zero=True)
@@ -35,7 +37,9 @@ def plan_bars(panel: charts.Bars, look: Look, *, width_in: float) -> Plan:
         scale="linear",
         low=max(len(panel.groups), 1) - 0.5,
         high=-0.5,
-        ticks=[(float(index), shown(group, LABEL_LIMIT)) for index, group in enumerate(panel.groups)],
+        ticks=[
+            (float(index), shown(group, LABEL_LIMIT)) for index, group in enumerate(panel.groups)
+        ],
         category=True,
     )
     keys = [
@@ -68,7 +72,9 @@ def _beside(
     for part, column in values.items():
         ends = np.fmax(column, panel.high[part]) if part in panel.high else column
         for amount, end in zip(column, ends, strict=True):
-            length_pt = width_pt(_words(float(amount), value), look.text_pt - _SMALLER_PT, look.fonts) + 5
+            length_pt = (
+                width_pt(_words(float(amount), value), look.text_pt - _SMALLER_PT, look.fonts) + 5
+            )
             found.append((float(end) if np.isfinite(end) else value.low, length_pt))
     return found
 
@@ -113,7 +119,9 @@ def _draw(
     return titles
 
 
-def _interval(panel: charts.Bars, part: str, group: int, at: float, axes: "Axes", look: Look, amount: float) -> float:
+def _interval(
+    panel: charts.Bars, part: str, group: int, at: float, axes: "Axes", look: Look, amount: float
+) -> float:
     """Draw the interval about a value, where there is one; answers with how far to the right the bar reaches."""
     if part not in panel.low or part not in panel.high:
         return amount

@@ -26,7 +26,9 @@ def plan_boxes(panel: charts.Boxes, look: Look, *, width_in: float) -> Plan:
         scale="linear",
         low=max(len(panel.groups), 1) - 0.5,
         high=-0.5,
-        ticks=[(float(index), shown(group, LABEL_LIMIT)) for index, group in enumerate(panel.groups)],
+        ticks=[
+            (float(index), shown(group, LABEL_LIMIT)) for index, group in enumerate(panel.groups)
+        ],
         category=True,
     )
     return Plan(
@@ -40,7 +42,9 @@ def plan_boxes(panel: charts.Boxes, look: Look, *, width_in: float) -> Plan:
     )
 
 
-def _draw(panel: charts.Boxes, five: charts.Values, value: AxisPlan, look: Look, axes: "Axes") -> dict[str, str]:
+def _draw(
+    panel: charts.Boxes, five: charts.Values, value: AxisPlan, look: Look, axes: "Axes"
+) -> dict[str, str]:
     titles = {}
     for group, numbers in enumerate(five):
         if not np.isfinite(numbers).all():
@@ -50,14 +54,28 @@ def _draw(panel: charts.Boxes, five: charts.Values, value: AxisPlan, look: Look,
             )  # fmt: skip
             continue
         # What is at or below 0 stands at the edge of a logarithmic axis.
-        low, q1, median, q3, high = np.maximum(numbers, value.low) if value.scale == "log" else numbers
-        axes.hlines([group, group], [low, q3], [q1, high], color=look.colours["muted"], linewidth=0.9, zorder=2)
+        low, q1, median, q3, high = (
+            np.maximum(numbers, value.low) if value.scale == "log" else numbers
+        )
+        axes.hlines(
+            [group, group],
+            [low, q3],
+            [q1, high],
+            color=look.colours["muted"],
+            linewidth=0.9,
+            zorder=2,
+        )
         box = axes.barh(
             group, q3 - q1, left=q1, height=0.56, color=look.series(0), alpha=0.55, linewidth=0, zorder=3
         )  # fmt: skip
-        axes.vlines(median, group - 0.36, group + 0.36, color=look.colours["ink"], linewidth=1.8, zorder=4)
+        axes.vlines(
+            median, group - 0.36, group + 0.36, color=look.colours["ink"], linewidth=1.8, zorder=4
+        )
         gid = f"box-{group}"
         box.patches[0].set_gid(gid)
-        said = ", ".join(f"{name} {value.format(float(number))}" for name, number in zip(_NAMES, numbers, strict=True))
+        said = ", ".join(
+            f"{name} {value.format(float(number))}"
+            for name, number in zip(_NAMES, numbers, strict=True)
+        )
         titles[gid] = f"{shown(panel.groups[group])}: {said}"
     return titles

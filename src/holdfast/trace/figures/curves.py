@@ -32,7 +32,9 @@ def plan_curves(panel: charts.Lines, look: Look, *, width_in: float) -> Plan:
     x = plan_axis(panel.x, np.concatenate(every), length_pt=width_in * 62, gap_pt=38)
     y = plan_axis(panel.y, np.concatenate(heights), length_pt=PLOT_HEIGHT_IN * 72, gap_pt=26)
     if not y.category:  # so that a curve along the edge keeps its full stroke
-        y = replace(y, high=y.high + 0.012 * (y.high - y.low) if y.scale == "linear" else y.high * 1.12)
+        y = replace(
+            y, high=y.high + 0.012 * (y.high - y.low) if y.scale == "linear" else y.high * 1.12
+        )
     keys = [_key(panel, number, look) for number in range(len(panel.series))]
     return Plan(
         title=shown(panel.title),
@@ -68,8 +70,12 @@ def _key(panel: charts.Lines, number: int, look: Look) -> Key:
     )
 
 
-def _draw(panel: charts.Lines, keys: list[Key], x: AxisPlan, y: AxisPlan, look: Look, axes: "Axes") -> dict[str, str]:
-    if not any(np.isfinite(series.x).any() and np.isfinite(series.y).any() for series in panel.series):
+def _draw(
+    panel: charts.Lines, keys: list[Key], x: AxisPlan, y: AxisPlan, look: Look, axes: "Axes"
+) -> dict[str, str]:
+    if not any(
+        np.isfinite(series.x).any() and np.isfinite(series.y).any() for series in panel.series
+    ):
         empty(axes, look)
     # Those compared lie behind; of equals the first is on top, as it is first in the legend.
     for number in reversed(range(len(panel.series))):
@@ -82,12 +88,23 @@ def _draw(panel: charts.Lines, keys: list[Key], x: AxisPlan, y: AxisPlan, look: 
         if series.low is not None and series.high is not None:
             _, low = vertices(series, x, y, series.low)
             _, high = vertices(series, x, y, series.high)
-            axes.fill_between(across, low, high, color=key.colour, alpha=0.18, linewidth=0, zorder=order - 1)
+            axes.fill_between(
+                across, low, high, color=key.colour, alpha=0.18, linewidth=0, zorder=order - 1
+            )
         alone = np.isfinite(up) & np.isnan(np.r_[np.nan, up[:-1]]) & np.isnan(np.r_[up[1:], np.nan])
         style: dict[str, Any] = {"color": key.colour, "alpha": key.opacity, "zorder": order}
-        axes.plot(across, up, linewidth=key.width_pt, linestyle=key.dash, solid_joinstyle="round", **style)
+        axes.plot(
+            across, up, linewidth=key.width_pt, linestyle=key.dash, solid_joinstyle="round", **style
+        )
         if alone.any():  # a point without neighbours is no line
-            axes.plot(across[alone], up[alone], linestyle="none", marker=key.marker, markersize=3.5, **style)
+            axes.plot(
+                across[alone],
+                up[alone],
+                linestyle="none",
+                marker=key.marker,
+                markersize=3.5,
+                **style,
+            )
     return {}
 
 
@@ -119,14 +136,23 @@ def vertices(
     return across, np.where(np.isfinite(up), up, np.nan)
 
 
-def _points(series: charts.Series, key: Key, x: AxisPlan, y: AxisPlan, axes: "Axes", order: float) -> None:
+def _points(
+    series: charts.Series, key: Key, x: AxisPlan, y: AxisPlan, axes: "Axes", order: float
+) -> None:
     across, up = np.asarray(series.x, dtype=float), np.asarray(series.y, dtype=float)
     keep = np.isfinite(across) & np.isfinite(up)
     keep &= (across > 0) if x.scale == "log" else True
     keep &= (up > 0) if y.scale == "log" else True
     if series.low is not None and series.high is not None:
         bottom = np.maximum(series.low, y.low if y.scale == "log" else -np.inf)
-        axes.vlines(across[keep], bottom[keep], series.high[keep], color=key.colour, linewidth=0.8, zorder=order)
+        axes.vlines(
+            across[keep],
+            bottom[keep],
+            series.high[keep],
+            color=key.colour,
+            linewidth=0.8,
+            zorder=order,
+        )
     across, up = across[keep], up[keep]
     if len(across) <= FEW_POINTS:
         axes.plot(
@@ -137,7 +163,9 @@ def _points(series: charts.Series, key: Key, x: AxisPlan, y: AxisPlan, axes: "Ax
     _dots(across, up, key, x, axes, order)
 
 
-def _dots(across: "Values", up: "Values", key: Key, x: AxisPlan, axes: "Axes", order: float) -> None:
+def _dots(
+    across: "Values", up: "Values", key: Key, x: AxisPlan, axes: "Axes", order: float
+) -> None:
     """Dots as one path of strokes, round at their ends: a tenth of the size of as many markers.
 
     The strokes are a millionth of the axis long: what has no length at all, a PNG leaves out.

@@ -39,7 +39,9 @@ class Placed:
         return self.axes_in + (self.framed.margins.top + self.framed.margins.bottom) / 72
 
 
-def draw(figure: charts.Figure, *, look: Look | None = None, width_in: float | None = None) -> "mpl.Figure":
+def draw(
+    figure: charts.Figure, *, look: Look | None = None, width_in: float | None = None
+) -> "mpl.Figure":
     """The figure drawn by matplotlib, without any global state of pyplot.
 
     Args:
@@ -54,17 +56,27 @@ def draw(figure: charts.Figure, *, look: Look | None = None, width_in: float | N
     if width_in is None:
         width_in = panel_width_in(figure) * columns + _GAP_IN * (columns - 1)
     look = look or paper_look()
-    return _draw_rows(layout(figure, look, width_in=(width_in - _GAP_IN * (columns - 1)) / columns), look)
+    return _draw_rows(
+        layout(figure, look, width_in=(width_in - _GAP_IN * (columns - 1)) / columns), look
+    )
 
 
-def draw_panels(figure: charts.Figure, look: Look) -> Iterator[tuple[Placed, "mpl.Figure", dict[str, str]]]:
+def draw_panels(
+    figure: charts.Figure, look: Look
+) -> Iterator[tuple[Placed, "mpl.Figure", dict[str, str]]]:
     """Each panel as a figure of its own, as the page shows them; and its titles on hover by gid."""
     for row in layout(figure, look, width_in=panel_width_in(figure)):
         for placed in row:
             drawn = new_figure(placed.width_in, placed.height_in, layout=None)
             drawn.patch.set_alpha(0)
             titles = draw_frame(
-                drawn, placed.framed, look, left_in=0, top_in=0, width_in=placed.width_in, height_in=placed.axes_in
+                drawn,
+                placed.framed,
+                look,
+                left_in=0,
+                top_in=0,
+                width_in=placed.width_in,
+                height_in=placed.axes_in,
             )
             yield placed, drawn, titles
 
@@ -86,7 +98,12 @@ def layout(figure: charts.Figure, look: Look, *, width_in: float) -> list[list[P
     assert figure.panels, "a figure has at least one panel"
     letters = "abcdefghijklmnopqrstuvwxyz" if len(figure.panels) > 1 else ""
     frames = [
-        frame(_plan(panel, look, width_in), look, width_in=width_in, letter=letters[number : number + 1])
+        frame(
+            _plan(panel, look, width_in),
+            look,
+            width_in=width_in,
+            letter=letters[number : number + 1],
+        )
         for number, panel in enumerate(figure.panels)
     ]
     columns = _columns(figure)
@@ -94,8 +111,14 @@ def layout(figure: charts.Figure, look: Look, *, width_in: float) -> list[list[P
         column = frames[number::columns]
         if all(isinstance(panel, charts.Lines) for panel in figure.panels[number::columns]):
             frames[number::columns] = _shared(column, "left", "right")
-    rows = [_shared(frames[start : start + columns], "top", "bottom") for start in range(0, len(frames), columns)]
-    return [[Placed(framed, width_in, max(each.plan.height_in for each in row)) for framed in row] for row in rows]
+    rows = [
+        _shared(frames[start : start + columns], "top", "bottom")
+        for start in range(0, len(frames), columns)
+    ]
+    return [
+        [Placed(framed, width_in, max(each.plan.height_in for each in row)) for framed in row]
+        for row in rows
+    ]
 
 
 def _columns(figure: charts.Figure) -> int:
@@ -120,7 +143,9 @@ def _shared(frames: Sequence[Frame], *sides: str) -> list[Frame]:
 
 def _draw_rows(rows: list[list[Placed]], look: Look) -> "mpl.Figure":
     heights = [max(placed.height_in for placed in row) for row in rows]
-    width_in = max(sum(placed.width_in for placed in row) + _GAP_IN * (len(row) - 1) for row in rows)
+    width_in = max(
+        sum(placed.width_in for placed in row) + _GAP_IN * (len(row) - 1) for row in rows
+    )
     drawn = new_figure(width_in, sum(heights) + _ROW_GAP_IN * (len(rows) - 1), layout=None)
     top_in = 0.0
     for row, height_in in zip(rows, heights, strict=True):

@@ -54,7 +54,9 @@ def frame(plan: Plan, look: Look, *, width_in: float, letter: str = "") -> Frame
     left = max((width_pt(text, size, look.fonts) for text in labels), default=0.0) + 6
     right = 5.0
     below = [width_pt(text, size, look.fonts) for _, text in plan.x.ticks]
-    tilted = plan.x.category and len(below) > 1 and sum(below) + 6 * len(below) > width - left - right
+    tilted = (
+        plan.x.category and len(below) > 1 and sum(below) + 6 * len(below) > width - left - right
+    )
     if tilted:
         longest = min(max(below), 110.0)
         bottom = longest * math.sin(math.radians(_TILT_DEGREES)) + size * 1.6
@@ -64,7 +66,9 @@ def frame(plan: Plan, look: Look, *, width_in: float, letter: str = "") -> Frame
         if plan.x.ticks:  # the last label reaches over the end of its axis by what is not inside it
             end, overhang = plan.x.place(plan.x.ticks[-1][0]), below[-1] / 2
             right = max(right, overhang - (1 - end) * (width - left - right) + 2)
-            left = max(left, below[0] / 2 - plan.x.place(plan.x.ticks[0][0]) * (width - left - right) + 2)
+            left = max(
+                left, below[0] / 2 - plan.x.place(plan.x.ticks[0][0]) * (width - left - right) + 2
+            )
     for at, length in plan.beside:
         end = max(plan.x.place(at), 0.05)
         right = max(right, (end * (width - left) + length - (width - left)) / end)
@@ -88,13 +92,18 @@ def _key_places(keys: Sequence[Key], look: Look, width: float) -> list[tuple[int
 
     Curves stand in columns, as many as there is room for; areas follow one another as words do.
     """
-    entries = [_key_pt(key) + width_pt(key.label, look.text_pt, look.fonts) + _COLUMN_GAP_PT for key in keys]
+    entries = [
+        _key_pt(key) + width_pt(key.label, look.text_pt, look.fonts) + _COLUMN_GAP_PT
+        for key in keys
+    ]
     if any(key.kind == "area" for key in keys):
         return _flowing(entries, width)
     for columns in range(len(keys), 1, -1):
         widths = [max(entries[number::columns]) for number in range(columns)]
         if sum(widths) - _COLUMN_GAP_PT <= width:
-            return [(number // columns, sum(widths[: number % columns])) for number in range(len(keys))]
+            return [
+                (number // columns, sum(widths[: number % columns])) for number in range(len(keys))
+            ]
     return [(number, 0.0) for number in range(len(keys))]
 
 
@@ -115,11 +124,20 @@ def _key_rows(keys: Sequence[Key], look: Look, width: float) -> int:
 
 def _key_pt(key: Key) -> float:
     """How far the label of a key stands from its left end."""
-    return {"line": _LINE_KEY_PT, "area": _AREA_KEY_PT, "points": _POINT_KEY_PT}[key.kind] + _KEY_GAP_PT
+    return {"line": _LINE_KEY_PT, "area": _AREA_KEY_PT, "points": _POINT_KEY_PT}[
+        key.kind
+    ] + _KEY_GAP_PT
 
 
 def draw_frame(
-    figure: "Figure", framed: Frame, look: Look, *, left_in: float, top_in: float, width_in: float, height_in: float
+    figure: "Figure",
+    framed: Frame,
+    look: Look,
+    *,
+    left_in: float,
+    top_in: float,
+    width_in: float,
+    height_in: float,
 ) -> dict[str, str]:
     """Draw a panel into a box of the figure.
 
@@ -149,7 +167,15 @@ def draw_frame(
     titles = plan.draw(axes)
     axes.set_xlim(plan.x.low, plan.x.high)
     axes.set_ylim(plan.y.low, plan.y.high)
-    _around(figure, framed, look, left=left_in * 72, top=top_in * 72, width=width_in * 72, height=height_in * 72)
+    _around(
+        figure,
+        framed,
+        look,
+        left=left_in * 72,
+        top=top_in * 72,
+        width=width_in * 72,
+        height=height_in * 72,
+    )
     return titles
 
 
@@ -158,10 +184,15 @@ def _axes(axes: "Axes", framed: Frame, look: Look) -> None:
 
     plan = framed.plan
     axes.patch.set_alpha(0)
-    for axis, side, set_scale in ((axes.xaxis, plan.x, axes.set_xscale), (axes.yaxis, plan.y, axes.set_yscale)):
+    for axis, side, set_scale in (
+        (axes.xaxis, plan.x, axes.set_xscale),
+        (axes.yaxis, plan.y, axes.set_yscale),
+    ):
         if side.scale != "linear":
             linear: dict[str, Any] = (
-                {"linthresh": side.linear_within} if side.scale == "symlog" else {"nonpositive": "mask"}
+                {"linthresh": side.linear_within}
+                if side.scale == "symlog"
+                else {"nonpositive": "mask"}
             )
             set_scale(side.scale, **linear)
         labels = framed.left_labels if side is plan.y else [text for _, text in side.ticks]
@@ -187,7 +218,14 @@ def _axes(axes: "Axes", framed: Frame, look: Look) -> None:
 
 
 def _around(
-    figure: "Figure", framed: Frame, look: Look, *, left: float, top: float, width: float, height: float
+    figure: "Figure",
+    framed: Frame,
+    look: Look,
+    *,
+    left: float,
+    top: float,
+    width: float,
+    height: float,
 ) -> None:
     """Title, keys and labels, from the top of the panel's box down; all in points."""
     plan, margins = framed.plan, framed.margins

@@ -29,14 +29,26 @@ def plan_heatmap(panel: charts.Heatmap, look: Look, *, width_in: float) -> Plan:
     rows, columns = values.shape
     low, high = shade_ends(values)
     colour = look.series(0)
-    marks = [low + share * (high - low) for share in (0, 0.25, 0.5, 0.75, 1)] if np.isfinite(low) else []
+    marks = (
+        [low + share * (high - low) for share in (0, 0.25, 0.5, 0.75, 1)]
+        if np.isfinite(low)
+        else []
+    )
     keys = [
-        Key(label=numerals.number(mark), colour=colour, kind="area", opacity=_opacity(mark, low, high))
+        Key(
+            label=numerals.number(mark),
+            colour=colour,
+            kind="area",
+            opacity=_opacity(mark, low, high),
+        )
         for mark in (marks if high > low else marks[:1])
     ]
     if keys and panel.unit:
         keys[-1] = Key(
-            label=f"{keys[-1].label} {shown(panel.unit, 40)}", colour=colour, kind="area", opacity=keys[-1].opacity
+            label=f"{keys[-1].label} {shown(panel.unit, 40)}",
+            colour=colour,
+            kind="area",
+            opacity=keys[-1].opacity,
         )
     across = _positions(panel.x, columns, width_in * 58)
     down = _positions(panel.y, rows, max(rows * 13.0, 120.0), gap_pt=11)
@@ -44,7 +56,12 @@ def plan_heatmap(panel: charts.Heatmap, look: Look, *, width_in: float) -> Plan:
         title=shown(panel.title),
         x=across,
         y=AxisPlan(
-            label=down.label, scale="linear", low=down.high, high=down.low, ticks=down.ticks, category=down.category
+            label=down.label,
+            scale="linear",
+            low=down.high,
+            high=down.low,
+            ticks=down.ticks,
+            category=down.category,
         ),
         keys=keys,
         draw=partial(_draw, values, low, high, look),
@@ -71,19 +88,32 @@ def _opacity(value: float, low: float, high: float) -> float:
     return FAINTEST + (1 - FAINTEST) * round(share * (SHADES - 1)) / (SHADES - 1)
 
 
-def _positions(axis: charts.Axis, number: int, length_pt: float, *, gap_pt: float = 0.0) -> AxisPlan:
+def _positions(
+    axis: charts.Axis, number: int, length_pt: float, *, gap_pt: float = 0.0
+) -> AxisPlan:
     """An axis of cells: the middle of cell k is at k."""
-    labels = [shown(text, LABEL_LIMIT) for text in axis.ticks] or [str(index) for index in range(number)]
+    labels = [shown(text, LABEL_LIMIT) for text in axis.ticks] or [
+        str(index) for index in range(number)
+    ]
     longest = max(map(len, labels), default=1)
     gap_pt = gap_pt or (longest * 5.6 + 4 if longest <= 6 else 12)
     every = max(1, int(np.ceil(number * gap_pt / length_pt)))
-    ticks = [(float(index), label) for index, label in enumerate(labels[:number]) if index % every == 0]
+    ticks = [
+        (float(index), label) for index, label in enumerate(labels[:number]) if index % every == 0
+    ]
     return AxisPlan(
-        label=shown(axis.label), scale="linear", low=-0.5, high=max(number, 1) - 0.5, ticks=ticks, category=True
+        label=shown(axis.label),
+        scale="linear",
+        low=-0.5,
+        high=max(number, 1) - 0.5,
+        ticks=ticks,
+        category=True,
     )
 
 
-def _draw(values: charts.Values, low: float, high: float, look: Look, axes: "Axes") -> dict[str, str]:
+def _draw(
+    values: charts.Values, low: float, high: float, look: Look, axes: "Axes"
+) -> dict[str, str]:
     """One path a shade; in a large map neighbours in a row are one rectangle, so it stays a small drawing."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
@@ -98,9 +128,15 @@ def _draw(values: charts.Values, low: float, high: float, look: Look, axes: "Axe
     gap = 0.03 if apart else 0.0
     runs: dict[int, list[tuple[float, float, float]]] = {}
     for row, line in enumerate(shades):
-        starts = np.arange(len(line)) if apart else np.flatnonzero(np.r_[True, line[1:] != line[:-1]][: len(line)])
+        starts = (
+            np.arange(len(line))
+            if apart
+            else np.flatnonzero(np.r_[True, line[1:] != line[:-1]][: len(line)])
+        )
         for start, end in zip(starts, np.r_[starts[1:], len(line)], strict=True):
-            runs.setdefault(int(line[start]), []).append((row - 0.5 + gap, start - 0.5 + gap, end - 0.5 - gap))
+            runs.setdefault(int(line[start]), []).append(
+                (row - 0.5 + gap, start - 0.5 + gap, end - 0.5 - gap)
+            )
     for shade, spans in runs.items():
         if shade < 0:
             continue
@@ -113,5 +149,9 @@ def _draw(values: charts.Values, low: float, high: float, look: Look, axes: "Axe
         ]  # fmt: skip
         codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(spans)
         opacity = _opacity(low + shade * span / (SHADES - 1), low, high) if high > low else 0.5
-        axes.add_patch(PathPatch(Path(corners, codes), facecolor=look.series(0), alpha=opacity, linewidth=0, zorder=2))
+        axes.add_patch(
+            PathPatch(
+                Path(corners, codes), facecolor=look.series(0), alpha=opacity, linewidth=0, zorder=2
+            )
+        )
     return {}

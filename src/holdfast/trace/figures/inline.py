@@ -51,9 +51,16 @@ def panels(figure: charts.Figure, name: str, label: str) -> list[Drawn]:
         with warnings.catch_warnings():
             # A name in a script that the font of the layout lacks: the page's own font has it, or a box.
             warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-            text = drawing.inline_svg(drawn, name=own, label=html.escape(label + suffix), variables=_VARIABLES)
+            text = drawing.inline_svg(
+                drawn, name=own, label=html.escape(label + suffix), variables=_VARIABLES
+            )
         width_in, height_in = drawn.get_size_inches()
-        width, height, margins, plan = width_in * 72, height_in * 72, placed.framed.margins, placed.framed.plan
+        width, height, margins, plan = (
+            width_in * 72,
+            height_in * 72,
+            placed.framed.margins,
+            placed.framed.plan,
+        )
         made.append(
             Drawn(
                 svg=_compact(_titled(text, own, titles)),
@@ -92,7 +99,11 @@ def joined(drawn: Sequence[Drawn], columns: int, label: str) -> str:
         top += max(panel.height_pt for panel in row) + _ROW_GAP_PT
     width = max(panel.width_pt for panel in drawn) * columns + _GAP_PT * (columns - 1)
     box = f"0 0 {width:.1f} {top - _ROW_GAP_PT:.1f}"
-    return f'<svg role="img" aria-label="{html.escape(label)}" viewBox="{box}">' + "\n".join(parts) + "</svg>"
+    return (
+        f'<svg role="img" aria-label="{html.escape(label)}" viewBox="{box}">'
+        + "\n".join(parts)
+        + "</svg>"
+    )
 
 
 def standalone(inline: str) -> str:

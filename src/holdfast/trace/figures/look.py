@@ -80,9 +80,14 @@ def paper_look() -> Look:
     from matplotlib import font_manager
 
     installed = {font.name for font in font_manager.fontManager.ttflist}
-    fonts = [name for name in ("Helvetica", "Arial", "Liberation Sans", "Nimbus Sans") if name in installed]
+    fonts = [
+        name
+        for name in ("Helvetica", "Arial", "Liberation Sans", "Nimbus Sans")
+        if name in installed
+    ]
     return Look(
-        colours=LIGHT | {"ink": "#000000", "muted": "#222222", "hair": "#d9d9d9", "paper": "#ffffff"},
+        colours=LIGHT
+        | {"ink": "#000000", "muted": "#222222", "hair": "#d9d9d9", "paper": "#ffffff"},
         fonts=(*fonts[:1], "DejaVu Sans"),
         text_pt=7.0,
         title_pt=7.5,

@@ -3,7 +3,14 @@
 import math
 
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
-_UNITS_OF_TIME = ((86400.0, "d"), (3600.0, "h"), (60.0, "min"), (1.0, "s"), (1e-3, "ms"), (1e-6, "µs"))
+_UNITS_OF_TIME = (
+    (86400.0, "d"),
+    (3600.0, "h"),
+    (60.0, "min"),
+    (1.0, "s"),
+    (1e-3, "ms"),
+    (1e-6, "µs"),
+)
 _SUFFIXES = ((1e9, "G"), (1e6, "M"), (1e3, "k"), (1.0, ""))
 
 
@@ -12,7 +19,9 @@ def duration(seconds: float) -> str:
     if seconds == 0 or not math.isfinite(seconds):
         return "0" if seconds == 0 else "\N{EN DASH}"
     size = abs(seconds)
-    unit_s, unit = next((pair for pair in _UNITS_OF_TIME if size >= pair[0] * 0.9995), _UNITS_OF_TIME[-1])
+    unit_s, unit = next(
+        (pair for pair in _UNITS_OF_TIME if size >= pair[0] * 0.9995), _UNITS_OF_TIME[-1]
+    )
     return f"{_plain(seconds / unit_s)} {unit}"
 
 

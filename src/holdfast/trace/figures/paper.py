@@ -11,7 +11,10 @@ SINGLE_COLUMN_IN = 3.33
 DOUBLE_COLUMN_IN = 7.0
 """Widths of a column and of a page of a paper in two columns (USENIX, ACM)."""
 DOTS_PER_INCH = 300
-_METADATA = {"pdf": {"Creator": None, "Producer": None, "CreationDate": None}, "png": {"Software": None}}
+_METADATA = {
+    "pdf": {"Creator": None, "Producer": None, "CreationDate": None},
+    "png": {"Software": None},
+}
 
 
 def write_paper(figure: charts.Figure, stem: Path) -> tuple[Path, Path]:
@@ -39,9 +42,14 @@ def write_paper(figure: charts.Figure, stem: Path) -> tuple[Path, Path]:
     paths = []
     for form, metadata in _METADATA.items():
         target = io.BytesIO()
-        with mpl.rc_context({"pdf.fonttype": 42, "hatch.linewidth": 0.5}), warnings.catch_warnings():
+        with (
+            mpl.rc_context({"pdf.fonttype": 42, "hatch.linewidth": 0.5}),
+            warnings.catch_warnings(),
+        ):
             warnings.filterwarnings("ignore", "Glyph .* missing from font", UserWarning)
-            drawn.savefig(target, format=form, dpi=DOTS_PER_INCH, metadata=metadata, facecolor="white")
+            drawn.savefig(
+                target, format=form, dpi=DOTS_PER_INCH, metadata=metadata, facecolor="white"
+            )
         path = stem.with_name(f"{stem.name}.{form}")
         write_atomic(path, target.getvalue())
         paths.append(path)

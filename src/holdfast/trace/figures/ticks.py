@@ -13,7 +13,23 @@ from holdfast.trace.figures import numerals
 from holdfast.trace.figures.text import shown
 
 _SECONDS = re.compile(r"\s*\((?:s|seconds)\)")
-_DURATIONS_LOG_S = (1.0, 60.0, 3600.0, 86400.0, 10.0, 600.0, 864e3, 36e3, 864e4, 864e5, 0.001, 0.1, 0.01, 1e-4, 1e-5)
+_DURATIONS_LOG_S = (
+    1.0,
+    60.0,
+    3600.0,
+    86400.0,
+    10.0,
+    600.0,
+    864e3,
+    36e3,
+    864e4,
+    864e5,
+    0.001,
+    0.1,
+    0.01,
+    1e-4,
+    1e-5,
+)
 """Ticks of a logarithmic axis of time, the welcome ones first."""
 _DURATIONS_FINE_S = tuple(
     digit * unit_s
@@ -86,12 +102,18 @@ def plan_axis(
     )
     if timed and (plan.scale != "linear" or high > 120):
         plan = replace(plan, label=_SECONDS.sub("", label))
-        at = _linear_durations(plan, room) if plan.scale == "linear" else _spread(plan, _durations(plan), room)
+        at = (
+            _linear_durations(plan, room)
+            if plan.scale == "linear"
+            else _spread(plan, _durations(plan), room)
+        )
         return replace(plan, ticks=[(value, numerals.duration(value)) for value in at])
     if axis.scale == "time":
         return _time(plan, room)
     if axis.scale == "log2":
-        return replace(plan, ticks=[(value, numerals.number(value)) for value in _powers(plan, 2.0, room)])
+        return replace(
+            plan, ticks=[(value, numerals.number(value)) for value in _powers(plan, 2.0, room)]
+        )
     if plan.scale == "linear":
         return replace(plan, ticks=_linear(low, high, room))
     return replace(plan, ticks=[(value, numerals.number(value)) for value in _decades(plan, room)])
@@ -99,7 +121,14 @@ def plan_axis(
 
 def _category(axis: charts.Axis, label: str) -> AxisPlan:
     ticks = [(float(index), shown(text, LABEL_LIMIT)) for index, text in enumerate(axis.ticks)]
-    return AxisPlan(label=label, scale="linear", low=-0.5, high=max(len(ticks), 1) - 0.5, ticks=ticks, category=True)
+    return AxisPlan(
+        label=label,
+        scale="linear",
+        low=-0.5,
+        high=max(len(ticks), 1) - 0.5,
+        ticks=ticks,
+        category=True,
+    )
 
 
 def _limits(axis: charts.Axis, data: charts.Values, *, zero: bool) -> tuple[float, float, float]:
@@ -107,23 +136,38 @@ def _limits(axis: charts.Axis, data: charts.Values, *, zero: bool) -> tuple[floa
     logarithmic = axis.scale in ("log", "log2")
     if logarithmic:
         data = data[data > 0]
-    least, most = (float(data.min()), float(data.max())) if len(data) else (1.0, 10.0) if logarithmic else (0.0, 1.0)
+    least, most = (
+        (float(data.min()), float(data.max()))
+        if len(data)
+        else (1.0, 10.0)
+        if logarithmic
+        else (0.0, 1.0)
+    )
     low = axis.low if axis.low is not None and (axis.low > 0 or not logarithmic) else None
     high = axis.high if axis.high is not None and (axis.high > 0 or not logarithmic) else None
     if logarithmic:
         pad = max((most / least) ** 0.03, 1.05) if most > least else 3.0
         # A bar begins at the axis: the shortest is to be seen.
-        ends = (low or max(least / (max(pad, 2.0) if zero else pad), 1e-300)), (high or min(most * pad, 1e300))
+        ends = (
+            (low or max(least / (max(pad, 2.0) if zero else pad), 1e-300)),
+            (high or min(most * pad, 1e300)),
+        )
     else:
         pad = 0.03 * (most - least) or 0.5 * abs(most) or 0.5
         pad = 0.0 if axis.scale == "time" and most > least else pad
-        begin = 0.0 if least >= 0 and (zero or axis.scale == "symlog" or least < 0.4 * most) else least - pad
+        begin = (
+            0.0
+            if least >= 0 and (zero or axis.scale == "symlog" or least < 0.4 * most)
+            else least - pad
+        )
         end = 0.0 if most <= 0 and zero and least < 0 else most + pad
         ends = (begin if low is None else low), (end if high is None else high)
     if not ends[0] < ends[1]:
         ends = (ends[0] / 3, ends[0] * 3) if logarithmic else (ends[0] - 0.5, ends[0] + 0.5)
     positive = np.abs(data[data != 0])
-    within = 10.0 ** math.floor(math.log10(max(float(positive.min()), 1e-6))) if len(positive) else 1.0
+    within = (
+        10.0 ** math.floor(math.log10(max(float(positive.min()), 1e-6))) if len(positive) else 1.0
+    )
     return ends[0], ends[1], min(within, 1.0)
 
 
@@ -152,15 +196,22 @@ def _spread(plan: AxisPlan, welcome: Sequence[float], room: int) -> list[float]:
 def _powers(plan: AxisPlan, base: float, room: int) -> list[float]:
     if plan.low >= plan.high:
         return [plan.low]
-    first, last = math.ceil(math.log(plan.low, base) - 1e-9), math.floor(math.log(plan.high, base) + 1e-9)
+    first, last = (
+        math.ceil(math.log(plan.low, base) - 1e-9),
+        math.floor(math.log(plan.high, base) + 1e-9),
+    )
     every = max(1, math.ceil((last - first + 1) / room))
-    return [base**exponent for exponent in range(first, last + 1) if exponent % every == 0 or every == 1]
+    return [
+        base**exponent for exponent in range(first, last + 1) if exponent % every == 0 or every == 1
+    ]
 
 
 def _decades(plan: AxisPlan, room: int) -> list[float]:
     if plan.scale == "symlog":
         top = max(abs(plan.low), abs(plan.high))
-        exponents = range(math.floor(math.log10(plan.linear_within)), math.floor(math.log10(max(top, 1e-9))) + 1)
+        exponents = range(
+            math.floor(math.log10(plan.linear_within)), math.floor(math.log10(max(top, 1e-9))) + 1
+        )
         sides = [sign * 10.0**exponent for exponent in reversed(exponents) for sign in (1, -1)]
         return _spread(plan, _inside(plan, [0.0, *sides]), room)
     powers = _powers(plan, 10.0, room)
@@ -169,7 +220,11 @@ def _decades(plan: AxisPlan, room: int) -> list[float]:
     exponents = range(math.floor(math.log10(plan.low)), math.ceil(math.log10(plan.high)) + 1)
     fine = [digit * 10.0**exponent for digit in (1, 2, 5, 3, 7) for exponent in exponents]
     inside = _inside(plan, fine)
-    return _spread(plan, inside, room) if len(inside) >= 2 else [value for value, _ in _linear(plan.low, plan.high, 4)]
+    return (
+        _spread(plan, inside, room)
+        if len(inside) >= 2
+        else [value for value, _ in _linear(plan.low, plan.high, 4)]
+    )
 
 
 def _linear(low: float, high: float, room: int) -> list[tuple[float, str]]:
@@ -189,9 +244,16 @@ def _stepped(value: float, step: float, largest: float) -> str:
     if not 1e-4 <= largest < 1e12:
         return numerals.number(value)
     unit, suffix = next(
-        ((unit, suffix) for unit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k")) if largest >= 10 * unit), (1.0, "")
+        (
+            (unit, suffix)
+            for unit, suffix in ((1e9, "G"), (1e6, "M"), (1e3, "k"))
+            if largest >= 10 * unit
+        ),
+        (1.0, ""),
     )
-    decimals = next((digits for digits in range(5) if math.isclose(step / unit, round(step / unit, digits))), 5)
+    decimals = next(
+        (digits for digits in range(5) if math.isclose(step / unit, round(step / unit, digits))), 5
+    )
     text = f"{value / unit:,.{decimals}f}".replace("-", "\N{MINUS SIGN}")
     return "0" if value == 0 else text + suffix
 
@@ -214,7 +276,11 @@ def _time(plan: AxisPlan, room: int) -> AxisPlan:
     for before, moment in zip([None, *moments], moments, strict=False):
         text = moment.strftime(pattern)
         if pattern == "%H:%M" and (before is None or before.date() != moment.date()):
-            text = f"{moment.day} {moment:%b}\n{text}" if before is None or moment.hour else f"{moment.day} {moment:%b}"
+            text = (
+                f"{moment.day} {moment:%b}\n{text}"
+                if before is None or moment.hour
+                else f"{moment.day} {moment:%b}"
+            )
         elif "%b" in pattern and (before is None or before.year != moment.year):
             text = f"{text}\n{moment.year}"
         ticks.append((moment.timestamp(), text.lstrip("0") if pattern == "%d %b" else text))
@@ -226,14 +292,20 @@ def _moments(low: float, high: float, room: int) -> tuple[list[datetime], str]:
     for step in (60, 300, 900, 1800, 3600, 7200, 10800, 21600, 43200):
         if span / step <= room:
             first = math.ceil(low / step)
-            return [datetime.fromtimestamp(n * step, UTC) for n in range(first, math.floor(high / step) + 1)], "%H:%M"
+            return [
+                datetime.fromtimestamp(n * step, UTC)
+                for n in range(first, math.floor(high / step) + 1)
+            ], "%H:%M"
     begin = datetime.fromtimestamp(low, UTC)
     for days in (1, 2, 7, 14):
         if span / (86400 * days) <= room:
             first = math.ceil(low / 86400)
             if days >= 7:  # weeks begin on Monday; day 0 of Unix time was a Thursday
                 first += (4 - first) % 7
-            return [datetime.fromtimestamp(n * 86400, UTC) for n in range(first, int(high // 86400) + 1, days)], "%d %b"
+            return [
+                datetime.fromtimestamp(n * 86400, UTC)
+                for n in range(first, int(high // 86400) + 1, days)
+            ], "%d %b"
     for months in (1, 2, 3, 6, 12, 24, 60, 120):
         if span / (86400 * 30.44 * months) <= room:
             break

@@ -46,13 +46,19 @@ def key_figures(read: Read, numbers: Mapping[str, float]) -> list[KeyFigure]:
     ]
     if (median_s := known("med_run_time_gpu_s")) is not None:
         mean_s = known("avg_run_time_gpu_s")
-        found.append(KeyFigure("Median GPU job", words.duration(median_s), f"mean {words.duration(mean_s)}"))
+        found.append(
+            KeyFigure("Median GPU job", words.duration(median_s), f"mean {words.duration(mean_s)}")
+        )
     if (median_s := known("med_queue_time_gpu_s")) is not None:
         mean_s = known("avg_queue_time_gpu_s")
-        found.append(KeyFigure("Median wait", words.duration(median_s), f"mean {words.duration(mean_s)}"))
+        found.append(
+            KeyFigure("Median wait", words.duration(median_s), f"mean {words.duration(mean_s)}")
+        )
     if (gpus := known("avg_gpu_num")) is not None:
         largest = known("max_gpu_num")
-        found.append(KeyFigure("GPUs a job", f"{gpus:.3g}", f"largest {largest:,.0f}" if largest else "mean"))
+        found.append(
+            KeyFigure("GPUs a job", f"{gpus:.3g}", f"largest {largest:,.0f}" if largest else "mean")
+        )
     if (jobs := known("fail_rate_gpu")) is not None:
         of_time = known("fail_rate_gpu_time")
         note = "" if of_time is None else f"{words.percent(of_time)} of GPU time"
@@ -80,11 +86,18 @@ def _gpu_time(gpu_time_s: float) -> tuple[str, str]:
     years = gpu_time_s / _YEAR_S
     if years < 1:
         return f"{hours}{words.NBSP}h", "of one GPU"
-    return f"{years:,.3g}{words.NBSP}years" if years < 1000 else f"{years:,.0f}{words.NBSP}years", f"{hours} GPU h"
+    return (
+        f"{years:,.3g}{words.NBSP}years" if years < 1000 else f"{years:,.0f}{words.NBSP}years",
+        f"{hours} GPU h",
+    )
 
 
 def _gpu_years(gpu_time_s: float) -> str:
     years = gpu_time_s / _YEAR_S
     if years < 0.1:
         return f"{gpu_time_s / 3600:,.3g}{words.NBSP}GPU-hours"
-    return f"{years:,.0f}{words.NBSP}GPU-years" if years >= 100 else f"{years:,.2g}{words.NBSP}GPU-years"
+    return (
+        f"{years:,.0f}{words.NBSP}GPU-years"
+        if years >= 100
+        else f"{years:,.2g}{words.NBSP}GPU-years"
+    )

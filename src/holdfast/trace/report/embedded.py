@@ -46,7 +46,9 @@ def packed(values: charts.Values, *, log: bool) -> dict[str, Any]:
         most = float(np.max(np.abs(scaled[usable]), initial=0.0)) or 1.0
         span = float(np.ptp(scaled[usable])) if usable.any() else 0.0
         # No finer than the numbers themselves are.
-        unit = 10.0 ** math.floor(math.log10(max((span or most) / _LINEAR_PARTS, most * 1e-15, 1e-300)))
+        unit = 10.0 ** math.floor(
+            math.log10(max((span or most) / _LINEAR_PARTS, most * 1e-15, 1e-300))
+        )
     steps: list[int | None] = []
     before = 0
     for value, there in zip(scaled, usable, strict=True):
@@ -78,7 +80,12 @@ def _curves(panel: charts.Lines, drawn: Drawn) -> dict[str, Any] | None:
         series.append(values)
     if not any(len(each.x) > 1 for each in panel.series):
         return None
-    return {"kind": "lines", "x": _axis(panel.x, drawn.x_ends), "y": _axis(panel.y, drawn.y_ends), "series": series}
+    return {
+        "kind": "lines",
+        "x": _axis(panel.x, drawn.x_ends),
+        "y": _axis(panel.y, drawn.y_ends),
+        "series": series,
+    }
 
 
 def _ordered(
@@ -91,12 +98,25 @@ def _ordered(
     if len(repeated) and series.style != "step":
         return None
     keep = np.delete(keep, repeated)
-    sides = [None if side is None else np.asarray(side, dtype=float)[keep] for side in (series.low, series.high)]
-    return np.asarray(series.x, dtype=float)[keep], np.asarray(series.y, dtype=float)[keep], sides[0], sides[1]
+    sides = [
+        None if side is None else np.asarray(side, dtype=float)[keep]
+        for side in (series.low, series.high)
+    ]
+    return (
+        np.asarray(series.x, dtype=float)[keep],
+        np.asarray(series.y, dtype=float)[keep],
+        sides[0],
+        sides[1],
+    )
 
 
 def _axis(axis: charts.Axis, ends: tuple[float, float]) -> dict[str, Any]:
-    made: dict[str, Any] = {"label": shown(axis.label), "scale": axis.scale, "low": ends[0], "high": ends[1]}
+    made: dict[str, Any] = {
+        "label": shown(axis.label),
+        "scale": axis.scale,
+        "low": ends[0],
+        "high": ends[1],
+    }
     return made | ({"ticks": [shown(tick, 60) for tick in axis.ticks]} if axis.ticks else {})
 
 
@@ -107,10 +127,14 @@ def _map(panel: charts.Heatmap, drawn: Drawn) -> dict[str, Any]:
     return {
         "kind": "map",
         "box": [round(side, 4) for side in drawn.box],
-        "columns": [shown(tick, 60) for tick in panel.x.ticks] or [str(number) for number in range(columns)],
-        "rows": [shown(tick, 60) for tick in panel.y.ticks] or [str(number) for number in range(rows)],
+        "columns": [shown(tick, 60) for tick in panel.x.ticks]
+        or [str(number) for number in range(columns)],
+        "rows": [shown(tick, 60) for tick in panel.y.ticks]
+        or [str(number) for number in range(rows)],
         "x": shown(panel.x.label),
         "y": shown(panel.y.label),
         "unit": shown(panel.unit, 40),
-        "values": packed(values.ravel(), log=False) if np.isfinite(low) and np.isfinite(high) else None,
+        "values": packed(values.ravel(), log=False)
+        if np.isfinite(low) and np.isfinite(high)
+        else None,
     }

@@ -43,7 +43,9 @@ def replaced(folder: Path) -> Iterator[Path]:
         fsync_folder(folder.parent)
     except OSError as error:
         if error.errno and error.filename is None:
-            error.filename = str(folder)  # a write by a descriptor, as on a full disk, knows no name
+            error.filename = str(
+                folder
+            )  # a write by a descriptor, as on a full disk, knows no name
         raise
     finally:
         # The new one where something failed; the old one where it was replaced; nothing where there was none.
@@ -65,7 +67,9 @@ def _exchange(new: Path, old: Path) -> None:
     """Swap two folders' names in one step; where the file system cannot, in two."""
     libc = ctypes.CDLL(None, use_errno=True)
     if hasattr(libc, "renameat2"):
-        if not libc.renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE):
+        if not libc.renameat2(
+            _AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE
+        ):
             return
         if (code := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOSYS, errno.ENOTSUP):
             raise OSError(code, os.strerror(code), str(old))

@@ -53,4 +53,9 @@ class Report:
     @property
     def numbers(self) -> dict[str, float]:
         """The named numbers of all analyses together."""
-        return {name: number for entry in self.entries if entry.result for name, number in entry.result.numbers.items()}
+        return {
+            name: number
+            for entry in self.entries
+            if entry.result
+            for name, number in entry.result.numbers.items()
+        }

@@ -36,7 +36,12 @@ def table_view(table: Table, *, alone: bool) -> TableView:
     shown = [moment if name in MOMENTS else cell for name in names]
     rows = [[show(value) for show, value in zip(shown, row, strict=True)] for row in first.rows()]
     if alone and len(rows) <= _UPRIGHT_ROWS and len(names) > _WIDE_COLUMNS:
-        return TableView([names[0], *(row[0] for row in rows)], [False] + [True] * len(rows), _turned(names, rows), 0)
+        return TableView(
+            [names[0], *(row[0] for row in rows)],
+            [False] + [True] * len(rows),
+            _turned(names, rows),
+            0,
+        )
     numeric = [column.dtype.kind in "fiu" for column in table.columns.values()]
     return TableView(names, numeric, rows, max(len(table) - limit, 0))
 

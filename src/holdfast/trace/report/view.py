@@ -103,7 +103,10 @@ class PageView:
     def drawings(self) -> dict[str, str]:
         """Each figure's drawing by its name."""
         return {
-            figure.name: figure.drawing for section in self.sections for figure in section.figures if figure.drawing
+            figure.name: figure.drawing
+            for section in self.sections
+            for figure in section.figures
+            if figure.drawing
         }
 
 
@@ -122,13 +125,22 @@ def page_view(report: Report, *, progress: Progress | None = None) -> PageView:
     return PageView(
         title=report.title,
         answer=answer(report),
-        clusters=[_cluster(read, report) for read in sorted(report.clusters, key=lambda read: read.compared)],
+        clusters=[
+            _cluster(read, report)
+            for read in sorted(report.clusters, key=lambda read: read.compared)
+        ],
         notes_summary=notes_summary(report.notes),
-        notes=sorted(report.notes, key=lambda note: ("dropped", "mended", "kept").index(note.action)),
+        notes=sorted(
+            report.notes, key=lambda note: ("dropped", "mended", "kept").index(note.action)
+        ),
         findings=[_finding(finding) for finding in report.findings if finding.holds is not None],
         untold=[_finding(finding) for finding in report.findings if finding.holds is None],
         findings_summary=_findings_summary(report.findings),
-        sections=[_section(f"section-{place}", *found) for place, found in enumerate(figures.items(), 1) if found[1]],
+        sections=[
+            _section(f"section-{place}", *found)
+            for place, found in enumerate(figures.items(), 1)
+            if found[1]
+        ],
         methods=[*_methods(report), *report.parameters.items()],
         data=json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     )
@@ -148,10 +160,16 @@ def _figure(entry: Entry, data: dict[str, Any]) -> FigureView:
         return FigureView(analysis.name, analysis.title, analysis.source, left_out=entry.left_out)
     table = table_view(result.table, alone=result.chart is None)
     head = (analysis.name, analysis.title, analysis.source, result.caption)
-    return FigureView(*head, table=table) if result.chart is None else _drawn(head, result, table, data)
+    return (
+        FigureView(*head, table=table)
+        if result.chart is None
+        else _drawn(head, result, table, data)
+    )
 
 
-def _drawn(head: tuple[str, str, str, str], result: Result, table: TableView, data: dict[str, Any]) -> FigureView:
+def _drawn(
+    head: tuple[str, str, str, str], result: Result, table: TableView, data: dict[str, Any]
+) -> FigureView:
     name, title, *_ = head
     assert result.chart is not None
     drawn = drawing.panels(result.chart, name, title)
@@ -161,15 +179,27 @@ def _drawn(head: tuple[str, str, str, str], result: Result, table: TableView, da
         values = embedded(panel, piece)
         if values is not None:
             data[key] = values
-        panels.append(PanelView(key, piece.svg, values is not None and values["kind"] == "lines", piece.wide))
+        panels.append(
+            PanelView(key, piece.svg, values is not None and values["kind"] == "lines", piece.wide)
+        )
     columns = max(1, min(result.chart.columns, len(drawn)))
-    return FigureView(*head, panels=panels, columns=columns, drawing=drawing.joined(drawn, columns, title), table=table)
+    return FigureView(
+        *head,
+        panels=panels,
+        columns=columns,
+        drawing=drawing.joined(drawn, columns, title),
+        table=table,
+    )
 
 
 def notes_summary(notes: Sequence[Note]) -> str:
     """What the checks came to, in numbers; empty where they found nothing."""
     said = []
-    for action, what in (("dropped", "dropped"), ("mended", "mended"), ("kept", "kept as they are and counted")):
+    for action, what in (
+        ("dropped", "dropped"),
+        ("mended", "mended"),
+        ("kept", "kept as they are and counted"),
+    ):
         rows = sum(note.rows for note in notes if note.action == action)
         if rows:
             said.append(f"{rows:,} {'row' if rows == 1 else 'rows'} {what}")
@@ -188,7 +218,9 @@ def _finding(finding: Finding) -> FindingView:
     if isinstance(study, int | float) and not isinstance(study, bool):
         study = _with_unit(float(study), finding.unit) if math.isfinite(study) else ""
     study = "" if study is None else str(study)
-    return FindingView(finding.id, finding.sentence, said, study, verdict, mark, finding.why, finding.source)
+    return FindingView(
+        finding.id, finding.sentence, said, study, verdict, mark, finding.why, finding.source
+    )
 
 
 def _with_unit(value: float, unit: str) -> str:
@@ -205,7 +237,10 @@ def _findings_summary(findings: Sequence[Finding]) -> str:
     holds = sum(finding.holds is True for finding in findings)
     not_ = sum(finding.holds is False for finding in findings)
     open_ = len(findings) - holds - not_
-    said = [f"{holds} {'holds' if holds == 1 else 'hold'} here", f"{not_} {'does' if not_ == 1 else 'do'} not"]
+    said = [
+        f"{holds} {'holds' if holds == 1 else 'hold'} here",
+        f"{not_} {'does' if not_ == 1 else 'do'} not",
+    ]
     if open_:
         said.append(f"{open_} cannot be told from this trace")
     return (
@@ -217,13 +252,18 @@ def _findings_summary(findings: Sequence[Finding]) -> str:
 
 def _cluster(read: Read, report: Report) -> ClusterView:
     cluster = read.cluster
-    facts = [("Source", cluster.source), ("Jobs", f"{read.jobs:,}, {read.gpu_jobs:,} of them with GPUs")]
+    facts = [
+        ("Source", cluster.source),
+        ("Jobs", f"{read.jobs:,}, {read.gpu_jobs:,} of them with GPUs"),
+    ]
     if read.first:
         facts.append(("Submitted", f"{_day(read.first)} to {_day(read.last)}, UTC"))
     gpus = cluster.gpu_num or (cluster.node_num or 0) * (cluster.gpus_per_node or 0)
     if gpus:
         nodes = f"{cluster.node_num:,} nodes, " if cluster.node_num else ""
-        facts.append(("Size", f"{nodes}{gpus:,} GPUs{f' {cluster.gpu_model}' if cluster.gpu_model else ''}"))
+        facts.append(
+            ("Size", f"{nodes}{gpus:,} GPUs{f' {cluster.gpu_model}' if cluster.gpu_model else ''}")
+        )
     if cluster.citation:
         facts.append(("Citation and licence", cluster.citation))
     return ClusterView(cluster.name, read.compared, key_figures(read, report.numbers), facts)
@@ -239,16 +279,27 @@ def _methods(report: Report) -> list[tuple[str, str]]:
         "released": "What the source itself calls duration; in the released file of Kalos that counts the queue.",
     }
     said = meaning.get(report.duration, report.duration)
-    if report.duration == "run" and any(read.cluster.duration_counts_queue for read in report.clusters):
+    if report.duration == "run" and any(
+        read.cluster.duration_counts_queue for read in report.clusters
+    ):
         said += " What a source here calls duration counts the queue, and is not used."
     return [
         ("Duration", said),
         ("GPU time", "GPUs held, times duration: what was allocated, not what was used."),
-        ("Two weights", "A share of jobs counts each job once; a share of GPU time counts it by what it held."),
+        (
+            "Two weights",
+            "A share of jobs counts each job once; a share of GPU time counts it by what it held.",
+        ),
         (
             "Distributions",
             "Counted exactly from all values, neither sampled nor sketched; about 300 corners of a curve are shown.",
         ),
-        ("Boxes", "From the first to the third quartile, with the median; whiskers to the last value within 1.5 IQR."),
-        ("Time", "UTC; an hour of the day is that of the clock where the cluster stands, where it is known."),
+        (
+            "Boxes",
+            "From the first to the third quartile, with the median; whiskers to the last value within 1.5 IQR.",
+        ),
+        (
+            "Time",
+            "UTC; an hour of the day is that of the clock where the cluster stands, where it is known.",
+        ),
     ]

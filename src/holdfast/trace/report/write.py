@@ -15,7 +15,9 @@ PAGE, FINDINGS, FIGURES, DATA = "index.html", "findings.json", "figures", "data"
 _SUFFIXES = {FIGURES: {".svg", ".pdf", ".png"}, DATA: {".csv"}}
 
 
-def write_report(folder: Path, report: Report, *, paper: bool = False, progress: Progress | None = None) -> Path:
+def write_report(
+    folder: Path, report: Report, *, paper: bool = False, progress: Progress | None = None
+) -> Path:
     """Write the report, whole or not at all; an earlier report in `folder` is replaced by the complete new one.
 
     `index.html` needs no network and nothing beside it. `figures/NAME.svg` and `data/NAME.csv` are each figure's
@@ -46,7 +48,9 @@ def write_report(folder: Path, report: Report, *, paper: bool = False, progress:
         for entry in report.entries:
             name, result = entry.analysis.name, entry.result
             if result is not None:
-                (new / DATA / f"{name}.csv").write_text(result.table.csv(), encoding="utf-8", newline="")
+                (new / DATA / f"{name}.csv").write_text(
+                    result.table.csv(), encoding="utf-8", newline=""
+                )
                 if paper and result.chart is not None:
                     write_paper(result.chart, new / FIGURES / name)
         (new / FINDINGS).write_text(findings_json(report), encoding="utf-8")
@@ -67,13 +71,17 @@ def refuse_what_is_not_ours(folder: Path) -> None:
         raise BadUse(f"{folder} is a file, and the report is a folder. {next_step}")
     if not _is_report(folder):
         if any(folder.iterdir()):
-            raise BadUse(f"{folder} is not a report of holdfast, and would be overwritten. {next_step}")
+            raise BadUse(
+                f"{folder} is not a report of holdfast, and would be overwritten. {next_step}"
+            )
         return
     there = sorted(path.relative_to(folder) for path in folder.rglob("*"))
     own = {Path(name) for name in (PAGE, FINDINGS, FIGURES, DATA)}
     for path in there:
         if path not in own and path.suffix not in _SUFFIXES.get(path.parent.as_posix(), set()):
-            raise BadUse(f"{folder / path} is no part of a report, and would be lost. Move it, or name another folder.")
+            raise BadUse(
+                f"{folder / path} is no part of a report, and would be lost. Move it, or name another folder."
+            )
 
 
 def _is_report(folder: Path) -> bool:

@@ -37,7 +37,9 @@ KALOS_COLUMNS: Final[Columns] = {
     **SEREN_COLUMNS, "mem_per_pod_GB": "DOUBLE", "shared_mem_per_pod": "DOUBLE", "fail_time": Time(),
     "stop_time": Time(),
 }  # fmt: skip
-_KNOWN_BY: Final = frozenset({"job_id", "node_num", "gpu_num", "type", "state", "submit_time", "queue", "gpu_time"})
+_KNOWN_BY: Final = frozenset(
+    {"job_id", "node_num", "gpu_num", "type", "state", "submit_time", "queue", "gpu_time"}
+)
 _NAME: Final = re.compile(r"trace_([A-Za-z0-9-]+)")
 _TYPES: Final = {"Eval": "Evaluation", "Evaluation": "Evaluation"} | {
     name: name for name in ("Pretrain", "SFT", "MLLM", "Debug", "Other")
@@ -70,7 +72,9 @@ def _named(path: Path, published: Cluster) -> Cluster:
     named = _NAME.fullmatch(cluster_name(path))
     if named is None or named[1].lower() in {SEREN.name.lower(), KALOS.name.lower()}:
         return published
-    return Cluster(name=named[1], source="acme", duration_counts_queue=published.duration_counts_queue)
+    return Cluster(
+        name=named[1], source="acme", duration_counts_queue=published.duration_counts_queue
+    )
 
 
 def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
@@ -88,7 +92,13 @@ def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Re
             duration AS reported_duration_s, gpu_time AS reported_gpu_time_s, gpu_num, node_num, cpu_num, {memory}
             zone_offset
         FROM source"""
-    read = read_csv(connection, path, columns=KALOS_COLUMNS if is_kalos else SEREN_COLUMNS, select=select, table=table)
+    read = read_csv(
+        connection,
+        path,
+        columns=KALOS_COLUMNS if is_kalos else SEREN_COLUMNS,
+        select=select,
+        table=table,
+    )
     if not cluster.citation:
         cluster = replace(cluster, utc_offset_h=_utc_offset_h(connection, table))
     return Reading.of(connection, table, cluster, notes=read.notes(cluster.name))

@@ -69,7 +69,9 @@ class _Place:
     def bad(self, problem: str, allowed: Iterable[str] = ()) -> BadUse:
         where = f"{self.path}, {'.'.join(self.names)}" if self.names else str(self.path)
         choices = ", ".join(allowed)
-        return BadUse(f"{where}: {problem} {f'Allowed: {choices}.' if choices else 'Correct the column map.'}")
+        return BadUse(
+            f"{where}: {problem} {f'Allowed: {choices}.' if choices else 'Correct the column map.'}"
+        )
 
 
 def read_column_map(path: Path) -> ColumnMap:
@@ -90,7 +92,10 @@ def read_column_map(path: Path) -> ColumnMap:
             raise (place / section).bad("Expected a table.")
     if not content.get("columns"):
         raise place.bad("It has no [columns], which say where the columns of jobs come from.")
-    columns = {name: _mapped(place / "columns" / name, name, entry) for name, entry in content["columns"].items()}
+    columns = {
+        name: _mapped(place / "columns" / name, name, entry)
+        for name, entry in content["columns"].items()
+    }
     return ColumnMap(
         columns=columns,
         states=_words(place / "states", content.get("states", {}), STATES),
@@ -106,11 +111,17 @@ def _mapped(place: _Place, name: str, entry: Any) -> Mapped:
     if isinstance(entry, str):
         return Mapped(column=entry)
     if not isinstance(entry, dict) or not isinstance(entry.get("column"), str):
-        raise place.bad(f"Expected the name of a column of the file, or {{column = NAME}}, found {entry!r}.")
+        raise place.bad(
+            f"Expected the name of a column of the file, or {{column = NAME}}, found {entry!r}."
+        )
     allowed = ("column", *_TARGET_KEYS[JOB_COLUMNS[name]])
     if unknown := sorted(set(entry) - set(allowed)):
         raise place.bad(f"There is no {unknown[0]!r} here.", allowed)
-    texts = {key: _typed(place / key, entry[key], str) for key in ("separator", "format", "zone") if key in entry}
+    texts = {
+        key: _typed(place / key, entry[key], str)
+        for key in ("separator", "format", "zone")
+        if key in entry
+    }
     if texts.get("separator") == "":
         raise (place / "separator").bad("Expected a text that separates names, found ''.")
     if "zone" in texts:
@@ -167,9 +178,13 @@ def _delimiter(place: _Place, entries: Mapping[str, Any]) -> str:
 
 
 def _typed(place: _Place, value: Any, kind: type) -> Any:
-    right = isinstance(value, (int, float) if kind is float else kind) and (kind is bool or not isinstance(value, bool))
+    right = isinstance(value, (int, float) if kind is float else kind) and (
+        kind is bool or not isinstance(value, bool)
+    )
     if not right:
-        named = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}[kind]
+        named = {str: "a text", int: "a whole number", float: "a number", bool: "true or false"}[
+            kind
+        ]
         raise place.bad(f"Expected {named}, found {value!r}.")
     return value
 
@@ -178,12 +193,16 @@ def _check_zone(place: _Place, zone: str) -> None:
     try:
         ZoneInfo(zone)
     except (KeyError, ValueError, OSError) as error:
-        raise place.bad(f"There is no time zone {zone!r}; names are those of the IANA database.") from error
+        raise place.bad(
+            f"There is no time zone {zone!r}; names are those of the IANA database."
+        ) from error
 
 
 def _origin_s(place: _Place, origin: Any) -> float:
     try:
         at = origin if isinstance(origin, datetime) else datetime.fromisoformat(origin)
     except (TypeError, ValueError) as error:
-        raise place.bad(f"Expected a time such as 2023-05-17T11:30:13Z, found {origin!r}.") from error
+        raise place.bad(
+            f"Expected a time such as 2023-05-17T11:30:13Z, found {origin!r}."
+        ) from error
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()

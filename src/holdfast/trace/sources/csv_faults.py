@@ -26,7 +26,9 @@ _VALUE: Final = re.compile(r'Could not convert string "(.*)" to ', re.DOTALL)
 _IN_ORDER: Final = "parallel=false"
 
 
-def first_fault(connection: "duckdb.DuckDBPyConnection", path: Path, source: CsvSource, error: Exception) -> BadTrace:
+def first_fault(
+    connection: "duckdb.DuckDBPyConnection", path: Path, source: CsvSource, error: Exception
+) -> BadTrace:
     """The fault nearest to the file's beginning; `error`, by which it became known, where none is found."""
     import duckdb
 
@@ -45,30 +47,43 @@ def first_fault(connection: "duckdb.DuckDBPyConnection", path: Path, source: Csv
             next_step="Give all the same ending, for example by dos2unix.",
         )
     sentence = str(error).partition("\n")[0].rstrip(".")
-    return BadTrace(path, f"The file cannot be read: {sentence}.", next_step="Check that it is CSV, and whole.")
+    return BadTrace(
+        path, f"The file cannot be read: {sentence}.", next_step="Check that it is CSV, and whole."
+    )
 
 
-def bad_rows(connection: "duckdb.DuckDBPyConnection", path: Path, source: CsvSource) -> tuple[int, tuple[str, ...]]:
+def bad_rows(
+    connection: "duckdb.DuckDBPyConnection", path: Path, source: CsvSource
+) -> tuple[int, tuple[str, ...]]:
     """How many rows cannot be read, and where a few of them stand and why.
 
     Raises:
         BadTrace: there is a fault that may cost more than its row: a quote that does not close.
     """
     faults = list(_rejected(connection, path, source, EXAMPLES))
-    count = connection.execute("SELECT count(DISTINCT line_byte_position) FROM reject_errors").fetchall()[0][0]
+    count = connection.execute(
+        "SELECT count(DISTINCT line_byte_position) FROM reject_errors"
+    ).fetchall()[0][0]
     _forget_rejects(connection)
     if wrong := " OR ".join(source.unchecked().values()):
         checked = source.checked("ignore_errors=true")
-        count += connection.execute(f"SELECT count(*) FROM {checked} WHERE {wrong}").fetchall()[0][0]
+        count += connection.execute(f"SELECT count(*) FROM {checked} WHERE {wrong}").fetchall()[0][
+            0
+        ]
     return count, tuple(str(fault).removesuffix(" " + CORRECT) for fault in faults)
 
 
-def mixed_offsets(connection: "duckdb.DuckDBPyConnection", path: Path, source: CsvSource) -> BadTrace:
+def mixed_offsets(
+    connection: "duckdb.DuckDBPyConnection", path: Path, source: CsvSource
+) -> BadTrace:
     """Some times have a zone offset and others have none: where the first of the rarer kind is."""
     texts = f"(SELECT *, row_number() OVER () AS record FROM {source.texts(_IN_ORDER)})"
     found = []
     for name, with_offset in source.with_offset().items():
-        for condition, has in ((f"NOT ({with_offset})", "no zone offset"), (with_offset, "a zone offset")):
+        for condition, has in (
+            (f"NOT ({with_offset})", "no zone offset"),
+            (with_offset, "a zone offset"),
+        ):
             count, record, value = connection.execute(
                 f"SELECT count(*), min(record), arg_min({quoted(name)}, record) FROM {texts} WHERE {condition}"
             ).fetchall()[0]
@@ -108,8 +123,12 @@ def _rejected(
             raise _fault_of(path, source, line, column, kind, text, message)
         fault = _fault_of(path, source, line, column, kind, text, message)
         if kind == "MISSING COLUMNS" and _is_last(path, byte, text):
-            problem = "It is the last line and has too few fields, so the file may have been cut off"
-            fault = BadTrace(path, f"{problem}: {_shown(text.strip())}.", line=line, next_step="Get it whole.")
+            problem = (
+                "It is the last line and has too few fields, so the file may have been cut off"
+            )
+            fault = BadTrace(
+                path, f"{problem}: {_shown(text.strip())}.", line=line, next_step="Get it whole."
+            )
         yield fault
 
 
@@ -123,7 +142,11 @@ def _fault_of(
         case "UNQUOTED VALUE":
             next_step = "Correct the line; what follows cannot be told from the quoted text."
             return BadTrace(
-                path, "A quote opens here and does not close.", line=line, column=column, next_step=next_step
+                path,
+                "A quote opens here and does not close.",
+                line=line,
+                column=column,
+                next_step=next_step,
             )
         case "MISSING COLUMNS" | "TOO MANY COLUMNS":
             found = message.rsplit(":", 1)[1].strip()
@@ -136,10 +159,14 @@ def _fault_of(
         case "LINE SIZE OVER MAXIMUM":
             return too_long(path, line)
         case _:
-            return BadTrace(path, _shown(message.partition("\n")[0]) + ".", line=line, next_step=CORRECT)
+            return BadTrace(
+                path, _shown(message.partition("\n")[0]) + ".", line=line, next_step=CORRECT
+            )
 
 
-def _unchecked(connection: "duckdb.DuckDBPyConnection", path: Path, source: CsvSource) -> Iterator[BadTrace]:
+def _unchecked(
+    connection: "duckdb.DuckDBPyConnection", path: Path, source: CsvSource
+) -> Iterator[BadTrace]:
     """The first field of each column that the reader passed and that is none of its type."""
     checked = f"(SELECT *, row_number() OVER () AS record FROM {source.checked('ignore_errors=true', _IN_ORDER)})"
     for name, wrong in source.unchecked().items():
@@ -148,14 +175,20 @@ def _unchecked(connection: "duckdb.DuckDBPyConnection", path: Path, source: CsvS
         ).fetchall()[0]
         if record is not None:
             problem = f"Expected {_expected(source, name)}, found {_shown(value)}."
-            yield BadTrace(path, problem, line=_line(path, source, record), column=name, next_step=CORRECT)
+            yield BadTrace(
+                path, problem, line=_line(path, source, record), column=name, next_step=CORRECT
+            )
 
 
 def _expected(source: CsvSource, column: str) -> str:
     kind = dict(source.columns)[column]
     if not isinstance(kind, Time):
         return _KINDS[kind]
-    return f"a time of the form {kind.format}" if kind.format else "a time such as 2023-03-01 00:18:22+08:00"
+    return (
+        f"a time of the form {kind.format}"
+        if kind.format
+        else "a time such as 2023-03-01 00:18:22+08:00"
+    )
 
 
 def _line(path: Path, source: CsvSource, row: int) -> int:
@@ -165,7 +198,9 @@ def _line(path: Path, source: CsvSource, row: int) -> int:
 
 
 def _is_last(path: Path, byte: int, text: str) -> bool:
-    return path.suffix not in {".gz", ".zst"} and byte + len(text.encode()) + 2 >= path.stat().st_size
+    return (
+        path.suffix not in {".gz", ".zst"} and byte + len(text.encode()) + 2 >= path.stat().st_size
+    )
 
 
 def _forget_rejects(connection: "duckdb.DuckDBPyConnection") -> None:

@@ -43,19 +43,25 @@ class CsvSource:
 
     def good(self) -> str:
         """As `typed`, of the rows that can be read."""
-        wrong = " OR ".join(wrong for name, _ in self.columns if (wrong := self._wrong(name, times=True)))
-        return (
-            f"{self._columns()} FROM {self.reader(self._kinds(), 'ignore_errors=true')} WHERE NOT ({wrong or 'false'})"
+        wrong = " OR ".join(
+            wrong for name, _ in self.columns if (wrong := self._wrong(name, times=True))
         )
+        return f"{self._columns()} FROM {self.reader(self._kinds(), 'ignore_errors=true')} WHERE NOT ({wrong or 'false'})"  # noqa: E501
 
     def checked(self, *options: str) -> str:
         """The table function with every column of its type, as far as it can check that: not `unchecked`."""
-        kinds = {name: "TIMESTAMPTZ" for name, kind in self.columns if isinstance(kind, Time) and not kind.format}
+        kinds = {
+            name: "TIMESTAMPTZ"
+            for name, kind in self.columns
+            if isinstance(kind, Time) and not kind.format
+        }
         return self.reader({**self._kinds(), **kinds}, *options)
 
     def unchecked(self) -> Mapping[str, str]:
         """SQL, by column: whether a field that passed `checked` is none of its type."""
-        return {name: wrong for name, _ in self.columns if (wrong := self._wrong(name, times=False))}
+        return {
+            name: wrong for name, _ in self.columns if (wrong := self._wrong(name, times=False))
+        }
 
     def texts(self, *options: str) -> str:
         """The table function with every column a text."""
@@ -72,14 +78,22 @@ class CsvSource:
 
     def with_offset(self) -> Mapping[str, str]:
         """SQL: whether a time was written with a zone offset, NULL where there is no time; by column."""
-        return {name: _has_offset(quoted(name), kind) for name, kind in self.columns if isinstance(kind, Time)}
+        return {
+            name: _has_offset(quoted(name), kind)
+            for name, kind in self.columns
+            if isinstance(kind, Time)
+        }
 
     def _kinds(self) -> dict[str, str]:
         return {name: "VARCHAR" if isinstance(kind, Time) else kind for name, kind in self.columns}
 
     def _columns(self) -> str:
         # A file that was exported from a trace may have a column zone_offset; the one that is made here is meant.
-        cells = [f"{_cell(name, kind)} AS {quoted(name)}" for name, kind in self.columns if name != "zone_offset"]
+        cells = [
+            f"{_cell(name, kind)} AS {quoted(name)}"
+            for name, kind in self.columns
+            if name != "zone_offset"
+        ]
         return f"SELECT {', '.join([*cells, self._offset()])}"
 
     def _wrong(self, name: str, *, times: bool) -> str:

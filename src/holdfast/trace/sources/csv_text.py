@@ -47,9 +47,19 @@ class CsvRead:
             )  # fmt: skip
         if len(self.offsets) > 1:
             listed = ", ".join(f"{offset} ({count})" for offset, count in self.offsets.items())
-            sentence = f"Times are written with several zone offsets, {listed}; each is taken at its word."
+            sentence = (
+                f"Times are written with several zone offsets, {listed}; each is taken at its word."
+            )
             fewer = sum(self.offsets.values()) - max(self.offsets.values())
-            notes.append(Note(cluster=cluster, check="several-offsets", sentence=sentence, rows=fewer, action="kept"))
+            notes.append(
+                Note(
+                    cluster=cluster,
+                    check="several-offsets",
+                    sentence=sentence,
+                    rows=fewer,
+                    action="kept",
+                )
+            )
         return tuple(notes)
 
 
@@ -89,17 +99,24 @@ def read_csv(
     scan(path)
     with openable(connection, path) as file:
         source = CsvSource(
-            file, [(name, columns[name]) for name in (header if has_header else columns)], delimiter, has_header
+            file,
+            [(name, columns[name]) for name in (header if has_header else columns)],
+            delimiter,
+            has_header,
         )
         dropped, faults = 0, tuple[str, ...]()
         try:
-            connection.execute(f"CREATE OR REPLACE TABLE {table} AS WITH source AS ({source.typed()}) {select}")
+            connection.execute(
+                f"CREATE OR REPLACE TABLE {table} AS WITH source AS ({source.typed()}) {select}"
+            )
         except duckdb.IOException as error:
             said = str(error).partition("\n")[0]
             if "No space left" in said:  # for the table; nothing is wrong with the file
                 raise
             next_step = "Look whether it is written to meanwhile, and whole."
-            raise BadTrace(path, f"The file cannot be read: {said}.", next_step=next_step) from error
+            raise BadTrace(
+                path, f"The file cannot be read: {said}.", next_step=next_step
+            ) from error
         except (
             duckdb.InvalidInputException,
             duckdb.ConversionException,
@@ -109,13 +126,17 @@ def read_csv(
             if not drops_bad_rows(connection):
                 raise csv_faults.first_fault(connection, path, source, error) from error
             dropped, faults = csv_faults.bad_rows(connection, path, source)
-            connection.execute(f"CREATE OR REPLACE TABLE {table} AS WITH source AS ({source.good()}) {select}")
+            connection.execute(
+                f"CREATE OR REPLACE TABLE {table} AS WITH source AS ({source.good()}) {select}"
+            )
         offsets = _offsets(connection, table)
         if MIXED in offsets or ("" in offsets and len(offsets) > 1):
             raise csv_faults.mixed_offsets(connection, path, source)
     rows = connection.execute(f"SELECT count(*) FROM {table}").fetchall()[0][0]
     if not rows:
-        raise BadTrace(path, NO_JOB, next_step="Give a file with at least one row under its header.")
+        raise BadTrace(
+            path, NO_JOB, next_step="Give a file with at least one row under its header."
+        )
     return CsvRead(rows=rows, dropped=dropped, faults=faults, offsets=offsets)
 
 
@@ -132,7 +153,11 @@ def _offsets(connection: "duckdb.DuckDBPyConnection", table: str) -> dict[str, i
 
 def _check_header(path: Path, header: Sequence[str], columns: Columns) -> None:
     if not header:
-        raise BadTrace(path, "The file is empty." if not path.stat().st_size else NO_JOB, next_step="Give another one.")
+        raise BadTrace(
+            path,
+            "The file is empty." if not path.stat().st_size else NO_JOB,
+            next_step="Give another one.",
+        )
     twice = sorted({name for name in header if header.count(name) > 1})
     missing = [name for name in columns if name not in header]
     extra = [name for name in header if name not in columns]

@@ -19,7 +19,9 @@ class Findings:
         """Count a row, or several, for a check."""
         self.rows[check] = self.rows.get(check, 0) + rows
         kept = self.examples.setdefault(check, [])
-        kept += [example for example in dict.fromkeys(examples) if example not in kept][: MOST_EXAMPLES - len(kept)]
+        kept += [example for example in dict.fromkeys(examples) if example not in kept][
+            : MOST_EXAMPLES - len(kept)
+        ]
 
     def notes(self, cluster: str, sentences: dict[str, tuple[str, str]]) -> tuple[Note, ...]:
         """A note of each check that counted anything.

@@ -55,7 +55,12 @@ def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Re
             zone_offset
         FROM source"""
     read = read_csv(connection, path, columns=columns, select=select, table=table)
-    names = [row[0] for row in connection.execute(f"SELECT DISTINCT cluster FROM {table} ORDER BY ALL").fetchall()]
+    names = [
+        row[0]
+        for row in connection.execute(
+            f"SELECT DISTINCT cluster FROM {table} ORDER BY ALL"
+        ).fetchall()
+    ]
     return Reading.of(connection, table, *map(_cluster, names), notes=read.notes(names[0]))
 
 

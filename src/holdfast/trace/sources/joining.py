@@ -27,7 +27,9 @@ def renamed(connection: "duckdb.DuckDBPyConnection", reading: Reading, name: str
         connection.execute(f"UPDATE {reading.table} SET job_id = cluster || '/' || job_id")
     # A column with a default costs nothing, whatever the number of rows.
     connection.execute(f"ALTER TABLE {reading.table} DROP COLUMN cluster")
-    connection.execute(f"ALTER TABLE {reading.table} ADD COLUMN cluster VARCHAR DEFAULT {literal(name)}")
+    connection.execute(
+        f"ALTER TABLE {reading.table} ADD COLUMN cluster VARCHAR DEFAULT {literal(name)}"
+    )
     notes = tuple(replace(note, cluster=name) for note in reading.notes)
     if cluster.gpu_num:
         known = " and ".join(one.name for one in reading.clusters)
@@ -36,7 +38,9 @@ def renamed(connection: "duckdb.DuckDBPyConnection", reading: Reading, name: str
     return replace(reading, clusters=(cluster,), notes=notes, lacking={})
 
 
-def joined(connection: "duckdb.DuckDBPyConnection", readings: Sequence[Reading], new: Reading) -> list[Reading]:
+def joined(
+    connection: "duckdb.DuckDBPyConnection", readings: Sequence[Reading], new: Reading
+) -> list[Reading]:
     """The readings with one more; where it is of a cluster that is there already, its rows are added to that table."""
     names = {cluster.name for cluster in new.clusters}
     for place, old in enumerate(readings):
@@ -54,7 +58,9 @@ def joined(connection: "duckdb.DuckDBPyConnection", readings: Sequence[Reading],
             clusters=clusters,
             notes=old.notes + new.notes,
             lacking={
-                cluster.name: columns - _columns_of(old, cluster.name) - _columns_of(new, cluster.name)
+                cluster.name: columns
+                - _columns_of(old, cluster.name)
+                - _columns_of(new, cluster.name)
                 for cluster in clusters
             },
         )
@@ -65,7 +71,9 @@ def joined(connection: "duckdb.DuckDBPyConnection", readings: Sequence[Reading],
 def _merged(old: Sequence[Cluster], new: Sequence[Cluster]) -> tuple[Cluster, ...]:
     merged = {cluster.name: cluster for cluster in old}
     for cluster in new:
-        merged[cluster.name] = known_first(merged[cluster.name], cluster) if cluster.name in merged else cluster
+        merged[cluster.name] = (
+            known_first(merged[cluster.name], cluster) if cluster.name in merged else cluster
+        )
     return tuple(merged.values())
 
 

@@ -11,12 +11,16 @@ from holdfast.trace.sources.text_file import opened_text
 
 CHUNK_CHARACTERS: Final = 1 << 20
 LONGEST_OBJECT_CHARACTERS: Final = 256 << 20
-_DECODER: Final = json.JSONDecoder(strict=False)  # control characters in a text are the writer's fault, not ours
+_DECODER: Final = json.JSONDecoder(
+    strict=False
+)  # control characters in a text are the writer's fault, not ours
 _SPACE: Final = " \t\r\n,"
 _TORN: Final = re.compile(r"[\w.+-]*\s*$")
 
 
-def json_objects(path: Path, lists: frozenset[str], *, next_step: str) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_objects(
+    path: Path, lists: frozenset[str], *, next_step: str
+) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a document, each with the line it begins on.
 
     Args:
@@ -113,7 +117,9 @@ class _Text:
                 if torn and self._more(max(CHUNK_CHARACTERS, len(self._buffer) - self._at)):
                     continue
                 self._at = min(error.pos, len(self._buffer))
-                raise self.bad("expected JSON: " + ("it is cut off here." if torn else f"{error.msg}.")) from None
+                raise self.bad(
+                    "expected JSON: " + ("it is cut off here." if torn else f"{error.msg}.")
+                ) from None
             except RecursionError:
                 raise self.bad("expected JSON that is not nested a thousand deep.") from None
             if end < len(self._buffer) or not self._more(CHUNK_CHARACTERS):

@@ -21,9 +21,15 @@ GROUP_LABELS: Final = {
     "volcano.sh/job-name": "volcano",
 }
 """Labels by which operators mark the pods of one job, and the kind that its id names."""
-SERVICES: Final = frozenset({"DaemonSet", "Node", "ReplicaSet", "ReplicationController", "StatefulSet"})
+SERVICES: Final = frozenset(
+    {"DaemonSet", "Node", "ReplicaSet", "ReplicationController", "StatefulSet"}
+)
 """Controllers whose pods each stand for themselves: replicas of a service."""
-QUEUE_LABELS: Final = ("kueue.x-k8s.io/queue-name", "volcano.sh/queue-name", "scheduling.volcano.sh/queue-name")
+QUEUE_LABELS: Final = (
+    "kueue.x-k8s.io/queue-name",
+    "volcano.sh/queue-name",
+    "scheduling.volcano.sh/queue-name",
+)
 ATTEMPT_LABEL: Final = "jobset.sigs.k8s.io/restart-attempt"
 _PLACE_LABELS: Final = (
     "jobset.sigs.k8s.io/job-key",
@@ -125,7 +131,11 @@ def pod_member(pod: Mapping[str, Any]) -> Member:
     if phase in ("Succeeded", "Failed"):
         # A pod that was thrown out may have no container's end: then its last change of state is it.
         ends = [unix_s(one.get("finishedAt")) for one in ended] or [None]
-        known = [at for at in ends if at is not None] or _changes(status) or [unix_s(meta.get("deletionTimestamp"))]
+        known = (
+            [at for at in ends if at is not None]
+            or _changes(status)
+            or [unix_s(meta.get("deletionTimestamp"))]
+        )
         end_s = max((at for at in known if at is not None), default=None)
     state, reason, exit_code = _outcome(phase, status, ended, started=start_s is not None)
     return Member(
@@ -156,7 +166,9 @@ def job_verdict(job: Mapping[str, Any]) -> Verdict:
     meta, spec, status = job["metadata"], job["spec"], job.get("status") or {}
     labelled = _job_of(meta, "job")
     # A Job that an operator made belongs to that one's job, its owner or not.
-    key, job_name = labelled[:2] if labelled[0].split("/")[1] in GROUP_LABELS.values() else _own(meta, "job")
+    key, job_name = (
+        labelled[:2] if labelled[0].split("/")[1] in GROUP_LABELS.values() else _own(meta, "job")
+    )
     verdict, reason, end_s = None, None, unix_s(status.get("completionTime"))
     for condition in status.get("conditions") or ():
         if condition.get("status") == "True" and condition.get("type") in ("Complete", "Failed"):
@@ -195,12 +207,16 @@ def owner_key(meta: Mapping[str, Any], kind: str) -> tuple[str, str]:
     return _job_of(meta, kind)[:2]
 
 
-def bad_object(path: Path, line: int, item: Mapping[str, Any], error: Exception, *, next_step: str) -> BadTrace:
+def bad_object(
+    path: Path, line: int, item: Mapping[str, Any], error: Exception, *, next_step: str
+) -> BadTrace:
     """The user's error of an object in which a field is missing or is not what the API says."""
     meta = item.get("metadata")
     name = meta.get("name", "without a name") if isinstance(meta, dict) else "without metadata"
     problem = f"has no {error}" if isinstance(error, KeyError) else str(error)
-    return BadTrace(path, f"{item.get('kind', 'object')} {name}: {problem}.", line=line, next_step=next_step)
+    return BadTrace(
+        path, f"{item.get('kind', 'object')} {name}: {problem}.", line=line, next_step=next_step
+    )
 
 
 def _job_of(meta: Mapping[str, Any], kind: str) -> tuple[str, str, bool]:
@@ -270,7 +286,11 @@ def _changes(status: Mapping[str, Any]) -> list[float | None]:
 
 
 def _outcome(
-    phase: str | None, status: Mapping[str, Any], ended: Sequence[Mapping[str, Any]], *, started: bool
+    phase: str | None,
+    status: Mapping[str, Any],
+    ended: Sequence[Mapping[str, Any]],
+    *,
+    started: bool,
 ) -> tuple[str, str | None, int | None]:
     if phase == "Succeeded":
         return "COMPLETED", None, 0

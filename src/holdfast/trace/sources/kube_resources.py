@@ -13,7 +13,11 @@ WHOLE_GPUS: Final = frozenset(
 """Extended resources of which one is one GPU."""
 MIG_PREFIX: Final = "nvidia.com/mig-"
 """Of MIG's mixed strategy; under the single strategy a slice is called nvidia.com/gpu and cannot be told from one."""
-MODEL_LABELS: Final = ("nvidia.com/gpu.product", "amd.com/gpu.product-name", "cloud.google.com/gke-accelerator")
+MODEL_LABELS: Final = (
+    "nvidia.com/gpu.product",
+    "amd.com/gpu.product-name",
+    "cloud.google.com/gke-accelerator",
+)
 """Labels of nodes that name the GPU, as a pod's nodeSelector asks for them."""
 
 _QUANTITY = re.compile(r"([+-]?\d*\.?\d+)(?:([eE][+-]?\d+)|([numkMGTPE]|[KMGTPE]i))?$")

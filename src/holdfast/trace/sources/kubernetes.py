@@ -199,7 +199,9 @@ def _most(pods: Sequence[Member], amount: Callable[[Member], float]) -> float:
     for pod in pods:
         changes.append((float("-inf") if pod.start_s is None else pod.start_s, 1, amount(pod)))
         if pod.start_s is not None and pod.end_s is not None:
-            changes.append((pod.end_s, 0, -amount(pod)))  # 0: what ends as another starts makes room for it
+            changes.append(
+                (pod.end_s, 0, -amount(pod))
+            )  # 0: what ends as another starts makes room for it
     held = most = 0.0
     for _, _, change in sorted(changes):
         held += change

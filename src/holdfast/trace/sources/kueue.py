@@ -113,11 +113,15 @@ def _row(cluster: str, item: Mapping[str, Any], findings: Findings) -> tuple[Any
 
 def _request(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Request:
     """What was set aside for all its pods, else what they ask for."""
-    assigned = {one["name"]: one for one in (status.get("admission") or {}).get("podSetAssignments") or ()}
+    assigned = {
+        one["name"]: one for one in (status.get("admission") or {}).get("podSetAssignments") or ()
+    }
     request = Request()
     for pods in spec["podSets"]:
         given = assigned.get(pods.get("name", "main"), {})
-        asked = of_pod(pods["template"]["spec"]).times(int(given.get("count", pods.get("count", 1))))
+        asked = of_pod(pods["template"]["spec"]).times(
+            int(given.get("count", pods.get("count", 1)))
+        )
         # What was set aside minds a LimitRange's defaults; but a queue's quota may leave resources out.
         usage = of_resources(given.get("resourceUsage") or {})
         request += usage if usage.gpu_num else asked
@@ -127,12 +131,20 @@ def _request(spec: Mapping[str, Any], status: Mapping[str, Any]) -> Request:
 def _evictions(status: Mapping[str, Any], conditions: Mapping[str, Any]) -> int:
     counted = (status.get("schedulingStats") or {}).get("evictions") or ()
     requeued = (status.get("requeueState") or {}).get("count") or 0
-    return max(sum(int(one.get("count", 0)) for one in counted), int(requeued), int("Evicted" in conditions))
+    return max(
+        sum(int(one.get("count", 0)) for one in counted),
+        int(requeued),
+        int("Evicted" in conditions),
+    )
 
 
 def _since(conditions: Mapping[str, Any], kind: str) -> float | None:
     condition = conditions.get(kind)
-    return unix_s(condition["lastTransitionTime"]) if condition and condition.get("status") == "True" else None
+    return (
+        unix_s(condition["lastTransitionTime"])
+        if condition and condition.get("status") == "True"
+        else None
+    )
 
 
 def _outcome(
@@ -142,7 +154,10 @@ def _outcome(
     finished_s = _since(conditions, "Finished")
     if finished_s is not None:
         condition = conditions["Finished"]
-        reason, message = str(condition.get("reason", "")), str(condition.get("message", "")).lower()
+        reason, message = (
+            str(condition.get("reason", "")),
+            str(condition.get("message", "")).lower(),
+        )
         # Before Kueue 0.7 the reason is JobFinished either way, and the message tells.
         if reason == "Succeeded" or (reason == "JobFinished" and "success" in message):
             return "COMPLETED", None, finished_s
@@ -154,7 +169,13 @@ def _outcome(
     if spec.get("active") is False:
         evicted = conditions.get("Evicted") or {}
         why = str(evicted.get("reason", "Deactivated"))
-        state = "TIMEOUT" if "MaximumExecutionTime" in why else "FAILED" if "Limit" in why else "CANCELLED"
+        state = (
+            "TIMEOUT"
+            if "MaximumExecutionTime" in why
+            else "FAILED"
+            if "Limit" in why
+            else "CANCELLED"
+        )
         return state, why, _since(conditions, "Evicted")
     return ("RUNNING" if admitted else "PENDING"), None, None
 

@@ -33,7 +33,12 @@ COLUMNS: Final = (
     "queue_s", "gpu_num", "node_num", "nodes", "zone_offset",
 )  # fmt: skip
 _MAGIC: Final = b"SQLite format 3\0"
-_STATES: Final = {"completed": "COMPLETED", "failed": "FAILED", "stopped": "CANCELLED", "running": "RUNNING"}
+_STATES: Final = {
+    "completed": "COMPLETED",
+    "failed": "FAILED",
+    "stopped": "CANCELLED",
+    "running": "RUNNING",
+}
 
 
 def read_ledger(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
@@ -45,12 +50,18 @@ def read_ledger(connection: "duckdb.DuckDBPyConnection", path: Path, table: str)
     """
     # Opening makes a ledger of whatever SQLite file there is, so one is looked for first, reading only.
     try:
-        with closing(sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)) as database:
-            found = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'incidents'").fetchone()
+        with closing(
+            sqlite3.connect(f"file:{quote(str(path.absolute()))}?mode=ro", uri=True)
+        ) as database:
+            found = database.execute(
+                "SELECT 1 FROM sqlite_master WHERE name = 'incidents'"
+            ).fetchone()
     except sqlite3.Error as error:
         raise BadTrace(path, f"expected a ledger: {error}.", next_step=NEXT_STEP) from None
     if found is None:
-        raise BadTrace(path, "expected a ledger; this SQLite database has no incidents.", next_step=NEXT_STEP)
+        raise BadTrace(
+            path, "expected a ledger; this SQLite database has no incidents.", next_step=NEXT_STEP
+        )
     return _read(connection, f"sqlite:///{quote(str(path.absolute()))}", table)
 
 
@@ -74,7 +85,9 @@ def read_url(connection: "duckdb.DuckDBPyConnection", url: str, table: str) -> R
 
 def _read(connection: "duckdb.DuckDBPyConnection", url: str, table: str) -> Reading:
     with Ledger.open(url) as ledger:
-        count = read_rows(connection, table, {name: JOB_COLUMNS[name] for name in COLUMNS}, _rows(ledger))
+        count = read_rows(
+            connection, table, {name: JOB_COLUMNS[name] for name in COLUMNS}, _rows(ledger)
+        )
     if not count:
         raise BadTrace("the ledger", "It holds no run that was started.", next_step=NEXT_STEP)
     cluster = Cluster(name=SOURCE.name, source=SOURCE.name)
@@ -95,16 +108,31 @@ def recognises(path: Path) -> bool:
 def _rows(ledger: Ledger) -> Iterator[tuple[Any, ...]]:
     for run in ledger.runs():
         attempts = ledger.attempts(run.run_id)
-        incidents = {incident.attempt: incident for incident in reversed(ledger.incidents(run.run_id))}
+        incidents = {
+            incident.attempt: incident for incident in reversed(ledger.incidents(run.run_id))
+        }
         events = ledger.events(run.run_id)
         submit_s = run.started_at_s
         for attempt in attempts:
-            yield _row(run, attempt, submit_s, incidents.get(attempt.number), events, last=attempt is attempts[-1])
+            yield _row(
+                run,
+                attempt,
+                submit_s,
+                incidents.get(attempt.number),
+                events,
+                last=attempt is attempts[-1],
+            )
             submit_s = attempt.ended_at_s or submit_s
 
 
 def _row(
-    run: Run, attempt: Attempt, submit_s: float, incident: Incident | None, events: Sequence[Event], *, last: bool
+    run: Run,
+    attempt: Attempt,
+    submit_s: float,
+    incident: Incident | None,
+    events: Sequence[Event],
+    *,
+    last: bool,
 ) -> tuple[Any, ...]:
     # A supervisor that was killed leaves its last attempt as running: the run's own state, where that is over, holds.
     outcome = run.state if attempt.outcome == "running" and last else attempt.outcome
@@ -147,7 +175,9 @@ def _exit_code(
 def _ranks(run: Run, attempt: Attempt, events: Sequence[Event]) -> int | None:
     """Its ranks: as they said when they started, else as the run was told."""
     for event in events:
-        if (event.kind, event.attempt) == ("started", attempt.number) and event.data.get("world_size"):
+        if (event.kind, event.attempt) == ("started", attempt.number) and event.data.get(
+            "world_size"
+        ):
             return int(event.data["world_size"])
     # torchrun's own command says how many it starts; `nproc` is then 1 whatever that is.
     is_torchrun = bool(run.command) and Path(run.command[0]).name == "torchrun"

@@ -66,7 +66,10 @@ def mapped_source(path: Path) -> Source:
     """
     column_map = read_column_map(path)
     return Source(
-        name="map", title=f"as {path.name} describes it", recognises=_recognises, read=partial(_read, column_map)
+        name="map",
+        title=f"as {path.name} describes it",
+        recognises=_recognises,
+        read=partial(_read, column_map),
     )
 
 
@@ -75,7 +78,9 @@ def _recognises(path: Path) -> bool:
     return suffix in CSV_SUFFIXES or path.suffix == ".parquet"
 
 
-def _read(column_map: ColumnMap, connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
+def _read(
+    column_map: ColumnMap, connection: "duckdb.DuckDBPyConnection", path: Path, table: str
+) -> Reading:
     notes: tuple[Note, ...] = ()
     if path.suffix == ".parquet":
         with openable(connection, path) as file:
@@ -178,7 +183,11 @@ def _derived(cells: Mapping[str, str], column_map: ColumnMap) -> dict[str, str]:
 
 
 def _read_parquet(
-    column_map: ColumnMap, connection: "duckdb.DuckDBPyConnection", path: Path, file: str, table: str
+    column_map: ColumnMap,
+    connection: "duckdb.DuckDBPyConnection",
+    path: Path,
+    file: str,
+    table: str,
 ) -> None:
     import duckdb
 
@@ -208,7 +217,9 @@ def _parquet_cell(wanted: str, mapped: Mapped, kind: str) -> str:
     """SQL of a column as a CSV file would give it: a time as a naive UTC TIMESTAMP, names as a text; '' as it is."""
     cell = quoted(mapped.column)
     if wanted == "VARCHAR[]":
-        return f"array_to_string({cell}, {literal(mapped.separator)})" if kind.endswith("[]") else ""
+        return (
+            f"array_to_string({cell}, {literal(mapped.separator)})" if kind.endswith("[]") else ""
+        )
     if wanted != "TIMESTAMP" or mapped.unit:
         return ""
     if kind == "TIMESTAMP WITH TIME ZONE":

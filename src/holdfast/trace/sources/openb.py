@@ -34,7 +34,12 @@ COLUMNS: Final[Columns] = {
     **SIZES, "gpu_spec": "VARCHAR", "qos": "VARCHAR", "pod_phase": "VARCHAR", "creation_time": "DOUBLE",
     "deletion_time": "DOUBLE", "scheduled_time": "DOUBLE",
 }  # fmt: skip
-STATES: Final = {"Succeeded": "COMPLETED", "Failed": "FAILED", "Running": "RUNNING", "Pending": "PENDING"}
+STATES: Final = {
+    "Succeeded": "COMPLETED",
+    "Failed": "FAILED",
+    "Running": "RUNNING",
+    "Pending": "PENDING",
+}
 NODE_LISTS: Final = ("openb_node_list_gpu_node.csv", "openb_node_list_all_node.csv")
 CITATION: Final = "Alibaba cluster-trace-gpu-v2023: Weng et al., ATC 2023"
 _MIB_IN_A_GB: Final = 1024.0
@@ -47,10 +52,18 @@ def _recognises(path: Path) -> bool:
 def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
     header = csv_header(path)
     columns = (
-        COLUMNS if "pod_phase" in header else SIZES if set(header) <= set(SIZES) else {**SIZES, "gpu_spec": "VARCHAR"}
+        COLUMNS
+        if "pod_phase" in header
+        else SIZES
+        if set(header) <= set(SIZES)
+        else {**SIZES, "gpu_spec": "VARCHAR"}
     )
     variant = path.name.partition(".")[0].removeprefix("openb_pod_list_")
-    name = "openb" if variant == "default" or variant == path.name.partition(".")[0] else f"openb-{variant}"
+    name = (
+        "openb"
+        if variant == "default" or variant == path.name.partition(".")[0]
+        else f"openb-{variant}"
+    )
     gpus = "num_gpu * CASE WHEN num_gpu > 0 THEN gpu_milli / 1000 ELSE 0 END"
     times = ""
     if "pod_phase" in columns:
@@ -63,7 +76,9 @@ def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Re
             cpu_milli / 1000 AS cpu_num, memory_mib / {_MIB_IN_A_GB} AS mem_gb
         FROM source"""
     read = read_csv(connection, path, columns=columns, select=select, table=table)
-    cluster = _with_nodes(Cluster(name=name, source="openb", utc_offset_h=8.0, citation=CITATION), path.parent)
+    cluster = _with_nodes(
+        Cluster(name=name, source="openb", utc_offset_h=8.0, citation=CITATION), path.parent
+    )
     return Reading.of(connection, table, cluster, notes=read.notes(name))
 
 
@@ -82,7 +97,9 @@ def _with_nodes(cluster: Cluster, folder: Path) -> Cluster:
         sizes = [int(row["gpu"]) for row in rows if int(row["gpu"])]
     except (KeyError, TypeError, ValueError) as error:
         raise BadTrace(
-            path, f"Expected a number of GPUs in column 'gpu' of every row: {error}.", next_step="Correct or remove it."
+            path,
+            f"Expected a number of GPUs in column 'gpu' of every row: {error}.",
+            next_step="Correct or remove it.",
         ) from error
     models = sorted({row.get("model") or "" for row in rows if row["gpu"] != "0"})
     return replace(
@@ -95,5 +112,8 @@ def _with_nodes(cluster: Cluster, folder: Path) -> Cluster:
 
 
 SOURCE: Final = Source(
-    name="openb", title="Alibaba's GPU trace of 2023: openb_pod_list_*.csv", recognises=_recognises, read=_read
+    name="openb",
+    title="Alibaba's GPU trace of 2023: openb_pod_list_*.csv",
+    recognises=_recognises,
+    read=_read,
 )

@@ -36,7 +36,12 @@ JOINED_COLUMNS: Final[Columns] = {
     "status_i": "VARCHAR", "start_time_i": "DOUBLE", "end_time_i": "DOUBLE", "duration": "DOUBLE", "queue": "DOUBLE",
     "start_date": "VARCHAR",
 }  # fmt: skip
-STATES: Final = {"Terminated": "COMPLETED", "Failed": "FAILED", "Running": "RUNNING", "Waiting": "PENDING"}
+STATES: Final = {
+    "Terminated": "COMPLETED",
+    "Failed": "FAILED",
+    "Running": "RUNNING",
+    "Waiting": "PENDING",
+}
 CLUSTER: Final = Cluster(
     name="PAI",
     source="pai",

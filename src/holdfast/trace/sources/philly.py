@@ -56,7 +56,9 @@ LOG_COLUMNS: Final = {
     "queue_s": "DOUBLE", "gpu_num": "DOUBLE", "node_num": "INTEGER", "nodes": "VARCHAR[]", "gpus": "VARCHAR[]",
     "zone_offset": "VARCHAR",
 }  # fmt: skip
-_LOG_KEYS: Final = re.compile(r'^\s*\[\s*\{(?=.*"jobid")(?=.*"vc")(?=.*"submitted_time")', re.DOTALL)
+_LOG_KEYS: Final = re.compile(
+    r'^\s*\[\s*\{(?=.*"jobid")(?=.*"vc")(?=.*"submitted_time")', re.DOTALL
+)
 _GPU_INDEX: Final = re.compile(r"\d+$")
 
 
@@ -70,7 +72,11 @@ def _cluster(time_resolution_s: float) -> Cluster:
 
 def _recognises(path: Path) -> bool:
     header = set(csv_header(path))
-    return header.issuperset(ACME_COLUMNS) or header == set(SIA_COLUMNS) or _LOG_KEYS.match(head(path)) is not None
+    return (
+        header.issuperset(ACME_COLUMNS)
+        or header == set(SIA_COLUMNS)
+        or _LOG_KEYS.match(head(path)) is not None
+    )
 
 
 def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Reading:
@@ -122,7 +128,11 @@ def _attempts(path: Path) -> Iterator[tuple[Any, ...]]:
                 start, end = _seconds(attempt["start_time"]), _seconds(attempt["end_time"])
                 last = number == len(attempts) - 1
                 nodes = [held["ip"] for held in attempt["detail"]]
-                gpus = [f"{held['ip']}-{_index(name)}" for held in attempt["detail"] for name in held["gpus"]]
+                gpus = [
+                    f"{held['ip']}-{_index(name)}"
+                    for held in attempt["detail"]
+                    for name in held["gpus"]
+                ]
                 yield (
                     "Philly", job["jobid"], number, job["user"], job["vc"],
                     JOB_STATES.get(job["status"], "UNKNOWN") if last else "FAILED",

@@ -94,7 +94,9 @@ def scan(path: Path) -> None:
                 line += block.count(b"\n")
     except (OSError, EOFError, zlib.error) as error:
         raise BadTrace(
-            path, f"The file cannot be read: {error}.", next_step="Check that it is whole and readable."
+            path,
+            f"The file cannot be read: {error}.",
+            next_step="Check that it is whole and readable.",
         ) from error
 
 

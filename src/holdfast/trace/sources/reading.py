@@ -52,7 +52,11 @@ class Reading:
 
     @classmethod
     def of(
-        cls, connection: "duckdb.DuckDBPyConnection", table: str, *clusters: Cluster, notes: tuple[Note, ...] = ()
+        cls,
+        connection: "duckdb.DuckDBPyConnection",
+        table: str,
+        *clusters: Cluster,
+        notes: tuple[Note, ...] = (),
     ) -> "Reading":
         """The reading of a table that was made: its columns are asked of the database."""
         columns = frozenset(row[0] for row in connection.execute(f"DESCRIBE {table}").fetchall())

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 
 NEEDED: Final[Columns] = {"job_id": "VARCHAR", "reason": "VARCHAR"}
 _KINDS: Final[Columns] = {**NEEDED, "attempt": "INTEGER"}
-_FAILED: Final = ", ".join(literal(state) for state, outcome in OUTCOMES.items() if outcome == "failed")
+_FAILED: Final = ", ".join(
+    literal(state) for state, outcome in OUTCOMES.items() if outcome == "failed"
+)
 _NAMED: Final = "reasons_named"
 _MATCHED: Final = "reasons_matched"
 _MOST_EXAMPLES: Final = 3
@@ -42,11 +44,18 @@ def join_reasons(connection: "duckdb.DuckDBPyConnection", reading: Reading, path
         NotFound: there is no such file.
     """
     if not path.is_file():
-        raise NotFound(f"There is no file {path}. Give a CSV file of the columns job_id and reason.")
+        raise NotFound(
+            f"There is no file {path}. Give a CSV file of the columns job_id and reason."
+        )
     header = csv_header(path)
     if missing := [name for name in NEEDED if name not in header]:
         problem = f"Expected the columns job_id and reason; it has no {' and no '.join(missing)}."
-        raise BadTrace(path, problem, line=1, next_step="Write a CSV file with a header, such as job_id,reason.")
+        raise BadTrace(
+            path,
+            problem,
+            line=1,
+            next_step="Write a CSV file with a header, such as job_id,reason.",
+        )
     columns = {name: _KINDS.get(name, "VARCHAR") for name in header}
     attempt = "attempt" if "attempt" in columns else "NULL::INTEGER AS attempt"
     select = f"SELECT job_id, {attempt}, reason FROM source WHERE job_id IS NOT NULL AND reason IS NOT NULL"
@@ -80,7 +89,9 @@ def _joined(connection: "duckdb.DuckDBPyConnection", reading: Reading, path: Pat
             SELECT job, first(reason ORDER BY attempt NULLS LAST, named) AS reason
             FROM {_MATCHED} WHERE failed GROUP BY job
         ) AS given WHERE jobs.rowid = given.job""")
-    given = connection.execute(f"SELECT count(DISTINCT job) FROM {_MATCHED} WHERE failed").fetchall()[0][0]
+    given = connection.execute(
+        f"SELECT count(DISTINCT job) FROM {_MATCHED} WHERE failed"
+    ).fetchall()[0][0]
     unmatched = f"FROM {_NAMED} WHERE rowid NOT IN (SELECT named FROM {_MATCHED})"
     of_others = f"FROM {_NAMED} WHERE rowid IN (SELECT named FROM {_MATCHED} GROUP BY named HAVING NOT bool_or(failed))"
     repeats = f"SELECT job_id FROM {_NAMED} QUALIFY row_number() OVER (PARTITION BY job_id, attempt ORDER BY rowid) > 1"

@@ -39,10 +39,18 @@ class Input:
         """
         text = str(path)
         before, equals, after = text.partition("=")
-        if isinstance(path, str) and equals and not name and not Path(text).exists() and not _URL.match(text):
+        if (
+            isinstance(path, str)
+            and equals
+            and not name
+            and not Path(text).exists()
+            and not _URL.match(text)
+        ):
             name, text = before, after
             if not _NAME.fullmatch(name):
-                raise BadUse(f"{name!r} is no name of a cluster. Give NAME=PATH, NAME of letters, digits, - and _.")
+                raise BadUse(
+                    f"{name!r} is no name of a cluster. Give NAME=PATH, NAME of letters, digits, - and _."
+                )
         if _URL.match(text):
             return cls(path=Path(text), name=name, url=text)
         if not text or not Path(text).exists():
@@ -59,7 +67,9 @@ def named_source(name: str) -> Source:
     for source in sources():
         if source.name == name:
             return source
-    raise BadUse(f"There is no format {name!r}. Known are {', '.join(source.name for source in sources())}.")
+    raise BadUse(
+        f"There is no format {name!r}. Known are {', '.join(source.name for source in sources())}."
+    )
 
 
 def recognised(given: Input, chosen: Source | None) -> Iterator[tuple[Input, Source]]:
@@ -85,9 +95,19 @@ def recognised(given: Input, chosen: Source | None) -> Iterator[tuple[Input, Sou
             found = True
             yield replace(given, path=path), source
     if not found:
-        if next(given.path.iterdir(), None) is None:  # raises OSError where the folder is not to be read
-            raise BadTrace(given.path, "The folder is empty.", next_step="Give one that holds job records, or a file.")
-        raise BadTrace(given.path, "No file in this folder holds job records that are known.", next_step=_next_step())
+        if (
+            next(given.path.iterdir(), None) is None
+        ):  # raises OSError where the folder is not to be read
+            raise BadTrace(
+                given.path,
+                "The folder is empty.",
+                next_step="Give one that holds job records, or a file.",
+            )
+        raise BadTrace(
+            given.path,
+            "No file in this folder holds job records that are known.",
+            next_step=_next_step(),
+        )
 
 
 def _source_of(path: Path, chosen: Source | None, *, forced: bool) -> Source | None:
@@ -105,7 +125,9 @@ def _unknown(path: Path) -> BadTrace:
         problem = f"The file cannot be read: {getattr(error, 'strerror', None) or error}."
         return BadTrace(path, problem, next_step="Check that it is whole and readable.")
     if not first:
-        return BadTrace(path, "The file is empty.", next_step="Give a file of job records, or fetch it again.")
+        return BadTrace(
+            path, "The file is empty.", next_step="Give a file of job records, or fetch it again."
+        )
     return BadTrace(path, "This is no form of job records that is known.", next_step=_next_step())
 
 

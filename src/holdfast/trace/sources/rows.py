@@ -23,7 +23,10 @@ LONGEST_ROW_BYTES: Final = 32 << 20
 
 
 def read_rows(
-    connection: "duckdb.DuckDBPyConnection", table: str, columns: Mapping[str, str], rows: Iterable[Sequence[Any]]
+    connection: "duckdb.DuckDBPyConnection",
+    table: str,
+    columns: Mapping[str, str],
+    rows: Iterable[Sequence[Any]],
 ) -> int:
     """Create `table` from rows; bounded memory, about 200,000 rows of a dozen columns a second.
 

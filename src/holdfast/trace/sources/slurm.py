@@ -50,7 +50,9 @@ FREE_TEXT: Final = frozenset(
      "SystemComment", "WorkDir"}
 )  # fmt: skip
 """Fields that hold what a user or a site wrote, the separator and line breaks included."""
-NEXT_STEP: Final = "Export again with `sacct --parsable2`, with JobName as the last field and no other free text."
+NEXT_STEP: Final = (
+    "Export again with `sacct --parsable2`, with JobName as the last field and no other free text."
+)
 
 _HEADER = re.compile(r"([A-Za-z]+)([^A-Za-z]+)(?=[A-Za-z])")
 _JOB_ID_SQL: Final = r"\d+(?:_\d+|_\[[^\]]*\]|\+\d+)?(?:\.\S+)?"
@@ -108,14 +110,18 @@ def read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Rea
     Raises:
         BadTrace: with the line, the field and what was expected.
     """
-    reader = read_sacct_json if head(path, 64).lstrip("\ufeff \t\r\n").startswith("{") else read_sacct
+    reader = (
+        read_sacct_json if head(path, 64).lstrip("\ufeff \t\r\n").startswith("{") else read_sacct
+    )
     return reader(connection, path, table, zone=zone_told(connection))
 
 
 def recognises(path: Path) -> bool:
     """Whether a file begins like `sacct --parsable2` or like `sacct --json`."""
     fields = _fields_of(head(path, 8192).lstrip("\ufeff").partition("\n")[0])[0]
-    return ("State" in fields and not {"JobID", "JobIDRaw"}.isdisjoint(fields)) or is_sacct_json(path)
+    return ("State" in fields and not {"JobID", "JobIDRaw"}.isdisjoint(fields)) or is_sacct_json(
+        path
+    )
 
 
 def read_sacct(
@@ -145,13 +151,22 @@ def read_sacct(
         source = f"(SELECT * FROM {source} WHERE NOT contains(job_id, '.'))"
     try:
         return write_jobs(
-            connection, path, table, source, present=export.present, zone=zone, findings=findings, faults=export.faults
+            connection,
+            path,
+            table,
+            source,
+            present=export.present,
+            zone=zone,
+            findings=findings,
+            faults=export.faults,
         )
     finally:
         connection.execute(f"DROP TABLE IF EXISTS {raw}")
 
 
-def _steps_of_regular(connection: "duckdb.DuckDBPyConnection", path: Path, source: str) -> tuple[int, list[str]] | None:
+def _steps_of_regular(
+    connection: "duckdb.DuckDBPyConnection", path: Path, source: str
+) -> tuple[int, list[str]] | None:
     """How many job steps there are and the ids of a few, where the database can split the file; else None.
 
     It can where every line is one record: as many as there are line breaks, whatever the database took for one.
@@ -171,7 +186,12 @@ def _steps_of_regular(connection: "duckdb.DuckDBPyConnection", path: Path, sourc
         ).fetchall()[0]
     except (duckdb.IOException, duckdb.OutOfMemoryException):
         raise
-    except (duckdb.Error, OSError, EOFError, zlib.error):  # no UTF-8, more fields than expected: told by who splits it
+    except (
+        duckdb.Error,
+        OSError,
+        EOFError,
+        zlib.error,
+    ):  # no UTF-8, more fields than expected: told by who splits it
         return None
     return (steps, examples or []) if ended and not irregular and count == lines - 1 else None
 
@@ -195,12 +215,16 @@ class _Export:
         """The last line, where no line break ends it: it may be less than was written."""
         self._place = {name: index for index, name in enumerate(self._fields)}
         self._free = [index for index, name in enumerate(self._fields) if name in FREE_TEXT]
-        self._exact = [(index, _EXACT[name]) for index, name in enumerate(self._fields) if name in _EXACT]
+        self._exact = [
+            (index, _EXACT[name]) for index, name in enumerate(self._fields) if name in _EXACT
+        ]
         before = min(self._free, default=len(self._fields))
         # What shows that a line begins a record: of what stands before any free text, the ids and the state.
         tells = ("JobIDRaw", "JobID", "State")
         self._leading = [
-            (index, form) for index, form in self._exact if index < before and self._fields[index] in tells
+            (index, form)
+            for index, form in self._exact
+            if index < before and self._fields[index] in tells
         ]
         self._given = {
             text: next(name for name in names if name in self._place)
@@ -291,7 +315,9 @@ class _Export:
             elif not first_line:
                 raise self._bad(line, None, f"{expected}.")
             elif line == self._unended:
-                self._refuse(self._bad(line, None, f"{expected}; the file is cut off here."), findings)
+                self._refuse(
+                    self._bad(line, None, f"{expected}; the file is cut off here."), findings
+                )
             elif len(text) + len(this) > LONGEST_LINE:
                 raise self._bad(first_line, None, f"{expected}; no record ends within 1 MiB.")
             else:
@@ -309,13 +335,20 @@ class _Export:
                 this = this.rstrip("\r\n")
                 if number == 1 or this == self._header:  # several exports in one file
                     continue
-                yield number, this.removesuffix(self._separator) if self._ends_with_separator else this
+                yield (
+                    number,
+                    this.removesuffix(self._separator) if self._ends_with_separator else this,
+                )
 
     def _begins(self, parts: Sequence[str]) -> bool:
         """Whether a line begins a record: what stands before any free text has the form of an id and a state."""
-        if not self._leading:  # the names stand first: only a whole line can be told from the rest of a name
+        if (
+            not self._leading
+        ):  # the names stand first: only a whole line can be told from the rest of a name
             return len(parts) >= len(self._fields)
-        return len(parts) > self._leading[-1][0] and all(form.match(parts[index]) for index, form in self._leading)
+        return len(parts) > self._leading[-1][0] and all(
+            form.match(parts[index]) for index, form in self._leading
+        )
 
     def _fitted(self, line: int, text: str) -> list[str]:
         """A record's fields, where a name holds the separator put together again."""
@@ -343,7 +376,11 @@ class _Export:
         return possible[0]
 
     def _used(self) -> list[int]:
-        return [index for index, name in enumerate(self._fields) if name == "JobName" or name not in FREE_TEXT]
+        return [
+            index
+            for index, name in enumerate(self._fields)
+            if name == "JobName" or name not in FREE_TEXT
+        ]
 
     def _bad(self, line: int, field: str | None, problem: str) -> BadTrace:
         return BadTrace(self._path, problem, line=line, column=field or None, next_step=NEXT_STEP)
@@ -358,7 +395,9 @@ def _fields_of(header: str) -> tuple[tuple[str, ...], str]:
     """The field names of a header and what separates them; `--delimiter` may be anything."""
     header = header.rstrip("\r\n")
     match = _HEADER.match(header)
-    if match is None or not match[2].strip(" "):  # spaces: sacct's own columns, which cut what is long
+    if match is None or not match[2].strip(
+        " "
+    ):  # spaces: sacct's own columns, which cut what is long
         return (), "|"
     names = header.removesuffix(match[2]).split(match[2])
     return (tuple(names), match[2]) if all(name.isalnum() for name in names) else ((), "|")
@@ -368,7 +407,9 @@ def settled(connection: "duckdb.DuckDBPyConnection", reading: Reading) -> Readin
     """Several exports of one cluster, joined: a job that ran from one into the next is there once."""
     findings = Findings()
     settle_records(connection, reading.table, findings)
-    return replace(reading, notes=reading.notes + findings.notes(reading.clusters[0].name, SENTENCES))
+    return replace(
+        reading, notes=reading.notes + findings.notes(reading.clusters[0].name, SENTENCES)
+    )
 
 
 SOURCE: Final = Source(

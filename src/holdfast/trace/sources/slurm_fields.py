@@ -55,10 +55,22 @@ _STATES: Final = {
     "EXPEDITING": "PENDING",
     "RESIZING": "UNKNOWN",  # this record ended, the job went on in another one
 }
-_REASONS: Final = {"NODE_FAIL": "NodeFailure", "BOOT_FAIL": "NodeFailure", "OUT_OF_MEMORY": "OutOfMemory"}
+_REASONS: Final = {
+    "NODE_FAIL": "NodeFailure",
+    "BOOT_FAIL": "NodeFailure",
+    "OUT_OF_MEMORY": "OutOfMemory",
+}
 """States that are a reason in themselves: the study's word (Table 3), or Slurm's own."""
 _FAILURE_REASONS: Final = frozenset(
-    {"NonZeroExitCode", "TimeLimit", "InactiveLimit", "NodeDown", "JobLaunchFailure", "SystemFailure", "OutOfMemory"}
+    {
+        "NonZeroExitCode",
+        "TimeLimit",
+        "InactiveLimit",
+        "NodeDown",
+        "JobLaunchFailure",
+        "SystemFailure",
+        "OutOfMemory",
+    }
 )
 """Words of Slurm's Reason that tell of a failure; the others tell why the job waited."""
 
@@ -200,7 +212,11 @@ def resources_of_pairs(pairs: Iterable[tuple[str, float]]) -> Resources:
     that MIG cuts (a type such as `1g.5gb`) counts as its share of a GPU.
     """
     amounts = dict(pairs)
-    typed = {name.partition(":")[2]: count for name, count in amounts.items() if name.startswith("gres/gpu:")}
+    typed = {
+        name.partition(":")[2]: count
+        for name, count in amounts.items()
+        if name.startswith("gres/gpu:")
+    }
     whole = sum(typed.values())
     slices = {kind: count for kind, count in typed.items() if is_slice(kind)}
     shares = sum(mig_share(kind) * count for kind, count in slices.items())
@@ -245,7 +261,9 @@ def _parts(text: str) -> list[str]:
             parts.append(text[start:index])
             start = index + 1
     if depth != 0:
-        raise ValueError("expected a list of nodes such as gpu[001-003,007] with every bracket closed")
+        raise ValueError(
+            "expected a list of nodes such as gpu[001-003,007] with every bracket closed"
+        )
     return [part for part in (*parts, text[start:]) if part]
 
 
@@ -269,6 +287,12 @@ def _numbers(text: str) -> list[str]:
         if not first.isdecimal() or (dash and not last.isdecimal()):
             raise ValueError(f"expected numbers such as 001-003,007 where there is [{text}]")
         if dash and not 0 <= int(last) - int(first) < MOST_NODES:
-            raise ValueError(f"expected a range of at most {MOST_NODES} nodes where there is [{text}]")
-        numbers += [first] if not dash else [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+            raise ValueError(
+                f"expected a range of at most {MOST_NODES} nodes where there is [{text}]"
+            )
+        numbers += (
+            [first]
+            if not dash
+            else [str(n).zfill(len(first)) for n in range(int(first), int(last) + 1)]
+        )
     return numbers

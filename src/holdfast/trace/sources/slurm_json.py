@@ -46,7 +46,10 @@ def read_sacct_json(
     findings = Findings()
     raw = f"{table}_records"
     read_rows(
-        connection, raw, dict.fromkeys(FIELDS, "VARCHAR"), _records(path, findings, drop=drops_bad_rows(connection))
+        connection,
+        raw,
+        dict.fromkeys(FIELDS, "VARCHAR"),
+        _records(path, findings, drop=drops_bad_rows(connection)),
     )
     try:
         return write_jobs(
@@ -68,7 +71,9 @@ def is_sacct_json(path: Path) -> bool:
     start = head(path)
     if not start.lstrip("\ufeff \t\r\n").startswith("{") or '"jobs"' not in start:
         return False
-    return any(f'"{name}"' in start for name in ("association", "allocation_nodes", "Slurm", "slurm"))
+    return any(
+        f'"{name}"' in start for name in ("association", "allocation_nodes", "Slurm", "slurm")
+    )
 
 
 def _records(path: Path, findings: Findings, *, drop: bool) -> Iterator[tuple[str, ...]]:
@@ -90,7 +95,11 @@ def _jobs(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for line, job in json_objects(path, frozenset({"jobs"}), next_step=NEXT_STEP):
         if "job_id" in job:
             yield line, job
-        elif not job.keys() & {"meta", "errors", "warnings"}:  # those are of an answer without any job
+        elif not job.keys() & {
+            "meta",
+            "errors",
+            "warnings",
+        }:  # those are of an answer without any job
             raise BadTrace(path, "expected a job with a `job_id`.", line=line, next_step=NEXT_STEP)
 
 
@@ -117,7 +126,12 @@ def _texts(job: dict[str, Any], path: Path, findings: Findings) -> tuple[str, ..
     shown_id = _shown_id(job)
     start_s, end_s = _number(time.get("start")), _number(time.get("end"))
     elapsed_s, suspended_s = _number(time.get("elapsed")), _number(time.get("suspended")) or 0.0
-    if end_s and elapsed_s and start_s == _number(time.get("eligible")) and start_s != end_s - elapsed_s - suspended_s:
+    if (
+        end_s
+        and elapsed_s
+        and start_s == _number(time.get("eligible"))
+        and start_s != end_s - elapsed_s - suspended_s
+    ):
         start_s = end_s - elapsed_s - suspended_s
         findings.add("slurm-eligible-as-start", shown_id)
     exit_code = _exit_code(job.get("exit_code"))
@@ -166,7 +180,11 @@ def _number(value: Any) -> float | None:
     if value is None or value == "":
         return None
     number = float(value)
-    return None if number >= _NO_VALUE and number in (_NO_VALUE, _NO_VALUE + 1, 2**64 - 2, 2**64 - 1) else number
+    return (
+        None
+        if number >= _NO_VALUE and number in (_NO_VALUE, _NO_VALUE + 1, 2**64 - 2, 2**64 - 1)
+        else number
+    )
 
 
 def _digits(number: float | None) -> str:
@@ -178,7 +196,10 @@ def _exit_code(value: Any) -> str:
     if not isinstance(value, dict):
         return "" if value is None else f"{int(value)}:0"
     signal = value.get("signal") or {}
-    number, code = _number(signal.get("id", signal.get("signal_id"))), _number(value.get("return_code"))
+    number, code = (
+        _number(signal.get("id", signal.get("signal_id"))),
+        _number(value.get("return_code")),
+    )
     return "" if number is None and code is None else f"{code or 0:.0f}:{number or 0:.0f}"
 
 
@@ -189,5 +210,7 @@ def _tres(items: Any) -> str:
         count = _number(item.get("count"))
         if count is not None:
             name = f"{item['type']}/{item['name']}" if item.get("name") else item["type"]
-            amounts.append(f"{name}={count:.0f}{'M' if name == 'mem' else ''}")  # Slurm counts memory in MiB
+            amounts.append(
+                f"{name}={count:.0f}{'M' if name == 'mem' else ''}"
+            )  # Slurm counts memory in MiB
     return ",".join(amounts)

@@ -52,18 +52,30 @@ READERS: Final[Mapping[str, Callable[[str], object]]] = {
 
 SENTENCES: Final = {
     "unreadable-row": ("dropped", "Records that could not be read are left out."),
-    "slurm-steps": ("dropped", "Records of job steps are parts of jobs and were not counted as jobs."),
+    "slurm-steps": (
+        "dropped",
+        "Records of job steps are parts of jobs and were not counted as jobs.",
+    ),
     "slurm-never-started": (
         "mended",
         "Jobs that ended before they got a node have, in Slurm, the time of their end as their start; they have none.",
     ),
-    "slurm-pending-arrays": ("kept", "A record of an array's waiting tasks was counted as one job, however many."),
-    "slurm-heterogeneous": ("kept", "Components of heterogeneous jobs were each counted as a job, as Slurm does."),
+    "slurm-pending-arrays": (
+        "kept",
+        "A record of an array's waiting tasks was counted as one job, however many.",
+    ),
+    "slurm-heterogeneous": (
+        "kept",
+        "Components of heterogeneous jobs were each counted as a job, as Slurm does.",
+    ),
     "slurm-gpu-shares": (
         "kept",
         "Jobs hold shards or MPS shares of GPUs; how many make one GPU is not recorded, so they count as no GPU.",
     ),
-    "slurm-unknown-state": ("kept", "States that Slurm's manual does not have were read as UNKNOWN."),
+    "slurm-unknown-state": (
+        "kept",
+        "States that Slurm's manual does not have were read as UNKNOWN.",
+    ),
     "slurm-eligible-as-start": (
         "mended",
         "This Slurm gives the time a job became eligible as its start; the start was taken from end and elapsed time.",
@@ -76,7 +88,10 @@ SENTENCES: Final = {
         "kept",
         "Times have no zone and were read as UTC. Name the zone, or export with SLURM_TIME_FORMAT=%s.",
     ),
-    "slurm-recorded-twice": ("dropped", "A job's record was there more than once; the latest one was kept."),
+    "slurm-recorded-twice": (
+        "dropped",
+        "A job's record was there more than once; the latest one was kept.",
+    ),
     "slurm-requeued": ("kept", "Jobs ran more than once under their id; each run is an attempt."),
     "slurm-no-gpus": (
         "kept",
@@ -126,7 +141,9 @@ def write_jobs(
     """
     lookups = _look_up(connection, table, source)
     try:
-        connection.execute(f"CREATE OR REPLACE TABLE {table} AS {_jobs_sql(table, source, present, zone or UTC)}")
+        connection.execute(
+            f"CREATE OR REPLACE TABLE {table} AS {_jobs_sql(table, source, present, zone or UTC)}"
+        )
     finally:
         for name in lookups:
             connection.execute(f"DROP TABLE IF EXISTS {name}")
@@ -137,13 +154,16 @@ def write_jobs(
     if not clusters:
         raise BadTrace(path, "The file holds no job.", next_step="Give one with at least one job.")
     _count(connection, table, findings, told=zone is not None)
-    if not present.isdisjoint({"allocated", "requested"}) and not any(gpus for _, _, gpus in clusters):
+    if not present.isdisjoint({"allocated", "requested"}) and not any(
+        gpus for _, _, gpus in clusters
+    ):
         findings.add("slurm-no-gpus", clusters[0][0])
     settle_records(connection, table, findings)
     for name in (*_WORKING, *_absent(present)):
         connection.execute(f"ALTER TABLE {table} DROP COLUMN {name}")
     known = [
-        Cluster(name=name, source=SOURCE_NAME, utc_offset_h=_utc_offset_h(zone, at_s)) for name, at_s, _ in clusters
+        Cluster(name=name, source=SOURCE_NAME, utc_offset_h=_utc_offset_h(zone, at_s))
+        for name, at_s, _ in clusters
     ]
     return Reading.of(connection, table, *known, notes=findings.notes(known[0].name, SENTENCES))
 
@@ -201,7 +221,10 @@ def _look_up(connection: "duckdb.DuckDBPyConnection", table: str, source: str) -
         read_rows(connection, f"{table}_{name}", {"text": "VARCHAR", **columns}, rows)
         return f"{table}_{name}"
 
-    kinds = {name: JOB_COLUMNS[name] for name in ("gpu_num", "gpu_model", "cpu_num", "mem_gb", "node_num")}
+    kinds = {
+        name: JOB_COLUMNS[name]
+        for name in ("gpu_num", "gpu_model", "cpu_num", "mem_gb", "node_num")
+    }
     resources = ((text, _read(resources_of, text)) for text in {*allocated, *requested})
     return [
         make(
@@ -210,13 +233,23 @@ def _look_up(connection: "duckdb.DuckDBPyConnection", table: str, source: str) -
             ((text, *state_of(text), is_known(text)) for text in states),
         ),
         make("reasons", {"reason": "VARCHAR"}, ((text, failure_reason(text)) for text in reasons)),
-        make("exit_codes", {"exit_code": "INTEGER"}, ((text, _read(exit_code_of, text)) for text in exit_codes)),
-        make("elapsed", {"elapsed_s": "DOUBLE"}, ((text, _read(elapsed_s, text)) for text in elapsed)),
+        make(
+            "exit_codes",
+            {"exit_code": "INTEGER"},
+            ((text, _read(exit_code_of, text)) for text in exit_codes),
+        ),
+        make(
+            "elapsed", {"elapsed_s": "DOUBLE"}, ((text, _read(elapsed_s, text)) for text in elapsed)
+        ),
         make("nodes", {"nodes": "VARCHAR[]"}, ((text, _read(nodes_of, text)) for text in nodes)),
         make(
             "resources",
             {**kinds, "has_shares": "BOOLEAN"},
-            ((text, *(getattr(read, name) for name in (*kinds, "has_shares"))) for text, read in resources if read),
+            (
+                (text, *(getattr(read, name) for name in (*kinds, "has_shares")))
+                for text, read in resources
+                if read
+            ),
         ),
     ]
 
@@ -327,7 +360,11 @@ def _refuse(
         return
     found = [fault for fault, _ in zip(faults(), range(MOST_EXAMPLES), strict=False)]
     if not found:  # the database reads fewer forms of times than Python does
-        raise BadTrace(path, f"{count} records have a field that cannot be read.", next_step="Look at their times.")
+        raise BadTrace(
+            path,
+            f"{count} records have a field that cannot be read.",
+            next_step="Look at their times.",
+        )
     if not drops_bad_rows(connection):
         connection.execute(f"DROP TABLE {table}")
         raise found[0]
@@ -335,9 +372,15 @@ def _refuse(
     findings.add("unreadable-row", *(str(fault) for fault in found), rows=count)
 
 
-def _count(connection: "duckdb.DuckDBPyConnection", table: str, findings: Findings, *, told: bool) -> None:
+def _count(
+    connection: "duckdb.DuckDBPyConnection", table: str, findings: Findings, *, told: bool
+) -> None:
     """Count what `_SEEN` has conditions for, with a few examples."""
-    seen = {check: condition for check, condition in _SEEN.items() if not (told and check == "slurm-no-zone")}
+    seen = {
+        check: condition
+        for check, condition in _SEEN.items()
+        if not (told and check == "slurm-no-zone")
+    }
     counts = ", ".join(
         f"count(*) FILTER ({condition}),"
         f" min({'odd_state' if check == 'slurm-unknown-state' else 'coalesce(odd_id, job_id)'}, {MOST_EXAMPLES})"
@@ -356,7 +399,10 @@ def _absent(present: frozenset[str]) -> list[str]:
         "name": {"name"}, "username": {"username"}, "pool": {"pool"}, "exit_code": {"exit_code"}, "nodes": {"nodes"},
         "reported_duration_s": {"elapsed"},
     }  # fmt: skip
-    needs |= {name: {"allocated", "requested"} for name in ("gpu_num", "gpu_model", "cpu_num", "mem_gb", "node_num")}
+    needs |= {
+        name: {"allocated", "requested"}
+        for name in ("gpu_num", "gpu_model", "cpu_num", "mem_gb", "node_num")
+    }
     all_of = {
         "submit_at": {"submit"}, "start_at": {"start"}, "end_at": {"end"}, "run_s": {"start", "end"},
         "queue_s": {"submit", "start"},

@@ -22,7 +22,9 @@ def set_span(connection: "duckdb.DuckDBPyConnection", since: str | None, until: 
         try:
             at = datetime.fromisoformat(text) if text else None
         except ValueError as error:
-            raise BadUse(f"{name} is {text!r}. Expected a date or a time, such as 2023-03-01.") from error
+            raise BadUse(
+                f"{name} is {text!r}. Expected a date or a time, such as 2023-03-01."
+            ) from error
         naive = at.astimezone(UTC).replace(tzinfo=None) if at and at.tzinfo else at
         connection.execute(f"SET VARIABLE {name} = $1::TIMESTAMP", [naive])
         ends.append(naive)
@@ -33,8 +35,12 @@ def set_span(connection: "duckdb.DuckDBPyConnection", since: str | None, until: 
 
 def wanted(connection: "duckdb.DuckDBPyConnection") -> str:
     """SQL: whether a job is wanted; '' where all are. One of unknown submission is, in a span without a beginning."""
-    since, until = connection.execute("SELECT getvariable('since'), getvariable('until')").fetchall()[0]
-    ends = [f"submit_at {order} TIMESTAMP '{at}'" for order, at in ((">=", since), ("<", until)) if at]
+    since, until = connection.execute(
+        "SELECT getvariable('since'), getvariable('until')"
+    ).fetchall()[0]
+    ends = [
+        f"submit_at {order} TIMESTAMP '{at}'" for order, at in ((">=", since), ("<", until)) if at
+    ]
     within = " AND ".join(ends)
     return f"(({within}) OR submit_at IS NULL)" if within and not since else within
 

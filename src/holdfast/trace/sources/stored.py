@@ -30,14 +30,22 @@ def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Re
     condition = wanted(connection) if "submit_at" in columns else ""
     try:
         with openable(connection, file) as opened:
-            jobs = f"SELECT {listed} FROM read_parquet({literal(opened)}) WHERE {condition or 'true'}"
+            jobs = (
+                f"SELECT {listed} FROM read_parquet({literal(opened)}) WHERE {condition or 'true'}"
+            )
             connection.execute(f"CREATE OR REPLACE TABLE {table} AS {jobs}")
     except duckdb.Error as error:
-        raise BadTrace(file, f"It cannot be read: {error}.", next_step="Write the store again.") from error
+        raise BadTrace(
+            file, f"It cannot be read: {error}.", next_step="Write the store again."
+        ) from error
     rows = connection.execute(f"SELECT count(*) FROM {table}").fetchall()[0][0]
     expected = sum(held.rows for held in manifest.clusters)
     if not condition and rows != expected:
-        raise BadTrace(file, f"It holds {rows} rows, its manifest says {expected}.", next_step="Write the store again.")
+        raise BadTrace(
+            file,
+            f"It holds {rows} rows, its manifest says {expected}.",
+            next_step="Write the store again.",
+        )
     return Reading(
         table=table,
         columns=columns,
@@ -48,5 +56,8 @@ def _read(connection: "duckdb.DuckDBPyConnection", path: Path, table: str) -> Re
 
 
 SOURCE: Final = Source(
-    name="store", title="a folder that holdfast trace convert wrote", recognises=is_store, read=_read
+    name="store",
+    title="a folder that holdfast trace convert wrote",
+    recognises=is_store,
+    read=_read,
 )

@@ -22,10 +22,14 @@ def opened_text(path: Path) -> Iterator[TextIO]:
         raise BadTrace(path, "It is compressed by Zstandard.", next_step="Unpack it: zstd -d FILE.")
     try:
         with opened(path) as file:
-            yield io.TextIOWrapper(cast("io.BufferedReader", file), "utf-8-sig", errors="replace", newline="\n")
+            yield io.TextIOWrapper(
+                cast("io.BufferedReader", file), "utf-8-sig", errors="replace", newline="\n"
+            )
     except (OSError, EOFError, zlib.error) as error:
         raise BadTrace(
-            path, f"The file cannot be read: {error}.", next_step="Check that it is whole and readable."
+            path,
+            f"The file cannot be read: {error}.",
+            next_step="Check that it is whole and readable.",
         ) from error
 
 

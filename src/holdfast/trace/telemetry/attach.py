@@ -20,7 +20,14 @@ from holdfast.trace.telemetry.prometheus import Span, fetch
 from holdfast.trace.telemetry.prometheus_http import Prometheus
 from holdfast.trace.telemetry.scan import scan_wide
 from holdfast.trace.telemetry.store import Store, open_database
-from holdfast.trace.telemetry.summary import AGGREGATES, Summary, create_tables, insert, quoted, summary_of_scan
+from holdfast.trace.telemetry.summary import (
+    AGGREGATES,
+    Summary,
+    create_tables,
+    insert,
+    quoted,
+    summary_of_scan,
+)
 
 if TYPE_CHECKING:
     import duckdb
@@ -49,7 +56,8 @@ def value_counts(path: Path | str, metric: str | None = None) -> Distribution:
         raise BadUse(f"{path} holds {', '.join(found)}. Say which metric is meant with metric=.")
     (parts,) = found.values()
     return Distribution.of(
-        np.concatenate([part.values for part in parts]), np.concatenate([part.weights for part in parts])
+        np.concatenate([part.values for part in parts]),
+        np.concatenate([part.weights for part in parts]),
     )
 
 
@@ -100,13 +108,17 @@ def attach(
                 "A Prometheus was given without a time or a folder. Give a span and a folder to fetch it into."
             )
         server = Prometheus(str(where), waiting=_says(progress) if progress else None)
-        where = fetch(server, folder, span, metrics=[metric] if metric else None, progress=progress).folder
+        where = fetch(
+            server, folder, span, metrics=[metric] if metric else None, progress=progress
+        ).folder
     found = telemetry_in(Path(where), metric=metric)
     read = BytesRead(progress, [given.path for given in found if given.form == "wide"])
     for given in found:
         if given.form == "wide":
             assert given.metric is not None
-            scan = scan_wide(given.path, given.metric, factor=given.factor, progress=read.of(given.path))
+            scan = scan_wide(
+                given.path, given.metric, factor=given.factor, progress=read.of(given.path)
+            )
             adopt(trace, summary_of_scan(scan, cluster), cluster)
         else:
             if given.form == "store" and not Store.open(given.path).metrics():
@@ -146,7 +158,12 @@ def _add_to_view(trace: "Trace", metric: Metric, rows: str, ids: Ids, cluster: s
     (number,) = connection.execute("SELECT count(*) FROM telemetry_rows").fetchall()[0]
     table = f"telemetry_ids_{number}"
     connection.execute(f"CREATE TABLE {table} (device INTEGER, own INTEGER)")
-    insert(connection, table, {"device": ids.astype(np.int32), "own": np.arange(len(ids), dtype=np.int32)}, {})
+    insert(
+        connection,
+        table,
+        {"device": ids.astype(np.int32), "own": np.arange(len(ids), dtype=np.int32)},
+        {},
+    )
     select = (
         f"SELECT {quoted(cluster)} AS cluster, '{metric.name}' AS metric, r.\"at\", i.device, r.value "
         f"FROM ({rows}) r JOIN {table} i ON r.device = i.own"
@@ -169,7 +186,12 @@ def adopt(trace: "Trace", summary: Summary, cluster: str) -> Ids:
             columns = {**columns, "device": ids[columns["device"]]}  # noqa: PLW2901 - the trace's ids for the file's
             insert(connection, "telemetry_xid_onsets", columns, {"cluster": cluster})
         else:
-            insert(connection, f"telemetry_{name}", columns, {"cluster": cluster, "metric": summary.metric.name})
+            insert(
+                connection,
+                f"telemetry_{name}",
+                columns,
+                {"cluster": cluster, "metric": summary.metric.name},
+            )
         trace.adopt(name, aggregates.merge_sql(["cluster", *AGGREGATES[name]], f"telemetry_{name}"))
     trace.metrics |= {summary.metric.name}
     trace.notes += (replace(note, cluster=cluster) for note in summary.notes)
@@ -178,15 +200,23 @@ def adopt(trace: "Trace", summary: Summary, cluster: str) -> Ids:
 
 def _with_ids(connection: "duckdb.DuckDBPyConnection", summary: Summary, cluster: str) -> Ids:
     """The ids of a summary's devices in the table `devices`, which gets those that it lacks."""
-    known = dict(connection.execute("SELECT name, device FROM devices WHERE cluster = ?", [cluster]).fetchall())
-    (following,) = connection.execute("SELECT coalesce(max(device) + 1, 0) FROM devices").fetchall()[0]
+    known = dict(
+        connection.execute(
+            "SELECT name, device FROM devices WHERE cluster = ?", [cluster]
+        ).fetchall()
+    )
+    (following,) = connection.execute(
+        "SELECT coalesce(max(device) + 1, 0) FROM devices"
+    ).fetchall()[0]
     new = [device for device in dict.fromkeys(summary.devices) if device.name not in known]
     known |= {device.name: following + index for index, device in enumerate(new)}
     columns = {
         "device": np.array([known[device.name] for device in new], dtype=np.int32),
         "name": np.array([device.name for device in new], dtype=object),
         "node": np.array([device.node for device in new], dtype=object),
-        "gpu": np.ma.masked_equal([-1 if device.gpu is None else device.gpu for device in new], -1).astype(np.int32),
+        "gpu": np.ma.masked_equal(
+            [-1 if device.gpu is None else device.gpu for device in new], -1
+        ).astype(np.int32),
     }
     insert(connection, "devices", columns, {"cluster": cluster})
     return np.array([known[device.name] for device in summary.devices], dtype=np.int64)

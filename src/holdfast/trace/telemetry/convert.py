@@ -119,7 +119,13 @@ def _convert_wide(
 ) -> Summary:
     """The file's samples into parts; its summary, with the store's ids."""
     conversion = _WideConversion(writer, connection)
-    scan = scan_wide(given.path, writer.metric, factor=given.factor, watcher=conversion, progress=read.of(given.path))
+    scan = scan_wide(
+        given.path,
+        writer.metric,
+        factor=given.factor,
+        watcher=conversion,
+        progress=read.of(given.path),
+    )
     for part in conversion.parts:
         part.flush()
     summary = summary_of_scan(scan, "")
@@ -128,7 +134,9 @@ def _convert_wide(
     return summary
 
 
-def _convert_long(writer: MetricWriter, source: LongSource, connection: "duckdb.DuckDBPyConnection") -> Summary:
+def _convert_long(
+    writer: MetricWriter, source: LongSource, connection: "duckdb.DuckDBPyConnection"
+) -> Summary:
     summary, rows = summary_of_long(connection, source, "")
     ids = writer.store.with_devices(connection, summary.devices)
     writer.begin_source()
@@ -138,13 +146,20 @@ def _convert_long(writer: MetricWriter, source: LongSource, connection: "duckdb.
     return summary
 
 
-def _merged(name: str, summaries: list[Summary], connection: "duckdb.DuckDBPyConnection") -> Columns:
+def _merged(
+    name: str, summaries: list[Summary], connection: "duckdb.DuckDBPyConnection"
+) -> Columns:
     """An aggregate of several files, as one."""
-    columns = {key: np.concatenate([one.tables[name][key] for one in summaries]) for key in summaries[0].tables[name]}
+    columns = {
+        key: np.concatenate([one.tables[name][key] for one in summaries])
+        for key in summaries[0].tables[name]
+    }
     if len(summaries) == 1:
         return columns
     connection.register("arriving", columns)
-    merged: Columns = connection.execute(aggregates.merge_sql(list(columns), "arriving")).fetchnumpy()
+    merged: Columns = connection.execute(
+        aggregates.merge_sql(list(columns), "arriving")
+    ).fetchnumpy()
     connection.unregister("arriving")
     return merged
 

@@ -17,7 +17,13 @@ Words = npt.NDArray[np.uint64]
 # Odd 64-bit constants of MurmurHash3's and SplitMix64's finalizers; the high bits of a product mix all of a word.
 MULTIPLIERS: Final = tuple(
     np.uint64(m)
-    for m in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB, 0xFF51AFD7ED558CCD, 0xC4CEB9FE1A85EC53)
+    for m in (
+        0x9E3779B97F4A7C15,
+        0xBF58476D1CE4E5B9,
+        0x94D049BB133111EB,
+        0xFF51AFD7ED558CCD,
+        0xC4CEB9FE1A85EC53,
+    )
 )
 SECOND_WORD: Final = np.uint64(0xD6E8FEB86659FD93)
 KEEP: Final = np.array([(1 << (8 * length)) - 1 for length in range(9)], dtype=np.uint64)
@@ -118,7 +124,10 @@ class FieldDictionary:
     def _add(self, words: Words) -> None:
         """Read new fields and give them ids and slots; `words` has shape (2, fields)."""
         for first, second in words.T.tolist():
-            self._read(first.to_bytes(8, "little").rstrip(b"\0") + second.to_bytes(8, "little").rstrip(b"\0"))
+            self._read(
+                first.to_bytes(8, "little").rstrip(b"\0")
+                + second.to_bytes(8, "little").rstrip(b"\0")
+            )
         new = self._next_ids(words.shape[1])
         self._first[new], self._second[new] = words
         crowded = self.size * SLOTS_PER_FIELD > 1 << self._bits
@@ -134,7 +143,10 @@ class FieldDictionary:
         for level in range(len(MULTIPLIERS)):
             if level == len(self._levels):
                 self._levels.append(np.zeros(1 << self._bits, dtype=np.int64))
-            table, slots = self._levels[level], self._slots(level, self._first[new], self._second[new])
+            table, slots = (
+                self._levels[level],
+                self._slots(level, self._first[new], self._second[new]),
+            )
             free = table[slots] == 0
             table[slots[free]] = new[free]
             new = new[table[slots] != new]
@@ -159,7 +171,10 @@ class FieldDictionary:
 
 def words_at(buffer: bytearray, starts: Ids, lengths: Ids) -> Words:
     """The first 16 bytes of each field, zeros after its end; shape (fields, 2)."""
-    return np.stack([_words(buffer, starts, lengths), _words(buffer, starts + 8, np.maximum(lengths - 8, 0))], axis=1)
+    return np.stack(
+        [_words(buffer, starts, lengths), _words(buffer, starts + 8, np.maximum(lengths - 8, 0))],
+        axis=1,
+    )
 
 
 def _words(buffer: bytearray, starts: Ids, lengths: Ids) -> Words:

@@ -52,8 +52,16 @@ def telemetry_in(where: Path, *, metric: str | None = None) -> list[Given]:
         raise BadUse(
             f"{where} is a converted trace without telemetry. Convert it again with --metrics, into a new folder."
         )
-    files = sorted(path for path in where.rglob("*") if path.suffix.lower() in (".csv", ".parquet") and path.is_file())
-    found = [_file(path, None) for path in files if path.suffix.lower() != ".csv" or metric_named(path.stem)]
+    files = sorted(
+        path
+        for path in where.rglob("*")
+        if path.suffix.lower() in (".csv", ".parquet") and path.is_file()
+    )
+    found = [
+        _file(path, None)
+        for path in files
+        if path.suffix.lower() != ".csv" or metric_named(path.stem)
+    ]
     if wanted:
         found = [one for one in found if one.metric in (None, wanted[0])]
     if not found:

@@ -19,7 +19,13 @@ from holdfast.trace.sources.reading import Note, csv_header
 from holdfast.trace.telemetry.checks import empty_note, unit_sentence
 from holdfast.trace.telemetry.devices import device_named
 from holdfast.trace.telemetry.inputs import SERVER_POWER, Given
-from holdfast.trace.telemetry.metrics import FP64_BLANK, INT32_BLANK, INT64_BLANK, Metric, metric_named
+from holdfast.trace.telemetry.metrics import (
+    FP64_BLANK,
+    INT32_BLANK,
+    INT64_BLANK,
+    Metric,
+    metric_named,
+)
 from holdfast.trace.telemetry.summary import Summary, insert, quoted, summary_of_rows
 
 if TYPE_CHECKING:
@@ -29,7 +35,17 @@ NAMES: Final = {
     "at": ("at", "time", "timestamp", "ts", "datetime", "date"),
     "value": ("value", "val"),
     "metric": ("metric", "__name__", "name_of_metric", "metric_name"),
-    "device": ("device", "device_name", "series", "uuid", "node", "host", "hostname", "instance", "name"),
+    "device": (
+        "device",
+        "device_name",
+        "series",
+        "uuid",
+        "node",
+        "host",
+        "hostname",
+        "instance",
+        "name",
+    ),
     "node": ("hostname", "node", "host", "instance"),
     "gpu": ("gpu", "gpu_index", "gpu_id"),
 }
@@ -68,14 +84,18 @@ def open_long(
     try:
         described = connection.execute(f"DESCRIBE SELECT * FROM {source}").fetchall()
     except duckdb.Error as error:
-        raise BadTrace(given.path, f"cannot be read ({error}).", next_step="Check that it is Parquet.") from error
+        raise BadTrace(
+            given.path, f"cannot be read ({error}).", next_step="Check that it is Parquet."
+        ) from error
     types = {row[0]: row[1] for row in described}
     roles = _roles(given.path, tuple(types), dict(columns or {}))
     device = f'"{roles["device"]}"::VARCHAR'
     if "gpu" in roles and roles["device"] != roles["gpu"] and "node" in roles:
         device = f"""concat("{roles["node"]}", '-', "{roles["gpu"]}")"""
     at = _time_sql(given.path, roles["at"], types[roles["at"]])
-    base = f'SELECT {at} AS "at", {device} AS name, "{roles["value"]}"::DOUBLE AS value FROM {source}'
+    base = (
+        f'SELECT {at} AS "at", {device} AS name, "{roles["value"]}"::DOUBLE AS value FROM {source}'
+    )
     if given.metric is not None:
         return [LongSource(path=given.path, metric=given.metric, factor=given.factor, select=base)]
     if "metric" not in roles:
@@ -87,12 +107,18 @@ def open_long(
         return [LongSource(path=given.path, metric=by_name[0], factor=by_name[1], select=base)]
     of_metric = f'"{roles["metric"]}"'
     found = []
-    for (name,) in connection.execute(f"SELECT DISTINCT {of_metric} FROM {source} ORDER BY ALL").fetchall():
+    for (name,) in connection.execute(
+        f"SELECT DISTINCT {of_metric} FROM {source} ORDER BY ALL"
+    ).fetchall():
         if name is not None and (named := metric_named(str(name))):
             select = f"{base} WHERE {of_metric} = {quoted(str(name))}"
-            found.append(LongSource(path=given.path, metric=named[0], factor=named[1], select=select))
+            found.append(
+                LongSource(path=given.path, metric=named[0], factor=named[1], select=select)
+            )
     if not found:
-        raise BadUse(f"{given.path}: none of its metrics is known. `holdfast trace formats` lists those that are.")
+        raise BadUse(
+            f"{given.path}: none of its metrics is known. `holdfast trace formats` lists those that are."
+        )
     return found
 
 
@@ -115,23 +141,35 @@ def kept_sql(source: LongSource, factor: float) -> str:
     )
 
 
-def summary_of_long(connection: "duckdb.DuckDBPyConnection", source: LongSource, cluster: str) -> tuple[Summary, str]:
+def summary_of_long(
+    connection: "duckdb.DuckDBPyConnection", source: LongSource, cluster: str
+) -> tuple[Summary, str]:
     """A metric's aggregates, and the SELECT of at, device and value that they were computed from."""
     factor = factor_of(connection, source)
     kept = kept_sql(source, factor)
     notes = _notes_of_values(connection, source, factor, cluster)
-    names = [name for (name,) in connection.execute(f"SELECT DISTINCT name FROM ({kept}) ORDER BY name").fetchall()]
+    names = [
+        name
+        for (name,) in connection.execute(
+            f"SELECT DISTINCT name FROM ({kept}) ORDER BY name"
+        ).fetchall()
+    ]
     devices = [device_named(name, source.metric) for name in names]
     # A name of its own: the rows stay in use, in a view, when another file of the metric is read.
     table = f"names_of_{source.metric.name.lower()}_{secrets.token_hex(4)}"
     connection.execute(f"CREATE TABLE {table} (name VARCHAR, device INTEGER)")
-    columns = {"name": np.array(names, dtype=object), "device": np.arange(len(names), dtype=np.int32)}
+    columns = {
+        "name": np.array(names, dtype=object),
+        "device": np.arange(len(names), dtype=np.int32),
+    }
     insert(connection, table, columns, {})
     rows = f'SELECT "at", device, value FROM ({kept}) JOIN {table} USING (name)'
     duplicates, gaps = steps_of(connection, rows, source.path.name, cluster)
     if duplicates:
         rows = f'SELECT "at", device, any_value(value) AS value FROM ({rows}) GROUP BY "at", device'
-    return summary_of_rows(connection, source.metric, rows, devices, [*notes, *duplicates, *gaps]), rows
+    return summary_of_rows(
+        connection, source.metric, rows, devices, [*notes, *duplicates, *gaps]
+    ), rows
 
 
 def steps_of(
@@ -143,7 +181,10 @@ def steps_of(
         f'lag(epoch_us("at")) OVER (PARTITION BY device ORDER BY "at") AS step_us FROM ({rows})) '
         "WHERE step_us IS NOT NULL GROUP BY ALL"
     ).fetchnumpy()
-    step_us, n = np.asarray(steps["step_us"], dtype=np.int64), np.asarray(steps["n"], dtype=np.int64)
+    step_us, n = (
+        np.asarray(steps["step_us"], dtype=np.int64),
+        np.asarray(steps["n"], dtype=np.int64),
+    )
     moves = step_us > 0
     if not moves.any():
         return [], []
@@ -155,14 +196,22 @@ def steps_of(
         sentence = f"{file}: {plainly(duplicates, 'sample')} repeated a device's time; one of each was kept."
         repeated = [
             Note(
-                cluster=cluster, check="telemetry-duplicate-time", sentence=sentence, rows=duplicates, action="dropped"
+                cluster=cluster,
+                check="telemetry-duplicate-time",
+                sentence=sentence,
+                rows=duplicates,
+                action="dropped",
             )
         ]
     if gaps.any():
         count, hours = int(n[gaps].sum()), float(((step_us - interval_us) * n)[gaps].sum()) / 3.6e9
         found = plainly(count, "gap")
         sentence = f"{file}: {found} of more than two sampling intervals, {hours:,.1f} device hours in all."
-        silent = [Note(cluster=cluster, check="telemetry-gap", sentence=sentence, rows=count, action="kept")]
+        silent = [
+            Note(
+                cluster=cluster, check="telemetry-gap", sentence=sentence, rows=count, action="kept"
+            )
+        ]
     return repeated, silent
 
 
@@ -180,13 +229,25 @@ def _notes_of_values(
         return [empty_note(file, cluster)]
     between = f"{metric.low:g} to {metric.high:g} {metric.unit}"
     found = [
-        ("telemetry-sentinel", sentinels, "dropped", f"{plainly(sentinels, 'sample')} held DCGM's word for no value."),
-        ("telemetry-out-of-range", out, "dropped", f"{plainly(out, 'sample')} of {metric.name} lay outside {between}."),
+        (
+            "telemetry-sentinel",
+            sentinels,
+            "dropped",
+            f"{plainly(sentinels, 'sample')} held DCGM's word for no value.",
+        ),
+        (
+            "telemetry-out-of-range",
+            out,
+            "dropped",
+            f"{plainly(out, 'sample')} of {metric.name} lay outside {between}.",
+        ),
     ]
     if factor != 1 and source.factor is None:
         found.append(("telemetry-unit", rows - sentinels - out, "mended", unit_sentence(metric)))
     return [
-        Note(cluster=cluster, check=check, sentence=f"{file}: {sentence}", rows=count, action=action)
+        Note(
+            cluster=cluster, check=check, sentence=f"{file}: {sentence}", rows=count, action=action
+        )
         for check, count, action, sentence in found
         if count
     ]
@@ -201,10 +262,17 @@ def _sentinel_sql() -> str:
 
 def _roles(path: Path, present: tuple[str, ...], mapped: dict[str, str]) -> dict[str, str]:
     by_lower = {name.lower(): name for name in reversed(present)}
-    roles = {role: by_lower[name] for role, names in NAMES.items() for name in reversed(names) if name in by_lower}
+    roles = {
+        role: by_lower[name]
+        for role, names in NAMES.items()
+        for name in reversed(names)
+        if name in by_lower
+    }
     for role, name in mapped.items():
         if role not in NAMES or name not in present:
-            raise BadUse(f"{path}: no column {name!r} for {role!r}. Its columns: {', '.join(present)}.")
+            raise BadUse(
+                f"{path}: no column {name!r} for {role!r}. Its columns: {', '.join(present)}."
+            )
     roles |= mapped
     for role in ("at", "value", "device"):
         if role not in roles:
@@ -237,7 +305,9 @@ def _ipmi(connection: "duckdb.DuckDBPyConnection", given: Given) -> LongSource:
     names = csv_header(given.path)
     time = next((name for name in names if name.lower() in NAMES["at"]), None)
     if time is None:
-        raise BadTrace(given.path, "no column `Time`.", line=1, next_step="Give the file with its first line.")
+        raise BadTrace(
+            given.path, "no column `Time`.", line=1, next_step="Give the file with its first line."
+        )
     node = next((name for name in names if name.lower() in NAMES["device"]), None)
     types = ", ".join(f"{quoted(name)}: 'VARCHAR'" for name in names)
     source = (

@@ -50,7 +50,13 @@ class Metric:
         return f"{self.title} ({self.unit})"
 
 
-_RATIO: Final[dict[str, Any]] = {"unit": "%", "low": 0.0, "high": 100.0, "decimals": 3, "coarse": (1.0, 100.0)}
+_RATIO: Final[dict[str, Any]] = {
+    "unit": "%",
+    "low": 0.0,
+    "high": 100.0,
+    "decimals": 3,
+    "coarse": (1.0, 100.0),
+}
 _PERCENT: Final[dict[str, Any]] = {"unit": "%", "low": 0.0, "high": 100.0, "decimals": 0}
 _MEMORY: Final[dict[str, Any]] = {"unit": "MiB", "low": 0.0, "high": 2.0**20, "decimals": 0}
 _PORTS: Final[dict[str, Any]] = {

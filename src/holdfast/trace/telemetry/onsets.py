@@ -43,20 +43,27 @@ class Onsets:
         missing = np.isnan(gauges)
         if missing[1:].any():
             # Where a code was not measured, the gauge stands where it stood.
-            last_seen = np.maximum.accumulate(np.where(missing, 0, np.arange(len(gauges))[:, None]), axis=0)
+            last_seen = np.maximum.accumulate(
+                np.where(missing, 0, np.arange(len(gauges))[:, None]), axis=0
+            )
             gauges = np.take_along_axis(gauges, last_seen, axis=0)
         for row, device in zip(*np.nonzero((gauges[1:] > 0) & (gauges[:-1] == 0)), strict=True):
             self.found.append(Onset(int(at_us[row]), int(device), int(gauges[row + 1, device])))
         fresh = np.isnan(self._first) & ~np.isnan(codes).all(axis=0)
         if fresh.any():
             rows = (~np.isnan(codes[:, fresh])).argmax(axis=0)
-            self._first[fresh], self._first_at[fresh] = codes[rows, np.flatnonzero(fresh)], at_us[rows]
+            self._first[fresh], self._first_at[fresh] = (
+                codes[rows, np.flatnonzero(fresh)],
+                at_us[rows],
+            )
         self._last = gauges[-1]
 
     def merge(self, later: "Onsets") -> None:
         """Join a stretch whose samples are all later."""
         for device in np.flatnonzero((self._last == 0) & (later._first > 0)).tolist():
-            self.found.append(Onset(int(later._first_at[device]), device, int(later._first[device])))
+            self.found.append(
+                Onset(int(later._first_at[device]), device, int(later._first[device]))
+            )
         self.found += later.found
         fresh = np.isnan(self._first)
         self._first[fresh], self._first_at[fresh] = later._first[fresh], later._first_at[fresh]

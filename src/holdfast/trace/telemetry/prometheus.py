@@ -27,7 +27,13 @@ from holdfast.trace.telemetry.long import steps_of
 from holdfast.trace.telemetry.metrics import METRICS, Metric, metric_named
 from holdfast.trace.telemetry.progress import Progress
 from holdfast.trace.telemetry.prometheus_http import MOST_POINTS, AnswerTooLarge, Prometheus, Series
-from holdfast.trace.telemetry.store import DAY_US, Store, finish_metric, open_database, write_parquet
+from holdfast.trace.telemetry.store import (
+    DAY_US,
+    Store,
+    finish_metric,
+    open_database,
+    write_parquet,
+)
 from holdfast.trace.telemetry.summary import quoted, summary_of_rows
 from holdfast.trace.telemetry.values import judged
 
@@ -37,7 +43,15 @@ if TYPE_CHECKING:
 SAMPLES_PER_ANSWER: Final = 400_000
 """About 12 MB of JSON, 100 MB of Python."""
 INSTANCES_PER_SHARD: Final = 200
-NODE_LABELS: Final = ("Hostname", "hostname", "node", "nodename", "kubernetes_node", "instance", "target")
+NODE_LABELS: Final = (
+    "Hostname",
+    "hostname",
+    "node",
+    "nodename",
+    "kubernetes_node",
+    "instance",
+    "target",
+)
 """Labels that may name the node, the likeliest first; a port is cut off."""
 
 
@@ -124,7 +138,9 @@ def _wanted(names: Sequence[str] | None) -> list[Metric]:
         return [metric for metric in METRICS.values() if metric.name != "CPU_SERVER_POWER"]
     found = [metric_named(name) for name in names]
     if None in found:
-        raise BadUse(f"There is no metric {names[found.index(None)]!r}. Known: {', '.join(METRICS)}.")
+        raise BadUse(
+            f"There is no metric {names[found.index(None)]!r}. Known: {', '.join(METRICS)}."
+        )
     return [one[0] for one in found if one]
 
 
@@ -147,7 +163,12 @@ class _Fetch:
         span: Span,
         connection: "duckdb.DuckDBPyConnection",
     ) -> None:
-        self._store, self._server, self._metric, self._connection = store, server, metric, connection
+        self._store, self._server, self._metric, self._connection = (
+            store,
+            server,
+            metric,
+            connection,
+        )
         self._template, self._matchers, self._span = expression, matchers, span
         self._building = store.folder / "samples" / f".metric={metric.name}.fetch"
         self._shards: list[str] = [""]
@@ -156,7 +177,12 @@ class _Fetch:
     def plan(self, *, always: bool) -> bool:
         """Decide on chunks and shards, or take up those decided before; whether there is anything to fetch."""
         path = self._building / "plan.json"
-        asked = {"url": self._server.url, "query": self._template, "matchers": self._matchers, **asdict(self._span)}
+        asked = {
+            "url": self._server.url,
+            "query": self._template,
+            "matchers": self._matchers,
+            **asdict(self._span),
+        }
         if path.exists():
             plan = json.loads(path.read_text())
             if plan["asked"] != asked:
@@ -183,7 +209,9 @@ class _Fetch:
 
     def run(self, progress: Progress | None) -> None:
         """Fetch what is not there yet, and finish the metric."""
-        chunks = [(shard, chunk) for chunk in self._span.chunks(self._points) for shard in self._shards]
+        chunks = [
+            (shard, chunk) for chunk in self._span.chunks(self._points) for shard in self._shards
+        ]
         for number, (shard, chunk) in enumerate(chunks):
             mark = self._building / f"chunk-{number:06}.json"
             if not mark.exists():
@@ -206,8 +234,14 @@ class _Fetch:
         selector = re.search(r"[a-zA-Z_:][a-zA-Z0-9_:]*\{[^{}]*\$matchers[^{}]*\}", self._template)
         if not selector:
             return [""]
-        chosen = re.sub(r",?\s*\$matchers", lambda found: _joined(found.group(), self._matchers), selector.group())
-        instances = self._server.label_values("instance", chosen, start_s=self._span.start_s, end_s=self._span.end_s)
+        chosen = re.sub(
+            r",?\s*\$matchers",
+            lambda found: _joined(found.group(), self._matchers),
+            selector.group(),
+        )
+        instances = self._server.label_values(
+            "instance", chosen, start_s=self._span.start_s, end_s=self._span.end_s
+        )
         if len(instances) <= INSTANCES_PER_SHARD:
             return [""]
         return [
@@ -261,7 +295,9 @@ class _Fetch:
                 yield from self._answers(shard, half)
 
     def _finish(self) -> None:
-        marks = [json.loads(path.read_text()) for path in sorted(self._building.glob("chunk-*.json"))]
+        marks = [
+            json.loads(path.read_text()) for path in sorted(self._building.glob("chunk-*.json"))
+        ]
         rows = f'SELECT "at", device, value FROM read_parquet({quoted(f"{self._building}/date=*/part-*.parquet")})'
         if not any(mark["samples"] for mark in marks):
             raise BadUse(
@@ -269,19 +305,42 @@ class _Fetch:
                 f"({self._query('')}). Correct the time, the matchers or the expression."
             )
         notes = list(self._notes(marks))
-        notes += [note for notes_of in steps_of(self._connection, rows, self._metric.name, "") for note in notes_of]
-        summary = summary_of_rows(self._connection, self._metric, rows, self._store.devices(self._connection), notes)
+        notes += [
+            note
+            for notes_of in steps_of(self._connection, rows, self._metric.name, "")
+            for note in notes_of
+        ]
+        summary = summary_of_rows(
+            self._connection, self._metric, rows, self._store.devices(self._connection), notes
+        )
         sources = [{"url": self._server.url, "query": self._query(""), **asdict(self._span)}]
-        finish_metric(self._store, self._metric, self._building, self._connection, summary.tables, sources, notes)
+        finish_metric(
+            self._store,
+            self._metric,
+            self._building,
+            self._connection,
+            summary.tables,
+            sources,
+            notes,
+        )
 
     def _notes(self, marks: list[dict[str, Any]]) -> Iterator[Note]:
         for reason, sentence in (
             ("sentinel", "held DCGM's word for no value."),
-            ("out-of-range", f"lay outside {self._metric.low:g} to {self._metric.high:g} {self._metric.unit}."),
+            (
+                "out-of-range",
+                f"lay outside {self._metric.low:g} to {self._metric.high:g} {self._metric.unit}.",
+            ),
         ):
             if count := sum(mark["dropped"][reason] for mark in marks):
                 words = f"{self._metric.name}: {plainly(count, 'sample')} {sentence}"
-                yield Note(cluster="", check=f"telemetry-{reason}", sentence=words, rows=count, action="dropped")
+                yield Note(
+                    cluster="",
+                    check=f"telemetry-{reason}",
+                    sentence=words,
+                    rows=count,
+                    action="dropped",
+                )
 
 
 def _joined(found: str, matchers: str) -> str:

@@ -79,7 +79,9 @@ def _secret(path: Path | None, variable: str) -> str:
     try:
         return path.read_text().strip()
     except OSError as error:
-        raise BadUse(f"{path} cannot be read ({error.strerror}). Give the file that holds the secret.") from error
+        raise BadUse(
+            f"{path} cannot be read ({error.strerror}). Give the file that holds the secret."
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -128,12 +130,25 @@ class Prometheus:
         waiting: Callable[[str], None] | None = None,
     ) -> None:
         parts = urllib.parse.urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or any(map(str.isspace, url)):
-            raise BadUse("A Prometheus is reached by http:// or https://. Give its URL, such as http://host:9090.")
+        if (
+            parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or any(map(str.isspace, url))
+        ):
+            raise BadUse(
+                "A Prometheus is reached by http:// or https://. Give its URL, such as http://host:9090."
+            )
         if parts.username and credentials is None:
-            user, password = urllib.parse.unquote(parts.username), urllib.parse.unquote(parts.password or "")
+            user, password = (
+                urllib.parse.unquote(parts.username),
+                urllib.parse.unquote(parts.password or ""),
+            )
             credentials = Credentials(user=user, password=password)
-        self.url = parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="").geturl().rstrip("/")
+        self.url = (
+            parts._replace(netloc=parts.netloc.rpartition("@")[2], query="", fragment="")
+            .geturl()
+            .rstrip("/")
+        )
         """Without a user or password."""
         self._headers = (credentials or Credentials.found()).headers()
         self._pause, self._chance, self._timeout_s, self._tries = pause, chance, timeout_s, tries
@@ -141,7 +156,9 @@ class Prometheus:
         self._has_answered = False
         self._opener = urllib.request.build_opener(_NoRedirects)
 
-    def range(self, expression: str, *, start_s: float, end_s: float, step_s: float) -> list[Series]:
+    def range(
+        self, expression: str, *, start_s: float, end_s: float, step_s: float
+    ) -> list[Series]:
         """The series of an expression from `start_s` to `end_s`, both inclusive, a point every `step_s`.
 
         Raises:
@@ -149,7 +166,12 @@ class Prometheus:
             BadUse: the server refuses the expression or the credentials.
             PrometheusError: no answer after all tries.
         """
-        query = {"query": expression, "start": f"{start_s:.3f}", "end": f"{end_s:.3f}", "step": f"{step_s:.3f}"}
+        query = {
+            "query": expression,
+            "start": f"{start_s:.3f}",
+            "end": f"{end_s:.3f}",
+            "step": f"{step_s:.3f}",
+        }
         result = self._ask("query_range", query)
         with self._as_promised():
             return [_series(one["metric"], one["values"]) for one in result["result"]]
@@ -178,7 +200,9 @@ class Prometheus:
 
     def _ask(self, path: str, query: dict[str, str] | None) -> Any:
         data = urllib.parse.urlencode(query).encode() if query is not None else None
-        request = urllib.request.Request(f"{self.url}/api/v1/{path}", data=data, headers=self._headers)
+        request = urllib.request.Request(
+            f"{self.url}/api/v1/{path}", data=data, headers=self._headers
+        )
         problem, attempt = "", 0
         while attempt < (self._tries if self._has_answered else min(self._tries, FIRST_TRIES)):
             if attempt:
@@ -195,7 +219,9 @@ class Prometheus:
                     if len(body) > self._most_bytes:
                         raise AnswerTooLarge
                     if body.lstrip()[:1] == b"<":
-                        raise BadUse(f"{self.url} answered with a web page. Give the URL of a Prometheus' HTTP API.")
+                        raise BadUse(
+                            f"{self.url} answered with a web page. Give the URL of a Prometheus' HTTP API."
+                        )
                     return json.loads(body)["data"]
             except urllib.error.HTTPError as error:
                 self._has_answered = True
@@ -222,7 +248,9 @@ class Prometheus:
             raise BadUse(
                 f"{self.url} refuses the credentials ({status}). Set {TOKEN_VARIABLE}, or give a file with the token."
             )
-        raise BadUse(f"{self.url} refuses the query ({status}): {message} Correct the query or the URL.")
+        raise BadUse(
+            f"{self.url} refuses the query ({status}): {message} Correct the query or the URL."
+        )
 
 
 def _error_of(error: urllib.error.HTTPError) -> str:

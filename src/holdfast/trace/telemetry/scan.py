@@ -75,7 +75,11 @@ class Scan:
     @property
     def xid_onsets(self) -> list[Onset]:
         """Onsets of Xid errors, by time."""
-        return sorted(self.onsets.found, key=lambda onset: (onset.at_us, onset.device)) if self.onsets else []
+        return (
+            sorted(self.onsets.found, key=lambda onset: (onset.at_us, onset.device))
+            if self.onsets
+            else []
+        )
 
 
 def scan_wide(
@@ -113,9 +117,14 @@ def scan_wide(
     readers = [_Reader(wide, metric, factor, values_only, see, progress) for see in sees]
     _run([reader.read for reader in readers], ranges)
     found = [reader.scan for reader in readers]
-    times = [np.concatenate(reader.times) if reader.times else np.empty(0, dtype=np.int64) for reader in readers]
+    times = [
+        np.concatenate(reader.times) if reader.times else np.empty(0, dtype=np.int64)
+        for reader in readers
+    ]
     if len(ranges) > 1 and not _ascend(times):
-        return scan_wide(path, metric, factor=factor, values_only=values_only, threads=1, watcher=watcher)
+        return scan_wide(
+            path, metric, factor=factor, values_only=values_only, threads=1, watcher=watcher
+        )
     whole, *rest = found
     for part in rest:
         whole.merge(part)
@@ -153,7 +162,9 @@ def _run(reads: list[Callable[[int, int], None]], ranges: list[tuple[int, int]])
         except BaseException as error:
             errors[index] = error
 
-    others = [threading.Thread(target=run, args=(index,), daemon=True) for index in range(1, len(reads))]
+    others = [
+        threading.Thread(target=run, args=(index,), daemon=True) for index in range(1, len(reads))
+    ]
     for thread in others:
         thread.start()
     run(0)

@@ -54,10 +54,18 @@ def open_database() -> "duckdb.DuckDBPyConnection":
     # Not the default, which is a folder `.tmp` here; the database removes its own files again.
     spill = str(Path(tempfile.gettempdir()) / f"holdfast-spill-{os.getpid()}")
     connection = duckdb.connect(
-        config={"memory_limit": "300MB", "threads": min(8, os.cpu_count() or 1), "temp_directory": spill}
+        config={
+            "memory_limit": "300MB",
+            "threads": min(8, os.cpu_count() or 1),
+            "temp_directory": spill,
+        }
     )
-    connection.execute("SET TimeZone = 'UTC'; SET preserve_insertion_order = false; SET enable_progress_bar = false")
-    connection.execute("SET python_enable_replacements = false; SET autoinstall_known_extensions = false")
+    connection.execute(
+        "SET TimeZone = 'UTC'; SET preserve_insertion_order = false; SET enable_progress_bar = false"
+    )
+    connection.execute(
+        "SET python_enable_replacements = false; SET autoinstall_known_extensions = false"
+    )
     return connection
 
 
@@ -77,7 +85,10 @@ class Store:
         store, mark = cls.to_be(folder), folder / STORE_MARK
         if not mark.exists():
             folder.mkdir(parents=True, exist_ok=True)
-            write_atomic(mark, json.dumps({"schema": "holdfast-telemetry", "version": VERSION}).encode() + b"\n")
+            write_atomic(
+                mark,
+                json.dumps({"schema": "holdfast-telemetry", "version": VERSION}).encode() + b"\n",
+            )
         return store
 
     @classmethod
@@ -89,8 +100,12 @@ class Store:
         """
         if (folder / STORE_MARK).exists():
             return cls.open(folder)
-        if folder.exists() and (not folder.is_dir() or any(not path.match(".*") for path in folder.iterdir())):
-            raise BadUse(f"{folder} is not empty and no telemetry store. Give a new folder, or remove it first.")
+        if folder.exists() and (
+            not folder.is_dir() or any(not path.match(".*") for path in folder.iterdir())
+        ):
+            raise BadUse(
+                f"{folder} is not empty and no telemetry store. Give a new folder, or remove it first."
+            )
         return cls(folder)
 
     @classmethod
@@ -103,14 +118,21 @@ class Store:
         try:
             version = json.loads((folder / STORE_MARK).read_text())["version"]
         except (OSError, ValueError, KeyError, TypeError) as error:
-            raise BadUse(f"{folder} is no telemetry store. Make one by converting telemetry into it.") from error
+            raise BadUse(
+                f"{folder} is no telemetry store. Make one by converting telemetry into it."
+            ) from error
         if version != VERSION:
-            raise BadUse(f"{folder} is a store of version {version}, expected {VERSION}. Convert the telemetry again.")
+            raise BadUse(
+                f"{folder} is a store of version {version}, expected {VERSION}. Convert the telemetry again."
+            )
         return cls(folder)
 
     def metrics(self) -> list[Metric]:
         """The metrics that are there, whole."""
-        found = [path.parent.name.partition("=")[2] for path in self.folder.glob("samples/metric=*/manifest.json")]
+        found = [
+            path.parent.name.partition("=")[2]
+            for path in self.folder.glob("samples/metric=*/manifest.json")
+        ]
         return [METRICS[name] for name in METRICS if name in found]
 
     def place(self, metric: Metric) -> Path:
@@ -120,14 +142,18 @@ class Store:
     def manifest(self, metric: Metric) -> dict[str, Any]:
         """What a metric was made of; empty where it is not there."""
         try:
-            manifest: dict[str, Any] = json.loads((self.place(metric) / "manifest.json").read_text())
+            manifest: dict[str, Any] = json.loads(
+                (self.place(metric) / "manifest.json").read_text()
+            )
         except FileNotFoundError:
             return {}
         return manifest
 
     def samples_sql(self, metric: Metric | None = None) -> str:
         """SELECT of metric, at, device and value from the Parquet files of one metric, or of all."""
-        pattern = f"{self.folder}/samples/metric={metric.name if metric else '*'}/date=*/part-*.parquet"
+        pattern = (
+            f"{self.folder}/samples/metric={metric.name if metric else '*'}/date=*/part-*.parquet"
+        )
         return f'SELECT metric, "at", device, value FROM read_parquet({quoted(pattern)}, hive_partitioning = true)'
 
     def devices(self, connection: "duckdb.DuckDBPyConnection") -> list[Device]:
@@ -138,7 +164,9 @@ class Store:
         rows = connection.execute(f"SELECT name, node, gpu FROM {table} ORDER BY device").fetchall()
         return [Device(*row) for row in rows]
 
-    def with_devices(self, connection: "duckdb.DuckDBPyConnection", devices: Iterable[Device]) -> Ids:
+    def with_devices(
+        self, connection: "duckdb.DuckDBPyConnection", devices: Iterable[Device]
+    ) -> Ids:
         """The ids of devices, which the store from now on knows."""
         known = self.devices(connection)
         ids = {device.name: index for index, device in enumerate(known)}
@@ -151,7 +179,9 @@ class Store:
             "device": np.arange(len(known), dtype=np.int32),
             "name": np.array([device.name for device in known], dtype=object),
             "node": np.array([device.node for device in known], dtype=object),
-            "gpu": np.array([-1 if device.gpu is None else device.gpu for device in known], dtype=np.int32),
+            "gpu": np.array(
+                [-1 if device.gpu is None else device.gpu for device in known], dtype=np.int32
+            ),
         }
         select = "SELECT device, name, node, nullif(gpu, -1) AS gpu FROM arriving ORDER BY device"
         write_parquet(connection, select, columns, self.folder / DEVICES)
@@ -163,9 +193,12 @@ class Store:
         for name, types in AGGREGATES.items():
             path = self.place(metric) / "aggregates" / f"{name}.parquet"
             names = ", ".join(f'"{column}"' for column in types if column != "metric")
-            tables[name] = connection.execute(f"SELECT {names} FROM {quoted(str(path))}").fetchnumpy()
+            tables[name] = connection.execute(
+                f"SELECT {names} FROM {quoted(str(path))}"
+            ).fetchnumpy()
         notes = tuple(
-            Note(**{**note, "examples": tuple(note["examples"])}) for note in self.manifest(metric).get("notes", [])
+            Note(**{**note, "examples": tuple(note["examples"])})
+            for note in self.manifest(metric).get("notes", [])
         )
         return Summary(metric=metric, devices=self.devices(connection), tables=tables, notes=notes)
 
@@ -173,7 +206,9 @@ class Store:
 class MetricWriter:
     """Writes one metric into a store: parts first, then `finish`; without it nothing of it is seen."""
 
-    def __init__(self, store: Store, metric: Metric, connection: "duckdb.DuckDBPyConnection") -> None:
+    def __init__(
+        self, store: Store, metric: Metric, connection: "duckdb.DuckDBPyConnection"
+    ) -> None:
         self.store, self.metric = store, metric
         self._connection = connection
         samples = store.folder / "samples"
@@ -223,9 +258,13 @@ class MetricWriter:
             folder.mkdir(exist_ok=True)
             return folder / f"part-{self._source:03}-{self._parts:05}.parquet"
 
-    def finish(self, tables: dict[str, Columns], sources: list[dict[str, Any]], notes: Iterable[Note]) -> None:
+    def finish(
+        self, tables: dict[str, Columns], sources: list[dict[str, Any]], notes: Iterable[Note]
+    ) -> None:
         """Write the aggregates and the manifest, and make the metric seen."""
-        finish_metric(self.store, self.metric, self._building, self._connection, tables, sources, notes)
+        finish_metric(
+            self.store, self.metric, self._building, self._connection, tables, sources, notes
+        )
 
     def abandon(self) -> None:
         """Remove what was written; for when the source turned out unreadable."""
@@ -235,7 +274,9 @@ class MetricWriter:
 class PartWriter:
     """Gathers blocks of one thread into parts of one day each, ordered by device, then time."""
 
-    def __init__(self, writer: MetricWriter, ids: Ids, connection: "duckdb.DuckDBPyConnection") -> None:
+    def __init__(
+        self, writer: MetricWriter, ids: Ids, connection: "duckdb.DuckDBPyConnection"
+    ) -> None:
         self._writer, self._connection = writer, connection
         self._ids = ids.astype(np.int32)
         self._at_us: list[Any] = []
@@ -288,9 +329,18 @@ def finish_metric(
     place = building / "aggregates"
     place.mkdir(exist_ok=True)
     for name, columns in tables.items():
-        names = ", ".join(f'arriving."{column}"::{AGGREGATES[name][column]} AS "{column}"' for column in columns)
-        write_parquet(connection, f"SELECT {names} FROM arriving", columns, place / f"{name}.parquet")
-    record = {"metric": metric.name, "unit": metric.unit, "sources": sources, "notes": [asdict(n) for n in notes]}
+        names = ", ".join(
+            f'arriving."{column}"::{AGGREGATES[name][column]} AS "{column}"' for column in columns
+        )
+        write_parquet(
+            connection, f"SELECT {names} FROM arriving", columns, place / f"{name}.parquet"
+        )
+    record = {
+        "metric": metric.name,
+        "unit": metric.unit,
+        "sources": sources,
+        "notes": [asdict(n) for n in notes],
+    }
     write_atomic(building / "manifest.json", json.dumps(record, indent=1).encode() + b"\n")
     for folder in building.iterdir():
         if folder.is_dir():
@@ -299,7 +349,9 @@ def finish_metric(
     fsync_folder(store.place(metric).parent)
 
 
-def write_parquet(connection: "duckdb.DuckDBPyConnection", select: str, columns: Columns, path: Path) -> None:
+def write_parquet(
+    connection: "duckdb.DuckDBPyConnection", select: str, columns: Columns, path: Path
+) -> None:
     """Write `select` over `arriving` (NumPy columns) to a Parquet file, whole or not at all, and durably."""
     connection.register("arriving", columns)
     try:

@@ -83,10 +83,14 @@ def summary_of_scan(scan: Scan, cluster: str) -> Summary:
             "code": np.array([onset.code for onset in onsets], dtype=np.int32),
         },
     }
-    return Summary(metric=metric, devices=devices, tables=tables, notes=tuple(notes_of(scan, cluster)))
+    return Summary(
+        metric=metric, devices=devices, tables=tables, notes=tuple(notes_of(scan, cluster))
+    )
 
 
-def insert(connection: "duckdb.DuckDBPyConnection", table: str, columns: Columns, fixed: dict[str, object]) -> None:
+def insert(
+    connection: "duckdb.DuckDBPyConnection", table: str, columns: Columns, fixed: dict[str, object]
+) -> None:
     """Append NumPy columns, with the same `fixed` values in every row, to a table of the same column names."""
     if not len(next(iter(columns.values()))):
         return
@@ -94,7 +98,9 @@ def insert(connection: "duckdb.DuckDBPyConnection", table: str, columns: Columns
     values = ", ".join(["?"] * len(fixed) + [f'arriving."{name}"' for name in columns])
     connection.register("arriving", columns)
     try:
-        connection.execute(f"INSERT INTO {table} ({names}) SELECT {values} FROM arriving", list(fixed.values()))
+        connection.execute(
+            f"INSERT INTO {table} ({names}) SELECT {values} FROM arriving", list(fixed.values())
+        )
     finally:
         connection.unregister("arriving")
 
@@ -111,13 +117,19 @@ def create_tables(connection: "duckdb.DuckDBPyConnection") -> None:
         connection.executemany("INSERT INTO metrics VALUES (?, ?, ?)", rows)
 
 
-def _create(connection: "duckdb.DuckDBPyConnection", table: str, columns: Mapping[str, str]) -> None:
+def _create(
+    connection: "duckdb.DuckDBPyConnection", table: str, columns: Mapping[str, str]
+) -> None:
     typed = ", ".join(f'"{column}" {kind}' for column, kind in columns.items())
     connection.execute(f"CREATE TABLE IF NOT EXISTS {table} ({typed})")
 
 
 def summary_of_rows(
-    connection: "duckdb.DuckDBPyConnection", metric: Metric, rows: str, devices: Sequence[Device], notes: Sequence[Note]
+    connection: "duckdb.DuckDBPyConnection",
+    metric: Metric,
+    rows: str,
+    devices: Sequence[Device],
+    notes: Sequence[Note],
 ) -> Summary:
     """The aggregates of samples in a database, by the SQL of `holdfast.trace.aggregates`.
 
@@ -142,9 +154,13 @@ def summary_of_rows(
         tables = {}
         for name, types in AGGREGATES.items():
             kept = ", ".join(
-                f'"{column}"::{kind} AS "{column}"' for column, kind in types.items() if column != "metric"
+                f'"{column}"::{kind} AS "{column}"'
+                for column, kind in types.items()
+                if column != "metric"
             )
-            tables[name] = connection.execute(f"WITH {given} SELECT {kept} FROM ({aggregates.sql(name)})").fetchnumpy()
+            tables[name] = connection.execute(
+                f"WITH {given} SELECT {kept} FROM ({aggregates.sql(name)})"
+            ).fetchnumpy()
     finally:
         connection.unregister("arriving")
     return Summary(metric=metric, devices=devices, tables=tables, notes=tuple(notes))

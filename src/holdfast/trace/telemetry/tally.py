@@ -39,7 +39,9 @@ class ValueCounts:
         self._by_id = counts
 
     def _add_values(self, values: Values) -> None:
-        distinct, counts = np.unique(rounded(values[~np.isnan(values)], self._decimals), return_counts=True)
+        distinct, counts = np.unique(
+            rounded(values[~np.isnan(values)], self._decimals), return_counts=True
+        )
         self._append(distinct, counts)
 
     def _append(self, values: Values, counts: Counts) -> None:
@@ -114,7 +116,9 @@ class DeviceTotals:
         hours, where = np.unique(at_us // HOUR_US, return_inverse=True)
         for index, hour in enumerate(hours.tolist()):
             rows = where == index
-            self._add_hour(hour, int(n[rows].sum()), float(total[rows].sum()), int(n_zero[rows].sum()))
+            self._add_hour(
+                hour, int(n[rows].sum()), float(total[rows].sum()), int(n_zero[rows].sum())
+            )
 
     def _add_hour(self, hour: int, n: int, total: float, n_zero: int) -> None:
         old = self.hours.get(hour, (0, 0.0, 0))
@@ -123,7 +127,9 @@ class DeviceTotals:
     def _add_gaps(self, at_s: Values, there: npt.NDArray[np.bool_]) -> None:
         if math.isnan(self._interval_s):
             return
-        seen_s = np.maximum.accumulate(np.vstack([self._last_s, np.where(there, at_s[:, None], -math.inf)]), axis=0)
+        seen_s = np.maximum.accumulate(
+            np.vstack([self._last_s, np.where(there, at_s[:, None], -math.inf)]), axis=0
+        )
         silent_s = at_s[:, None] - seen_s[:-1]
         gap = there & (silent_s > 2 * self._interval_s) & (silent_s < math.inf)
         if gap.any():

@@ -99,7 +99,11 @@ class FieldValues:
         if b"_" in text:
             _refuse(field)
         # The words of DCGM are never ratios: they are known before the unit is changed.
-        return (math.nan, "sentinel") if is_sentinel(number) else judged(self.metric, number * self.factor)
+        return (
+            (math.nan, "sentinel")
+            if is_sentinel(number)
+            else judged(self.metric, number * self.factor)
+        )
 
     def _parse_each(self, buffer: bytearray, starts: Ids, lengths: Ids) -> Values:
         values = np.full(len(starts), self.metric.blank)
@@ -119,7 +123,9 @@ class FieldValues:
         self.dropped["sentinel"] += int(sentinel.sum())
         self.dropped["out-of-range"] += int((out & ~sentinel).sum())
         for place in odd.tolist():
-            values[place], reason = self._judge(bytes(buffer[starts[place] : starts[place] + lengths[place]]))
+            values[place], reason = self._judge(
+                bytes(buffer[starts[place] : starts[place] + lengths[place]])
+            )
             if reason:
                 self.dropped[reason] += 1
         return values

@@ -69,8 +69,12 @@ class Block:
     def rows(self, chosen: list[int]) -> "Block":
         """Some of its rows."""
         if self.ids is None:
-            return Block(self.at_us[chosen], self.table[chosen], None, self.offsets, self.size_bytes)
-        return Block(self.at_us[chosen], self.table, self.ids[chosen], self.offsets, self.size_bytes)
+            return Block(
+                self.at_us[chosen], self.table[chosen], None, self.offsets, self.size_bytes
+            )
+        return Block(
+            self.at_us[chosen], self.table, self.ids[chosen], self.offsets, self.size_bytes
+        )
 
 
 def open_wide(path: Path) -> WideFile:
@@ -85,7 +89,9 @@ def open_wide(path: Path) -> WideFile:
             stamps = _first_stamps(file)
             size_bytes = os.fstat(file.fileno()).st_size
     except OSError as error:
-        raise BadTrace(path, f"cannot be read ({error.strerror}).", next_step="Check the path.") from error
+        raise BadTrace(
+            path, f"cannot be read ({error.strerror}).", next_step="Check the path."
+        ) from error
     if len(header) == LONGEST_LINE_BYTES:
         raise _too_long(path, line=1)
     text = header.decode("utf-8", errors="replace").lstrip("\ufeff").strip("\r\n")
@@ -149,7 +155,9 @@ def parts(wide: WideFile, number: int) -> list[tuple[int, int]]:
     cuts = [wide.body]
     with wide.path.open("rb") as file:
         for part in range(1, number):
-            file.seek(max(wide.body, wide.body + (wide.size_bytes - wide.body) * part // number - 1))
+            file.seek(
+                max(wide.body, wide.body + (wide.size_bytes - wide.body) * part // number - 1)
+            )
             # No line begins where none ends within reach: then the part before finds the line that is too long.
             if file.readline(LONGEST_LINE_BYTES).endswith(b"\n"):
                 cuts.append(file.tell())
@@ -197,14 +205,20 @@ def blocks(
             held = len(rest)
 
 
-def _read_block(wide: WideFile, fields: FieldValues, buffer: bytearray, whole: int, begins: int) -> Iterator[Block]:
+def _read_block(
+    wide: WideFile, fields: FieldValues, buffer: bytearray, whole: int, begins: int
+) -> Iterator[Block]:
     text = np.frombuffer(buffer, dtype=np.uint8, count=whole)
     separates = text == COMMA
     separates |= text == NEWLINE
     ends = np.flatnonzero(separates)
     columns = len(wide.devices) + 1
     rows, over = divmod(len(ends), columns)
-    if over or (text[ends[columns - 1 :: columns]] != NEWLINE).any() or buffer.count(b"\n", 0, whole) != rows:
+    if (
+        over
+        or (text[ends[columns - 1 :: columns]] != NEWLINE).any()
+        or buffer.count(b"\n", 0, whole) != rows
+    ):
         del text  # a view would forbid the buffer to change its size
         mended = _without_blank_lines(wide, bytes(memoryview(buffer)[:whole]), begins)
         if mended:
@@ -250,13 +264,19 @@ def _without_blank_lines(wide: WideFile, text: bytes, begins: int) -> bytes:
         if line.strip():
             fields = line.count(b",") + 1
             if fields != len(wide.devices) + 1:
-                _fail(wide, place, f"{fields} fields, where the first line has {len(wide.devices) + 1}.")
+                _fail(
+                    wide,
+                    place,
+                    f"{fields} fields, where the first line has {len(wide.devices) + 1}.",
+                )
             kept.append(line)
         place += len(line)
     return b"".join(kept)
 
 
-def _fail_at_field(wide: WideFile, buffer: bytearray, starts: Ids, lengths: Ids, begins: int, field: bytes) -> NoReturn:
+def _fail_at_field(
+    wide: WideFile, buffer: bytearray, starts: Ids, lengths: Ids, begins: int, field: bytes
+) -> NoReturn:
     for place in np.flatnonzero(lengths == len(field)).tolist():
         start = int(starts[place])
         if buffer[start : start + len(field)] == field:

@@ -19,7 +19,11 @@ _BATCH_GPUS: Final = 256
 
 
 def batched(
-    types: Ints, gpu_nums: Ints, mean_sizes: Floats, capacity_gpus: int | None, rng: np.random.Generator
+    types: Ints,
+    gpu_nums: Ints,
+    mean_sizes: Floats,
+    capacity_gpus: int | None,
+    rng: np.random.Generator,
 ) -> tuple[Ints, Ints]:
     """Number of each job's batch and its place there, 0 first; jobs of a batch are of one type and near in GPUs.
 
@@ -65,7 +69,12 @@ def offsets_s(places: Ints, batches: Ints, rng: np.random.Generator) -> Ints:
 
 
 def arrival_rate(
-    start_s: float, window_s: float, zone: str, hour_of_week: Floats, dispersion: float, rng: np.random.Generator
+    start_s: float,
+    window_s: float,
+    zone: str,
+    hour_of_week: Floats,
+    dispersion: float,
+    rng: np.random.Generator,
 ) -> Floats:
     """Share of arrivals of each bucket: the week's pattern, times a day's rate whose logarithm wanders (AR(1))."""
     buckets = max(int(window_s // BUCKET_S), 1)

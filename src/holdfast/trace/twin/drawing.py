@@ -45,14 +45,22 @@ class _Draw:
         known = self.calibration
         # Not of the seed: every draw of a size has the same counts.
         cells, seconds = rounded_cells(
-            known.cells, known.seconds, known.duration_limit_s, known.gpu_nums, self.n, np.random.default_rng(1)
+            known.cells,
+            known.seconds,
+            known.duration_limit_s,
+            known.gpu_nums,
+            self.n,
+            np.random.default_rng(1),
         )
         types, places, bins = (
-            np.repeat(index, cells.ravel()) for index in (i.ravel() for i in np.indices(cells.shape))
+            np.repeat(index, cells.ravel())
+            for index in (i.ravel() for i in np.indices(cells.shape))
         )
         gpus = known.gpu_nums[places].astype(np.int64)
         durations = self._durations(types, places, bins, gpus, seconds)
-        batches, batch_places = batched(types, gpus, known.batch_sizes, known.capacity_gpus, self.rng(3))
+        batches, batch_places = batched(
+            types, gpus, known.batch_sizes, known.capacity_gpus, self.rng(3)
+        )
         queues = self._queues(types, durations, batches, batch_places)
         states = dealt_states(
             types, places, bins, (gpus * durations).astype(float),
@@ -75,7 +83,9 @@ class _Draw:
         type_names = np.array(known.types)[types]
         reasons = np.zeros(self.n, dtype="U1")
         if known.reasons is not None:
-            reasons, names = dealt_reasons(known.reasons, self.factor, type_names, gpus, runs, names, self.rng(11))
+            reasons, names = dealt_reasons(
+                known.reasons, self.factor, type_names, gpus, runs, names, self.rng(11)
+            )
         starts = submits + queues
         gpu = gpus > 0
         return TwinJobs(
@@ -97,7 +107,9 @@ class _Draw:
             duration_s=durations[order],
         )
 
-    def _durations(self, types: Ints, places: Ints, bins: Ints, gpus: Ints, seconds: Floats) -> Ints:
+    def _durations(
+        self, types: Ints, places: Ints, bins: Ints, gpus: Ints, seconds: Floats
+    ) -> Ints:
         known = self.calibration
         limit_s = known.duration_limit_s[types]
         longest = None
@@ -106,14 +118,25 @@ class _Draw:
             if len(of_type) and self.factor >= 1:
                 longest = int(of_type[np.argmax(bins[of_type])])
                 # Only where the bin is the limit's own can the job be as long.
-                longest = longest if 2.0 ** (bins[longest] - 1) < known.longest[1] <= 2.0 ** bins[longest] else None
+                longest = (
+                    longest
+                    if 2.0 ** (bins[longest] - 1) < known.longest[1] <= 2.0 ** bins[longest]
+                    else None
+                )
         count = len(known.gpu_nums)
-        values = drawn_values(bins, types * count + places, limit_s, seconds.ravel(), self.rng(2), longest)
+        values = drawn_values(
+            bins, types * count + places, limit_s, seconds.ravel(), self.rng(2), longest
+        )
         gpu_time = seconds * known.gpu_nums
         by_type = np.where(gpu_time.sum(axis=1) > 0, gpu_time.sum(axis=1), np.nan)
         by_gpus = np.where(gpu_time.sum(axis=0) > 0, gpu_time.sum(axis=0), np.nan)
         values = shifted_to_totals(
-            values, bins, limit_s, gpus.astype(float), [(types, by_type), (places, by_gpus)], keep=longest
+            values,
+            bins,
+            limit_s,
+            gpus.astype(float),
+            [(types, by_type), (places, by_gpus)],
+            keep=longest,
         )
         return self._with_medians(values, bins, gpus, "duration")
 
@@ -129,18 +152,27 @@ class _Draw:
         gpu_of_type = known.cells[:, known.gpu_nums > 0].sum(axis=(1, 2)) > 0
         counts = np.bincount(types, minlength=len(known.types))
         by_bin = np.array(
-            [cumulative_rounded(own, int(count)) for own, count in zip(known.queue_cells, counts, strict=True)]
+            [
+                cumulative_rounded(own, int(count))
+                for own, count in zip(known.queue_cells, counts, strict=True)
+            ]
         )
-        own_types, bins = (np.repeat(index.ravel(), by_bin.ravel()) for index in np.indices(by_bin.shape))
+        own_types, bins = (
+            np.repeat(index.ravel(), by_bin.ravel()) for index in np.indices(by_bin.shape)
+        )
         limit_s = np.full(len(bins), 2.0**24)
         seconds = known.queue_seconds * self.factor
         values = drawn_values(bins, own_types, limit_s, seconds, self.rng(4))
-        values = shifted_to_totals(values, bins, limit_s, np.ones(len(bins)), [(own_types, seconds)])
+        values = shifted_to_totals(
+            values, bins, limit_s, np.ones(len(bins)), [(own_types, seconds)]
+        )
         values = self._with_medians(values, bins, gpu_of_type[own_types].astype(np.int64), "queue")
         ceiling = durations if known.counts_queue else None
         return dealt_queues(values, types, batches, places, ceiling, self.rng(6))
 
-    def _submits(self, gpus: Ints, durations: Ints, queues: Ints, batches: Ints, places: Ints, running: Ints) -> Ints:
+    def _submits(
+        self, gpus: Ints, durations: Ints, queues: Ints, batches: Ints, places: Ints, running: Ints
+    ) -> Ints:
         known = self.calibration
         rng = self.rng(7)
         window_s = known.window_s * max(self.factor, 1.0)
@@ -155,7 +187,9 @@ class _Draw:
             snapshot = known.snapshot_s - known.start_s + stretch_s
             np.minimum.at(latest, batches, snapshot - offsets - queues - runs - 1.0)
             fixed = {int(batches[job]): int(snapshot - queues[job] - runs[job]) for job in running}
-        rate = arrival_rate(known.start_s, window_s, known.zone, known.hour_of_week, known.dispersion, rng)
+        rate = arrival_rate(
+            known.start_s, window_s, known.zone, known.hour_of_week, known.dispersion, rng
+        )
         gpu = np.flatnonzero(gpus > 0)
         starts = np.empty(count, dtype=np.int64)
         for members, capacity in ((gpu, known.capacity_gpus), (np.flatnonzero(gpus == 0), None)):

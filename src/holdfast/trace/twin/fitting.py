@@ -139,9 +139,15 @@ def _cleaned(jobs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]
     rare = names[(counts < SMALLEST_CELL) & (names != CPU)]
     type_ = np.where(np.isin(type_, rare), "Other", type_)
     if 0 < (type_ == "Other").sum() < SMALLEST_CELL:
-        type_ = np.where(type_ == "Other", names[np.argmax(np.where(names == CPU, -1, counts))], type_)
+        type_ = np.where(
+            type_ == "Other", names[np.argmax(np.where(names == CPU, -1, counts))], type_
+        )
     cpus = jobs.get("cpu_num")
-    cpu_num = np.asarray(cpus, dtype=float)[good] if cpus is not None else np.full(int(good.sum()), np.nan)
+    cpu_num = (
+        np.asarray(cpus, dtype=float)[good]
+        if cpus is not None
+        else np.full(int(good.sum()), np.nan)
+    )
     return {
         **{column: values[good] for column, values in numbers.items()},
         "gpu_num": gpus,
@@ -157,7 +163,9 @@ def _words(column: npt.NDArray[Any] | None, count: int, default: str) -> npt.NDA
     if column is None:
         return np.full(count, default)
     values = np.asarray(column, dtype=object)
-    known = np.array([isinstance(value, str) and value != "" for value in values.tolist()], dtype=bool)
+    known = np.array(
+        [isinstance(value, str) and value != "" for value in values.tolist()], dtype=bool
+    )
     return np.where(known, values, default).astype("U")
 
 
@@ -181,7 +189,9 @@ def _common_counts(gpus: Ints, types: Ints) -> tuple[Floats, Ints]:
 
 def _nearest(wanted: npt.NDArray[Any], values: Floats) -> Ints:
     """Index of the value nearest by ratio; 0 only to 0."""
-    distance = np.abs(np.log(np.maximum(wanted, 1e-3))[:, None] - np.log(np.maximum(values, 1e-3))[None, :])
+    distance = np.abs(
+        np.log(np.maximum(wanted, 1e-3))[:, None] - np.log(np.maximum(values, 1e-3))[None, :]
+    )
     return np.asarray(np.argmin(distance, axis=1))
 
 
@@ -208,7 +218,12 @@ def _merged(counts: Floats) -> Floats:
 
 
 def _states(
-    table: dict[str, npt.NDArray[Any]], cells: Floats, numbers: Ints, places: Ints, bins: Ints, values: Floats
+    table: dict[str, npt.NDArray[Any]],
+    cells: Floats,
+    numbers: Ints,
+    places: Ints,
+    bins: Ints,
+    values: Floats,
 ) -> tuple[tuple[str, ...], Floats, Floats, Floats]:
     """States, their shares in each cell, among CPU and GPU jobs, and of GPU time.
 
@@ -219,7 +234,9 @@ def _states(
     state = np.where(np.isin(table["state"], names[counts < SMALLEST_CELL]), usual, table["state"])
     names, own = np.unique(state, return_inverse=True)
     gpu = table["gpu_num"] > 0
-    totals = np.array([np.bincount(own[gpu == row], minlength=len(names)) for row in (False, True)], dtype=float)
+    totals = np.array(
+        [np.bincount(own[gpu == row], minlength=len(names)) for row in (False, True)], dtype=float
+    )
     totals /= np.maximum(totals.sum(axis=1, keepdims=True), 1.0)
     time = table["gpu_num"] * table["duration_s"]
     gpu_time = np.bincount(own, time, minlength=len(names)) / max(float(time.sum()), 1.0)
@@ -238,13 +255,20 @@ def _reasons(table: dict[str, npt.NDArray[Any]]) -> Reasons | None:
 
     That they add up to the study's categories is not asked: a fitted twin has what its trace has.
     """
-    failed = (table["gpu_num"] > 0) & np.isin(table["state"], FAILED) & np.isin(table["reason"], list(CAUSES))
+    failed = (
+        (table["gpu_num"] > 0)
+        & np.isin(table["state"], FAILED)
+        & np.isin(table["reason"], list(CAUSES))
+    )
     names, own, counts = np.unique(table["reason"][failed], return_inverse=True, return_counts=True)
     common = np.flatnonzero(counts >= SMALLEST_CELL)
     if not len(common):
         return None
     gpus, run_s = table["gpu_num"][failed].astype(float), table["duration_s"][failed]
-    sums = [np.bincount(own, values, minlength=len(names))[common] for values in (gpus, run_s, gpus * run_s)]
+    sums = [
+        np.bincount(own, values, minlength=len(names))[common]
+        for values in (gpus, run_s, gpus * run_s)
+    ]
     jobs = counts[common].astype(float)
     return Reasons(
         names=tuple(names[common].tolist()),

@@ -18,7 +18,14 @@ _STATUS: Final = {"COMPLETED": 1, "CANCELLED": 5}
 """SWF: 1 completed, 5 cancelled, 0 failed."""
 
 
-def export(jobs: Columns, path: Path | str, format: str, *, name: str = "twin", zone: str = "+00:00") -> int:  # noqa: A002
+def export(
+    jobs: Columns,
+    path: Path | str,
+    format: str,  # noqa: A002
+    *,
+    name: str = "twin",
+    zone: str = "+00:00",
+) -> int:
     """Write jobs for a simulator; the file is whole or absent. Answers how many jobs are in it.
 
     Formats: `sia` (Sia's Philly CSV), `helios` (Helios' own CSV), `tiresias`, `tethys` (AcmeTrace's converted
@@ -45,9 +52,13 @@ def export(jobs: Columns, path: Path | str, format: str, *, name: str = "twin", 
     if missing:
         message = f"The jobs have no column {missing[0]!r}, and {format} needs it. Give it, or export another trace."
         raise BadUse(message)
-    known = np.all([np.isfinite(np.asarray(jobs[column], dtype=float)) for column in NEEDED], axis=0)
+    known = np.all(
+        [np.isfinite(np.asarray(jobs[column], dtype=float)) for column in NEEDED], axis=0
+    )
     if len(known) and not known.any():
-        message = f"None of {len(known):,} jobs has all of {', '.join(NEEDED)}. Export another trace."
+        message = (
+            f"None of {len(known):,} jobs has all of {', '.join(NEEDED)}. Export another trace."
+        )
         raise BadUse(message)
     jobs = {column: np.asarray(values)[known] for column, values in jobs.items()}
     order = np.argsort(jobs["submit_s"], kind="stable")
@@ -66,7 +77,9 @@ def export(jobs: Columns, path: Path | str, format: str, *, name: str = "twin", 
         "user": np.full(count, "u0000"),
         "job_id": np.arange(count),
     }
-    chosen = {column: np.asarray(values)[keep] for column, values in (defaults | dict(jobs)).items()}
+    chosen = {
+        column: np.asarray(values)[keep] for column, values in (defaults | dict(jobs)).items()
+    }
     header, columns, separator = FORMATS[format](chosen, name, zone)
     write_rows(Path(path), header, columns, separator)
     return len(keep)
@@ -78,7 +91,11 @@ def _local(seconds: npt.NDArray[Any], zone: str) -> npt.NDArray[np.str_]:
 
 
 def _text(column: npt.NDArray[Any]) -> npt.NDArray[np.str_]:
-    return np.array([str(value) for value in column.tolist()], dtype="U") if column.dtype.kind == "O" else column
+    return (
+        np.array([str(value) for value in column.tolist()], dtype="U")
+        if column.dtype.kind == "O"
+        else column
+    )
 
 
 def _first_s(jobs: Columns) -> int:
@@ -144,8 +161,13 @@ def _swf(jobs: Columns, name: str, _: str) -> Form:
     gpus = np.ceil(jobs["gpu_num"]).astype(np.int64)
     types, type_numbers = np.unique(_text(jobs["type"]), return_inverse=True)
     users, user_numbers = np.unique(_text(jobs["user"]), return_inverse=True)
-    states = np.array([_STATUS.get(state, 0) for state in _text(jobs["state"]).tolist()], dtype=np.int64)
-    whole = {column: np.rint(jobs[column]).astype(np.int64) for column in ("submit_s", "queue_s", "duration_s")}
+    states = np.array(
+        [_STATUS.get(state, 0) for state in _text(jobs["state"]).tolist()], dtype=np.int64
+    )
+    whole = {
+        column: np.rint(jobs[column]).astype(np.int64)
+        for column in ("submit_s", "queue_s", "duration_s")
+    }
     columns = [
         np.arange(1, count + 1), whole["submit_s"] - first_s, whole["queue_s"], whole["duration_s"], gpus, unknown,
         unknown, gpus, unknown, unknown, states, user_numbers + 1, unknown, type_numbers + 1, type_numbers + 1, unknown,

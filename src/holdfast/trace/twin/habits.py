@@ -13,8 +13,24 @@ from holdfast.trace.twin.model import CPU, Floats
 DISPERSION: Final = 0.45
 """Of a day's rate of arrivals, around the pattern of the week."""
 
-_BATCHES: Final = {"Evaluation": 60.0, "SFT": 3.0, "MLLM": 2.0, "Debug": 1.5, "Other": 6.0, "Pretrain": 1.0, CPU: 40.0}
-_USERS: Final = {"Evaluation": 60, "SFT": 70, "MLLM": 30, "Debug": 50, "Other": 120, "Pretrain": 14, CPU: 110}
+_BATCHES: Final = {
+    "Evaluation": 60.0,
+    "SFT": 3.0,
+    "MLLM": 2.0,
+    "Debug": 1.5,
+    "Other": 6.0,
+    "Pretrain": 1.0,
+    CPU: 40.0,
+}
+_USERS: Final = {
+    "Evaluation": 60,
+    "SFT": 70,
+    "MLLM": 30,
+    "Debug": 50,
+    "Other": 120,
+    "Pretrain": 14,
+    CPU: 110,
+}
 _ZIPF: Final = 1.15
 """Exponent of the users' rank-frequency: the busiest few submit most."""
 

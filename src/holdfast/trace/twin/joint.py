@@ -60,7 +60,9 @@ def read_tables(cluster: str) -> dict[str, Any]:
 def carried(margins: Margins, conditions: Conditions, cluster: str) -> Floats:
     """The (T, G, D) table of GPU jobs that is carried, with every margin of jobs met to the last digit."""
     table = np.zeros(conditions.prior.shape)
-    for row in csv.reader(io.StringIO(_folder().joinpath(f"{cluster}_joint.csv").read_text("utf-8"))):
+    for row in csv.reader(
+        io.StringIO(_folder().joinpath(f"{cluster}_joint.csv").read_text("utf-8"))
+    ):
         if row[0] != "type":
             place = int(np.searchsorted(margins.values, float(row[1])))
             table[margins.types.index(row[0]), place] = padded([float(cell) for cell in row[2:]])
@@ -109,7 +111,9 @@ def _scaled_means(means: Floats, counts: Floats, total_s: float, limit_s: float)
     low, high = 0.5, 2.0
     for _ in range(50):
         factor = (low + high) / 2
-        moved = np.clip(means * factor, lower + 0.1 * (upper - lower), lower + 0.9 * (upper - lower))
+        moved = np.clip(
+            means * factor, lower + 0.1 * (upper - lower), lower + 0.9 * (upper - lower)
+        )
         low, high = (factor, high) if (moved * counts).sum() < total_s else (low, factor)
     return moved
 
@@ -142,7 +146,9 @@ def conditions_of(margins: Margins, gpu_num: dict[str, Any]) -> Conditions:
         inside = ((margins.values > low) & (margins.values <= high))[None, :, None]
         if inside.any():
             weights, feature = flat(gpu_s * inside), flat(log_s * inside) / 3
-            conditions.append(Condition(weights=weights, feature=feature, target=percent, scale=0.01))
+            conditions.append(
+                Condition(weights=weights, feature=feature, target=percent, scale=0.01)
+            )
     allowed = np.ones(shape[:2])
     for number, name in enumerate(margins.types):
         own = types == number
@@ -152,12 +158,16 @@ def conditions_of(margins: Margins, gpu_num: dict[str, Any]) -> Conditions:
                 conditions.append(Condition(weights=weights, target=jobs, scale=0.1 + 0.001 * jobs))
         table = margins.tables[name]
         if "box_gpu_num" not in table:
-            allowed[number] = margins.values <= 8  # Nothing is published of these few; they are small.
+            allowed[number] = (
+                margins.values <= 8
+            )  # Nothing is published of these few; they are small.
             continue
         # Within a type the durations are given, so what moves its GPU time is how they go with the GPU count.
         feature = flat(log_s * np.log(values) * own) / 10
         percent = table["gpu_time_pct"]
-        conditions.append(Condition(weights=flat(gpu_s * own), feature=feature, target=percent, scale=0.02))
+        conditions.append(
+            Condition(weights=flat(gpu_s * own), feature=feature, target=percent, scale=0.02)
+        )
         allowed[number] = _within_box(margins.values, table["box_gpu_num"])
         for mask, least, scale in _box_conditions(margins.values, table):
             weights = flat(own & mask[None, :, None])
@@ -180,7 +190,9 @@ def _within_box(values: Floats, box: list[float]) -> Floats:
     reach = 1.5 * (q3 - q1)
     with np.errstate(divide="ignore"):
         outlier = OUTLIERS * np.minimum((whisker_high / values) ** 1.5, 1.0)
-    allowed = np.where(values > whisker_high, outlier, np.where(values < whisker_low, OUTLIERS, 1.0))
+    allowed = np.where(
+        values > whisker_high, outlier, np.where(values < whisker_low, OUTLIERS, 1.0)
+    )
     allowed[(values > whisker_high) & (values <= q3 + reach)] = 0.0
     allowed[(values < whisker_low) & (values >= q1 - reach)] = 0.0
     return allowed

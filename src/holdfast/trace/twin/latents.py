@@ -56,7 +56,9 @@ class Latents:
             alone = rng.random(8 * self.nodes) < change
             if alone.any():
                 self.own[alone] = rng.normal(size=int(alone.sum()))
-            self.wander = keep * self.wander + np.sqrt(1 - keep**2) * rng.normal(size=8 * self.nodes)
+            self.wander = keep * self.wander + np.sqrt(1 - keep**2) * rng.normal(
+                size=8 * self.nodes
+            )
             self.cpu = 0.995 * self.cpu + 0.0999 * rng.normal(size=len(self.cpu))
             base = np.where(np.repeat(self.whole, 8), np.repeat(self.shared, 8), self.own)
             work[sample] = base + 0.12 * self.wander

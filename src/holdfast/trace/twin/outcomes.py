@@ -35,7 +35,13 @@ class StateModel:
 
 
 def published_states(
-    cells: Floats, seconds: Floats, *, types: tuple[str, ...], values: Floats, published: dict[str, Any], cluster: str
+    cells: Floats,
+    seconds: Floats,
+    *,
+    types: tuple[str, ...],
+    values: Floats,
+    published: dict[str, Any],
+    cluster: str,
 ) -> StateModel:
     """The model of a published cluster.
 
@@ -52,7 +58,11 @@ def published_states(
         np.array([published[table][state] for state in three])
         for table in ("gpu_jobs_pct", "gpu_time_pct", "cpu_jobs_pct")
     )
-    by_jobs, by_time, by_cpu = by_jobs / by_jobs.sum(), by_time / by_time.sum(), by_cpu / by_cpu.sum()
+    by_jobs, by_time, by_cpu = (
+        by_jobs / by_jobs.sum(),
+        by_time / by_time.sum(),
+        by_cpu / by_cpu.sum(),
+    )
     middle_s = 0.72 * 2.0 ** np.arange(BINS)
     in_bins = (cells * middle_s).sum(axis=2)
     scale = np.divide(seconds, in_bins, out=np.ones_like(seconds), where=in_bins > 0)
@@ -67,10 +77,14 @@ def published_states(
     prior[..., 1] = 0.06 * log_s + 0.10 * log_size
     # Of Kalos' 641 pretraining jobs 183 completed (counted in its converted form, tethys): fewer than of other types.
     prior[types.index("Pretrain"), ..., 0] = -0.8
-    prior[..., 2] = -0.12 * log_s + 0.10 * log_size + 0.02 * np.maximum(log_s, 0) * np.maximum(log_size - 5, 0)
+    prior[..., 2] = (
+        -0.12 * log_s + 0.10 * log_size + 0.02 * np.maximum(log_s, 0) * np.maximum(log_size - 5, 0)
+    )
     weights = np.where(is_gpu[None, :, None], cells, 0.0)
     tilt = np.broadcast_to((log_s + log_size) / 4.0, cells.shape)
-    shares = _tilted_odds(prior, tilt, weights / weights.sum(), gpu_time / gpu_time.sum(), by_jobs, by_time)
+    shares = _tilted_odds(
+        prior, tilt, weights / weights.sum(), gpu_time / gpu_time.sum(), by_jobs, by_time
+    )
     cpu = types.index(CPU)
     shares[cpu, ~is_gpu] = by_cpu
     return _with_rare(shares, by_jobs, by_time, by_cpu, cluster)
@@ -99,7 +113,9 @@ def _tilted_odds(
     for _ in range(60):
         if np.abs(error).max() < 1e-9:
             break
-        jacobian = np.array([(error_of(unknown + 1e-5 * axis) - error) / 1e-5 for axis in np.eye(4)]).T
+        jacobian = np.array(
+            [(error_of(unknown + 1e-5 * axis) - error) / 1e-5 for axis in np.eye(4)]
+        ).T
         step = np.linalg.lstsq(jacobian, -error, rcond=None)[0]
         step *= min(1.0, 2.0 / max(float(np.abs(step).max()), 1e-12))
         for _ in range(20):
@@ -111,7 +127,9 @@ def _tilted_odds(
     return shares_of(unknown)
 
 
-def _with_rare(shares: Floats, by_jobs: Floats, by_time: Floats, by_cpu: Floats, cluster: str) -> StateModel:
+def _with_rare(
+    shares: Floats, by_jobs: Floats, by_time: Floats, by_cpu: Floats, cluster: str
+) -> StateModel:
     """The three states and the rare ones: taken from failed jobs, RUNNING from completed ones."""
     model = np.zeros((*shares.shape[:-1], len(STATES)))
     model[..., :3] = shares
@@ -150,7 +168,9 @@ def dealt_states(
             continue
         counts = largest_remainder(model.totals[row], len(members))
         # In the order of size and duration, so that every region of the table gets its part.
-        members = members[np.lexsort((rng.random(len(members)), types[members], bins[members], places[members]))]
+        members = members[
+            np.lexsort((rng.random(len(members)), types[members], bins[members], places[members]))
+        ]
         odds = model.shares[types[members], places[members], bins[members]]
         states[members] = _dealt(odds, counts, weights[members], running, rng)
         if row == 1:
@@ -160,7 +180,11 @@ def dealt_states(
 
 
 def _dealt(
-    odds: Floats, counts: Ints, weights: Floats, running: npt.NDArray[np.bool_], rng: np.random.Generator
+    odds: Floats,
+    counts: Ints,
+    weights: Floats,
+    running: npt.NDArray[np.bool_],
+    rng: np.random.Generator,
 ) -> Ints:
     """States for jobs in order by systematic sampling, one state after another, `counts` of each."""
     states = np.full(len(odds), -1, dtype=np.int64)
@@ -178,7 +202,10 @@ def _dealt(
     for number in sorted(np.flatnonzero(named).tolist(), key=counts.tolist().__getitem__)[:-1]:
         free = np.flatnonzero(states < 0)
         chance = np.divide(
-            rest[free, number], rest[free].sum(axis=1), out=np.zeros(len(free)), where=rest[free].sum(axis=1) > 0
+            rest[free, number],
+            rest[free].sum(axis=1),
+            out=np.zeros(len(free)),
+            where=rest[free].sum(axis=1) > 0,
         )
         rest[:, number] = 0.0
         states[free[_systematic(chance, int(counts[number]), rng)]] = number
@@ -203,7 +230,12 @@ def _systematic(chance: Floats, count: int, rng: np.random.Generator) -> npt.NDA
 
 
 def _swap_to_gpu_time(
-    states: Ints, members: Ints, weights: Floats, shares: Floats, failed: int | None, moves: int = 200
+    states: Ints,
+    members: Ints,
+    weights: Floats,
+    shares: Floats,
+    failed: int | None,
+    moves: int = 200,
 ) -> None:
     """Pairs of jobs swap states, in place, until each state's share of GPU time is as given.
 
@@ -214,9 +246,13 @@ def _swap_to_gpu_time(
         rare = np.isin(states[members], np.flatnonzero(shares <= 0))
         shares = shares.copy()
         shares[failed] = max(shares[failed] - weights[members][rare].sum() / max(total, 1.0), 0.0)
-    by_state = {state: members[states[members] == state] for state in np.flatnonzero(shares > 0).tolist()}
+    by_state = {
+        state: members[states[members] == state] for state in np.flatnonzero(shares > 0).tolist()
+    }
     for _ in range(moves):
-        error = {state: weights[own].sum() - shares[state] * total for state, own in by_state.items()}
+        error = {
+            state: weights[own].sum() - shares[state] * total for state, own in by_state.items()
+        }
         most, least = max(error, key=error.__getitem__), min(error, key=error.__getitem__)
         wanted = min(error[most], -error[least])
         if wanted < 2e-4 * total:

@@ -89,7 +89,9 @@ def placed(
             if grid.fits(start, *own, most=most):
                 break
         else:
-            start = grid.search(int(latest_s[batch]), *own, most=most, after=may_exceed_window, rng=rng)
+            start = grid.search(
+                int(latest_s[batch]), *own, most=most, after=may_exceed_window, rng=rng
+            )
         grid.hold(start, *own)
         starts[batch] = start
     return starts
@@ -113,7 +115,9 @@ class _Grid:
         falls = (start + ends) // BUCKET_S + 1
         first = int(rises.min())
         length = int(falls.max()) - first + 1
-        change = np.bincount(rises - first, gpus, minlength=length) - np.bincount(falls - first, gpus, minlength=length)
+        change = np.bincount(rises - first, gpus, minlength=length) - np.bincount(
+            falls - first, gpus, minlength=length
+        )
         return first, np.cumsum(change)[:-1].astype(np.int64)
 
     def fits(self, start: int, gpus: Ints, begins: Ints, ends: Ints, *, most: float) -> bool:
@@ -125,11 +129,22 @@ class _Grid:
         self.held[first : first + len(use)] += use
 
     def search(
-        self, latest: int, gpus: Ints, begins: Ints, ends: Ints, *, most: float, after: bool, rng: np.random.Generator
+        self,
+        latest: int,
+        gpus: Ints,
+        begins: Ints,
+        ends: Ints,
+        *,
+        most: float,
+        after: bool,
+        rng: np.random.Generator,
     ) -> int:
         """A start where the whole batch fits under its highest use; where there is none, see `placed`."""
         first, use = self._use(0, gpus, begins, ends)
-        length, peak = len(use) + 1, int(use.max())  # one more: a start within a bucket touches one more
+        length, peak = (
+            len(use) + 1,
+            int(use.max()),
+        )  # one more: a start within a bucket touches one more
         until = min(latest // BUCKET_S, len(self.held) - length - first - 1) + 1
         begin = first + np.arange(max(until, 1))
         for bound in (most, self.capacity):

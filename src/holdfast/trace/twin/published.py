@@ -9,7 +9,14 @@ import numpy as np
 from holdfast.core.errors import BadUse
 from holdfast.trace.twin import habits
 from holdfast.trace.twin.bins import BINS, bin_means, padded
-from holdfast.trace.twin.joint import Margins, carried, conditions_of, margins_of, read_tables, steps
+from holdfast.trace.twin.joint import (
+    Margins,
+    carried,
+    conditions_of,
+    margins_of,
+    read_tables,
+    steps,
+)
 from holdfast.trace.twin.model import CPU, Calibration, Floats
 from holdfast.trace.twin.outcomes import published_states
 from holdfast.trace.twin.reasons import published_reasons
@@ -47,7 +54,12 @@ def _made(tables: dict[str, Any]) -> Calibration:
     seconds[-1, 0] = summary["cpu_run_mean_s"] * cpu_bins.sum()
     queue_cells, queue_seconds = _queues(tables, types)
     state_model = published_states(
-        cells, seconds, types=types, values=values, published=tables["states"], cluster=tables["cluster"]
+        cells,
+        seconds,
+        types=types,
+        values=values,
+        published=tables["states"],
+        cluster=tables["cluster"],
     )
     limit_s = np.full(len(types), float(summary["gpu_run_max_s"]))
     limit_s[-1] = 2.0**21
@@ -73,7 +85,9 @@ def _made(tables: dict[str, Any]) -> Calibration:
         cells=cells,
         seconds=seconds,
         duration_limit_s=limit_s,
-        longest=(types.index("Pretrain"), float(summary["gpu_run_max_s"])) if counts_queue else None,
+        longest=(types.index("Pretrain"), float(summary["gpu_run_max_s"]))
+        if counts_queue
+        else None,
         queue_cells=queue_cells,
         queue_seconds=queue_seconds,
         medians_s=medians,
@@ -98,14 +112,19 @@ def _gpu_time(cells: Floats, margins: Margins, gpu_num: dict[str, Any]) -> Float
     """
     gpu_time: Floats = np.einsum("tgd,td->tg", cells, margins.means_s) * margins.values
     shares = steps(gpu_num["cumulative_gpu_time_pct"])
-    by_gpus = [((margins.values > low) & (margins.values <= high), percent / 100) for low, high, percent in shares]
+    by_gpus = [
+        ((margins.values > low) & (margins.values <= high), percent / 100)
+        for low, high, percent in shares
+    ]
     by_type = np.array([margins.tables[name].get("gpu_time_pct", 0.0) for name in margins.types])
     own_s = (margins.durations * margins.means_s).sum(axis=1)
     for _ in range(400):
         # What no share is published of (Kalos' 8 SFT jobs) stays as it is.
         known = by_type > 0
         total = margins.gpu_time_s - gpu_time[~known].sum()
-        gpu_time[known] *= (by_type[known] / by_type.sum() * total / gpu_time[known].sum(axis=1))[:, None]
+        gpu_time[known] *= (by_type[known] / by_type.sum() * total / gpu_time[known].sum(axis=1))[
+            :, None
+        ]
         # GPU time over GPUs is the jobs' own time, and that is given too: it moves GPU time between few and many GPUs.
         missing_s = own_s - (gpu_time / margins.values).sum(axis=1)
         slope_s = np.maximum((gpu_time / margins.values**2).sum(axis=1), 1e-9)

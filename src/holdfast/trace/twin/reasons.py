@@ -72,7 +72,13 @@ def published_reasons(cluster: str) -> Reasons:
 
 
 def dealt_reasons(
-    reasons: Reasons, factor: float, types: Column, gpus: Ints, runs_s: Ints, states: Column, rng: np.random.Generator
+    reasons: Reasons,
+    factor: float,
+    types: Column,
+    gpus: Ints,
+    runs_s: Ints,
+    states: Column,
+    rng: np.random.Generator,
 ) -> tuple[Column, Column]:
     """The reason of each job, '' where none was recorded, and the states: NODE_FAIL goes to what failed of its node.
 
@@ -91,9 +97,13 @@ def dealt_reasons(
     """
     failed = np.isin(states, FAILED) & (gpus > 0) & (runs_s > 0)
     able = np.flatnonzero(failed & np.isin(types, sorted(reasons.types)))
-    counts = largest_remainder(reasons.jobs, min(round(float(reasons.jobs.sum()) * factor), len(able)))
+    counts = largest_remainder(
+        reasons.jobs, min(round(float(reasons.jobs.sum()) * factor), len(able))
+    )
     pool = _pool(able, gpus, runs_s, 2 * int(counts.sum()) + _SAMPLE, rng)
-    dealing = _Dealing(reasons, counts, factor, gpus[pool].astype(float), runs_s[pool].astype(float))
+    dealing = _Dealing(
+        reasons, counts, factor, gpus[pool].astype(float), runs_s[pool].astype(float)
+    )
     of = np.full(len(states), -1)
     of[pool] = dealing.dealt(rng)
 
@@ -119,13 +129,17 @@ def _pool(able: Ints, gpus: Ints, runs_s: Ints, small: int, rng: np.random.Gener
 class _Dealing:
     """The search: a random deal, then swaps of two jobs between two reasons, or a reason and none."""
 
-    def __init__(self, reasons: Reasons, counts: Ints, factor: float, gpus: Floats, runs_s: Floats) -> None:
+    def __init__(
+        self, reasons: Reasons, counts: Ints, factor: float, gpus: Floats, runs_s: Floats
+    ) -> None:
         self.counts = counts
         self.gpus = gpus
         self.values = np.stack([gpus, runs_s, gpus * runs_s])
         """(3, jobs) what a reason is told by."""
         share = np.divide(counts, reasons.jobs * factor)
-        self.wanted = np.stack([counts * reasons.gpu_num, counts * reasons.run_s, share * reasons.gpu_time_s * factor])
+        self.wanted = np.stack(
+            [counts * reasons.gpu_num, counts * reasons.run_s, share * reasons.gpu_time_s * factor]
+        )
         self.unit_s = _SHARE * max(float(reasons.gpu_time_s.sum()) * factor, 1.0)
         self.of = np.full(len(gpus), -1)
         self.sums = np.zeros((3, len(counts)))
@@ -133,7 +147,9 @@ class _Dealing:
     def dealt(self, rng: np.random.Generator) -> Ints:
         """Number of each job's reason, -1 where it has none."""
         # Largest jobs first: they are the scarce ones.
-        mean_gpus = np.nan_to_num(np.divide(self.wanted[0], self.counts, where=self.counts > 0, out=self.wanted[0] * 0))
+        mean_gpus = np.nan_to_num(
+            np.divide(self.wanted[0], self.counts, where=self.counts > 0, out=self.wanted[0] * 0)
+        )
         order = np.argsort(-mean_gpus, kind="stable")
         for reason in order[self.counts[order] > 0].tolist():
             free = np.flatnonzero(self.of < 0)
@@ -141,7 +157,9 @@ class _Dealing:
             chance = np.where(self.gpus[free] < _SMALL_GPUS, 1.0, 0.01)
             if mean_gpus[reason] >= _SMALL_GPUS:
                 chance = np.exp2(-np.abs(np.log2(self.gpus[free] / mean_gpus[reason])))
-            picked = rng.choice(free, size=self.counts[reason], replace=False, p=chance / chance.sum())
+            picked = rng.choice(
+                free, size=self.counts[reason], replace=False, p=chance / chance.sum()
+            )
             self.of[picked] = reason
             self.sums[:, reason] = self.values[:, picked].sum(axis=1)
         part = min(_OFFERED / max(len(self.of), 1), 1.0)
@@ -164,7 +182,10 @@ class _Dealing:
         """Give some of its jobs for as many that have no reason, whatever they hold."""
         own, free = np.flatnonzero(self.of == reason), np.flatnonzero(self.of < 0)
         count = min(int(rng.integers(1, len(own) + 1)), len(free), _TRIED)
-        for jobs, sign, owner in ((rng.choice(own, count, False), -1, -1), (rng.choice(free, count, False), 1, reason)):
+        for jobs, sign, owner in (
+            (rng.choice(own, count, False), -1, -1),
+            (rng.choice(free, count, False), 1, reason),
+        ):
             self.of[jobs] = owner
             self.sums[:, reason] += sign * self.values[:, jobs].sum(axis=1)
 
@@ -208,7 +229,11 @@ class _Dealing:
         wanted = self.wanted[:, reason]
         wanted = wanted.reshape(3, *[1] * (sums.ndim - wanted.ndim), *wanted.shape[1:])
         ratio = np.nan_to_num(np.log(np.maximum(sums[:2], 1.0) / wanted[:2]))
-        return (ratio[0] / _GPUS) ** 2 + (ratio[1] / _TIME) ** 2 + ((sums[2] - wanted[2]) / self.unit_s) ** 2
+        return (
+            (ratio[0] / _GPUS) ** 2
+            + (ratio[1] / _TIME) ** 2
+            + ((sums[2] - wanted[2]) / self.unit_s) ** 2
+        )
 
 
 def write_reasons(jobs: TwinJobs, path: Path | str) -> None:
@@ -220,6 +245,10 @@ def write_reasons(jobs: TwinJobs, path: Path | str) -> None:
         OSError: the file cannot be written; nothing is left of it.
     """
     known = jobs.reason != ""
-    category = {name: cause_of(None, name, None).category for name in np.unique(jobs.reason[known]).tolist()}
+    category = {
+        name: cause_of(None, name, None).category for name in np.unique(jobs.reason[known]).tolist()
+    }
     categories = np.array([category[name] for name in jobs.reason[known].tolist()], dtype="U")
-    write_rows(Path(path), "job_id,reason,category", [jobs.job_id[known], jobs.reason[known], categories])
+    write_rows(
+        Path(path), "job_id,reason,category", [jobs.job_id[known], jobs.reason[known], categories]
+    )

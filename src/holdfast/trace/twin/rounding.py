@@ -75,7 +75,9 @@ def _add_unit(whole: Ints, table: Floats, row: int, column: int) -> None:
         corner = (table[row] > 0)[None, :] & (table[:, column] > 0)[:, None] & (whole > 0)
         corner[row] = False
         if corner.any():
-            giver, through = np.unravel_index(int(np.argmax(np.where(corner, table, -1.0))), table.shape)
+            giver, through = np.unravel_index(
+                int(np.argmax(np.where(corner, table, -1.0))), table.shape
+            )
             whole[giver, through] -= 1
             whole[row, through] += 1
             row = int(giver)
@@ -83,7 +85,12 @@ def _add_unit(whole: Ints, table: Floats, row: int, column: int) -> None:
 
 
 def rounded_cells(
-    cells: Floats, seconds: Floats, limit_s: Floats, gpu_nums: Floats, total: int, rng: np.random.Generator
+    cells: Floats,
+    seconds: Floats,
+    limit_s: Floats,
+    gpu_nums: Floats,
+    total: int,
+    rng: np.random.Generator,
 ) -> tuple[Ints, Floats]:
     """(T, G, D) whole jobs, `total` of them, near `cells`, and (T, G) the total duration that they should have, in s.
 
@@ -94,7 +101,10 @@ def rounded_cells(
     is_gpu = gpu_nums > 0
     of_type = largest_remainder(cells.sum(axis=(1, 2)), total)
     durations = np.array(
-        [cumulative_rounded(own.sum(axis=0), count) for own, count in zip(cells, of_type, strict=True)]
+        [
+            cumulative_rounded(own.sum(axis=0), count)
+            for own, count in zip(cells, of_type, strict=True)
+        ]
     )
     whole = np.zeros(cells.shape, dtype=np.int64)
     wanted = seconds * factor
@@ -104,10 +114,14 @@ def rounded_cells(
             continue
         jobs = int(of_type[types].sum())
         by_gpus = cumulative_rounded(cells[np.ix_(types, part)].sum(axis=(0, 2)), jobs)
-        split = rounded_table(cells[np.ix_(types, part)].sum(axis=2) * factor, of_type[types], by_gpus, rng)
+        split = rounded_table(
+            cells[np.ix_(types, part)].sum(axis=2) * factor, of_type[types], by_gpus, rng
+        )
         for row, counts in zip(types.tolist(), split, strict=True):
             whole[row, part] = rounded_table(cells[row, part] * factor, counts, durations[row], rng)
-    wanted = _reweighted(wanted, cells.sum(axis=2) * factor, whole.sum(axis=2), np.maximum(gpu_nums, 1))
+    wanted = _reweighted(
+        wanted, cells.sum(axis=2) * factor, whole.sum(axis=2), np.maximum(gpu_nums, 1)
+    )
     if is_gpu.sum() > 1:
         for row in range(len(cells)):
             _swap_to_time(whole[row], wanted[row], bin_means(limit_s[row]), gpu_nums)
@@ -120,7 +134,10 @@ def _reweighted(seconds: Floats, expected: Floats, jobs: Ints, gpu_nums: Floats)
     What fell to cells that got none goes to the others, both by type and by GPU count.
     """
     by_type, by_gpus = (seconds * gpu_nums).sum(axis=1), (seconds * gpu_nums).sum(axis=0)
-    gpu_time = np.divide(seconds * gpu_nums, expected, out=np.zeros_like(seconds), where=expected > 0) * jobs
+    gpu_time = (
+        np.divide(seconds * gpu_nums, expected, out=np.zeros_like(seconds), where=expected > 0)
+        * jobs
+    )
     for _ in range(200):
         for axis, margin in ((1, by_type), (0, by_gpus)):
             held = gpu_time.sum(axis=axis)
@@ -129,7 +146,9 @@ def _reweighted(seconds: Floats, expected: Floats, jobs: Ints, gpu_nums: Floats)
     return gpu_time / gpu_nums
 
 
-def _swap_to_time(jobs: Ints, seconds: Floats, means_s: Floats, gpu_nums: Floats, moves: int = 600) -> None:
+def _swap_to_time(
+    jobs: Ints, seconds: Floats, means_s: Floats, gpu_nums: Floats, moves: int = 600
+) -> None:
     """Swap pairs of one type's jobs between GPU counts, in place, while that brings GPU time nearer to its target.
 
     An error counts by how hard it is to mend within the bins: a fifth of a group's GPU time is.

@@ -53,7 +53,9 @@ class Curve:
     def at(self, ranks: Floats) -> Floats:
         """The quantile at each rank in (0, 1)."""
         if self.steps:
-            return np.asarray(self.values[np.minimum(np.searchsorted(self.parts, ranks), len(self.values) - 1)])
+            return np.asarray(
+                self.values[np.minimum(np.searchsorted(self.parts, ranks), len(self.values) - 1)]
+            )
         return np.interp(ranks, self.parts, self.values)
 
     @property
@@ -68,7 +70,11 @@ def curves(cluster: str) -> dict[str, Curve]:
     Raises:
         BadUse: no telemetry of that cluster was published.
     """
-    path = resources.files("holdfast.trace.twin").joinpath("tables").joinpath(f"{cluster}_telemetry.toml")
+    path = (
+        resources.files("holdfast.trace.twin")
+        .joinpath("tables")
+        .joinpath(f"{cluster}_telemetry.toml")
+    )
     if not path.is_file():
         message = (
             f"The twin has no telemetry of {cluster!r}: only that of seren and kalos was published. "
@@ -79,7 +85,9 @@ def curves(cluster: str) -> dict[str, Curve]:
     found = {}
     for name, table in tables.items():
         points = np.array(table["curve"], dtype=float)
-        found[name] = Curve(values=points[:, 0], parts=points[:, 1] / 100, steps=table.get("steps", False))
+        found[name] = Curve(
+            values=points[:, 0], parts=points[:, 1] / 100, steps=table.get("steps", False)
+        )
     return found
 
 
@@ -108,7 +116,9 @@ def write_telemetry(
         OSError: a file cannot be written; of that call no file is left.
     """
     if samples < 1 or gpus < 1:
-        message = f"Telemetry of {samples} samples and {gpus} GPUs is none. Ask for one of each or more."
+        message = (
+            f"Telemetry of {samples} samples and {gpus} GPUs is none. Ask for one of each or more."
+        )
         raise BadUse(message)
     known = curves(calibration.cluster)
     try:
@@ -143,13 +153,19 @@ def write_telemetry(
                     opened[name] = files.enter_context(whole_file(path))
                     opened[name].write(",".join(["Time", *devices]) + "\n")
                 rows = (
-                    ",".join([time, *map(str, row)]) for time, row in zip(texts.tolist(), values.tolist(), strict=True)
+                    ",".join([time, *map(str, row)])
+                    for time, row in zip(texts.tolist(), values.tolist(), strict=True)
                 )
                 opened[name].write("\n".join(rows) + "\n")
 
 
 def _metrics(
-    known: dict[str, Curve], latents: Latents, count: int, times_s: Floats, xids: Column, rng: np.random.Generator
+    known: dict[str, Curve],
+    latents: Latents,
+    count: int,
+    times_s: Floats,
+    xids: Column,
+    rng: np.random.Generator,
 ) -> Iterator[tuple[str, Any]]:
     """Name and (samples, devices) values of each metric, one at a time."""
     work, by_node, cpu_nodes = latents.block(count)
@@ -174,21 +190,28 @@ def _metrics(
     # No curve of memory traffic is published: half of the SM activity is usual for training.
     yield "DRAM_ACTIVE", np.round(sm * (0.45 + 0.1 * rng.random(sm.shape)), 3)
     yield "POWER_USAGE", np.round(together("POWER_USAGE", 0.2), 1)
-    used = np.rint(known["FB_USED"].at(ranked(work + 0.35 * latents.slow(work.shape))) / 100 * _FRAME_MIB)
+    used = np.rint(
+        known["FB_USED"].at(ranked(work + 0.35 * latents.slow(work.shape))) / 100 * _FRAME_MIB
+    )
     yield "FB_USED", used.astype(np.int64)
     yield "FB_FREE", np.maximum(_USABLE_MIB - used, 0).astype(np.int64)
     warm = latents.warmth(work, times_s)
     season = _season_c(times_s)[:, None]
     yield "GPU_TEMP", np.rint(known["GPU_TEMP"].at(ranked(warm)) - season).astype(np.int64)
     memory_warm = warm + 0.1 * latents.slow(work.shape)
-    yield "MEMORY_TEMP", np.rint(known["MEMORY_TEMP"].at(ranked(memory_warm)) - season).astype(np.int64)
+    yield (
+        "MEMORY_TEMP",
+        np.rint(known["MEMORY_TEMP"].at(ranked(memory_warm)) - season).astype(np.int64),
+    )
     yield "XID_ERRORS", xids
 
     def of_nodes(name: str, blur: float) -> Floats:
         return known[name].at(ranked(by_node + blur * latents.noise(count, by_node.shape[1])))
 
     yield "NODE_CPU_UTILIZATION", np.round(of_nodes("NODE_CPU_UTILIZATION", 0.5), 3)
-    memory = known["NODE_MEMORY_UTILIZATION"].at(ranked(by_node + 0.6 * latents.slow(by_node.shape)))
+    memory = known["NODE_MEMORY_UTILIZATION"].at(
+        ranked(by_node + 0.6 * latents.slow(by_node.shape))
+    )
     yield "NODE_MEMORY_UTILIZATION", np.round(memory, 3)
     if "NODE_IB_SEND" in known:
         sent = by_node + 0.4 * latents.noise(count, by_node.shape[1])

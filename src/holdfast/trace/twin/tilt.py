@@ -34,7 +34,9 @@ class Condition:
     at_least: bool = False
 
 
-def tilted(prior: Floats, conditions: list[Condition], *, rounds: int = 300, tolerance: float = 1e-3) -> Floats:
+def tilted(
+    prior: Floats, conditions: list[Condition], *, rounds: int = 300, tolerance: float = 1e-3
+) -> Floats:
     """The prior tilted until it meets the conditions, each within `tolerance` of its scale.
 
     Levenberg-Marquardt on the multipliers; conditions that contradict each other are met in the least-squares sense.
@@ -116,7 +118,9 @@ def raked(
             if held > 0:
                 raked_[:, inside] *= jobs / held
         held_by_type = raked_.sum(axis=1)
-        raked_ *= np.divide(durations, held_by_type, out=np.ones_like(durations), where=held_by_type > 0)[:, None, :]
+        raked_ *= np.divide(
+            durations, held_by_type, out=np.ones_like(durations), where=held_by_type > 0
+        )[:, None, :]
         off = max([off, *(abs(raked_[:, inside].sum() - jobs) for inside, jobs in by_gpus)])
         if off < 1e-7:
             break

@@ -12,7 +12,12 @@ _MOVABLE: Final = 9
 
 
 def drawn_values(
-    bins: Ints, groups: Ints, limit_s: Floats, target_s: Floats, rng: np.random.Generator, longest: int | None = None
+    bins: Ints,
+    groups: Ints,
+    limit_s: Floats,
+    target_s: Floats,
+    rng: np.random.Generator,
+    longest: int | None = None,
 ) -> Ints:
     """Whole seconds, each within its bin, log-uniform at first, then bent so that every group sums to its target.
 
@@ -80,13 +85,19 @@ def shifted_to_totals(
         movable[keep] = False
     for _ in range(rounds):
         for groups, target in margins:
-            missing = np.nan_to_num(target - np.bincount(groups, weights * moved, minlength=len(target)))
+            missing = np.nan_to_num(
+                target - np.bincount(groups, weights * moved, minlength=len(target))
+            )
             up = (missing > 0)[groups]
             room = np.where(up, upper - moved, moved - lower - 1) * movable
             available = np.bincount(groups, weights * room, minlength=len(target))
-            part = np.divide(np.abs(missing), available, out=np.zeros_like(missing), where=available > 0)
+            part = np.divide(
+                np.abs(missing), available, out=np.zeros_like(missing), where=available > 0
+            )
             moved += np.where(up, 1.0, -1.0) * np.minimum(part, 0.9)[groups] * room
-    return np.asarray(np.clip(np.rint(moved), np.where(bins == 0, 0, lower + 1), upper), dtype=np.int64)
+    return np.asarray(
+        np.clip(np.rint(moved), np.where(bins == 0, 0, lower + 1), upper), dtype=np.int64
+    )
 
 
 def with_median(values: Ints, bins: Ints, median_s: float) -> Ints:
@@ -108,7 +119,9 @@ def with_median(values: Ints, bins: Ints, median_s: float) -> Ints:
     wanted = np.log2(median_s / lower)
     here = np.log2(np.clip(values[members] / lower, 1.0, 2.0))
     pivot = max(np.log2(values[members[round(rank)]] / lower), 1e-3)
-    bent = np.where(below, here * wanted / pivot, wanted + (here - pivot) * (1 - wanted) / max(1 - pivot, 1e-3))
+    bent = np.where(
+        below, here * wanted / pivot, wanted + (here - pivot) * (1 - wanted) / max(1 - pivot, 1e-3)
+    )
     new = np.clip(np.rint(lower * 2.0**bent), lower + 1, upper)
     new = np.where(below, np.minimum(new, median_s), np.maximum(new, median_s))
     new[[place - first for place in middle]] = median_s

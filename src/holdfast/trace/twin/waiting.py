@@ -10,7 +10,12 @@ from holdfast.trace.twin.model import Ints
 
 
 def dealt_queues(
-    queues: Ints, types: Ints, batches: Ints, places: Ints, ceiling: Ints | None, rng: np.random.Generator
+    queues: Ints,
+    types: Ints,
+    batches: Ints,
+    places: Ints,
+    ceiling: Ints | None,
+    rng: np.random.Generator,
 ) -> Ints:
     """The queueing time of each job.
 
@@ -25,7 +30,11 @@ def dealt_queues(
     count = int(batches.max()) + 1 if len(batches) else 0
     congestion = rng.normal(size=count)
     longest = np.bincount(batches, minlength=count)
-    score = 0.9 * congestion[batches] + 0.4 * rng.normal(size=len(types)) + 0.5 * places / longest[batches]
+    score = (
+        0.9 * congestion[batches]
+        + 0.4 * rng.normal(size=len(types))
+        + 0.5 * places / longest[batches]
+    )
     dealt = np.empty_like(queues)
     # By type and score the jobs, by type and length the times.
     dealt[np.lexsort((score, types))] = queues[np.lexsort((queues, types))]
@@ -51,7 +60,10 @@ def _below(queues: Ints, types: Ints, ceiling: Ints, rng: np.random.Generator) -
             alone = np.zeros(len(wrong), dtype=bool)
             alone[first] = True
             alone &= fits & ~np.isin(partner, wrong)
-            queues[wrong[alone]], queues[partner[alone]] = queues[partner[alone]], queues[wrong[alone]]
+            queues[wrong[alone]], queues[partner[alone]] = (
+                queues[partner[alone]],
+                queues[wrong[alone]],
+            )
         if (queues[members] > ceiling[members]).any():
             _exact(queues, members, ceiling, rng)
     return queues

@@ -82,7 +82,9 @@ def write_jobs(jobs: TwinJobs, path: Path | str) -> None:
     }
     if jobs.counts_queue:
         head |= _kalos_memory(jobs)
-        times["fail_time"] = np.where(np.isin(jobs.state, ["FAILED", "NODE_FAIL", "TIMEOUT"]), ends, "")
+        times["fail_time"] = np.where(
+            np.isin(jobs.state, ["FAILED", "NODE_FAIL", "TIMEOUT"]), ends, ""
+        )
         times["stop_time"] = np.where(jobs.state == "CANCELLED", ends, "")
         tail["queue"] = jobs.queue_s.astype(float)
     columns = head | what | times | tail

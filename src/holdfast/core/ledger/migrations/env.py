@@ -5,6 +5,8 @@ from alembic import context
 from holdfast.core.ledger import schema
 
 context.configure(
-    connection=context.config.attributes["connection"], target_metadata=schema.metadata, render_as_batch=True
+    connection=context.config.attributes["connection"],
+    target_metadata=schema.metadata,
+    render_as_batch=True,
 )
 context.run_migrations()

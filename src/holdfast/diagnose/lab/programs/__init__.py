@@ -41,5 +41,7 @@ _GROUPS = (
     others,
 )
 
-PROGRAMS: Mapping[str, Program] = {program.id: program for group in _GROUPS for program in group.PROGRAMS}
+PROGRAMS: Mapping[str, Program] = {
+    program.id: program for group in _GROUPS for program in group.PROGRAMS
+}
 """By id, in the order of their groups."""

@@ -117,8 +117,12 @@ _UNREADABLE = (
         dialect="hf",
         name="sft.py",
         files={
-            "data/part0.jsonl": "".join(f'{{"prompt": "q{n}", "answer": "a{n}"}}\n' for n in range(40)),
-            "data/part1.jsonl": "".join(f'{{"prompt": "q{n}", "rating": {n}}}\n' for n in range(40)),
+            "data/part0.jsonl": "".join(
+                f'{{"prompt": "q{n}", "answer": "a{n}"}}\n' for n in range(40)
+            ),
+            "data/part1.jsonl": "".join(
+                f'{{"prompt": "q{n}", "rating": {n}}}\n' for n in range(40)
+            ),
         },
         script="""
         from datasets import load_dataset

@@ -2,7 +2,13 @@
 
 # ruff: noqa: E501  (lines of logs stand as they are printed)
 
-from holdfast.diagnose.lab.programs.hardware import ALL_REDUCE, ASYNCHRONOUS, BARRIER, LINEAR, hardware
+from holdfast.diagnose.lab.programs.hardware import (
+    ALL_REDUCE,
+    ASYNCHRONOUS,
+    BARRIER,
+    LINEAR,
+    hardware,
+)
 
 _NVLINK = (
     hardware(

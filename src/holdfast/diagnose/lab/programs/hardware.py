@@ -16,7 +16,11 @@ Place = tuple[str, str, str]
 """A place of torch at which Python calls into C++: the file, a part of the line, the function."""
 BACKWARD: Place = ("autograd/graph.py", "_execution_engine.run_backward(", "_engine_run_backward")
 LINEAR: Place = ("nn/modules/linear.py", "return F.linear(", "forward")
-ALL_REDUCE: Place = ("distributed/distributed_c10d.py", "work = group.allreduce([tensor], opts)", "all_reduce")
+ALL_REDUCE: Place = (
+    "distributed/distributed_c10d.py",
+    "work = group.allreduce([tensor], opts)",
+    "all_reduce",
+)
 BARRIER: Place = ("distributed/distributed_c10d.py", "work = group.barrier(opts=opts)", "barrier")
 
 _MODULE = '''\
@@ -86,7 +90,9 @@ def hardware(
     `faulty` says that no rank is to blame.
     """
     error, message = raises or ("SystemExit", "")
-    source = _MODULE.format(exits="return" if raises else exits, function=function, within=within, error=error)
+    source = _MODULE.format(
+        exits="return" if raises else exits, function=function, within=within, error=error
+    )
     script = f"""
     import {module}
 

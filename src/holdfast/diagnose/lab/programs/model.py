@@ -48,7 +48,9 @@ PROGRAMS = (
         dialect="titan",
         ranks=2,
         prefix="[rank${rank}]:",
-        files={"model-00002-of-00004.safetensors": b"version https://git-lfs.github.com/spec/v1\nsize 4943178720\n"},
+        files={
+            "model-00002-of-00004.safetensors": b"version https://git-lfs.github.com/spec/v1\nsize 4943178720\n"
+        },
         script="""
         from safetensors.torch import load_file
 

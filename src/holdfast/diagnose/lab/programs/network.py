@@ -106,7 +106,12 @@ _CONNECTION = (
         accept_reasons=("NetworkError",),
         restart_helps=True,
         launcher="python",
-        environment={"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "RANK": "1", "WORLD_SIZE": "2"},
+        environment={
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": "1",
+            "RANK": "1",
+            "WORLD_SIZE": "2",
+        },
         script="""
         dist.init_process_group("gloo", timeout=timedelta(seconds=4))
         """,

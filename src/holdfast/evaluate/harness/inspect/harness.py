@@ -26,7 +26,9 @@ if TYPE_CHECKING:
     from inspect_ai import Task
     from inspect_ai.model import Model
 
-_AT_ONCE = 4096  # samples of a task that wait for answers; each takes some 100 KB of inspect's state
+_AT_ONCE = (
+    4096  # samples of a task that wait for answers; each takes some 100 KB of inspect's state
+)
 _PROVIDER = "holdfast"
 
 
@@ -76,12 +78,22 @@ class Inspect:
         if _key(entry) not in self._tasks:
             self.prepare([entry])
         options, tasks = options_of(entry), self._tasks[_key(entry)]
-        place = folder / "inspect" / f"{client.facts.model}-{_slug(client.facts.name)}" / _folder_name(entry)
+        place = (
+            folder
+            / "inspect"
+            / f"{client.facts.model}-{_slug(client.facts.name)}"
+            / _folder_name(entry)
+        )
         place.mkdir(parents=True, exist_ok=True)
         earlier = set(place.glob("*.eval"))
         # A cache of answers by the model's name would answer for other checkpoints; the trace is of a terminal's use.
-        os.environ |= {"INSPECT_CACHE_DIR": str(place / "cache"), "INSPECT_TRACE_FILE": str(place / "trace.log")}
-        model = self._model(client, {"system_message": entry.system_instruction, **options.generate}, folder)
+        os.environ |= {
+            "INSPECT_CACHE_DIR": str(place / "cache"),
+            "INSPECT_TRACE_FILE": str(place / "trace.log"),
+        }
+        model = self._model(
+            client, {"system_message": entry.system_instruction, **options.generate}, folder
+        )
         logs = []
         for task in tasks:
             logs += inspect_ai.eval(
@@ -107,9 +119,13 @@ class Inspect:
         for new in place.glob("trace.log*"):
             new.unlink()
         where = Path(logs[0].location.removeprefix("file://")) if len(logs) == 1 else place
-        return TaskResult(results=results_of(logs), samples_file=str(where.relative_to(folder.absolute())))
+        return TaskResult(
+            results=results_of(logs), samples_file=str(where.relative_to(folder.absolute()))
+        )
 
-    def measure(self, entry: TaskEntry, sample: int, answers: Sequence[Answer], facts: ModelFacts) -> bytes:
+    def measure(
+        self, entry: TaskEntry, sample: int, answers: Sequence[Answer], facts: ModelFacts
+    ) -> bytes:
         """See `Harness.measure`; no sample asks for one."""
         raise EvaluationError(
             f"Inspect computes metrics itself: none of {len(answers)} answers of sample {sample} of {entry.name}, by "
@@ -153,7 +169,9 @@ def _raise_failure(log: Any, entry: TaskEntry) -> None:
     if "No sandbox environment" in said or "sandbox environment has been provided" in said:
         from holdfast.evaluate.harness.inspect.tasks import needs_sandbox
 
-        raise EvaluationError(str(needs_sandbox(entry.name, "a tool that the task gives the model")))
+        raise EvaluationError(
+            str(needs_sandbox(entry.name, "a tool that the task gives the model"))
+        )
     raise EvaluationError(f"The inspect task {entry.name!r} failed: {' '.join(said.split())}")
 
 

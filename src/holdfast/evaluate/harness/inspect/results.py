@@ -14,7 +14,13 @@ def results_of(logs: "list[EvalLog]") -> dict[str, Any]:
 
     A scorer whose scores over epochs were reduced in several ways is there as SCORER/REDUCER for each.
     """
-    results: dict[str, Any] = {"results": {}, "group_subtasks": {}, "configs": {}, "versions": {}, "n-shot": {}}
+    results: dict[str, Any] = {
+        "results": {},
+        "group_subtasks": {},
+        "configs": {},
+        "versions": {},
+        "n-shot": {},
+    }
     results |= {"higher_is_better": {}, "n-samples": {}, "config": {}}
     for log in logs:
         task = log.eval.task.rpartition("/")[2]
@@ -31,7 +37,10 @@ def results_of(logs: "list[EvalLog]") -> dict[str, Any]:
         results["n-shot"][task] = 0
         results["higher_is_better"][task] = {}
         whole, taken = log.eval.dataset.samples, log.eval.dataset.sample_ids
-        results["n-samples"][task] = {"original": whole, "effective": whole if taken is None else len(taken)}
+        results["n-samples"][task] = {
+            "original": whole,
+            "effective": whole if taken is None else len(taken),
+        }
     results["date"] = min(datetime.fromisoformat(log.eval.created).timestamp() for log in logs)
     return results
 
@@ -41,7 +50,11 @@ def _row(log: "EvalLog") -> dict[str, float]:
     names = [score.name for score in scores]
     row: dict[str, float] = {}
     for score in scores:
-        scorer = f"{score.name}/{score.reducer}" if score.reducer and names.count(score.name) > 1 else score.name
+        scorer = (
+            f"{score.name}/{score.reducer}"
+            if score.reducer and names.count(score.name) > 1
+            else score.name
+        )
         measured = [name for name in score.metrics if name not in _ERRORS]
         for name, metric in score.metrics.items():
             label = f"{measured[0]}_{name}" if name in _ERRORS and measured else name

@@ -17,7 +17,9 @@ from holdfast.evaluate.harness.failure import sentence
 from holdfast.evaluate.harness.inspect.options import options_of
 from holdfast.evaluate.suite import TaskEntry, nearest
 
-_SEED = 1234  # lm-eval's own; whatever a task draws without a seed of its own is the same in every run
+_SEED = (
+    1234  # lm-eval's own; whatever a task draws without a seed of its own is the same in every run
+)
 
 
 def find_tasks(entry: TaskEntry, include_paths: Sequence[str]) -> list[Task]:
@@ -42,7 +44,9 @@ def find_tasks(entry: TaskEntry, include_paths: Sequence[str]) -> list[Task]:
     except Exception as error:  # a task is anybody's code
         raise BadUse(f"The task {entry.name!r} cannot be loaded: {sentence(error)}") from error
     if not tasks:
-        raise NotFound(f"{entry.name} holds no inspect task. Name a file with a function under @task.")
+        raise NotFound(
+            f"{entry.name} holds no inspect task. Name a file with a function under @task."
+        )
     for task in tasks:
         _refuse_unknown(arguments, task, entry.name)
         _refuse_sandbox(task, entry.name)
@@ -54,20 +58,27 @@ def _located(name: str, include_paths: Sequence[str]) -> str:
     file, task = split_spec(name)
     if not file.endswith(".py"):
         if registry_lookup("task", name) is None:
-            known = [registry_info(found).name for found in registry_find(lambda info: info.type == "task")]
+            known = [
+                registry_info(found).name
+                for found in registry_find(lambda info: info.type == "task")
+            ]
             raise NotFound(
                 f"There is no inspect task {name!r}.{nearest(name, known)} "
                 "Name FILE.py@TASK, or PACKAGE/TASK of an installed package."
             )
         return name
     places = [Path(), *map(Path, include_paths)]
-    found = next((path for place in places if (path := place / Path(file).expanduser()).is_file()), None)
+    found = next(
+        (path for place in places if (path := place / Path(file).expanduser()).is_file()), None
+    )
     if found is None:
         beside = [str(path) for place in places for path in (place / file).parent.glob("*.py")]
         raise NotFound(f"There is no file {file} with inspect tasks.{nearest(file, beside)}")
     names = [name for name, _ in parse_decorators(found, "task")]
     if task is not None and task not in names:
-        raise NotFound(f"{file} has no inspect task {task!r}.{nearest(task, names)} It has: {', '.join(names)}.")
+        raise NotFound(
+            f"{file} has no inspect task {task!r}.{nearest(task, names)} It has: {', '.join(names)}."
+        )
     return f"{found.absolute()}@{task}" if task else str(found.absolute())
 
 

@@ -52,22 +52,32 @@ class Asking:
             draw = (*of, request.prompt, request.text)
             first, self._draws[draw] = self._draws[draw], self._draws[draw] + choices
             repeats = [(of[1] - 1) << 20 | first + choice for choice in range(choices)]
-            requests = [replace(request, sampling=replace(sampling, repeat=repeat)) for repeat in repeats]
-        answered = await self.client.ask_one(SampleRequests(sample=next(self._asked), requests=requests))
+            requests = [
+                replace(request, sampling=replace(sampling, repeat=repeat)) for repeat in repeats
+            ]
+        answered = await self.client.ask_one(
+            SampleRequests(sample=next(self._asked), requests=requests)
+        )
         if answered.error:
             raise EvaluationError(answered.error)
         return answered.answers if len(requests) == choices else answered.answers * choices
 
 
-def sampling_of(config: GenerateConfig, max_new_tokens: int, extra: dict[str, Scalar] | None = None) -> Sampling:
+def sampling_of(
+    config: GenerateConfig, max_new_tokens: int, extra: dict[str, Scalar] | None = None
+) -> Sampling:
     """How inspect wants it generated; greedy where nobody says otherwise, for a score that can be had again.
 
     Raises:
         EvaluationError: it wants what engines do not give.
     """
     if config.logprobs or config.top_logprobs or config.prompt_logprobs:
-        raise EvaluationError("The task asks for log-probabilities of generated tokens, which engines do not give.")
-    common = Sampling(max_new_tokens=max_new_tokens, until=tuple(config.stop_seqs or ()), extra=extra or {})
+        raise EvaluationError(
+            "The task asks for log-probabilities of generated tokens, which engines do not give."
+        )
+    common = Sampling(
+        max_new_tokens=max_new_tokens, until=tuple(config.stop_seqs or ()), extra=extra or {}
+    )
     if not config.temperature:
         return common
     return Sampling(
@@ -84,7 +94,11 @@ def sampling_of(config: GenerateConfig, max_new_tokens: int, extra: dict[str, Sc
 def usage_of(answers: list[Answer], prompt_tokens: int) -> ModelUsage:
     """The tokens of a prompt that was read once, and of its answers."""
     new_tokens = sum(answer.new_tokens for answer in answers)
-    return ModelUsage(input_tokens=prompt_tokens, output_tokens=new_tokens, total_tokens=prompt_tokens + new_tokens)
+    return ModelUsage(
+        input_tokens=prompt_tokens,
+        output_tokens=new_tokens,
+        total_tokens=prompt_tokens + new_tokens,
+    )
 
 
 class TextModel(Asking, ModelAPI):
@@ -118,20 +132,28 @@ class TextModel(Asking, ModelAPI):
                 "Use an engine that takes tokens."
             )
         messages = [{"role": message.role, "content": _text(message)} for message in input]
-        extra: dict[str, Scalar] = {name: value for name in _PENALTIES if (value := getattr(config, name)) is not None}
+        extra: dict[str, Scalar] = {
+            name: value for name in _PENALTIES if (value := getattr(config, name)) is not None
+        }
         sampling = sampling_of(config, config.max_tokens or self.max_tokens(), extra)
         text = json.dumps(messages, ensure_ascii=False, separators=(",", ":"))
         answers = await self.ask(Request(kind="chat", text=text, sampling=sampling), config)
         choices = [
             ChatCompletionChoice(
                 message=ChatMessageAssistant(
-                    content=_until(answer.text, sampling.until), model=self.model_name, source="generate"
+                    content=_until(answer.text, sampling.until),
+                    model=self.model_name,
+                    source="generate",
                 ),
                 stop_reason=STOP_REASONS[answer.finish],
             )
             for answer in answers
         ]
-        return ModelOutput(model=self.model_name, choices=choices, usage=usage_of(answers, answers[0].prompt_tokens))
+        return ModelOutput(
+            model=self.model_name,
+            choices=choices,
+            usage=usage_of(answers, answers[0].prompt_tokens),
+        )
 
     async def count_text_tokens(self, text: str) -> int:
         """An estimate: inspect's own needs a file from the network."""
@@ -143,8 +165,12 @@ class TextModel(Asking, ModelAPI):
 
 
 def _text(message: ChatMessage) -> str:
-    if isinstance(message.content, list) and any(part.type not in {"text", "reasoning"} for part in message.content):
-        raise EvaluationError("The task shows the model images, audio or documents; engines take text alone.")
+    if isinstance(message.content, list) and any(
+        part.type not in {"text", "reasoning"} for part in message.content
+    ):
+        raise EvaluationError(
+            "The task shows the model images, audio or documents; engines take text alone."
+        )
     return message.text
 
 

@@ -9,7 +9,14 @@ import hashlib
 from datetime import datetime, tzinfo
 
 from inspect_ai._util.constants import DEFAULT_MAX_TOKENS
-from inspect_ai.model import ChatCompletionChoice, ChatMessage, GenerateConfig, ModelAPI, ModelOutput, ModelUsage
+from inspect_ai.model import (
+    ChatCompletionChoice,
+    ChatMessage,
+    GenerateConfig,
+    ModelAPI,
+    ModelOutput,
+    ModelUsage,
+)
 from inspect_ai.model._chat_message import ChatMessageAssistant
 from inspect_ai.model._providers.hf import HuggingFaceAPI
 from inspect_ai.model._providers.util import HFHandler
@@ -66,7 +73,9 @@ class TokenModel(Asking, HuggingFaceAPI):
             )
             for answer in answers
         ]
-        return ModelOutput(model=self.model_name, choices=choices, usage=usage_of(answers, len(prompt)))
+        return ModelOutput(
+            model=self.model_name, choices=choices, usage=usage_of(answers, len(prompt))
+        )
 
     async def count_text_tokens(self, text: str) -> int:
         """The model's own tokens: inspect's own estimate needs a file from the network."""
@@ -77,7 +86,9 @@ class TokenModel(Asking, HuggingFaceAPI):
 
     def _text(self, answer: Answer, stops: tuple[str, ...]) -> str:
         """The answer, up to the token that completes the first stop string, which stays, as it does in the provider."""
-        decode = functools.partial(self.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        decode = functools.partial(
+            self.tokenizer.decode, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
         tokens = list(unpack_tokens(answer.tokens))
         text = str(decode(tokens))
         if not any(stop in text for stop in stops):
@@ -94,7 +105,9 @@ class TokenModel(Asking, HuggingFaceAPI):
     def _message(self, text: str, tools: list[ToolInfo], request: Request) -> ChatMessageAssistant:
         if not tools:
             return ChatMessageAssistant(content=text, model=self.model_name, source="generate")
-        message = HFHandler(self.model_name, self.model_family()).parse_assistant_response(text, tools)
+        message = HFHandler(self.model_name, self.model_family()).parse_assistant_response(
+            text, tools
+        )
         for number, call in enumerate(message.tool_calls or []):
             # Inspect draws it at random, and some templates show it: the next prompt would be another in each run.
             drawn = hashlib.sha256(request.prompt + text.encode() + bytes([number])).hexdigest()
@@ -106,11 +119,15 @@ class TokenModel(Asking, HuggingFaceAPI):
             model=self.model_name,
             choices=[
                 ChatCompletionChoice(
-                    message=ChatMessageAssistant(content="", model=self.model_name, source="generate"),
+                    message=ChatMessageAssistant(
+                        content="", model=self.model_name, source="generate"
+                    ),
                     stop_reason="model_length",
                 )
             ],
-            usage=ModelUsage(input_tokens=prompt_tokens, output_tokens=0, total_tokens=prompt_tokens),
+            usage=ModelUsage(
+                input_tokens=prompt_tokens, output_tokens=0, total_tokens=prompt_tokens
+            ),
         )
 
 

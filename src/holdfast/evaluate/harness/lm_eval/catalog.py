@@ -45,7 +45,9 @@ class Catalog:
             if folder in self._folders:
                 continue
             if not Path(folder).is_dir():
-                raise NotFound(f"There is no folder {folder} to include tasks from. Correct include_paths.")
+                raise NotFound(
+                    f"There is no folder {folder} to include tasks from. Correct include_paths."
+                )
             self._folders.add(folder)
             self._index |= TaskIndex.build([Path(folder)])
 
@@ -58,7 +60,9 @@ class Catalog:
         if not self._has_defaults and any(part not in self._index for part in self._parts(name)):
             self._index = _default_index(self._cache) | self._index
             self._has_defaults = True
-        if name not in self._index and not (name.endswith((".yaml", ".yml")) and Path(name).is_file()):
+        if name not in self._index and not (
+            name.endswith((".yaml", ".yml")) and Path(name).is_file()
+        ):
             raise BadUse(
                 f"lm-eval has no task, group or tag {name!r}.{nearest(name, self._index, 3)} "
                 "`lm-eval ls tasks` lists what it has; include_paths adds folders of your own."
@@ -67,10 +71,14 @@ class Catalog:
     def runs_code(self, name: str) -> bool:
         """Whether a task, or one of a group or tag, says that it runs what the model writes."""
         entries = [self._index[part] for part in self._parts(name) if part in self._index]
-        files = [entry.yaml_path for entry in entries if entry.kind is Kind.TASK and entry.yaml_path]
+        files = [
+            entry.yaml_path for entry in entries if entry.kind is Kind.TASK and entry.yaml_path
+        ]
         return any(load_yaml(path, resolve_func=False).get("unsafe_code") for path in files)
 
-    def manager(self, metadata: dict[str, Any], on_load: Callable[[Any], None]) -> "PreparedManager":
+    def manager(
+        self, metadata: dict[str, Any], on_load: Callable[[Any], None]
+    ) -> "PreparedManager":
         """lm-eval's way to tasks, over this index."""
         return PreparedManager(self._index, metadata, on_load)
 
@@ -91,14 +99,20 @@ class Catalog:
         for member in members:
             if isinstance(member, str):
                 yield from self._parts(member, seen)
-            elif isinstance(member, dict) and isinstance(inner := member.get("task"), str) and len(member) == 1:
+            elif (
+                isinstance(member, dict)
+                and isinstance(inner := member.get("task"), str)
+                and len(member) == 1
+            ):
                 yield from self._parts(inner, seen)
 
 
 class PreparedManager(TaskManager):  # type: ignore[misc]
     """lm-eval's `TaskManager` with an index that is there already; `on_load` hears of what was loaded."""
 
-    def __init__(self, index: dict[str, Entry], metadata: dict[str, Any], on_load: Callable[[Any], None]) -> None:
+    def __init__(
+        self, index: dict[str, Entry], metadata: dict[str, Any], on_load: Callable[[Any], None]
+    ) -> None:
         super().__init__(include_defaults=False, metadata=metadata)
         self._index, self._on_load = dict(index), on_load
 
@@ -120,7 +134,12 @@ def _default_index(cache: Path) -> dict[str, Entry]:
     try:
         rows = json.loads(path.read_bytes())
         return {
-            name: Entry(name=name, kind=Kind[kind], yaml_path=DEFAULT_TASKS / file if file else None, tags=set(tags))
+            name: Entry(
+                name=name,
+                kind=Kind[kind],
+                yaml_path=DEFAULT_TASKS / file if file else None,
+                tags=set(tags),
+            )
             for name, kind, file, tags in rows
         }
     except (OSError, ValueError, KeyError, TypeError):  # not there, or not ours: it is made anew

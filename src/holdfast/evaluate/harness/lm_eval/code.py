@@ -18,7 +18,13 @@ from holdfast.core.errors import BadUse
 class CodeEval:
     """What `evaluate.load("code_eval")` returns."""
 
-    def compute(self, *, references: list[str], predictions: list[list[str]], k: Sequence[int] = (1, 10, 100)) -> Any:
+    def compute(
+        self,
+        *,
+        references: list[str],
+        predictions: list[list[str]],
+        k: Sequence[int] = (1, 10, 100),
+    ) -> Any:
         """The share of problems solved by the best of k programs, and what came of each program.
 
         The formula is that of `pass_at_k` (Chen et al. 2021, arXiv:2107.03374).
@@ -46,7 +52,12 @@ class _Finder(MetaPathFinder):
 
     confirmed = False
 
-    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:  # noqa: ARG002
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> Any:
         if fullname != "evaluate":
             return None
         sys.meta_path.remove(self)  # or it would find itself

@@ -50,7 +50,9 @@ class Exchange:
         try:
             return [self._responses[id(instance)].popleft() for instance in instances]
         except (KeyError, IndexError):
-            raise EvaluationError("lm-eval asked for something that no task of its own had announced.") from None
+            raise EvaluationError(
+                "lm-eval asked for something that no task of its own had announced."
+            ) from None
 
     def _ask(self) -> dict[int, deque[Any]]:
         documents = list(self._documents())
@@ -63,14 +65,17 @@ class Exchange:
             samples.append(SampleRequests(sample=number, requests=requests, metric_key=key))
         answered = self._client.ask(samples)
         responses: dict[int, deque[Any]] = {}
-        for (_number, task, instances), repeated, sample in zip(documents, counts, answered, strict=True):
+        for (_number, task, instances), repeated, sample in zip(
+            documents, counts, answered, strict=True
+        ):
             if sample.error:
                 raise EvaluationError(sample.error)
             self._metrics.remember(task, sample.measured)
             answers = iter(sample.answers)
             for instance, repeats in zip(instances, repeated, strict=True):
                 responses[id(instance)] = deque(
-                    self._lm.response(instance, [next(answers) for _ in range(count)]) for count in repeats
+                    self._lm.response(instance, [next(answers) for _ in range(count)])
+                    for count in repeats
                 )
         return responses
 
@@ -85,7 +90,9 @@ class Exchange:
     def _requests(self, instance: "Instance") -> list[list[Request]]:
         """For each repeat of an instance its requests; those that are sampled differ in `repeat`."""
         requests = self._lm.requests_of(instance)
-        return [[self._set_apart(request) for request in requests] for _ in range(instance.repeats or 1)]
+        return [
+            [self._set_apart(request) for request in requests] for _ in range(instance.repeats or 1)
+        ]
 
     def _set_apart(self, request: Request) -> Request:
         chosen = request.sampling
@@ -94,7 +101,9 @@ class Exchange:
         key = keyed(request).key
         repeat = self._repeats[key]
         self._repeats[key] += 1
-        return msgspec.structs.replace(request, sampling=msgspec.structs.replace(chosen, repeat=repeat))
+        return msgspec.structs.replace(
+            request, sampling=msgspec.structs.replace(chosen, repeat=repeat)
+        )
 
 
 def numbered(tasks: "Mapping[str, Task]") -> "Iterator[tuple[int, Task]]":
@@ -105,4 +114,6 @@ def numbered(tasks: "Mapping[str, Task]") -> "Iterator[tuple[int, Task]]":
     first = 0
     for task in tasks.values():
         yield first, task
-        first += len(getattr(task, "task_docs", None) or task.eval_docs)  # the latter makes them anew
+        first += len(
+            getattr(task, "task_docs", None) or task.eval_docs
+        )  # the latter makes them anew

@@ -36,7 +36,9 @@ class LmEval:
 
     name = "lm-eval"
 
-    def __init__(self, *, include_paths: Sequence[str] = (), confirm_unsafe_code: bool = False) -> None:
+    def __init__(
+        self, *, include_paths: Sequence[str] = (), confirm_unsafe_code: bool = False
+    ) -> None:
         import lm_eval  # noqa: F401  a missing package is said here
 
         self._include_paths, self._confirmed = include_paths, confirm_unsafe_code
@@ -62,7 +64,9 @@ class LmEval:
         from holdfast.evaluate.harness.lm_eval.rehearsal import rehearse
 
         tqdm.tqdm.monitor_interval = 0  # a thread, in a process that forks
-        torch.set_num_threads(1)  # clients compute nothing; more threads would only be in each other's way
+        torch.set_num_threads(
+            1
+        )  # clients compute nothing; more threads would only be in each other's way
         code.install(confirmed=self._confirmed)
         evaluator.add_env_info, evaluator.get_git_commit_hash = _add_versions, _git_hash
         if self._catalog is None:
@@ -120,11 +124,18 @@ class LmEval:
         results["task_hashes"] = {task: task_hash(rows) for task, rows in samples.items()}
         results |= _how_prompted(entry, options, lm)
         place = folder / "samples" / f"{facts.model}-{sanitized(facts.name)}" / _folder_name(entry)
-        paths = write_samples(place, samples, sanitize=sanitize_list, default=handle_non_serializable)
+        paths = write_samples(
+            place, samples, sanitize=sanitize_list, default=handle_non_serializable
+        )
         shown = paths[0] if len(paths) == 1 else place
-        return TaskResult(results=plain(results, handle_non_serializable), samples_file=str(shown.relative_to(folder)))
+        return TaskResult(
+            results=plain(results, handle_non_serializable),
+            samples_file=str(shown.relative_to(folder)),
+        )
 
-    def measure(self, entry: TaskEntry, sample: int, answers: Sequence[Answer], facts: ModelFacts) -> bytes:
+    def measure(
+        self, entry: TaskEntry, sample: int, answers: Sequence[Answer], facts: ModelFacts
+    ) -> bytes:
         """See `Harness.measure`. Empty where it could not be said exactly, or failed: the client computes it then."""
         wanted = msgspec.msgpack.encode((entry, facts.tokenizer, facts.max_length))
         if self._measured is None or self._measured[0] != wanted:
@@ -164,11 +175,15 @@ class _Measuring:
     def measure(self, sample: int, answers: Sequence[Answer]) -> bytes:
         from holdfast.evaluate.harness.lm_eval.metrics import measure
 
-        first, task = max((pair for pair in self._tasks if pair[0] <= sample), key=lambda pair: pair[0])
+        first, task = max(
+            (pair for pair in self._tasks if pair[0] <= sample), key=lambda pair: pair[0]
+        )
         if first not in self._documents:
             self._documents[first] = task.eval_docs
         try:
-            return measure(task, sample - first, self._documents[first][sample - first], answers, self._lm)
+            return measure(
+                task, sample - first, self._documents[first][sample - first], answers, self._lm
+            )
         except Exception:
             return b""
 
@@ -178,7 +193,9 @@ def _model(facts: ModelFacts, options: LmEvalOptions) -> "RemoteLM":
     from holdfast.evaluate.harness.lm_eval.text_model import TextLM
 
     if not facts.takes_text and not facts.tokenizer:
-        raise BadUse(f"The model {facts.name} has no tokenizer. Name a folder with one, or an engine that takes text.")
+        raise BadUse(
+            f"The model {facts.name} has no tokenizer. Name a folder with one, or an engine that takes text."
+        )
     kind = TextLM if facts.takes_text else EngineLM
     return kind(facts, dict(options.model_args), options.torch_random_seed or 0)
 
@@ -203,7 +220,10 @@ def _how_prompted(entry: TaskEntry, options: LmEvalOptions, lm: Any) -> dict[str
     template = lm.chat_template(True) if entry.chat_template else None
     shas = {
         f"{name}_sha": hashlib.sha256(text.encode()).hexdigest() if text else None
-        for name, text in (("system_instruction", entry.system_instruction), ("chat_template", template))
+        for name, text in (
+            ("system_instruction", entry.system_instruction),
+            ("chat_template", template),
+        )
     }
     return {
         "system_instruction": entry.system_instruction,
@@ -220,7 +240,11 @@ def _add_versions(storage: dict[str, Any]) -> None:
     import torch
     import transformers
 
-    said = [f"Python {platform.python_version()}", platform.platform(), f"torch {torch.__version__}"]
+    said = [
+        f"Python {platform.python_version()}",
+        platform.platform(),
+        f"torch {torch.__version__}",
+    ]
     storage |= {
         "pretty_env_info": "\n".join(said),
         "transformers_version": transformers.__version__,
@@ -256,7 +280,13 @@ def _folder_name(entry: TaskEntry) -> str:
     return f"{sanitized(Path(entry.name).name)[:80]}-{digest}"
 
 
-_OFFLINE = ("OfflineModeIsEnabled", "LocalEntryNotFoundError", "ConnectionError", "ConnectError", "MaxRetryError")
+_OFFLINE = (
+    "OfflineModeIsEnabled",
+    "LocalEntryNotFoundError",
+    "ConnectionError",
+    "ConnectError",
+    "MaxRetryError",
+)
 
 
 @contextlib.contextmanager
@@ -271,7 +301,11 @@ def _explained(entry: TaskEntry) -> Iterator[None]:
         while cause is not None:
             if type(cause).__name__ in _OFFLINE or "HF_HUB_OFFLINE" in str(cause):
                 offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("HF_DATASETS_OFFLINE")
-                why = "HF_HUB_OFFLINE or HF_DATASETS_OFFLINE is set" if offline else "the network does not answer"
+                why = (
+                    "HF_HUB_OFFLINE or HF_DATASETS_OFFLINE is set"
+                    if offline
+                    else "the network does not answer"
+                )
                 raise EvaluationError(
                     f"The task {entry.name!r} needs data that is not on this machine, and {why}: "
                     f"{' '.join(str(error).split())[:300]} Fetch it once with the network, or leave the task out."

@@ -36,7 +36,8 @@ def is_streamed(task: "Task") -> bool:
     if getattr(task, "UNSAFE_CODE", False) or callable(task.config.process_results):
         return True
     return not all(
-        name in METRIC_REGISTRY and METRIC_REGISTRY[name] is function for name, function in task._metric_fn_list.items()
+        name in METRIC_REGISTRY and METRIC_REGISTRY[name] is function
+        for name, function in task._metric_fn_list.items()
     )
 
 
@@ -57,7 +58,9 @@ class StreamedMetrics:
         if is_streamed(task):
             task.process_results = self._or_found(task, task.process_results)
 
-    def key(self, task: "Task", instances: "Sequence[Instance]", requests: Sequence[Request]) -> bytes:
+    def key(
+        self, task: "Task", instances: "Sequence[Instance]", requests: Sequence[Request]
+    ) -> bytes:
         """The content key of a document's metric; empty for a task that is not streamed.
 
         It stands for: lm-eval's version, the tokenizer, the task's config and the Python files beside it, the document
@@ -67,7 +70,11 @@ class StreamedMetrics:
             return b""
         if task.task_name not in self._fingerprints:
             self._fingerprints[task.task_name] = _fingerprint(task)
-        parts = [self._stands_for, self._fingerprints[task.task_name], _digest_of_document(instances[0].doc).encode()]
+        parts = [
+            self._stands_for,
+            self._fingerprints[task.task_name],
+            _digest_of_document(instances[0].doc).encode(),
+        ]
         parts += [keyed(request).key for request in requests]
         return hashlib.blake2b(b"\0".join(parts), digest_size=16).digest()
 
@@ -77,10 +84,16 @@ class StreamedMetrics:
             for document, results, value, grown in exact_json.decode(measured):
                 self._found[task.task_name, document, results] = (value, grown)
 
-    def _or_found(self, task: "Task", compute: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def _or_found(
+        self, task: "Task", compute: Callable[[Any, Any], Any]
+    ) -> Callable[[Any, Any], Any]:
         def process_results(doc: Any, results: Any) -> Any:
             digest = _digest_of_results(results)
-            found = self._found.get((task.task_name, _digest_of_document(doc), digest)) if digest else None
+            found = (
+                self._found.get((task.task_name, _digest_of_document(doc), digest))
+                if digest
+                else None
+            )
             if found is None:
                 return compute(doc, results)
             value, grown = found
@@ -92,14 +105,18 @@ class StreamedMetrics:
         return process_results
 
 
-def measure(task: "Task", document: int, doc: Any, answers: Sequence[Answer], lm: "RemoteLM") -> bytes:
+def measure(
+    task: "Task", document: int, doc: Any, answers: Sequence[Answer], lm: "RemoteLM"
+) -> bytes:
     """What `process_results` makes of one document's answers, for each filter; empty if it cannot be said exactly.
 
     Only what the metric looks at is made: the document's instances with an empty prompt, which no response depends on.
     An error of the metric is left to the client, which meets it again where lm-eval would.
     """
     metadata = (task.config["task"], document, task.config.repeats)
-    built = task.construct_requests(doc=doc, ctx="", metadata=metadata, apply_chat_template=False, chat_template=None)
+    built = task.construct_requests(
+        doc=doc, ctx="", metadata=metadata, apply_chat_template=False, chat_template=None
+    )
     instances: list[Instance] = built if isinstance(built, list) else [built]
     rest = iter(answers)
     for instance in instances:
@@ -115,7 +132,11 @@ def measure(task: "Task", document: int, doc: Any, answers: Sequence[Answer], lm
         value = task.process_results(doc, results)
         grown = _grown(task, aggregations)
         # A function that changes what it is given changes what lm-eval logs: it must be called there.
-        if "" in asked or grown is None or asked != (_digest_of_document(doc), _digest_of_results(results)):
+        if (
+            "" in asked
+            or grown is None
+            or asked != (_digest_of_document(doc), _digest_of_results(results))
+        ):
             return b""
         found.append([*asked, value, grown])
     try:
@@ -132,8 +153,13 @@ def _grown(task: "Task", before: dict[str, Any]) -> dict[str, Any] | None:
     grown = {}
     for name in task._aggregation_list.keys() - before.keys():
         # Removed: the next document is to find the task as this one did, for which of them comes first is chance.
-        aggregation, higher_is_better = task._aggregation_list.pop(name), task._higher_is_better.pop(name, None)
-        source = next((known for known, function in before.items() if function is aggregation), None)
+        aggregation, higher_is_better = (
+            task._aggregation_list.pop(name),
+            task._higher_is_better.pop(name, None),
+        )
+        source = next(
+            (known for known, function in before.items() if function is aggregation), None
+        )
         grown[name] = (source, higher_is_better)
     return None if any(None in pair for pair in grown.values()) else grown
 
@@ -144,7 +170,9 @@ def _fingerprint(task: "Task") -> bytes:
     config = json.dumps(stated, default=handle_non_serializable, sort_keys=True)
     digest = hashlib.blake2b(config.encode("utf-8", "surrogatepass"), digest_size=16)
     source = Path(str((task.config.metadata or {}).get("config_source", "")))
-    if source.is_file() and Path(lm_eval_file).parent not in source.parents:  # else the version says it
+    if (
+        source.is_file() and Path(lm_eval_file).parent not in source.parents
+    ):  # else the version says it
         for path in sorted(source.parent.glob("*.py")):
             digest.update(path.read_bytes())
     return digest.digest()

@@ -43,7 +43,11 @@ class EngineLM(HFLM):  # type: ignore[misc]
         # A document's choices follow one another, and each encodes the same context again.
         self._encode = lru_cache(maxsize=4)(super().tok_encode)
         super().__init__(
-            pretrained=facts.tokenizer, device="cpu", batch_size=1, max_length=facts.max_length or None, **model_args
+            pretrained=facts.tokenizer,
+            device="cpu",
+            batch_size=1,
+            max_length=facts.max_length or None,
+            **model_args,
         )
 
     def _create_model(self, *_: Any, **__: Any) -> None:
@@ -84,7 +88,9 @@ class EngineLM(HFLM):  # type: ignore[misc]
     def response(self, instance: "Instance", answers: Sequence[Answer]) -> Any:
         """What the harness makes of the answers to `requests_of(instance)`. The instance's prompt is not looked at."""
         match instance.request_type:
-            case "loglikelihood":  # `TemplateLM.loglikelihood` returns what `_loglikelihood_tokens` did
+            case (
+                "loglikelihood"
+            ):  # `TemplateLM.loglikelihood` returns what `_loglikelihood_tokens` did
                 return answers[0].logprob, answers[0].is_greedy
             case "loglikelihood_rolling":  # as `HFLM.loglikelihood_rolling` adds its windows up
                 return sum(answer.logprob for answer in answers)
@@ -135,7 +141,9 @@ class EngineLM(HFLM):  # type: ignore[misc]
             )
         return [(0.0, False)] * len(requests)
 
-    def _model_generate(self, context: Any, max_length: int, stop: list[str], **generation_kwargs: Any) -> Any:
+    def _model_generate(
+        self, context: Any, max_length: int, stop: list[str], **generation_kwargs: Any
+    ) -> Any:
         if self._replayed is not None:
             tokens = torch.tensor([list(unpack_tokens(self._replayed.tokens))], dtype=context.dtype)
             return torch.cat([context, tokens], dim=1)
@@ -144,7 +152,9 @@ class EngineLM(HFLM):  # type: ignore[misc]
             Request(
                 kind="generate",
                 prompt=pack_tokens(context[0].tolist()),
-                sampling=sampling(generation_kwargs, max_length - context.shape[1], stop, self._seed),
+                sampling=sampling(
+                    generation_kwargs, max_length - context.shape[1], stop, self._seed
+                ),
             )
         )
         return context
@@ -153,7 +163,9 @@ class EngineLM(HFLM):  # type: ignore[misc]
 _NO_PROMPT = torch.zeros((1, 1), dtype=torch.long)
 
 
-def sampling(kwargs: dict[str, Any], max_new_tokens: int, stop: Sequence[str], seed: int) -> Sampling:
+def sampling(
+    kwargs: dict[str, Any], max_new_tokens: int, stop: Sequence[str], seed: int
+) -> Sampling:
     """How to generate, from what lm-eval gives to transformers' `generate`.
 
     lm-eval's rule (`HFLM._model_generate`): without `do_sample` a temperature of 0 is greedy. `top_p` and `top_k` say
@@ -169,9 +181,13 @@ def sampling(kwargs: dict[str, Any], max_new_tokens: int, stop: Sequence[str], s
     if do_sample is None:
         do_sample = temperature > 0
     if max_new_tokens < 1:
-        raise BadUse(f"{max_new_tokens} tokens are to be generated. Raise max_gen_toks, or leave max_length out.")
+        raise BadUse(
+            f"{max_new_tokens} tokens are to be generated. Raise max_gen_toks, or leave max_length out."
+        )
     if do_sample and temperature <= 0:
-        raise BadUse(f"Sampling with temperature {temperature} is not possible. Set gen_kwargs temperature above 0.")
+        raise BadUse(
+            f"Sampling with temperature {temperature} is not possible. Set gen_kwargs temperature above 0."
+        )
     top_p, top_k = rest.pop("top_p", None), rest.pop("top_k", None)
     if do_sample:
         rest |= {"top_p": top_p} if top_p == 1 else {}

@@ -43,7 +43,9 @@ class LmEvalOptions:
     @property
     def include_paths(self) -> list[str]:
         """`include_path` as a list."""
-        return [self.include_path] if isinstance(self.include_path, str) else list(self.include_path)
+        return (
+            [self.include_path] if isinstance(self.include_path, str) else list(self.include_path)
+        )
 
 
 _KINDS: dict[str, tuple[tuple[type, ...], str]] = {
@@ -69,7 +71,9 @@ def options_of(entry: TaskEntry) -> LmEvalOptions:
     where = f"The task {entry.name!r}"
     for key, value in entry.options.items():
         if key not in _KINDS:
-            raise BadUse(f"{where} has the option {key!r}.{nearest(key, _KINDS)} lm-eval's are {', '.join(_KINDS)}.")
+            raise BadUse(
+                f"{where} has the option {key!r}.{nearest(key, _KINDS)} lm-eval's are {', '.join(_KINDS)}."
+            )
         kinds, allowed = _KINDS[key]
         if not isinstance(value, kinds) or (isinstance(value, bool) and bool not in kinds):
             raise BadUse(f"{where} has {key} = {value!r}: it must be {allowed}.")

@@ -54,7 +54,10 @@ class _Nobody:
 
     def ask(self, samples: Sequence[SampleRequests]) -> list[AnsweredSample]:
         said = Answer(logprob=-1.0)
-        return [AnsweredSample(sample=one.sample, answers=[said for _ in one.requests]) for one in samples]
+        return [
+            AnsweredSample(sample=one.sample, answers=[said for _ in one.requests])
+            for one in samples
+        ]
 
     async def ask_one(self, sample: SampleRequests) -> AnsweredSample:
         return self.ask([sample])[0]
@@ -63,7 +66,9 @@ class _Nobody:
 def _documents(**_: Any) -> Any:
     from datasets import Dataset, DatasetDict
 
-    return DatasetDict(test=Dataset.from_list([{"text": "a", "answer": 0}, {"text": "b", "answer": 1}]))
+    return DatasetDict(
+        test=Dataset.from_list([{"text": "a", "answer": 0}, {"text": "b", "answer": 1}])
+    )
 
 
 def _task(kind: str) -> dict[str, Any]:

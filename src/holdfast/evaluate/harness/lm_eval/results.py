@@ -43,7 +43,11 @@ def merge(
     renamed = [_set_apart(one, taken) for one in results]
     for is_group in (False, True):  # lm-eval has all tasks first, then the groups
         for one in renamed:
-            chosen = {name: row for name, row in one["results"].items() if (name in one["group_subtasks"]) is is_group}
+            chosen = {
+                name: row
+                for name, row in one["results"].items()
+                if (name in one["group_subtasks"]) is is_group
+            }
             merged["results"] |= chosen
     for part in merged:
         if part != "results":
@@ -56,7 +60,9 @@ def merge(
     merged["config"] = _common([one.get("config", {}) for one in renamed])
     dates = [one["date"] for one in renamed if "date" in one]
     start_s = min(dates, default=0.0) if start_s is None else start_s
-    merged |= _common([{key: value for key, value in one.items() if key not in merged} for one in renamed])
+    merged |= _common(
+        [{key: value for key, value in one.items() if key not in merged} for one in renamed]
+    )
     merged |= {
         "date": start_s,
         "model_source": model_source,
@@ -86,9 +92,12 @@ def _set_apart(one: Mapping[str, Any], taken: dict[str, Any]) -> dict[str, Any]:
     changed = {old: new for old, new in names.items() if old != new}
     renamed = dict(one)
     for part in ("results", "groups", "group_subtasks", "n-samples", "task_hashes", *_BY_NAME):
-        renamed[part] = {changed.get(name, name): value for name, value in one.get(part, {}).items()}
+        renamed[part] = {
+            changed.get(name, name): value for name, value in one.get(part, {}).items()
+        }
     renamed["group_subtasks"] = {
-        group: [changed.get(name, name) for name in members] for group, members in renamed["group_subtasks"].items()
+        group: [changed.get(name, name) for name in members]
+        for group, members in renamed["group_subtasks"].items()
     }
     for old, new in changed.items():
         row = renamed["results"][new]
@@ -113,7 +122,9 @@ def plain(value: Any, default: Callable[[Any], Any]) -> Any:
 
 def task_hash(samples: Iterable[Mapping[str, Any]]) -> str:
     """lm-eval's fingerprint of a task's documents, prompts and targets (`EvaluationTracker`)."""
-    text = "".join(sample["doc_hash"] + sample["prompt_hash"] + sample["target_hash"] for sample in samples)
+    text = "".join(
+        sample["doc_hash"] + sample["prompt_hash"] + sample["target_hash"] for sample in samples
+    )
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -133,7 +144,10 @@ def write_samples(
     date = datetime.now().isoformat().replace(":", "-")  # noqa: DTZ005  local time, as lm-eval's names have it
     paths = []
     for task, rows in samples.items():
-        lines = [json.dumps(_line(row, sanitize), default=default, ensure_ascii=False) + "\n" for row in rows]
+        lines = [
+            json.dumps(_line(row, sanitize), default=default, ensure_ascii=False) + "\n"
+            for row in rows
+        ]
         path = folder / f"samples_{sanitized(task)}_{date}.jsonl"
         write_atomic(path, "".join(lines).encode("utf-8", "surrogatepass"))
         paths.append(path)

@@ -6,7 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.model import TemplateLM
 from lm_eval.models.api_models import JsonChatStr
-from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+from lm_eval.models.utils import (
+    handle_stop_sequences,
+    normalize_gen_kwargs,
+    postprocess_generated_text,
+)
 
 from holdfast.core.errors import BadUse
 from holdfast.evaluate.harness.harness import ModelFacts
@@ -42,7 +46,11 @@ class TextLM(TemplateLM):  # type: ignore[misc]
         """What lm-eval's results say of the model."""
         return {"model": self._facts.name}
 
-    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> Any:  # noqa: ARG002
+    def apply_chat_template(
+        self,
+        chat_history: list[dict[str, str]],
+        add_generation_prompt: bool = True,  # noqa: ARG002
+    ) -> Any:
         """The messages themselves, as JSON: the server has the template."""
         return JsonChatStr(json.dumps(chat_history, ensure_ascii=False))
 
@@ -79,8 +87,16 @@ class TextLM(TemplateLM):  # type: ignore[misc]
                         f"{instance.task_name} asks for log-probabilities, which a chat server does not tell. "
                         "Leave chat_template out, or the task."
                     )
-                kept = context.rstrip()  # blanks belong to the continuation, as `TemplateLM._encode_pair` has it
-                return [Request(kind="loglikelihood", text=kept, continuation_text=context[len(kept) :] + continuation)]
+                kept = (
+                    context.rstrip()
+                )  # blanks belong to the continuation, as `TemplateLM._encode_pair` has it
+                return [
+                    Request(
+                        kind="loglikelihood",
+                        text=kept,
+                        continuation_text=context[len(kept) :] + continuation,
+                    )
+                ]
             case "generate_until":
                 kwargs, stop = self._kwargs(instance)
                 chosen = sampling(kwargs, kwargs.pop("max_gen_toks"), stop, self._seed)
@@ -100,7 +116,9 @@ class TextLM(TemplateLM):  # type: ignore[misc]
         if instance.request_type == "loglikelihood":
             return answer.logprob, answer.is_greedy
         stop = self._kwargs(instance)[1]
-        return postprocess_generated_text(answer.text, stop=stop, think_end_token=self._think_end_token)
+        return postprocess_generated_text(
+            answer.text, stop=stop, think_end_token=self._think_end_token
+        )
 
     def _kwargs(self, instance: "Instance") -> tuple[dict[str, Any], list[str]]:
         kwargs = normalize_gen_kwargs(instance.args[1], self.max_gen_toks)

@@ -50,7 +50,9 @@ def send(link: socket.socket, message: Any) -> None:
     try:
         body = json.dumps(message, separators=(",", ":")).encode()
     except RecursionError as error:
-        raise ValueError("the value is nested too deeply to cross between program and tests") from error
+        raise ValueError(
+            "the value is nested too deeply to cross between program and tests"
+        ) from error
     if len(body) > MAX_FRAME_BYTES:
         raise ValueError(
             f"the value takes {len(body)} bytes; at most {MAX_FRAME_BYTES} cross between program and tests"
@@ -146,12 +148,20 @@ class Packer:
         if kind is complex:
             return ["c", value.real, value.imag]
         if kind in (range, slice):
-            return [kind.__name__, self.pack(value.start), self.pack(value.stop), self.pack(value.step)]
+            return [
+                kind.__name__,
+                self.pack(value.start),
+                self.pack(value.stop),
+                self.pack(value.step),
+            ]
         if kind is decimal.Decimal:
             return ["D", str(value)]
         if kind is fractions.Fraction:
             return ["F", self.pack(value.numerator), self.pack(value.denominator)]
-        if kind in (datetime.datetime, datetime.date, datetime.time) and getattr(value, "tzinfo", None) is None:
+        if (
+            kind in (datetime.datetime, datetime.date, datetime.time)
+            and getattr(value, "tzinfo", None) is None
+        ):
             return ["T", kind.__name__, value.isoformat()]
         if kind is datetime.timedelta:
             return ["delta", value.days, value.seconds, value.microseconds]
@@ -163,13 +173,28 @@ class Packer:
             return ["m", value.__name__]
         fields = getattr(kind, "_fields", None)
         if issubclass(kind, tuple) and isinstance(fields, tuple):
-            return ["N", kind.__name__, list(fields), [self.pack(item) for item in tuple.__iter__(value)]]
-        if kind.__module__ == "numpy" and getattr(value, "shape", None) == () and hasattr(value, "item"):
+            return [
+                "N",
+                kind.__name__,
+                list(fields),
+                [self.pack(item) for item in tuple.__iter__(value)],
+            ]
+        if (
+            kind.__module__ == "numpy"
+            and getattr(value, "shape", None) == ()
+            and hasattr(value, "item")
+        ):
             return self.pack(value.item())
-        if kind.__module__ == "numpy" and kind.__name__ == "ndarray" and value.dtype.kind in _ARRAY_KINDS:
+        if (
+            kind.__module__ == "numpy"
+            and kind.__name__ == "ndarray"
+            and value.dtype.kind in _ARRAY_KINDS
+        ):
             return ["A", value.dtype.str, list(value.shape), value.tobytes().decode("latin-1")]
         for base, plain in _BASES:
-            if issubclass(kind, base):  # a subclass of an immutable is its value: its own operators do not cross
+            if issubclass(
+                kind, base
+            ):  # a subclass of an immutable is its value: its own operators do not cross
                 return self.pack(plain(value))
         return self._references.refer(value)
 
@@ -178,7 +203,9 @@ class Packer:
         entries: list[Any] = []
         while len(entries) < len(self.containers):  # contents may bring further containers
             entry = self._contents(self.containers[len(entries)])
-            unchanged = sent is not None and len(entries) < len(sent) and entry == sent[len(entries)]
+            unchanged = (
+                sent is not None and len(entries) < len(sent) and entry == sent[len(entries)]
+            )
             entries.append(None if unchanged else entry)
         return entries
 
@@ -193,7 +220,11 @@ class Packer:
             factory = container.default_factory
             extra = [None if factory is None else self.pack(factory)]
         if isinstance(container, dict):
-            return [tag, [[self.pack(key), self.pack(item)] for key, item in dict.items(container)], *extra]
+            return [
+                tag,
+                [[self.pack(key), self.pack(item)] for key, item in dict.items(container)],
+                *extra,
+            ]
         return [tag, [self.pack(item) for item in container], *extra]
 
 
@@ -237,7 +268,9 @@ class Unpacker:
             pairs = [(self._read(key), self._read(item)) for key, item in contents]
             dict.clear(container)
             for key, item in pairs:
-                dict.__setitem__(container, key, item) if tag != "O" else container.__setitem__(key, item)
+                dict.__setitem__(container, key, item) if tag != "O" else container.__setitem__(
+                    key, item
+                )
             if tag == "e":
                 container.default_factory = None if extra[0] is None else self._read(extra[0])
 
@@ -269,7 +302,9 @@ class Unpacker:
             case ["c", real, imaginary]:
                 return complex(real, imaginary)
             case ["range" | "slice" as kind, start, stop, step]:
-                return (range if kind == "range" else slice)(self._read(start), self._read(stop), self._read(step))
+                return (range if kind == "range" else slice)(
+                    self._read(start), self._read(stop), self._read(step)
+                )
             case ["D", str(text)]:
                 return decimal.Decimal(text)
             case ["F", numerator, denominator]:
@@ -279,7 +314,9 @@ class Unpacker:
             case ["delta", int(days), int(seconds), int(microseconds)]:
                 return datetime.timedelta(days, seconds, microseconds)
             case ["A", str(dtype), list(shape), str(text)] if dtype[1:2] in _ARRAY_KINDS:
-                array: Any = importlib.import_module("numpy").frombuffer(text.encode("latin-1"), dtype=dtype)
+                array: Any = importlib.import_module("numpy").frombuffer(
+                    text.encode("latin-1"), dtype=dtype
+                )
                 return array.reshape(shape).copy()
             case ["n", "Ellipsis"]:
                 return ...

@@ -63,7 +63,9 @@ def become(uid: int | None) -> None:
     """
     kernel.forget_bounding_set()
     if uid is None:
-        kernel.unshare(kernel.CLONE_NEWUSER)  # processes are counted by user and namespace: this jail's are its own
+        kernel.unshare(
+            kernel.CLONE_NEWUSER
+        )  # processes are counted by user and namespace: this jail's are its own
         kernel.forget_bounding_set()
     else:
         os.setgroups([])
@@ -104,12 +106,20 @@ def restrict_files(readable: tuple[str, ...], writable: str) -> None:
         rules += struct.pack("<Q", 0b11)
     if version >= _NO_SCOPES_SINCE:
         rules += struct.pack("<Q", 0b11)
-    rule_set = kernel.system_call(_LANDLOCK_CREATE, rules, ctypes.c_size_t(len(rules)), ctypes.c_uint(0))
-    for path, rights in (*((path, _READ) for path in readable), (writable, _READ | write), ("/dev/null", 0b110)):
+    rule_set = kernel.system_call(
+        _LANDLOCK_CREATE, rules, ctypes.c_size_t(len(rules)), ctypes.c_uint(0)
+    )
+    for path, rights in (
+        *((path, _READ) for path in readable),
+        (writable, _READ | write),
+        ("/dev/null", 0b110),
+    ):
         with contextlib.suppress(FileNotFoundError):
             folder = os.open(path, os.O_PATH | os.O_CLOEXEC)
             allowed = struct.pack("<Qi", rights if Path(path).is_dir() else rights & 0b110, folder)
-            kernel.system_call(_LANDLOCK_ADD, ctypes.c_int(rule_set), ctypes.c_int(1), allowed, ctypes.c_uint(0))
+            kernel.system_call(
+                _LANDLOCK_ADD, ctypes.c_int(rule_set), ctypes.c_int(1), allowed, ctypes.c_uint(0)
+            )
             os.close(folder)
     kernel.system_call(_LANDLOCK_RESTRICT, ctypes.c_int(rule_set), ctypes.c_uint(0))
     os.close(rule_set)
@@ -151,14 +161,23 @@ def forbid_calls() -> None:
     """
     if kernel.MACHINE not in _FORBIDDEN:
         raise OSError(f"no list of system calls for {kernel.MACHINE}")
-    program = [(_LOAD, 0, 0, 4), (_JUMP_EQUAL, 1, 0, _ARCHITECTURE[kernel.MACHINE]), (_RETURN, 0, 0, _KILL)]
+    program = [
+        (_LOAD, 0, 0, 4),
+        (_JUMP_EQUAL, 1, 0, _ARCHITECTURE[kernel.MACHINE]),
+        (_RETURN, 0, 0, _KILL),
+    ]
     program += [(_LOAD, 0, 0, 0), (_JUMP_FROM, 0, 1, _X32), (_RETURN, 0, 0, _EPERM)]
     # clone3 hides its flags behind a pointer; the C library falls back to clone when it is not there.
     program += [(_JUMP_EQUAL, 0, 1, _CLONE3), (_RETURN, 0, 0, _ENOSYS)]
     for number in _FORBIDDEN[kernel.MACHINE].values():
         program += [(_JUMP_EQUAL, 0, 1, number), (_RETURN, 0, 0, _EPERM)]
     program += [(_JUMP_EQUAL, 1, 0, _CLONE[kernel.MACHINE]), (_RETURN, 0, 0, _ALLOW)]
-    program += [(_LOAD, 0, 0, 16), (_JUMP_SET, 0, 1, _NAMESPACES), (_RETURN, 0, 0, _EPERM), (_RETURN, 0, 0, _ALLOW)]
+    program += [
+        (_LOAD, 0, 0, 16),
+        (_JUMP_SET, 0, 1, _NAMESPACES),
+        (_RETURN, 0, 0, _EPERM),
+        (_RETURN, 0, 0, _ALLOW),
+    ]
     code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *line) for line in program))
     header = struct.pack("<HxxxxxxQ", len(program), ctypes.addressof(code))
     seccomp = {"x86_64": 317, "aarch64": 277}[kernel.MACHINE]

@@ -116,7 +116,10 @@ def _enter(site: _Site, *, is_root: bool, ready: int, mapped: int) -> None:
 
 def _build_root(readable: tuple[str, ...]) -> None:
     """A file system with the interpreter and the system's libraries, read-only, and nothing else."""
-    base = next((folder for folder in map(Path, ("/sys", "/mnt", "/srv", "/media")) if folder.is_dir()), None)
+    base = next(
+        (folder for folder in map(Path, ("/sys", "/mnt", "/srv", "/media")) if folder.is_dir()),
+        None,
+    )
     if base is None:
         raise OSError("there is no folder to mount upon")
     kernel.mount("tmpfs", str(base), "tmpfs", kernel.MS_NOSUID, "size=1m,mode=755")
@@ -135,9 +138,13 @@ def _build_root(readable: tuple[str, ...]) -> None:
         kernel.mount(f"/dev/{device}", f"{base}/dev/{device}", "", kernel.MS_BIND)
     (base / "dev" / "shm").symlink_to(WORKPLACE)  # POSIX semaphores live there
     with contextlib.suppress(OSError):
-        kernel.mount("proc", f"{base}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
+        kernel.mount(
+            "proc", f"{base}/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC
+        )
     kernel.pivot_to(str(base))
-    kernel.mount("none", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID)
+    kernel.mount(
+        "none", "/", "", kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | kernel.MS_NOSUID
+    )
 
 
 def _bind(path: Path, target: Path) -> None:
@@ -145,11 +152,20 @@ def _bind(path: Path, target: Path) -> None:
         kernel.mount(str(path), str(target), "", kernel.MS_BIND)
     except OSError:  # mounts below may not be uncovered by whoever did not make them
         kernel.mount(str(path), str(target), "", kernel.MS_BIND | kernel.MS_REC)
-    flags = kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+    flags = (
+        kernel.MS_BIND | kernel.MS_REMOUNT | kernel.MS_RDONLY | kernel.MS_NOSUID | kernel.MS_NODEV
+    )
     kernel.mount("none", str(target), "", flags)
 
 
-def _serve(control: socket.socket, site: _Site, *, first_uid: int, namespaces: bool, maps_users: bool = True) -> None:
+def _serve(
+    control: socket.socket,
+    site: _Site,
+    *,
+    first_uid: int,
+    namespaces: bool,
+    maps_users: bool = True,
+) -> None:
     for name in _WARM:
         importlib.import_module(name)
     sys.path[:] = [path for path in sys.path if path.startswith(sys.base_prefix)]
@@ -197,7 +213,9 @@ def _become_warden(control: socket.socket, *, namespaces: bool) -> None:
         return
     kernel.unshare(kernel.CLONE_NEWPID)
     if os.fork():
-        os._exit(0)  # the child is process 1 of the new namespace; it ends with the forkserver's own
+        os._exit(
+            0
+        )  # the child is process 1 of the new namespace; it ends with the forkserver's own
 
 
 def _has_seccomp() -> bool:
@@ -218,9 +236,17 @@ def _has_seccomp() -> bool:
 
 def readable_paths(site_packages: tuple[str, ...]) -> tuple[str, ...]:
     """What jails may read: the system's programs and libraries, the interpreter, and packages. Never a home."""
-    system = [path for path in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64") if os.path.lexists(path)]
+    system = [
+        path
+        for path in ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64")
+        if os.path.lexists(path)
+    ]
     own = [os.path.realpath(path) for path in (sys.base_prefix, *site_packages)]
-    inside = [path for path in own if not any(path == other or path.startswith(f"{other}/") for other in system)]
+    inside = [
+        path
+        for path in own
+        if not any(path == other or path.startswith(f"{other}/") for other in system)
+    ]
     return tuple(dict.fromkeys((*system, *inside)))
 
 

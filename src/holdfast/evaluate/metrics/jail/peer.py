@@ -30,8 +30,25 @@ from holdfast.evaluate.metrics.jail.remote import (
 
 ENDED_EARLY = "the program ended before its tests did"
 _LIBRARY = sys.stdlib_module_names
-_INNER = ("_", "gi_", "cr_", "ag_", "f_", "tb_", "co_")  # of objects, generators, frames, tracebacks, code
-_ITERATORS = (types.GeneratorType, zip, map, filter, enumerate, reversed, itertools.chain, itertools.islice)
+_INNER = (
+    "_",
+    "gi_",
+    "cr_",
+    "ag_",
+    "f_",
+    "tb_",
+    "co_",
+)  # of objects, generators, frames, tracebacks, code
+_ITERATORS = (
+    types.GeneratorType,
+    zip,
+    map,
+    filter,
+    enumerate,
+    reversed,
+    itertools.chain,
+    itertools.islice,
+)
 
 
 class Untestable(BaseException):
@@ -75,7 +92,10 @@ class Peer:
         if isinstance(value, Remote):
             return ["own", object.__getattribute__(value, "_number")]
         if self._guarded and (name := _library_name(value)):
-            return ["S", *name]  # the program takes its own: none of the tests' builtins acts on its behalf
+            return [
+                "S",
+                *name,
+            ]  # the program takes its own: none of the tests' builtins acts on its behalf
         number = self._number_of(value)
         if isinstance(value, type):
             if issubclass(value, BaseException):
@@ -86,7 +106,11 @@ class Peer:
         kind = type(value)
         if isinstance(value, _ITERATORS) or kind.__name__.endswith("_iterator"):
             return ["x", number, "iterator"]
-        operators = [name for name in OPERATORS if getattr(kind, name, None) is not getattr(object, name, None)]
+        operators = [
+            name
+            for name in OPERATORS
+            if getattr(kind, name, None) is not getattr(object, name, None)
+        ]
         return ["x", number, "object", self._number_of(kind), kind.__name__, operators]
 
     def _number_of(self, value: Any) -> int:
@@ -129,20 +153,28 @@ class Peer:
                     members = {each: operator_of(each) for each in operators if each in OPERATORS}
                     if "__eq__" in members:
                         members.setdefault("__hash__", id)
-                    self._classes[class_number] = type(name, (RemoteObject,), {**members, "_class": class_number})
+                    self._classes[class_number] = type(
+                        name, (RemoteObject,), {**members, "_class": class_number}
+                    )
                 return self._classes[class_number](self, number)
         raise Malformed(f"no object is described as {kind!r}")
 
-    def operate(self, remote: RemoteObject, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def operate(
+        self, remote: RemoteObject, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """What an operator of a remote object gives, if it may be asked."""
         if self._guarded and name in WITH_OPERAND:
             if name in {"__eq__", "__ne__"} and args[0] is remote:
                 return name == "__eq__"
             theirs = type(remote).__name__
             if type(remote)._class not in self.named:  # type: ignore[attr-defined]
-                raise self.untestable(f"{name} of the program's own class {theirs} would decide the test")
+                raise self.untestable(
+                    f"{name} of the program's own class {theirs} would decide the test"
+                )
             if name[2:-2] in COMPARING and not isinstance(args[0], Remote):
-                raise self.untestable(f"{name} of the program's class {theirs} would be shown the expected value")
+                raise self.untestable(
+                    f"{name} of the program's class {theirs} would be shown the expected value"
+                )
         if name == "__hash__" and self._guarded:
             return id(remote)
         return self.ask("operate", remote._number, name, args, kwargs)
@@ -167,8 +199,14 @@ class Peer:
         kind: type[BaseException] = found
         for key, name in reversed(classes):
             if isinstance(key, str):
-                known = getattr(sys.modules.get(key), str(name), None) if key.partition(".")[0] in _LIBRARY else None
-                kind = known if isinstance(known, type) and issubclass(known, BaseException) else kind
+                known = (
+                    getattr(sys.modules.get(key), str(name), None)
+                    if key.partition(".")[0] in _LIBRARY
+                    else None
+                )
+                kind = (
+                    known if isinstance(known, type) and issubclass(known, BaseException) else kind
+                )
                 continue
             if key not in self._remotes:
                 self._remotes[key] = type(str(name), (kind,), {})
@@ -183,31 +221,51 @@ class Peer:
             args = [packer.pack(each) for each in error.args]
             attributes = {str(key): packer.pack(value) for key, value in vars(error).items()}
         except Exception:
-            args, attributes = [f"an exception whose arguments cannot cross ({type(error).__name__})"], {}
+            args, attributes = (
+                [f"an exception whose arguments cannot cross ({type(error).__name__})"],
+                {},
+            )
         return [*self._exception_class(type(error)), args, attributes]
 
-    def _unpack_exception(self, unpacker: Unpacker, packed: list[Any], *, of_iterator: bool) -> BaseException:
+    def _unpack_exception(
+        self, unpacker: Unpacker, packed: list[Any], *, of_iterator: bool
+    ) -> BaseException:
         base, classes, args, attributes = packed
         kind = self._local_exception(base, classes)
         values = [unpacker.unpack(each) for each in args]
-        if self._guarded and issubclass(kind, StopIteration | StopAsyncIteration) and not of_iterator:
-            return RuntimeError("the program raised StopIteration")  # it would quietly end a loop of the tests
+        if (
+            self._guarded
+            and issubclass(kind, StopIteration | StopAsyncIteration)
+            and not of_iterator
+        ):
+            return RuntimeError(
+                "the program raised StopIteration"
+            )  # it would quietly end a loop of the tests
         try:
             error = kind(*values)
         except Exception:
-            error = kind.__new__(kind, *values)  # its constructor takes other arguments than it keeps
+            error = kind.__new__(
+                kind, *values
+            )  # its constructor takes other arguments than it keeps
         for name, value in attributes.items():
             if not name.startswith("_"):
                 try:
                     setattr(error, name, unpacker.unpack(value))
-                except Exception:  # a read-only attribute of a builtin, set by its arguments already
+                except (
+                    Exception
+                ):  # a read-only attribute of a builtin, set by its arguments already
                     continue
         return error
 
     # Requests
 
     def ask(
-        self, verb: str, number: int, name: str = "", args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        verb: str,
+        number: int,
+        name: str = "",
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Have the other side do something with one of its objects; what it raises is raised here.
 
@@ -215,7 +273,10 @@ class Peer:
             Gone: it ended, or speaks as no peer does.
         """
         packer = Packer(self)
-        packed = [packer.pack(each) for each in args], {k: packer.pack(v) for k, v in (kwargs or {}).items()}
+        packed = (
+            [packer.pack(each) for each in args],
+            {k: packer.pack(v) for k, v in (kwargs or {}).items()},
+        )
         try:
             send(self._link, [verb, number, name, *packed, packer.heap()])
         except OSError as error:
@@ -228,7 +289,9 @@ class Peer:
             except Malformed as error:
                 raise self._gone(f"the program wrote on the channel itself ({error})") from None
             try:
-                is_reply, value, raised = self._heard(message, packer.containers, of_iterator=name == "__next__")
+                is_reply, value, raised = self._heard(
+                    message, packer.containers, of_iterator=name == "__next__"
+                )
             except (Malformed, ValueError, TypeError, AttributeError, RecursionError) as error:
                 raise self._gone(f"the program wrote on the channel itself ({error})") from None
             if raised is not None:
@@ -236,14 +299,20 @@ class Peer:
             if is_reply:
                 return value
 
-    def _heard(self, message: Any, sent: list[Any], *, of_iterator: bool) -> tuple[bool, Any, BaseException | None]:
+    def _heard(
+        self, message: Any, sent: list[Any], *, of_iterator: bool
+    ) -> tuple[bool, Any, BaseException | None]:
         """Whether a message was the reply, with its value or exception; a request is answered."""
         match message:
             case ["gives", value, list(heap)]:
                 return True, Unpacker(self, heap, sent).unpack(value), None
             case ["raises", list(packed_error), list(heap)]:
                 unpacker = Unpacker(self, heap, sent)
-                return True, None, self._unpack_exception(unpacker, packed_error, of_iterator=of_iterator)
+                return (
+                    True,
+                    None,
+                    self._unpack_exception(unpacker, packed_error, of_iterator=of_iterator),
+                )
             case [str(), int(), str(), list(), dict(), list()]:
                 self._answer(message)
                 return False, None, None
@@ -267,7 +336,10 @@ class Peer:
         verb, number, name, args, kwargs, heap = message
         unpacker = Unpacker(self, heap)
         received = list(unpacker.containers)
-        values = [unpacker.unpack(each) for each in args], {k: unpacker.unpack(v) for k, v in kwargs.items()}
+        values = (
+            [unpacker.unpack(each) for each in args],
+            {k: unpacker.unpack(v) for k, v in kwargs.items()},
+        )
         packer = Packer(self, received)
         try:
             value = packer.pack(self._do(verb, self.resolve(["own", number]), name, *values))
@@ -291,7 +363,9 @@ class Peer:
         except (ValueError, TypeError, RecursionError):
             send(self._link, ["raises", ["RuntimeError", [], ["the error cannot cross"], {}], []])
 
-    def _do(self, verb: str, subject: Any, name: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+    def _do(
+        self, verb: str, subject: Any, name: str, args: list[Any], kwargs: dict[str, Any]
+    ) -> Any:
         if self._guarded:
             self._guard(verb, subject, name, args)
         match verb:
@@ -317,7 +391,9 @@ class Peer:
         Raises:
             AttributeError: it may not have, or change, that.
         """
-        is_instance = not isinstance(subject, type | types.FunctionType | types.MethodType | types.ModuleType)
+        is_instance = not isinstance(
+            subject, type | types.FunctionType | types.MethodType | types.ModuleType
+        )
         if verb in {"get", "set", "delete"}:
             if name.startswith(_INNER) or not is_instance:
                 raise AttributeError(f"a program has no {name!r} of a test's object")
@@ -332,9 +408,13 @@ def _is_behaviour(value: Any) -> bool:
 
 def _library_name(value: Any) -> tuple[str, str] | None:
     """Module and name of a function or class of the standard library; None for anything else."""
-    if not isinstance(value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType):
+    if not isinstance(
+        value, type | types.FunctionType | types.BuiltinFunctionType | types.MethodDescriptorType
+    ):
         return None
-    module = getattr(value, "__module__", None) or getattr(getattr(value, "__objclass__", None), "__module__", None)
+    module = getattr(value, "__module__", None) or getattr(
+        getattr(value, "__objclass__", None), "__module__", None
+    )
     name = getattr(value, "__qualname__", "")
     if not isinstance(module, str) or module.partition(".")[0] not in _LIBRARY:
         return None

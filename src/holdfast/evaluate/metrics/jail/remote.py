@@ -20,7 +20,12 @@ _PLAIN = (
     "index", "abs", "neg", "pos", "invert", "round", "str", "repr", "hash", "format",
 )  # fmt: skip
 WITH_OPERAND = frozenset(
-    f"__{name}__" for name in (*COMPARING, "contains", *(way + name for name in _ARITHMETIC for way in ("", "r", "i")))
+    f"__{name}__"
+    for name in (
+        *COMPARING,
+        "contains",
+        *(way + name for name in _ARITHMETIC for way in ("", "r", "i")),
+    )
 )
 """Those that see what they are compared or computed with."""
 OPERATORS = WITH_OPERAND | {f"__{name}__" for name in _PLAIN}
@@ -85,10 +90,16 @@ class RemoteClass(Remote):
         return self._peer.ask("get", self._number, name)
 
     def __instancecheck__(self, instance: object) -> bool:
-        return isinstance(instance, Remote) and self._peer.ask("isinstance", self._number, "", (instance,)) is True
+        return (
+            isinstance(instance, Remote)
+            and self._peer.ask("isinstance", self._number, "", (instance,)) is True
+        )
 
     def __subclasscheck__(self, other: type) -> bool:
-        return isinstance(other, Remote) and self._peer.ask("issubclass", self._number, "", (other,)) is True
+        return (
+            isinstance(other, Remote)
+            and self._peer.ask("issubclass", self._number, "", (other,)) is True
+        )
 
     def __mro_entries__(self, bases: tuple[Any, ...]) -> tuple[type, ...]:
         raise self._peer.untestable("a test derives a class from one of the program's")

@@ -72,10 +72,14 @@ def _visible(peer: Peer, given: dict[str, Any], own: set[str]) -> dict[str, Any]
     """What the tests see of the program, by name."""
     visible = {}
     shadowing = [name for name in given if hasattr(builtins, name)]
-    modules = {name for name, value in given.items() if name in _MODULES and _poses_as_module(value)}
+    modules = {
+        name for name, value in given.items() if name in _MODULES and _poses_as_module(value)
+    }
     under_test = given.keys() - modules - own - set(shadowing)
     if len(shadowing) > 1 and not under_test:
-        raise peer.untestable(f"which of {', '.join(shadowing)} is under test, and which is Python's own")
+        raise peer.untestable(
+            f"which of {', '.join(shadowing)} is under test, and which is Python's own"
+        )
     for name, value in given.items():
         if name in shadowing and under_test:
             continue
@@ -90,7 +94,9 @@ def _poses_as_module(value: Any) -> bool:
 
 
 _MODULES = frozenset(
-    name for name in sys.stdlib_module_names if not name.startswith("_") and name not in {"this", "antigravity"}
+    name
+    for name in sys.stdlib_module_names
+    if not name.startswith("_") and name not in {"this", "antigravity"}
 )
 
 

@@ -44,7 +44,9 @@ class Setting:
     seccomp: bool
 
 
-def run(order: socket.socket, link: socket.socket, uid: int, limits: Limits, setting: Setting) -> None:
+def run(
+    order: socket.socket, link: socket.socket, uid: int, limits: Limits, setting: Setting
+) -> None:
     """One jail, from its order to its report; returns when no process of it is left."""
     started_s = time.monotonic()
     try:
@@ -57,7 +59,16 @@ def run(order: socket.socket, link: socket.socket, uid: int, limits: Limits, set
     verdict, verdict_out = os.pipe()
     pid = os.fork()
     if not pid:
-        _jailed(wanted, link, output, verdict_out, uid=uid, limits=limits, setting=setting, folder=folder)
+        _jailed(
+            wanted,
+            link,
+            output,
+            verdict_out,
+            uid=uid,
+            limits=limits,
+            setting=setting,
+            folder=folder,
+        )
     for fd in (output, verdict_out):
         os.close(fd)
     link.close()
@@ -127,8 +138,12 @@ def _jailed(
 
 def _confine(uid: int, limits: Limits, setting: Setting, folder: str) -> None:
     os.environ.clear()
-    os.environ.update({"HOME": folder, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "TMPDIR": folder})
-    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1"))
+    os.environ.update(
+        {"HOME": folder, "PATH": "/usr/bin:/bin", "LANG": "C.UTF-8", "TMPDIR": folder}
+    )
+    os.environ.update(
+        dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), "1")
+    )
     sys.path.extend(setting.site_packages)
     tempfile.tempdir = None
     os.chdir(folder)
@@ -136,7 +151,9 @@ def _confine(uid: int, limits: Limits, setting: Setting, folder: str) -> None:
     confine.limit(limits)
     confine.become(uid if setting.maps_users else None)
     kernel.prctl(kernel.PR_SET_PDEATHSIG, signal.SIGKILL)
-    kernel.prctl(kernel.PR_SET_DUMPABLE, 1)  # lets the warden count its memory; nobody else has this user
+    kernel.prctl(
+        kernel.PR_SET_DUMPABLE, 1
+    )  # lets the warden count its memory; nobody else has this user
     confine.restrict_files(setting.readable, folder)
     if setting.seccomp:
         confine.forbid_calls()
@@ -145,7 +162,9 @@ def _confine(uid: int, limits: Limits, setting: Setting, folder: str) -> None:
 class _Jail:
     """What a warden watches."""
 
-    def __init__(self, pid: int, uid: int, printed: int, verdict: int, limits: Limits, setting: Setting) -> None:
+    def __init__(
+        self, pid: int, uid: int, printed: int, verdict: int, limits: Limits, setting: Setting
+    ) -> None:
         self._pid = pid
         self._uid = uid
         self._fds = {printed, verdict}
@@ -203,14 +222,19 @@ class _Jail:
         if self._resident_bytes("status", ("RssAnon:", "RssShmem:")) <= self._limits.memory_bytes:
             return False
         # What forked processes share was counted for each of them; this counts it once, and takes longer.
-        return self._resident_bytes("smaps_rollup", ("Pss_Anon:", "Pss_Shmem:")) > self._limits.memory_bytes
+        return (
+            self._resident_bytes("smaps_rollup", ("Pss_Anon:", "Pss_Shmem:"))
+            > self._limits.memory_bytes
+        )
 
     def _resident_bytes(self, file: str, fields: tuple[str, str]) -> int:
         proc = Path("/proc")
         size_kib = 0
         for process in proc.iterdir():
             if process.name.isdigit() and process.name != "1":
-                with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it ended just now
+                with contextlib.suppress(
+                    FileNotFoundError, ProcessLookupError
+                ):  # it ended just now
                     if not self._setting.namespaces and process.stat().st_uid != self._uid:
                         continue
                     for line in (process / file).read_text().splitlines():

@@ -9,7 +9,9 @@ down_revision = None
 
 def _run_id(*, primary_key: bool = False) -> sa.Column[str]:
     key = sa.ForeignKey("runs.run_id", ondelete="CASCADE")
-    return sa.Column("run_id", sa.String(64), key, primary_key=primary_key, nullable=False, index=not primary_key)
+    return sa.Column(
+        "run_id", sa.String(64), key, primary_key=primary_key, nullable=False, index=not primary_key
+    )
 
 
 def upgrade() -> None:

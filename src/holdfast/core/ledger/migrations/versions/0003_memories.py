@@ -55,7 +55,9 @@ def upgrade() -> None:
     )
     dialect = op.get_context().dialect.name
     if dialect == "postgresql":
-        op.execute("CREATE INDEX ix_memories_words ON memories USING gin (to_tsvector('simple', words))")
+        op.execute(
+            "CREATE INDEX ix_memories_words ON memories USING gin (to_tsvector('simple', words))"
+        )
     elif dialect == "sqlite" and _has_fts5():
         op.execute("CREATE VIRTUAL TABLE memory_words USING fts5(words)")
 
